@@ -9,7 +9,7 @@ GRID ?= $(EXAMPLE)
 export PYTHONWARNINGS ?= ignore
 
 # Prints the rules that refit models of newer GPUs. Without the optional package of their measurements, prints nothing.
-NEWER := from pipeline.datasets.aiconfigurator import data_dir; print("half_pack collective_curves attention_constants" if data_dir() else "")
+NEWER := from evaluation.published.aiconfigurator import data_dir; print("half_pack collective_curves attention_constants" if data_dir() else "")
 
 .PHONY: help setup run local test nightly soak lint paper figures report accuracy measured readme packs ui clean unlock
 
@@ -40,11 +40,11 @@ nightly: setup ## the tests that take long, then the damage and kills of `make s
 	@$(MAKE) soak
 
 soak: setup ## damage 10,000 inputs and kill 100 runs, as a nightly job (45 minutes together); goes on where it was stopped
-	@$(BIN)/python -m tests.soak
-	@$(BIN)/python -m tests.soak kills
+	@$(BIN)/python -m soak
+	@$(BIN)/python -m soak kills
 
 lint: setup ## check style and types
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow evaluation/rules
 
 packs: setup unlock ## refit the shipped models from the public data
 	@newer=$$($(BIN)/python -c '$(NEWER)') && $(BIN)/snakemake --forcerun pack $$newer -- packs
@@ -59,13 +59,13 @@ report: setup unlock ## write one page with rule graph, figures and tables of a 
 	@$(BIN)/snakemake --config $(GRID) -- report
 
 paper: setup unlock ## compute the grids of the papers with the data on this machine; prints what is missing
-	@$(BIN)/python -m pipeline.report.paper_grids
+	@$(BIN)/python -m evaluation.pages.paper_grids
 
 measured: setup unlock ## compare steps of every GPU under measurements/ with predictions; writes docs/accuracy.md
-	@$(BIN)/python -m pipeline.report.measured_campaigns
+	@$(BIN)/python -m evaluation.pages.measured_campaigns
 
 readme: setup unlock ## write tables and pictures of README.md and docs/accuracy.md, from packs and public data
-	@$(BIN)/python -m pipeline.report.readme_tables
+	@$(BIN)/python -m evaluation.pages.readme_tables
 
 ui: setup ## start MLflow on the project's database
 	@$(BIN)/steptime ui

@@ -8,6 +8,7 @@
 
 from pipeline.answers.sources import Source
 from pipeline.flow import Flow
+from pipeline.paths import is_checkout
 from pipeline.report.unlock import explain_lock
 
 if workflow.is_main_process:
@@ -20,9 +21,19 @@ include: "workflow/rules/kernels.smk"
 include: "workflow/rules/overheads.smk"
 include: "workflow/rules/predict.smk"
 include: "workflow/rules/grid.smk"
-include: "workflow/rules/packs.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/plan.smk"
+
+
+if is_checkout():
+
+    include: "evaluation/rules/accuracy.smk"
+    include: "evaluation/rules/checks.smk"
+    include: "evaluation/rules/packs.smk"
+
+else:
+
+    include: "workflow/rules/checkout.smk"
 
 
 localrules:

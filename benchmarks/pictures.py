@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from evaluation.pages.bars import TRANSFER_MAPE
+from evaluation.pages.readme_tables import shipped_families
 from pipeline.answers.kernel_commands import predict_command
-from pipeline.evaluation.bars import TRANSFER_MAPE
-from pipeline.evaluation.replayed_traces import mean_errors
 from pipeline.palette import SERIES
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures.figure_data import mean_errors
 from pipeline.report.figures.layout import Page, board, finish, footnote, label_rows, legend_of, panel_title
 from pipeline.report.figures.published_errors import published
 from pipeline.report.figures.style import FAMILY_ORDER, MARKERS, number_ticks, plain_ticks, save
 from pipeline.report.grid_inputs import PAIR_ERRORS
-from pipeline.report.readme_tables import shipped_families
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,8 @@ from pipeline.paths import project_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 
-SCRIPTS = project_dir() / "workflow" / "scripts"
-"""Folder of the rules' scripts."""
+SCRIPTS = tuple(project_dir() / room / "scripts" for room in ("workflow", "evaluation"))
+"""Folders of the rules' scripts."""
 
 PLUMBING = frozenset(
     f"pipeline/{name}.py"
@@ -40,12 +40,12 @@ PLUMBING = frozenset(
 DRAWING = ("pipeline/report/figures/", "pipeline/palette.py")
 """The figures' code and colours. It counts for rules that draw figures, not for rules that log a figure with a fit."""
 
-_IMPORT = re.compile(r"^[ \t]*from (pipeline[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*from ((?:pipeline|evaluation)[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
 @cache
 def code_digest(script: str, drawing: bool = False) -> str:
-    """Hash of every module that a script of `workflow/scripts/` imports, directly or through other modules.
+    """Hash of every module that a rule's script imports, directly or through other modules.
 
     Args:
         script: file name without `.py`.
@@ -65,7 +65,8 @@ def module_digest(module: str) -> str:
 
 def code_of(script: str, drawing: bool = False) -> list[Path]:
     """The files that `code_digest` hashes: modules and the data files beside them (such as `opmap.yaml`), in a fixed order."""
-    return _code_behind(SCRIPTS / f"{script}.py", drawing)
+    files = [folder / f"{script}.py" for folder in SCRIPTS]
+    return _code_behind(next((file for file in files if file.is_file()), files[0]), drawing)
 
 
 def _hash(paths: Iterable[Path]) -> str:
@@ -79,7 +80,7 @@ def _hash(paths: Iterable[Path]) -> str:
 def _code_behind(start: Path, drawing: bool) -> list[Path]:
     """Modules that a file imports, directly or indirectly, and the data files beside them."""
     waiting = [start]
-    found = set[Path]() if start.parent == SCRIPTS else {start}
+    found = set[Path]() if start.parent in SCRIPTS else {start}
     while waiting:
         for path in _imported(waiting.pop()):
             name = path.relative_to(ROOT).as_posix()

@@ -27,8 +27,6 @@ from pipeline.answers.sources import (
     shipped_overheads,
 )
 from pipeline.config import LOCAL_GPU, NAME, Point, expand, from_snakemake, method_label
-from pipeline.datasets.aiconfigurator import TABLES, data_dir, installed_release, table_path
-from pipeline.datasets.citations import SOURCES
 from pipeline.digest import code_digest
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.altered_figures import is_altered
@@ -358,39 +356,6 @@ class Flow:
     def packs(self) -> str:
         """Folder of the shipped packs."""
         return str(packs_dir())
-
-    @property
-    def public_gpus(self) -> list[str]:
-        """GPUs with available public data, so that their packs can be rebuilt."""
-        return [gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC]
-
-    @property
-    def bf16_gpus(self) -> list[str]:
-        """GPUs with available public bf16 matrix products, so that their models can be refitted."""
-        return list(TABLES) if data_dir() is not None else []
-
-    def bf16_table(self, wildcards: Any) -> str:
-        """Input function: the public bf16 matrix products of a GPU, if their package is installed."""
-        return on_this_machine(table_path(wildcards.gpu))
-
-    def newer_provenance(self, wildcards: Any) -> dict[str, Any]:
-        """Params function: provenance of the public data of bf16 matrix products and collectives."""
-        data = {**SOURCES["aiconfigurator"], "release": installed_release()}
-        return {"data": [data], "code": code_digest("fit_kernels")}
-
-    def pack_overheads(self, wildcards: Any) -> list[str]:
-        """Input function: overhead observations that a GPU's pack ships, if public traces of the GPU exist."""
-        if overhead_source(wildcards.gpu) is not Source.PUBLIC:
-            return []
-        return [self.artifacts.overhead_samples(wildcards.gpu)]
-
-    def public_provenance(self, wildcards: Any) -> dict[str, Any]:
-        """Params function: provenance of the public data of a pack."""
-        names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
-        return {
-            "data": [SOURCES[name] for name in names],
-            "code": [code_digest("fit_kernels"), code_digest("public_overheads")],
-        }
 
     def not_fitted(self) -> list[str]:
         """One sentence per GPU whose kernel models should be compared, but that has no samples here to fit them."""

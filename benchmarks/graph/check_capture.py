@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.evaluation.rebuilt_models import gpt2_large, linear_stack
+from evaluation.workloads.rebuilt_models import gpt2_large, linear_stack
 from pipeline.graph.capture import capture, observe
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.execution_trace import import_execution_trace

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.checks.language_passes import MODES, WORKLOADS
 from pipeline.answers.predict_point import predict_point
 from pipeline.config import expand
-from pipeline.evaluation.language_passes import MODES, WORKLOADS
 from pipeline.paths import datasets_dir
 
 

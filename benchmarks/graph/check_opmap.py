@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pipeline.evaluation.operator_map_check import TRACES, Score, check
+from evaluation.checks.operator_map_check import TRACES, Score, check
 from pipeline.paths import datasets_dir
 from pipeline.report.markdown import markdown, rewrite
 

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from pipeline.datasets.aiconfigurator import ATTENTION, read_attention
+from evaluation.published.aiconfigurator import ATTENTION, read_attention
+from evaluation.training.fused_attention_fit import FOLDS, START_CONSTANTS_FROM, fit_gpus, fit_with_intervals, folds_of
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.error_metrics import gmae, mape
@@ -33,7 +34,6 @@ from pipeline.kernels.fused_attention import (
     Shape,
     attention_us,
 )
-from pipeline.kernels.fused_attention_fit import FOLDS, START_CONSTANTS_FROM, fit_gpus, fit_with_intervals, folds_of
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Dims
 

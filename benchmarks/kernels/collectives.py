@@ -11,7 +11,7 @@ Columns of the table:
 
 import numpy as np
 
-from pipeline.datasets.aiconfigurator import COLLECTIVES, read_collectives
+from evaluation.published.aiconfigurator import COLLECTIVES, read_collectives
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (
     FAMILY,

@@ -8,7 +8,7 @@
 - `from fp32`: fp32 products of five older GPUs, transferred by their cross-GPU model and scaled by physics to bf16. This
   is the best prediction without any bf16 sample.
 - `chip left out`: the cross-GPU model of products on tensor cores, trained on the other chips. The command
-  `python -m pipeline.transfer.build_tensor_core` computes it and stores it with the model.
+  `python -m evaluation.training.build_tensor_core` computes it and stores it with the model.
 - `fitted`: the GPU's own samples, in cross-validation by size.
 - `new weights`: a tenth of the (N, K) pairs is held out, with all their products. No sample has a weight of that size.
 """
@@ -21,11 +21,11 @@ import json
 import numpy as np
 import pandas as pd
 
+from evaluation.published.aiconfigurator import TABLES, read_products
 from pipeline.answers.cross_gpu_model import transferred_models
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.tensor_core_gemm import FAMILY, FOLDER, measured_gpus
-from pipeline.datasets.aiconfigurator import TABLES, read_products
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.fit_gpu import fit_family

@@ -2,7 +2,7 @@
 
     python benchmarks/kernels/image_kernels.py [DATASETS_DIR] [--convolutions]
 
-`pipeline/evaluation/image_kernel_times.py` makes the comparison.
+`evaluation/checks/image_kernel_times.py` makes the comparison.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipeline.evaluation.image_kernel_times import TRACES, compare, convolutions
+from evaluation.checks.image_kernel_times import TRACES, compare, convolutions
 from pipeline.paths import datasets_dir
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from evaluation.published.published_lookups import read_lookups
 from pipeline.answers.kernel_models import kernel_predictor
-from pipeline.evaluation.published_lookups import read_lookups
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.find_gpu import load_gpu

@@ -2,7 +2,7 @@
 
     python benchmarks/kernels/public_traces.py [DATASETS_DIR] [--calls FILE.csv] [--trace NAME ...]
 
-`pipeline/evaluation/traced_kernel_times.py` makes the comparison and says which calls it covers.
+`evaluation/checks/traced_kernel_times.py` makes the comparison and says which calls it covers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation.operator_map_check import TRACES
-from pipeline.evaluation.traced_kernel_times import compare
+from evaluation.checks.operator_map_check import TRACES
+from evaluation.checks.traced_kernel_times import compare
 from pipeline.paths import datasets_dir
 
 TRACE_ROUNDING_US = 0.5

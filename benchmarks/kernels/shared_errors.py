@@ -7,7 +7,7 @@ The script prints three tables:
 1. Operators of public language models, summed over each pass and compared with the packs of the same GPU. They were
    measured one by one, in another run than the packs' samples (NeuSight's `model_op_latency`). `over_width` is the log
    error divided by the standard deviation that single kernels claim.
-2. With `--folds` (the folder that `python -m pipeline.transfer.build_models --folds` writes), each GPU is left out of the
+2. With `--folds` (the folder that `python -m evaluation.training.build_models --folds` writes), each GPU is left out of the
    cross-GPU models. The table gives the log error of a family's summed samples. It is divided by the standard deviation
    of the family's interval, as the other GPUs give it. Its mean square is the part of the variance that calls share.
 3. A check: the number of public whole passes inside p10 to p90. They set no constant.
@@ -22,16 +22,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from evaluation.checks.language_passes import predict_passes
+from evaluation.checks.surfer_pairs import CASE_COLUMNS, MODELLED_FAMILIES, model_calls
+from evaluation.training.build_models import interval_of_a_new_gpu
+from evaluation.training.left_out_gpu import folds, left_out_rows, log_residuals
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.datasets.neusight import read_samples
-from pipeline.evaluation.language_passes import predict_passes
-from pipeline.evaluation.surfer_pairs import CASE_COLUMNS, MODELLED_FAMILIES, model_calls
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import datasets_dir
-from pipeline.transfer.build_models import interval_of_a_new_gpu
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
-from pipeline.transfer.left_out_gpu import folds, left_out_rows, log_residuals
 
 
 def pack_errors(datasets: Path) -> pd.DataFrame:

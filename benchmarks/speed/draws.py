@@ -9,8 +9,8 @@ from time import process_time
 import numpy as np
 
 from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python, steptime
+from evaluation.checks.step_intervals import step_of
 from pipeline.config import expand
-from pipeline.evaluation.step_intervals import step_of
 from pipeline.simulate.compiled_walk import walk
 from pipeline.simulate.critical_path import simulate
 

@@ -2,7 +2,7 @@
 
     python benchmarks/steps/busy.py [DATASETS_DIR] [--write docs/accuracy.md]
 
-`pipeline/evaluation/published_busy.py` names the file and its source. The published loop is that of facebookresearch/dlrm of
+`evaluation/published/published_busy.py` names the file and its source. The published loop is that of facebookresearch/dlrm of
 2021 (PyTorch 1.8):
 
 - The host waits for copies and reads the loss before the backward pass.
@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.checks.lin2022_steps import DLRM_LOOP
+from evaluation.published.published_busy import read_busy
 from pipeline import predict
-from pipeline.evaluation.lin2022_steps import DLRM_LOOP
-from pipeline.evaluation.published_busy import read_busy
 from pipeline.paths import datasets_dir
 from pipeline.report.markdown import markdown, rewrite
 

@@ -2,7 +2,7 @@
 
     python benchmarks/steps/dlrm.py [DATASETS_DIR] [--write docs/accuracy.md]
 
-`pipeline/evaluation/published_dlrm.py` lists the files and their sources. The measured code differs from the prediction in
+`evaluation/published/published_dlrm.py` lists the files and their sources. The measured code differs from the prediction in
 three ways that no option describes:
 
 - All layers of an MLP are one operator of apex, with bias and ReLU in one kernel after each product.
@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from evaluation.checks.published_step_errors import with_errors
+from evaluation.published.published_dlrm import SEPARATE_LOOKUP_VERSIONS, read_rows, read_steps
 from pipeline import predict
-from pipeline.evaluation.published_dlrm import SEPARATE_LOOKUP_VERSIONS, read_rows, read_steps
-from pipeline.evaluation.published_step_errors import with_errors
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import markdown, rewrite

@@ -12,9 +12,9 @@ import argparse
 
 import numpy as np
 
+from evaluation.checks.step_intervals import plain_interval, step_of
 from pipeline.answers.step_errors import step_interval
 from pipeline.config import expand
-from pipeline.evaluation.step_intervals import plain_interval, step_of
 from pipeline.report.markdown import markdown
 
 GRIDS = (

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.checks.published_step_errors import with_errors
+from evaluation.published.published_steps import read_networks
 from pipeline import predict
-from pipeline.evaluation.published_step_errors import with_errors
-from pipeline.evaluation.published_steps import read_networks
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import markdown, rewrite
@@ -51,7 +51,7 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with predictions and errors, without the time of input copies."""
     found = []
     for row in rows.to_dict("records"):
-        options = {"model.target": "pipeline.evaluation.timm_library:make_step", "+model.options.network": row["model"],
+        options = {"model.target": "evaluation.workloads.timm_library:make_step", "+model.options.network": row["model"],
                    "model.optimizer": "sgd_momentum", "model.dtype": row["dtype"],
                    "model.memory_format": row["memory_format"]}  # fmt: skip
         found.append(predict(gpu=row["gpu"], model="custom", batch_size=row["batch_size"], **options))

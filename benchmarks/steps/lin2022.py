@@ -2,9 +2,9 @@
 
     python benchmarks/steps/lin2022.py [DATASETS_DIR] [--write docs/accuracy.md] [--draw docs/images]
 
-The files and where they come from: `pipeline/evaluation/published_lin2022.py`; the predicted loop:
-`pipeline/evaluation/lin2022_steps.py`. The paper's error of each DLRM step is in its notebook
-(`pipeline/evaluation/published_busy.py`); without that file the tables leave it out, and `--write` refuses.
+The files and where they come from: `evaluation/published/published_lin2022.py`; the predicted loop:
+`evaluation/checks/lin2022_steps.py`. The paper's error of each DLRM step is in its notebook
+(`evaluation/published/published_busy.py`); without that file the tables leave it out, and `--write` refuses.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm
+from evaluation.pages.lin2022_tables import cnn_summary, dlrm_summary, table
+from evaluation.published.published_busy import FILE as NOTEBOOK
+from evaluation.published.published_pages import missing
 from pipeline.errors import SteptimeError
-from pipeline.evaluation.lin2022_steps import predicted_cnn, predicted_dlrm
-from pipeline.evaluation.published_busy import FILE as NOTEBOOK
-from pipeline.evaluation.published_pages import missing
 from pipeline.paths import datasets_dir
 from pipeline.report.figures.measured_errors import published_networks
 from pipeline.report.figures.style import save
-from pipeline.report.lin2022_tables import cnn_summary, dlrm_summary, table
 from pipeline.report.markdown import rewrite
 
 

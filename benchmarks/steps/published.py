@@ -3,8 +3,8 @@
     python benchmarks/steps/published.py [DATASETS_DIR] [--model resnet50 ...] [--write docs/accuracy.md]
         [--draw docs/images]
 
-`pipeline/evaluation/published_steps.py` lists the files and their sources. BERT's step is the published loop with its
-optimizers (`pipeline/evaluation/squad_step.py`). Some differences remain, which the tables do not specify: software of 2020 to
+`evaluation/published/published_steps.py` lists the files and their sources. BERT's step is the published loop with its
+optimizers (`evaluation/workloads/squad_step.py`). Some differences remain, which the tables do not specify: software of 2020 to
 2024, fused layer norm and GELU in BERT, and the hosts. Rows marked `seen` were used to set constants.
 """
 
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from evaluation.checks.published_step_errors import PYTORCH_2_GPUS, with_errors
+from evaluation.pages.published_step_tables import coverage, summary, table
+from evaluation.published.published_steps import read_networks, read_resnet50, read_training
 from pipeline import predict
-from pipeline.evaluation.published_step_errors import PYTORCH_2_GPUS, with_errors
-from pipeline.evaluation.published_steps import read_networks, read_resnet50, read_training
 from pipeline.palette import series_colours
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
@@ -37,7 +38,6 @@ from pipeline.report.figures.layout import (
 )
 from pipeline.report.figures.style import MARKERS, number_ticks, save
 from pipeline.report.markdown import rewrite
-from pipeline.report.published_step_tables import coverage, summary, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,12 +51,12 @@ def predicted(row: pd.Series) -> Prediction:
     options: dict[str, object] = {"model.mode": row["mode"], "model.dtype": row["dtype"]}
     name = "custom"
     if row["source"] == "timm":
-        options |= {"model.target": "pipeline.evaluation.timm_networks:make_step", "+model.options.network": row["model"],
+        options |= {"model.target": "evaluation.workloads.timm_networks:make_step", "+model.options.network": row["model"],
                     "model.optimizer": "sgd_momentum"}  # fmt: skip
     elif row["model"] == "resnet50":
         name = "resnet50"
     else:
-        options |= {"model.target": "pipeline.evaluation.squad_step:make_step", "+model.options.size": row["model"],
+        options |= {"model.target": "evaluation.workloads.squad_step:make_step", "+model.options.size": row["model"],
                     "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in PYTORCH_2_GPUS,
                     "model.optimizer": "none"}  # fmt: skip
     if row["memory_format"] != "contiguous":

@@ -3,8 +3,8 @@
     python benchmarks/steps/translation.py [DATASETS_DIR] [--gpu RTX4090 ...] [--write docs/accuracy.md]
     python benchmarks/steps/translation.py [DATASETS_DIR] --transformer [--write docs/notes/recurrent.md]
 
-`pipeline/evaluation/published_translation.py` lists the files and their sources. GNMT's step is
-`pipeline/evaluation/gnmt_step.py`; its time is a mean over batches of several lengths. Rows marked `seen` were used
+`evaluation/published/published_translation.py` lists the files and their sources. GNMT's step is
+`evaluation/workloads/gnmt_step.py`; its time is a mean over batches of several lengths. Rows marked `seen` were used
 while recurrent layers were modelled.
 """
 
@@ -18,26 +18,26 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline import predict
-from pipeline.evaluation.published_step_errors import PYTORCH_2_GPUS, with_errors
-from pipeline.evaluation.published_translation import (
+from evaluation.checks.published_step_errors import PYTORCH_2_GPUS, with_errors
+from evaluation.pages.published_step_tables import coverage, summary, table
+from evaluation.published.published_translation import (
     FILL_RATIO,
     LENGTH_BUCKETS,
     SENTENCE_TOKENS,
     read_transformer,
     read_translation,
 )
+from pipeline import predict
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.markdown import rewrite
-from pipeline.report.published_step_tables import coverage, summary, table
 
 
 def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
     """The mean over the buckets of sentence lengths; errors of the buckets are assumed to be fully correlated."""
     found = [
         predict(gpu=gpu, model="custom", batch_size=batch_size, **{
-            "model.target": "pipeline.evaluation.gnmt_step:make_step", "+model.options.tokens": tokens, "model.dtype": dtype,
+            "model.target": "evaluation.workloads.gnmt_step:make_step", "+model.options.tokens": tokens, "model.dtype": dtype,
             "model.optimizer": "adam", "model.foreach": gpu in PYTORCH_2_GPUS,
         })
         for tokens, _ in LENGTH_BUCKETS

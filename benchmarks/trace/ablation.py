@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.evaluation.replayed_traces import RANK_COUNT, RANKS, SINGLE_TRACES
+from evaluation.checks.replayed_traces import RANK_COUNT, RANKS, SINGLE_TRACES
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.shared_overheads import calibrate, merged
 from pipeline.paths import datasets_dir

@@ -19,12 +19,12 @@ import numpy as np
 import pandas as pd
 import torch
 
+from evaluation.training.left_out_gpu import folds
 from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES
 from pipeline.paths import datasets_dir
-from pipeline.transfer.left_out_gpu import folds
 from pipeline.transfer.methods import by_auto
 
 PACKAGE = "deepview-predict==0.1.6.5"
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
     parser.add_argument("--rows", type=int, default=2000, help="samples per pair")
     parser.add_argument("--family", action="append", choices=list(NETWORKS), help="only this family; may be repeated")
-    parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build_models --folds` wrote")
+    parser.add_argument("--folds", type=Path, help="folder that `evaluation.training.build_models --folds` wrote")
     options = parser.parse_args()
     data = datasets_dir()
     if data is None:

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.training.left_out_gpu import PROBES, folds, left_out_rows, probe_candidates, probed_errors
 from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
-from pipeline.transfer.left_out_gpu import PROBES, folds, left_out_rows, probe_candidates, probed_errors
 from pipeline.transfer.probes import MAX_CANDIDATES, choose_probes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--folds", type=Path, required=True, help="folder that `pipeline.transfer.build_models --folds` wrote"
+        "--folds", type=Path, required=True, help="folder that `evaluation.training.build_models --folds` wrote"
     )
     parser.add_argument("--family", default="gemm")
     parser.add_argument("--count", type=int, default=PROBES)

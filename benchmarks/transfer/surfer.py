@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from evaluation.checks.surfer_pairs import paper_surfer
 from pipeline.errors import InputError
-from pipeline.evaluation.surfer_pairs import paper_surfer
 from pipeline.packs import record_file
 from pipeline.paths import datasets_dir
 
@@ -17,7 +17,7 @@ from pipeline.paths import datasets_dir
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folds", type=Path, help="folder that `pipeline.transfer.build_models --folds` wrote")
+    parser.add_argument("--folds", type=Path, help="folder that `evaluation.training.build_models --folds` wrote")
     parser.add_argument("--quick", action="store_true", help="one network of 400 steps per family")
     options = parser.parse_args()
     data = datasets_dir()

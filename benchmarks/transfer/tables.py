@@ -1,4 +1,4 @@
-"""Write the error tables of docs/transfer.md and docs/notes/transfer.md from `pipeline.transfer.build_models --errors`.
+"""Write the error tables of docs/transfer.md and docs/notes/transfer.md from `evaluation.training.build_models --errors`.
 
     python benchmarks/transfer/tables.py --errors errors.csv... [--models surfer.csv] [--peer deepview.csv] --doc DOC.md...
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
+from evaluation.training.left_out_gpu import PROBES
 from pipeline.paths import transfer_dir
+from pipeline.report.figures.figure_data import TRACKER_METHOD
 from pipeline.report.markdown import markdown, rewrite
-from pipeline.transfer.left_out_gpu import PROBES
 from pipeline.transfer.utilisation import UtilisationModel
 
 BARS = {"gemm": 20, "bmm": 20, "conv2d_forward": 15, "elementwise": 8, "softmax": 12, "layer_norm": 12}

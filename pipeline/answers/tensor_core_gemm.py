@@ -3,7 +3,7 @@
 fp32 samples carry no information about tensor cores. There are two models:
 
 - `packs/half/<GPU>` holds a model of bf16 products, if they were measured on the GPU or on one with the same chip
-  (`pipeline.datasets.aiconfigurator`). It has priority over derived estimates.
+  (`evaluation.published.aiconfigurator`). It has priority over derived estimates.
 - Elsewhere the cross-GPU model predicts (`tensor_core_transfer.py`).
 
 fp16 runs at the same rate through the same kernels and is predicted as bf16. The time of TF32 is that of bf16 times the

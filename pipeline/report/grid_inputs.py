@@ -10,9 +10,9 @@ import pandas as pd
 
 from pipeline.answers.attention_constants import FILE as ATTENTION
 from pipeline.answers.host_overheads import observations_in
-from pipeline.answers.sources import HAS_MODELS, Source, kernel_source, overhead_source
+from pipeline.answers.sources import HAS_MODELS, Source, kernel_source
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
-from pipeline.config import LOCAL_GPU, method_label
+from pipeline.config import method_label
 from pipeline.errors import TableError
 from pipeline.flow import Flow, on_this_machine
 from pipeline.graph.graph_file import read_graph
@@ -169,26 +169,3 @@ def read_observations(paths: Sequence[str]) -> pd.DataFrame:
     """Observations of several hosts as one table; column `gpu` is the GPU in the observed machine."""
     parts = [observations_in(path).assign(gpu=Path(path).parent.name) for path in paths]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def missing_evidence(flow: Flow) -> list[str]:
-    """One sentence per kind of evidence that a GPU of the grid lacks on this machine, with the way to get it."""
-    lines = flow.not_fitted()
-    for gpu in flow.gpus:
-        campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
-        kernels, host = kernel_source(gpu), overhead_source(gpu)
-        if kernels is Source.PACK:
-            lines.append(
-                f"{gpu}: no kernel samples are available; the shipped pack is used. Set $STEPTIME_DATASETS to refit."
-            )
-        if kernels is Source.TRANSFER:
-            lines.append(
-                f"{gpu}: no kernel samples; models of other GPUs are scaled to it. To change that, {campaign}."
-            )
-        if host is Source.TRANSFER:
-            lines.append(
-                f"{gpu}: no trace of its host; overheads of another GPU's host are used. To change that, {campaign}."
-            )
-        if gpu != LOCAL_GPU and kernels is not Source.MEASUREMENTS:
-            lines.append(f"{gpu}: no measured steps, so the error of the step is unknown. To change that, {campaign}.")
-    return lines

@@ -18,7 +18,6 @@ from pipeline.report.figures.figure_data import mean_shares
 from pipeline.report.figures.gallery import ACCURACY, CATEGORIES, INDEX, NARROW_FOLDER
 from pipeline.report.figures.sentences import span
 from pipeline.report.figures.step_table import shares
-from pipeline.report.grid_accuracy import Section
 from pipeline.schemas import atomic_path
 
 TEMPLATES = "workflow/report"
@@ -48,6 +47,16 @@ class Number:
     value: str
     what: str
     more: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a description of the table below it, and the table as text; `rows` is empty if there is no data."""
+
+    title: str
+    says: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 def write_report(
@@ -89,6 +98,12 @@ def write_report(
     )
     with atomic_path(Path(page)) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def read_sections(path: str | Path) -> list[Section]:
+    """Read the sections of accuracy tables, as a rule of `evaluation/` writes them."""
+    sections = json.loads(Path(path).read_text(encoding="utf-8"))
+    return [Section(s["title"], s["says"], tuple(s["header"]), tuple(map(tuple, s["rows"]))) for s in sections]
 
 
 def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:

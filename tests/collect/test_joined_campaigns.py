@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evaluation.pages.measured_campaigns import grids
+from pipeline.answers.error_parts import measured_active_us
 from pipeline.collect import campaign_reader as reader
 from pipeline.collect import join_campaigns as join
 from pipeline.collect.campaign_folder import CampaignFolder, check, read_manifest
 from pipeline.errors import SteptimeWarning
-from pipeline.evaluation.error_parts import measured_active_us
-from pipeline.report.measured_campaigns import grids
 
 UNIT = "dlrm_ddp-fused-b512-fp32-sgd"
 EACH = ["free_event_each_us"]

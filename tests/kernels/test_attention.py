@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluation.published import aiconfigurator
+from evaluation.training import fused_attention_fit as attention_fit
+from evaluation.training.fused_attention_fit import fit_constants, folds_of, held_out
 from pipeline.answers.attention_constants import FILE, attention_model, kernel_of, nearest, read_fitted, write_fitted
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.datasets import aiconfigurator
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels import fused_attention_fit as attention_fit
 from pipeline.kernels.fused_attention import AttentionModel, Constants, FittedAttention, Shape, attention_us
-from pipeline.kernels.fused_attention_fit import fit_constants, folds_of, held_out
 from pipeline.kernels.intervals import Quantiles
 from pipeline.paths import packs_dir
 

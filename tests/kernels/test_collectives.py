@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluation.published import aiconfigurator
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.datasets import aiconfigurator
 from pipeline.errors import PackError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import collective_bandwidth as collectives

@@ -7,12 +7,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from evaluation.published import aiconfigurator
 from pipeline.answers.fallback import FallbackModel
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.tensor_core_gemm import measured_gpus, tensor_core_gemm_model
 from pipeline.answers.tensor_core_transfer import tensor_core_transfer_models
-from pipeline.datasets import aiconfigurator
 from pipeline.errors import TableError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import Estimate, KernelModel

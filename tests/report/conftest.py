@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.evaluation import replayed_traces as replays
-from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.prediction import Prediction
+from pipeline.report.figures import figure_data as replays
+from pipeline.report.figures.figure_data import TRACKER_METHOD
 from pipeline.report.figures.gallery import Artifacts
 from tests.report import chromium
 

@@ -80,7 +80,7 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
 @pytest.mark.parametrize("name", names(PAGES))
 def test_modules_that_a_page_names_exist(name: str) -> None:
     named = set(re.findall(r"`([\w/]+\.py)`", prose((ROOT / name).read_text(encoding="utf-8"))))
-    folders = ("pipeline", "workflow", "benchmarks", "tests")
+    folders = ("pipeline", "evaluation", "soak", "workflow", "benchmarks", "tests")
     known = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
     missing = {each for each in named if not any(f"/{path}".endswith(f"/{each}") for path in known)}
     assert not missing - OUTSIDE, name
@@ -140,7 +140,7 @@ def snakemake(words: list[str]) -> bool:
     """Targets and configuration."""
     at = words.index("--") if "--" in words else len(words)
     rules = set()
-    for file in (ROOT / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")):
+    for file in (ROOT / "Snakefile", *ROOT.glob("*/rules/*.smk")):
         rules |= set(re.findall(r"^rule (\w+):", file.read_text(encoding="utf-8"), re.MULTILINE))
     given = dict(word.split("=", 1) for word in words[:at] if "=" in word)
     PlanRequest.of(given)
@@ -159,7 +159,7 @@ def script(words: list[str]) -> bool:
     """A module or file of this project that names the options; other Python is not looked at."""
     if words[0] == "-m":
         file = ROOT / (words[1].replace(".", "/") + ".py")
-        if not words[1].startswith("pipeline"):
+        if not words[1].startswith(("pipeline", "evaluation")):
             return True
     elif words[0].endswith(".py"):
         file = ROOT / words[0]

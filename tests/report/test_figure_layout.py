@@ -12,17 +12,16 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from pipeline.evaluation.published_lin2022 import METHODS as METHODS_OF_NETWORKS
-from pipeline.evaluation.replayed_traces import METHODS
-from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
 from pipeline.kernels.families import FAMILIES
 from pipeline.prediction import Prediction
 from pipeline.report.figures.evidence_shares import result
+from pipeline.report.figures.figure_data import REPLAY_METHODS, TRACKER_METHOD
 from pipeline.report.figures.gallery import GALLERY, Artifacts, Entry, draw
 from pipeline.report.figures.kernel_errors import error_histogram, predicted_against_measured
 from pipeline.report.figures.layout import NARROW, WIDE, Page, board, finish, headline, label_rows, value_label, wrapped
 from pipeline.report.figures.measured_errors import published_networks
 from pipeline.report.figures.overhead_plots import overhead_types
+from pipeline.report.figures.published_errors import NETWORK_METHODS
 
 LONG_GPUS = tuple(f"A100-SXM4-{size}GB-overclocked" for size in (40, 80)) + tuple(
     f"GPU-{number}" for number in range(12)
@@ -120,7 +119,7 @@ def found_for(name: str, artifacts: Artifacts) -> Artifacts:
                          columns=["model", "origin", "destination", "method", "measured_us", "predicted_us", "error"])  # fmt: skip
     models_of = tuple((gpu, folder) for gpu in list(dict.fromkeys(grid["gpu"])) for _, folder in artifacts.models)
     spans = pd.concat([artifacts.replays.assign(trace=trace, method=method)
-                       for trace in ("a100x8_dlrm", "a_trace_with_a_very_long_name") for method in METHODS])  # fmt: skip
+                       for trace in ("a100x8_dlrm", "a_trace_with_a_very_long_name") for method in REPLAY_METHODS])  # fmt: skip
     return dataclasses.replace(artifacts, summary=grid, observations=observations, operators=operators, transfer=pairs,
                                models_moved=moved, models=models_of, replays=spans)  # fmt: skip
 
@@ -152,7 +151,7 @@ def test_pictures_of_documents_and_of_runs_have_room_for_their_texts(artifacts: 
     )
     networks = pd.DataFrame([(gpu, model, batch, 0.1, 0.2, 0.15, 0.4) for gpu in ("V100", "TITAN Xp", "P100")
                              for model in ("resnet50", "inception_v3") for batch in (16, 64)],
-                            columns=["gpu", "model", "batch_size", "error", *METHODS_OF_NETWORKS.values()])  # fmt: skip
+                            columns=["gpu", "model", "batch_size", "error", *NETWORK_METHODS.values()])  # fmt: skip
     by_name = {entry.name: entry for entry in GALLERY}
     kernels, spans, passes = (by_name[name].table(artifacts) for name in ("kernel_errors", "replays", "whole_models"))
     figures = {

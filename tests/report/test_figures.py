@@ -11,14 +11,14 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from pipeline.evaluation import error_parts as parts
-from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
+from pipeline.answers import error_parts as parts
 from pipeline.palette import FAMILIES, luminance
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures import step_table, style
 from pipeline.report.figures import step_times as drawn_steps
+from pipeline.report.figures.figure_data import TRACKER_METHOD
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw, draw_all
 from pipeline.report.figures.layout import WIDE, notes_of
 from pipeline.report.figures.published_errors import PUBLISHED, published

@@ -11,13 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.pages.grid_accuracy import sections, write_sections
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures import step_table
 from pipeline.report.figures.gallery import CATEGORIES, GALLERY, Artifacts, draw_all
-from pipeline.report.grid_accuracy import Section, read_sections, sections, write_sections
-from pipeline.report.html_report import caption, error_number, grid_title, point_name, step_number, write_report
+from pipeline.report.html_report import (
+    Section,
+    caption,
+    error_number,
+    grid_title,
+    point_name,
+    read_sections,
+    step_number,
+    write_report,
+)
 from pipeline.report.rule_graph import svg
 
 WORKFLOW = """

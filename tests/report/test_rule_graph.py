@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from evaluation.pages.readme_tables import RULES_MARKER, RULES_PAGE, rule_graph
 from pipeline.errors import SteptimeError
 from pipeline.paths import project_dir
 from pipeline.report.markdown import block
-from pipeline.report.readme_tables import RULES_MARKER, RULES_PAGE, rule_graph
 from pipeline.report.rule_graph import edges_of, svg
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.paths import project_dir
 from pipeline.schemas import read_table
-from tests.soak.kills import half_written
+from soak.kills import half_written
 
 WRITER = """
 import sys

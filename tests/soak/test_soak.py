@@ -12,13 +12,13 @@ import pytest
 from pipeline.config import expand
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture
-from tests.soak import runner
-from tests.soak.damage import damaged, strange_json
-from tests.soak.kinds import KINDS
-from tests.soak.runner import State, soak, table
-from tests.soak.stand_ins import dying, sleeping
-from tests.soak.verdicts import Case, difference, judge
-from tests.soak.workplace import forget_everything
+from soak import runner
+from soak.damage import damaged, strange_json
+from soak.kinds import KINDS
+from soak.runner import State, soak, table
+from soak.stand_ins import dying, sleeping
+from soak.verdicts import Case, difference, judge
+from soak.workplace import forget_everything
 
 QUICK = ("traces", "execution", "tables", "campaigns", "models", "yaml", "published")
 """Kinds whose undamaged input is made in a second."""

@@ -19,10 +19,13 @@ ROOMS = (
     "errors", "garbage_collector", "palette", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "plotter",
     "prediction", "model_files",
     "packs", "hardware", "prices", "settings", "compose", "config_checks", "config", "workloads", "trace", "kernels", "graph",
-    "collect", "datasets", "transfer", "overheads", "simulate", "answers", "evaluation", "flow", "scripting",
+    "collect", "datasets", "transfer", "overheads", "simulate", "answers", "flow", "scripting",
     "report", "completion", "terminal", "commands", "cli", "__main__",
+    "evaluation.published", "evaluation.workloads", "evaluation.training", "evaluation.checks", "evaluation.pages", "soak",
 )  # fmt: skip
-"""Rooms and single modules of the package, from the lowest to the highest: each imports from those before it alone."""
+"""Rooms and single modules, from the lowest to the highest: each imports from those before it alone. The product comes first."""
+
+PACKAGES = ("pipeline", "evaluation", "soak")
 
 HEAVY = {"torch", "mlflow", "matplotlib", "snakemake", "hydra", "omegaconf", "lightgbm", "sklearn", "transformers"}
 """Libraries that take long to import: a module that does without one imports late what loads it."""
@@ -41,8 +44,10 @@ class Import(NamedTuple):
 @cache
 def modules() -> dict[str, Path]:
     found = {}
-    for path in (ROOT / "pipeline").rglob("*.py"):
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[:2] == ("evaluation", "scripts"):
+            continue
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -59,7 +64,7 @@ def imports_of(name: str, text: str) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             inside = late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
             types = typing or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test))
-            if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("pipeline"):
+            if isinstance(child, ast.ImportFrom) and (child.module or "").partition(".")[0] in PACKAGES:
                 for alias in child.names:
                     whole = f"{child.module}.{alias.name}"
                     yield Import(name, whole if whole in modules() else str(child.module), late, types)
@@ -69,7 +74,12 @@ def imports_of(name: str, text: str) -> Iterator[Import]:
 
 
 def room(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    """The room of a module: `kernels`, `evaluation.checks`, `soak`; none for a package itself."""
+    package, _, inner = module.partition(".")
+    room = inner.partition(".")[0]
+    if package == "soak":
+        return package
+    return room if package == "pipeline" or not room else f"{package}.{room}"
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
@@ -116,8 +126,10 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_a_climb_and_a_circle_would_be_found() -> None:
-    up = tuple(imports_of("pipeline.trace.load", "def f():\n    from pipeline.answers.tracker import track\n"))
-    assert climbing(up) == ["pipeline.trace.load -> pipeline.answers.tracker"]
+    up = "def f():\n    from pipeline.answers.tracker import track\n    from evaluation.checks.surfer_pairs import in_layer\n"
+    assert climbing(tuple(imports_of("pipeline.trace.load", up))) == [
+        "pipeline.trace.load -> pipeline.answers.tracker", "pipeline.trace.load -> evaluation.checks.surfer_pairs"
+    ]  # fmt: skip
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
@@ -151,11 +163,11 @@ def libraries_of(path: Path) -> Iterator[str]:
 
 
 def test_every_module_name_occurs_once() -> None:
-    names = [path.stem for path in modules().values() if path.stem != "__init__"]
+    names = [path.stem for path in modules().values() if path.stem not in ("__init__", "__main__")]
     assert sorted(names) == sorted(set(names))
 
 
-SCRIPT_FOLDERS = ("benchmarks", "tests", "workflow/scripts")
+SCRIPT_FOLDERS = ("benchmarks", "tests", "workflow/scripts", "evaluation/scripts")
 """Folders whose files are run or collected one by one. What they share is in `pipeline/`, or in a package of `tests`."""
 
 TESTS_OF_THE_PATH = {"tests/workloads/test_user_files.py"}
@@ -188,7 +200,7 @@ def test_no_test_or_benchmark_edits_the_path_of_modules_or_imports_another_scrip
 def test_an_edited_path_and_a_borrowed_script_would_be_found() -> None:
     text = "import sys\nsys.path.insert(0, 'benchmarks')\nfrom squad import make_step\nimport masters, numpy\n"
     assert strangers(text, {"squad", "masters"}) == ["names sys.path", "imports squad", "imports masters"]
-    assert not strangers("from pipeline.evaluation.squad_step import make_step\n", {"squad_step"})
+    assert not strangers("from evaluation.workloads.squad_step import make_step\n", {"squad_step"})
 
 
 def test_workloads_that_benchmarks_name_exist() -> None:

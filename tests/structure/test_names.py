@@ -11,7 +11,8 @@ from pathlib import Path
 from pipeline.paths import project_dir
 
 ROOT = project_dir()
-FOLDERS = ("workflow", "benchmarks", "tests")
+FOLDERS = ("workflow", "benchmarks", "tests", "soak", "evaluation/scripts")
+PACKAGES = ("pipeline", "evaluation", "soak", "tests")
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -58,7 +59,7 @@ def missing(text: str) -> Iterator[str]:
     tree = ast.parse(text)
     modules = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "pipeline":
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
             for alias in node.names:
                 module = f"{node.module}.{alias.name}"
                 if file_of(module) or (ROOT / module.replace(".", "/")).is_dir():

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluation.training.left_out_gpu import shortened
+from evaluation.training.recipes import RECIPES
+from evaluation.training.utilisation_train import train_utilisation
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.transfer.conv_routes import ROUTES, convolution_routes, routes_taken
-from pipeline.transfer.left_out_gpu import shortened
 from pipeline.transfer.methods import by_auto
-from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.utilisation import UtilisationModel
-from pipeline.transfer.utilisation_train import train_utilisation
 
 GPUS = ("A100-PCIE-40GB", "P100", "T4", "V100")
 

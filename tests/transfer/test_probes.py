@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluation.training.prior_fit import learn_prior
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.transfer.prior_fit import learn_prior
 from pipeline.transfer.probe_prior import CovarianceInputs, ProbePrior, covariance_inputs
 from pipeline.transfer.probes import calibrate, calibrate_all, choose_probes
 from pipeline.transfer.shipped_models import load_models

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluation.training.left_out_gpu import shortened
+from evaluation.training.recipes import RECIPES
+from evaluation.training.utilisation_train import op_floors, train_utilisation, unknown_host_floors
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.transfer.bmm_tiles import TILES, batched_tiles, tiles_taken
-from pipeline.transfer.left_out_gpu import shortened
-from pipeline.transfer.recipes import RECIPES
-from pipeline.transfer.utilisation_train import op_floors, train_utilisation, unknown_host_floors
 
 
 def _calls(rows: list[tuple[int, ...]]) -> pd.DataFrame:

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluation.training.left_out_gpu import shortened
+from evaluation.training.recipes import RECIPES
+from evaluation.training.utilisation_train import train_utilisation
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.error_metrics import gmae
-from pipeline.transfer.left_out_gpu import shortened
-from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.softmax_features import block_rounds, block_threads, softmax_features
-from pipeline.transfer.utilisation_train import train_utilisation
 
 
 def _calls(rows: list[tuple[int, int]]) -> pd.DataFrame:

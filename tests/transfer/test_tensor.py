@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluation.published import aiconfigurator
+from evaluation.training.build_tensor_core import chips, error_summary, residuals, train_without
+from evaluation.training.recipes import TENSOR_CORE_RECIPE
 from pipeline.answers.tensor_core_gemm import tensor_core_gemm_model
-from pipeline.datasets import aiconfigurator
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import peak_gflop_per_s, sustained_gflop_per_s
 from pipeline.kernels.tensor_cores import covered, misaligned
-from pipeline.transfer.build_tensor_core import chips, error_summary, residuals, train_without
-from pipeline.transfer.recipes import TENSOR_CORE_RECIPE
 from pipeline.transfer.tensor_core_model import kernel_us, tensor_model, time_ratio
 from pipeline.transfer.tensor_core_tiles import FAMILY
 from pipeline.transfer.utilisation import UtilisationModel

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluation.training.left_out_gpu import shortened
+from evaluation.training.recipes import RECIPES
+from evaluation.training.utilisation_train import train_utilisation
 from pipeline.errors import InputError, PackError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.transfer.left_out_gpu import shortened
 from pipeline.transfer.probes import calibrate
-from pipeline.transfer.recipes import RECIPES
 from pipeline.transfer.utilisation import UtilisationModel
-from pipeline.transfer.utilisation_train import train_utilisation
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ DRAWS = {"figures", "accuracy", "report", "plan"}
 
 def rules_with_scripts() -> Iterator[tuple[str, str, str]]:
     """Name, text and script of each rule that runs a script."""
-    for file in sorted((ROOT / "workflow" / "rules").glob("*.smk")):
+    for file in sorted(ROOT.glob("*/rules/*.smk")):
         for block in re.split(r"^rule ", file.read_text(encoding="utf-8"), flags=re.M)[1:]:
             if script := re.search(r"scripts/(\w+)\.py", block):
                 yield block.partition(":")[0], block, script[1]
@@ -35,10 +35,10 @@ def test_a_rule_has_the_digest_of_its_own_script(rule: str, block: str, script: 
 def loaded(script: str) -> set[str]:
     """Own modules that Python would import for a script, anywhere in a file, by the syntax tree."""
     found: set[str] = set()
-    waiting = [ROOT / "workflow" / "scripts" / f"{script}.py"]
+    waiting = list(ROOT.glob(f"*/scripts/{script}.py"))
     while waiting:
         for node in ast.walk(ast.parse(waiting.pop().read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("pipeline"):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(("pipeline", "evaluation")):
                 continue
             for name in (str(node.module), *(f"{node.module}.{each.name}" for each in node.names)):
                 path = ROOT.joinpath(*name.split(".")).with_suffix(".py")

@@ -54,6 +54,7 @@ def test_every_file_that_a_command_needs_is_in_the_wheel(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     data = {"Snakefile"} | set().union(*(files_of(ROOT / name) for name in SHIPPED))
     assert {f"pipeline/_data/{name}" for name in data} | files_of(ROOT / "pipeline") <= held
+    assert {name.split("/")[0] for name in held} == {"pipeline", "steptime-0.1.0.dist-info"}
 
 
 def test_a_wheel_has_the_same_bytes_whatever_the_folder_the_times_and_the_rights(wheel: Path, tmp_path: Path) -> None:
@@ -87,6 +88,20 @@ def test_the_pipeline_runs_from_an_empty_folder(installed: Path, tmp_path: Path)
     (page,) = (tmp_path / "results" / "V100").rglob("timeline.html")
     assert "optimizer-adam" in page.parts and "dlrm_small on V100, batch 64" in page.read_text(encoding="utf-8")
     assert "nothing to be done" in steptime(installed, tmp_path, *words).stderr.lower()
+    done = steptime(installed, tmp_path, "run", "report", *words[1:])
+    assert done.returncode == 0, done.stderr[-3000:]
+    (page,) = (tmp_path / "results" / "reports").glob("*.html")
+    text = page.read_text(encoding="utf-8")
+    assert "error of a kernel on held-out shapes" in text
+    assert "What is missing" not in text, "accuracy tables need a checkout"
+
+
+def test_a_target_that_needs_a_checkout_says_so_in_one_line(installed: Path, tmp_path: Path) -> None:
+    done = steptime(installed, tmp_path, "run", "accuracy", *POINT, "--cores", "2")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("steptime: ")]
+    assert done.returncode != 0 and len(lines) == 1
+    assert lines[0].startswith("steptime: accuracy needs a checkout of Steptime")
+    assert lines[0] in done.stderr.splitlines()[-6:]
 
 
 def test_a_damaged_pack_of_an_installation_names_a_remedy_that_is_at_hand(installed: Path, tmp_path: Path) -> None:

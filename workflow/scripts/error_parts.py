@@ -5,11 +5,11 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
+    from pipeline.answers.error_parts import PointInputs, parts_of
     from pipeline.answers.gpu_figures import gpu_of
     from pipeline.answers.host_overheads import observations_in
     from pipeline.answers.kernel_models import kernel_predictor
     from pipeline.config import method_label
-    from pipeline.evaluation.error_parts import PointInputs, parts_of
     from pipeline.graph.graph_file import read_graph
     from pipeline.prediction import Prediction
     from pipeline.schemas import read_table, write_parquet

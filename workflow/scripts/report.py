@@ -6,9 +6,9 @@ from pipeline.scripting import job
 
 with job(snakemake):
     from pipeline.prediction import Prediction
-    from pipeline.report.grid_accuracy import read_sections
-    from pipeline.report.grid_inputs import read_any
-    from pipeline.report.html_report import point_name, write_report
+    from pipeline.report.figures.figure_data import kernel_errors
+    from pipeline.report.grid_inputs import with_gpus
+    from pipeline.report.html_report import point_name, read_sections, write_report
     from pipeline.report.rule_graph import edges_of, mermaid, svg
     from pipeline.schemas import read_table
 
@@ -19,8 +19,8 @@ with job(snakemake):
         snakemake.output.page,
         predictions,
         given.figures,
-        read_sections(given.sections),
-        read_any([given.kernels]),
+        [section for path in given.sections for section in read_sections(path)],
+        kernel_errors(with_gpus([*given.models, *snakemake.params.shipped])),
         svg(edges),
         {point_name(page): Path(page).read_text(encoding="utf-8") for page in given.timelines},
     )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation.replayed_traces import FULL, KERNEL_SUM, METHODS
 from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.report.figures.figure_data import FULL, KERNEL_SUM, REPLAY_METHODS
 from pipeline.report.figures.layout import (
     NOTE,
     WIDE,
@@ -43,14 +43,14 @@ def replay_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Mean absolute error of the span per public trace, with a mark per prediction method.
 
     Args:
-        errors: `mean_errors` of `pipeline.evaluation.replayed_traces`.
+        errors: `mean_errors` of `pipeline.report.figures.figure_data`.
         page: what the figure is drawn for.
     """
     traces = list(dict.fromkeys(errors["trace"]))
     one_each = errors.drop_duplicates("trace").set_index("trace")
     labels = [f"{name} ({one_each.loc[name, 'device'].removeprefix('NVIDIA ')})" for name in traces]
     figure, (axes,) = board([1.2 * rows_height(labels, page)], page)
-    methods = [name for name in METHODS if (errors["method"] == name).any()]
+    methods = [name for name in REPLAY_METHODS if (errors["method"] == name).any()]
     handles: list[Artist] = []
     for number, (method, colour, marker) in enumerate(zip(methods, SERIES, MARKERS, strict=False)):
         own = errors[errors["method"] == method]
@@ -75,7 +75,7 @@ def whole_models(passes: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Predicted against measured latency of whole language models, with a colour and mark per GPU.
 
     Args:
-        passes: `predicted_passes` of `pipeline.evaluation.language_passes`.
+        passes: `predicted_passes` of `evaluation.checks.language_passes`.
         page: what the figure is drawn for.
     """
     figure, (axes,) = board([3.2], page, grid="both")
@@ -92,8 +92,8 @@ def result(kernels: pd.DataFrame, passes: pd.DataFrame, errors: pd.DataFrame) ->
 
     Args:
         kernels: `kernel_errors` table of `pipeline.report.figures.figure_data`.
-        passes: `predicted_passes` of `pipeline.evaluation.language_passes`.
-        errors: `mean_errors` of `pipeline.evaluation.replayed_traces`.
+        passes: `predicted_passes` of `evaluation.checks.language_passes`.
+        errors: `mean_errors` of `pipeline.report.figures.figure_data`.
     """
     figure, panels = board([3.0] * 3, Page(12.0, 3, 1.5), grid="both")
     _kernel_dots(panels[0], kernels)

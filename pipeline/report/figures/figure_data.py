@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation import error_parts as parts
-from pipeline.evaluation.surfer_pairs import TRACKER_METHOD
+from pipeline.answers import error_parts as parts
 from pipeline.kernels.error_metrics import DECILES, gmae, mape
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
@@ -31,6 +30,14 @@ QUANTILES = 201
 """Number of quantiles of the held-out errors that ship with a model. A pack then has a histogram without samples."""
 
 HISTOGRAM_BINS = 40
+
+FULL, PUBLISHED_FORM, SHARED = "critical path", "published form", "overheads of other hosts"
+KERNEL_SUM, TRAIN_MEAN = "sum of kernels", "mean of other iterations"
+REPLAY_METHODS = (FULL, SHARED, PUBLISHED_FORM, KERNEL_SUM, TRAIN_MEAN)
+"""Methods that predict a span, in the order in which they are shown."""
+
+TRACKER_METHOD = "both"
+"""The method that the tracker uses: cross-GPU models, averaged with wave scaling (half each) in matrix products."""
 
 
 def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
@@ -207,7 +214,7 @@ def error_parts(summary: pd.DataFrame, found: pd.DataFrame | None = None) -> pd.
 
     Args:
         summary: `summary` table.
-        found: rows of `pipeline.evaluation.error_parts.error_parts`, for some points or none.
+        found: rows of `pipeline.answers.error_parts.error_parts`, for some points or none.
     """
     known = pd.DataFrame(columns=parts.COLUMNS) if found is None or found.empty else found
     done = set(zip(known["gpu"], known["workload"], strict=True))
@@ -232,11 +239,29 @@ def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["method", "points", "gmae", "mape", "worst"])
 
 
+def mean_errors(spans: pd.DataFrame) -> pd.DataFrame:
+    """Mean absolute error (a fraction) per trace and method, with the number of evaluated iterations.
+
+    Returns:
+        trace, device, method, evaluated, mean_error, mean_measured_us.
+    """
+    spans = spans.assign(error=(spans["predicted_us"] / spans["measured_us"] - 1).abs())
+    groups = spans.groupby(["trace", "device", "method"], sort=False)
+    table = groups.agg(
+        evaluated=("error", "size"), mean_error=("error", "mean"), mean_measured_us=("measured_us", "mean")
+    )
+    order = {method: rank for rank, method in enumerate(REPLAY_METHODS)}
+    traces = {trace: rank for rank, trace in enumerate(dict.fromkeys(spans["trace"]))}
+    return table.reset_index().sort_values(
+        ["trace", "method"], key=lambda c: c.map(order if c.name == "method" else traces), ignore_index=True
+    )
+
+
 def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
     """Mean error of whole models between GPUs by the tracker's method.
 
     Args:
-        errors: table of `pipeline.evaluation.surfer_pairs.paper_surfer`, with model, origin, destination, method and
+        errors: table of `evaluation.checks.surfer_pairs.paper_surfer`, with model, origin, destination, method and
             error (fraction).
 
     Returns:

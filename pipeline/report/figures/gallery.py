@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation.replayed_traces import mean_errors
 from pipeline.prediction import Prediction
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
@@ -50,11 +49,11 @@ class Artifacts:
         summary: `summary` table of the grid.
         observations: `overhead_samples` of the grid's hosts, with a `gpu` column that names the host.
         models: (GPU, model folder) pairs of fitted kernel models.
-        transfer: errors between GPUs from `pipeline.transfer.left_out_gpu.pair_errors`.
-        models_moved: errors of whole models between GPUs from `pipeline.evaluation.surfer_pairs.paper_surfer`.
-        parts: rows of `pipeline.evaluation.error_parts.error_parts` of measured points.
-        replays: `pipeline.evaluation.replayed_traces.replay_spans`.
-        passes: `pipeline.evaluation.language_passes.predict_passes`.
+        transfer: errors between GPUs from `evaluation.training.left_out_gpu.pair_errors`.
+        models_moved: errors of whole models between GPUs from `evaluation.checks.surfer_pairs.paper_surfer`.
+        parts: rows of `pipeline.answers.error_parts.error_parts` of measured points.
+        replays: `evaluation.checks.replayed_traces.replay_spans`.
+        passes: `evaluation.checks.language_passes.predict_passes`.
         operators: calls per step of the grid's models, with the columns model, op, calls.
         workloads: the grid's workloads, by the names that overhead observations have.
     """
@@ -182,7 +181,7 @@ GALLERY = (
           _NOT_MEASURED),
     Entry("convolutional_networks", "Convolutional networks", ACCURACY, _convnets, measured.convolutional_networks,
           "this grid has neither ResNet-50 nor Inception v3; use experiment=paper_cnn"),
-    Entry("replays", "Replayed traces", ACCURACY, lambda a: mean_errors(a.replays) if len(a.replays) else a.replays,
+    Entry("replays", "Replayed traces", ACCURACY, lambda a: tables.mean_errors(a.replays) if len(a.replays) else a.replays,
           evidence.replay_errors, _NO_CHECKS),
     Entry("whole_models", "Whole language models", ACCURACY, lambda a: a.passes, evidence.whole_models, _NO_CHECKS),
     Entry("kernel_errors", "Held-out errors", KERNELS, lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation.error_parts import ACTIVE as ACTIVE_TIME
-from pipeline.evaluation.error_parts import KERNEL_SUM, OWN_OVERHEADS, SHARED_OVERHEADS
-from pipeline.evaluation.published_lin2022 import METHODS
+from pipeline.answers.error_parts import ACTIVE as ACTIVE_TIME
+from pipeline.answers.error_parts import KERNEL_SUM, OWN_OVERHEADS, SHARED_OVERHEADS
 from pipeline.palette import ACTIVE, series_colours
 from pipeline.readable import short_time
 from pipeline.report.figures.layout import (
@@ -26,7 +25,7 @@ from pipeline.report.figures.layout import (
     rows_height,
     value_label,
 )
-from pipeline.report.figures.published_errors import published
+from pipeline.report.figures.published_errors import NETWORK_METHODS, published
 from pipeline.report.figures.sentences import within_sentence
 from pipeline.report.figures.step_times import step_bars, step_legend
 from pipeline.report.figures.style import MARKERS, equality, number_ticks
@@ -214,7 +213,8 @@ def _network_errors(rows: pd.DataFrame) -> list[tuple[str, float, bool]]:
             error = 100 * float((own["predicted_us"] / own["measured_us"] - 1).abs().mean())
             errors.append((f"ours, {network}", error, False))
         errors += [
-            (f"{method}, {network}", published(f"{network} {method}")[0].percent, True) for method in METHODS.values()
+            (f"{method}, {network}", published(f"{network} {method}")[0].percent, True)
+            for method in NETWORK_METHODS.values()
         ]
     return errors
 
@@ -223,7 +223,7 @@ def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Absolute errors of steps of convolutional networks by GPU: ours and published ones, each with colour and mark.
 
     Args:
-        rows: `predicted_cnn` of `pipeline.evaluation.lin2022_steps`.
+        rows: `predicted_cnn` of `evaluation.checks.lin2022_steps`.
         page: what the figure is drawn for.
     """
     from matplotlib.lines import Line2D
@@ -231,7 +231,7 @@ def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
     gpus = list(dict.fromkeys(rows["gpu"]))
     steps = list(dict.fromkeys(zip(rows["model"], rows["batch_size"], strict=True)))
     rows = rows.assign(ours=rows["error"].abs())
-    series = {"ours": "Steptime", **{name: f"{name} (published)" for name in METHODS.values()}}
+    series = {"ours": "Steptime", **{name: f"{name} (published)" for name in NETWORK_METHODS.values()}}
     colours = series_colours(series)
     labels = [f"{model}, batch {batch}" for model, batch in steps]
     figure, panels = board([1.25 * rows_height(labels, page)] * len(gpus), page)

@@ -42,6 +42,10 @@ comparison of convolutional networks in Lin et al. (V100, TITAN Xp and P100, bat
 method). Habitat's own mean (`transfer`) is over ResNet-50, Inception v3, Transformer, GNMT and DCGAN."""
 
 
+NETWORK_METHODS = {"err_lin_pct": "Lin et al.", "err_habitat_pct": "Habitat", "err_mlpredict_pct": "MLPredict"}
+"""Names of the published predictions of convolutional networks, by the column that holds their errors in %."""
+
+
 def published(*keys: str) -> list[Published]:
     """The published errors of these keys.
 

@@ -1,0 +1,1 @@
+"""Tables of errors: of a grid, of campaigns, of the README and docs/accuracy.md."""

@@ -1,0 +1,413 @@
+"""The project's accuracy as Markdown: one small table for README.md, all tables for `docs/accuracy.md`.
+
+All numbers come from artifacts: the descriptions of shipped models and `results/checks/`. The small table also repeats
+means of published steps, which other commands write into `docs/accuracy.md`. No number is typed by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from evaluation.pages import bars
+from pipeline.errors import InputError
+from pipeline.kernels.error_metrics import gmae
+from pipeline.model_files import REBUILD, read_arrays
+from pipeline.packs import check_if_shipped
+from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures.figure_data import TRACKER_METHOD
+from pipeline.report.figures.published_errors import NETWORK_METHODS, published
+from pipeline.report.figures.style import in_order
+from pipeline.report.markdown import block, markdown, table_rows
+
+MAX_SPEC_DIFFERENCE = 1.0
+"""Largest difference, in percentage points, between errors from another GPU and errors from the spec file alone.
+
+A larger difference means that the two tables belong to different builds of the cross-GPU models."""
+
+FAMILY_TITLES = {"conv2d_forward": "conv", "layer_norm": "layer norm"}
+
+KERNEL_BOUND = 10.0
+"""Target GMAE of every kernel family, in %: the published bound. V100 and A100 also have stricter targets by family."""
+
+OWN_ROW_FAMILIES = ("gemm", "conv2d_forward")
+"""Families with a row of their own in the small table: they take most of the device time of most steps."""
+
+OWN_ROW_TITLES = {"gemm": "kernel: matrix product", "conv2d_forward": "kernel: convolution"}
+
+_TRAINING = re.compile(r"Mean absolute error of training steps: ([\d.]+) % in fp32 and TF32, ([\d.]+) % in fp16")
+"""The sentence that `benchmarks/steps/published.py` writes."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Inputs of the accuracy tables.
+
+    Attributes:
+        kernels: `kernel_errors` of the packs.
+        spans: `replay_spans`.
+        passes: `predicted_passes`.
+        left_out: `left_out_errors` of the cross-GPU models.
+        pairs: errors of kernels between GPUs.
+        models: errors of whole models between GPUs.
+        dlrm: `predicted_dlrm` of `evaluation.checks.lin2022_steps`, empty if the data is not available.
+        networks: `predicted_cnn` of the same module, empty if the data is not available.
+    """
+
+    kernels: pd.DataFrame
+    spans: pd.DataFrame
+    passes: pd.DataFrame
+    left_out: pd.DataFrame
+    pairs: pd.DataFrame
+    models: pd.DataFrame
+    dlrm: pd.DataFrame = field(default_factory=pd.DataFrame)
+    networks: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+
+def left_out_errors(folder: Path) -> pd.DataFrame:
+    """Errors of the shipped cross-GPU models on GPUs left out of training, from the models' own metadata.
+
+    Returns:
+        family, gpu, mape (%, above twice the latency floor), gmae (%).
+    """
+    rows = []
+    for path in sorted(folder.glob("*.safetensors")):
+        check_if_shipped(path)
+        facts = read_arrays(path, REBUILD)[1].get("utilisation", {})
+        for gpu, errors in facts.get("provenance", {}).get("left_out", {}).items():
+            rows.append({"family": facts["family"], "gpu": gpu, **errors})
+    return pd.DataFrame(rows, columns=["family", "gpu", "mape", "gmae"])
+
+
+def readme_table(found: Evidence, page: str) -> str:
+    """The README's table.
+
+    Args:
+        found: the artifacts.
+        page: text of `docs/accuracy.md`, whose tables of published steps other commands write.
+
+    Raises:
+        InputError: the page lacks a table of published steps.
+    """
+    rows = [*kernel_rows(found.kernels), *_mean_replays(found.spans), *_mean_passes(found.passes),
+            *carried_over_rows(found), *published_rows(page)]  # fmt: skip
+    return markdown(["what", "compared with", "our error (%)", "baseline or published (%)", "bar (%)"], rows)
+
+
+def kernel_rows(kernels: pd.DataFrame) -> list[list[str]]:
+    """Mean GMAE over GPUs: a row for each of `OWN_ROW_FAMILIES`, one for all other families."""
+    known = kernels[kernels["family"].isin(bars.TRANSFER_MAPE)]
+    own = known["family"].where(known["family"].isin(OWN_ROW_FAMILIES), "")
+    rows = []
+    for family in (*OWN_ROW_FAMILIES, ""):
+        errors = 100 * known.loc[own == family, "gmae"]
+        if len(errors):
+            gpus = known.loc[own == family, "gpu"].nunique()
+            rows.append([OWN_ROW_TITLES.get(family, "kernel: other families"), f"held-out shapes, {_count(gpus, 'GPU')}",
+                         f"{errors.mean():.1f} (worst {errors.max():.1f})",
+                         f"published < {published('kernels')[0].percent:g}", f"{KERNEL_BOUND:g}"])  # fmt: skip
+    return rows
+
+
+def _mean_replays(spans: pd.DataFrame) -> Iterable[list[str]]:
+    """Mean over public traces: with the trace's own overheads, and with those of other hosts."""
+    table = tables.mean_errors(spans).pivot(index="trace", columns="method", values="mean_error")
+    wanted = [bars.REPLAY[name] for name in table.index if name in bars.REPLAY]
+    own = f"{min(wanted):g} to {max(wanted):g}" if len(wanted) > 1 else "".join(f"{bar:g}" for bar in wanted)
+    for title, method, key, bar in (
+        ("step of a trace, kernel times given", tables.FULL, "step", own),
+        ("the same, overheads of other hosts", tables.SHARED, "step_shared", f"{bars.SHARED_OVERHEADS:g}"),
+    ):
+        known = table[table[method].notna()] if method in table else table.head(0)
+        if len(known):
+            yield [title, _count(len(known), "public trace"), _mean_and_worst(known[method]),
+                   f"sum of kernels {_percent(known[tables.KERNEL_SUM].mean())}; published "
+                   f"{published(key)[0].percent:g}", bar]  # fmt: skip
+
+
+def _mean_passes(passes: pd.DataFrame) -> Iterable[list[str]]:
+    """Mean over all passes of language models on GPUs with kernel samples."""
+    error = (passes["predicted_us"] / passes["measured_us"] - 1).abs()
+    if len(error):
+        gpus = _count(passes["gpu"].nunique(), "GPU")
+        yield ["whole language model", f"{_count(len(error), 'pass', 'passes')} on {gpus}", _mean_and_worst(error), "",
+               f"{bars.WHOLE_MODELS:g}"]  # fmt: skip
+
+
+def carried_over_rows(found: Evidence) -> list[list[str]]:
+    """Rows of kernels and whole models scaled from a measured GPU to a GPU that was left out of training."""
+    means = _pair_means(found.pairs)
+    rows = []
+    if len(means):
+        gpus = int(found.pairs.groupby("family")["destination"].nunique().max())
+        tested = f"{_count(len(means), 'family', 'families')}, {_count(gpus, 'GPU')} held out in turn"
+        bar = _range([bars.TRANSFER_MAPE[family] for family in means.index], "g")
+        wave = f"wave scaling {_range(means['wave'])}"
+        rows.append(["kernel on a GPU without samples", tested, _range(means["auto"]), wave, bar])
+    for row in _model_rows(found.models, published("transfer")[0].percent):
+        baseline = f"{row[3]}; published {row[4]}"
+        rows.append(["whole language model carried to another GPU", *row[1:3], baseline, row[5]])
+    return rows
+
+
+def published_rows(page: str) -> list[list[str]]:
+    """Means of the published steps that `docs/accuracy.md` lists.
+
+    Raises:
+        InputError: the page lacks one of the blocks, or its sentence or row.
+    """
+    try:
+        steps = [row for row in table_rows(block(page, "published steps")) if row["step"].endswith(", train")]
+        training = _TRAINING.search(block(page, "published"))
+        gpus = len({row["GPU"].removesuffix(" (seen)") for row in steps})
+        gnmt = {row["precision"]: row for row in table_rows(block(page, "translation"))}
+        dlrm = {row["step"]: row for row in table_rows(block(page, "dlrm"))}
+        busy = {row["busy share predicted by"]: row["mean absolute"] for row in table_rows(block(page, "busy"))}
+        theirs = next(name for name in busy if name.startswith("Lin et al."))
+        lin = {
+            row["36 DLRM steps, predicted by"].partition(",")[0]: row for row in table_rows(block(page, "lin2022 dlrm"))
+        }
+        cnn = {row["18 steps, mean absolute error %"]: row["all"] for row in table_rows(block(page, "lin2022 cnn"))}
+        full, half = training.groups() if training else ("", "")
+        column = "unseen: mean absolute error %"
+        rows = [
+            ["published training step", f"{len(steps)} steps on {gpus} GPUs", _by_precision(full, half), "", ""],
+            ["published GNMT training step", "GPUs not used for tuning",
+             _by_precision(gnmt["fp32 or TF32"][column], gnmt["fp16"][column]), "", ""],
+            *([f"published DLRM training step, {gpu}", "NVIDIA's example",
+               _by_precision(*(dlrm[f"train, {name}"][f"{gpu}: mean absolute %"] for name in ("fp32 or TF32", "fp16"))),
+               "", ""] for gpu in ("V100", "A100")),
+            ["busy share of a DLRM step (percentage points)", "36 steps of Lin et al.", busy["Steptime, their loop"],
+             f"published {busy[theirs]}", ""],
+            ["whole DLRM step", "36 steps of Lin et al.",
+             f"GMAE {float(lin['Steptime']['GMAE %']):.1f}, mean {lin['Steptime']['mean absolute %']}",
+             f"published GMAE {lin['Lin et al.']['GMAE %']}", ""],
+            ["whole step of a convolutional network", "18 steps of Lin et al.", cnn["Steptime"],
+             f"published {cnn['Lin et al.']}; " + "; ".join(f"{n} {cnn[n]}" for n in ("Habitat", "MLPredict")), ""],
+        ]  # fmt: skip
+    except (KeyError, StopIteration) as error:
+        raise InputError(
+            f"docs/accuracy.md: {str(error) or 'a table row'} is missing; run benchmarks/steps/*.py --write docs/accuracy.md"
+        ) from None
+    if training is None:
+        raise InputError("docs/accuracy.md: the mean of training steps is missing; run benchmarks/steps/published.py")
+    return rows
+
+
+def _by_precision(full: str, half: str) -> str:
+    return f"{full} (fp32, TF32), {half} (fp16)"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _mean_and_worst(errors: pd.Series) -> str:
+    return f"{_percent(errors.mean())} (worst {_percent(errors.max())})"
+
+
+def _range(values: Iterable[float], form: str = ".1f") -> str:
+    least, most = (f"{bound(list(values)):{form}}" for bound in (min, max))
+    return least if least == most else f"{least} to {most}"
+
+
+def page_tables(found: Evidence) -> str:
+    """All tables of `docs/accuracy.md`."""
+    return f"""## Kernel models
+
+First table: GMAE in % on shapes that the model was not trained on. This project's bar is in brackets. Second table:
+share of calls inside the p10 to p90 interval, in %; the target is 80. Source: `packs/*/kernels/*/family.json`.
+
+{kernel_table(found.kernels)}
+
+{_coverage(found.kernels)}
+
+## Replayed traces
+
+Mean absolute error of an iteration's span in %. Kernel times are those of the evaluated iteration. Host time and
+waiting are predicted from the other half of the iterations, or from the other ranks. Under *{tables.SHARED}* they are
+predicted from the traces of all other machines and one factor. `v100x8_dlrm` has one iteration per rank. It therefore
+has no factor from an iteration that is not evaluated.
+
+{_replays(found.spans)}
+
+## Whole models
+
+Predictions from the shipped packs, compared with public end-to-end latencies (NeuSight; fp32, eager attention).
+Training is forward and backward without optimizer. No model was fitted to these latencies.
+
+{_passes(found.passes)}
+
+## GPUs without samples
+
+Each GPU is left out of training in turn and predicted from its spec file alone. MAPE in %, over samples above twice
+the latency floor. Source: metadata of `packs/transfer/*.safetensors`.
+
+{_left_out(found.left_out)}
+
+The same, scaled from measurements on another GPU. Mean over all ordered pairs; source:
+`packs/transfer/pair_errors.csv`.
+
+{_pairs(found.pairs)}
+
+## All stages
+
+{stage_table(found)}"""
+
+
+def kernel_table(kernels: pd.DataFrame) -> str:
+    """GMAE by GPU and family, with the target if there is one."""
+    families = [name for name in in_order(kernels["family"]) if name in bars.TRANSFER_MAPE]
+    rows = []
+    for gpu in sorted(set(kernels["gpu"])):
+        own = kernels[kernels["gpu"] == gpu].set_index("family")
+        wanted = bars.KERNEL_GMAE.get(gpu, {})
+        cells = [f"{100 * own.loc[name, 'gmae']:.2f}" + (f" ({wanted[name]:g})" if name in wanted else "")
+                 if name in own.index else "" for name in families]  # fmt: skip
+        rows.append([gpu, *cells])
+    bound = published("kernels")[0]
+    rows.append([f"published, {bound.source}", *([f"< {bound.percent:g}"] * len(families))])
+    return markdown(["GPU", *(FAMILY_TITLES.get(name, name) for name in families)], rows)
+
+
+def stage_table(found: Evidence) -> str:
+    """Our error, the baseline, the published error and the target of each stage after the single kernel."""
+    step, shared, moved = (published(key)[0] for key in ("step", "step_shared", "transfer"))
+    rows = [*_replay_rows(tables.mean_errors(found.spans), step.percent, shared.percent),
+            *lin2022_rows(found.dlrm, found.networks), *_pass_rows(found.passes),
+            *_transfer_rows(found, moved.percent)]  # fmt: skip
+    return markdown(["stage", "held against", "ours", "baseline", "published", "bar"], rows)
+
+
+def _replay_rows(errors: pd.DataFrame, step: float, shared: float) -> Iterable[list[str]]:
+    table = errors.pivot(index="trace", columns="method", values="mean_error")
+    for trace in dict.fromkeys(errors["trace"]):
+        row = table.loc[trace]
+        yield ["step, kernel times given", f"`{trace}`", _percent(row[tables.FULL]),
+               f"sum of kernels {_percent(row[tables.KERNEL_SUM])}", f"{step:g}",
+               f"{bars.REPLAY[trace]:g}" if trace in bars.REPLAY else ""]  # fmt: skip
+    known = table[table[tables.SHARED].notna()] if tables.SHARED in table else table.head(0)
+    if len(known):
+        yield ["the same, overheads of other hosts", f"mean of {len(known)} traces", _percent(known[tables.SHARED].mean()),
+           f"sum of kernels {_percent(known[tables.KERNEL_SUM].mean())}", f"{shared:g}",
+           f"{bars.SHARED_OVERHEADS:g}"]  # fmt: skip
+
+
+def lin2022_rows(dlrm: pd.DataFrame, networks: pd.DataFrame) -> Iterable[list[str]]:
+    """Rows of the steps that Lin et al. measured; no rows if the tables are empty.
+
+    For DLRM, the table has both the GMAE and the mean error, because the paper states the GMAE.
+    """
+    if len(dlrm):
+        ours = gmae(dlrm["predicted_us"].to_numpy(), dlrm["measured_us"].to_numpy())
+        yield ["whole DLRM step", f"{len(dlrm)} of Lin et al.",
+               f"{_percent(dlrm['error'].abs().mean())} (GMAE {_percent(ours)})", "",
+               f"GMAE {published('step')[0].percent:g}", ""]  # fmt: skip
+    if len(networks):
+        theirs = {name: _percent(networks[name].mean()) for name in NETWORK_METHODS.values()}
+        yield ["whole step, convolutional network", f"{len(networks)} of Lin et al.",
+               _percent(networks["error"].abs().mean()),
+               ", ".join(f"{name} {theirs[name]}" for name in ("Habitat", "MLPredict")), theirs["Lin et al."], ""]  # fmt: skip
+
+
+def _pass_rows(passes: pd.DataFrame) -> Iterable[list[str]]:
+    error = (passes["predicted_us"] / passes["measured_us"] - 1).abs()
+    for gpu, own in error.groupby(passes["gpu"], sort=True):
+        yield ["whole language model", f"{gpu}, {len(own)} passes", f"{_percent(own.mean())} (worst "
+               f"{_percent(own.max())})", "", "", f"{bars.WHOLE_MODELS:g}"]  # fmt: skip
+
+
+def _transfer_rows(found: Evidence, published_percent: float) -> Iterable[list[str]]:
+    means = _pair_means(found.pairs)
+    for family in in_order(means.index):
+        yield [f"{FAMILY_TITLES.get(family, family)}, from one GPU to another", "five GPUs, each held out in turn",
+               f"{float(means['auto'][family]):.1f}", f"wave scaling {float(means['wave'][family]):.1f}", "",
+               f"{bars.TRANSFER_MAPE[family]:g}"]  # fmt: skip
+    yield from _model_rows(found.models, published_percent)
+
+
+def _model_rows(models: pd.DataFrame, published_percent: float) -> Iterable[list[str]]:
+    if len(models):
+        error = models.assign(error=100 * models["error"].abs()).groupby("method")["error"].mean()
+        passes = int((models["method"] == TRACKER_METHOD).sum())
+        yield ["whole model, from one GPU to another", f"{passes} pairs of passes", f"{error[TRACKER_METHOD]:.1f}",
+               f"wave scaling {error['wave']:.1f}", f"{published_percent:g}", f"{bars.TRANSFER_MODELS:g}"]  # fmt: skip
+
+
+def _pair_means(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Mean MAPE over all ordered pairs: a row per family, a column per method."""
+    if pairs.empty:
+        return pd.DataFrame(columns=["auto", "wave"])
+    means = pairs.groupby(["family", "method"])["mape"].mean().unstack()
+    return means.loc[in_order(means.index)]
+
+
+def outdated_families(found: Evidence) -> list[str]:
+    """Families whose table of errors between GPUs belongs to other models than the shipped ones.
+
+    This happens when only the models or only the table was rebuilt.
+
+    Convolutions are not checked: between GPUs they also use the origin's residual, which a specification cannot give.
+    """
+    means = _pair_means(found.pairs)
+    direct = found.left_out.groupby("family")["mape"].mean()
+    return [family for family in in_order(set(means.index) & set(direct.index))
+            if family != "conv2d_forward" and abs(means.loc[family, "auto"] - direct[family]) > MAX_SPEC_DIFFERENCE]  # fmt: skip
+
+
+def _coverage(kernels: pd.DataFrame) -> str:
+    families = [name for name in in_order(kernels["family"]) if name in bars.TRANSFER_MAPE]
+    table = kernels.pivot(index="gpu", columns="family", values="coverage")
+    rows = [[str(gpu), *("" if pd.isna(row[name]) else f"{100 * row[name]:.0f}" for name in families)]
+            for gpu, row in table.iterrows()]  # fmt: skip
+    return markdown(["inside p10 to p90", *(FAMILY_TITLES.get(name, name) for name in families)], rows)
+
+
+def _replays(spans: pd.DataFrame) -> str:
+    errors = tables.mean_errors(spans)
+    table = errors.pivot(index="trace", columns="method", values="mean_error")
+    methods = [name for name in tables.REPLAY_METHODS if name in table]
+    first = errors.drop_duplicates("trace").set_index("trace")
+    rows = [[f"`{trace}`", str(first.loc[trace, "device"]), str(first.loc[trace, "evaluated"]),
+             *("" if pd.isna(table.loc[trace, name]) else _percent(table.loc[trace, name]) for name in methods)]
+            for trace in first.index]  # fmt: skip
+    means = table.loc[list(first.index), methods].mean()
+    rows.append(["mean", "", "", *(_percent(means[name]) for name in methods)])
+    return markdown(["trace", "device", "evaluated", *methods], rows)
+
+
+def _passes(passes: pd.DataFrame) -> str:
+    rows = []
+    for row in passes.sort_values(["gpu", "model", "mode", "batch_size"]).to_dict("records"):
+        measured, predicted = float(row["measured_us"]), float(row["predicted_us"])
+        named = [str(row[name]) for name in ("gpu", "model", "mode", "seq_len", "batch_size")]
+        times = [f"{measured / 1e3:,.1f}", f"{predicted / 1e3:,.1f}", f"{100 * (predicted / measured - 1):+.1f}"]
+        rows.append([*named, *times])
+    return markdown(["GPU", "model", "mode", "tokens", "batch", "measured (ms)", "predicted (ms)", "error (%)"], rows)
+
+
+def _left_out(errors: pd.DataFrame) -> str:
+    table = errors.pivot(index="gpu", columns="family", values="mape")
+    families = in_order(errors["family"])
+    rows = [[str(gpu), *("" if pd.isna(row[name]) else f"{row[name]:.1f}" for name in families)]
+            for gpu, row in table.iterrows()]  # fmt: skip
+    rows.append(["mean", *(f"{table[name].mean():.1f}" for name in families)])
+    rows.append(["bar", *(f"{bars.TRANSFER_MAPE[name]:g}" for name in families)])
+    return markdown(["left out", *(FAMILY_TITLES.get(name, name) for name in families)], rows)
+
+
+def _pairs(pairs: pd.DataFrame) -> str:
+    means = _pair_means(pairs)
+    methods = [str(name) for name in means.columns]
+    rows = [[FAMILY_TITLES.get(family, family), *("" if pd.isna(v) else f"{v:.1f}" for v in values)]
+            for family, values in zip(means.index, means.to_numpy(float), strict=True)]  # fmt: skip
+    return markdown(["family", *methods], rows)
+
+
+def _percent(fraction: float) -> str:
+    percent = 100 * fraction
+    return f"{percent:.2f}" if percent < 1 else f"{percent:.1f}"

@@ -1,0 +1,208 @@
+"""Errors of predictions: tables made from artifacts, as parquet, Markdown and an HTML page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.answers.sources import Source, kernel_source, overhead_source
+from pipeline.config import LOCAL_GPU
+from pipeline.flow import Flow
+from pipeline.kernels.error_metrics import DECILES
+from pipeline.report.figures.published_errors import PUBLISHED
+from pipeline.report.html_report import Section
+from pipeline.report.markdown import markdown as table
+from pipeline.schemas import atomic_path
+
+Cell = Callable[[pd.Series], str]
+
+
+def title_of(steps: pd.DataFrame) -> str:
+    """Title of a grid: its GPUs, models and batch sizes in words."""
+    sizes = ", ".join(f"{size:,}" for size in sorted(set(steps["batch_size"])))
+    gpus, models = (", ".join(dict.fromkeys(steps[name].astype(str))) for name in ("gpu", "model_variant"))
+    return f"Accuracy on {gpus}: {models} at batch {sizes}"
+
+
+def sections(
+    steps: pd.DataFrame, errors: pd.DataFrame, parts: pd.DataFrame, kernels: pd.DataFrame, missing: Sequence[str]
+) -> list[Section]:
+    """All sections of the accuracy report of one grid.
+
+    Args:
+        steps, errors, parts, kernels: `steps`, `errors_by_part`, `error_parts`, `kernel_errors` of
+            `pipeline.report.figures.figure_data`.
+        missing: sentences about evidence that is not available.
+    """
+    by_size = kernels[kernels[DECILES[0]].notna()]
+    return [
+        _table("Steps", "Predicted step with its p10 to p90 interval; unprofiled measurements where there are any. "
+               "Evidence: the sources of the device time and the host time.", steps, _STEP),
+        _table("Errors of measured points", "Over the points above that have a measured step."
+               if len(errors) else "No point of this grid has a measured step.", errors, _ERROR),
+        *([_table("Measured points by part of the step", "Active time against the profiler's trace, steps against "
+                                                         "unprofiled time.",
+                  parts, _PART)] if len(parts) else []),
+        _table("Kernel models", "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model was "
+               "not trained on; above the floor: calls longer than twice the latency floor."
+               if len(kernels) else "No kernel model of these GPUs was fitted here or shipped.", kernels, _KERNEL),
+        *([_table("Kernel models by size", "GMAE of each tenth of the calls, by the bytes that they move: smallest, then larger "
+                  "ones.", by_size, _BY_SIZE)] if len(by_size) else []),
+        Section("Published, for comparison", "Other models, GPUs and software; not measured by this project.",
+                ("figure", "error", "source"), tuple((p.what, f"{p.percent:g} %", p.source) for p in PUBLISHED)),
+        Section("What is missing", "" if missing else "Nothing.", ("evidence that is not available",) if missing else (),
+                tuple((line,) for line in missing)),
+    ]  # fmt: skip
+
+
+def missing_evidence(flow: Flow) -> list[str]:
+    """One sentence per kind of evidence that a GPU of the grid lacks on this machine, with the way to get it."""
+    lines = flow.not_fitted()
+    for gpu in flow.gpus:
+        campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
+        kernels, host = kernel_source(gpu), overhead_source(gpu)
+        if kernels is Source.PACK:
+            lines.append(
+                f"{gpu}: no kernel samples are available; the shipped pack is used. Set $STEPTIME_DATASETS to refit."
+            )
+        if kernels is Source.TRANSFER:
+            lines.append(
+                f"{gpu}: no kernel samples; models of other GPUs are scaled to it. To change that, {campaign}."
+            )
+        if host is Source.TRANSFER:
+            lines.append(
+                f"{gpu}: no trace of its host; overheads of another GPU's host are used. To change that, {campaign}."
+            )
+        if gpu != LOCAL_GPU and kernels is not Source.MEASUREMENTS:
+            lines.append(f"{gpu}: no measured steps, so the error of the step is unknown. To change that, {campaign}.")
+    return lines
+
+
+def markdown(title: str, parts: Sequence[Section]) -> str:
+    """The report as Markdown."""
+    lines = [f"# {title}", "", "Made by `snakemake accuracy` from artifacts; do not edit."]
+    for part in parts:
+        lines += ["", f"## {part.title}", "", part.says]
+        if part.rows:
+            lines += ["", table(part.header, part.rows)]
+    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+
+
+def write_sections(parts: Sequence[Section], path: str | Path) -> None:
+    """Write the sections as JSON, for the report of the grid."""
+    with atomic_path(Path(path)) as part:
+        part.write_text(json.dumps([asdict(each) for each in parts], indent=1) + "\n", encoding="utf-8")
+
+
+def html(title: str, parts: Sequence[Section]) -> str:
+    """The report as a single HTML page without other files."""
+    body = [f"<h1>{escape(title)}</h1>"]
+    for part in parts:
+        body += [f"<h2>{escape(part.title)}</h2>", f"<p>{escape(part.says)}</p>" if part.says else ""]
+        if part.rows:
+            head = "".join(f"<th>{escape(name)}</th>" for name in part.header)
+            rows = "".join(f"<tr>{_cells(part.header, row)}</tr>" for row in part.rows)
+            body.append(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _cells(header: Sequence[str], row: Sequence[str]) -> str:
+    return "".join(
+        f"<td data-name='{escape(name)}'>{escape(cell)}</td>" for name, cell in zip(header, row, strict=True)
+    )
+
+
+_STYLE = (
+    ":root{color-scheme:light dark}"
+    "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem auto;max-width:70rem;padding:0 1rem}"
+    "h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.86rem;width:100%}"
+    "th,td{text-align:left;vertical-align:top;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #8886;overflow-wrap:anywhere}"
+    # on a phone a row becomes a block: every value beside its heading
+    "@media(max-width:760px){thead{display:none}tr{display:block;padding:.5rem 0;border-bottom:1px solid #8886}"
+    "td{display:flex;gap:.8rem;border:0;padding:.05rem 0}td::before{content:attr(data-name);flex:0 0 44%;opacity:.7}"
+    "td:empty{display:none}}"
+)
+
+
+def _ms(us: object) -> str:
+    return "" if pd.isna(us) else f"{float(us) / 1000:,.2f}"  # type: ignore[arg-type,call-overload]
+
+
+def _percent(share: object, sign: str = "") -> str:
+    return "" if pd.isna(share) else f"{100 * float(share):{sign}.1f} %"  # type: ignore[arg-type,call-overload]
+
+
+def _error(row: pd.Series) -> str:
+    return _percent(row["predicted_us"] / row["measured_us"] - 1, "+")
+
+
+def _share_of(name: str) -> Cell:
+    return lambda row: _percent(row[name])
+
+
+_STEP: Mapping[str, Cell] = {
+    "GPU": lambda r: str(r["gpu"]),
+    "model": lambda r: str(r["model_variant"]),
+    "batch": lambda r: f"{r['batch_size']:,}",
+    "step (ms)": lambda r: _ms(r["predicted_us"]),
+    "p10 to p90 (ms)": lambda r: f"{_ms(r['p10_us'])} to {_ms(r['p90_us'])}",
+    "active, idle (ms)": lambda r: f"{_ms(r['active_us'])}, {_ms(r['idle_us'])}",
+    "measured (ms)": lambda r: _ms(r["measured_us"]),
+    "error": _error,
+    "device time rests on": lambda r: str(r["device_evidence"]),
+    "host time rests on": lambda r: str(r["host_evidence"]),
+    "not modelled": lambda r: _percent(r["unmodelled_share"]),
+}
+
+_ERROR: Mapping[str, Cell] = {
+    "prediction": lambda r: str(r["method"]),
+    "points": lambda r: str(r["points"]),
+    "geometric mean": lambda r: _percent(r["gmae"]),
+    "mean": lambda r: _percent(r["mape"]),
+    "worst": lambda r: _percent(r["worst"]),
+}
+
+_PART: Mapping[str, Cell] = {
+    "GPU": lambda r: str(r["gpu"]),
+    "point": lambda r: str(r["workload"]),
+    "part": lambda r: str(r["part"]),
+    "predicted (ms)": lambda r: _ms(r["predicted_us"]),
+    "measured (ms)": lambda r: _ms(r["measured_us"]),
+    "error": _error,
+}
+
+_KERNEL: Mapping[str, Cell] = {
+    "family": lambda r: str(r["family"]),
+    "GPU": lambda r: str(r["gpu"]),
+    "model": lambda r: f"{r['variant']} ({r['evidence']})",
+    "split": lambda r: str(r["split"] or ""),
+    "GMAE": lambda r: _percent(r["gmae"]),
+    "GMAE above the floor": lambda r: _percent(r["above_floor_gmae"]),
+    "MAPE": lambda r: _percent(r["mape"]),
+    "inside p10 to p90": lambda r: _percent(r["coverage"]),
+    "samples": lambda r: "" if pd.isna(r["samples"]) else f"{int(r['samples']):,}",
+}
+
+_BY_SIZE: Mapping[str, Cell] = {
+    "family": lambda r: str(r["family"]),
+    "GPU": lambda r: str(r["gpu"]),
+    **{f"to {10 * tenth} %": _share_of(name) for tenth, name in enumerate(DECILES, 1)},
+}
+
+
+def _table(title: str, says: str, table: pd.DataFrame, columns: Mapping[str, Cell]) -> Section:
+    cells = [(name, [show(row) for _, row in table.iterrows()]) for name, show in columns.items()]
+    told = [(name, column) for name, column in cells if any(column)]
+    return Section(
+        title, says, tuple(name for name, _ in told), tuple(zip(*(column for _, column in told), strict=True))
+    )

@@ -1,0 +1,227 @@
+"""Writes the paper's table for measured GPUs: every step of a campaign compared with its prediction.
+
+`make measured` or `python -m evaluation.pages.measured_campaigns`: for each campaign under `measurements/` (or
+$STEPTIME_MEASUREMENTS), runs the target `accuracy` for the workloads that were timed in fp32. It writes the tables into
+`docs/accuracy.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from evaluation.pages.accuracy_tables import FAMILY_TITLES
+from pipeline.answers import error_parts as parts
+from pipeline.collect.campaign_reader import measured_step, provenance, read_step_times
+from pipeline.compose import choices
+from pipeline.errors import InputError, SteptimeError
+from pipeline.flow import Flow
+from pipeline.kernels.error_metrics import gmae
+from pipeline.paths import CAMPAIGN, measurements_dir, project_dir
+from pipeline.report.figures.figure_data import kernel_errors
+from pipeline.report.grid_inputs import fitted_models, read_any, with_gpus
+from pipeline.report.markdown import markdown, rewrite
+from pipeline.report.run_snakemake import run_snakemake
+
+PAGE, MARKER = Path("docs") / "accuracy.md", "measured"
+OPTION_PATTERN = re.compile(r"(embedding|optimizer|dtype)-(.*?)(?=_(?:embedding|optimizer|dtype)-|$)")
+"""Pattern of a model's options in a variant's name, as `pipeline.collect.campaign_grid` and grid points write them."""
+SHOWN_PARTS = ((parts.ACTIVE, "active"), (parts.OWN_OVERHEADS, "own overheads"), (parts.SHARED_OVERHEADS, "others' overheads"),
+         (parts.KERNEL_SUM, "kernels alone"))  # fmt: skip
+"""Parts of the prediction that the table shows, with the names of their columns."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Steps of one campaign that one `snakemake --config` covers: models with the same options and batch sizes."""
+
+    gpu: str
+    models: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    batches: tuple[int, ...]
+
+    def config(self, results: str) -> dict[str, str]:
+        """Snakemake's `--config` values."""
+        overrides = " ".join(f"model.{key}={value}" for key, value in self.options)
+        named = {"gpu": self.gpu, "model": ",".join(self.models), "batch_size": ",".join(map(str, self.batches))}
+        return named | ({"overrides": overrides} if overrides else {}) | {"results": results}
+
+
+def grids(gpu: str, folder: Path) -> list[Grid]:
+    """The grids that cover a campaign's fp32 steps; models without a configuration in this project are left out.
+
+    Raises:
+        InputError, TableError: the folder is not a campaign, or its table is damaged.
+    """
+    batches: dict[tuple[str, tuple[tuple[str, str], ...]], set[int]] = defaultdict(set)
+    for row in read_step_times(folder).to_dict("records"):
+        options = tuple(OPTION_PATTERN.findall(str(row["variant"])))
+        if "dtype" not in dict(options) and row["model"] in choices("model"):
+            batches[str(row["model"]), options].add(int(row["batch_size"]))
+    together: dict[tuple[tuple[tuple[str, str], ...], tuple[int, ...]], list[str]] = defaultdict(list)
+    for (model, options), sizes in batches.items():
+        together[options, tuple(sorted(sizes))].append(model)
+    return [Grid(gpu, tuple(models), options, sizes) for (options, sizes), models in together.items()]
+
+
+def collect(flows: Sequence[Flow]) -> pd.DataFrame:
+    """Parts of every measured point of some grids: `parts.COLUMNS` with model, variant and batch_size.
+
+    Points with other sizes than the measured ones (a trial, tables reduced to fit the memory) are left out.
+    """
+    found = []
+    for flow in flows:
+        for point in flow.points:
+            if measured_step(flow.campaign(point.gpu), point.workload, point.section("model")) is None:
+                continue
+            table = read_any([f"{flow.folder(point)}/parts.parquet"])
+            found.append(table.assign(model=point.model, variant=point.model_variant, batch_size=point.batch_size))
+    columns = [*parts.COLUMNS, "model", "variant", "batch_size"]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=columns)
+
+
+def block(
+    gpu: str, found: pd.DataFrame, kernels: pd.DataFrame, facts: Mapping[str, object], warnings: Sequence[str] = ()
+) -> str:
+    """The tables of one GPU as Markdown.
+
+    Args:
+        gpu: its name.
+        found: `collect`'s rows of this GPU.
+        kernels: `kernel_errors` of its models.
+        facts: device facts of the campaign's manifest.
+        warnings: the campaign's warnings about the machine.
+    """
+    software = ", ".join(f"{name} {facts[key]}" for name, key in
+                         (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn")) if facts.get(key))  # fmt: skip
+    lines = [f"## Measured steps: {gpu}", "",
+             f"Source: `measurements/{gpu}/` ({software}), fp32 with TF32 off, unprofiled steps. `make measured` writes this. "
+             "Own overheads come from the workload's own trace, others' overheads from the traces of all other workloads.",
+             "",
+             _steps(found)]  # fmt: skip
+    if warnings:
+        told = "; ".join(warnings)
+        lines[4:4] = [f"The campaign warned: {told}{'' if told.endswith('?') else '.'}", ""]
+    if len(kernels):
+        rows = [[FAMILY_TITLES.get(row["family"], row["family"]), _percent(row["gmae"]), _tested_on(row)]
+                for row in kernels.to_dict("records")]  # fmt: skip
+        lines += ["", "Kernel models: GMAE on shapes that they were not trained on, over samples of all precisions. "
+                  "Families with few samples are tested by cross-validation, which tests each sample:", "",
+                  markdown(["family", "GMAE (%)", "tested on"], rows)]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _tested_on(row: Mapping[Any, Any]) -> str:
+    """Number of samples that a family's error covers: the held-out ones, or all if each was held out once."""
+    count = row.get("held_out") if pd.notna(row.get("held_out")) and row.get("held_out") else row.get("samples")
+    return "" if count is None or pd.isna(count) else str(int(count))
+
+
+def _steps(found: pd.DataFrame) -> str:
+    head = ["model", "batch", "active (ms)", "step (ms)"]
+    head += [f"{name}: predicted (ms)" for _, name in SHOWN_PARTS[:3]] + [
+        f"{name}: error (%)" for _, name in SHOWN_PARTS
+    ]
+    rows = []
+    for (model, variant, batch), own in found.groupby(["model", "variant", "batch_size"], sort=True):
+        of = {str(r["part"]): (float(r["predicted_us"]), float(r["measured_us"])) for r in own.to_dict("records")}
+        name = model if variant == "default" else f"{model} {variant}"
+        step = next(
+            (of[part][1] for part in (parts.OWN_OVERHEADS, parts.SHARED_OVERHEADS, parts.KERNEL_SUM) if part in of),
+            None,
+        )
+        active = of[parts.ACTIVE][1] if parts.ACTIVE in of else None
+        measured = ["" if us is None else f"{us / 1e3:,.2f}" for us in (active, step)]
+        predicted = [f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in SHOWN_PARTS[:3]]
+        errors = [f"{100 * (of[part][0] / of[part][1] - 1):+.1f}" if part in of else "" for part, _ in SHOWN_PARTS]
+        rows.append([str(name), f"{batch:,}", *measured, *predicted, *errors])
+    return markdown(head, [*rows, *_means(found)])
+
+
+def _means(found: pd.DataFrame) -> list[list[str]]:
+    """The GMAE of each part over all steps that have it.
+
+    If only some steps were traced, further rows cover the steps that have every part, so that parts can be compared.
+    """
+    step = ["model", "variant", "batch_size"]
+    whole = found.groupby(step)["part"].transform("nunique") == len(SHOWN_PARTS)
+    chosen = {"all steps": found} | ({"steps with all four": found[whole]} if whole.any() and not whole.all() else {})
+    lines = []
+    for name, rows in chosen.items():
+        means = []
+        for part, _ in SHOWN_PARTS:
+            own = rows[rows["part"] == part]
+            mean = gmae(own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)) if len(own) else None
+            means.append("" if mean is None else f"{_percent(mean)} ({len(own)})")
+        lines.append([f"GMAE (steps), {name}", "", "", "", "", "", "", *means])
+    return lines
+
+
+def _percent(fraction: Any) -> str:
+    return "" if pd.isna(fraction) else f"{100 * float(fraction):.2f}"
+
+
+def warnings_of(told: Mapping[str, Any]) -> list[str]:
+    """Warnings of a campaign's runs, without duplicates: a shared or throttled device gives invalid measurements."""
+    every = [text for run in told.get("runs") or [] for text in (run.get("preflight") or {}).get("warnings") or []]
+    return list(dict.fromkeys(every))
+
+
+def run(wanted: Sequence[Grid], results: str) -> Iterator[Flow]:
+    """Run Snakemake for each grid up to its accuracy tables.
+
+    Raises:
+        SteptimeError: a grid did not finish; Snakemake has printed the reason.
+    """
+    for grid in wanted:
+        config = grid.config(results)
+        print(f"steptime: {grid.gpu} {', '.join(grid.models)} at {', '.join(map(str, grid.batches))}", flush=True)
+        if run_snakemake("accuracy", config) != 0:
+            raise SteptimeError(f"{', '.join(grid.models)} on {grid.gpu} did not finish; see the lines above")
+        yield Flow.from_config(config)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: writes the tables of every available campaign, or of the named ones, into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gpus", nargs="*", help="names of folders under measurements/ (default: all)")
+    parser.add_argument("--results", default="results")
+    parser.add_argument("--root", type=Path, default=project_dir(), help="checkout whose docs/accuracy.md is rewritten")
+    options = parser.parse_args(arguments)
+    try:
+        gpus = options.gpus or sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
+        if not gpus:
+            raise InputError(f"{measurements_dir()}: has no campaign; see docs/measure_your_gpu.md")
+        blocks = []
+        for gpu in gpus:
+            folder = measurements_dir() / gpu
+            told = provenance(folder)
+            device = told["device"] if isinstance(told["device"], dict) else {}
+            if device.get("tiny"):
+                raise InputError(
+                    f"{folder}: a trial (--tiny) has no step at the published sizes; run the campaign without --tiny"
+                )
+            flows = list(run(grids(gpu, folder), options.results))
+            found = collect(flows)
+            if found.empty:
+                raise InputError(f"{folder}: no fp32 step of a known model; run the campaign with --parts steps")
+            models = kernel_errors(with_gpus(fitted_models(flows[0])))
+            blocks.append(block(gpu, found, models, device, warnings_of(told)))
+        rewrite(options.root / PAGE, {MARKER: "\n\n".join(blocks)})
+    except SteptimeError as error:
+        print(f"steptime: {error}", file=sys.stderr)
+        return error.exit_code
+    print(options.root / PAGE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

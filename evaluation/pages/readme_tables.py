@@ -1,0 +1,128 @@
+"""Writes the tables and pictures of README.md and `docs/accuracy.md` from artifacts.
+
+`make readme` or `python -m evaluation.pages.readme_tables`: updates `results/checks/` where public data is available,
+replaces the text between markers, and draws the pictures under `docs/images/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evaluation.checks.lin2022_steps import are_present, predicted_cnn, predicted_dlrm
+from evaluation.pages.accuracy_tables import Evidence, left_out_errors, outdated_families, page_tables, readme_table
+from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
+from pipeline.errors import InputError, SteptimeError
+from pipeline.packs import list_packs, model_folders
+from pipeline.paths import datasets_dir, project_dir, transfer_dir
+from pipeline.report.figures import evidence_shares as evidence
+from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures.figure_data import mean_errors
+from pipeline.report.figures.style import save
+from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
+from pipeline.report.markdown import rewrite
+from pipeline.report.rule_graph import mermaid
+from pipeline.report.run_snakemake import run_snakemake
+
+RULE_GRAPH_GRID = {"gpu": "local", "model": "dlrm_small", "results": "no-results"}
+"""Grid whose rule graph is drawn: the only one in which every stage runs. No artifact of an earlier run is in its folder."""
+
+README, README_MARKER = "README.md", "accuracy"
+PAGE, PAGE_MARKER = "docs/accuracy.md", "tables"
+RULES_PAGE, RULES_MARKER = "ARCHITECTURE.md", "rules"
+"""Files with a generated block, and the name of its markers."""
+
+
+def shipped_families() -> list[tuple[str, Path]]:
+    """(GPU, model folder) of every shipped family. A GPU with samples of only one dtype has the dtype in its name."""
+    packs = {gpu: gpu for gpu in list_packs()} | {f"{gpu} (bf16)": f"{FOLDER}/{gpu}" for gpu in measured_gpus()}
+    return [(name, folder) for name, pack in packs.items() for folder in model_folders(pack)]
+
+
+def gather(results: Path) -> Evidence:
+    """Read all artifacts that the tables need.
+
+    Raises:
+        InputError: the checks have not run.
+    """
+    checks = {name: results / "checks" / f"{name}.parquet" for name in ("replays", "passes")}
+    for path in checks.values():
+        if not path.is_file():
+            raise InputError(f"{path}: no such file; it needs the public data: set $STEPTIME_DATASETS to its folder")
+    moved = transfer_dir()
+    pairs, models = (read_any([str(path)] if path.is_file() else []) for path in
+                     (moved / PAIR_ERRORS, moved / MODEL_ERRORS))  # fmt: skip
+    data = datasets_dir()
+    own = (predicted_dlrm(data), predicted_cnn(data)) if data is not None and are_present(data) else ()
+    return Evidence(tables.kernel_errors(shipped_families()), read_any([str(checks["replays"])]),
+                    read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models, *own)  # fmt: skip
+
+
+def write(found: Evidence, root: Path) -> list[Path]:
+    """Replace the generated blocks and pictures in a checkout; return the written files.
+
+    Raises:
+        InputError: a file lacks its markers, or the accuracy page lacks a table of published steps.
+    """
+    small = readme_table(found, (root / PAGE).read_text(encoding="utf-8"))
+    blocks = {
+        README: (README_MARKER, small),
+        PAGE: (PAGE_MARKER, page_tables(found)),
+        RULES_PAGE: (RULES_MARKER, rule_graph()),
+    }
+    for name, (marker, text) in blocks.items():
+        rewrite(root / name, {marker: text})
+    images = root / "docs" / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    save(evidence.result(found.kernels, found.passes, mean_errors(found.spans)), images, "result", kinds=("png",))
+    return [*(root / name for name in blocks), images / "result.png"]
+
+
+def rule_graph() -> str:
+    """Snakemake's graph of the rules up to the report, as a Mermaid block.
+
+    Raises:
+        SteptimeError: Snakemake could not draw it; the message says why.
+    """
+    graph = mermaid(str(project_dir() / "Snakefile"), RULE_GRAPH_GRID, ["report"], STEPTIME_DATASETS="none")
+    # a colour per rule says nothing
+    shown = [line for line in graph.splitlines() if not line.strip().startswith("style ")]
+    return "\n".join(["```mermaid", *shown, "```"])
+
+
+def refresh(results: Path) -> None:
+    """Run the checks whose data or code has changed; do nothing without public data.
+
+    Raises:
+        SteptimeError: a check failed; Snakemake has printed the reason.
+    """
+    if datasets_dir() is None:
+        return
+    if run_snakemake("checks", {"results": results}, "--quiet", "rules") != 0:
+        raise SteptimeError("the checks against public data did not finish; see the lines above")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: reads the artifacts, writes the tables and pictures, and prints the names of the written files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--root", type=Path, default=project_dir(), help="checkout whose files are rewritten")
+    options = parser.parse_args(arguments)
+    try:
+        refresh(options.results)
+        found = gather(options.results)
+        for path in write(found, options.root):
+            print(path.relative_to(options.root))
+        if families := outdated_families(found):
+            print(f"steptime: {PAIR_ERRORS} does not belong to the shipped models ({', '.join(families)}): docs/transfer.md "
+                  "says how to rebuild it", file=sys.stderr)  # fmt: skip
+    except SteptimeError as error:
+        print(f"steptime: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Readers of measurements that other people published, and where they come from."""

@@ -1,0 +1,192 @@
+"""Reader of whole steps that others measured and published; predictions of steps are compared with them.
+
+- Lambda Labs' benchmark (`SOURCES["lambda"]`): throughput of NVIDIA's training examples on a single GPU, for many GPU
+  types. Only workloads with a fixed batch size are read: ResNet-50, and BERT fine-tuned on SQuAD with 384 tokens.
+- NVIDIA's own page on ResNet-50 (`SOURCES["nvidia-resnet50"]`): training on V100 and A100, inference on V100 and T4.
+- timm's benchmark (`SOURCES["timm"]`): training steps of many image networks on an RTX 3090.
+
+The user places the published files under the datasets folder: `lambda/*.csv`, `nvidia/resnet50v1.5-README.md`,
+`timm/*.csv`. They are never copied into this project. Nothing here was fitted to them except with the rows of `TUNING_GPUS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from evaluation.published.published_pages import full_precision, missing, numbers_of, positive, read_page, sections
+from pipeline.errors import TableError
+
+LAMBDA_GPUS = {
+    "LambdaCloud 1x V100 16GB": "V100-SXM2-16GB",
+    "Quadro RTX 8000": "RTX8000",
+    "RTX 3090": "RTX3090",
+    "RTX A6000": "RTXA6000",
+    "LambdaCloud 1x A10": "A10",
+    "LambdaCloud 1x A100 40GB PCIe": "A100-PCIE-40GB",
+    "A100 80GB PCIe": "A100-PCIE-80GB",
+    "A100 80GB SXM4": "A100-SXM4-80GB",
+    "RTX 4090": "RTX4090",
+    "RTX 6000 Ada": "RTX6000Ada",
+    "LambdaCloud 1x H100 80GB PCIe": "H100-PCIe",
+    "LambdaCloud 1x H100 80GB SXM5": "H100",
+    "LambdaCloud 1x B200 192GB SXM5": "B200",
+}
+"""Our name of each GPU type in Lambda's table that was measured as a single GPU."""
+
+NVIDIA_GPUS = {
+    "NVIDIA DGX-1 (1x V100 16GB)": "V100-SXM2-16GB",
+    "NVIDIA T4": "T4",
+    "NVIDIA DGX A100 (8x A100 80GB)": "A100-SXM4-80GB",
+    "NVIDIA DGX-1 16GB (8x V100 16GB)": "V100-SXM2-16GB",
+    "NVIDIA DGX-1 32GB (8x V100 32GB)": "V100-SXM2-32GB",
+}
+
+NVIDIA_BATCHES = {"A100-SXM4-80GB": (256, 256), "V100-SXM2-16GB": (128, 256), "V100-SXM2-32GB": (128, 256)}
+"""Batch sizes, in images per step, in fp32 (TF32) and mixed precision. They come from the launch configurations of
+NVIDIA's example, because the page does not state them."""
+
+COUNTED_SHARE = {"bert_base": 100 / 101, "bert_large": 100 / 101}
+"""Share of the executed steps that a benchmark's throughput counts: `run_squad.py --max_steps=100` runs 101 steps. The
+measured time also includes warm-up steps: one to two seconds of 30 to 270 s (the logs beside the tables)."""
+
+WORKLOADS = {"resnet50": "resnet50", "bert_base_squad": "bert_base", "bert_large_squad": "bert_large"}
+"""Our name of the workload of each column that is read."""
+
+TUNING_GPUS = ("V100-SXM2-16GB", "V100-SXM2-32GB", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-80GB", "RTX3090")
+"""GPUs with a training row that was known when tensor-core models were tuned: constants of convolutions, or the form of
+the models of matrix products. All other GPUs, all inference rows and timm's networks were not used for tuning."""
+
+NETWORKS = (
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "resnext50_32x4d", "vgg11", "vgg16",
+    "vit_base_patch16_224",
+)  # fmt: skip
+"""Networks that are read from timm's benchmark."""
+
+LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
+
+COLUMNS = ("source", "gpu", "model", "mode", "dtype", "memory_format", "batch_size", "measured_us", "seen")
+
+
+def read_training(datasets: str | Path) -> pd.DataFrame:
+    """Training steps of Lambda's benchmark on one GPU.
+
+    Args:
+        datasets: the datasets folder.
+
+    Returns:
+        A row per GPU, workload and precision, columns `COLUMNS`.
+        `measured_us` is batch size over throughput, corrected to all executed steps (`COUNTED_SHARE`).
+        `seen` is True if constants were chosen when this row was known.
+
+    Raises:
+        TableError: a file is missing, or lacks columns or rows that the others have.
+    """
+    folder = Path(datasets) / "lambda"
+    found = []
+    for precision in ("fp32", "fp16"):
+        files = [folder / f"pytorch-train-{what}-{precision}.csv" for what in ("throughput", "bs")]
+        speed, batch = map(_table, files)
+        for name, gpu in LAMBDA_GPUS.items():
+            if name not in speed or name not in batch:
+                continue  # not every GPU was measured in both precisions
+            for column, model in WORKLOADS.items():
+                rate, size = speed[name][column], int(batch[name][column])
+                if rate > 0 and size < 1:
+                    raise TableError(
+                        f"{files[1]}: the batch size of {name}, {column} is missing, although its throughput is there"
+                    )
+                if rate > 0:
+                    dtype = full_precision(gpu) if precision == "fp32" else precision
+                    measured_us = 1e6 * size / rate * COUNTED_SHARE.get(model, 1.0)
+                    found.append(
+                        ("lambda", gpu, model, "train", dtype, "contiguous", size, measured_us, gpu in TUNING_GPUS)
+                    )
+    if not found:
+        raise TableError(f"{folder}/pytorch-train-*.csv: has no known GPU; use the tables as published")
+    return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def _table(file: Path, key: str = "name_gpu", columns: Sequence[str] = tuple(WORKLOADS)) -> dict[str, dict[str, float]]:
+    """Numbers of a CSV file: for each value of the key column, the value of each of `columns`."""
+    try:
+        table = pd.read_csv(file)
+    except FileNotFoundError:
+        raise missing(file) from None
+    except (OSError, ValueError) as error:  # pandas' own errors of parsing are ValueErrors
+        raise TableError(f"{file}: not a readable CSV file ({str(error).splitlines()[0]})") from None
+    lacking = [column for column in (key, *columns) if column not in table.columns]
+    if lacking:
+        raise TableError(f"{file}: column {', '.join(lacking)} is missing")
+    values = table[list(columns)].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise TableError(f"{file}: has a value that is not a number in {', '.join(columns)}")
+    named = table[key].astype(str).tolist()
+    return {name: dict(zip(columns, row, strict=True)) for name, row in zip(named, values.tolist(), strict=True)}
+
+
+def read_networks(datasets: str | Path, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
+    """Training steps of networks on an RTX 3090 in mixed precision, in both layouts; columns as in `read_training`.
+
+    Raises:
+        TableError: as `read_training`.
+    """
+    found = []
+    for layout, memory_format in LAYOUTS.items():
+        file = Path(datasets) / "timm" / f"benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv"
+        table = _table(file, "model", ("train_batch_size", "train_step_time"))
+        known = [name for name in networks if name in table]
+        if not known:
+            raise TableError(f"{file}: has none of the expected networks; use the table as published")
+        for name in known:
+            size, milli = table[name].values()
+            if size < 1 or milli <= 0:
+                raise TableError(f"{file}: {name} has no batch size or no time; use the table as published")
+            found.append(("timm", "RTX3090", name, "train", "fp16", memory_format, int(size), 1e3 * milli, False))
+    return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def read_resnet50(datasets: str | Path) -> pd.DataFrame:
+    """Steps of ResNet-50 on NVIDIA's page: training on one GPU, then inference by batch size; columns as in
+    `read_training`.
+
+    Raises:
+        TableError: the page is missing, or holds no such tables.
+    """
+    file = Path(datasets) / "nvidia" / "resnet50v1.5-README.md"
+    text = read_page(file)
+    with numbers_of(file):
+        found = _training_steps(text) + _inference_steps(text)
+    if not found:
+        raise TableError(f"{file}: has no tables of training or inference performance")
+    return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def _training_steps(text: str) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    for gpu, part in sections(text, "Training", NVIDIA_GPUS):
+        rates = re.search(r"^\|\s*1\s*\|\s*(\d+) img/s\s*\|\s*(\d+) img/s", part, flags=re.MULTILINE)
+        kinds = (
+            (full_precision(gpu), "contiguous"),
+            ("fp16", "channels_last"),
+        )  # the example uses NHWC in mixed precision
+        for kind, rate, size in zip(kinds, rates.groups() if rates else (), NVIDIA_BATCHES[gpu], strict=False):
+            us = 1e6 * size / positive(rate)
+            found.append(("nvidia", gpu, "resnet50", "train", *kind, size, us, gpu in TUNING_GPUS))
+    return found
+
+
+def _inference_steps(text: str) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    for gpu, part in sections(text, "Inference", NVIDIA_GPUS):
+        for table in re.split(r"^###### ", part, flags=re.MULTILINE)[1:]:
+            kind = ("fp32", "contiguous") if table.startswith("FP32") else ("fp16", "channels_last")
+            for size, milli in re.findall(r"^\|\s*(\d+)\s*\|[^|]*\|\s*([\d.]+) ms", table, flags=re.MULTILINE):
+                us = 1e3 * positive(milli)
+                found.append(("nvidia", gpu, "resnet50", "inference", *kind, int(positive(size)), us, False))
+    return found

@@ -1,0 +1,108 @@
+# Shipped models: fitted kernel models and overhead observations of each GPU, refitted from public data on request.
+
+from evaluation.training import pack_inputs as PACKS
+from pipeline.answers.sources import Source, overhead_source
+from pipeline.paths import packs_dir
+
+PACK = f"{packs_dir()}/{{gpu}}/pack.json"
+
+
+def pack_overheads(wildcards):
+    """Overhead observations that a GPU's pack ships, if public traces of the GPU exist."""
+    return [FLOW.artifacts.overhead_samples(wildcards.gpu)] if overhead_source(wildcards.gpu) is Source.PUBLIC else []
+
+
+rule pack:
+    input:
+        models=FLOW.models("{gpu}", "long", Source.PUBLIC),
+        overheads=pack_overheads,
+    output:
+        manifest=PACK,
+    wildcard_constraints:
+        gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+    params:
+        provenance=PACKS.public_provenance,
+    message:
+        "Write the pack of {wildcards.gpu}"
+    script:
+        "../scripts/pack.py"
+
+
+# bf16 matrix products of newer GPUs, from an optional package. They are kept beside the packs: one family in one dtype.
+
+HALF = f"{FLOW.artifacts.root}/{{gpu}}/half"
+HALF_PACK = f"{packs_dir()}/half/{{gpu}}/pack.json"
+HALF_GPUS = "|".join(PACKS.bf16_gpus()) or "no-bf16-products"
+
+
+rule half_samples:
+    input:
+        products=PACKS.bf16_table,
+    output:
+        samples=[f"{HALF}/gemm/samples.parquet"],
+    log:
+        f"{HALF}/logs/samples.log",
+    wildcard_constraints:
+        gpu=HALF_GPUS,
+    params:
+        code=FLOW.code("half_samples"),
+    message:
+        "Read bf16 matrix products of {wildcards.gpu} from public measurements"
+    script:
+        "../scripts/half_samples.py"
+
+
+use rule fit_kernels as fit_half with:
+    input:
+        samples=[f"{HALF}/gemm/samples.parquet"],
+    output:
+        models=[directory(f"{HALF}/gemm/{{kernels}}")],
+    log:
+        f"{HALF}/logs/fit_{{kernels}}.log",
+    benchmark:
+        f"{HALF}/logs/fit_{{kernels}}.tsv"
+    wildcard_constraints:
+        gpu=HALF_GPUS,
+
+
+use rule pack as half_pack with:
+    input:
+        models=[f"{HALF}/gemm/long"],
+        overheads=[],
+    output:
+        manifest=HALF_PACK,
+    wildcard_constraints:
+        gpu=HALF_GPUS,
+    params:
+        provenance=PACKS.newer_provenance,
+    message:
+        "Write the shipped model of bf16 matrix products of {wildcards.gpu}"
+
+
+rule collective_curves:
+    output:
+        curves=f"{packs_dir()}/collectives.json",
+    params:
+        provenance=PACKS.newer_provenance,
+    message:
+        "Fit bandwidth curves of collectives to public measurements"
+    script:
+        "../scripts/collective_curves.py"
+
+
+rule attention_constants:
+    output:
+        constants=f"{packs_dir()}/attention.json",
+    params:
+        provenance=PACKS.newer_provenance,
+    message:
+        "Fit constants of fused attention to public measurements"
+    script:
+        "../scripts/attention_constants.py"
+
+
+rule packs:
+    input:
+        expand(PACK, gpu=PACKS.public_gpus()),
+        expand(HALF_PACK, gpu=PACKS.bf16_gpus()),
+        [f"{packs_dir()}/{name}.json" for name in ("collectives", "attention")] if PACKS.bf16_gpus() else [],

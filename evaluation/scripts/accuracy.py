@@ -1,0 +1,31 @@
+"""Write the accuracy tables of a grid's predictions."""
+
+from pathlib import Path
+
+from pipeline.scripting import job, provenance
+
+with job(snakemake):
+    from evaluation.pages import grid_accuracy as accuracy
+    from pipeline.prediction import Prediction
+    from pipeline.report.figures import figure_data as tables
+    from pipeline.report.figures.step_table import steps as step_table
+    from pipeline.report.grid_inputs import read_any, with_gpus
+    from pipeline.schemas import atomic_path, read_table, write_parquet
+
+    summary = read_table(snakemake.input.summary, "summary")
+    steps = step_table(Prediction.all_of(summary))
+    by_part = tables.error_parts(summary, read_any(snakemake.input.parts))
+    kernels = tables.kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
+    parts = accuracy.sections(steps, tables.errors_by_part(by_part), by_part, kernels, snakemake.params.missing)
+    title = accuracy.title_of(steps)
+    for path, text in (
+        (snakemake.output.text, accuracy.markdown(title, parts)),
+        (snakemake.output.page, accuracy.html(title, parts)),
+    ):
+        with atomic_path(Path(path)) as part:
+            part.write_text(text, encoding="utf-8")
+    accuracy.write_sections(parts, snakemake.output.sections)
+    write_parquet(steps, snakemake.output.steps, provenance=provenance(snakemake))
+    write_parquet(kernels, snakemake.output.kernels, provenance=provenance(snakemake))
+    for line in snakemake.params.missing:
+        print(f"  missing: {line}", flush=True)

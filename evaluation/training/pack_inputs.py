@@ -1,0 +1,41 @@
+"""Inputs and provenance of the shipped packs, for the rules that make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evaluation.published.aiconfigurator import TABLES, data_dir, installed_release, table_path
+from evaluation.published.citations import SOURCES
+from pipeline.answers.sources import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source
+from pipeline.digest import code_digest
+from pipeline.flow import on_this_machine
+
+
+def public_gpus() -> list[str]:
+    """GPUs with available public data, so that their packs can be rebuilt."""
+    return [gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC]
+
+
+def bf16_gpus() -> list[str]:
+    """GPUs with available public bf16 matrix products, so that their models can be refitted."""
+    return list(TABLES) if data_dir() is not None else []
+
+
+def bf16_table(wildcards: Any) -> str:
+    """Input function: the public bf16 matrix products of a GPU, if their package is installed."""
+    return on_this_machine(table_path(wildcards.gpu))
+
+
+def newer_provenance(wildcards: Any) -> dict[str, Any]:
+    """Params function: provenance of the public data of bf16 matrix products and collectives."""
+    data = {**SOURCES["aiconfigurator"], "release": installed_release()}
+    return {"data": [data], "code": code_digest("fit_kernels")}
+
+
+def public_provenance(wildcards: Any) -> dict[str, Any]:
+    """Params function: provenance of the public data of a pack."""
+    names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
+    return {
+        "data": [SOURCES[name] for name in names],
+        "code": [code_digest("fit_kernels"), code_digest("public_overheads")],
+    }

@@ -1,0 +1,1 @@
+"""Training steps of published measurements, rebuilt."""

@@ -1,0 +1,70 @@
+"""Damages thousands of inputs, or kills runs: `make soak`, or
+
+    python -m soak --cases 10000 --seed 1            # goes on where it was stopped
+    python -m soak --case 1234                       # one case again, with its traceback
+    python -m soak kills --times 100                 # SIGKILL in the middle of runs
+    python -m soak mishaps --old COMMIT              # a full disk, a clock that jumps, and the like
+
+Exits with 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from random import Random
+
+from pipeline.paths import project_dir
+from soak import kills, mishaps
+from soak.kinds import KINDS, kind_of
+from soak.runner import State, soak, table
+
+STATE = project_dir() / "results" / "soak" / "state.json"
+
+
+def main() -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("what", nargs="?", choices=("inputs", "kills", "mishaps"), default="inputs")
+    parser.add_argument("--cases", type=int, default=10_000, help="number of damaged inputs")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same cases")
+    parser.add_argument("--state", type=Path, default=STATE, help="file that keeps what has run")
+    parser.add_argument("--anew", action="store_true", help="begin again, also if the state file has begun these cases")
+    parser.add_argument("--case", type=int, help="run this case alone, in this process")
+    parser.add_argument("--times", type=int, default=100, help="number of kills")
+    parser.add_argument("--old", help="a commit whose results are then those of an older version")
+    args = parser.parse_args()
+    if args.what == "kills":
+        return kills.main(args.times, args.seed)
+    if args.what == "mishaps":
+        return mishaps.main(args.old)
+    if args.case is not None:
+        return _one(args.seed, args.case)
+    state = State(args.seed, args.cases)
+    if args.state.is_file() and not args.anew:
+        known = State.load(args.state)
+        if known.seed == args.seed:
+            state, state.cases = known, args.cases
+    soak(state, args.state, lambda text: print(text, flush=True))
+    print(table(state))
+    return 1 if state.failures else 0
+
+
+def _one(seed: int, number: int) -> int:
+    """Make one case again and run it unguarded, so that its traceback is seen."""
+    rng = Random(f"{seed}/{number}")
+    kind = kind_of(rng)
+    with tempfile.TemporaryDirectory(prefix="steptime-soak-") as folder:
+        place = Path(folder)
+        for name in ("base", "case"):
+            (place / name).mkdir()
+        case = KINDS[kind].case(KINDS[kind].prepare(place / "base"), place / "case", rng)
+        print(f"{kind}: {case.mutation}; must {case.must}")
+        print(case.run())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""Damaged files of published measurements, which the user downloads or types: CSV, YAML, notebooks, pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from evaluation.published.published_busy import FILE as BUSY
+from evaluation.published.published_busy import read_busy
+from evaluation.published.published_dlrm import read_rows, read_steps
+from evaluation.published.published_lin2022 import CNN_FILE, DLRM_FILE, read_cnn, read_dlrm
+from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, read_lookups
+from evaluation.published.published_steps import read_networks, read_resnet50, read_training
+from soak.damage import VALUES, damaged
+from soak.verdicts import ANY, Case
+from tests.evaluation import test_published_busy as busy
+from tests.evaluation import test_published_dlrm as dlrm
+from tests.evaluation import test_published_lin2022 as lin
+from tests.evaluation import test_published_lookups as lookups
+from tests.evaluation import test_published_steps as steps
+
+NUMBERS = ("measured_us", "busy", "published_busy", "batch_size")
+
+
+def _files() -> dict[str, bytes]:
+    """The invented files of the tests, by path below the datasets folder."""
+    cells = [{"source": text.splitlines(keepends=True)} for text in ("### DLRM", busy.COMPUTED, busy.CELL)]
+    texts = {
+        BUSY: json.dumps({"cells": cells}), DLRM_FILE: lin.DLRM, CNN_FILE: lin.CNN,
+        "nvidia/dlrm-criteo_f15.yaml": dlrm.SPEC, "nvidia/resnet50v1.5-README.md": steps.PAGE,
+        LIGER: "\n".join((lookups.HEAD, *lookups.LINES)), PULL_REQUEST: lookups.COMMENT,
+        NOTEBOOK: json.dumps(lookups.cells([lookups.KERNEL, lookups.ADDING])),
+    }  # fmt: skip
+    for version, text in (("2020-04", dlrm.FIRST), ("2020-08", dlrm.SECOND), ("2021-10", dlrm.LAST)):
+        texts[f"nvidia/dlrm-README-{version}.md"] = text
+    for precision in ("fp32", "fp16"):
+        for what, rows in (("throughput", steps.THROUGHPUT), ("bs", steps.BATCH)):
+            texts[f"lambda/pytorch-train-{what}-{precision}.csv"] = steps.HEADER + rows
+    for layout, milli in (("nchw", 600.5), ("nhwc", 400.5)):
+        texts[f"timm/benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv"] = (
+            f"{steps.TIMM}resnet50,1,{milli},512\nother,1,1,1\n"
+        )
+    return {name: text.encode() for name, text in texts.items()}
+
+
+READERS: dict[str, tuple[str, ...]] = {
+    "read_busy": (BUSY,), "read_dlrm": (DLRM_FILE,), "read_cnn": (CNN_FILE,), "read_steps": ("nvidia/dlrm",),
+    "read_resnet50": ("nvidia/resnet50",), "read_lookups": (LIGER, PULL_REQUEST, NOTEBOOK), "read_training": ("lambda/",),
+    "read_networks": ("timm/",),
+}  # fmt: skip
+CALLS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    "read_busy": read_busy, "read_dlrm": read_dlrm, "read_cnn": read_cnn,
+    "read_steps": lambda folder: read_steps(folder).assign(rows=str(read_rows(folder))),
+    "read_resnet50": read_resnet50, "read_lookups": read_lookups, "read_training": read_training,
+    "read_networks": lambda folder: read_networks(folder, ("resnet50",)),
+}  # fmt: skip
+
+
+def _read(reader: str, folder: Path) -> pd.DataFrame:
+    found = CALLS[reader](folder)
+    for name in NUMBERS:
+        if name in found:
+            values = found[name].to_numpy(float)
+            assert np.isfinite(values).all() and (values > 0).all(), f"{name} holds {values.min()}"
+    return found
+
+
+def prepare(folder: Path) -> dict[str, Any]:
+    """What each reader makes of the undamaged files."""
+    _write(folder, files := _files())
+    return {"files": files, **{reader: _read(reader, folder) for reader in READERS}}
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def case(base: dict[str, Any], folder: Path, rng: Random) -> Case:
+    """A damaged file of one reader."""
+    reader = rng.choice(sorted(READERS))
+    files = dict(base["files"])
+    name = rng.choice([each for each in files if each.startswith(READERS[reader])])
+    text = files[name]
+    kind = rng.choice(("bytes", "bytes", "bytes", "gone", "empty", "folder", "cell", "cell", "rows", "crlf", "bom"))
+    must, truth = "either", ANY
+    if kind == "bytes":
+        kind, files[name] = damaged(text, rng)
+    elif kind == "empty":
+        files[name], must = b"", "refuse"
+    elif kind in ("gone", "folder"):
+        del files[name]
+        must = "refuse"
+    elif kind == "cell":
+        marks = [i for i, byte in enumerate(text) if 48 <= byte <= 57]
+        start = end = rng.choice(marks)
+        while end < len(text) and chr(text[end]) in "0123456789.":
+            end += 1
+        while start and chr(text[start - 1]) in "0123456789.":
+            start -= 1
+        new = rng.choice(
+            (
+                b"nan",
+                b"inf",
+                b"-1",
+                b"0",
+                b"1e999",
+                b"",
+                b"x",
+                b"1,5",
+                str(rng.choice(VALUES)).encode("utf-8", "replace"),
+            )
+        )
+        files[name], kind = text[:start] + new + text[end:], f"cell {new[:20]!r}"
+    elif kind == "rows" and name.endswith(".csv"):
+        head, _, rest = text.partition(b"\n")
+        lines = rest.strip().splitlines(keepends=True)
+        files[name], kind = (
+            head + b"\n" + b"\n".join(line.strip() for line in reversed(lines)) + b"\n",
+            "rows in another order",
+        )
+    elif kind == "crlf":
+        files[name], must, truth = text.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"), "accept", base[reader]
+    elif kind == "bom":
+        files[name] = b"\xef\xbb\xbf" + text
+    _write(folder, files)
+    if kind == "folder":
+        (folder / name).mkdir(parents=True)
+    return Case(f"{reader}: {Path(name).name} {kind}", lambda: _read(reader, folder), must=must, truth=truth,
+                named=(str(folder),))  # type: ignore[arg-type] # fmt: skip

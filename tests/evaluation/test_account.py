@@ -1,0 +1,230 @@
+"""README and docs/accuracy.md are made of artifacts: their tables equal what the artifacts say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from evaluation.checks.language_passes import read_passes
+from evaluation.pages.accuracy_tables import (
+    Evidence,
+    carried_over_rows,
+    kernel_rows,
+    kernel_table,
+    left_out_errors,
+    outdated_families,
+    page_tables,
+    published_rows,
+    readme_table,
+)
+from evaluation.pages.readme_tables import PAGE, PAGE_MARKER, README, README_MARKER, gather, shipped_families
+from pipeline.errors import InputError, TableError
+from pipeline.paths import project_dir, transfer_dir
+from pipeline.report.figures import evidence_shares as evidence
+from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures.figure_data import FULL, KERNEL_SUM, mean_errors
+from pipeline.report.figures.gallery import Artifacts
+from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
+from pipeline.report.markdown import block, markdown, replaced, table_rows
+
+
+@pytest.fixture
+def found(artifacts: Artifacts) -> Evidence:
+    left_out = pd.DataFrame({"family": ["gemm", "gemm"], "gpu": ["V100", "T4"], "mape": [10.0, 20.0], "gmae": 5.0})
+    wave = pd.concat([artifacts.transfer, artifacts.transfer.assign(method="wave", mape=47.0)])
+    errors = tables.kernel_errors(artifacts.models)
+    return Evidence(errors, artifacts.replays, artifacts.passes, left_out, wave, artifacts.models_moved)
+
+
+def test_the_error_of_a_trace_is_the_mean_over_its_iterations(found: Evidence) -> None:
+    errors = mean_errors(found.spans).set_index("method")
+    assert errors.loc[FULL, "mean_error"] == pytest.approx(0.15)
+    assert errors.loc[KERNEL_SUM, "evaluated"] == 2
+
+
+STEPS = """
+<!-- published -->
+Mean absolute error of training steps: 7.5 % in fp32 and TF32, 12.3 % in fp16. Of 3 pairs of GPUs, 2 are right.
+<!-- /published -->
+<!-- published steps -->
+| GPU | step |
+| --- | --- |
+| V100 (seen) | resnet50, train |
+| V100 | bert_base, train |
+| T4 | resnet50, train |
+| B200 | resnet50, inference |
+<!-- /published steps -->
+<!-- translation -->
+| step | precision | unseen: mean absolute error % |
+| --- | --- | --- |
+| gnmt, train | fp32 or TF32 | 13.1 |
+| gnmt, train | fp16 | 13.4 |
+
+Recurrent layers are 37 to 66 % of a step.
+<!-- /translation -->
+<!-- dlrm -->
+| step | V100: mean absolute % | A100: mean absolute % |
+| --- | --- | --- |
+| train, fp32 or TF32 | 4.8 | 11.8 |
+| train, fp16 | 5.9 | 10.2 |
+<!-- /dlrm -->
+<!-- busy -->
+| busy share predicted by | mean absolute |
+| --- | --- |
+| Lin et al., profiled overheads | 10.1 |
+| Steptime, their loop | 7.9 |
+<!-- /busy -->
+<!-- lin2022 dlrm -->
+| 36 DLRM steps, predicted by | GMAE % | mean absolute % |
+| --- | --- | --- |
+| Steptime | 4.93 | 8.2 |
+| Lin et al., overheads profiled on those hosts | 7.96 | 10.7 |
+<!-- /lin2022 dlrm -->
+<!-- lin2022 cnn -->
+| 18 steps, mean absolute error % | all |
+| --- | --- |
+| Steptime | 12.4 |
+| Lin et al. | 9.8 |
+| Habitat | 15.3 |
+| MLPredict | 29.4 |
+<!-- /lin2022 cnn -->
+"""
+
+
+def test_every_stage_stands_beside_baseline_published_figure_and_bar(found: Evidence) -> None:
+    text = page_tables(found)
+    for row in (
+        "| V100 | 2.00 (2) | 2.00 (0.6) |",
+        "| published, Lin et al., HiPC 2022 | < 10 | < 10 |",
+        "| step, kernel times given | `v100_ddp` | 15.0 | sum of kernels 50.0 | 7.96 | 0.5 |",
+        "| whole language model | V100, 2 passes | 5.0 (worst 10.0) |  |  | 10 |",
+        "| gemm, from one GPU to another | five GPUs, each held out in turn | 15.0 | wave scaling 47.0 |  | 20 |",
+        "| whole model, from one GPU to another | 2 pairs of passes | 15.0 | wave scaling 50.0 | 11.8 | 8 |",
+        "| V100 | bert_large | inference | 512 | 8 | 200.0 | 220.0 | +10.0 |",
+    ):
+        assert row in text, row
+
+
+def test_the_small_table_has_the_mean_of_every_stage_and_of_published_steps(found: Evidence) -> None:
+    text = readme_table(found, STEPS)
+    for row in (
+        "| kernel: matrix product | held-out shapes, 1 GPU | 2.0 (worst 2.0) | published < 10 | 10 |",
+        "| kernel: other families | held-out shapes, 1 GPU | 2.0 (worst 2.0) | published < 10 | 10 |",
+        "| step of a trace, kernel times given | 1 public trace | 15.0 (worst 15.0) | sum of kernels 50.0; published 7.96 "
+        "| 0.5 |",
+        "| whole language model | 3 passes on 2 GPUs | 6.7 (worst 10.0) |  | 10 |",
+        "| kernel on a GPU without samples | 1 family, 2 GPUs held out in turn | 15.0 | wave scaling 47.0 | 20 |",
+        "| whole language model carried to another GPU | 2 pairs of passes | 15.0 | wave scaling 50.0; published 11.8 | 8 |",
+        "| published training step | 3 steps on 2 GPUs | 7.5 (fp32, TF32), 12.3 (fp16) |  |  |",
+        "| published GNMT training step | GPUs not used for tuning | 13.1 (fp32, TF32), 13.4 (fp16) |  |  |",
+        "| published DLRM training step, A100 | NVIDIA's example | 11.8 (fp32, TF32), 10.2 (fp16) |  |  |",
+        "| busy share of a DLRM step (percentage points) | 36 steps of Lin et al. | 7.9 | published 10.1 |  |",
+        "| whole DLRM step | 36 steps of Lin et al. | GMAE 4.9, mean 8.2 | published GMAE 7.96 |  |",
+        "| whole step of a convolutional network | 18 steps of Lin et al. | 12.4 | published 9.8; Habitat 15.3; "
+        "MLPredict 29.4 |  |",
+    ):
+        assert row in text, row
+
+
+@pytest.mark.parametrize("lost", ["<!-- busy -->", "| gnmt, train | fp16 | 13.4 |", "Mean absolute error of training",
+                                  "| Lin et al., profiled overheads | 10.1 |"])  # fmt: skip
+def test_a_page_without_a_published_table_is_refused_in_one_line(lost: str) -> None:
+    with pytest.raises(InputError, match=r"docs/accuracy\.md: .*missing") as caught:
+        published_rows(STEPS.replace(lost, ""))
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_between_gpus_of_other_models_are_noticed(found: Evidence) -> None:
+    assert outdated_families(found) == []
+    assert outdated_families(dataclasses.replace(found, left_out=found.left_out.assign(mape=30.0))) == ["gemm"]
+
+
+def test_only_the_text_between_the_markers_changes() -> None:
+    text = "before\n<!-- here -->\nold\n<!-- /here -->\nafter\n"
+    assert replaced(text, "here", "new") == text.replace("old", "new")
+    with pytest.raises(KeyError):
+        replaced(text, "elsewhere", "new")
+    with pytest.raises(KeyError):
+        replaced("<!-- /here -->\nold\n<!-- here -->\nafter", "here", "new")
+
+
+def test_readme_and_docs_hold_what_the_packs_say() -> None:
+    # fails where packs were rebuilt and `make readme` was not run
+    kernels = tables.kernel_errors(shipped_families())
+    pairs, models = (read_any([str(transfer_dir() / name)]) for name in (PAIR_ERRORS, MODEL_ERRORS))
+    nothing = pd.DataFrame()
+    shipped = Evidence(kernels, nothing, nothing, nothing, pairs, models)
+    page = (project_dir() / PAGE).read_text(encoding="utf-8")
+    assert kernel_table(kernels) in block(page, PAGE_MARKER), f"{PAGE}: run `make readme`"
+    told = [list(row.values()) for row in table_rows(block((project_dir() / README).read_text(encoding="utf-8"),
+                                                           README_MARKER))]  # fmt: skip
+    for row in (*kernel_rows(kernels), *carried_over_rows(shipped), *published_rows(page)):
+        assert row in told, f"{README}: run `make readme`"
+    assert len(told) <= 15
+
+
+def test_the_readme_repeats_the_means_of_the_accuracy_page() -> None:
+    """Replayed traces and passes need public data; their rows follow from the tables of docs/accuracy.md."""
+    page = block((project_dir() / PAGE).read_text(encoding="utf-8"), PAGE_MARKER)
+    readme = block((project_dir() / README).read_text(encoding="utf-8"), README_MARKER)
+    told = {row["what"]: row["our error (%)"] for row in table_rows(readme)}
+    replayed = next(row for row in table_rows(page[page.index("## Replayed traces") :]) if row["trace"] == "mean")
+    assert told["step of a trace, kernel times given"].startswith(f"{replayed['critical path']} (worst")
+    assert told["the same, overheads of other hosts"].startswith(f"{replayed['overheads of other hosts']} (worst")
+    errors = [abs(float(row["error (%)"])) for row in table_rows(page[page.index("## Whole models") :])]
+    assert told["whole language model"] == f"{sum(errors) / len(errors):.1f} (worst {max(errors):.1f})"
+
+
+def test_a_markdown_table_is_read_back() -> None:
+    rows = [["1", ""], ["2", "x y"]]
+    text = f"words\n\n{markdown(['a', 'b'], rows)}\n\nmore\n| other |"
+    assert table_rows(text) == [{"a": "1", "b": ""}, {"a": "2", "b": "x y"}]
+    assert table_rows("no table") == []
+
+
+def test_left_out_errors_come_with_the_shipped_models() -> None:
+    errors = left_out_errors(transfer_dir())
+    assert set(errors["family"]) >= {"gemm", "elementwise"}
+    assert errors.groupby("family")["gpu"].nunique().min() >= 4
+
+
+def test_without_checks_it_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="STEPTIME_DATASETS"):
+        gather(tmp_path)
+
+
+def test_the_picture_shows_all_three_parts(found: Evidence) -> None:
+    figure = evidence.result(found.kernels, found.passes, mean_errors(found.spans))
+    assert [bool(axes.get_title(loc="left")) for axes in figure.axes] == [True] * 3
+    assert all(axes.get_xlabel() for axes in figure.axes)
+
+
+def test_a_table_has_a_line_per_row() -> None:
+    assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+    assert json.dumps(markdown(["a"], [])) == json.dumps("| a |\n| --- |")
+
+
+@pytest.mark.parametrize("name", ["replays.parquet", "pair_errors.csv"])
+def test_a_damaged_table_is_one_line_that_names_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(TableError, match="rebuild") as caught:
+        read_any([str(tmp_path / name)])
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_public_table_of_passes_that_is_missing_or_of_another_form_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "neusight" / "model_latency.parquet"
+    with pytest.raises(TableError, match=r"model_latency\.parquet: no such file; download the public data"):
+        read_passes(tmp_path)
+    file.parent.mkdir()
+    file.write_bytes(b"PAR1")
+    with pytest.raises(TableError, match="not a readable parquet file"):
+        read_passes(tmp_path)
+    pd.DataFrame({"gpu": ["V100"], "model": ["opt_13"]}).to_parquet(file)
+    with pytest.raises(TableError, match=r"column mode, seq_len, .* is missing"):
+        read_passes(tmp_path)

@@ -1,0 +1,73 @@
+"""The accuracy page of a grid is written from the grid's tables only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from evaluation.pages import grid_accuracy as accuracy
+from evaluation.pages.grid_accuracy import missing_evidence
+from pipeline.config import expand
+from pipeline.flow import Flow
+from pipeline.kernels.error_metrics import DECILES
+from pipeline.paths import Artifacts as Paths
+from pipeline.prediction import Prediction
+from pipeline.report.figures import figure_data as tables
+from pipeline.report.figures import step_table
+from pipeline.report.figures.gallery import Artifacts
+from pipeline.report.grid_inputs import host_observations, with_gpus
+
+
+def account(found: Artifacts, missing: list[str]) -> str:
+    steps = step_table.steps(Prediction.all_of(found.summary))
+    by_part = tables.error_parts(found.summary)
+    errors, kernels = tables.errors_by_part(by_part), tables.kernel_errors(found.models)
+    parts = accuracy.sections(steps, errors, by_part, kernels, missing)
+    assert accuracy.html("A grid", parts).count("<table>") == accuracy.markdown("A grid", parts).count("\n| --- ")
+    return accuracy.markdown("A grid", parts)
+
+
+def test_it_shows_steps_errors_kernels_and_gaps(artifacts: Artifacts) -> None:
+    text = account(artifacts, ["P100: no trace of its host."])
+    for words in ("| V100 | dlrm_default | 2,048 | 6.34 |", "-4.8 %", "pack 90 %, roofline 10 %", "| gemm | V100 |",
+                  "2.0 %", "| V100 | dlrm_default b2048 | step, overheads of this workload | 6.34 | 6.66 | -4.8 % |",
+                  "held-out shapes", "published", "P100: no trace"):  # fmt: skip
+        assert words.lower() in text.lower(), words
+
+
+def test_errors_by_size_have_a_table_where_a_model_keeps_them(summary: pd.DataFrame, tmp_path: Path) -> None:
+    metrics = {"gmae": 0.02, **{name: 0.01 * place for place, name in enumerate(DECILES, 1)}}
+    facts = {"family": "gemm", "variant": "auto", "evidence": "fitted", "metrics": {"gmae": 0.02}}
+    (tmp_path / "family.json").write_text(json.dumps(facts))
+    without = account(Artifacts(summary, models=(("V100", tmp_path),)), [])
+    assert "Kernel models by size" not in without
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    text = account(Artifacts(summary, models=(("V100", tmp_path),)), [])
+    assert "| gemm | V100 | 1.0 % | 2.0 % | 3.0 % |" in text
+
+
+def test_the_title_says_what_the_grid_holds(summary: pd.DataFrame) -> None:
+    assert (
+        accuracy.title_of(step_table.steps(Prediction.all_of(summary)))
+        == "Accuracy on V100, P100: dlrm_default at batch 512, 2,048"
+    )
+
+
+def test_without_measurements_it_says_so(summary: pd.DataFrame) -> None:
+    text = account(Artifacts(summary.assign(measured_us=None, error=None)), [])
+    assert "No point of this grid has a measured step." in text
+    assert "measured (ms)" not in text
+
+
+def test_gaps_of_evidence_are_named(monkeypatch: object) -> None:
+    flow = Flow(tuple(expand(["gpu=V100,Xp", "model=dlrm_default"])), Paths())
+    lines = missing_evidence(flow)
+    assert any(line.startswith("Xp: no kernel samples") for line in lines)
+    assert any(line.startswith("V100: no measured steps") for line in lines)
+    assert len(host_observations(flow)) in (1, 2)
+
+
+def test_a_folder_says_whose_models_it_holds() -> None:
+    assert [gpu for gpu, _ in with_gpus(["results/V100/kernels/gemm/auto", "packs/T4/kernels/bmm"])] == ["V100", "T4"]
