@@ -120,10 +120,8 @@ def test_zipf_indices_repeat_rows_and_stay_in_the_table() -> None:
 
 
 def test_sampled_sizes_stay_within_a_quarter_and_four_times() -> None:
-    spec = Spec(
-        "gemm", "linear", "forward", "fp32", {"B": 1, "M": 1024, "N": 512, "K": 256, "trans_a": 0, "trans_b": 1}
-    )
-    rng = random.Random(0)
+    dims = {"B": 1, "M": 1024, "N": 512, "K": 256, "trans_a": 0, "trans_b": 1}
+    spec, rng = Spec("gemm", "linear", "forward", "fp32", dims), random.Random(0)
     for _ in range(200):
         varied = vary(spec, rng)
         assert all(spec[d] / 6 <= varied[d] <= 6 * spec[d] for d in ("M", "N", "K"))  # powers of two round further
@@ -131,17 +129,11 @@ def test_sampled_sizes_stay_within_a_quarter_and_four_times() -> None:
 
 
 def test_operand_bytes_follow_a_scaled_size() -> None:
-    bias = Spec(
-        "elementwise",
-        "add",
-        "forward",
-        "fp32",
-        {"B": 64, "H": 32, "inputs": 4 * 64 * 32 + 4 * 32, "outputs": 4 * 64 * 32},
-    )
+    dims = {"B": 64, "H": 32, "inputs": 4 * 64 * 32 + 4 * 32, "outputs": 4 * 64 * 32}
+    bias = Spec("elementwise", "add", "forward", "fp32", dims)
     for _, varied in zip(range(20), sizes_around([bias], 1), strict=False):
         b, h = varied["B"], varied["H"]
-        assert varied["inputs"] == 4 * b * h + 4 * h
-        assert varied["outputs"] == 4 * b * h
+        assert (varied["inputs"], varied["outputs"]) == (4 * b * h + 4 * h, 4 * b * h)
 
 
 def test_any_prefix_of_a_round_is_balanced_over_families() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pipeline.collect.cases import Case, Spec
 from pipeline.collect.profiling import SESSIONS, ProfilerError, preflight
 from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import InputError, TraceError
-from tests.collect.pretend_cuda import PretendedGpu, pretend
+from tests.collect.pretend_cuda import pretend
 
 CUDA = torch.device("cuda")
 TINY = ["--tiny", "--device", "cuda", "--minutes", "2"]
@@ -47,8 +48,6 @@ def products(count: int) -> list[Spec]:
 
 def small_campaign(folder: Path) -> tuple[Campaign, Any]:
     """A campaign, and the plan of a DLRM step that a CPU can run."""
-    from dataclasses import replace
-
     plan = next(p for p in plans(tiny=True) if p.model == "dlrm_ddp")
     opened = CampaignFolder(folder, {"gpu": "H200"})
     return Campaign(opened, CUDA, "H200", time.monotonic() + 1800, tiny=True), replace(plan, iterations=2)
@@ -135,24 +134,7 @@ def test_a_step_that_cannot_be_profiled_keeps_its_times(tmp_path: Path, monkeypa
     assert check(work.folder.path) == []
 
 
-def test_clocks_are_read_right_after_the_timed_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    def noted(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, **k: (order.append(name), real(*a, **k))[1])
-
-    work, plan = small_campaign(tmp_path / "run")
-    for name in ("time_steps", "gpu_state"):
-        noted(campaign_steps, name)
-    with pretend():
-        campaign_steps.time_step(work, plan)
-    assert order == ["time_steps", "gpu_state"]
-
-
-@pytest.mark.parametrize(
-    "error", [AssertionError("sizes"), AttributeError("no such operator"), NotImplementedError("x")]
-)
+@pytest.mark.parametrize("error", [AssertionError("sizes"), NotImplementedError("x")])
 def test_a_workload_that_cannot_be_captured_costs_only_its_own_calls(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,8 +155,6 @@ def test_a_workload_that_cannot_be_captured_costs_only_its_own_calls(
 
 
 def test_calls_in_a_file_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     def capture(plan: Any) -> list[Spec]:
         if plan.model == "gnmt":
             raise InputError("model gnmt needs something")
@@ -209,9 +189,7 @@ def test_a_file_without_calls_is_said_in_one_line(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("hidden"), TypeError("takes 2 positional arguments"), ZeroDivisionError("x")]
-)
+@pytest.mark.parametrize("error", [KeyError("hidden"), ZeroDivisionError("x")])
 def test_a_call_that_cannot_be_made_costs_no_other(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     real = kernels.build_case
 
@@ -255,30 +233,3 @@ def test_a_driver_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(subprocess, "run", hang)
     assert ["did not answer" in device.gpu_state()["error"] for _ in range(3)] == [True] * 3
     assert len(asked) == 1
-
-
-def test_truth_values_are_touched_like_other_tensors() -> None:
-    for kind in (torch.bool, torch.int64, torch.float32):
-        tensor = torch.tensor([0, 1, 1]).to(kind)
-        before = tensor.clone()
-        bench._touch(tensor)
-        assert tensor.equal(before)
-        assert tensor._version > 0
-
-
-def test_a_product_that_the_profiler_missed_is_left_out_of_the_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.collect import peaks
-
-    with pretend():
-        tool = bench.Bench(CUDA)
-        real = peaks._measured
-        monkeypatch.setattr(peaks, "_measured", lambda b, r, dtype="fp32": {} if dtype == "bf16" else real(b, r, dtype))
-        names = [peak.name for peak in peaks.products(tool, True)]
-    assert set(names) == {"gemm_fp16", "gemm_tf32", "gemm_fp32"}
-
-
-def test_pretended_sessions_are_counted(tmp_path: Path) -> None:
-    with pretend() as gpu:
-        assert isinstance(gpu, PretendedGpu)
-        preflight(CUDA, tmp_path)
-        assert (gpu.sessions, SESSIONS.sessions) == (2, 1)

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.collect.trace_windows import STEP_LABEL, attribute, load_events
 from pipeline.overheads.extraction import extract_overheads
 from pipeline.paths import datasets_dir
 from pipeline.trace.host_activity import Activity, activity
@@ -68,11 +67,3 @@ def test_products_are_known_by_their_new_names(found: tuple[Activity, Activity])
         "dlrm" in str(found[0].trace.path)
     )  # the other trace was recorded without shapes
     assert families[1] == families[0]
-
-
-def test_a_campaign_attributes_them_alike(paths: tuple[Path, Path]) -> None:
-    found = [attribute(load_events(path), STEP_LABEL) for path in paths]
-    assert {(w.device_us, len(w.kernels), w.lost) for w in found[0].windows.values()} == {
-        (w.device_us, len(w.kernels), w.lost) for w in found[1].windows.values()
-    }
-    assert found[1].without_launch == 0

@@ -13,7 +13,10 @@ from pipeline.collect.device import select_device, undisturbed
 from pipeline.collect.measured_steps import collect_step
 from pipeline.collect.microbenchmarks import measure_calls
 from pipeline.errors import ConfigError, InputError, UnknownNameError
+from pipeline.graph.device_calls import map_calls
+from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.schemas import read_provenance, read_table, write_table
+from pipeline.trace.load import load_trace
 
 TINY = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
 
@@ -33,18 +36,13 @@ def test_a_step_leaves_its_times_and_both_traces(folder: Path) -> None:
     assert read_step_time(folder / "step_times.parquet") == row["step_us"]
     made = read_provenance(folder / "step_times.parquet")
     assert made["commit"] == "abc" and made["device"]
-    load = pytest.importorskip("pipeline.trace.load")
-    trace = load.load_trace(folder / "kineto.json.gz")
+    trace = load_trace(folder / "kineto.json.gz")
     assert (trace.device, len(trace.iterations)) == ("cpu", 3)
 
 
 def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> None:
-    execution, calls_of = (
-        pytest.importorskip("pipeline.graph.execution_trace"),
-        pytest.importorskip("pipeline.graph.device_calls"),
-    )
-    graph = execution.import_execution_trace(folder / "execution_trace.json.gz")
-    calls = calls_of.map_calls(graph, None, device="cpu")
+    graph = import_execution_trace(folder / "execution_trace.json.gz")
+    calls = map_calls(graph, None, device="cpu")
     for seconds in (3.0, 10.0, 30.0):  # a busy machine takes longer to come to the sizes around the calls
         samples = measure_calls(calls, "cpu", seconds, graph=graph.table)
         if len(samples) > len(calls):
@@ -58,28 +56,10 @@ def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> Non
 
 
 def test_calls_are_measured_without_their_graph_and_others_are_counted() -> None:
-    row = {
-        "node_id": 0,
-        "family": "gemm",
-        "op": "linear",
-        "phase": "forward",
-        "dtype": "fp32",
-        "B": 1,
-        "M": 8,
-        "N": 8,
-        "K": 8,
-    }
-    other = {
-        "node_id": 1,
-        "family": "collective",
-        "op": "all_reduce",
-        "phase": "backward",
-        "dtype": "fp32",
-        "bytes": 64,
-    }
-    samples = measure_calls(
-        pd.DataFrame([row, other]), None if select_device(None).type == "cpu" else "cpu", 0.2, sampled=False
-    )
+    common = {"phase": "forward", "dtype": "fp32"}
+    rows = [{"node_id": 0, "family": "gemm", "op": "linear", "B": 1, "M": 8, "N": 8, "K": 8, **common},
+            {"node_id": 1, "family": "collective", "op": "all_reduce", "bytes": 64, **common}]  # fmt: skip
+    samples = measure_calls(pd.DataFrame(rows), "cpu", 0.2, sampled=False)
     assert list(samples["family"]) == ["gemm"]
     assert list(samples.attrs["unmeasured"].values()) == [1]
 

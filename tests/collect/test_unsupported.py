@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +11,11 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.collect import campaign
 from pipeline.collect.device import UnsupportedByDeviceError, is_unsupported, reporting_unsupported
 from pipeline.collect.measured_steps import collect_step
 from pipeline.collect.microbenchmarks import measure_calls
 from pipeline.config import expand
 from pipeline.errors import MeasurementError, SteptimeWarning
-from tests.collect.pretend_cuda import pretend
 
 ONEDNN = (
     "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload with environment "
@@ -74,6 +71,7 @@ def test_a_step_that_the_cpu_cannot_run_is_one_line_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_pipeline_says_it_once_at_its_end(tmp_path: Path) -> None:
     """As a user meets it: `gpu=local` from Snakemake, in a step that runs an operator which no CPU has in fp8."""
     root = Path(__file__).parents[2]
@@ -112,17 +110,3 @@ def test_a_kernel_that_the_cpu_cannot_run_is_skipped_by_name_and_the_others_are_
     ):
         found = measure_calls(calls, "cpu", 0.2, sampled=False)
     assert list(found["family"]) == ["elementwise"]
-
-
-def test_a_campaign_skips_such_a_step_by_name_and_runs_the_next_one(tmp_path: Path) -> None:
-    def refuse(func: Any, args: Any) -> None:
-        if func is torch.bmm and args[0].shape[0] == 16:
-            raise RuntimeError(ONEDNN)
-
-    arguments = ["--tiny", "--device", "cuda", "--minutes", "2", "--parts", "steps", "--only", "dlrm_ddp"]
-    with pretend(fault=refuse):
-        assert campaign.main([*arguments, "--out", str(tmp_path / "run")]) == 0
-    units = json.loads((tmp_path / "run" / "manifest.json").read_text())["units"]
-    assert [unit["status"] for unit in units.values()] == ["skipped", "done"]
-    (reason,) = [unit["error"] for unit in units.values() if "error" in unit]
-    assert "LSTM forward propagation primitive" in reason and "dlrm_ddp" in reason

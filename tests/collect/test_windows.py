@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.collect.trace_windows import STEP_LABEL, Window, attribute, load_events
+from pipeline.collect.standalone import _counted_share, _pairs
+from pipeline.collect.trace_windows import STEP_LABEL, Window, attribute, counted_kernels, load_events
 from pipeline.errors import TraceError
 
 #   host      |s0r0: launch 1, 2 (2 on autograd's thread)|   |s1r0: launch 3|      launch 4
@@ -142,22 +143,16 @@ SORTED = "void at_cuda_detail::cub::DeviceRadixSortSingleTileKernel<at_cuda_deta
     ],
 )  # fmt: skip
 def test_a_sample_holds_the_kernel_that_the_graph_means(family: str, op: str, kernels: list[str], own: int) -> None:
-    from pipeline.collect.trace_windows import counted_kernels
-
     events = [{"name": name, "dur": 1 + i} for i, name in enumerate(kernels)]
     assert Window(0, 1, events).only(counted_kernels(family, op)).kernels == [events[own]]
 
 
 def test_a_products_reduction_over_its_splits_counts_with_it() -> None:
-    from pipeline.collect.trace_windows import counted_kernels
-
     events = [{"name": "cutlass_80_simt_sgemm", "dur": 9}, {"name": "void cublasLt::splitKreduce_kernel<32>", "dur": 2}]
     assert Window(0, 1, events).only(counted_kernels("gemm", "mm")).device_us == 11
 
 
 def test_the_stand_alone_scripts_sums_are_cut_to_the_call() -> None:
-    from pipeline.collect.standalone import _counted_share, _pairs
-
     names = [ELEMENTWISE + "BinaryFunctor<float, MulFunctor>>", "softmax_warp_backward"]
     assert _counted_share("softmax", "softmax", _pairs(names, [3.0, 9.0])) == 0.75
     assert _counted_share("softmax", "softmax", [("renamed", 3.0)]) == 1.0
