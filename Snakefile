@@ -9,10 +9,7 @@
 from pipeline.answers.sources import Source
 from pipeline.flow import Flow
 from pipeline.paths import is_checkout
-from pipeline.report.unlock import explain_lock
 
-if workflow.is_main_process:
-    explain_lock(workflow.overwrite_workdir)
 FLOW = Flow.from_config(config)
 
 
@@ -46,12 +43,6 @@ rule all:
     input:
         rules.plan.output.table if FLOW.plan.asked else rules.summary.output.table,
         FLOW.of_points("events.parquet", "local"),
-
-
-onstart:
-    from pipeline.report.run_start import date_now
-
-    date_now(FLOW.artifacts.root)
 
 
 onerror:

@@ -24,9 +24,8 @@ from pipeline.paths import project_dir, transfer_dir
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.figure_data import mean_errors
-from pipeline.report.figures.layout import Page, board, finish, footnote, label_rows, legend_of, panel_title
+from pipeline.report.figures.layout import FAMILY_ORDER, MARKERS, Board, Page, number_ticks, plain_ticks, save
 from pipeline.report.figures.published_errors import published
-from pipeline.report.figures.style import FAMILY_ORDER, MARKERS, number_ticks, plain_ticks, save
 from pipeline.report.grid_inputs import PAIR_ERRORS
 
 if TYPE_CHECKING:

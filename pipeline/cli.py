@@ -22,11 +22,8 @@ from pipeline.config import Point, expand
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
-from pipeline.report.compare_points import compared
-from pipeline.report.comparison_table import Comparison, Order, in_order
-from pipeline.report.grid_file import write_answers
-from pipeline.report.show import show
-from pipeline.report.terminal_tables import console
+from pipeline.report.comparison import Comparison, Order, compared, in_order, show, write_answers
+from pipeline.report.tables import console
 from pipeline.simulate.perfetto import write_timeline
 from pipeline.terminal import Json, Overrides, examples, print_json, progress, run_app, split_results, working
 

@@ -54,6 +54,17 @@ def shares(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "none"
 
 
+def span(low: float, high: float, unit: str = "") -> str:
+    """A range as text, such as `3 to 5 %`; one number where both are the same text."""
+    one, two = (f"{value:.0f}" if abs(value) >= 9.95 or value == 0 else f"{value:.1f}" for value in (low, high))
+    return f"{one}{unit}" if one == two else f"{one} to {two}{unit}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
 """Units of time, in seconds."""
 

@@ -19,8 +19,8 @@ from evaluation.published.published_busy import FILE as NOTEBOOK
 from evaluation.published.published_pages import missing
 from pipeline.errors import SteptimeError
 from pipeline.paths import datasets_dir
+from pipeline.report.figures.layout import save
 from pipeline.report.figures.measured_errors import published_networks
-from pipeline.report.figures.style import save
 from pipeline.report.markdown import rewrite
 
 

@@ -27,16 +27,18 @@ from pipeline.palette import series_colours
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures.layout import (
+    MARKERS,
     Page,
     board,
     finish,
     footnote,
     label_rows,
     legend_of,
+    number_ticks,
     panel_title,
     rows_height,
+    save,
 )
-from pipeline.report.figures.style import MARKERS, number_ticks, save
 from pipeline.report.markdown import rewrite
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from pipeline.model_files import REBUILD, read_arrays
 from pipeline.packs import check_if_shipped
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.figure_data import TRACKER_METHOD
+from pipeline.report.figures.layout import in_order
 from pipeline.report.figures.published_errors import NETWORK_METHODS, published
-from pipeline.report.figures.style import in_order
 from pipeline.report.markdown import block, markdown, table_rows
 
 MAX_SPEC_DIFFERENCE = 1.0

@@ -20,10 +20,10 @@ from pipeline.paths import datasets_dir, project_dir, transfer_dir
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures.figure_data import mean_errors
-from pipeline.report.figures.style import save
+from pipeline.report.figures.layout import save
 from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from pipeline.report.markdown import rewrite
-from pipeline.report.rule_graph import mermaid
+from pipeline.report.run_snakemake import rule_graph as mermaid
 from pipeline.report.run_snakemake import run_snakemake
 
 RULE_GRAPH_GRID = {"gpu": "local", "model": "dlrm_small", "results": "no-results"}

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from pipeline.answers.advice import Advice, advice_for
+from pipeline.answers.advice import MIN_GAIN, Advice, advice_for
 from pipeline.answers.plan import make_plan
-from pipeline.answers.plan_results import Limits, Objective
+from pipeline.answers.plan_results import Choice, Limits, Objective, Plan
 from pipeline.answers.predict_grid import Answer, predict_points
 from pipeline.answers.tracker import load_trace
 from pipeline.config import Point, expand, point
 from pipeline.errors import InputError
 from pipeline.readable import seconds
-from pipeline.report.advice_table import show_advice
-from pipeline.report.figures.plan_front import check_figure, write_plan_front
-from pipeline.report.plan_table import show_plan
+from pipeline.report.figures.costs import check_figure, write_plan_front
+from pipeline.report.tables import console
 from pipeline.terminal import Json, Overrides, counting, examples, print_json, progress, split_results, working
 
 app = typer.Typer()
@@ -107,3 +108,67 @@ def _of_point(asked: Point, same_results: bool, results: dict[str, Any]) -> Advi
         return progress(predict_points(points, **results, keep_draws=True), len(points), said)
 
     return advice_for(asked, same_results, predicting=predicting)
+
+
+def show_advice(advice: Advice, everything: bool = False) -> None:
+    """Print an advice: a line per change, best first, then how to make each change and the command that shows it.
+
+    Args:
+        advice: what to print.
+        everything: whether candidates that do not help are listed too.
+    """
+    screen = console()
+
+    def say(text: str, style: str = "") -> None:
+        screen.print(Text(text, style=style), soft_wrap=True, highlight=False)  # commands can be copied whole
+
+    say(advice.summary, "bold")
+    if advice.lines:
+        screen.print(_advice_table(advice))
+        say("Gains are the share of the step that is saved, with p10 and p90 of paired draws.", "dim")
+        for number, line in enumerate(advice.lines, 1):
+            say(f"{number}  {line.how}")
+            helps_alone = line.alone is not None and line.alone.share >= MIN_GAIN
+            if shown := line.command if helps_alone else line.command_on_top:
+                say(f"   {shown}", "dim")
+    for each in advice.not_helping if everything else ():
+        say(f"{each.change}: {each.reason}" + ("" if each.gain is None else f", alone {each.gain}"), "dim")
+    for note in advice.warnings:
+        say(f"warning: {note}", "yellow")
+
+
+def _advice_table(advice: Advice) -> Table:
+    rows = advice.rows()
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("", justify="right")
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for number, row in enumerate(rows, 1):
+        table.add_row(str(number), *row.values())
+    return table
+
+
+def show_plan(plan: Plan) -> None:
+    """Print the winner, the best points, the front of time against cost, and why the others lost."""
+    screen = console()
+    screen.print(Text(plan.summary, style="bold"), soft_wrap=True)
+    screen.print(_plan_table(plan, plan.contenders, "best points"))
+    if len(plan.front) > 1:
+        screen.print(_plan_table(plan, plan.front, "front of time against cost, fastest first"))
+    lost = ", ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items())
+    if lost:
+        screen.print(Text(f"others lost: {lost}", style="dim"), soft_wrap=True)
+    notes = list(dict.fromkeys(note for each in plan.contenders for note in each.prediction.warnings))
+    for note in [*plan.prices, *(f"warning: {text}" for text in notes)]:
+        screen.print(Text(note, style="dim"), soft_wrap=True)
+
+
+def _plan_table(plan: Plan, choices: Sequence[Choice], title: str) -> Table:
+    rows = plan.rows(choices)
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for name in rows[0]:
+        words = name in ("GPU", "options", "bound")
+        table.add_column(name, justify="left" if words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    return table

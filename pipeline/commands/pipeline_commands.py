@@ -10,10 +10,10 @@ import typer
 from pipeline.completion import complete_override
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
-from pipeline.report.artifact_list import places
+from pipeline.report.comparison import show
 from pipeline.report.mlflow_tracking import PORT, serve
+from pipeline.report.run_end import artifact_paths
 from pipeline.report.run_snakemake import become_snakemake
-from pipeline.report.show import show
 from pipeline.schemas import read_table
 from pipeline.terminal import Json, examples, print_json
 
@@ -62,7 +62,7 @@ def summary(
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})
     else:
-        show(predictions, places(predictions, file.parent))
+        show(predictions, artifact_paths(predictions, file.parent))
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""The report of a grid: one HTML page with its numbers, figures, tables and rule graph, which opens offline."""
+"""The report of a grid: one HTML page with its numbers, figures, tables and rules, which opens offline."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pandas as pd
 
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
-from pipeline.readable import short_time
+from pipeline.readable import listed, short_time, span
 from pipeline.report.figures.figure_data import mean_shares
 from pipeline.report.figures.gallery import ACCURACY, CATEGORIES, INDEX, NARROW_FOLDER
-from pipeline.report.figures.sentences import span
-from pipeline.report.figures.step_table import shares
+from pipeline.report.figures.step_times import percentages
 from pipeline.schemas import atomic_path
 
 TEMPLATES = "workflow/report"
@@ -65,7 +64,7 @@ def write_report(
     figures: str | Path,
     tables: Sequence[Section],
     models: pd.DataFrame,
-    graph: str,
+    rules: Mapping[str, Sequence[str]],
     timelines: Mapping[str, str] | None = None,
 ) -> None:
     """Write the report.
@@ -76,7 +75,7 @@ def write_report(
         figures: folder of the figures that `draw_all` wrote.
         tables: sections of the accuracy report.
         models: `kernel_errors` of the grid's kernel models.
-        graph: the rule graph as SVG.
+        rules: each rule of the run with those whose outputs it reads.
         timelines: HTML page of each point's timeline, by the point's name.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -92,7 +91,7 @@ def write_report(
         parts={name: [figure for figure in part if figure.name != FIRST] for name, part in parts.items()},
         accuracy=ACCURACY,
         tables=tables,
-        graph=graph,
+        rules=rules,
         timelines=dict(timelines or {}),
         missing=not_drawn(Path(figures)),
     )
@@ -134,8 +133,8 @@ def caption(name: str) -> str:
 
 def grid_title(predictions: Sequence[Prediction]) -> str:
     """The grid in words: models, GPUs and batch sizes."""
-    models, gpus = (_listed(list(dict.fromkeys(getattr(p, name) for p in predictions))) for name in ("model", "gpu"))
-    sizes = _listed([f"{size:,}" for size in sorted({p.batch_size for p in predictions})])
+    models, gpus = (listed(list(dict.fromkeys(getattr(p, name) for p in predictions))) for name in ("model", "gpu"))
+    sizes = listed([f"{size:,}" for size in sorted({p.batch_size for p in predictions})])
     return f"{models} on {gpus}, batch {sizes}"
 
 
@@ -172,7 +171,7 @@ def error_number(predictions: Sequence[Prediction], models: pd.DataFrame) -> Num
         return Number(
             "unknown", "error of the step", "no step of this grid was measured, and no kernel model was fitted"
         )
-    gpus = _listed(list(dict.fromkeys(models["gpu"])))
+    gpus = listed(list(dict.fromkeys(models["gpu"])))
     error = 100 * models["gmae"]
     return Number(span(float(error.min()), float(error.max()), " %"), "error of a kernel on held-out shapes",
                   f"kernel models of {gpus}; no step of this grid was measured")  # fmt: skip
@@ -187,14 +186,12 @@ def evidence_number(predictions: Sequence[Prediction]) -> Number:
     more = []
     for gpu in dict.fromkeys(p.gpu for p in predictions):
         own = [p for p in predictions if p.gpu == gpu]
-        device, host = (shares(mean_shares([getattr(p, name) for p in own])) for name in ("evidence", "host_evidence"))
+        device, host = (
+            percentages(mean_shares([getattr(p, name) for p in own])) for name in ("evidence", "host_evidence")
+        )
         more.append(f"{gpu}: {device}; host {host}")
     return Number(f"{100 * whole[kind]:.0f} % {kind}", "evidence of the device time", ". ".join(more))
 
 
 def _data_uri(path: Path) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

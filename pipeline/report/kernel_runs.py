@@ -75,18 +75,30 @@ def fit_and_track(
             on_fit=keep,
         )
         for folder in models:
-            made = Path(scratch) / folder.parent.name
-            _replace(made if made.is_dir() else None, folder)
-    folders = {folder.parent.name: folder for folder in models}
+            fitted_folder = Path(scratch) / folder.parent.name
+            _replace(fitted_folder if fitted_folder.is_dir() else None, folder)
     fits |= {(family, str(fitted.parameters["variant"])): fitted for family, fitted in best.items()}
+    folders = {folder.parent.name: folder for folder in models}
+    for family, fitted in best.items():
+        _keep_errors(fitted, folders[family], provenance)
+    _track_all(list(fits.values()), best, folders, gpu, tracking, samples)
+
+
+def _track_all(
+    fits: Sequence[FittedFamily],
+    best: Mapping[str, FittedFamily],
+    folders: Mapping[str, Path],
+    gpu: str,
+    tracking: Path,
+    samples: pd.DataFrame,
+) -> None:
+    """Log every fit, register the best of each family, then choose the champions."""
     runs = {}
-    for (family, _), fitted in fits.items():
+    for fitted in fits:
+        family = fitted.model.family
         won = best[family] is fitted
-        if won:
-            _keep_errors(fitted, folders[family], provenance)
-        name, run = _track(
-            fitted, gpu, folders[family] if won else None, tracking, samples[samples["family"] == family]
-        )
+        fitted_to = samples[samples["family"] == family]
+        name, run = _track(fitted, gpu, folders[family] if won else None, tracking, fitted_to)
         if won:
             register_model(tracking, name, run, "model", {"gpu": gpu, "family": family})
             runs[name] = run

@@ -11,22 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
-import json
 import math
 import os
 import re
-import sqlite3
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from pipeline.errors import InputError, SteptimeError
-from pipeline.report import mlflow_views
 from pipeline.schemas import atomic_path
 
 KERNEL_MODELS, OVERHEADS, PLANS = "kernel models", "overheads", "plans"
@@ -37,7 +32,9 @@ EXPERIMENTS = {
 }
 """Experiments, with the description that the UI shows above their runs."""
 
-_NOTE = "mlflow.note.content"
+NOTE = "mlflow.note.content"
+"""MLflow's tag for the description of an experiment."""
+
 MAX_NOTE = 5000
 """Number of characters that every supported version of MLflow stores in a tag of an experiment."""
 
@@ -60,31 +57,21 @@ _SERVER_VARIABLES = re.compile(r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|
 _ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
+@contextlib.contextmanager
+def _client_alone(folder: str | Path) -> Iterator[Any]:
+    """The client of a folder's database, for one process at a time.
 
-
-def _one_process_at_a_time(
-    function: Callable[Concatenate[str | Path, P], T],
-) -> Callable[Concatenate[str | Path, P], T]:
-    """Decorator that lets one process at a time use a folder's database.
-
-    Without it, SQLite stops waiting for a lock after some seconds, and the log of a fit is lost.
+    Without the lock, SQLite stops waiting for another process after some seconds, and the log of a fit is lost.
     """
-
-    @functools.wraps(function)
-    def locked(folder: str | Path, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with (Path(folder) / ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                return function(folder, *args, **kwargs)
-            except Exception as error:
-                if "database or disk is full" not in str(error):
-                    raise
-                raise SteptimeError(f"{folder}: MLflow's database cannot be written (the disk is full)") from None
-
-    return locked
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with (Path(folder) / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield _client(Path(folder))
+        except Exception as error:
+            if "database or disk is full" not in str(error):
+                raise
+            raise SteptimeError(f"{folder}: MLflow's database cannot be written (the disk is full)") from None
 
 
 @dataclass(frozen=True)
@@ -97,7 +84,6 @@ class Data:
     rows: int
 
 
-@_one_process_at_a_time
 def log_run(
     folder: str | Path,
     experiment: str,
@@ -121,32 +107,28 @@ def log_run(
         artifacts: folder inside the run -> file or folder to copy there.
         figures: file name inside the run -> matplotlib figure.
     """
-    import mlflow
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-    from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_SOURCE_NAME, MLFLOW_SOURCE_TYPE
+    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
-    client = _client(Path(folder))
-    owner = _experiment(client, Path(folder), experiment)
-    mlflow.set_tracking_uri(_uri(Path(folder)))
-    earlier = client.search_runs([owner], f"attributes.run_name = '{name}' and tags.current = 'yes'")
-    for run in earlier:
-        client.set_tag(run.info.run_id, "current", "no")
-        client.delete_run(run.info.run_id)
-    source = {MLFLOW_SOURCE_NAME: made_by, MLFLOW_SOURCE_TYPE: "LOCAL"}
-    with mlflow.start_run(experiment_id=owner, run_name=name, tags={**source, **tags, "current": "yes"}) as run:
-        mlflow.log_params({key: str(value)[:480] for key, value in params.items()})
-        mlflow.log_metrics(
-            {key: rounded(value) for key, value in metrics.items() if value is not None and value == value}
-        )
+    with _client_alone(folder) as client:
+        owner = _experiment(client, Path(folder), experiment)
+        for earlier in client.search_runs([owner], f"attributes.run_name = '{name}' and tags.current = 'yes'"):
+            client.set_tag(earlier.info.run_id, "current", "no")
+            client.delete_run(earlier.info.run_id)
+        source = {"mlflow.source.name": made_by, "mlflow.source.type": "LOCAL"}
+        run = client.create_run(owner, run_name=name, tags={**source, **tags, "current": "yes"})
+        run_id, now = run.info.run_id, run.info.start_time
+        numbers = {key: rounded(value) for key, value in metrics.items() if value is not None and value == value}
+        client.log_batch(run_id, metrics=[Metric(key, value, now, 0) for key, value in numbers.items()],
+                         params=[Param(key, str(value)[:480]) for key, value in params.items()])  # fmt: skip
         if data is not None:
             about = Dataset(data.name, data.digest, "local", data.source, profile=f'{{"num_rows": {data.rows}}}')
-            client.log_inputs(run.info.run_id, [DatasetInput(about, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])])
-        for place, path in (artifacts or {}).items():
-            log = mlflow.log_artifacts if path.is_dir() else mlflow.log_artifact
-            log(str(path), place)
-        for place, figure in (figures or {}).items():
-            mlflow.log_figure(figure, place)
-    return str(run.info.run_id)
+            client.log_inputs(run_id, [DatasetInput(about, [InputTag("mlflow.data.context", "training")])])
+        for inside, path in (artifacts or {}).items():
+            (client.log_artifacts if path.is_dir() else client.log_artifact)(run_id, str(path), inside)
+        for file, figure in (figures or {}).items():
+            client.log_figure(run_id, figure, file)
+        client.set_terminated(run_id)
+    return str(run_id)
 
 
 def rounded(value: float) -> float:
@@ -154,94 +136,66 @@ def rounded(value: float) -> float:
     return float(value) if float(value).is_integer() else float(f"{value:.{DIGITS}g}")
 
 
-@_one_process_at_a_time
 def describe_kernel_models(folder: str | Path) -> str:
-    """Write the views of the kernel models' table (`mlflow_views`), and links to them above it.
+    """Write the errors of all kernel models above their runs: a line per model, its best variant first.
 
     Returns:
-        The path of the page with all kernel models, relative to the UI's address.
+        The path of the page with the runs, smallest error first, relative to the UI's address.
     """
-    client = _client(Path(folder))
-    owner = _experiment(client, Path(folder), KERNEL_MODELS)
-    created = int(client.get_experiment(owner).creation_time or 0)
-    runs = client.search_runs([owner], "tags.current = 'yes'", max_results=50_000)
-    tags = [run.data.tags for run in runs]
-    models = sorted({(each["family"], each["gpu"]) for each in tags if {"gpu", "family"} <= each.keys()})
-    views, links = {mlflow_views.ALL: mlflow_views.view("Kernel models, smallest error first", created)}, []
-    for family, gpu in models:
-        key, chosen = mlflow_views.of_model(gpu, family)
-        views[key] = mlflow_views.view("", created, chosen)
-        links.append(f"[{family} · {gpu}]({mlflow_views.page(owner, key)})")
-    for key, text in views.items():
-        client.set_experiment_tag(owner, mlflow_views.SHARED_VIEW + key, text)
-    client.set_experiment_tag(owner, _NOTE, _note(links))
-    return mlflow_views.page(owner, mlflow_views.ALL)
+    with _client_alone(folder) as client:
+        owner = _experiment(client, Path(folder), KERNEL_MODELS)
+        runs = client.search_runs([owner], "tags.current = 'yes'", max_results=50_000, order_by=["metrics.gmae ASC"])
+        errors: dict[tuple[str, str], list[str]] = {}
+        for run in runs:
+            tags, gmae = run.data.tags, run.data.metrics.get("gmae_percent", math.nan)
+            if {"gpu", "family"} <= tags.keys():
+                errors.setdefault((tags["family"], tags["gpu"]), []).append(f"{tags.get('variant', '')} {gmae:g}")
+        client.set_experiment_tag(owner, NOTE, _note(errors))
+    order = quote("metrics.`gmae_percent`")
+    return f"#/experiments/{owner}/runs?workflowType=machine_learning&orderByKey={order}&orderByAsc=true"
 
 
-def _note(links: Sequence[str]) -> str:
-    """The description of the kernel models, with as many links as it holds.
-
-    The links come first, because the page shows one line of the description until it is opened.
-    """
-    shown = [link for link, size in zip(links, accumulate(len(link) + 2 for link in links), strict=True)
-             if size < MAX_NOTE - 200]  # fmt: skip
-    if not shown:
-        return EXPERIMENTS[KERNEL_MODELS]
-    rest = (
-        f" and {len(links) - len(shown)} more (search for tags.family and tags.gpu)" if len(shown) < len(links) else ""
-    )
-    return f"Variants of {', '.join(shown)}{rest}  \n{EXPERIMENTS[KERNEL_MODELS]}"
+def _note(errors: Mapping[tuple[str, str], list[str]]) -> str:
+    """The description of the kernel models, with as many lines of the table as it holds."""
+    head = (f"{EXPERIMENTS[KERNEL_MODELS]} To see one model: tags.family = 'gemm' and tags.gpu = 'V100'.\n\n"
+            "| family | GPU | GMAE in % of each variant, smallest first |\n| --- | --- | --- |")  # fmt: skip
+    note, hidden = head, 0
+    for (family, gpu), variants in sorted(errors.items()):
+        line = f"\n| {family} | {gpu} | {', '.join(variants)} |"
+        fits = not hidden and len(note) + len(line) < MAX_NOTE - 50
+        note, hidden = (note + line, 0) if fits else (note, hidden + 1)
+    return f"{note}\n\nand {hidden} more" if hidden else note
 
 
-def kernel_models_page(folder: str | Path) -> str:
-    """Address of the page with all kernel models while `steptime ui` runs; the UI's own if no fit was logged.
-
-    This reads the database itself, because a command that only prints the address shall not import MLflow (seconds).
-    """
-    known = f"file:{quote(str(database_of(folder).resolve()))}?mode=ro"
-    with contextlib.closing(sqlite3.connect(known, uri=True)) as database:
-        asked = "SELECT experiment_id FROM experiments WHERE name = ? AND lifecycle_stage = 'active'"
-        try:
-            found = database.execute(asked, [KERNEL_MODELS]).fetchone()
-        except sqlite3.Error:  # it is being created, or it is no database
-            found = None
-    return f"http://{LOOPBACK}:{PORT}/" + (mlflow_views.page(str(found[0]), mlflow_views.ALL) if found else "")
-
-
-@_one_process_at_a_time
-def register_model(folder: str | Path, name: str, run_id: str, place: str, tags: Mapping[str, str]) -> str:
-    """Register the model logged under `place` of a run as a new version of `name`; returns the version."""
+def register_model(folder: str | Path, name: str, run_id: str, inside: str, tags: Mapping[str, str]) -> str:
+    """Register the model logged under `inside` of a run as a new version of `name`; returns the version."""
     from mlflow.exceptions import MlflowException
-    from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_MODELS
 
-    client = _client(Path(folder))
-    with contextlib.suppress(MlflowException):  # it exists since an earlier fit and gets a new version
-        client.create_registered_model(name, tags=dict(tags))
-    run = client.get_run(run_id)
-    logged = [{"run_id": run_id, "artifact_path": place, "flavors": {"steptime": {}}}]
-    client.set_tag(run_id, MLFLOW_LOGGED_MODELS, json.dumps(logged))  # the column *Models* joins it with the version
-    version = client.create_model_version(name, f"{run.info.artifact_uri}/{place}", run_id=run_id, tags=dict(tags))
-    return str(version.version)
+    with _client_alone(folder) as client:
+        with contextlib.suppress(MlflowException):  # it exists since an earlier fit and gets a new version
+            client.create_registered_model(name, tags=dict(tags))
+        source = f"{client.get_run(run_id).info.artifact_uri}/{inside}"
+        return str(client.create_model_version(name, source, run_id=run_id, tags=dict(tags)).version)
 
 
-@_one_process_at_a_time
 def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     """Give the tag and the alias `champion` to the registered model `name` with the lowest GMAE; return its run's id.
 
     Only registered models of current runs on the same samples as `run_id` are compared. Errors on other samples are not
     comparable, and a superseded run must not be the champion. A fit of a single sample has no error and comes last.
     """
-    client = _client(Path(folder))
-    last = client.get_run(run_id)
-    tags = last.data.tags
-    asked = f"tags.model = '{name}' and tags.current = 'yes'"
-    current = client.search_runs([last.info.experiment_id], asked, max_results=1000)
-    versions = {version.run_id: version.version for version in client.search_model_versions(f"name = '{name}'")}
-    able = [run for run in current if run.info.run_id in versions and run.data.tags["samples"] == tags["samples"]]
-    best = min(able, key=lambda run: run.data.metrics.get("gmae", math.inf))
-    for run in current:
-        client.set_tag(run.info.run_id, "champion", "yes" if run is best else "no")
-    client.set_registered_model_alias(name, "champion", versions[best.info.run_id])
+    with _client_alone(folder) as client:
+        last = client.get_run(run_id)
+        current = client.search_runs(
+            [last.info.experiment_id], f"tags.model = '{name}' and tags.current = 'yes'", max_results=1000
+        )
+        versions = {version.run_id: version.version for version in client.search_model_versions(f"name = '{name}'")}
+        samples = last.data.tags["samples"]
+        able = [run for run in current if run.info.run_id in versions and run.data.tags["samples"] == samples]
+        best = min(able, key=lambda run: run.data.metrics.get("gmae", math.inf))
+        for run in current:
+            client.set_tag(run.info.run_id, "champion", "yes" if run is best else "no")
+        client.set_registered_model_alias(name, "champion", versions[best.info.run_id])
     return str(best.info.run_id)
 
 
@@ -291,16 +245,15 @@ def _experiment(client: Any, folder: Path, name: str) -> str:
     if (known := client.get_experiment_by_name(name)) is not None:
         return str(known.experiment_id)
     # a server has a place of its own for artifacts
-    place = None if _is_server() else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
+    artifacts = None if _is_server() else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
     try:
-        made = client.create_experiment(name, artifact_location=place)
+        created = client.create_experiment(name, artifact_location=artifacts)
     except MlflowException:  # another machine created it since
         if (known := client.get_experiment_by_name(name)) is not None:
             return str(known.experiment_id)
         raise
-    client.set_experiment_tag(made, "mlflow.experimentKind", "custom_model_development")
-    client.set_experiment_tag(made, _NOTE, EXPERIMENTS[name])
-    return str(made)
+    client.set_experiment_tag(created, NOTE, EXPERIMENTS[name])
+    return str(created)
 
 
 def database_of(folder: str | Path) -> Path:

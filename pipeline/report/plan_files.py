@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.answers.plan_results import Choice, Plan
-from pipeline.report.figures.plan_front import plan_front, write_plan_front
+from pipeline.report.figures.costs import plan_front, write_plan_front
 from pipeline.report.mlflow_tracking import PLANS, log_run
 from pipeline.schemas import atomic_path, write_table
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
+from pipeline.errors import TableError
 from pipeline.flow import Flow
+from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
-from pipeline.report.artifact_list import places
-from pipeline.report.job_failures import reasons
-from pipeline.report.show import show
-from pipeline.report.summary_index import refresh
-from pipeline.schemas import read_table
+from pipeline.report.comparison import show
+from pipeline.report.mlflow_tracking import database_of
+from pipeline.schemas import read_checked, read_table, write_table
+from pipeline.scripting import made_from
+
+TRACEBACK = "Traceback"
+"""First word in the log of a failed job (`pipeline.scripting.job`); the log's last line gives the reason."""
 
 
 def show_predictions(flow: Flow, table: str) -> None:
@@ -26,13 +33,76 @@ def show_predictions(flow: Flow, table: str) -> None:
     predictions = Prediction.all_of(read_table(table, "summary"), table)
     pages = {"figures": f"{root}/figures/{flow.grid}", "accuracy": f"{root}/accuracy/{flow.grid}.md",
              "report": f"{root}/reports/{flow.grid}.html"}  # fmt: skip
-    made = {name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since}
-    show(predictions, {**places(predictions, Path(root)), **made})
+    written = {name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since}
+    show(predictions, {**artifact_paths(predictions, Path(root)), **written})
     for line in flow.not_fitted():
         print(f"steptime: {line}", file=sys.stderr)
 
 
 def explain_failures(flow: Flow) -> None:
     """Print why jobs failed, one line each, below Snakemake's own messages."""
-    for reason in reasons(flow.artifacts.root, flow.started):
+    for reason in failures(flow.artifacts.root, flow.started):
         print(f"steptime: {reason}", file=sys.stderr)
+
+
+def refresh(root: str | Path) -> Path | None:
+    """Collect all points' summaries in `summary.parquet` of a results folder; return its path, or None without a point.
+
+    Unreadable summaries are left out, and a printed line reports this. They are damaged, of an older version, or being
+    rewritten by another run; this run's own points are not among them.
+    """
+    pattern = Artifacts("").point("*", "*", "*", "*").lstrip("/") + "/summary.parquet"
+    rows, read = [], []
+    for path in sorted(Path(root).glob(pattern)):
+        try:
+            rows.append(read_checked(path, "summary"))
+            read.append(path)
+        except TableError as error:
+            print(f"steptime: skipped in {root}/summary.parquet: {error}", file=sys.stderr)
+    if not rows:
+        return None
+    target = Path(root) / "summary.parquet"
+    write_table(pa.concat_tables(rows), target, "summary", {"points": len(rows), **made_from(read)})
+    return target
+
+
+def artifact_paths(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
+    """Folders and commands that give the details of the predictions, for the lines below their table.
+
+    Args:
+        predictions: rows of a summary table.
+        summary: the folder of that table: the results folder, or a folder under `grids/` in it.
+    """
+    root = summary.parent.parent if summary.parent.name == "grids" else summary
+    artifacts = Artifacts(str(root))
+    paths = {"artifacts": f"{root}/"}
+    if len(predictions) == 1:
+        p = predictions[0]
+        folder = artifacts.point(p.gpu, p.model, p.variant, p.batch_size)
+        page = f"{folder}/timeline.html (in a browser; timeline.json.gz is for ui.perfetto.dev)"
+        paths = {"artifacts": folder, "timeline": page}
+    if not Path(paths["artifacts"]).is_dir():  # the table was copied elsewhere
+        paths = {}
+    if database_of(artifacts.tracking).is_file():
+        paths["kernel models"] = "steptime ui" if str(root) == "results" else f"steptime ui --results {root}"
+    return paths
+
+
+def failures(root: str | Path, since: float) -> list[str]:
+    """Reasons why jobs failed since a given time, from their logs, without duplicates.
+
+    Args:
+        root: the results folder.
+        since: seconds since the epoch; logs of earlier runs are skipped.
+    """
+    reasons: dict[str, None] = {}
+    for log in sorted(Path(root).rglob("logs/*.log")):
+        if log.stat().st_mtime < since:
+            continue
+        text = log.read_text(encoding="utf-8", errors="replace").strip()
+        kind, _, message = text.splitlines()[-1].partition(": ") if text.startswith(TRACEBACK) else ("", "", "")
+        if kind.startswith("pipeline."):  # meant for users
+            reasons[message] = None
+        elif kind and kind != "KeyboardInterrupt":
+            reasons[f"{kind}: {message} (an error of Steptime; see {log})"] = None
+    return list(reasons)

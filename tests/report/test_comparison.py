@@ -20,7 +20,7 @@ from pipeline.config import Point, expand
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.report import grid_file
-from pipeline.report.comparison_table import Comparison, Order, Unpredicted, in_order
+from pipeline.report.comparison import Comparison, Order, Unpredicted, in_order
 from pipeline.schemas import read_table
 
 STEP = Prediction("V100", "custom", "v0123456789", 2048, 8000.0, 6000.0, 3000.0, 7500.0, 9000.0, 2 << 30, True,

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
+from pipeline.report.figures.sentences import step_sentence, within_sentence
 
 from pipeline.answers import error_parts as parts
 from pipeline.palette import FAMILIES, luminance
@@ -18,12 +19,11 @@ from pipeline.prediction import Prediction
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures import step_table, style
 from pipeline.report.figures import step_times as drawn_steps
+from pipeline.report.figures.costs import value_for_money
 from pipeline.report.figures.figure_data import TRACKER_METHOD
 from pipeline.report.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw, draw_all
 from pipeline.report.figures.layout import WIDE, notes_of
 from pipeline.report.figures.published_errors import PUBLISHED, published
-from pipeline.report.figures.sentences import step_sentence, within_sentence
-from pipeline.report.figures.value_for_money import value_for_money
 from pipeline.report.grid_inputs import price_table, with_distinct_names, with_gpus
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.prediction import Prediction
-from pipeline.report.summary_index import refresh
+from pipeline.report.run_end import refresh
 from pipeline.schemas import read_table, write_table
 from pipeline.scripting import provenance
 

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pipeline.report.rule_graph import svg
 
 from evaluation.pages.grid_accuracy import sections, write_sections
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.report.figures import figure_data as tables
-from pipeline.report.figures import step_table
+from pipeline.report.figures import step_times as step_table
 from pipeline.report.figures.gallery import CATEGORIES, GALLERY, Artifacts, draw_all
 from pipeline.report.html_report import (
     Section,

@@ -9,7 +9,6 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
-from pipeline.report.artifact_list import places
 from pipeline.report.mlflow_tracking import serve
 
 
@@ -27,11 +26,11 @@ def test_artifacts_of_a_grid_lie_under_the_results_and_not_under_the_grid(
     point, grid = tmp_path / "V100" / "dlrm_ddp" / "default" / "b64", tmp_path / "grids" / "one"
     point.mkdir(parents=True)
     grid.mkdir(parents=True)
-    assert places([prediction], grid)["artifacts"] == places([prediction], tmp_path)["artifacts"] == str(point)
+    assert artifact_paths([prediction], grid)["artifacts"] == artifact_paths([prediction], tmp_path)["artifacts"] == str(point)
 
 
 def test_no_place_is_named_that_is_not_there(tmp_path: Path, prediction: Prediction) -> None:
-    assert places([prediction], tmp_path) == {}
+    assert artifact_paths([prediction], tmp_path) == {}
 
 
 def test_a_port_that_cannot_be_had_is_one_line_before_anything_starts(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from pipeline.prediction import Prediction
 from pipeline.readable import compact
-from pipeline.report.comparison_table import Comparison
-from pipeline.report.show import show
-from pipeline.report.terminal_tables import Catalogue, console, one
+from pipeline.report.comparison import Comparison, show
+from pipeline.report.tables import Catalogue, console, one
 from pipeline.schemas import to_arrow
 
 
@@ -195,7 +194,7 @@ def test_designs_of_one_model_stay_side_by_side_on_a_narrow_terminal(prediction:
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_the_catalogue_of_gpus_breaks_no_word(width: int) -> None:
     from pipeline.report.catalogue import gpu_rows
-    from pipeline.report.terminal_tables import Catalogue
+    from pipeline.report.tables import Catalogue
 
     shown = lines_at(Catalogue(gpu_rows()), width)
     assert max(map(len, shown)) <= width

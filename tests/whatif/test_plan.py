@@ -23,7 +23,7 @@ from pipeline.errors import InputError
 from pipeline.graph.graph_cache import calls_of
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.readable import seconds
-from pipeline.report.figures.plan_front import plan_front, write_plan_front
+from pipeline.report.figures.costs import plan_front, write_plan_front
 from tests.report.test_figure_layout import problems
 
 SPACE = ["gpu=V100,A100,H100,T4,L4,A10", "model=dlrm_small", "batch_size=64,256,1024,4096", "model.dtype=fp32,fp16",

@@ -12,7 +12,6 @@ import pytest
 from pipeline.errors import SteptimeWarning, TableError
 from pipeline.flow import Flow, wildcards_of
 from pipeline.report import grid_inputs
-from pipeline.report.job_failures import reasons
 from pipeline.report.run_end import show_predictions
 from pipeline.scripting import job
 
@@ -100,10 +99,10 @@ def test_a_failed_run_says_why_once_and_below_all_else(tmp_path: Path) -> None:
     failing("d.log", KeyboardInterrupt())
     with job(SimpleNamespace(log=[tmp_path / "logs" / "e.log"], threads=1)):
         pass
-    first, second = reasons(tmp_path, 0.0)
+    first, second = failures(tmp_path, 0.0)
     assert first == "graph.parquet: damaged (no footer)"
     assert second.startswith("KeyError: 'dims' (an error of Steptime; see ")
-    assert reasons(tmp_path, time.time() + 60) == []
+    assert failures(tmp_path, time.time() + 60) == []
 
 
 def test_a_job_shows_our_warnings_and_none_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:

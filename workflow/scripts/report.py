@@ -1,4 +1,4 @@
-"""Write the report of a grid: one page with its numbers, figures, tables and rule graph."""
+"""Write the report of a grid: one page with its numbers, figures, tables and rules."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ with job(snakemake):
     from pipeline.report.figures.figure_data import kernel_errors
     from pipeline.report.grid_inputs import with_gpus
     from pipeline.report.html_report import point_name, read_sections, write_report
-    from pipeline.report.rule_graph import edges_of, mermaid, svg
+    from pipeline.report.run_snakemake import rule_graph, rule_inputs
     from pipeline.schemas import read_table
 
     given = snakemake.input
-    edges = edges_of(mermaid(snakemake.params.snakefile, snakemake.config, ["report"]))
+    graph = rule_graph(snakemake.params.snakefile, snakemake.config, ["report"])
     predictions = Prediction.all_of(read_table(given.summary, "summary"))
     write_report(
         snakemake.output.page,
@@ -21,6 +21,6 @@ with job(snakemake):
         given.figures,
         [section for path in given.sections for section in read_sections(path)],
         kernel_errors(with_gpus([*given.models, *snakemake.params.shipped])),
-        svg(edges),
+        rule_inputs(graph),
         {point_name(page): Path(page).read_text(encoding="utf-8") for page in given.timelines},
     )

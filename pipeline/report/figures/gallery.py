@@ -12,18 +12,16 @@ import numpy as np
 import pandas as pd
 
 from pipeline.prediction import Prediction
+from pipeline.report.figures import costs
 from pipeline.report.figures import evidence_shares as evidence
 from pipeline.report.figures import figure_data as tables
 from pipeline.report.figures import kernel_errors as kernels
 from pipeline.report.figures import measured_errors as measured
 from pipeline.report.figures import overhead_plots as overheads
-from pipeline.report.figures import step_table
 from pipeline.report.figures import step_times as steps
 from pipeline.report.figures import transfer_errors as transfer
-from pipeline.report.figures import value_for_money as money
-from pipeline.report.figures.layout import NARROW, WIDE, Page, finish, footnote, headline_of
+from pipeline.report.figures.layout import NARROW, WIDE, Page, add_note, headline_of, save
 from pipeline.report.figures.published_errors import published
-from pipeline.report.figures.style import save
 from pipeline.schemas import atomic_path
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ class Entry:
 
 
 def _steps(found: Artifacts) -> pd.DataFrame:
-    return step_table.steps(Prediction.all_of(found.summary))
+    return steps.steps(Prediction.all_of(found.summary))
 
 
 def _measured(found: Artifacts) -> pd.DataFrame:
@@ -171,7 +169,7 @@ _NO_PAIRS = "errors between GPUs were not computed: run `snakemake -- transfer_e
 GALLERY = (
     Entry("step_times", "Step times", STEPS, _steps, steps.step_times, "no point was predicted", lambda a, _: _evidence(a.summary)),
     Entry("throughput", "Throughput", STEPS, _steps, steps.throughput, "no point was predicted"),
-    Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(_steps(a)), money.value_for_money, _NO_PRICE),
+    Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(_steps(a)), costs.value_for_money, _NO_PRICE),
     Entry("breakdown", "Device time by kernel family", TIME, lambda a: tables.families(Prediction.all_of(a.summary)),
           steps.breakdown, "no kernel was predicted"),
     Entry("predicted_against_measured", "Predicted and measured steps", ACCURACY, _measured, measured.predicted_against_measured,
@@ -217,8 +215,8 @@ def draw(entry: Entry, found: Artifacts, table: pd.DataFrame, page: Page) -> Fig
     """One figure with its note."""
     figure = entry.draw(table, page)
     if note := entry.note(found, table):
-        footnote(figure, note)
-    return finish(figure)
+        add_note(figure, note)
+    return figure
 
 
 def draw_all(found: Artifacts, folder: Path) -> dict[str, str]:
@@ -259,7 +257,7 @@ def _evidence(summary: pd.DataFrame) -> str:
         by_gpu.setdefault(prediction.gpu, []).append(prediction)
     lines = []
     for gpu, points in by_gpu.items():
-        device = step_table.shares(tables.mean_shares([p.evidence for p in points]))
-        host = step_table.shares(tables.mean_shares([p.host_evidence for p in points]))
+        device = steps.percentages(tables.mean_shares([p.evidence for p in points]))
+        host = steps.percentages(tables.mean_shares([p.host_evidence for p in points]))
         lines.append(f"{gpu}: device time {device}; host time {host}.")
     return "Evidence (mean of the points). " + " ".join(lines)

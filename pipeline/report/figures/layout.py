@@ -1,25 +1,28 @@
-"""Layout of a figure: panels below a headline and a legend, above notes; no text overlaps another or leaves the canvas.
+"""Layout of a figure: panels below a headline and a legend, above notes. Matplotlib's constrained layout gives texts their space.
 
-A figure function draws on `board`, marks its texts with `value_label` and `segment_label`, and returns `finish(figure)`. Sizes are
-in inches, so that bars and text have the same size in every figure. `finish` measures the texts and gives them their space.
+A figure function draws on the panels of a `Board` and returns its figure. Sizes are in inches, so that bars and text have the same
+size in every figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.palette import text_on
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.readable import compact
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
-    from matplotlib.text import Text
 
 HEADLINE, TITLE, TEXT, NOTE = 10.5, 9.5, 8.5, 7.5
 """Sizes of text in points: the figure's headline, titles of panels, labels, and notes."""
@@ -27,28 +30,25 @@ HEADLINE, TITLE, TEXT, NOTE = 10.5, 9.5, 8.5, 7.5
 ROW = 0.27
 """Height of a row of bars whose label has one line."""
 
-LINE = 0.145
-"""Height of each further line of a row's label."""
+LETTER, LINE = 0.0079, 0.0185
+"""Width of an average letter and height of a line, in inches per point of the text's size."""
 
 EDGE = 0.08
-"""Least distance of text from the edge of the canvas and from other text."""
+"""Distance of texts from the edge of the canvas and from each other."""
 
-AROUND = 1.3
-"""Height around a row of panels before it is measured: more than a title and the numbers and name of an axis need."""
+AXIS = 0.52
+"""Height of the numbers and the name of an axis."""
 
-WIDER = 1.03
-"""Factor from the width of outlines to that of drawn text, whose letters are placed on whole pixels."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
+"""Marks for the colours, so that series also differ in black-and-white print."""
 
-MAX_PASSES = 6
-"""Most passes of `finish`. Each gives texts the space that the last pass found missing; two or three suffice as a rule."""
+FAMILY_ORDER = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
+"""Families with learned models, in the order of tables and figures; others follow in alphabetical order."""
 
-TITLE_GAP = 4.0
-"""Distance of a panel's title from the panel, in points."""
+EQUALITY_BAND = 0.10
+"""Half-width of the grey band around equality, as a fraction (10 %)."""
 
-GREY = "#555555"
-"""Colour of notes."""
-
-Grid = Literal["x", "y", "both"]
+PNG_DPI = 160
 
 
 @dataclass(frozen=True)
@@ -73,38 +73,7 @@ NARROW = Page(4.0, 1, 1.45)
 """A phone: at its 390 pixels, labels have the size of the text around the figure."""
 
 
-@dataclass
-class _Segment:
-    """A part of a stacked bar, with the texts that may stand in it, longest first."""
-
-    text: Text
-    left: float
-    right: float
-    choices: Sequence[str]
-
-
-@dataclass
-class _Layout:
-    page: Page
-    panels: list[Axes]
-    heights: list[float]
-    headline: Text | None = None
-    headline_says: str = ""
-    legend: tuple[list[Artist], list[str]] | None = None
-    notes: list[str] = field(default_factory=list)
-    note: Text | None = None
-    titles: dict[Axes, str] = field(default_factory=dict)
-    values: list[tuple[Axes, Text, float]] = field(default_factory=list)
-    segments: list[_Segment] = field(default_factory=list)
-
-
-_KEPT = "_steptime_layout"
-"""Attribute of a figure that holds its layout. The figure owns it, so that both are freed together."""
-
-
-def board(
-    heights: Sequence[float], page: Page = WIDE, *, columns: int | None = None, grid: Grid = "x"
-) -> tuple[Figure, list[Axes]]:
+class Board:
     """A figure with a panel per height, in reading order, without global pyplot state.
 
     Args:
@@ -113,351 +82,198 @@ def board(
         columns: number of panels side by side, at most that of the page.
         grid: direction of the axis with grid lines.
     """
-    from matplotlib.figure import Figure
 
-    count = len(heights)
-    across = min(columns or page.columns, page.columns, count)
-    rows = [max(heights[place : place + across]) for place in range(0, count, across)]
-    figure = Figure(figsize=(page.width, sum(rows) + AROUND * len(rows)), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.05, wspace=0.03, hspace=0.03)  # type: ignore[union-attr,call-arg]
-    grid_of_panels = figure.add_gridspec(len(rows), across, height_ratios=rows)
-    panels = [figure.add_subplot(grid_of_panels[place // across, place % across]) for place in range(count)]
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color("#888888")
-        axes.grid(axis=grid, color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.tick_params(labelsize=TEXT, color="#888888")
-        axes.xaxis.label.set_fontsize(TEXT)
-        axes.yaxis.label.set_fontsize(TEXT)
-    setattr(figure, _KEPT, _Layout(page, panels, rows))
-    return figure, panels
+    def __init__(
+        self,
+        heights: Sequence[float],
+        page: Page = WIDE,
+        *,
+        columns: int | None = None,
+        grid: Literal["x", "y", "both"] = "x",
+    ) -> None:
+        from matplotlib.figure import Figure
+
+        across = min(columns or page.columns, page.columns, len(heights))
+        rows = [max(heights[first : first + across]) for first in range(0, len(heights), across)]
+        self.page, self.columns = page, across
+        self.figure = Figure(figsize=(page.width, sum(rows) + AXIS * len(rows) + EDGE), layout="constrained")
+        self.figure.get_layout_engine().set(w_pad=0.06, h_pad=0.05, wspace=0.03, hspace=0.03)  # type: ignore[union-attr,call-arg]
+        # the headline and the notes belong to the figure, the legend and the panels to its part between them
+        self._middle = self.figure.add_subfigure(self.figure.add_gridspec()[0])
+        cells = self._middle.add_gridspec(len(rows), across, height_ratios=rows)
+        self.panels = [self._middle.add_subplot(cells[divmod(number, across)]) for number in range(len(heights))]
+        self._title_lines, self._labels = [0] * len(rows), [0.0] * across
+        for axes in self.panels:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.spines[["left", "bottom"]].set_color("#888888")
+            axes.grid(axis=grid, color="#dddddd", linewidth=0.6)
+            axes.set_axisbelow(True)
+            axes.tick_params(labelsize=TEXT, color="#888888")
+
+    def headline(self, text: str) -> None:
+        """Set the sentence above all panels that says what the figure shows."""
+        shown = wrapped(text, self.page.width - 2 * EDGE, HEADLINE, bold=True)
+        self.figure.suptitle(shown, x=EDGE / self.page.width, ha="left", fontsize=HEADLINE, fontweight="bold")
+        grow(self.figure, _height(shown, HEADLINE) + EDGE)
+
+    def legend(self, handles: Sequence[Artist], names: Sequence[str]) -> None:
+        """Set the legend above all panels, with as many columns as the page has room for."""
+        shown = [wrapped(name, self.page.width - 0.6, TEXT) for name in names]
+        widest = 0.42 + max(LETTER * TEXT * len(line) for name in shown for line in name.split("\n"))
+        columns = min(len(names), max(1, int((self.page.width - EDGE) / widest)))
+        self._middle.legend(handles, shown, loc="outside upper left", ncols=columns, frameon=False, fontsize=TEXT, borderpad=0.0,
+                            borderaxespad=0.6, handlelength=1.3, columnspacing=1.2, handletextpad=0.5)  # fmt: skip
+        rows = math.ceil(len(names) / columns)
+        grow(self.figure, 0.03 * rows + max(_height(name, TEXT) for name in shown) * rows + EDGE)
+
+    def label_rows(self, axes: Axes, labels: Sequence[str]) -> None:
+        """Label the horizontal bars of a panel; the first is at the top. A row alone gets a wider panel than its bar."""
+        shown = [wrapped(label, self.page.label, TEXT) for label in labels]
+        column = self.panels.index(axes) % self.columns
+        letters = max((len(line) for label in shown for line in label.split("\n")), default=0)
+        self._labels[column] = max(self._labels[column], LETTER * TEXT * letters)
+        axes.set_yticks(range(len(labels)), shown)
+        spare = max(0.0, 1.6 - len(labels)) / 2
+        axes.set_ylim(len(labels) - 0.5 + spare, -0.5 - spare)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+
+    def title(self, axes: Axes, text: str) -> None:
+        """Set the title of a panel, after the labels of its rows; the first line has its height already."""
+        shown = wrapped(text, self._across(), TITLE, bold=True)
+        axes.set_title(shown, loc="left", fontsize=TITLE, fontweight="bold")
+        row, lines = self.panels.index(axes) // self.columns, shown.count("\n") + 1
+        grow(self.figure, LINE * TITLE * max(0, lines - self._title_lines[row]))
+        self._title_lines[row] = max(lines, self._title_lines[row])
+
+    def names(self, axes: Axes, x: str = "", y: str = "") -> None:
+        """Name the axes of a panel."""
+        axes.set_xlabel(wrapped(x, self._across(), TEXT), fontsize=TEXT)
+        axes.set_ylabel(y, fontsize=TEXT)
+        if y:
+            column = self.panels.index(axes) % self.columns
+            self._labels[column] = max(self._labels[column], 0.5)
+
+    def number_ticks(self, axes: Axes) -> None:
+        """Show as many numbers below a panel as it has room for."""
+        letters = len(f"{max(map(abs, axes.get_xlim())):,.0f}") + 5
+        number_ticks(axes.xaxis, min(6, max(1, int(self._across() / (LETTER * TEXT * letters)))))
+
+    def _across(self) -> float:
+        """Width of a panel, without labels that are not set yet."""
+        return (self.page.width - sum(self._labels)) / self.columns - 0.4
+
+    def note(self, text: str) -> None:
+        """Add a sentence below the panels."""
+        add_note(self.figure, text)
 
 
-def headline(figure: Figure, text: str) -> None:
-    """Set the sentence above all panels that says what the figure shows."""
-    layout = _layout(figure)
-    layout.headline_says = text
-    if layout.headline is None:
-        layout.headline = figure.text(0, 1, "", fontsize=HEADLINE, fontweight="bold", va="top")
-        layout.headline.set_in_layout(False)
+def add_note(figure: Figure, text: str) -> None:
+    """Add a sentence to the notes below a figure."""
+    width = float(figure.get_figwidth())
+    old = figure.get_supxlabel()
+    shown = wrapped(f"{' '.join(old.split())} {text}".strip(), width - 2 * EDGE, NOTE)
+    figure.supxlabel(shown, x=EDGE / width, ha="left", fontsize=NOTE, color="#555555")
+    grow(figure, _height(shown, NOTE) - (_height(old, NOTE) if old else -EDGE))
 
 
 def headline_of(figure: Figure) -> str:
     """The sentence above the panels, or those of its panels where it has none."""
-    layout = _layout(figure)
-    return layout.headline_says or ". ".join(layout.titles.values())
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    return " ".join((figure.get_suptitle() or ". ".join(filter(None, titles))).split())
 
 
-def panel_title(axes: Axes, text: str) -> None:
-    """Set the title of a panel; it begins at the left end of the row labels and is wrapped."""
-    _layout_of(axes).titles[axes] = text
+def grow(figure: Figure, inches: float) -> None:
+    """Make the canvas taller."""
+    figure.set_figheight(figure.get_figheight() + inches)
 
 
-def legend_of(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
-    """Set the legend above all panels; its number of columns follows from the width of the page."""
-    _layout(figure).legend = (list(handles), list(names))
+def wrapped(text: str, width: float, size: float, *, bold: bool = False) -> str:
+    """Text in lines of about a width in inches."""
+    letters = max(8, int(width / (LETTER * size * (1.18 if bold else 1.0))))
+    unbroken = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    return "\n".join(fill(line, letters) for line in unbroken.split("\n"))
 
 
-def footnote(figure: Figure, text: str) -> None:
-    """Add a sentence to the notes below the figure, after existing ones."""
-    layout = _layout(figure)
-    layout.notes.append(text)
-    if layout.note is None:
-        layout.note = figure.text(0, 0, "", fontsize=NOTE, color=GREY, va="bottom", linespacing=1.25)
-        layout.note.set_in_layout(False)
-
-
-def notes_of(figure: Figure) -> str:
-    """All notes below the figure."""
-    return " ".join(_layout(figure).notes)
+def _height(text: str, size: float) -> float:
+    return LINE * size * (text.count("\n") + 1)
 
 
 def rows_height(labels: Sequence[str], page: Page) -> float:
     """Height of a panel with a horizontal bar for each label."""
     lines = max((wrapped(label, page.label, TEXT).count("\n") for label in labels), default=0)
-    return (ROW + LINE * lines) * max(len(labels), 1.6)
+    return (ROW + LINE * TEXT * lines) * max(len(labels), 1.6)
 
 
-def label_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Label the horizontal bars of a panel; the first is at the top."""
-    page = _layout_of(axes).page
-    axes.set_yticks(range(len(labels)), [wrapped(label, page.label, TEXT) for label in labels])
-    spare = max(0.0, 1.6 - len(labels)) / 2
-    axes.set_ylim(len(labels) - 0.5 + spare, -0.5 - spare)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
+def value_labels(axes: Axes, ends: Iterable[float], texts: Iterable[str], size: float = TEXT) -> None:
+    """Write a value beside the end of each row's bar, to the left of a negative one."""
+    for row, (end, text) in enumerate(zip(ends, texts, strict=True)):
+        right = end >= 0
+        axes.annotate(text, (end, row), (5 if right else -5, 0), textcoords="offset points", va="center_baseline",
+                      ha="left" if right else "right", fontsize=size, annotation_clip=False)  # fmt: skip
 
 
-def value_label(
-    axes: Axes, x: float, y: float, text: str, *, left: bool = False, gap: float = 4.0, size: float = TEXT
-) -> None:
-    """Write a value beside the end of a bar; the axis gets longer where the text needs space.
+def equality(axes: Axes, times: npt.NDArray[np.float64]) -> None:
+    """Make axes of predicted against measured logarithmic; draw the line of equality with the band of `EQUALITY_BAND`.
 
     Args:
-        axes: the panel.
-        x: end of the bar, in data coordinates.
-        y: row of the bar.
-        text: the value.
-        left: whether the text stands to the left of the end, as with a negative bar.
-        gap: distance from the end of the bar in points.
-        size: size of the text in points.
+        axes: where to draw.
+        times: all values that will be drawn.
     """
-    note = axes.annotate(text, (x, y), (-gap if left else gap, 0), "data", "offset points", va="center_baseline",
-                         ha="right" if left else "left", fontsize=size, annotation_clip=False)  # fmt: skip
-    note.set_in_layout(False)
-    _layout_of(axes).values.append((axes, note, x))
+    ends = np.array([times.min() / 1.3, times.max() * 1.3])
+    low, high = (1 - EQUALITY_BAND) * ends, (1 + EQUALITY_BAND) * ends
+    axes.fill_between(ends, low, high, color="black", alpha=0.08, linewidth=0)
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.set(xscale="log", yscale="log")
+    plain_ticks(axes.xaxis, axes.yaxis)
 
 
-def segment_label(axes: Axes, left: float, right: float, y: float, choices: Sequence[str], colour: str) -> None:
-    """Write the first of several texts that fits into a part of a bar, or none.
+def number_ticks(axis: Axis, most: int = 6) -> None:
+    """Show at most a number of values with thousands separators on a linear axis."""
+    from matplotlib.ticker import MaxNLocator
 
-    Args:
-        axes: the panel.
-        left, right: ends of the part, in data coordinates.
-        y: row of the bar.
-        choices: texts, longest first.
-        colour: colour of the part.
-    """
-    text = axes.text(
-        (left + right) / 2, y, "", ha="center", va="center_baseline", fontsize=TEXT - 0.5, color=text_on(colour)
-    )
-    text.set_in_layout(False)
-    _layout_of(axes).segments.append(_Segment(text, left, right, choices))
+    axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}".replace("-", "−"))
 
 
-def finish(figure: Figure) -> Figure:
-    """Give every text of the figure its space; calling it again changes nothing but what was added since."""
-    layout = _layout(figure)
-    for _ in range(MAX_PASSES):
-        _place_margins(figure, layout)
-        figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
-        changed = [
-            _fit_height(figure, layout),
-            _fit_titles(figure, layout),
-            _fit_names(layout),
-            _fit_values(layout),
-            _thin_ticks(layout),
-        ]
-        if not any(changed):
-            break
-    _fill_segments(figure, layout)
-    return figure
+def plain_ticks(*scales: Axis) -> None:
+    """Show plain numbers on logarithmic axes instead of powers of ten, more of them on a short axis."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    for scale in scales:
+        low, high = scale.get_view_interval()
+        decades = math.log10(high / low) if 0 < low < high else 1.0
+        steps = (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
+        scale.set_major_locator(MaxNLocator(nbins=4) if decades < 0.8 else LogLocator(subs=steps))
+        scale.set_major_formatter(lambda value, _: compact(value) if value >= 1e6 else f"{value:,g}")
+        scale.set_minor_locator(NullLocator())
 
 
-def page_of(axes: Axes) -> Page:
-    """The page that a panel is drawn for."""
-    return _layout_of(axes).page
+def in_order(families: Iterable[str]) -> list[str]:
+    """Kernel families without duplicates, the learned ones first."""
+    places = {name: number for number, name in enumerate(FAMILY_ORDER)}
+    return sorted(set(families), key=lambda name: (places.get(name, len(places)), name))
 
 
-@lru_cache(maxsize=4096)
-def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Width of one line of text in inches."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
+def marks(colours: Iterable[str], **style: Any) -> list[Artist]:
+    """Legend handles of series without lines: a mark per colour, in the order of `MARKERS`."""
+    from matplotlib.lines import Line2D
 
-    if not text.strip():
-        return 0.0
-    path = TextPath(
-        (0, 0), text.replace("$", r"\$"), size=size, prop=FontProperties(weight="bold" if bold else "normal")
-    )
-    return WIDER * float(path.get_extents().x1) / 72
+    return [Line2D([], [], color=colour, marker=mark, linestyle="none", markersize=5, **style)
+            for colour, mark in zip(colours, MARKERS * 4, strict=False)]  # fmt: skip
 
 
-def wrapped(text: str, width: float, size: float, bold: bool = False) -> str:
-    """Text in lines of at most a width in inches; it breaks after spaces, else after `_`, `/`, `:` and `,`, else anywhere."""
-    lines: list[str] = []
-    for paragraph in text.split("\n"):
-        line = ""
-        for piece in _pieces(paragraph, width, size, bold):
-            if line and text_width((line + piece).rstrip(), size, bold) > width:
-                lines.append(line.rstrip())
-                line = piece.lstrip()
-            else:
-                line += piece
-        lines.append(line.rstrip())
-    return "\n".join(lines)
+def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = ("svg", "png")) -> None:
+    """Write `<name>.svg` and `<name>.png`; the same figure gives the same bytes. Its layout is final then."""
+    import matplotlib as mpl
 
-
-def _pieces(text: str, width: float, size: float, bold: bool) -> list[str]:
-    """Parts of text between which a line may break: words, and parts of words that are wider than a line."""
-    pieces = []
-    for word in text.split(" "):
-        whole = word + " "
-        if text_width(word, size, bold) <= width:
-            pieces.append(whole)
-            continue
-        part = ""
-        for character in whole:
-            if part and text_width(part + character, size, bold) > width:
-                cut = max(part.rfind(mark) for mark in "_/:,-.(") + 1 or len(part)
-                pieces.append(part[:cut])
-                part = part[cut:]
-            part += character
-        pieces.append(part)
-    return pieces
-
-
-def _layout(figure: Figure) -> _Layout:
-    layout: _Layout = getattr(figure, _KEPT)
-    return layout
-
-
-def _layout_of(axes: Axes) -> _Layout:
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    return _layout(figure)
-
-
-def _place_margins(figure: Figure, layout: _Layout) -> None:
-    """Wrap and place the headline, the legend and the notes; leave the rest of the canvas to the panels."""
-    width, height = figure.get_size_inches()
-    usable, above, below = width - 2 * EDGE, EDGE, EDGE
-    top: list[tuple[Text | Legend, float]] = []
-    if layout.headline is not None:
-        layout.headline.set_text(wrapped(layout.headline_says, usable, HEADLINE, bold=True))
-        top.append((layout.headline, above))
-        above += _height(layout.headline) + EDGE
-    for old in list(figure.legends):
-        old.remove()
-    if layout.legend is not None:
-        top.append((_legend(figure, *layout.legend, usable), above))
-        above += _height(top[-1][0]) + EDGE
-    if layout.note is not None:
-        layout.note.set_text(wrapped(" ".join(layout.notes), usable, NOTE))
-        below += _height(layout.note) + EDGE
-    least = above + below + sum(layout.heights)
-    if height < least + 0.3 * len(layout.heights):
-        height = least + AROUND * len(layout.heights)
-        figure.set_size_inches(width, height)
-    for artist, inches in top:
-        place = (EDGE / width, 1 - inches / height)
-        artist.set_position(place) if artist is layout.headline else artist.set_bbox_to_anchor(place)  # type: ignore[union-attr]
-    if layout.note is not None:
-        layout.note.set_position((EDGE / width, EDGE / height))
-    figure.get_layout_engine().set(rect=(0, below / height, 1, 1 - (above + below) / height))  # type: ignore[union-attr,call-arg]
-
-
-def _legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str], usable: float) -> Legend:
-    """A legend with as many columns as the width allows."""
-    shown = [wrapped(name, usable - 0.5, TEXT) for name in names]
-    widths = [0.42 + max(text_width(line, TEXT) for line in name.split("\n")) for name in shown]
-    columns = next((each for each in range(len(names), 1, -1) if _columns_width(widths, each) <= usable), 1)
-    legend = figure.legend(handles, shown, loc="upper left", ncols=columns, frameon=False, fontsize=TEXT, borderaxespad=0.0,
-                           borderpad=0.0, handlelength=1.3, columnspacing=1.2, handletextpad=0.5)  # fmt: skip
-    legend.set_in_layout(False)
-    return legend
-
-
-def _columns_width(widths: Sequence[float], columns: int) -> float:
-    """Width of entries that fill columns from top to bottom, as matplotlib fills them."""
-    short, longer = divmod(len(widths), columns)
-    ends = [0]
-    for place in range(columns):
-        ends.append(ends[-1] + short + (place < longer))
-    return sum(max(widths[low:high], default=0.0) for low, high in zip(ends, ends[1:], strict=False))
-
-
-def _height(artist: Artist) -> float:
-    figure = artist.get_figure(root=True)
-    assert figure is not None
-    return float(artist.get_window_extent().height) / figure.dpi
-
-
-def _fit_height(figure: Figure, layout: _Layout) -> bool:
-    """Make the canvas as tall as the panels ask; returns whether it changed."""
-    across = -(-len(layout.panels) // len(layout.heights))
-    have = [layout.panels[row * across].bbox.height / figure.dpi for row in range(len(layout.heights))]
-    missing = sum(layout.heights) - sum(have)
-    if abs(missing) < 0.02:
-        return False
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width, round(max(height + missing, 0.5), 3))
-    return True
-
-
-def _fit_titles(figure: Figure, layout: _Layout) -> bool:
-    """Begin each title at the left end of its panel's labels, and wrap it at the panel's right end."""
-    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
-
-    changed, one_column = False, len(layout.heights) == len(layout.panels)
-    for axes, text in layout.titles.items():
-        box = axes.bbox
-        around = axes.yaxis.get_tightbbox()
-        left = min(box.x0, around.x0) if around is not None else box.x0
-        left = EDGE * figure.dpi if one_column else max(EDGE * figure.dpi, left)
-        shown = wrapped(text, (box.x1 - left) / figure.dpi, TITLE, bold=True)
-        place = left / figure.bbox.width
-        old = axes.get_title(loc="left")
-        title = axes.set_title(shown, loc="left", fontsize=TITLE, fontweight="bold", pad=TITLE_GAP)
-        above = ScaledTranslation(0, TITLE_GAP / 72, figure.dpi_scale_trans)
-        title.set_transform(blended_transform_factory(figure.transFigure, axes.transAxes) + above)
-        changed = changed or old != shown or abs(title.get_position()[0] - place) > 1e-3
-        title.set_x(place)
-    return changed
-
-
-def _fit_names(layout: _Layout) -> bool:
-    """Wrap the names of axes at the length of the axes; returns whether one changed."""
-    changed = False
-    for axes in layout.panels:
-        for label, pixels in ((axes.xaxis.label, axes.bbox.width), (axes.yaxis.label, axes.bbox.height)):
-            old = label.get_text()
-            shown = wrapped(" ".join(old.split()), pixels / axes.figure.dpi, TEXT) if old else old
-            label.set_text(shown)
-            changed = changed or shown != old
-    return changed
-
-
-def _fit_values(layout: _Layout) -> bool:
-    """Make axes longer whose values do not fit; returns whether one changed."""
-    changed = False
-    for axes in dict.fromkeys(axes for axes, _, _ in layout.values):
-        scale = axes.transScale.transform
-        low, high = (scale((end, 1.0))[0] for end in axes.get_xlim())
-        whole = axes.bbox.width
-        new_low, new_high = low, high
-        for _, text, x in (each for each in layout.values if each[0] is axes):
-            need = min(
-                abs(text.get_window_extent().x0 - axes.transData.transform((x, 0))[0])
-                + text.get_window_extent().width
-                + 4,
-                0.7 * whole,
-            )
-            place = scale((x, 1.0))[0]
-            if text.get_horizontalalignment() == "left":
-                new_high = max(new_high, low + (place - low) * whole / (whole - need))
-            else:
-                new_low = min(new_low, high - (high - place) * whole / (whole - need))
-        if new_high - high > 1e-3 * (high - low) or low - new_low > 1e-3 * (high - low):
-            back = axes.transScale.inverted().transform
-            axes.set_xlim(*(back((end, 1.0))[0] for end in (new_low, new_high)))
-            changed = True
-    return changed
-
-
-def _thin_ticks(layout: _Layout) -> bool:
-    """Show every second number of an axis where its numbers touch each other; returns whether one changed."""
-    changed = False
-    for axes in layout.panels:
-        axis: Axis = axes.xaxis
-        shown = [(tick.get_loc(), tick.label1.get_window_extent()) for tick in axis.get_major_ticks()
-                 if tick.label1.get_text() and tick.label1.get_visible()]  # fmt: skip
-        shown = [(place, box) for place, box in shown if axes.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1 + 1]
-        if any(after.x0 - before.x1 < 4 for (_, before), (_, after) in zip(shown, shown[1:], strict=False)):
-            labels = [axis.get_major_formatter().format_ticks([place])[0] for place, _ in shown]
-            if len(shown) > 2:
-                axis.set_ticks([place for place, _ in shown][::2], labels[::2])
-            else:
-                axis.set_ticks([shown[0][0]], [labels[0]])
-            changed = True
-    return changed
-
-
-def _fill_segments(figure: Figure, layout: _Layout) -> None:
-    for part in layout.segments:
-        axes = part.text.axes
-        assert axes is not None
-        ends = axes.transData.transform([(part.left, 0), (part.right, 0)])[:, 0] / figure.dpi
-        fits = (c for c in part.choices if text_width(c, TEXT - 0.5) + EDGE <= abs(ends[1] - ends[0]))
-        part.text.set_text(next(fits, ""))
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:  # rounded: the layout's solver gives positions that differ in their last bits
+        x, y, width, height = (round(float(value), 6) for value in axes.get_position().bounds)
+        axes.set_position((x, y, width, height))
+    if "svg" in kinds:
+        with mpl.rc_context({"svg.hashsalt": name}):
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    if "png" in kinds:
+        figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})

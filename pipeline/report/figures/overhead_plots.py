@@ -9,21 +9,7 @@ import pandas as pd
 
 from pipeline.overheads.op_names import HOST_TYPES
 from pipeline.palette import MEASURED
-from pipeline.report.figures.layout import (
-    NOTE,
-    WIDE,
-    Page,
-    board,
-    finish,
-    footnote,
-    headline,
-    label_rows,
-    legend_of,
-    panel_title,
-    rows_height,
-    value_label,
-)
-from pipeline.report.figures.style import number_ticks, plain_ticks
+from pipeline.report.figures.layout import NOTE, WIDE, Board, Page, plain_ticks, rows_height, value_labels
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -52,7 +38,8 @@ def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
     ]
     labels = [f"{name} ({len(v):,} seen)" for name, v in zip(types, values, strict=True)]
     page = Page(5.5, 1, 2.0)
-    figure, (axes,) = board([1.3 * rows_height(labels, page)], page)
+    board = Board([1.3 * rows_height(labels, page)], page)
+    (axes,) = board.panels
     if types:
         boxes = axes.boxplot(values, positions=range(len(types)), orientation="horizontal", whis=(5, 95), showfliers=False,
                              patch_artist=True, widths=0.6, manage_ticks=False)  # fmt: skip
@@ -62,10 +49,10 @@ def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
             line.set(color="black", linewidth=1.5)
         axes.set_xscale("log")
         plain_ticks(axes.xaxis)
-    label_rows(axes, labels)
-    axes.set_xlabel("host time (µs), as profiled")
-    headline(figure, f"Host overheads, {title}")
-    return finish(figure)
+    board.label_rows(axes, labels)
+    board.names(axes, "host time (µs), as profiled")
+    board.headline(f"Host overheads, {title}")
+    return board.figure
 
 
 def t1_by_workload(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
@@ -96,33 +83,30 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     steps = list(dict.fromkeys(zip(spread["gpu"], spread["model"], strict=True)))
     parts = [spread[(spread["gpu"] == gpu) & (spread["model"] == model)] for gpu, model in steps]
     labels = [[shorter(name) for name in dict.fromkeys(own["op"])] for own in parts]
-    figure, panels = board([rows_height(names, page) for names in labels for _ in types], page, columns=len(types))
-    for row, ((gpu, model), own, names) in enumerate(zip(steps, parts, labels, strict=True)):
-        order = list(dict.fromkeys(own["op"]))
+    board = Board([rows_height(names, page) for names in labels for _ in types], page, columns=len(types))
+    for row, ((gpu, model), part, names) in enumerate(zip(steps, parts, labels, strict=True)):
+        operators = list(dict.fromkeys(part["op"]))
         step = f"{model}, " if model else ""
-        for place, kind in enumerate(types):
-            axes, part = panels[row * len(types) + place], own[own["type"] == kind]
-            where = [order.index(op) for op in part["op"]]
-            axes.hlines(where, part["p5_us"], part["p95_us"], color=BOX, linewidth=6)
-            axes.plot(part["median_us"], where, "|", color="black", markersize=9, markeredgewidth=1.5)
-            axes.plot(part["mean_us"], where, "o", color=MEASURED, markersize=4)
-            axes.set(xlabel="host time (µs)")
+        for column, kind in enumerate(types):
+            axes, times = board.panels[row * len(types) + column], part[part["type"] == kind]
+            where = [operators.index(op) for op in times["op"]]
+            axes.hlines(where, times["p5_us"], times["p95_us"], color=BOX, linewidth=6)
+            axes.plot(times["median_us"], where, "|", color="black", markersize=9, markeredgewidth=1.5)
+            axes.plot(times["mean_us"], where, "o", color=MEASURED, markersize=4)
             axes.set_xlim(left=0)
-            number_ticks(axes.xaxis, 0.5 * page.width / min(page.columns, len(types)))
-            label_rows(axes, names if place == 0 or page.columns == 1 else [""] * len(names))
-            first = place == 0 or page.columns == 1
-            panel_title(
-                axes, f"{step}host of {gpu}\n{kind}: {TYPE_NAMES[kind]}" if first else f"{kind}: {TYPE_NAMES[kind]}"
-            )
-    said = [f"{f'{model} on ' if model else ''}the host of {gpu}: most in {shorter(own['op'].iloc[0])}"
-            for (gpu, model), own in zip(steps, parts, strict=True)]  # fmt: skip
-    said[0] = f"Host time of {said[0]}"
-    headline(figure, "; ".join(said))
+            first = column == 0 or board.columns == 1
+            board.label_rows(axes, names if first else [""] * len(names))
+            board.number_ticks(axes)
+            board.names(axes, "host time (µs)")
+            board.title(axes, (f"{step}host of {gpu}\n" if first else "") + f"{kind}: {TYPE_NAMES[kind]}")
+    said = [f"{f'{model} on ' if model else ''}the host of {gpu}: most in {shorter(part['op'].iloc[0])}"
+            for (gpu, model), part in zip(steps, parts, strict=True)]  # fmt: skip
+    board.headline(f"Host time of {'; '.join(said)}")
     handles: list[Artist] = [Line2D([], [], color=BOX, linewidth=6), Line2D([], [], color="black", marker="|", linestyle="none"),
                              Line2D([], [], color=MEASURED, marker="o", linestyle="none", markersize=4)]  # fmt: skip
-    legend_of(figure, handles, ["5th to 95th percentile", "median", "mean"])
-    footnote(figure, AS_PROFILED)
-    return finish(figure)
+    board.legend(handles, ["5th to 95th percentile", "median", "mean"])
+    board.note(AS_PROFILED)
+    return board.figure
 
 
 def shorter(name: str) -> str:
@@ -136,18 +120,19 @@ def _boxes(spread: pd.DataFrame, by: str, what: str, says: str, page: Page) -> F
     """Horizontal boxes from quantiles, on a logarithmic axis because overheads cover several decades."""
     hosts = list(dict.fromkeys(spread["gpu"]))
     parts = [spread[spread["gpu"] == gpu] for gpu in hosts]
-    figure, panels = board([rows_height(list(part[by]), page) for part in parts], page, columns=1)
-    for axes, gpu, part in zip(panels, hosts, parts, strict=True):
+    board = Board([rows_height(list(part[by]), page) for part in parts], page, columns=1)
+    for axes, gpu, part in zip(board.panels, hosts, parts, strict=True):
         _draw(axes, part)
-        axes.set(xscale="log", xlabel=what)
+        axes.set_xscale("log")
         plain_ticks(axes.xaxis)
-        label_rows(axes, list(part[by]))
+        board.label_rows(axes, list(part[by]))
+        board.names(axes, what)
         low, high = float(part["median_us"].min()), float(part["median_us"].max())
         between = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
-        panel_title(axes, f"Host of {gpu}: {says} {between} µs in the median")
-    footnote(figure, "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times seen. "
-                     f"Times below {MIN_DRAWN_US:g} µs are drawn there. {AS_PROFILED}")  # fmt: skip
-    return finish(figure)
+        board.title(axes, f"Host of {gpu}: {says} {between} µs in the median")
+    board.note("Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times seen. "
+               f"Times below {MIN_DRAWN_US:g} µs are drawn there. {AS_PROFILED}")  # fmt: skip
+    return board.figure
 
 
 def _draw(axes: Axes, part: pd.DataFrame) -> None:
@@ -168,5 +153,4 @@ def _draw(axes: Axes, part: pd.DataFrame) -> None:
         meanprops={"marker": "o", "markersize": 4, "markerfacecolor": MEASURED, "markeredgecolor": MEASURED},
     )  # fmt: skip
     ends = np.maximum(values["whishi"], values["mean"])
-    for y, (end, count) in enumerate(zip(ends, part["count"], strict=True)):
-        value_label(axes, float(end), y, f"{count:,}", size=NOTE)
+    value_labels(axes, ends, [f"{count:,}" for count in part["count"]], NOTE)

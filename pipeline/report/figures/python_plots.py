@@ -6,23 +6,11 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from pipeline.palette import IDLE, MEASURED, OTHER, family_colour
+from pipeline.palette import IDLE, MEASURED, OTHER, family_colour, text_on
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.report.figures.layout import (
-    WIDE,
-    board,
-    finish,
-    footnote,
-    label_rows,
-    legend_of,
-    panel_title,
-    rows_height,
-    segment_label,
-)
-from pipeline.report.figures.step_table import steps
-from pipeline.report.figures.step_times import MIN_LABEL, step_times
-from pipeline.report.figures.style import number_ticks
+from pipeline.report.figures.layout import WIDE, Board, rows_height
+from pipeline.report.figures.step_times import MIN_LABEL, step_times, steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +35,8 @@ def draw_step(prediction: Prediction) -> Figure:
     """
     p = prediction
     rows = ["device", "host"]
-    figure, (axes,) = board([1.5 * rows_height(rows, WIDE)])
+    board = Board([1.5 * rows_height(rows, WIDE)])
+    (axes,) = board.panels
     handles: list[Any] = []
     left = 0.0
     for name, us in device_parts(p).items():
@@ -57,7 +46,8 @@ def draw_step(prediction: Prediction) -> Figure:
         )
         handles.append(bar[0])
         if 100 * us >= MIN_LABEL * p.predicted_us:
-            segment_label(axes, left / 1000, (left + us) / 1000, 0, (f"{100 * us / p.predicted_us:.0f} %",), shade)
+            percent = f"{100 * us / p.predicted_us:.0f} %"
+            axes.bar_label(bar, [percent], label_type="center", fontsize=8, color=text_on(shade))
         left += us
     handles.append(axes.barh(1, p.host_us / 1000, height=0.6, color=HOST, label="host")[0])
     low, high = p.predicted_us - p.p10_us, p.p90_us - p.predicted_us
@@ -69,16 +59,16 @@ def draw_step(prediction: Prediction) -> Figure:
     if p.measured_us is not None:
         handles += axes.plot(p.measured_us / 1000, 0, "D", color=MEASURED, markersize=6)
         names.append("measured")
-    label_rows(axes, rows)
+    board.label_rows(axes, rows)
     axes.set_xlim(0, 1.03 * max(p.p90_us, p.host_us, p.measured_us or 0.0) / 1000)
-    axes.set_xlabel("time of one step (ms)")
-    number_ticks(axes.xaxis, 4.0)
+    board.names(axes, "time of one step (ms)")
+    board.number_ticks(axes)
     named = f" ({p.named})" if p.named else ""
-    panel_title(axes, f"{p.title}{named}: {milliseconds(p.predicted_us)}, {verdict(p)}")
-    legend_of(figure, handles, names)
+    board.title(axes, f"{p.title}{named}: {milliseconds(p.predicted_us)}, {verdict(p)}")
+    board.legend(handles, names)
     if sum(p.families_us.values()) > OVERLAP * p.active_us:
-        footnote(figure, "Kernels overlap: their times are scaled to the time in which any of them runs.")
-    return _shown_by_notebooks(finish(figure))
+        board.note("Kernels overlap: their times are scaled to the time in which any of them runs.")
+    return _shown_by_notebooks(board.figure)
 
 
 def draw_steps(predictions: Sequence[Prediction]) -> Figure:

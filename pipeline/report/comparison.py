@@ -1,13 +1,19 @@
-"""Several predictions as one table for a terminal: what all rows share is above it, what it leaves out is below it."""
+"""Several predictions side by side: `compare(gpu="V100,T4", model="resnet50", batch_size="32,64")`, its table, and its file.
+
+In the table, what all rows share is above it, and what it leaves out is below it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich import box
@@ -16,13 +22,17 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.answers.predict_grid import grid_table
+from pipeline.answers.predict_grid import Answer, grid_table, predict_points
+from pipeline.answers.predict_grid import in_order as answers_in_order
+from pipeline.answers.predict_point import points_of
 from pipeline.config import LOCAL_GPU, Point
+from pipeline.errors import SteptimeWarning
 from pipeline.prediction import Prediction
-from pipeline.prices import price_notes
+from pipeline.prices import price_notes, prices_of
 from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
 from pipeline.report.figures.python_plots import draw_steps
-from pipeline.report.terminal_tables import interval
+from pipeline.report.tables import console, interval, one
+from pipeline.schemas import RowGroups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +45,9 @@ LEFT_OUT_FIRST = ("evidence", "busy", "max batch", "memory", "measured", PER_PRI
 
 SPLIT_AFTER = 2
 """Number of columns that are left out of one table of all models, before each model gets a table of its own."""
+
+ROWS_IN_GROUP = 1000
+"""Rows that are written at a time. A group of 1,000 rows takes about 100 kB in the file."""
 
 WORDS = ("GPU", "model", "options", "bound", "evidence")
 """Columns of text, which are aligned to the left."""
@@ -136,23 +149,19 @@ class Comparison:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
-        layouts = [((), True), *((out, False) for out in _ever_more(SPLIT_AFTER))]
-        whole = (self._table(rows, out, boxed) for out, boxed in layouts)
-        fitting = next((table for table in whole if _fits(table.table, console, options)), None)
-        if fitting is not None:
-            shown = [fitting]
-        else:
-            groups = [[row for row in rows if row.model == name] for name in dict.fromkeys(row.model for row in rows)]
-            shown = []
-            for out in _ever_more(len(LEFT_OUT_FIRST)):
-                shown = [self._table(group, out, boxed=False) for group in groups]
-                if all(_fits(part.table, console, options) for part in shown):
-                    break
-        for part in shown:
-            if part.heading:
-                yield Text(part.heading, style="bold")
-            yield part.table
-        yield from self._notes(list(dict.fromkeys(name for part in shown for name in part.left_out)))
+        by_model = [[row for row in rows if row.model == name] for name in dict.fromkeys(row.model for row in rows)]
+        most = len(LEFT_OUT_FIRST)
+        layouts = [([rows], 0, True), *(([rows], count, False) for count in range(SPLIT_AFTER + 1)),
+                   *((by_model, count, False) for count in range(most + 1))]  # fmt: skip
+        for parts, count, boxed in layouts:
+            shown = [self._table(part, LEFT_OUT_FIRST[:count], boxed) for part in parts]
+            if all(_fits(table, console, options) for _, table, _ in shown):
+                break
+        for heading, table, _ in shown:
+            if heading:
+                yield Text(heading, style="bold")
+            yield table
+        yield from self._notes(list(dict.fromkeys(name for *_, left_out in shown for name in left_out)))
 
     def _repr_html_(self) -> str:
         rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
@@ -182,7 +191,10 @@ class Comparison:
             names = [f"{row.gpu} batch {row.batch_size}" for row in self.unpredicted if row.reason == reason]
             yield Text(f"no prediction for {', '.join(names)}: {reason}", style="red")
 
-    def _table(self, rows: Sequence[Prediction | Unpredicted], left_out: Sequence[str], boxed: bool) -> _Titled:
+    def _table(
+        self, rows: Sequence[Prediction | Unpredicted], left_out: Sequence[str], boxed: bool
+    ) -> tuple[str, Table, list[str]]:
+        """The line above a table, the table, and the columns that it leaves out."""
         shared = [text for text in _options(rows[0]) if all(text in _options(row) for row in rows)] if rows else []
         cells = [self._cells(row, shared) for row in rows]
         names = list(dict.fromkeys(name for row in cells for name in row))
@@ -198,7 +210,7 @@ class Comparison:
         for row, values in zip(rows, cells, strict=True):
             best = isinstance(row, Prediction) and self._best(row)
             table.add_row(*(values.get(name, "") for name in shown), style="bold" if best else None)
-        return _Titled(heading, table, [self._header(name) for name in left_out if name in names])
+        return heading, table, [self._header(name) for name in left_out if name in names]
 
     def _header(self, name: str) -> str:
         """The head of a column; that of samples per price names the currency."""
@@ -252,15 +264,6 @@ class Comparison:
         return p.fits and len(known) > 1 and self._per_price(p) == max(known)
 
 
-@dataclass(frozen=True)
-class _Titled:
-    """A table, the line above it, and the columns that it leaves out."""
-
-    heading: str
-    table: Table
-    left_out: Sequence[str]
-
-
 def _options(row: Prediction | Unpredicted) -> list[str]:
     """The options of a row as a user types them, without the section of the model."""
     if row.overrides:
@@ -278,11 +281,89 @@ def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str
     return " ".join(part for part in (", ".join(part for part in (text, batch) if part), options) if part)
 
 
-def _ever_more(most: int) -> Iterator[tuple[str, ...]]:
-    """Columns to leave out: none, then one more each time."""
-    return (LEFT_OUT_FIRST[:count] for count in range(most + 1))
-
-
 def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
     """Whether a table is not wider than the terminal."""
     return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width
+
+
+def compare(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Comparison:
+    """Predict several points side by side, as `steptime compare` does.
+
+    Args:
+        gpu: names or aliases of GPUs, separated by commas.
+        model: names of workloads, separated by commas.
+        overrides: any other override, as for `predict_grid`.
+
+    Returns:
+        The comparison: `table` (a DataFrame), `best` (a prediction per model), `plot()`; in a notebook it shows itself.
+
+    Raises:
+        SteptimeError: a name or value does not exist, or no point can be predicted.
+    """
+    points = points_of(gpu, model, overrides)
+    found = compared(points, predict_points(points))
+    for text in dict.fromkeys(text for each in found.predictions for text in each.warnings):
+        warnings.warn(text, SteptimeWarning, stacklevel=2)
+    return found
+
+
+def compared(points: Sequence[Point], answers: Iterable[Answer]) -> Comparison:
+    """The answers of points side by side, in the order of the points.
+
+    Raises:
+        SteptimeError: there is no prediction at all, or the price list is damaged.
+    """
+    prices = prices_of([point.gpu for point in points])
+    found = answers_in_order(points, answers)
+    predictions = [each.prediction for each in found if each.prediction is not None]
+    if not predictions:
+        raise next(each.error for each in found if each.error is not None)
+    unpredicted = [Unpredicted.of(each.point, each.reason) for each in found if each.reason is not None]
+    return Comparison(predictions, prices=prices, unpredicted=unpredicted)
+
+
+def write_answers(answers: Iterable[Answer], path: Path) -> dict[str, int]:
+    """Write a `grid` table, with rows in the order in which points are done.
+
+    Returns:
+        The number of points, and of points without a prediction.
+
+    Raises:
+        SteptimeError: the file cannot be written.
+    """
+    counts = {"points": 0, "unpredicted": 0}
+    rows: list[dict[str, object]] = []
+    with RowGroups(path, "grid") as file:
+        for answer in answers:
+            counts["points"] += 1
+            counts["unpredicted"] += answer.prediction is None
+            rows.append(_row(answer))
+            if len(rows) == ROWS_IN_GROUP:
+                file.add(_group(rows))
+                rows.clear()
+        if rows:
+            file.add(_group(rows))
+    return counts
+
+
+def _row(answer: Answer) -> dict[str, object]:
+    """One row of a `grid` table."""
+    if answer.prediction is not None:
+        return answer.prediction.summary_values()
+    point = answer.point
+    names = {"gpu": point.gpu, "model": point.model, "variant": point.variant, "batch_size": point.batch_size}
+    return names | {"overrides": json.dumps(point.overrides), "unpredicted": answer.reason}
+
+
+def _group(rows: list[dict[str, object]]) -> pd.DataFrame:
+    """Rows as a table; numbers that some rows lack stay whole numbers."""
+    table = pd.DataFrame(rows)
+    return table.astype({name: "Int64" for name in ("largest_batch", "memory_bytes") if name in table})
+
+
+def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:
+    """Print one prediction in full or several as a table, and the paths of the artifacts."""
+    screen = console()
+    screen.print(one(predictions[0], screen.width) if len(predictions) == 1 else Comparison(predictions))
+    for name, path in (paths or {}).items():
+        screen.print(Text.assemble((f"{name}:", "dim"), f" {path}"), soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""Predictions as tables for a terminal."""
+"""A prediction, and lists, as tables for a terminal."""
 
 from __future__ import annotations
 
