@@ -71,7 +71,7 @@ ui: setup ## start MLflow on the project's database
 	@$(BIN)/steptime ui
 
 unlock: setup
-	@$(BIN)/python -m pipeline.report.run_snakemake
+	@$(BIN)/python -m pipeline.show.run_snakemake
 
 clean: ## remove generated results; keeps the virtual environment
 	rm -rf results .snakemake

@@ -45,13 +45,19 @@ rule all:
         FLOW.of_points("events.parquet", "local"),
 
 
+onstart:
+    from pipeline.show.run_hooks import date_now
+
+    date_now(FLOW.artifacts.root)
+
+
 onerror:
-    from pipeline.report.run_end import explain_failures
+    from pipeline.show.run_hooks import explain_failures
 
     explain_failures(FLOW)
 
 
 onsuccess:
-    from pipeline.report.run_end import show_predictions
+    from pipeline.show.run_hooks import show_predictions
 
     show_predictions(FLOW, rules.summary.output.table)

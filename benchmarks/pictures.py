@@ -21,12 +21,12 @@ from evaluation.pages.readme_tables import shipped_families
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.palette import SERIES
 from pipeline.paths import project_dir, transfer_dir
-from pipeline.report.figures import evidence_shares as evidence
-from pipeline.report.figures import figure_data as tables
-from pipeline.report.figures.figure_data import mean_errors
-from pipeline.report.figures.layout import FAMILY_ORDER, MARKERS, Board, Page, number_ticks, plain_ticks, save
-from pipeline.report.figures.published_errors import published
-from pipeline.report.grid_inputs import PAIR_ERRORS
+from pipeline.show.figures import figure_data as tables
+from pipeline.show.figures.figure_data import mean_errors
+from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, Board, Page, plain_ticks, save
+from pipeline.show.figures.measured_errors import replay_errors
+from pipeline.show.figures.published_errors import published
+from pipeline.show.grid_inputs import PAIR_ERRORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,8 @@ METHODS = {
 
 def kernels() -> Figure:
     """Held-out errors of the shipped models by family, and predicted throughput of a linear layer by batch size."""
-    figure, (left, right) = board([3.4, 3.4], Page(11.0, 2, 1.5), grid="both")
+    board = Board([3.4, 3.4], Page(11.0, 2, 1.5), grid="both")
+    left, right = board.panels
     errors = tables.kernel_errors(shipped_families())
     errors = errors[errors["family"].isin(FAMILY_ORDER)]
     half = errors["gpu"].astype(str).str.endswith("(bf16)")
@@ -65,17 +66,18 @@ def kernels() -> Figure:
         left.plot(100 * own["gmae"], where, marker, color=colour, label=str(gpu))
     bound = published("kernels")[0]
     left.axvline(bound.percent, color="black", linestyle="--", linewidth=1, label=f"published bound\n({bound.source})")
-    label_rows(left, FAMILY_ORDER)
-    left.set(xscale="log", xlim=(0.15, 200), xlabel="GMAE on shapes not trained on (%)")
+    board.label_rows(left, FAMILY_ORDER)
+    board.names(left, "GMAE on shapes not trained on (%)")
+    left.set(xscale="log", xlim=(0.15, 200))
     plain_ticks(left.xaxis)
     left.grid(visible=False, axis="y")
     left.legend(frameon=False, fontsize=7, loc="lower right")  # right of the bound
-    panel_title(left, "Held-out error by family")
-    _sweep(right, colours)
-    return finish(figure)
+    board.title(left, "Held-out error by family")
+    _sweep(board, right, colours)
+    return board.figure
 
 
-def _sweep(axes: Axes, colours: dict[str, str]) -> None:
+def _sweep(board: Board, axes: Axes, colours: dict[str, str]) -> None:
     """Draw throughput of a linear layer by rows of its input, with the p10 to p90 interval; GPUs keep their colours."""
     rows = np.arange(32, MAX_ROWS + 1, 16)
     calls = pd.DataFrame({"op": "linear", "B": 1, "M": rows, "N": LAYER_WIDTH, "K": LAYER_WIDTH})
@@ -93,13 +95,11 @@ def _sweep(axes: Axes, colours: dict[str, str]) -> None:
                   linestyle="-" if kind == "pack" else "--")  # fmt: skip
         axes.fill_between(rows, teraflops / found["p90_us"] * scale, teraflops / found["p10_us"] * scale, color=colour,
                           alpha=0.18, linewidth=0)  # fmt: skip
-    axes.set(
-        xlabel=f"rows of the input (batch) of a {LAYER_WIDTH} × {LAYER_WIDTH} linear layer", ylabel="TFLOP/s (fp32)"
-    )
+    board.names(axes, f"rows of the input (batch) of a {LAYER_WIDTH} × {LAYER_WIDTH} linear layer", "TFLOP/s (fp32)")
     axes.set(xlim=(0, MAX_ROWS), ylim=(0, None))
     axes.legend(frameon=False, fontsize=7, loc="lower right", ncols=2)
-    number_ticks(axes.xaxis, 4.0)
-    panel_title(axes, "Predicted throughput: a new wave begins at each drop")
+    board.number_ticks(axes)
+    board.title(axes, "Predicted throughput: a new wave begins at each drop")
 
 
 def transfer(errors: pd.DataFrame) -> Figure:
@@ -109,7 +109,8 @@ def transfer(errors: pd.DataFrame) -> Figure:
         errors: `pair_errors.csv`: family, origin, destination, method, mape (%).
     """
     means = errors.groupby(["family", "method"])["mape"].mean().unstack()
-    figure, (axes,) = board([2.4], Page(8.0, 1, 1.5))
+    board = Board([2.4], Page(8.0, 1, 1.5))
+    (axes,) = board.panels
     handles = []
     colours = ("#999999", SERIES[1], SERIES[4], SERIES[0], SERIES[2])
     for (method, label), colour, marker in zip(METHODS.items(), colours, ("x", "^", "s", "o", "D"), strict=True):
@@ -118,13 +119,13 @@ def transfer(errors: pd.DataFrame) -> Figure:
         )
     bars = [TRANSFER_MAPE[name] for name in FAMILY_ORDER]
     handles += axes.plot(bars, range(len(FAMILY_ORDER)), "|", color="black", markersize=16, label="bar for auto")
-    label_rows(axes, FAMILY_ORDER)
-    axes.set(xscale="log", xlabel="MAPE above twice the latency floor (%)")
+    board.label_rows(axes, FAMILY_ORDER)
+    board.names(axes, "MAPE above twice the latency floor (%)")
+    axes.set_xscale("log")
     plain_ticks(axes.xaxis)
-    legend_of(figure, handles, [str(mark.get_label()) for mark in handles])
-    footnote(figure, "Mean over the ordered pairs of V100, P100, P4, T4 and A100; the destination was left out of "
-                     "training.")  # fmt: skip
-    return finish(figure)
+    board.legend(handles, [str(mark.get_label()) for mark in handles])
+    board.note("Mean over the ordered pairs of V100, P100, P4, T4 and A100; the destination was left out of training.")
+    return board.figure
 
 
 def main() -> None:
@@ -136,7 +137,7 @@ def main() -> None:
     drawn = {"kernels": kernels(), "transfer": transfer(pd.read_csv(transfer_dir() / PAIR_ERRORS))}
     replays = options.results / "checks" / "replays.parquet"
     if replays.is_file():
-        drawn["replays"] = evidence.replay_errors(mean_errors(pd.read_parquet(replays)))
+        drawn["replays"] = replay_errors(mean_errors(pd.read_parquet(replays)))
     for name, figure in drawn.items():
         save(figure, options.out, name, kinds=("svg",))
         print(options.out / f"{name}.svg")

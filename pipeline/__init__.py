@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pipeline.answers.predict_grid import predict_grid
     from pipeline.answers.predict_point import predict
     from pipeline.answers.tracker import load_trace, track
-    from pipeline.report.comparison import compare
-    from pipeline.report.figures.python_plots import draw_step, draw_steps
+    from pipeline.show.comparison import compare
+    from pipeline.show.figures.python_plots import draw_step, draw_steps
 
 __all__ = ["advise", "compare", "draw_step", "draw_steps", "load_trace", "plan", "predict", "predict_grid", "track"]
 
@@ -29,9 +29,9 @@ _HOMES = {
     "plan": "pipeline.answers.plan",
     "predict": "pipeline.answers.predict_point",
     "predict_grid": "pipeline.answers.predict_grid",
-    "compare": "pipeline.report.comparison",
-    "draw_step": "pipeline.report.figures.python_plots",
-    "draw_steps": "pipeline.report.figures.python_plots",
+    "compare": "pipeline.show.comparison",
+    "draw_step": "pipeline.show.figures.python_plots",
+    "draw_steps": "pipeline.show.figures.python_plots",
     "load_trace": "pipeline.answers.tracker",
     "track": "pipeline.answers.tracker",
 }

@@ -22,8 +22,8 @@ from pipeline.config import Point, expand
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
-from pipeline.report.comparison import Comparison, Order, compared, in_order, show, write_answers
-from pipeline.report.tables import console
+from pipeline.show.comparison import Comparison, Order, compared, in_order, show, write_answers
+from pipeline.show.tables import console
 from pipeline.simulate.perfetto import write_timeline
 from pipeline.terminal import Json, Overrides, examples, print_json, progress, run_app, split_results, working
 

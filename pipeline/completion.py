@@ -15,8 +15,8 @@ import typer
 from pipeline.compose import GROUPS, choices, default_choices
 from pipeline.config import LOCAL_GPU
 from pipeline.config_checks import CHOICES, EDIT_WORDS
-from pipeline.report.catalogue import option_rows
 from pipeline.settings import CollectSettings, KernelSettings, OverheadSettings, PredictSettings
+from pipeline.show.catalogue import option_rows
 
 BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))
 """Batch sizes that are offered: 16 to 8192. Any other whole number is accepted as well."""

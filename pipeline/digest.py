@@ -37,7 +37,7 @@ PLUMBING = frozenset(
 )
 """Modules that find, check and store files. No result depends on them, so their edits do not refit kernel models."""
 
-DRAWING = ("pipeline/report/figures/", "pipeline/palette.py")
+DRAWING = ("pipeline/show/figures/", "pipeline/palette.py")
 """The figures' code and colours. It counts for rules that draw figures, not for rules that log a figure with a fit."""
 
 _IMPORT = re.compile(r"^[ \t]*from ((?:pipeline|evaluation)[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)

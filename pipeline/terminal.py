@@ -22,7 +22,7 @@ import typer
 from pipeline.completion import complete_override, join_bash_words
 from pipeline.errors import InputError, SteptimeError, show_warning
 from pipeline.paths import config_dir
-from pipeline.report.tables import Catalogue, console
+from pipeline.show.tables import Catalogue, console
 
 Item = TypeVar("Item")
 

@@ -12,8 +12,8 @@ import argparse
 from collections.abc import Callable
 
 from benchmarks.cluster import services, slurm_grid, stored_results, writers
+from evaluation.pages.markdown import rewrite
 from pipeline.paths import project_dir
-from pipeline.report.markdown import rewrite
 
 PARTS: dict[str, Callable[[], str]] = {
     "slurm": slurm_grid.section,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.cluster.grid_runs import GRID, command, run, same_tables
 from benchmarks.cluster.services import slurm, told
+from evaluation.pages.markdown import markdown
 from pipeline.paths import project_dir
-from pipeline.report.markdown import markdown
 
 FAST_STATUS = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "5")
 """This cluster has no accounting database, and its jobs are short."""

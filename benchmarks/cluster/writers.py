@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.cluster.services import LOOPBACK, free_port, postgres, wait_until
-from pipeline.report.mlflow_tracking import KERNEL_MODELS, SHARED_DATABASE, choose_champion, log_run, register_model
+from pipeline.show.tracking import KERNEL_MODELS, SHARED_DATABASE, choose_champion, log_run, register_model
 
 WRITERS, RUNS = 16, 6
 

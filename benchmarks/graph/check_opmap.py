@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from evaluation.checks.operator_map_check import TRACES, Score, check
+from evaluation.pages.markdown import markdown, rewrite
 from pipeline.paths import datasets_dir
-from pipeline.report.markdown import markdown, rewrite
 
 
 def report(datasets: Path, operators: int) -> tuple[str, list[str]]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from evaluation.pages.markdown import markdown
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
-from pipeline.report.markdown import markdown
 
 FORWARD, DATA, WEIGHT = "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"
 PADDLE = "[PaddlePaddle/Paddle#46332](https://github.com/PaddlePaddle/Paddle/pull/46332)"

@@ -19,10 +19,10 @@ from statistics import median
 import numpy as np
 import torch
 
+from evaluation.pages.markdown import markdown
 from pipeline.kernels.network_training import FINAL_DIVISOR, WARM_UP, train_network
 from pipeline.kernels.networks import Recipe
 from pipeline.kernels.training_loop import minimise, shuffled_batches
-from pipeline.report.markdown import markdown
 
 STEPS = 400
 """Optimizer steps of a round."""

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.speed import captures, draws, fits, grid, plans, products, snakemake_grid, traces
+from evaluation.pages.markdown import rewrite
 from pipeline.paths import project_dir
-from pipeline.report.markdown import rewrite
 
 PARTS: dict[str, Callable[[int], str]] = {
     "grid": grid.section,

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.kernels.held_out import complete
+from evaluation.pages.markdown import markdown
 from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.paths import project_dir
-from pipeline.report.markdown import markdown
 
 GPUS = ("V100", "A100-PCIE-40GB")
 """GPUs whose public samples are fitted."""

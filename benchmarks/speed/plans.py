@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python, steptime
-from pipeline.report.markdown import markdown
+from evaluation.pages.markdown import markdown
 
 GPUS = "V100,A100,T4,P100,H100,L4,A10,RTX3090,RTX2080Ti,RTX4090"
 MODELS = "dlrm_small,dlrm_default,resnet50"

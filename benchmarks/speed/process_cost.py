@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
+from evaluation.pages.markdown import markdown
 from pipeline.paths import project_dir
-from pipeline.report.markdown import markdown
 
 IMPORTS = {
     '`python -c "import torch"`': "import torch",

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.trace.hta import LARGEST, ROOT, compare, enlarge, environment
+from evaluation.pages.markdown import markdown
 from pipeline.paths import datasets_dir
-from pipeline.report.markdown import markdown
 
 COPIES = 10
 

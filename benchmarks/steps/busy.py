@@ -22,10 +22,10 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.checks.lin2022_steps import DLRM_LOOP
+from evaluation.pages.markdown import markdown, rewrite
 from evaluation.published.published_busy import read_busy
 from pipeline import predict
 from pipeline.paths import datasets_dir
-from pipeline.report.markdown import markdown, rewrite
 
 LOOPS: dict[str, dict[str, object]] = {
     "their loop": DLRM_LOOP,

@@ -24,11 +24,11 @@ import numpy as np
 import pandas as pd
 
 from evaluation.checks.published_step_errors import with_errors
+from evaluation.pages.markdown import markdown, rewrite
 from evaluation.published.published_dlrm import SEPARATE_LOOKUP_VERSIONS, read_rows, read_steps
 from pipeline import predict
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
-from pipeline.report.markdown import markdown, rewrite
 from pipeline.simulate.step_program import DEFAULT_LATENCY_US
 
 MIN_LARGE_BATCH = 4096

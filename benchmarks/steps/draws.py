@@ -13,9 +13,9 @@ import argparse
 import numpy as np
 
 from evaluation.checks.step_intervals import plain_interval, step_of
+from evaluation.pages.markdown import markdown
 from pipeline.answers.step_errors import step_interval
 from pipeline.config import expand
-from pipeline.report.markdown import markdown
 
 GRIDS = (
     ("gpu=V100", "model=dlrm_default,resnet50,bert_large,gnmt", "batch_size=16"),

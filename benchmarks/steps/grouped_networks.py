@@ -18,11 +18,11 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.checks.published_step_errors import with_errors
+from evaluation.pages.markdown import markdown, rewrite
 from evaluation.published.published_steps import read_networks
 from pipeline import predict
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
-from pipeline.report.markdown import markdown, rewrite
 
 DEPTHWISE = (
     "mobilenetv3_large_100", "mobilenetv3_small_100", "mobilenetv2_100", "efficientnet_b0", "efficientnet_lite0",

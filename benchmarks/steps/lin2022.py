@@ -15,13 +15,13 @@ from pathlib import Path
 
 from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm
 from evaluation.pages.lin2022_tables import cnn_summary, dlrm_summary, table
+from evaluation.pages.markdown import rewrite
+from evaluation.pages.pictures import published_networks
 from evaluation.published.published_busy import FILE as NOTEBOOK
 from evaluation.published.published_pages import missing
 from pipeline.errors import SteptimeError
 from pipeline.paths import datasets_dir
-from pipeline.report.figures.layout import save
-from pipeline.report.figures.measured_errors import published_networks
-from pipeline.report.markdown import rewrite
+from pipeline.show.figures.layout import save
 
 
 def main() -> int:

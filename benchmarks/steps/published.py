@@ -20,13 +20,14 @@ import numpy as np
 import pandas as pd
 
 from evaluation.checks.published_step_errors import PYTORCH_2_GPUS, with_errors
+from evaluation.pages.markdown import rewrite
 from evaluation.pages.published_step_tables import coverage, summary, table
 from evaluation.published.published_steps import read_networks, read_resnet50, read_training
 from pipeline import predict
 from pipeline.palette import series_colours
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
-from pipeline.report.figures.layout import (
+from pipeline.show.figures.layout import (
     MARKERS,
     Page,
     board,
@@ -39,7 +40,6 @@ from pipeline.report.figures.layout import (
     rows_height,
     save,
 )
-from pipeline.report.markdown import rewrite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

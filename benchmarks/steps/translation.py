@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.checks.published_step_errors import PYTORCH_2_GPUS, with_errors
+from evaluation.pages.markdown import rewrite
 from evaluation.pages.published_step_tables import coverage, summary, table
 from evaluation.published.published_translation import (
     FILL_RATIO,
@@ -30,7 +31,6 @@ from evaluation.published.published_translation import (
 from pipeline import predict
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
-from pipeline.report.markdown import rewrite
 
 
 def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:

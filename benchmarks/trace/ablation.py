@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from evaluation.checks.replayed_traces import RANK_COUNT, RANKS, SINGLE_TRACES
+from evaluation.pages.markdown import markdown, rewrite
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.shared_overheads import calibrate, merged
 from pipeline.paths import datasets_dir
-from pipeline.report.markdown import markdown, rewrite
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.ranks import replay_ranks
 from pipeline.simulate.replay import build, replay_source

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from evaluation.pages.markdown import markdown, rewrite
 from pipeline.answers.plan import make_plan
 from pipeline.answers.plan_results import Choice, Limits, Objective, Plan
 from pipeline.config import Point, expand
 from pipeline.paths import project_dir
 from pipeline.readable import compact, rate
-from pipeline.report.markdown import markdown, rewrite
 
 SECTION = "gpu choice"
 """The text between `<!-- gpu choice -->` and `<!-- /gpu choice -->` of the page."""

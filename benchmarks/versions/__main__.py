@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.versions.short_suite import CHECKS
+from evaluation.pages.markdown import rewrite
 from pipeline.paths import project_dir
-from pipeline.report.markdown import rewrite
 
 ROOT = project_dir()
 TRACE = ROOT / "tests/trace/golden/drawn_gpu/input/kineto.json.gz"

@@ -26,8 +26,8 @@ from pipeline.datasets.neusight import read_samples
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.report.figures.figure_data import TRACKER_METHOD
 from pipeline.schemas import read_columns
+from pipeline.show.figures.figure_data import TRACKER_METHOD
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.methods import step_calls_us
 from pipeline.transfer.shipped_models import covered

@@ -14,15 +14,15 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.pages import bars
+from evaluation.pages.markdown import block, markdown, table_rows
 from pipeline.errors import InputError
 from pipeline.kernels.error_metrics import gmae
 from pipeline.model_files import REBUILD, read_arrays
 from pipeline.packs import check_if_shipped
-from pipeline.report.figures import figure_data as tables
-from pipeline.report.figures.figure_data import TRACKER_METHOD
-from pipeline.report.figures.layout import in_order
-from pipeline.report.figures.published_errors import NETWORK_METHODS, published
-from pipeline.report.markdown import block, markdown, table_rows
+from pipeline.show.figures import figure_data as tables
+from pipeline.show.figures.figure_data import TRACKER_METHOD
+from pipeline.show.figures.layout import in_order
+from pipeline.show.figures.published_errors import NETWORK_METHODS, published
 
 MAX_SPEC_DIFFERENCE = 1.0
 """Largest difference, in percentage points, between errors from another GPU and errors from the spec file alone.

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.pages.markdown import markdown as table
 from pipeline.answers.sources import Source, kernel_source, overhead_source
 from pipeline.config import LOCAL_GPU
 from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import DECILES
-from pipeline.report.figures.published_errors import PUBLISHED
-from pipeline.report.html_report import Section
-from pipeline.report.markdown import markdown as table
 from pipeline.schemas import atomic_path
+from pipeline.show.figures.published_errors import PUBLISHED
+from pipeline.show.html_report import Section
 
 Cell = Callable[[pd.Series], str]
 
@@ -36,7 +36,7 @@ def sections(
 
     Args:
         steps, errors, parts, kernels: `steps`, `errors_by_part`, `error_parts`, `kernel_errors` of
-            `pipeline.report.figures.figure_data`.
+            `pipeline.show.figures.figure_data`.
         missing: sentences about evidence that is not available.
     """
     by_size = kernels[kernels[DECILES[0]].notna()]

@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from evaluation.pages.accuracy_tables import FAMILY_TITLES
+from evaluation.pages.markdown import markdown, rewrite
 from pipeline.answers import error_parts as parts
 from pipeline.collect.campaign_reader import measured_step, provenance, read_step_times
 from pipeline.compose import choices
@@ -26,10 +27,9 @@ from pipeline.errors import InputError, SteptimeError
 from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import gmae
 from pipeline.paths import CAMPAIGN, measurements_dir, project_dir
-from pipeline.report.figures.figure_data import kernel_errors
-from pipeline.report.grid_inputs import fitted_models, read_any, with_gpus
-from pipeline.report.markdown import markdown, rewrite
-from pipeline.report.run_snakemake import run_snakemake
+from pipeline.show.figures.figure_data import kernel_errors
+from pipeline.show.grid_inputs import fitted_models, read_any, with_gpus
+from pipeline.show.run_snakemake import run_snakemake
 
 PAGE, MARKER = Path("docs") / "accuracy.md", "measured"
 OPTION_PATTERN = re.compile(r"(embedding|optimizer|dtype)-(.*?)(?=_(?:embedding|optimizer|dtype)-|$)")

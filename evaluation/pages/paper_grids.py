@@ -14,8 +14,8 @@ from pathlib import Path
 from evaluation.pages.grid_accuracy import missing_evidence
 from pipeline.flow import Flow
 from pipeline.paths import datasets_dir
-from pipeline.report.figures.gallery import INDEX
-from pipeline.report.run_snakemake import run_snakemake
+from pipeline.show.figures.gallery import INDEX
+from pipeline.show.run_snakemake import run_snakemake
 
 EXPERIMENTS = ("paper_dlrm", "paper_cnn", "paper_surfer")
 

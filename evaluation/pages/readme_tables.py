@@ -12,19 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation.checks.lin2022_steps import are_present, predicted_cnn, predicted_dlrm
+from evaluation.pages import pictures
 from evaluation.pages.accuracy_tables import Evidence, left_out_errors, outdated_families, page_tables, readme_table
+from evaluation.pages.markdown import rewrite
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
 from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, project_dir, transfer_dir
-from pipeline.report.figures import evidence_shares as evidence
-from pipeline.report.figures import figure_data as tables
-from pipeline.report.figures.figure_data import mean_errors
-from pipeline.report.figures.layout import save
-from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
-from pipeline.report.markdown import rewrite
-from pipeline.report.run_snakemake import rule_graph as mermaid
-from pipeline.report.run_snakemake import run_snakemake
+from pipeline.show import run_snakemake as snakemake
+from pipeline.show.figures import figure_data as tables
+from pipeline.show.figures.figure_data import mean_errors
+from pipeline.show.figures.layout import save
+from pipeline.show.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 
 RULE_GRAPH_GRID = {"gpu": "local", "model": "dlrm_small", "results": "no-results"}
 """Grid whose rule graph is drawn: the only one in which every stage runs. No artifact of an earlier run is in its folder."""
@@ -76,7 +75,7 @@ def write(found: Evidence, root: Path) -> list[Path]:
         rewrite(root / name, {marker: text})
     images = root / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
-    save(evidence.result(found.kernels, found.passes, mean_errors(found.spans)), images, "result", kinds=("png",))
+    save(pictures.result(found.kernels, found.passes, mean_errors(found.spans)), images, "result", kinds=("png",))
     return [*(root / name for name in blocks), images / "result.png"]
 
 
@@ -86,7 +85,9 @@ def rule_graph() -> str:
     Raises:
         SteptimeError: Snakemake could not draw it; the message says why.
     """
-    graph = mermaid(str(project_dir() / "Snakefile"), RULE_GRAPH_GRID, ["report"], STEPTIME_DATASETS="none")
+    graph = snakemake.rule_graph(
+        str(project_dir() / "Snakefile"), RULE_GRAPH_GRID, ["report"], STEPTIME_DATASETS="none"
+    )
     # a colour per rule says nothing
     shown = [line for line in graph.splitlines() if not line.strip().startswith("style ")]
     return "\n".join(["```mermaid", *shown, "```"])
@@ -100,7 +101,7 @@ def refresh(results: Path) -> None:
     """
     if datasets_dir() is None:
         return
-    if run_snakemake("checks", {"results": results}, "--quiet", "rules") != 0:
+    if snakemake.run_snakemake("checks", {"results": results}, "--quiet", "rules") != 0:
         raise SteptimeError("the checks against public data did not finish; see the lines above")
 
 

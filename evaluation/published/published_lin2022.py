@@ -18,7 +18,7 @@ import pandas as pd
 from evaluation.published.published_busy import MODELS as DLRM_MODELS
 from evaluation.published.published_pages import missing
 from pipeline.errors import TableError
-from pipeline.report.figures.published_errors import NETWORK_METHODS
+from pipeline.show.figures.published_errors import NETWORK_METHODS
 
 DLRM_FILE = "paper/lin2022_dlrm_batch_time.csv"
 CNN_FILE = "paper/lin2022_cnn_batch_time.csv"

@@ -5,12 +5,13 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
+    from pipeline.show.figures.step_table import steps as step_table
+
     from evaluation.pages import grid_accuracy as accuracy
     from pipeline.prediction import Prediction
-    from pipeline.report.figures import figure_data as tables
-    from pipeline.report.figures.step_table import steps as step_table
-    from pipeline.report.grid_inputs import read_any, with_gpus
     from pipeline.schemas import atomic_path, read_table, write_parquet
+    from pipeline.show.figures import figure_data as tables
+    from pipeline.show.grid_inputs import read_any, with_gpus
 
     summary = read_table(snakemake.input.summary, "summary")
     steps = step_table(Prediction.all_of(summary))

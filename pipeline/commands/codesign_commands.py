@@ -18,8 +18,8 @@ from pipeline.answers.tracker import load_trace
 from pipeline.config import Point, expand, point
 from pipeline.errors import InputError
 from pipeline.readable import seconds
-from pipeline.report.figures.costs import check_figure, write_plan_front
-from pipeline.report.tables import console
+from pipeline.show.figures.costs import check_figure, write_plan_front
+from pipeline.show.tables import console
 from pipeline.terminal import Json, Overrides, counting, examples, print_json, progress, split_results, working
 
 app = typer.Typer()

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from pipeline.completion import complete_model
-from pipeline.report.catalogue import gpu_rows, model_rows, option_rows
-from pipeline.report.doctor import examine
+from pipeline.show.catalogue import gpu_rows, model_rows, option_rows
+from pipeline.show.doctor import examine
 from pipeline.terminal import Json, catalogue, examples, working
 
 app = typer.Typer()

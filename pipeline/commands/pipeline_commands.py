@@ -10,11 +10,11 @@ import typer
 from pipeline.completion import complete_override
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
-from pipeline.report.comparison import show
-from pipeline.report.mlflow_tracking import PORT, serve
-from pipeline.report.run_end import artifact_paths
-from pipeline.report.run_snakemake import become_snakemake
 from pipeline.schemas import read_table
+from pipeline.show.comparison import show
+from pipeline.show.run_hooks import artifact_paths
+from pipeline.show.run_snakemake import become_snakemake
+from pipeline.show.tracking import PORT, serve
 from pipeline.terminal import Json, examples, print_json
 
 app = typer.Typer()

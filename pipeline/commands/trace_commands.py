@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from pipeline.errors import InputError
-from pipeline.report.tables import console
 from pipeline.schemas import refuse_overwriting
+from pipeline.show.tables import console
 from pipeline.simulate.rank_report import facts as rank_facts
 from pipeline.simulate.rank_report import table as rank_table
 from pipeline.simulate.ranks import replay_ranks

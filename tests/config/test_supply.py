@@ -24,7 +24,7 @@ from pipeline.config import point
 from pipeline.errors import PackError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import project_dir
-from pipeline.report.grid_inputs import read_any
+from pipeline.show.grid_inputs import read_any
 
 ROOT = project_dir()
 PACKS = packs.packs_dir()

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from evaluation.checks.language_passes import read_passes
+from evaluation.pages import pictures
 from evaluation.pages.accuracy_tables import (
     Evidence,
     carried_over_rows,
@@ -21,15 +22,14 @@ from evaluation.pages.accuracy_tables import (
     published_rows,
     readme_table,
 )
+from evaluation.pages.markdown import block, markdown, replaced, table_rows
 from evaluation.pages.readme_tables import PAGE, PAGE_MARKER, README, README_MARKER, gather, shipped_families
 from pipeline.errors import InputError, TableError
 from pipeline.paths import project_dir, transfer_dir
-from pipeline.report.figures import evidence_shares as evidence
-from pipeline.report.figures import figure_data as tables
-from pipeline.report.figures.figure_data import FULL, KERNEL_SUM, mean_errors
-from pipeline.report.figures.gallery import Artifacts
-from pipeline.report.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
-from pipeline.report.markdown import block, markdown, replaced, table_rows
+from pipeline.show.figures import figure_data as tables
+from pipeline.show.figures.figure_data import FULL, KERNEL_SUM, mean_errors
+from pipeline.show.figures.gallery import Artifacts
+from pipeline.show.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_without_checks_it_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_the_picture_shows_all_three_parts(found: Evidence) -> None:
-    figure = evidence.result(found.kernels, found.passes, mean_errors(found.spans))
+    figure = pictures.result(found.kernels, found.passes, mean_errors(found.spans))
     assert [bool(axes.get_title(loc="left")) for axes in figure.axes] == [True] * 3
     assert all(axes.get_xlabel() for axes in figure.axes)
 

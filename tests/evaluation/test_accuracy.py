@@ -14,10 +14,10 @@ from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.paths import Artifacts as Paths
 from pipeline.prediction import Prediction
-from pipeline.report.figures import figure_data as tables
-from pipeline.report.figures import step_times as step_table
-from pipeline.report.figures.gallery import Artifacts
-from pipeline.report.grid_inputs import host_observations, with_gpus
+from pipeline.show.figures import figure_data as tables
+from pipeline.show.figures import step_times as step_table
+from pipeline.show.figures.gallery import Artifacts
+from pipeline.show.grid_inputs import host_observations, with_gpus
 
 
 def account(found: Artifacts, missing: list[str]) -> str:

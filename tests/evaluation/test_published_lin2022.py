@@ -13,12 +13,13 @@ import pytest
 from evaluation.checks.lin2022_steps import DLRM_LOOP, are_present, predicted_cnn, predicted_dlrm
 from evaluation.pages import lin2022_tables
 from evaluation.pages.accuracy_tables import lin2022_rows, published_rows
+from evaluation.pages.markdown import markdown
+from evaluation.pages.pictures import published_networks
 from evaluation.published.published_lin2022 import CNN_FILE, DLRM_FILE, read_cnn, read_dlrm
 from pipeline.errors import TableError
 from pipeline.paths import project_dir
-from pipeline.report.figures.measured_errors import CONVNETS, published_networks
-from pipeline.report.figures.published_errors import NETWORK_METHODS, published
-from pipeline.report.markdown import markdown
+from pipeline.show.figures.measured_errors import CONVNETS
+from pipeline.show.figures.published_errors import NETWORK_METHODS, published
 
 DLRM = """gpu,model,batch_size,batch_time_ms
 V100,DLRM_default,512,5.0

@@ -26,7 +26,7 @@ from pipeline.hardware.altered_figures import catalogue_spec
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.packs import list_packs
-from pipeline.report import grid_inputs as grid
+from pipeline.show import grid_inputs as grid
 
 needs_pack = pytest.mark.skipif(not {"V100", "A100-PCIE-40GB"} <= set(list_packs()), reason="no packs")
 

@@ -12,8 +12,8 @@ import pytest
 from pipeline.answers.predict_point import predict_point
 from pipeline.config import expand
 from pipeline.prediction import Prediction
-from pipeline.report.run_snakemake import run_snakemake
 from pipeline.schemas import read_table
+from pipeline.show.run_snakemake import run_snakemake
 
 
 def test_pipeline_command_and_python_agree_to_the_last_digit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ ROOMS = (
     "prediction", "model_files",
     "packs", "hardware", "prices", "settings", "compose", "config_checks", "config", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "flow", "scripting",
-    "report", "completion", "terminal", "commands", "cli", "__main__",
+    "show", "completion", "terminal", "commands", "cli", "__main__",
     "evaluation.published", "evaluation.workloads", "evaluation.training", "evaluation.checks", "evaluation.pages", "soak",
 )  # fmt: skip
 """Rooms and single modules, from the lowest to the highest: each imports from those before it alone. The product comes first."""

@@ -23,8 +23,8 @@ from pipeline.errors import InputError
 from pipeline.graph.graph_cache import calls_of
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.readable import seconds
-from pipeline.report.figures.costs import plan_front, write_plan_front
-from tests.report.test_figure_layout import problems
+from pipeline.show.figures.costs import plan_front, write_plan_front
+from tests.show.figure_texts import problems
 
 SPACE = ["gpu=V100,A100,H100,T4,L4,A10", "model=dlrm_small", "batch_size=64,256,1024,4096", "model.dtype=fp32,fp16",
          "predict.cuda_graph=false,true", "predict.draws=64"]  # fmt: skip

@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.errors import SteptimeWarning, TableError
 from pipeline.flow import Flow, wildcards_of
-from pipeline.report import grid_inputs
-from pipeline.report.run_end import show_predictions
 from pipeline.scripting import job
+from pipeline.show import grid_inputs
+from pipeline.show.run_hooks import failures, show_predictions
 
 
 @pytest.fixture(autouse=True)

@@ -160,19 +160,3 @@ def test_another_gpu_or_host_captures_nothing_again(finished: Path) -> None:
         run = snakemake("-n", "--config", "model=dlrm_default", *config, folder=finished)
         assert run.returncode == 0 and "capture_graph" not in run.stdout + run.stderr
         assert "predict" in run.stdout + run.stderr
-
-
-def test_a_leftover_lock_ends_the_run_with_the_command_that_helps(tmp_path: Path) -> None:
-    config = ["--config", "gpu=V100", "model=dlrm_default"]
-    lock = tmp_path / ".snakemake/locks/0.output.lock"
-    lock.parent.mkdir(parents=True)
-    lock.write_text("results/V100/dlrm_default/default/b2048/calls.parquet\n")
-    for options in ([], ["-n"]):
-        run = snakemake(*options, *config, folder=tmp_path)
-        assert run.returncode == (0 if options else 1)
-        last = run.stderr.splitlines()[-1]
-        assert last.startswith("steptime: a run in this folder was stopped and left its lock")
-        assert f"`snakemake --unlock --directory {tmp_path}`" in last
-        assert lock.is_file(), "it is for the user to remove"
-    assert "steptime" not in snakemake("--unlock", *config, folder=tmp_path).stderr
-    assert not lock.exists()

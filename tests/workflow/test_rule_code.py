@@ -66,7 +66,7 @@ def test_kernel_models_are_not_fitted_again_for_code_that_they_do_not_use() -> N
     files = {path.relative_to(ROOT).as_posix() for path in code_of("fit_kernels")}
     rooms = {name.split("/")[1] for name in files}
     assert not rooms & {"answers", "simulate", "graph", "trace", "workloads"}
-    assert not any(name.startswith("pipeline/report/figures/") for name in files)
+    assert not any(name.startswith("pipeline/show/figures/") for name in files)
 
 
 def test_an_unknown_script_is_an_error_in_the_rule() -> None:

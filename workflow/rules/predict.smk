@@ -1,6 +1,6 @@
 # The critical-path prediction of each grid point, and the summary of all points.
 
-from pipeline.report.grid_inputs import pack_digests
+from pipeline.show.grid_inputs import pack_digests
 
 MAX_TIMELINES = 12
 TIMELINE = f"{POINT}/timeline.html"

@@ -1,7 +1,7 @@
 # Figures and report of the grid. They are made on request and read artifacts only.
 
-from pipeline.report import grid_inputs as GRID
-from pipeline.report.figures.gallery import category_of
+from pipeline.show import grid_inputs as GRID
+from pipeline.show.figures.gallery import category_of
 
 FIGURES = f"{FLOW.artifacts.root}/figures/{FLOW.grid}"
 ACCURACY = f"{FLOW.artifacts.root}/accuracy/{FLOW.grid}"

@@ -5,9 +5,9 @@ from pathlib import Path
 from pipeline.scripting import job
 
 with job(snakemake):
-    from pipeline.report.figures.gallery import Artifacts, draw_all
-    from pipeline.report.grid_inputs import read_any, read_observations, read_operators, with_distinct_names, with_gpus
     from pipeline.schemas import read_table
+    from pipeline.show.figures.gallery import Artifacts, draw_all
+    from pipeline.show.grid_inputs import read_any, read_observations, read_operators, with_distinct_names, with_gpus
 
     given = snakemake.input
     found = Artifacts(

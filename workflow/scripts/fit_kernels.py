@@ -8,8 +8,8 @@ if __name__ == "__main__":  # worker processes of the fit import this file
     from pipeline.scripting import job, provenance
 
     with job(snakemake):
-        from pipeline.report.kernel_runs import fit_and_track
         from pipeline.schemas import read_families
+        from pipeline.show.kernel_runs import fit_and_track
 
         fit_and_track(
             read_families(snakemake.input.samples),

@@ -6,9 +6,9 @@ from pipeline.scripting import job, provenance_of
 
 with job(snakemake):
     from pipeline.answers.host_overheads import observations_in, overhead_statistics
-    from pipeline.report.overhead_runs import track_overheads
     from pipeline.schemas import write_table
     from pipeline.settings import OverheadSettings
+    from pipeline.show.overhead_runs import track_overheads
 
     params = snakemake.params
     for gpu, label, values, samples, path in zip(

@@ -6,11 +6,11 @@ from pipeline.scripting import job
 
 with job(snakemake):
     from pipeline.prediction import Prediction
-    from pipeline.report.figures.figure_data import kernel_errors
-    from pipeline.report.grid_inputs import with_gpus
-    from pipeline.report.html_report import point_name, read_sections, write_report
-    from pipeline.report.run_snakemake import rule_graph, rule_inputs
     from pipeline.schemas import read_table
+    from pipeline.show.figures.figure_data import kernel_errors
+    from pipeline.show.grid_inputs import with_gpus
+    from pipeline.show.html_report import point_name, read_sections, write_report
+    from pipeline.show.run_snakemake import rule_graph, rule_inputs
 
     given = snakemake.input
     graph = rule_graph(snakemake.params.snakefile, snakemake.config, ["report"])

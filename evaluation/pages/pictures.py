@@ -1,0 +1,108 @@
+"""Pictures of README.md and docs/accuracy.md: our errors beside measurements and published errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.show.figures.figure_data import FULL, KERNEL_SUM
+from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, NOTE, WIDE, Board, Page, in_order, marks, rows_height
+from pipeline.show.figures.measured_errors import draw_passes, short_gpu
+from pipeline.show.figures.published_errors import NETWORK_METHODS, published
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FAMILY_NAMES = {"gemm": "matrix product", "bmm": "batched product", "conv2d_forward": "convolution",
+                "elementwise": "element-wise", "layer_norm": "layer norm"}  # fmt: skip
+"""Names of the learned families in the README's picture."""
+
+
+def result(kernels: pd.DataFrame, passes: pd.DataFrame, errors: pd.DataFrame) -> Figure:
+    """The README's picture: kernel models, replayed traces and whole models, each compared with measurements.
+
+    Args:
+        kernels: `kernel_errors` table of `pipeline.show.figures.figure_data`.
+        passes: `predicted_passes` of `evaluation.checks.language_passes`.
+        errors: `mean_errors` of `pipeline.show.figures.figure_data`.
+    """
+    board = Board([3.0] * 3, Page(12.0, 3, 1.5), grid="both")
+    left, middle, right = board.panels
+    _kernel_dots(board, left, kernels)
+    _replay_bars(board, middle, errors)
+    handles, names = draw_passes(board, right, passes)
+    right.legend(handles, names, frameon=False, fontsize=NOTE)
+    board.title(left, "Kernel models")
+    board.title(middle, "Steps of public traces, kernel times given")
+    board.title(right, "Whole models, end to end")
+    return board.figure
+
+
+def _kernel_dots(board: Board, axes: Axes, kernels: pd.DataFrame) -> None:
+    families = in_order(kernels.loc[kernels["family"].isin(FAMILY_ORDER), "family"])
+    # these GPUs have one family in one dtype, so they share a mark
+    half = kernels["gpu"].astype(str).str.endswith("(bf16)")
+    series = kernels["gpu"].astype(str).where(~half, "newer GPUs, bf16")
+    for (gpu, rows), colour, marker in zip(kernels.groupby(series, sort=True), SERIES, MARKERS, strict=False):
+        rows = rows[rows["family"].isin(families)]
+        where = [families.index(name) for name in rows["family"]]
+        axes.plot(100 * rows["gmae"], where, marker, color=colour, markersize=6, label=short_gpu(str(gpu)))
+    bound = published("kernels")[0]
+    axes.axvline(bound.percent, color="black", linestyle="--", linewidth=1, label="published bound")
+    board.label_rows(axes, [FAMILY_NAMES.get(name, name) for name in families])
+    board.names(axes, "GMAE on shapes not trained on (%)")
+    axes.set_xlim(0, 1.05 * bound.percent)
+    axes.legend(frameon=False, fontsize=NOTE, loc="lower right", bbox_to_anchor=(0.93, 0.0))
+
+
+def _replay_bars(board: Board, axes: Axes, errors: pd.DataFrame) -> None:
+    traces = list(dict.fromkeys(errors["trace"]))
+    for method, colour, shift in ((FULL, ACTIVE, -0.2), (KERNEL_SUM, "#999999", 0.2)):
+        of_method = errors[errors["method"] == method].set_index("trace").reindex(traces)
+        percent = 100 * of_method["mean_error"].to_numpy(float)
+        bars = axes.barh(np.arange(len(traces)) + shift, percent, height=0.36, color=colour, label=method)
+        axes.bar_label(
+            bars, [f"{value:.1f}" if np.isfinite(value) else "" for value in percent], padding=4, fontsize=NOTE
+        )
+    board.label_rows(axes, [name.replace("_", "\n", 1) for name in traces])
+    board.names(axes, "mean error of an iteration's span (%)")
+    axes.set_xlim(left=0)
+    board.number_ticks(axes)
+    axes.legend(frameon=False, fontsize=NOTE, loc="center right")
+
+
+def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Absolute errors of steps of convolutional networks by GPU: ours and published ones, each with colour and mark.
+
+    Args:
+        rows: `predicted_cnn` of `evaluation.checks.lin2022_steps`.
+        page: what the figure is drawn for.
+    """
+    gpus = list(dict.fromkeys(rows["gpu"]))
+    steps = list(dict.fromkeys(zip(rows["model"], rows["batch_size"], strict=True)))
+    rows = rows.assign(ours=rows["error"].abs())
+    series = {"ours": "Steptime", **{name: f"{name} (published)" for name in NETWORK_METHODS.values()}}
+    colours = series_colours(series)
+    labels = [f"{model}, batch {batch}" for model, batch in steps]
+    board = Board([1.25 * rows_height(labels, page)] * len(gpus), page)
+    for axes, gpu in zip(board.panels, gpus, strict=True):
+        of_gpu = rows[rows["gpu"] == gpu]
+        where = np.array([steps.index(step) for step in zip(of_gpu["model"], of_gpu["batch_size"], strict=True)], float)
+        for number, (column, marker) in enumerate(zip(series, MARKERS, strict=False)):
+            shift = 0.18 * (number - (len(series) - 1) / 2)  # shifted, so that equal errors do not hide each other
+            axes.plot(100 * of_gpu[column], where + shift, marker, color=colours[column], markersize=6 if column == "ours" else 4.5,
+                      markeredgecolor="black", markeredgewidth=0.5, clip_on=False)  # fmt: skip
+        for row in range(0, len(steps), 2):
+            axes.axhspan(row - 0.5, row + 0.5, color="0.95", zorder=0)
+        axes.set_xlim(0, 105 * float(rows[list(series)].to_numpy().max()))
+        board.label_rows(axes, labels if gpu == gpus[0] or board.columns == 1 else [""] * len(labels))
+        board.number_ticks(axes)
+        board.names(axes, "|predicted / measured − 1| (%)")
+        board.title(axes, str(gpu))
+    board.legend(marks(colours.values(), markeredgecolor="black", markeredgewidth=0.5), list(series.values()))
+    board.note("Measured steps and published errors: Lin et al., HiPC 2022.")
+    return board.figure

@@ -1,0 +1,369 @@
+"""Several predictions side by side: `compare(gpu="V100,T4", model="resnet50", batch_size="32,64")`, its table, and its file.
+
+In the table, what all rows share is above it, and what it leaves out is below it.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.answers.predict_grid import Answer, grid_table, predict_points
+from pipeline.answers.predict_grid import in_order as answers_in_order
+from pipeline.answers.predict_point import points_of
+from pipeline.config import LOCAL_GPU, Point
+from pipeline.errors import SteptimeWarning
+from pipeline.prediction import Prediction
+from pipeline.prices import price_notes, prices_of
+from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
+from pipeline.schemas import RowGroups
+from pipeline.show.figures.python_plots import draw_steps
+from pipeline.show.tables import console, interval, one
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PER_PRICE = "samples/price"
+"""The column of samples per unit of the currency; its head names the currency."""
+
+LEFT_OUT_FIRST = ("evidence", "busy", "max batch", "memory", "measured", PER_PRICE, "bound", "p10-p90 ms")
+"""Columns that a table leaves out, in this order, where the terminal is too narrow."""
+
+SPLIT_AFTER = 2
+"""Number of columns that are left out of one table of all models, before each model gets a table of its own."""
+
+ROWS_IN_GROUP = 1000
+"""Rows that are written at a time. A group of 1,000 rows takes about 100 kB in the file."""
+
+WORDS = ("GPU", "model", "options", "bound", "evidence")
+"""Columns of text, which are aligned to the left."""
+
+
+class Order(StrEnum):
+    """What rows are sorted by, best first."""
+
+    step = "step"
+    throughput = "throughput"
+    cost = "cost"
+
+
+@dataclass(frozen=True)
+class Unpredicted:
+    """A point of a grid that has no prediction, with the reason."""
+
+    gpu: str
+    model: str
+    batch_size: int
+    overrides: tuple[str, ...]
+    reason: str
+
+    @classmethod
+    def of(cls, point: Point, reason: str) -> Unpredicted:
+        """A point, and why it has no prediction."""
+        return cls(point.gpu, point.model, point.batch_size, point.overrides, reason)
+
+
+def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Order) -> list[Prediction]:
+    """Predictions, best first; those on a GPU without a price come last where cost is asked for.
+
+    Args:
+        predictions: in any order.
+        prices: from `pipeline.prices.prices_of`.
+        order: what they are sorted by.
+    """
+    hourly = _hourly(prices)
+
+    def key(prediction: Prediction) -> float:
+        if order is Order.cost:
+            return hourly.get(prediction.gpu, inf) / prediction.samples_per_s
+        return prediction.predicted_us if order is Order.step else -prediction.samples_per_s
+
+    return sorted(predictions, key=key)
+
+
+def _hourly(prices: pd.DataFrame) -> dict[str, float]:
+    """Price per hour by GPU."""
+    return dict(zip(prices["gpu"], prices["price_per_hour"], strict=True)) if len(prices) else {}
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Predictions side by side, in the widest layout that fits the terminal; the best of each model is marked."""
+
+    predictions: Sequence[Prediction]
+    largest: Mapping[str, int | None] = field(default_factory=dict)
+    prices: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """From `pipeline.prices.prices_of`; the table has a column of samples per price if any GPU has one."""
+    unpredicted: Sequence[Unpredicted] = ()
+    estimated: frozenset[str] = frozenset()
+    """Keys of `largest` whose batch is an estimate; the others are exact."""
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row per point, in the columns of `predict_grid`."""
+        rows = [p.as_dict() | {"unpredicted": None} for p in self.predictions]
+        none = [
+            {"gpu": row.gpu, "model": row.model, "batch_size": row.batch_size, "overrides": list(row.overrides),
+             "unpredicted": row.reason}
+            for row in self.unpredicted
+        ]  # fmt: skip
+        return grid_table([*rows, *none])
+
+    @property
+    def best(self) -> dict[str, Prediction]:
+        """By model: the prediction with the most samples per second, of those that fit the GPU's memory."""
+        found: dict[str, Prediction] = {}
+        for p in sorted((p for p in self.predictions if p.fits), key=lambda p: -p.samples_per_s):
+            found.setdefault(p.model, p)
+        return found
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{model}: {p.gpu} at batch {p.batch_size}" for model, p in self.best.items())
+        return f"<Comparison of {len(self.predictions)} predictions; most samples per second: {best or 'none fits'}>"
+
+    def plot(self) -> Figure:
+        """The predicted steps with their intervals, as bars."""
+        return draw_steps(self.predictions)
+
+    @cached_property
+    def _measured(self) -> bool:
+        return any(p.measured_us is not None for p in self.predictions)
+
+    @cached_property
+    def _per_hour(self) -> dict[str, float]:
+        return _hourly(self.prices)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
+        by_model = [[row for row in rows if row.model == name] for name in dict.fromkeys(row.model for row in rows)]
+        most = len(LEFT_OUT_FIRST)
+        layouts = [([rows], 0, True), *(([rows], count, False) for count in range(SPLIT_AFTER + 1)),
+                   *((by_model, count, False) for count in range(most + 1))]  # fmt: skip
+        for parts, count, boxed in layouts:
+            shown = [self._table(part, LEFT_OUT_FIRST[:count], boxed) for part in parts]
+            if all(_fits(table, console, options) for _, table, _ in shown):
+                break
+        for heading, table, _ in shown:
+            if heading:
+                yield Text(heading, style="bold")
+            yield table
+        yield from self._notes(list(dict.fromkeys(name for *_, left_out in shown for name in left_out)))
+
+    def _repr_html_(self) -> str:
+        rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
+        cells = [self._cells(row, ()) for row in rows]
+        names = list(dict.fromkeys(name for row in cells for name in row))
+        notes = ", ".join(text.plain for text in self._notes(()))
+        heads = [self._header(name) for name in names]
+        return html_table(notes, [[row.get(name, "") for name in names] for row in cells], heads)
+
+    def _notes(self, left_out: Sequence[str]) -> Iterator[Text]:
+        """The lines below the table."""
+        stars = ["most samples per second"] if any(map(self._best, self.predictions)) else []
+        priced = self._per_hour and self._header(PER_PRICE) not in left_out
+        money = priced and any(map(self._cheapest, self.predictions))
+        stars += [f"per {self.prices['currency'].iloc[0]}"] if money else []
+        signs = [f"★ {' or '.join(stars)} of the model"] if stars else []
+        signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
+        if signs:
+            yield Text(", ".join(signs), style="dim")
+        if left_out:
+            yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
+        for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():
+            yield Text(text, style="dim")
+        for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
+            yield Text(f"warning: {text}", style="yellow")
+        for reason in dict.fromkeys(row.reason for row in self.unpredicted):
+            names = [f"{row.gpu} batch {row.batch_size}" for row in self.unpredicted if row.reason == reason]
+            yield Text(f"no prediction for {', '.join(names)}: {reason}", style="red")
+
+    def _table(
+        self, rows: Sequence[Prediction | Unpredicted], left_out: Sequence[str], boxed: bool
+    ) -> tuple[str, Table, list[str]]:
+        """The line above a table, the table, and the columns that it leaves out."""
+        shared = [text for text in _options(rows[0]) if all(text in _options(row) for row in rows)] if rows else []
+        cells = [self._cells(row, shared) for row in rows]
+        names = list(dict.fromkeys(name for row in cells for name in row))
+        same = [name for name in ("GPU", "model", "batch") if len({row[name] for row in cells}) == 1]
+        same += [] if any(row["options"] != "default" for row in cells) else ["options"]
+        heading = _heading(cells[0], same, shared) if cells else ""
+        table = Table(
+            header_style="bold", box=box.HEAVY_HEAD if boxed else None, padding=(0, 1) if boxed else (0, 1, 0, 0)
+        )
+        shown = [name for name in names if name not in (*same, *left_out)]
+        for name in shown:
+            table.add_column(self._header(name), justify="left" if name in WORDS else "right", overflow="fold")
+        for row, values in zip(rows, cells, strict=True):
+            best = isinstance(row, Prediction) and self._best(row)
+            table.add_row(*(values.get(name, "") for name in shown), style="bold" if best else None)
+        return heading, table, [self._header(name) for name in left_out if name in names]
+
+    def _header(self, name: str) -> str:
+        """The head of a column; that of samples per price names the currency."""
+        return f"samples/{self.prices['currency'].iloc[0]}" if name == PER_PRICE else name
+
+    def _cells(self, row: Prediction | Unpredicted, shared: Sequence[str]) -> dict[str, str]:
+        own = " ".join(text for text in _options(row) if text not in shared)
+        named = {"GPU": row.gpu, "model": row.model, "options": own or "default", "batch": str(row.batch_size)}
+        if isinstance(row, Unpredicted):
+            return named | {"step": "none", "p10-p90 ms": "", "bound": ""}
+        p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
+        cells = named | {
+            "step": milliseconds(p.predicted_us),
+            "p10-p90 ms": interval(p.p10_us, p.p90_us),
+            "busy": f"{p.active_us / p.predicted_us:.0%}",
+            "bound": p.bound,
+            "samples/s": f"{rate(p.samples_per_s)}{' ★' if self._best(p) else ''}",
+            "memory": gibibytes(p.memory_bytes) + ("" if p.fits else " ✗"),
+            "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
+        }
+        key = f"{p.gpu}/{p.model}/{p.variant}"
+        if self.largest:
+            most = self.largest.get(key)
+            unknown = p.gpu == LOCAL_GPU or key not in self.largest
+            cells["max batch"] = (
+                f"{'≈ ' if key in self.estimated else ''}{most:,}" if most else "" if unknown else "none"
+            )
+        if self._per_hour:
+            found = self._per_price(p)
+            cells[PER_PRICE] = "" if found is None else f"{compact(found)}{' ★' if self._cheapest(p) else ''}"
+        if self._measured:
+            cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
+        return cells
+
+    def _per_price(self, p: Prediction) -> float | None:
+        """Samples per unit of the currency; None without a price of its GPU."""
+        price = self._per_hour.get(p.gpu)
+        return None if price is None else p.samples_per_s * 3600.0 / price
+
+    def _best(self, p: Prediction) -> bool:
+        return p.fits and len(self.predictions) > 1 and p.samples_per_s == self._most[p.model]
+
+    @cached_property
+    def _most(self) -> dict[str, float]:
+        """Most samples per second of each model, among predictions that fit."""
+        return {model: p.samples_per_s for model, p in self.best.items()}
+
+    def _cheapest(self, p: Prediction) -> bool:
+        found = [self._per_price(other) for other in self.predictions if other.model == p.model and other.fits]
+        known = [samples for samples in found if samples is not None]
+        return p.fits and len(known) > 1 and self._per_price(p) == max(known)
+
+
+def _options(row: Prediction | Unpredicted) -> list[str]:
+    """The options of a row as a user types them, without the section of the model."""
+    if row.overrides:
+        return [text.removeprefix("+").removeprefix("model.") for text in row.overrides]
+    return [row.named] if isinstance(row, Prediction) and row.named else []
+
+
+def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str]) -> str:
+    """What all rows of a table share, such as `dlrm_default on V100, batch 2048 (embedding=sparse)`."""
+    model = [cells["model"]] if "model" in same else []
+    gpu = [f"on {cells['GPU']}"] if "GPU" in same else []
+    text = " ".join([*model, *gpu])
+    batch = f"batch {cells['batch']}" if "batch" in same else ""
+    options = f"({' '.join(shared)})" if shared else ""
+    return " ".join(part for part in (", ".join(part for part in (text, batch) if part), options) if part)
+
+
+def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
+    """Whether a table is not wider than the terminal."""
+    return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width
+
+
+def compare(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Comparison:
+    """Predict several points side by side, as `steptime compare` does.
+
+    Args:
+        gpu: names or aliases of GPUs, separated by commas.
+        model: names of workloads, separated by commas.
+        overrides: any other override, as for `predict_grid`.
+
+    Returns:
+        The comparison: `table` (a DataFrame), `best` (a prediction per model), `plot()`; in a notebook it shows itself.
+
+    Raises:
+        SteptimeError: a name or value does not exist, or no point can be predicted.
+    """
+    points = points_of(gpu, model, overrides)
+    found = compared(points, predict_points(points))
+    for text in dict.fromkeys(text for each in found.predictions for text in each.warnings):
+        warnings.warn(text, SteptimeWarning, stacklevel=2)
+    return found
+
+
+def compared(points: Sequence[Point], answers: Iterable[Answer]) -> Comparison:
+    """The answers of points side by side, in the order of the points.
+
+    Raises:
+        SteptimeError: there is no prediction at all, or the price list is damaged.
+    """
+    prices = prices_of([point.gpu for point in points])
+    found = answers_in_order(points, answers)
+    predictions = [each.prediction for each in found if each.prediction is not None]
+    if not predictions:
+        raise next(each.error for each in found if each.error is not None)
+    unpredicted = [Unpredicted.of(each.point, each.reason) for each in found if each.reason is not None]
+    return Comparison(predictions, prices=prices, unpredicted=unpredicted)
+
+
+def write_answers(answers: Iterable[Answer], path: Path) -> dict[str, int]:
+    """Write a `grid` table, with rows in the order in which points are done.
+
+    Returns:
+        The number of points, and of points without a prediction.
+
+    Raises:
+        SteptimeError: the file cannot be written.
+    """
+    counts = {"points": 0, "unpredicted": 0}
+    rows: list[dict[str, object]] = []
+    with RowGroups(path, "grid") as file:
+        for answer in answers:
+            counts["points"] += 1
+            counts["unpredicted"] += answer.prediction is None
+            rows.append(_row(answer))
+            if len(rows) == ROWS_IN_GROUP:
+                file.add(_group(rows))
+                rows.clear()
+        if rows:
+            file.add(_group(rows))
+    return counts
+
+
+def _row(answer: Answer) -> dict[str, object]:
+    """One row of a `grid` table."""
+    if answer.prediction is not None:
+        return answer.prediction.summary_values()
+    point = answer.point
+    names = {"gpu": point.gpu, "model": point.model, "variant": point.variant, "batch_size": point.batch_size}
+    return names | {"overrides": json.dumps(point.overrides), "unpredicted": answer.reason}
+
+
+def _group(rows: list[dict[str, object]]) -> pd.DataFrame:
+    """Rows as a table; numbers that some rows lack stay whole numbers."""
+    table = pd.DataFrame(rows)
+    return table.astype({name: "Int64" for name in ("largest_batch", "memory_bytes") if name in table})
+
+
+def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:
+    """Print one prediction in full or several as a table, and the paths of the artifacts."""
+    screen = console()
+    screen.print(one(predictions[0], screen.width) if len(predictions) == 1 else Comparison(predictions))
+    for name, path in (paths or {}).items():
+        screen.print(Text.assemble((f"{name}:", "dim"), f" {path}"), soft_wrap=True, highlight=False)

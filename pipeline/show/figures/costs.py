@@ -1,0 +1,131 @@
+"""Figures of cost: throughput for the money per GPU, as in the evaluation of Surfer and Habitat, and the front of a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from pipeline.answers.plan_results import Choice, Plan
+from pipeline.errors import InputError
+from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.show.figures.layout import MARKERS, TEXT, WIDE, Board, Page, plain_ticks, rows_height, save
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = ("svg", "png")
+"""Kinds of files of a plan's figure."""
+
+MONEY = SERIES[1]
+"""Colour of throughput per cost; that of throughput is the colour of active time."""
+
+
+def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Throughput, and throughput per cost, of each GPU relative to the first: two panels per workload.
+
+    Args:
+        table: from `pipeline.show.figures.figure_data.value_for_money`; at least one GPU has a price.
+        page: what the figure is drawn for.
+    """
+    models = list(dict.fromkeys(table["model_variant"]))
+    parts = [table[table["model_variant"] == model].reset_index(drop=True) for model in models]
+    labels = [[f"{row.gpu}, batch {row.batch_size:,}" for row in rows.itertuples()] for rows in parts]
+    board = Board([rows_height(names, page) for names in labels for _ in range(2)], page, columns=2)
+    currency = table["currency"].dropna().iloc[0]
+    for number, (model, rows, names) in enumerate(zip(models, parts, labels, strict=True)):
+        left, right = board.panels[2 * number : 2 * number + 2]
+        for axes, column, colour in ((left, "samples_per_s", ACTIVE), (right, "samples_per_dollar", MONEY)):
+            board.label_rows(axes, names if axes is left or board.columns == 1 else [""] * len(names))
+            _bars(axes, rows, column, colour)
+            board.number_ticks(axes)
+        board.names(left, "throughput, relative")
+        board.names(right, f"throughput per {currency}, relative")
+        board.title(left, model)
+        board.title(right, _winner(rows, currency))
+    priced = table[table["price_per_hour"].notna()].drop_duplicates("gpu")
+    prices = ", ".join(f"{row.gpu} {row.price_per_hour:.4g}" for row in priced.itertuples())
+    providers = ", ".join(dict.fromkeys(filter(None, table["provider"].dropna())))
+    board.note(f"Best batch of each GPU. {currency} per hour{f' ({providers})' if providers else ''}: {prices}.")
+    return board.figure
+
+
+def _winner(rows: pd.DataFrame, currency: str) -> str:
+    """The title of the right panel: which GPU gives most for the money."""
+    priced = rows[rows["samples_per_dollar"].notna()].sort_values("samples_per_dollar", ascending=False, kind="stable")
+    return f"{priced['gpu'].iloc[0]} gives most per {currency}" if len(priced) > 1 else ""
+
+
+def _bars(axes: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:
+    """Bars of a column relative to its first known row, with their values and p10 to p90 of the throughput."""
+    known = rows[rows[column].notna()]
+    value = (known[column] / known[column].iloc[0]).to_numpy(float) if len(known) else np.empty(0)
+    low, high = (
+        value * (known[f"{end}_samples_per_s"] / known["samples_per_s"]).to_numpy(float) for end in ("low", "high")
+    )
+    bars = axes.barh(known.index, value, color=colour, height=0.6, xerr=np.maximum([value - low, high - value], 0.0),
+                     error_kw={"elinewidth": 1, "capsize": 2})  # fmt: skip
+    axes.bar_label(bars, [f"{number:.2f}" for number in value], padding=4, fontsize=TEXT)
+    for row in rows.index.difference(known.index):
+        axes.text(0, row, " no price", va="center", fontsize=TEXT, color="#555555")
+    axes.set_xlim(0, 1.02 * max(high, default=1.0))
+
+
+def check_figure(path: Path) -> None:
+    """Refuse a file that cannot be written, before the search.
+
+    Raises:
+        InputError: the suffix is no kind of figure, or the folder does not exist.
+    """
+    if path.suffix.removeprefix(".") not in KINDS:
+        raise InputError(f"--figure {path}: give a name that ends in .svg or .png")
+    if not path.parent.is_dir():
+        raise InputError(f"--figure {path}: there is no folder {path.parent}")
+
+
+def write_plan_front(plan: Plan, path: Path) -> None:
+    """Draw a plan to an SVG or PNG file.
+
+    Raises:
+        InputError: as `check_figure`.
+    """
+    check_figure(path)
+    save(plan_front(plan), path.parent, path.stem, (path.suffix.removeprefix("."),))
+
+
+def plan_front(plan: Plan, page: Page = WIDE) -> Figure:
+    """Time against cost of a million samples: the front as a line, and the other best points.
+
+    Without any price, time against batch size.
+    """
+    shown = list({id(each.point): each for each in (*plan.front, *plan.contenders)}.values())
+    priced = [each for each in shown if each.cost_per_sample is not None]
+
+    def place(each: Choice) -> tuple[float, float]:
+        return each.us_per_sample, 1e6 * each.cost_per_sample if each.cost_per_sample else each.point.batch_size
+
+    shown = priced or shown
+    board = Board([3.2], page, grid="both")
+    (axes,) = board.panels
+    handles: list[Artist] = []
+    colours = series_colours(each.point.gpu for each in shown)
+    for (gpu, colour), marker in zip(colours.items(), MARKERS * len(colours), strict=False):
+        places = [place(each) for each in shown if each.point.gpu == gpu]
+        handles += axes.plot(*zip(*places, strict=True), marker, color=colour, label=gpu)
+    if priced:
+        line = [place(each) for each in plan.front if each.cost_per_sample is not None]
+        handles += axes.plot(*zip(*line, strict=True), "-", color=ACTIVE, linewidth=1, zorder=1, label="front")
+    if plan.best in shown:
+        axes.annotate("best", place(plan.best), xytext=(6, 6), textcoords="offset points", fontsize=9)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    plain_ticks(axes.xaxis, axes.yaxis)
+    cost = f"cost of a million samples ({plan.currency})"
+    board.names(axes, "time of a million samples (s)", cost if priced else "batch size")
+    board.legend(handles, [str(handle.get_label()) for handle in handles])
+    board.note(f"{plan.points:,} points, objective {plan.objective}. {'; '.join(plan.prices)}")
+    return board.figure

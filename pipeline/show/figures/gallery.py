@@ -1,0 +1,262 @@
+"""All figures of a grid: each with its table, or the reason why it cannot be drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from pipeline.prediction import Prediction
+from pipeline.schemas import atomic_path
+from pipeline.show.figures import costs
+from pipeline.show.figures import figure_data as tables
+from pipeline.show.figures import kernel_errors as kernels
+from pipeline.show.figures import measured_errors as measured
+from pipeline.show.figures import overhead_plots as overheads
+from pipeline.show.figures import step_times as steps
+from pipeline.show.figures import transfer_errors as transfer
+from pipeline.show.figures.layout import NARROW, WIDE, Page, add_note, headline_of, save
+from pipeline.show.figures.published_errors import published
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INDEX = "figures.json"
+"""File that lists the figures that were drawn, and the reasons for those that were not."""
+
+NARROW_FOLDER = "narrow"
+"""Folder of the same figures for narrow screens."""
+
+STEPS, TIME, ACCURACY, KERNELS, HOST, TRANSFER = CATEGORIES = (
+    "Steps", "Where time goes", "Accuracy", "Kernel models", "Host overheads", "Transfer",
+)  # fmt: skip
+"""Parts of the report, in their order."""
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """Contents of the artifacts that the figures use.
+
+    Attributes:
+        summary: `summary` table of the grid.
+        observations: `overhead_samples` of the grid's hosts, with a `gpu` column that names the host.
+        models: (GPU, model folder) pairs of fitted kernel models.
+        transfer: errors between GPUs from `evaluation.training.left_out_gpu.pair_errors`.
+        models_moved: errors of whole models between GPUs from `evaluation.checks.surfer_pairs.paper_surfer`.
+        parts: rows of `pipeline.answers.error_parts.error_parts` of measured points.
+        replays: `evaluation.checks.replayed_traces.replay_spans`.
+        passes: `evaluation.checks.language_passes.predict_passes`.
+        operators: calls per step of the grid's models, with the columns model, op, calls.
+        workloads: the grid's workloads, by the names that overhead observations have.
+    """
+
+    summary: pd.DataFrame
+    observations: pd.DataFrame = field(default_factory=pd.DataFrame)
+    models: tuple[tuple[str, Path], ...] = ()
+    transfer: pd.DataFrame = field(default_factory=pd.DataFrame)
+    models_moved: pd.DataFrame = field(default_factory=pd.DataFrame)
+    parts: pd.DataFrame = field(default_factory=pd.DataFrame)
+    replays: pd.DataFrame = field(default_factory=pd.DataFrame)
+    passes: pd.DataFrame = field(default_factory=pd.DataFrame)
+    operators: pd.DataFrame = field(default_factory=pd.DataFrame)
+    workloads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure.
+
+    Attributes:
+        name: name of its files.
+        title: its name for people.
+        category: its part of the report, one of `CATEGORIES`.
+        table: makes its table.
+        draw: draws its table on a page.
+        missing: the missing evidence, for an empty table.
+        note: what the figure leaves out, as a sentence; empty where it leaves out nothing.
+    """
+
+    name: str
+    title: str
+    category: str
+    table: Callable[[Artifacts], pd.DataFrame]
+    draw: Callable[[pd.DataFrame, Page], Figure]
+    missing: str
+    note: Callable[[Artifacts, pd.DataFrame], str] = lambda _, __: ""
+
+
+def _steps(found: Artifacts) -> pd.DataFrame:
+    return steps.steps(Prediction.all_of(found.summary))
+
+
+def _measured(found: Artifacts) -> pd.DataFrame:
+    points = _steps(found)
+    return points[points["measured_us"].notna()].reset_index(drop=True)
+
+
+def _convnets(found: Artifacts) -> pd.DataFrame:
+    points = _steps(found)
+    return points[points["model_variant"].str.split().str[0].isin(measured.CONVNETS)].reset_index(drop=True)
+
+
+def _parts(found: Artifacts) -> pd.DataFrame:
+    return tables.error_parts(found.summary, found.parts)
+
+
+def _observations(make: Callable[[Artifacts], pd.DataFrame]) -> Callable[[Artifacts], pd.DataFrame]:
+    return lambda found: make(found) if len(found.observations) else found.observations
+
+
+def _without_models(found: Artifacts, table: pd.DataFrame) -> str:
+    """GPUs of the grid that a figure of kernel models lacks."""
+    have = set(table["gpu"].astype(str).str.split(" ").str[0])
+    lacking = [gpu for gpu in dict.fromkeys(found.summary["gpu"]) if gpu not in have]
+    if not lacking:
+        return ""
+    return f"Without models fitted to their own samples: {', '.join(lacking)}; their kernels rest on other GPUs or a roofline."
+
+
+def _other_hosts(found: Artifacts, table: pd.DataFrame) -> str:
+    """Which hosts the figure shows, for GPUs without a host of their own, and workloads that were not profiled."""
+    have = set(table["gpu"])
+    hosts = {p.gpu: p.host for p in Prediction.all_of(found.summary) if p.gpu not in have and p.host}
+    lines = [f"{gpu} is predicted with {host}." for gpu, host in hosts.items()]
+    if "workload" in table and not set(found.observations["workload"]) & set(found.workloads):
+        lines.append("None of the grid's workloads was profiled: these are the profiled workloads of the host.")
+    return " ".join(lines)
+
+
+def _as_in_steps(found: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the grid's order of GPUs, so that a GPU has the same colour as in the figures of steps."""
+    place = {gpu: number for number, gpu in enumerate(dict.fromkeys(found.summary["gpu"]))}
+    gpu = table["gpu"].astype(str).str.split(" ").str[0]  # the choice of models follows the name, if there are several
+    order = np.argsort(gpu.map(place).fillna(len(place)).to_numpy(), kind="stable")
+    return table.iloc[order].reset_index(drop=True)
+
+
+def _transfer(found: Artifacts) -> pd.DataFrame:
+    return found.transfer[found.transfer["method"] == "auto"] if len(found.transfer) else found.transfer
+
+
+def _models_moved(found: Artifacts) -> pd.DataFrame:
+    return tables.model_transfer(found.models_moved) if len(found.models_moved) else found.models_moved
+
+
+def _passes_moved(found: Artifacts) -> pd.DataFrame:
+    return tables.passes_moved(found.models_moved) if len(found.models_moved) else found.models_moved
+
+
+def _beside_published(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
+    known = published("active", "step", "step_shared")
+    theirs = pd.DataFrame([{"label": each.label, "percent": each.percent} for each in known])
+    return measured.error_by_part(errors, theirs, page)
+
+
+_NOT_MEASURED = "no point of this grid has a measured step: only gpu=local and GPUs under measurements/ have one"
+_NO_PRICE = "no GPU of this grid has a price that fits it: docs/prices.md says how to give one"
+_NO_CHECKS = "the public data was not replayed: run `snakemake -- checks` where the data is available"
+_NO_FIT = "no kernel model of this grid's GPUs was fitted here or shipped"
+_NO_TRACE = "no profiler trace of these hosts has this type of overhead"
+
+_NO_PAIRS = "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"
+
+GALLERY = (
+    Entry("step_times", "Step times", STEPS, _steps, steps.step_times, "no point was predicted", lambda a, _: _evidence(a.summary)),
+    Entry("throughput", "Throughput", STEPS, _steps, steps.throughput, "no point was predicted"),
+    Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(_steps(a)), costs.value_for_money, _NO_PRICE),
+    Entry("breakdown", "Device time by kernel family", TIME, lambda a: tables.families(Prediction.all_of(a.summary)),
+          steps.breakdown, "no kernel was predicted"),
+    Entry("predicted_against_measured", "Predicted and measured steps", ACCURACY, _measured, measured.predicted_against_measured,
+          _NOT_MEASURED),
+    Entry("step_error_parts", "Error of each point by part", ACCURACY, _parts, measured.step_error_parts, _NOT_MEASURED),
+    Entry("errors_by_part", "Errors beside published ones", ACCURACY, lambda a: tables.errors_by_part(_parts(a)), _beside_published,
+          _NOT_MEASURED),
+    Entry("convolutional_networks", "Convolutional networks", ACCURACY, _convnets, measured.convolutional_networks,
+          "this grid has neither ResNet-50 nor Inception v3; use experiment=paper_cnn"),
+    Entry("replays", "Replayed traces", ACCURACY, lambda a: tables.mean_errors(a.replays) if len(a.replays) else a.replays,
+          measured.replay_errors, _NO_CHECKS),
+    Entry("whole_models", "Whole language models", ACCURACY, lambda a: a.passes, measured.whole_models, _NO_CHECKS),
+    Entry("kernel_errors", "Held-out errors", KERNELS, lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),
+          kernels.family_errors, _NO_FIT, _without_models),
+    Entry("error_histograms", "Distribution of errors", KERNELS, lambda a: _as_in_steps(a, tables.error_histograms(a.models)),
+          kernels.error_histograms,
+          "no model folder of this grid has its held-out errors; older packs have only metrics", _without_models),
+    Entry("dominant_operators", "Operators with the most host time", HOST,
+          _observations(lambda a: tables.dominant_operators(a.observations, a.operators)), overheads.dominant_operators, _NO_TRACE,
+          _other_hosts),
+    Entry("t1_by_workload", "T1: between operators", HOST,
+          _observations(lambda a: tables.t1_by_workload(a.observations, a.workloads)), overheads.t1_by_workload, _NO_TRACE,
+          _other_hosts),
+    Entry("t4_by_api", "T4: runtime calls", HOST, _observations(lambda a: tables.t4_by_api(a.observations)), overheads.t4_by_api,
+          _NO_TRACE),
+    Entry("transfer_steps", "Whole models on another GPU", TRANSFER, _passes_moved, transfer.steps_moved, _NO_PAIRS),
+    Entry("transfer_models", "Whole models by pair of GPUs", TRANSFER, _models_moved, transfer.errors_by_pair, _NO_PAIRS),
+    Entry("transfer_kernels", "Kernels by GPU", TRANSFER, _transfer, transfer.errors_by_destination, _NO_PAIRS),
+)  # fmt: skip
+"""Every figure, in the order of the report."""
+
+
+def category_of(name: str) -> str:
+    """The report's category of a figure.
+
+    Raises:
+        KeyError: there is no figure of this name.
+    """
+    return {entry.name: entry.category for entry in GALLERY}[name]
+
+
+def draw(entry: Entry, found: Artifacts, table: pd.DataFrame, page: Page) -> Figure:
+    """One figure with its note."""
+    figure = entry.draw(table, page)
+    if note := entry.note(found, table):
+        add_note(figure, note)
+    return figure
+
+
+def draw_all(found: Artifacts, folder: Path) -> dict[str, str]:
+    """Draw every figure that has data as SVG and PNG, with its table as CSV; list the others with the reason.
+
+    The folder `narrow` gets the same figures for narrow screens, as SVG.
+
+    Returns:
+        The reason for each figure that was not drawn, by name.
+    """
+    narrow = folder / NARROW_FOLDER
+    narrow.mkdir(parents=True, exist_ok=True)
+    drawn, absent = {}, {}
+    for entry in GALLERY:
+        table = entry.table(found)
+        if table.empty:
+            absent[entry.name] = entry.missing
+            continue
+        figure = draw(entry, found, table, WIDE)
+        save(figure, folder, entry.name)
+        save(draw(entry, found, table, NARROW), narrow, entry.name, kinds=("svg",))
+        table.to_csv(folder / f"{entry.name}.csv", index=False, lineterminator="\n")
+        drawn[entry.name] = {
+            "title": entry.title,
+            "category": entry.category,
+            "says": headline_of(figure),
+            "rows": len(table),
+        }
+    with atomic_path(folder / INDEX) as part:
+        part.write_text(json.dumps({"drawn": drawn, "not_drawn": absent}, indent=1) + "\n", encoding="utf-8")
+    return absent
+
+
+def _evidence(summary: pd.DataFrame) -> str:
+    """Evidence of a grid's predictions for each GPU: mean shares over its points."""
+    by_gpu: dict[str, list[Prediction]] = {}
+    for prediction in Prediction.all_of(summary):
+        by_gpu.setdefault(prediction.gpu, []).append(prediction)
+    lines = []
+    for gpu, points in by_gpu.items():
+        device = steps.percentages(tables.mean_shares([p.evidence for p in points]))
+        host = steps.percentages(tables.mean_shares([p.host_evidence for p in points]))
+        lines.append(f"{gpu}: device time {device}; host time {host}.")
+    return "Evidence (mean of the points). " + " ".join(lines)

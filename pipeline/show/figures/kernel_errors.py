@@ -1,0 +1,153 @@
+"""Figures of kernel models: errors per family, predicted against measured, and the distribution of errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pandas as pd
+
+from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.show.figures.layout import (
+    MARKERS,
+    WIDE,
+    Board,
+    Page,
+    equality,
+    in_order,
+    marks,
+    number_ticks,
+    rows_height,
+    value_labels,
+)
+from pipeline.show.figures.published_errors import published
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure
+
+LINE_STYLES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
+"""Styles of the lines of several GPUs, so that they also differ in grey."""
+
+
+def predicted_against_measured(test: pd.DataFrame, title: str) -> Figure:
+    """Scatter on logarithmic axes, one colour per op, with the line of equality and the band of 10 % around it.
+
+    Args:
+        test: held-out samples with `latency_us`, `predicted_us` and `op`.
+        title: what was fitted, such as family and GPU.
+    """
+    board = Board([4.0], Page(5.5, 1, 2.0), grid="both")
+    (axes,) = board.panels
+    by_op = test.groupby("op", sort=True)
+    handles: list[Artist] = [
+        axes.scatter(
+            rows["latency_us"], rows["predicted_us"], s=5, alpha=0.5, color=colour, linewidths=0, rasterized=True
+        )
+        for colour, (_, rows) in zip(SERIES * 4, by_op, strict=False)
+    ]
+    equality(axes, test[["latency_us", "predicted_us"]].to_numpy(float))
+    board.names(axes, "measured latency (µs)", "predicted latency (µs)")
+    within = 100 * float(((test["predicted_us"] / test["latency_us"] - 1).abs() <= 0.1).mean())
+    board.headline(f"{title}: {within:.0f} % of {len(test):,} held-out calls are within 10 %")
+    board.legend(handles, [str(op) for op, _ in by_op])
+    return board.figure
+
+
+def error_histogram(test: pd.DataFrame, title: str) -> Figure:
+    """Histogram of predicted / measured - 1 in percent, cut at the 1st and 99th percentiles."""
+    board = Board([2.6], Page(5.5, 1, 2.0), grid="y")
+    (axes,) = board.panels
+    error = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
+    low, high = np.percentile(error, [1, 99])
+    width = max(abs(low), abs(high), 0.5)
+    axes.hist(np.clip(error, -width, width), bins=60, range=(-width, width), color=ACTIVE)
+    axes.axvline(0, color="black", linewidth=0.8)
+    board.names(axes, "predicted / measured − 1 (%)", "held-out calls")
+    board.number_ticks(axes)
+    board.headline(f"{title}: half of the errors are between {_signed(error, 25)} and {_signed(error, 75)} %")
+    return board.figure
+
+
+def _signed(error: np.ndarray, percentile: float) -> str:
+    return f"{np.percentile(error, percentile):+.1f}".replace("-", "−")
+
+
+def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Held-out error of every kernel model (geometric mean and mean), and the coverage of its intervals.
+
+    Args:
+        errors: `kernel_errors` table of `pipeline.show.figures.figure_data`: gpu, family, gmae, mape, coverage.
+        page: what the figure is drawn for.
+    """
+    from matplotlib.lines import Line2D
+
+    families, gpus = in_order(errors["family"]), list(dict.fromkeys(errors["gpu"]))
+    colours = series_colours(gpus)
+    height = rows_height(families, page) * max(1.0, 0.45 * len(gpus))
+    board = Board([height, height], page, columns=2)
+    left, right = board.panels
+    step = 0.8 / len(gpus)
+    for number, (gpu, marker) in enumerate(zip(gpus, MARKERS * 4, strict=False)):
+        rows = errors[errors["gpu"] == gpu].sort_values("family", key=lambda names: names.map(families.index))
+        where = rows["family"].map(families.index).to_numpy(float) + step * (number - (len(gpus) - 1) / 2)
+        left.hlines(where, 0, 100 * rows["gmae"], color=colours[gpu], linewidth=1.2)
+        left.plot(100 * rows["gmae"], where, marker, color=colours[gpu], markersize=6)
+        left.plot(100 * rows["mape"], where, marker, color=colours[gpu], markerfacecolor="white", markersize=5)
+        right.plot(100 * rows["coverage"], where, marker, color=colours[gpu], markersize=6)
+        if len(gpus) == 1:
+            ends = 100 * rows[["gmae", "mape"]].max(axis=1)
+            value_labels(left, ends, [f"{100 * gmae:.1f}" for gmae in rows["gmae"]])
+    bound = published("kernels")[0]
+    left.axvline(bound.percent, color="black", linestyle="--", linewidth=1, zorder=1)
+    left.set_xlim(left=0)
+    right.axvline(80, color="black", linewidth=1, linestyle="--", zorder=1)
+    right.set_xlim(min(60.0, 100 * float(errors["coverage"].min()) - 2), 101)
+    for axes in (left, right):
+        board.label_rows(axes, families if axes is left or board.columns == 1 else [""] * len(families))
+        board.number_ticks(axes)
+    board.names(left, "error on shapes not trained on (%)")
+    board.names(right, "calls inside p10 to p90 (%)")
+    worst = errors.iloc[int(errors["gmae"].to_numpy().argmax())]
+    below = (errors["gmae"] < bound.percent / 100).all()
+    said = f"{'Every' if below else 'Not every'} kernel model errs by less than {bound.percent:g} %"
+    board.headline(f"{said}; {worst['family']} on {worst['gpu']} is least exact, {100 * worst['gmae']:.1f} %")
+    board.title(left, "Error")
+    board.title(right, "Coverage, target 80 %")
+    hollow = Line2D([], [], color="black", marker="o", linestyle="none", markerfacecolor="white")
+    board.legend([*marks(colours.values()), hollow], [*gpus, "hollow: arithmetic mean"])
+    board.note("Filled: GMAE, the geometric mean of the errors. Dashed: the published bound of every family "
+               f"({bound.source}), and the target of the intervals.")  # fmt: skip
+    return board.figure
+
+
+def error_histograms(histograms: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Distribution of the held-out errors, with a panel per family and a line per GPU.
+
+    Args:
+        histograms: `error_histograms` table: gpu, family, from_percent, to_percent, share.
+        page: what the figure is drawn for.
+    """
+    from matplotlib.lines import Line2D
+
+    families = in_order(histograms["family"])
+    board = Board([1.3] * len(families), page, grid="y")
+    colours = series_colours(histograms["gpu"])
+    styles = dict(zip(colours, LINE_STYLES * 9, strict=False))
+    for axes, family in zip(board.panels, families, strict=True):
+        for gpu, part in histograms[histograms["family"] == family].groupby("gpu", sort=False):
+            edges = [*part["from_percent"], part["to_percent"].iloc[-1]]
+            axes.stairs(100 * part["share"], edges, color=colours[str(gpu)], linestyle=styles[str(gpu)], linewidth=1.3)
+        axes.axvline(0, color="black", linewidth=0.8)
+        board.names(axes, "error (%)", "calls (%)")
+        board.number_ticks(axes)
+        number_ticks(axes.yaxis, 3)
+        board.title(axes, family)
+    middle = (histograms["from_percent"] + histograms["to_percent"]) / 2 * histograms["share"]
+    bias = middle.groupby([histograms["family"], histograms["gpu"]]).sum()
+    largest = int(bias.abs().to_numpy().argmax())
+    where = " on ".join(bias.index[largest])
+    board.headline(f"The largest bias is {bias.iloc[largest]:+.1f} %, of {where}".replace("-", "−", 1))
+    board.legend([Line2D([], [], color=colours[gpu], linestyle=styles[gpu]) for gpu in colours], list(colours))
+    board.note("Error: predicted / measured − 1 of held-out calls. The outermost bins include all larger errors.")
+    return board.figure

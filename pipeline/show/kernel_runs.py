@@ -1,0 +1,180 @@
+"""Fits the kernel models of a GPU and logs each fit as an MLflow run: metrics, figures, files, the champion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.errors import SteptimeError
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
+from pipeline.schemas import atomic_path, write_parquet
+from pipeline.show.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
+from pipeline.show.figures.kernel_errors import error_histogram, predicted_against_measured
+from pipeline.show.tracking import (
+    KERNEL_MODELS,
+    Data,
+    choose_champion,
+    describe_kernel_models,
+    log_run,
+    register_model,
+)
+
+NO_SAMPLES = "no_samples.txt"
+"""File that marks the model folder of a family without samples."""
+
+
+def fit_and_track(
+    samples: pd.DataFrame,
+    gpu: str,
+    settings: Mapping[str, Any],
+    models: Sequence[Path],
+    tracking: Path,
+    workers: int = 1,
+    provenance: Mapping[str, Any] | None = None,
+) -> None:
+    """Fit every family that has samples, into its model folder, and track the fits.
+
+    Few samples, or their errors, can turn a variant into another variant of the same fit. Both are logged as one run.
+
+    Args:
+        samples: `samples` table of one GPU.
+        gpu: its canonical name.
+        settings: the `kernels` section of the configuration: name, variants, seed, effort.
+        models: one folder per family, named `<family>/<name>`; a family without samples gets a note instead.
+        tracking: MLflow folder.
+        workers: number of processes.
+        provenance: origin of the models, stored with their test predictions.
+    """
+    fits: dict[tuple[str, str], FittedFamily] = {}
+
+    def keep(fitted: FittedFamily) -> None:
+        family, label, gmae = fitted.model.family, str(fitted.parameters["variant"]), fitted.metrics["gmae"]
+        if (family, label) not in fits:
+            judged = "a single sample, error unknown" if math.isnan(gmae) else f"GMAE {gmae:.2%} on unseen shapes"
+            print(f"  {gpu} {family}: {label}, {judged}", flush=True)
+        fits.setdefault((family, label), fitted)
+
+    with tempfile.TemporaryDirectory(prefix="steptime_fit_") as scratch:
+        best = fit_gpu(
+            samples,
+            load_gpu(gpu),
+            scratch,
+            variants=tuple(settings["variants"]),
+            seed=int(settings["seed"]),
+            effort=str(settings["effort"]),
+            workers=workers,
+            on_fit=keep,
+        )
+        for folder in models:
+            fitted_folder = Path(scratch) / folder.parent.name
+            _replace(fitted_folder if fitted_folder.is_dir() else None, folder)
+    fits |= {(family, str(fitted.parameters["variant"])): fitted for family, fitted in best.items()}
+    folders = {folder.parent.name: folder for folder in models}
+    for family, fitted in best.items():
+        _keep_errors(fitted, folders[family], provenance)
+    _track_all(list(fits.values()), best, folders, gpu, tracking, samples)
+
+
+def _track_all(
+    fits: Sequence[FittedFamily],
+    best: Mapping[str, FittedFamily],
+    folders: Mapping[str, Path],
+    gpu: str,
+    tracking: Path,
+    samples: pd.DataFrame,
+) -> None:
+    """Log every fit, register the best of each family, then choose the champions."""
+    runs = {}
+    for fitted in fits:
+        family = fitted.model.family
+        won = best[family] is fitted
+        fitted_to = samples[samples["family"] == family]
+        name, run = _track(fitted, gpu, folders[family] if won else None, tracking, fitted_to)
+        if won:
+            register_model(tracking, name, run, "model", {"gpu": gpu, "family": family})
+            runs[name] = run
+    for name, run in runs.items():  # only when all are logged: a new run supersedes the earlier run of its name
+        choose_champion(tracking, name, run)
+    describe_kernel_models(tracking)
+
+
+def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any] | None) -> None:
+    """Write a model's errors into its folder: figures, the test predictions, and the quantiles of their errors."""
+    with atomic_path(folder / METRICS) as part:
+        part.write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_parquet(fitted.test, folder / TEST_PREDICTIONS, provenance=provenance or {})
+    with atomic_path(folder / ERROR_QUANTILES) as part:
+        error_quantiles(fitted.test).to_csv(part, index=False, lineterminator="\n")
+
+
+def _track(
+    fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path, samples: pd.DataFrame
+) -> tuple[str, str]:
+    """Log one fit. The model is logged too if it is the best of its family (the one with a folder).
+
+    Returns:
+        The name under which models of this kind are registered, and the run's id.
+    """
+    family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
+    dtypes = "-".join(fitted.model.scope.dtypes)
+    kind = family if "fp32" in fitted.model.scope.dtypes else f"{family}-{dtypes}"
+    title = f"{kind} on {gpu} ({variant})"
+    seed, name = fitted.parameters["seed"], f"{gpu}-{kind}"
+    # MLflow's charts show two decimal places: as fractions, errors of 1.9 % and 2.4 % would both be 0.02
+    percent = {f"{key}_percent": 100.0 * fitted.metrics[key] for key in ("gmae", "mape", "bias", "coverage")}
+    digest = _fingerprint(samples)
+    origin = ", ".join(sorted(samples["source"].astype(str).unique()))
+    run = log_run(
+        tracking,
+        KERNEL_MODELS,
+        f"{gpu} {kind} {variant}" + (f" seed {seed}" if seed else ""),
+        params={**fitted.parameters, "samples": len(samples)},
+        metrics=fitted.metrics | percent,
+        tags={
+            "gpu": gpu,
+            "family": family,
+            "dtype": dtypes,
+            "variant": variant,
+            "model": name,
+            "samples": digest,
+            "champion": "no",
+        },
+        made_by="workflow/scripts/fit_kernels.py",
+        data=Data(f"{gpu} {kind}", digest, origin, len(samples)),
+        artifacts={"model": folder} if folder is not None else {},
+        figures={
+            "predicted_against_measured.png": predicted_against_measured(test, title),
+            "error_histogram.png": error_histogram(test, title),
+        },
+    )
+    return name, run
+
+
+def _fingerprint(samples: pd.DataFrame) -> str:
+    """Digest of samples: errors of two fits are compared only if it is the same."""
+    rows = pd.util.hash_pandas_object(samples.astype(str), index=False).to_numpy()
+    return hashlib.sha256(rows.tobytes()).hexdigest()[:16]
+
+
+def _replace(source: Path | None, target: Path) -> None:
+    """Replace an earlier folder by the fitted one; without a fitted folder, write a note (`NO_SAMPLES`)."""
+    try:
+        if target.exists():
+            shutil.rmtree(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source is not None:
+            shutil.copytree(source, target)
+        else:
+            target.mkdir()
+            (target / NO_SAMPLES).write_text("The samples have no call of this family; physics predicts it.\n")
+    except OSError as error:
+        raise SteptimeError(f"{target}: cannot be written ({error.strerror or error})") from None

@@ -1,0 +1,85 @@
+"""Files of a plan that a workflow run asks for, and its MLflow run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.answers.plan_results import Choice, Plan
+from pipeline.schemas import atomic_path, write_table
+from pipeline.show.figures.costs import plan_front, write_plan_front
+from pipeline.show.tracking import PLANS, log_run
+
+
+def plan_table(plan: Plan) -> pd.DataFrame:
+    """The points of the front and the best points, `plan` schema: the best first, then the rest of the front."""
+    shown = {id(each.point): each for each in (*plan.contenders, *plan.front)}
+    ranks = {id(each.point): rank for rank, each in enumerate(plan.contenders, 1)}
+    front = {id(each.point) for each in plan.front}
+    rows = [
+        _row(each, plan.limits.samples) | {"rank": ranks.get(key), "on_front": key in front}
+        for key, each in shown.items()
+    ]
+    return pd.DataFrame(rows).astype({"rank": "Int64"})
+
+
+def _row(choice: Choice, samples: int | None) -> dict[str, Any]:
+    row = choice.as_dict(samples) | {"variant": choice.point.variant}
+    return row | {"overrides": " ".join(row["overrides"]), "evidence": json.dumps(row["evidence"])}
+
+
+def write_plan(plan: Plan, table: Path, summary: Path, figure: Path, provenance: Mapping[str, Any]) -> None:
+    """Write the table (parquet), all that the plan found (JSON), and the figure of time against cost.
+
+    Raises:
+        InputError, TableError: a file cannot be written.
+    """
+    write_table(plan_table(plan), table, "plan", provenance)
+    with atomic_path(summary) as part:
+        part.write_text(json.dumps(plan.as_dict(), indent=1) + "\n", encoding="utf-8")
+    write_plan_front(plan, figure)
+
+
+def track_plan(plan: Plan, space: str, files: Mapping[str, Path], folder: Path) -> None:
+    """Log a plan as an MLflow run: objective, constraints, the best point, and the table of the front.
+
+    Args:
+        plan: the plan.
+        space: name of the space, objective and constraints; a plan of the same name supersedes an earlier one.
+        files: folder inside the run -> file to copy there.
+        folder: MLflow folder.
+    """
+    best = plan.best.as_dict(plan.limits.samples)
+    names = ("gpu", "model", "batch_size", "accumulated", "bound")
+    numbers = (
+        "step_us",
+        "samples_per_s",
+        "samples_per_dollar",
+        "time_per_epoch_s",
+        "cost_per_epoch",
+        "memory_bytes",
+        "wins",
+    )
+    log_run(
+        folder,
+        PLANS,
+        space,
+        params={
+            "objective": plan.objective,
+            **{name: value for name, value in asdict(plan.limits).items() if value is not None},
+            **{f"best.{name}": best[name] for name in names},
+            "best.overrides": " ".join(best["overrides"]),
+            "prices": "; ".join(plan.prices),
+        },
+        metrics={"points": plan.points, "predicted": plan.predicted, "front": len(plan.front)}
+        | {f"best.{name}": best[name] for name in numbers if best[name] is not None},
+        tags={"objective": str(plan.objective), "gpu": plan.best.point.gpu, "model": plan.best.point.model},
+        made_by="workflow/scripts/plan.py",
+        artifacts=dict(files),
+        figures={"plan.png": plan_front(plan)},
+    )

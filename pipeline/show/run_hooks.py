@@ -1,0 +1,131 @@
+"""Before and after the jobs of a Snakemake run: dates of files; the predictions of its grid, or why jobs failed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.errors import TableError
+from pipeline.flow import Flow
+from pipeline.paths import Artifacts
+from pipeline.prediction import Prediction
+from pipeline.schemas import read_checked, read_table, write_table
+from pipeline.scripting import made_from
+from pipeline.show.comparison import show
+from pipeline.show.tracking import database_of
+
+TRACEBACK = "Traceback"
+"""First word in the log of a failed job (`pipeline.scripting.job`); the log's last line gives the reason."""
+
+
+AHEAD_S = 1.0
+"""Seconds by which a file's time may be ahead: clocks of file servers differ a little."""
+
+
+def date_now(root: str | Path) -> int:
+    """Set the date of files of the future to now, as after a clock was set back; print and return how many there were.
+
+    Snakemake stops a job whose output is older than its input, and such an input stays newer until its date has passed.
+    """
+    now, dated = time.time(), 0
+    for path in Path(root).rglob("*"):
+        with suppress(OSError):  # a file that another process has just removed
+            if path.stat().st_mtime > now + AHEAD_S and path.is_file():
+                os.utime(path, (now, now))
+                dated += 1
+    if dated:
+        print(f"steptime: {root}: {dated} file(s) had a date in the future, and are dated now", file=sys.stderr)
+    return dated
+
+
+def show_predictions(flow: Flow, table: str) -> None:
+    """Print the predictions of a grid and the paths of all results; print nothing if the run made another target."""
+    stored = getattr(table, "flags", {}).get("storage_object")
+    if stored is not None:  # an object store: Snakemake has removed the local copy of the table
+        print(f"results: {stored.query.removesuffix(f'grids/{flow.grid}/summary.parquet')}")
+    if not Path(table).is_file():
+        return
+    root, since = flow.artifacts.root, Path(table).stat().st_mtime
+    refresh(root)
+    predictions = Prediction.all_of(read_table(table, "summary"), table)
+    pages = {"figures": f"{root}/figures/{flow.grid}", "accuracy": f"{root}/accuracy/{flow.grid}.md",
+             "report": f"{root}/reports/{flow.grid}.html"}  # fmt: skip
+    written = {name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since}
+    show(predictions, {**artifact_paths(predictions, Path(root)), **written})
+    for line in flow.not_fitted():
+        print(f"steptime: {line}", file=sys.stderr)
+
+
+def explain_failures(flow: Flow) -> None:
+    """Print why jobs failed, one line each, below Snakemake's own messages."""
+    for reason in failures(flow.artifacts.root, flow.started):
+        print(f"steptime: {reason}", file=sys.stderr)
+
+
+def refresh(root: str | Path) -> Path | None:
+    """Collect all points' summaries in `summary.parquet` of a results folder; return its path, or None without a point.
+
+    Unreadable summaries are left out, and a printed line reports this. They are damaged, of an older version, or being
+    rewritten by another run; this run's own points are not among them.
+    """
+    pattern = Artifacts("").point("*", "*", "*", "*").lstrip("/") + "/summary.parquet"
+    rows, read = [], []
+    for path in sorted(Path(root).glob(pattern)):
+        try:
+            rows.append(read_checked(path, "summary"))
+            read.append(path)
+        except TableError as error:
+            print(f"steptime: skipped in {root}/summary.parquet: {error}", file=sys.stderr)
+    if not rows:
+        return None
+    target = Path(root) / "summary.parquet"
+    write_table(pa.concat_tables(rows), target, "summary", {"points": len(rows), **made_from(read)})
+    return target
+
+
+def artifact_paths(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:
+    """Folders and commands that give the details of the predictions, for the lines below their table.
+
+    Args:
+        predictions: rows of a summary table.
+        summary: the folder of that table: the results folder, or a folder under `grids/` in it.
+    """
+    root = summary.parent.parent if summary.parent.name == "grids" else summary
+    artifacts = Artifacts(str(root))
+    paths = {"artifacts": f"{root}/"}
+    if len(predictions) == 1:
+        p = predictions[0]
+        folder = artifacts.point(p.gpu, p.model, p.variant, p.batch_size)
+        page = f"{folder}/timeline.html (in a browser; timeline.json.gz is for ui.perfetto.dev)"
+        paths = {"artifacts": folder, "timeline": page}
+    if not Path(paths["artifacts"]).is_dir():  # the table was copied elsewhere
+        paths = {}
+    if database_of(artifacts.tracking).is_file():
+        paths["kernel models"] = "steptime ui" if str(root) == "results" else f"steptime ui --results {root}"
+    return paths
+
+
+def failures(root: str | Path, since: float) -> list[str]:
+    """Reasons why jobs failed since a given time, from their logs, without duplicates.
+
+    Args:
+        root: the results folder.
+        since: seconds since the epoch; logs of earlier runs are skipped.
+    """
+    reasons: dict[str, None] = {}
+    for log in sorted(Path(root).rglob("logs/*.log")):
+        if log.stat().st_mtime < since:
+            continue
+        text = log.read_text(encoding="utf-8", errors="replace").strip()
+        kind, _, message = text.splitlines()[-1].partition(": ") if text.startswith(TRACEBACK) else ("", "", "")
+        if kind.startswith("pipeline."):  # meant for users
+            reasons[message] = None
+        elif kind and kind != "KeyboardInterrupt":
+            reasons[f"{kind}: {message} (an error of Steptime; see {log})"] = None
+    return list(reasons)

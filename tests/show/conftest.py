@@ -1,0 +1,135 @@
+"""Small hand-made tables for figures and accounts; and a headless browser where the machine has one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.prediction import Prediction
+from pipeline.show.figures import figure_data as replays
+from pipeline.show.figures.figure_data import TRACKER_METHOD
+from pipeline.show.figures.gallery import Artifacts
+from tests.show import chromium
+
+BROWSER_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                 "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
+
+
+@pytest.fixture
+def summary() -> pd.DataFrame:
+    rows = []
+    for gpu, factor in (("V100", 1.0), ("P100", 1.7)):
+        for batch in (512, 2048):
+            active, host = 3.0 * batch * factor, 3300.0
+            step = max(active, host) + 200.0
+            rows.append(
+                Prediction(
+                    gpu=gpu, model="dlrm_default", variant="default", batch_size=batch, predicted_us=step,
+                    active_us=active,
+                    host_us=host, p10_us=0.9 * step, p90_us=1.2 * step, memory_bytes=2 << 30,
+                    fits=batch < 2048 or gpu == "V100",
+                    evidence={"pack": 0.9, "roofline": 0.1}, host_evidence={"shared": 1.0}, unmodelled_share=0.01,
+                    families_us={"gemm": 0.6 * active, "memcpy_h2d": 0.3 * active, "concat": 0.1 * active},
+                    measured_us=1.05 * step if gpu == "V100" else None,
+                ).summary_row()
+            )  # fmt: skip
+    return pd.concat(rows, ignore_index=True)
+
+
+@pytest.fixture
+def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
+    """Everything that any figure needs."""
+    random = np.random.default_rng(0)
+    ops = np.array([f"aten::op{number}" for number in range(12)])
+    count = 2000
+    observations = pd.DataFrame({
+        "type": random.choice(["T1", "T2", "T3", "T4", "T5"], count), "op": random.choice(ops, count),
+        "value_us": random.lognormal(1.5, 0.8, count), "workload": random.choice(["one", "two"], count),
+        "iteration": 0, "gpu": "V100",
+    })  # fmt: skip
+    observations["api"] = np.where(observations["type"] == "T4", "cudaLaunchKernel", None)
+    models = []
+    for family in ("gemm", "softmax"):
+        folder = tmp_path / "results/V100/kernels" / family / "auto"
+        folder.mkdir(parents=True)
+        facts = {"family": family, "variant": "average", "evidence": "fitted", "split": "held-out shapes",
+                 "samples": 80,
+                 "held_out": 20, "measured_on": ["V100"],
+                 "metrics": {"gmae": 0.02, "mape": 0.05, "bias": 0.0, "coverage": 0.8}}  # fmt: skip
+        (folder / "family.json").write_text(json.dumps(facts))
+        measured = random.lognormal(5, 1, 200)
+        test = pd.DataFrame(
+            {"latency_us": measured, "predicted_us": measured * random.lognormal(0, 0.05, 200), "op": "mm"}
+        )
+        test.to_parquet(folder / "test_predictions.parquet")
+        models.append(("V100", folder))
+    pairs = pd.DataFrame({"family": "gemm", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": "auto",
+                          "mape": [10.0, 20.0], "gmae": [5.0, 9.0], "rows": 30})  # fmt: skip
+    moved = pd.concat(
+        pd.DataFrame({"model": "bert_large", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": method,
+                      "measured_us": 1e5, "predicted_us": predicted, "error": [us / 1e5 - 1 for us in predicted]})
+        for method, predicted in ((TRACKER_METHOD, [1.1e5, 8e4]), ("wave", [1.5e5, 5e4]))
+    )  # fmt: skip
+    network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
+    found = Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), pairs)
+    return dataclasses.replace(found, models_moved=moved, replays=spans(), passes=passes())
+
+
+def spans() -> pd.DataFrame:
+    """Two iterations of one trace by two methods: off by 10 and 20 %, and by half."""
+    rows = [("v100_ddp", "V100", method, number, 1000.0, 1000.0 * factor)
+            for method, factors in ((replays.FULL, (1.1, 0.8)), (replays.KERNEL_SUM, (0.5, 0.5)))
+            for number, factor in enumerate(factors)]  # fmt: skip
+    return pd.DataFrame(rows, columns=["trace", "device", "method", "number", "measured_us", "predicted_us"])
+
+
+def passes() -> pd.DataFrame:
+    """Three passes on two GPUs."""
+    return pd.DataFrame({"gpu": ["V100", "V100", "T4"], "model": "bert_large", "mode": "inference", "seq_len": 512,
+                         "batch_size": [8, 16, 8], "measured_us": [2e5, 4e5, 7e5],
+                         "predicted_us": [2.2e5, 4e5, 7.7e5]})  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browse(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """A page as a headless Chromium builds it (HTML text), with a picture of it where a file is named."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+
+    def open_page(
+        address: str, *, wait_ms: int = 8000, size: str = "1280,900", picture: Path | None = None,
+        flags: Sequence[str] = (),
+    ) -> str:  # fmt: skip
+        profile = tmp_path_factory.mktemp("profile")
+        command = [
+            program,
+            *BROWSER_FLAGS,
+            *flags,
+            f"--user-data-dir={profile}",
+            f"--window-size={size}",
+            f"--virtual-time-budget={wait_ms}",
+        ]
+        if picture is not None:
+            subprocess.run([*command, f"--screenshot={picture}", address], capture_output=True, check=True, timeout=180)
+        run = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=180)
+        return run.stdout
+
+    return open_page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
+    """A page of a running headless Chromium, to move the mouse in, press keys and read values."""
+    if chromium.program() is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+    with chromium.running(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened

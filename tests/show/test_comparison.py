@@ -1,0 +1,238 @@
+"""A comparison on terminals of every width: what rows share, what is left out, and points without a prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from pipeline import cli
+from pipeline.answers.predict_grid import Answer
+from pipeline.answers.predict_point import first_digits
+from pipeline.config import Point, expand
+from pipeline.errors import ConfigError
+from pipeline.prediction import Prediction
+from pipeline.schemas import read_table
+from pipeline.show import grid_file
+from pipeline.show.comparison import Comparison, Order, Unpredicted, in_order
+
+STEP = Prediction("V100", "custom", "v0123456789", 2048, 8000.0, 6000.0, 3000.0, 7500.0, 9000.0, 2 << 30, True,
+                  {"pack": 0.9, "roofline": 0.1}, {"shared": 1.0}, 0.0,
+                  overrides=("model.target=my_module:make_step", "model.options.width=512"))  # fmt: skip
+
+
+def shown(comparison: Comparison, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(comparison)
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def rows(*changes: dict[str, object]) -> list[Prediction]:
+    return [dataclasses.replace(STEP, **change) for change in changes]  # type: ignore[arg-type]
+
+
+def test_options_of_all_rows_are_in_the_heading_alone() -> None:
+    found = rows({}, {"gpu": "A100-PCIE-40GB", "batch_size": 4096})
+    lines = shown(Comparison(found), 80)
+    assert lines[0] == "custom (target=my_module:make_step options.width=512)"
+    assert sum("make_step" in line for line in lines) == 1
+    assert lines[1].split() == [
+        "GPU",
+        "batch",
+        "step",
+        "p10-p90",
+        "ms",
+        "busy",
+        "bound",
+        "samples/s",
+        "memory",
+        "evidence",
+    ]
+
+
+def test_an_option_that_differs_stays_in_its_row() -> None:
+    other = (STEP.overrides[0], "model.options.width=1024")
+    lines = shown(Comparison(rows({}, {"overrides": other})), 100)
+    assert lines[0] == "custom on V100, batch 2048 (target=my_module:make_step)"
+    assert "options.width=512" in lines[4] and "options.width=1024" in lines[5]
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 90, 120, 160])
+def test_bound_and_interval_stay_and_what_goes_is_named(width: int) -> None:
+    found = rows({}, {"gpu": "A100-PCIE-40GB", "predicted_us": 2.1e7, "p10_us": 1.9e7, "p90_us": 2.3e7, "fits": False})
+    lines = shown(Comparison(found, {f"{p.gpu}/{p.model}/{p.variant}": 1_200_000 for p in found}), width)
+    text = "\n".join(lines)
+    assert "p10-p90 ms" in text and "bound" in text and "7.50-9.00" in text and "19,000-23,000" in text
+    assert max(map(len, lines)) <= width
+    header = next(line for line in lines if "p10-p90" in line)
+    hidden = [name for name in ("evidence", "busy", "max batch", "memory") if name not in header]
+    told = f"Not shown: {', '.join(hidden)} (a wider terminal, or --json)."
+    assert (told in " ".join(text.split())) == bool(hidden)
+    assert bool(hidden) == (width < 90)
+
+
+@pytest.mark.parametrize("width", [40, 50])
+def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: int) -> None:
+    """Two designs of one workload: their options are shown, on several lines, and each column is shown or named."""
+    designs = ({"overrides": ("model.embedding=sparse",)}, {"overrides": ("model.embedding=dense",), "gpu": "T4"})
+    found = rows(*designs)
+    lines = shown(Comparison(found, {}, priced(V100=2.0)), width)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width and "…" not in text
+    header, told = lines[1].split(), " ".join(text.partition("Not shown:")[2].split())
+    for name in ("step", "samples/s", "busy", "bound", "p10-p90", "memory", "evidence", "samples/EUR"):
+        assert (name in header) != (name in told), name
+    body = "".join(text.partition("\n★")[0].split())
+    assert all(p.overrides[0].removeprefix("model.") in body for p in found)
+    assert f"{found[0].samples_per_s:,.0f}" in body and "EUR per hour" not in text
+
+
+def test_the_largest_batch_is_that_of_a_prediction_or_marked_as_an_estimate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU with 1 GiB: a batch that does not fit is searched for exactly, as in `predict`; otherwise two digits."""
+    words = ("compare", "gpu=V100", "model=dlrm_small", "gpu.memory_gib=1", "--json")
+    both = json.loads(run(capsys, monkeypatch, *words, "batch_size=64,100000")[1])
+    exact = next(p["largest_batch"] for p in both["predictions"] if not p["fits"])
+    assert list(both["largest_batch"].values()) == [exact] and both["largest_batch_estimated"] == []
+    one = json.loads(run(capsys, monkeypatch, *words, "batch_size=64")[1])
+    assert one["largest_batch_estimated"] == list(one["largest_batch"])
+    assert list(one["largest_batch"].values()) == [first_digits(exact)]
+
+
+def test_an_estimated_batch_is_marked() -> None:
+    (p,) = found = rows({})
+    key = f"{p.gpu}/{p.model}/{p.variant}"
+    assert "≈ 1,200" in "\n".join(shown(Comparison(found, {key: 1200}, estimated=frozenset([key])), 160))
+    assert "≈" not in "\n".join(shown(Comparison(found, {key: 1234}), 160))
+
+
+def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
+    failed = [Unpredicted("P100", "custom", batch, STEP.overrides, "bf16 on P100: refused") for batch in (512, 2048)]
+    lines = shown(Comparison(rows({}), unpredicted=failed), 120)
+    found = [line.replace("│", " ").split() for line in lines if line.startswith("│ P100")]
+    assert found == [["P100", "512", "none"], ["P100", "2048", "none"]]
+    assert lines[-1] == "no prediction for P100 batch 512, P100 batch 2048: bf16 on P100: refused"
+
+
+def test_warnings_stand_below_once() -> None:
+    lines = shown(Comparison(rows({"warnings": ("a", "b")}, {"gpu": "T4", "warnings": ("a",)})), 120)
+    assert [line for line in lines if line.startswith("warning")] == ["warning: a", "warning: b"]
+
+
+def priced(**per_hour: float) -> pd.DataFrame:
+    """What `prices_of` returns for these prices."""
+    return pd.DataFrame([{"gpu": gpu, "price_per_hour": price, "currency": "EUR", "provider": "mine", "region": "here",
+                          "date": "2026-01-15", "source": "my offer", "scope": "instance", "priced_as": ""}
+                         for gpu, price in per_hour.items()])  # fmt: skip
+
+
+def test_rows_are_sorted_best_first_and_without_a_price_last() -> None:
+    fast, dear, free = rows({}, {"gpu": "T4", "predicted_us": 9000.0, "batch_size": 4096},
+                            {"gpu": "A100", "predicted_us": 8500.0})  # fmt: skip
+    for order, names in ((Order.step, ["V100", "A100", "T4"]), (Order.throughput, ["T4", "V100", "A100"]),
+                         (Order.cost, ["T4", "V100", "A100"])):  # fmt: skip
+        assert [p.gpu for p in in_order([fast, dear, free], priced(V100=3.0, T4=1.0), order)] == names
+
+
+def test_the_cheapest_has_a_star_of_its_own() -> None:
+    found = rows({}, {"gpu": "T4", "predicted_us": 16000.0})
+    lines = shown(Comparison(found, prices=priced(V100=2.0, T4=0.5)), 160)
+    starred = {line.split()[1]: line.count("★") for line in lines if line.startswith("│")}
+    assert starred == {"V100": 1, "T4": 1}
+    assert "★ most samples per second or per EUR of the model" in lines[-2]
+    assert lines[-1] == "EUR per hour (mine, here), 2026-01-15: V100 2, T4 0.5"
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["steptime", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_a_failing_point_does_not_end_the_grid(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(point: Point) -> Answer:
+        if point.gpu == "P100":
+            return Answer(point, error=ConfigError("no bf16\nthere"))
+        return Answer(point, dataclasses.replace(STEP, gpu=point.gpu))
+
+    monkeypatch.setattr(cli, "predict_points", lambda points: map(answer, points))
+    monkeypatch.setattr(cli, "estimated_largest_batch", lambda point: 4)
+    grid = ("compare", "gpu=P100,V100", "model=dlrm_small")
+    code, out, _ = run(capsys, monkeypatch, *grid, "--json")
+    facts = json.loads(out)
+    assert code == 0 and [p["gpu"] for p in facts["predictions"]] == ["V100"]
+    assert [(each["gpu"], each["reason"]) for each in facts["unpredicted"]] == [("P100", "no bf16 there")]
+    assert "no prediction for P100" in run(capsys, monkeypatch, *grid)[1]
+    assert run(capsys, monkeypatch, "compare", "gpu=P100", "model=dlrm_small")[::2] == (2, "steptime: no bf16 there\n")
+
+
+def test_a_grid_is_written_in_groups_of_rows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Points without a prediction have a row with the reason; the file exists only when all is written."""
+    out = tmp_path / "grid.parquet"
+
+    def answers(points: list[Point]) -> Iterator[Answer]:
+        for number, point in enumerate(points):
+            assert not out.exists()
+            if number == 3:
+                yield Answer(point, error=ConfigError("no bf16\nthere"))
+            else:
+                yield Answer(point, dataclasses.replace(STEP, batch_size=point.batch_size))
+
+    monkeypatch.setattr(cli, "predict_points", answers)
+    monkeypatch.setattr(grid_file, "ROWS_IN_GROUP", 2)
+    grid = ("compare", "gpu=V100", "model=dlrm_small", "batch_size=1,2,3,4,5", "--out", str(out))
+    code, text, err = run(capsys, monkeypatch, *grid, "--json")
+    assert (code, err, json.loads(text)) == (0, "", {"points": 5, "unpredicted": 1, "out": str(out)})
+    assert pq.ParquetFile(out).metadata.num_row_groups == 3
+    table = read_table(out, "grid")
+    assert list(table["batch_size"]) == [1, 2, 3, 4, 5]
+    assert list(table["unpredicted"].fillna("")) == ["", "", "", "no bf16 there", ""]
+    assert list(table["predicted_us"].isna()) == [False, False, False, True, False]
+    assert json.loads(table["evidence"].iloc[0]) == STEP.evidence
+
+
+def test_a_grid_that_is_broken_off_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "grid.parquet"
+    out.write_text("before")
+
+    def broken() -> Iterator[Answer]:
+        yield Answer(expand(["gpu=V100", "model=dlrm_small"])[0], STEP)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grid_file.write_answers(broken(), out)
+    assert out.read_text() == "before" and [path.name for path in tmp_path.iterdir()] == ["grid.parquet"]
+
+
+def test_an_order_by_cost_needs_prices(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
+    code, _, err = run(capsys, monkeypatch, "compare", "gpu=V100,T4", "model=dlrm_small", "--sort", "cost")
+    assert code == 2 and "none of these GPUs has a price" in err
+
+
+def test_a_workload_lists_its_options_with_values(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = run(capsys, monkeypatch, "models", "dlrm_default", "--json")
+    found = {row["option"]: row for row in json.loads(out)["rows"]}
+    assert code == 0 and found["model.embedding"]["values"] == "fused | joint_sparse | joint_rows | sparse | dense"
+    assert found["model.foreach"]["default"] == "true" and found["batch_size"]["default"] == "2048"
+    assert found["model.copies"]["what"] == "whether the host waits for copies of the batch"
+    assert not {"model.name", "model.architecture"} & found.keys()
+    for model in ("custom", "gnmt", "dcgan", "dlrm_open_source"):
+        assert run(capsys, monkeypatch, "models", model)[0] == 0
+    assert "did you mean 'gnmt'" in run(capsys, monkeypatch, "models", "gnmtt")[2]

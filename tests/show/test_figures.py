@@ -1,0 +1,300 @@
+"""Every figure is drawn from small tables, the same on every run, or its absence has a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+
+from pipeline.answers import error_parts as parts
+from pipeline.palette import FAMILIES, luminance
+from pipeline.paths import project_dir
+from pipeline.prediction import Prediction
+from pipeline.show.figures import figure_data as tables
+from pipeline.show.figures import layout
+from pipeline.show.figures import step_times as drawn_steps
+from pipeline.show.figures.costs import value_for_money
+from pipeline.show.figures.figure_data import TRACKER_METHOD
+from pipeline.show.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw, draw_all
+from pipeline.show.figures.layout import NARROW, WIDE, Page
+from pipeline.show.figures.measured_errors import within_sentence
+from pipeline.show.figures.published_errors import PUBLISHED, published
+from pipeline.show.figures.step_times import step_sentence
+from pipeline.show.grid_inputs import price_table, with_distinct_names, with_gpus
+from tests.show.figure_texts import problems
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few dots per inch: the pixels are not what is tested."""
+    monkeypatch.setattr(layout, "PNG_DPI", 30)
+
+
+def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(artifacts: Artifacts, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert draw_all(artifacts, one) == {}
+    for entry in GALLERY:
+        ElementTree.parse(one / f"{entry.name}.svg")
+        ElementTree.parse(one / "narrow" / f"{entry.name}.svg")
+        assert (one / f"{entry.name}.png").read_bytes().startswith(b"\x89PNG")
+        assert len(pd.read_csv(one / f"{entry.name}.csv").dropna(how="all")) >= 1
+    assert list(json.loads((one / INDEX).read_text())["drawn"]) == [entry.name for entry in GALLERY]
+    draw_all(artifacts, two)
+    files = [
+        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")} for folder in (one, two)
+    ]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_no_text_overlaps_another_or_leaves_the_canvas(artifacts: Artifacts, page: Page) -> None:
+    long = artifacts.summary.replace({"gpu": {"V100": "A100-SXM4-80GB-overclocked"}})
+    found = dataclasses.replace(
+        artifacts, summary=long.replace({"model": {"dlrm_default": "dlrm_of_a_very_long_name"}})
+    )
+    wrong = {
+        entry.name: problems(draw(entry, found, entry.table(found), page)) for entry in GALLERY if entry.name != "cost"
+    }
+    assert {name: texts for name, texts in wrong.items() if texts} == {}
+
+
+def test_a_figure_without_data_is_listed_with_the_reason(summary: pd.DataFrame, tmp_path: Path) -> None:
+    unmeasured = Artifacts(summary.assign(measured_us=None, error=None))
+    absent = draw_all(unmeasured, tmp_path)
+    assert "measured step" in absent["predicted_against_measured"]
+    assert not (tmp_path / "predicted_against_measured.svg").exists()
+    assert (tmp_path / "step_times.svg").exists() and (tmp_path / "narrow" / "step_times.svg").exists()
+    assert json.loads((tmp_path / INDEX).read_text())["not_drawn"] == absent
+
+
+def test_active_and_idle_add_up_to_the_step(summary: pd.DataFrame) -> None:
+    steps = drawn_steps.steps(Prediction.all_of(summary))
+    assert (steps["active_us"] + steps["idle_us"]).to_list() == pytest.approx(steps["predicted_us"].to_list())
+
+
+def test_errors_count_measured_points_alone(summary: pd.DataFrame) -> None:
+    errors = tables.errors_by_part(tables.error_parts(summary)).set_index("method")
+    assert errors.loc[parts.OWN_OVERHEADS, "points"] == 2
+    assert errors.loc[parts.OWN_OVERHEADS, "gmae"] == pytest.approx(1 - 1 / 1.05)
+
+
+def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.DataFrame) -> None:
+    point = Prediction.all_of(summary)[0]
+    found = parts.error_parts(point, active_us=2 * point.active_us, own_us=900.0, shared_us=1000.0)
+    assert found["part"].to_list() == list(parts.PARTS)
+    both = tables.error_parts(summary, found)
+    of_point = both[(both["gpu"] == point.gpu) & (both["workload"] == point.label)]
+    assert of_point.reset_index(drop=True).equals(found)
+    assert set(both["workload"]) > set(found["workload"]), "the other measured point is there too"
+    unmeasured = dataclasses.replace(point, measured_us=None)
+    assert parts.error_parts(unmeasured, 1.0, 1.0, 1.0).empty
+
+
+def test_whole_models_between_gpus_are_averaged_over_their_passes() -> None:
+    errors = pd.DataFrame({"model": "m", "origin": "A", "destination": "B", "method": [TRACKER_METHOD, TRACKER_METHOD, "wave"],
+                           "error": [0.1, -0.3, 9.0]})  # fmt: skip
+    found = tables.model_transfer(errors)
+    assert found["mape"].to_list() == pytest.approx([20.0])
+    assert found["passes"].to_list() == [2]
+
+
+def test_each_pass_between_gpus_stands_beside_its_own_wave_scaling() -> None:
+    passes = pd.DataFrame({"model": "m", "batch_size": [1, 2], "option": [None, "fused"], "origin": "A", "destination": "B",
+                           "measured_us": [10.0, 20.0]})  # fmt: skip
+    errors = pd.concat([passes.assign(method="wave", predicted_us=[5.0, 6.0])[::-1],
+                        passes.assign(method=TRACKER_METHOD, predicted_us=[11.0, 19.0])])  # fmt: skip
+    found = tables.passes_moved(errors)
+    assert found["predicted_us"].to_list() == [11.0, 19.0]
+    assert found["wave_us"].to_list() == [5.0, 6.0]
+
+
+def test_a_shipped_model_keeps_a_histogram_of_its_errors(artifacts: Artifacts, tmp_path: Path) -> None:
+    whole = tables.error_histograms(artifacts.models)
+    shipped = []
+    for gpu, folder in artifacts.models:
+        pack = tmp_path / "packs" / gpu / "kernels" / folder.parent.name
+        pack.mkdir(parents=True)
+        test = pd.read_parquet(folder / tables.TEST_PREDICTIONS)
+        tables.error_quantiles(test).to_csv(pack / tables.ERROR_QUANTILES, index=False)
+        shipped.append((gpu, pack))
+    from_quantiles = tables.error_histograms(shipped)
+    assert from_quantiles["family"].to_list() == whole["family"].to_list()
+    for family in ("gemm", "softmax"):
+        sums = [t.loc[t["family"] == family, "share"].cumsum() for t in (whole, from_quantiles)]
+        assert (sums[0] - sums[1]).abs().max() < 0.05, "the same distribution, to the width of a bin"
+
+
+def test_dominant_operators_are_those_with_most_time(artifacts: Artifacts) -> None:
+    extra = artifacts.observations.head(1).assign(type="T5", op="aten::huge", value_us=1e6)
+    found = tables.dominant_operators(pd.concat([artifacts.observations, extra], ignore_index=True))
+    assert found["op"].iloc[0] == "aten::huge"
+    assert found["op"].nunique() == tables.OPERATORS_PER_STEP
+
+
+def test_dominant_operators_of_a_grid_are_those_of_its_steps(artifacts: Artifacts) -> None:
+    calls = pd.DataFrame({"model": ["m", "m", "n"], "op": ["aten::op1", "aten::op2", "aten::op3"], "calls": [1, 50, 2]})
+    found = tables.dominant_operators(artifacts.observations, calls)
+    assert list(dict.fromkeys(zip(found["model"], found["op"], strict=True))) == [
+        ("m", "aten::op2"), ("m", "aten::op1"), ("n", "aten::op3")]  # fmt: skip
+
+
+def test_ranks_of_a_workload_are_pooled_and_the_own_workloads_are_shown_alone() -> None:
+    names = ["x8_rank0", "x8_rank1", "x8_rank1", "one/default/b8"]
+    seen = pd.DataFrame({"gpu": "V100", "type": "T1", "op": "a", "workload": names, "value_us": [1.0, 2.0, 3.0, 9.0]})
+    found = tables.t1_by_workload(seen).set_index("workload")
+    assert found["count"].to_dict() == {"one/default/b8": 1, "x8 (2 ranks)": 3}
+    assert found.loc["x8 (2 ranks)", "mean_us"] == 2.0
+    assert tables.t1_by_workload(seen, ["one/default/b8", "two"])["workload"].to_list() == ["one/default/b8"]
+
+
+def test_published_figures_name_their_source() -> None:
+    assert all(each.source and "published" in each.label for each in PUBLISHED)
+    with pytest.raises(KeyError):
+        published("no such figure")
+
+
+def test_every_figure_has_a_caption_in_the_report() -> None:
+    captions = (project_dir() / "workflow/report/figures.rst").read_text(encoding="utf-8")
+    for entry in GALLERY:
+        assert f'figure == "{entry.name}"' in captions
+        assert category_of(entry.name) == entry.category
+
+
+def steps(**points: float) -> pd.DataFrame:
+    """A step in µs by GPU, of one model at one batch size; device-bound from 3 ms."""
+    rows = [{"gpu": gpu, "workload": "m b8", "model_variant": "m", "batch_size": 8, "predicted_us": us, "p10_us": us,
+             "p90_us": us, "active_us": 0.5 * us, "measured_us": float("nan"), "samples_per_s": 8e6 / us, "fits": True,
+             "bound": "device" if us >= 3000 else "host"}
+            for gpu, us in points.items()]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_models_have_panels_of_their_own_so_that_none_vanishes_beside_another() -> None:
+    both = pd.concat([steps(V100=1000.0), steps(V100=1e6).assign(model_variant="n")], ignore_index=True)
+    short, long = drawn_steps.step_times(both).axes
+    assert long.get_xlim()[1] > 500 > short.get_xlim()[1] / 1000
+    assert [axes.get_title(loc="left").partition(",")[0] for axes in (short, long)] == ["m", "n"]
+
+
+def test_the_lighter_tail_of_a_bar_is_the_idle_time() -> None:
+    (axes,) = drawn_steps.step_times(steps(V100=4000.0)).axes
+    active, idle = axes.patches
+    assert (active.get_width(), idle.get_x(), idle.get_width()) == pytest.approx((2.0, 2.0, 2.0))
+    assert luminance(to_hex(idle.get_facecolor())) > 2 * luminance(to_hex(active.get_facecolor()))
+
+
+def test_a_kernel_family_has_the_same_colour_in_every_panel() -> None:
+    rows = [
+        ("V100", "m", "gemm", 90.0),
+        ("V100", "m", "softmax", 10.0),
+        ("V100", "n", "softmax", 60.0),
+        ("V100", "n", "gemm", 40.0),
+    ]
+    table = pd.DataFrame(rows, columns=["gpu", "model_variant", "family", "device_us"]).assign(
+        workload="w", batch_size=8
+    )
+    first, second = drawn_steps.breakdown(table).axes
+    colours = [[to_hex(bar.get_facecolor()).upper() for bar in axes.patches][:2] for axes in (first, second)]
+    assert colours == [[FAMILIES["gemm"], FAMILIES["softmax"]], [FAMILIES["softmax"], FAMILIES["gemm"]]]
+    assert [text.get_text() for text in first.texts if text.get_text()] == ["gemm 90", "10", "100 µs"]
+
+
+@pytest.mark.parametrize(
+    ("points", "says"),
+    [
+        ({"V100": 2000.0, "H100": 1950.0}, "H100 gains nothing over V100: the step is host-bound"),
+        ({"V100": 9000.0, "H100": 8900.0}, "H100 gains nothing over V100"),
+        ({"T4": 9000.0, "V100": 6000.0, "H100": 3000.0}, "H100 is 3.0 times as fast as T4"),
+        ({"V100": 4000.0}, "V100 is busy 50 % of the step, device-bound"),
+    ],
+)
+def test_the_title_of_steps_is_computed(points: dict[str, float], says: str) -> None:
+    assert step_sentence(steps(**points)) == says
+
+
+def test_a_title_names_the_batch_sizes_at_which_a_gpu_gains_nothing() -> None:
+    small = steps(V100=2000.0, H100=1990.0).assign(batch_size=4)
+    large = steps(V100=9000.0, H100=3000.0)
+    says = "H100 is 3.0 times as fast as V100; it gains nothing at batch 4: the step is host-bound"
+    assert step_sentence(pd.concat([small, large])) == says
+
+
+def test_the_title_of_measured_steps_counts_those_within_ten_percent() -> None:
+    assert within_sentence(pd.Series([0.05, -0.09, 0.3]), "measured steps") == "2 of 3 measured steps are within 10 %"
+    assert within_sentence(pd.Series([-0.034]), "measured steps") == "The measured step is predicted 3 % too short"
+
+
+def test_gpus_without_fitted_models_are_named(artifacts: Artifacts) -> None:
+    (entry,) = (each for each in GALLERY if each.name == "kernel_errors")
+    figure = draw(entry, artifacts, entry.table(artifacts), WIDE)
+    assert "P100" in figure.get_supxlabel(), "its models are not among the artifacts"
+
+
+def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T4 at half the throughput of the V100 and a fifth of its price: 0.5 and 2.5. The P4 has no price."""
+    entries = [
+        f"{{gpu: {gpu}, per_hour: {price}, date: 2026-01-15, source: mine}}" for gpu, price in (("V100", 5), ("T4", 1))
+    ]
+    (tmp_path / "prices.yaml").write_text("currency: EUR\nprices:\n  - " + "\n  - ".join(entries) + "\n")
+    monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
+    points = steps(V100=1000.0, T4=2000.0, P4=4000.0)
+    smaller_batch = points[points["gpu"] == "T4"].assign(batch_size=4, predicted_us=1500.0, samples_per_s=4e6 / 1500)
+    table = tables.value_for_money(pd.concat([smaller_batch, points], ignore_index=True))
+    assert dict(zip(table["gpu"], table["batch_size"], strict=True)) == {"V100": 8, "T4": 8, "P4": 8}
+    figure = value_for_money(table)
+    speed, money = figure.axes
+    assert [bar.get_width() for bar in speed.patches] == pytest.approx([1.0, 0.5, 0.25])
+    assert [bar.get_width() for bar in money.patches] == pytest.approx([1.0, 2.5])
+    assert money.get_title(loc="left") == "T4 gives most per EUR" and "no price" in [
+        text.get_text().strip() for text in money.texts
+    ]
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
+    assert tables.value_for_money(points).empty
+
+
+def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.DataFrame) -> None:
+    point = dataclasses.replace(Prediction.all_of(summary)[0], variant="v0123456789", overrides=("model.rows=[10,20]",))
+    assert point.label == "dlrm_default rows=[10,20] b512"
+    long = dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,))
+    assert long.label == "dlrm_default v0123456789 b512"
+
+
+def test_the_throughput_of_a_single_batch_size_is_a_bar_per_gpu() -> None:
+    (axes,) = drawn_steps.throughput(steps(V100=1000.0, T4=4000.0)).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["V100", "T4"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([8000.0, 2000.0])
+
+
+def test_a_gpu_has_the_same_colour_in_figures_of_steps_and_of_kernel_models(artifacts: Artifacts) -> None:
+    grid = artifacts.summary["gpu"].drop_duplicates().to_list()
+    assert grid == ["V100", "P100"], "not in the order of the alphabet"
+    others = tuple(("P100", folder) for _, folder in artifacts.models)
+    both = dataclasses.replace(artifacts, models=(*others, *artifacts.models))
+    for name in ("kernel_errors", "error_histograms"):
+        (entry,) = (each for each in GALLERY if each.name == name)
+        assert entry.table(both)["gpu"].drop_duplicates().to_list() == grid
+
+
+def test_kernel_models_of_several_choices_are_told_apart_in_figures() -> None:
+    fitted = [f"results/{gpu}/kernels/gemm/{choice}" for gpu in ("V100", "T4") for choice in ("roofline", "trees")]
+    both = with_distinct_names(with_gpus([*fitted, "packs/P100/kernels/gemm", "results/Xp/kernels/gemm/trees"]))
+    names = [name for name, _ in both]
+    assert names == ["V100 roofline", "V100 trees", "T4 roofline", "T4 trees", "P100", "Xp"]
+
+
+def test_the_price_list_in_use_is_an_input_of_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert price_table() == [str(project_dir() / "config/prices.yaml")]
+    (tmp_path / "prices.yaml").touch()
+    assert price_table() == ["prices.yaml"]
+    monkeypatch.setenv("STEPTIME_PRICES", "none")
+    assert price_table() == []
+    rule = (project_dir() / "workflow/rules/report.smk").read_text(encoding="utf-8")
+    assert "prices=GRID.price_table()" in rule.partition("rule figures:")[2].partition("output:")[0]

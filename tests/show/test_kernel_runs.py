@@ -1,0 +1,134 @@
+"""What MLflow says of kernel models after several fits: each fit once, and one champion, whose run is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from mlflow import MlflowClient
+
+from pipeline.kernels import fit_family as fitter
+from pipeline.kernels import fit_gpu as fitting
+from pipeline.schemas import read_provenance
+from pipeline.show.kernel_runs import fit_and_track
+from pipeline.show.tracking import KERNEL_MODELS
+
+ERRORS = {"auto": 0.02, "trees": 0.03, "roofline": 0.4}
+
+
+def samples(gpu: str, rows: int) -> pd.DataFrame:
+    sizes = np.random.default_rng(0).integers(4, 2000, (rows, 2))
+    return pd.DataFrame({"gpu": gpu, "family": "softmax", "op": "softmax", "phase": "forward", "dtype": "fp32",
+                         "latency_us": 20 + 8.0 * sizes.prod(axis=1) / 700e3, "source": "drawn", "campaign_id": "drawn",
+                         "B": sizes[:, 0], "H": sizes[:, 1]})  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("fits")
+    return place
+
+
+@pytest.fixture
+def fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlflowClient]:
+    real = fitting.fit_gpu
+
+    def quick(table: pd.DataFrame, gpu: Any, out: str, *, variants: Any, seed: int, on_fit: Any, **_: Any) -> Any:
+        """Physics in the name of every variant, with errors as in `ERRORS`, or all physics where samples are few."""
+        fitted = real(table, gpu, out, variants=("roofline",), seed=seed)["softmax"]
+        names = variants if len(table) >= fitter.MIN_TREE_SAMPLES else ["roofline"] * len(variants)
+        fits = [replace(fitted, metrics={**fitted.metrics, "gmae": ERRORS[name]},
+                        parameters={**fitted.parameters, "variant": name}) for name in names]  # fmt: skip
+        for each in fits:
+            on_fit(each)
+        return {"softmax": min(fits, key=lambda each: each.metrics["gmae"])}
+
+    monkeypatch.setattr("pipeline.show.kernel_runs.fit_gpu", quick)
+
+    def run(table: pd.DataFrame, *variants: str, seed: int = 0) -> MlflowClient:
+        gpu = str(table["gpu"].iloc[0])
+        settings = {"name": variants[0], "variants": variants, "seed": seed, "effort": "quick"}
+        fit_and_track(table, gpu, settings, [folder / gpu / "softmax" / "fitted"], folder / "mlflow")
+        return MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
+
+    return run
+
+
+def runs(client: MlflowClient, gpu: str) -> dict[str, Any]:
+    owner = client.get_experiment_by_name(KERNEL_MODELS).experiment_id
+    return {run.info.run_name: run for run in client.search_runs([owner], f"tags.gpu = '{gpu}'")}
+
+
+def champion(client: MlflowClient, gpu: str) -> str:
+    """Name of the run that the alias leads to, which must be there and alone carry the tag."""
+    run = client.get_run(client.get_model_version_by_alias(f"{gpu}-softmax", "champion").run_id)
+    assert run.info.lifecycle_stage == "active"
+    tagged = [name for name, each in runs(client, gpu).items() if each.data.tags["champion"] == "yes"]
+    assert tagged == [run.info.run_name]
+    return str(run.info.run_name)
+
+
+def test_a_variant_that_few_samples_turn_into_another_is_one_run_and_the_champion(fit: Callable[..., Any]) -> None:
+    client = fit(samples("P100", 12), "auto", "roofline")
+    assert list(runs(client, "P100")) == ["P100 softmax roofline"]
+    assert champion(client, "P100") == "P100 softmax roofline"
+
+
+def test_the_champion_is_the_best_of_all_fits_whichever_came_last(fit: Callable[..., Any]) -> None:
+    table = samples("V100", 40)
+    fit(table, "auto", "roofline")
+    assert champion(fit(table, "trees"), "V100") == "V100 softmax auto"
+    client = fit(table, "auto", "roofline")  # the same once more supersedes its earlier runs
+    assert champion(client, "V100") == "V100 softmax auto"
+    measured = runs(client, "V100")["V100 softmax trees"].data.metrics
+    assert measured["gmae_percent"] == pytest.approx(100 * ERRORS["trees"])
+    assert sorted(runs(client, "V100")) == ["V100 softmax auto", "V100 softmax roofline", "V100 softmax trees"]
+
+
+def test_another_seed_is_another_run_and_other_samples_another_contest(fit: Callable[..., Any]) -> None:
+    fit(samples("T4", 40), "auto")
+    client = fit(samples("T4", 40), "auto", seed=1)
+    assert sorted(runs(client, "T4")) == ["T4 softmax auto", "T4 softmax auto seed 1"]
+    assert champion(fit(samples("T4", 30), "roofline"), "T4") == "T4 softmax roofline"
+
+
+def test_a_run_names_its_data_and_script_and_has_a_place_in_the_table(fit: Callable[..., Any]) -> None:
+    client = fit(samples("P4", 40), "auto", "trees")
+    found = runs(client, "P4")["P4 softmax auto"]
+    (data,) = found.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.source) == ("P4 softmax", "drawn")
+    assert json.loads(data.dataset.profile) == {"num_rows": 40}
+    assert found.data.tags["mlflow.source.name"] == "workflow/scripts/fit_kernels.py"
+    assert all(len(f"{abs(value):.10g}".replace(".", "").lstrip("0")) <= 4 for value in found.data.metrics.values()
+               if not value.is_integer())  # fmt: skip
+    note = client.get_experiment_by_name(KERNEL_MODELS).tags["mlflow.note.content"]
+    assert "| softmax | P4 | auto 2, trees 3 |" in note
+
+
+def test_the_predictions_behind_an_error_say_what_made_them(tmp_path: Path) -> None:
+    settings, models = (
+        {"name": "fitted", "variants": ("roofline",), "seed": 0, "effort": "quick"},
+        tmp_path / "P100" / "softmax" / "fitted",
+    )
+    fit_and_track(samples("P100", 12), "P100", settings, [models], tmp_path / "mlflow", provenance={"commit": "abc"})
+    kept = models / "test_predictions.parquet"
+    assert read_provenance(kept)["commit"] == "abc"
+    assert pq.ParquetFile(kept).metadata.row_group(0).column(0).compression == "ZSTD"
+    assert {"predicted_us", "latency_us"} <= set(pd.read_parquet(kept))
+
+
+def test_a_single_sample_is_tracked_although_nothing_judges_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"name": "auto", "variants": ("auto",), "seed": 0, "effort": "quick"}
+    fit_and_track(samples("A10", 1), "A10", settings, [folder / "A10" / "softmax" / "fitted"], folder / "mlflow")
+    assert "a single sample, error unknown" in capsys.readouterr().out
+    client = MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
+    assert champion(client, "A10") == "A10 softmax roofline"

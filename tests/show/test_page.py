@@ -1,0 +1,158 @@
+"""The report of a grid opens offline, on a screen and on a phone; Snakemake's own report has the same captions."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evaluation.pages.grid_accuracy import sections, write_sections
+from pipeline.paths import project_dir
+from pipeline.prediction import Prediction
+from pipeline.show.figures import figure_data as tables
+from pipeline.show.figures import step_times as step_table
+from pipeline.show.figures.gallery import CATEGORIES, GALLERY, Artifacts, draw_all
+from pipeline.show.html_report import (
+    Section,
+    caption,
+    error_number,
+    grid_title,
+    point_name,
+    read_sections,
+    step_number,
+    write_report,
+)
+
+WORKFLOW = """
+from pipeline.show.figures.gallery import category_of
+report: "{captions}/workflow.rst"
+rule figures:
+    output:
+        folder=report(directory("figures"), patterns=["{{figure,[a-z0-9_]+}}.svg"], caption="{captions}/figures.rst",
+                      category=lambda wildcards: category_of(wildcards.figure), labels={{"figure": "{{figure}}"}}),
+    shell: "false"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("page")
+
+
+def accuracy_tables(found: Artifacts) -> list[Section]:
+    by_part = tables.error_parts(found.summary)
+    return sections(step_table.steps(Prediction.all_of(found.summary)), tables.errors_by_part(by_part), by_part,
+                    tables.kernel_errors(found.models), ["P100: nothing was measured"])  # fmt: skip
+
+
+@pytest.fixture
+def report(folder: Path, artifacts: Artifacts) -> Path:
+    """The report of a grid with few figures; written once."""
+    target = folder / "report.html"
+    if not target.is_file():
+        draw_all(Artifacts(artifacts.summary, models=artifacts.models), folder / "figures")
+        write_report(target, Prediction.all_of(artifacts.summary), folder / "figures", accuracy_tables(artifacts),
+                     tables.kernel_errors(artifacts.models), {"map_calls": [], "predict": ["map_calls"]},
+                     {"dlrm_default on V100": "<p>a 'timeline' & more</p>"})  # fmt: skip
+    return target
+
+
+def test_the_page_needs_no_other_file(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    addresses = re.findall(r"(?:src|srcset|href)=[\"']([^\"']{0,40})", text)
+    assert addresses and all(address.startswith(("#", "data:")) for address in addresses)
+    assert 'name="viewport"' in text
+    assert "<script" not in text
+
+
+def test_the_page_forbids_the_browser_to_run_or_fetch_anything(report: Path) -> None:
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', report.read_text())
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:
+    head = report.read_text(encoding="utf-8").partition("<main>")[0]
+    assert "dlrm_default and resnet50 on V100 and P100, batch 512 and 2,048" in head
+    assert len(re.findall(r"<b>[^<]+</b>", head)) == 3
+
+
+def test_every_figure_has_its_caption_below_it_in_the_order_of_the_parts(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    shown = re.findall(r'<figure class="figure" id="(\w+)">', text)
+    drawn = [entry.name for entry in GALLERY if f'id="{entry.name}"' in text]
+    assert shown == drawn and len(drawn) >= 6
+    assert len(re.findall(r"<figcaption><p>\w", text)) == len(shown)
+    headings = re.findall(r"<h2>([^<]+)</h2>", text)
+    assert headings == [*(name for name in CATEGORIES if name in headings), "Timeline"]
+
+
+def test_figures_are_there_for_wide_and_for_narrow_screens(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    pictures = re.findall(
+        r'srcset="data:image/svg\+xml;base64,([^"]+)"><img src="data:image/svg\+xml;base64,([^"]+)"', text
+    )
+    assert pictures
+    for narrow, wide in pictures:
+        widths = [float(re.search(rb'width="([\d.]+)pt"', base64.b64decode(each))[1]) for each in (narrow, wide)]  # type: ignore[index]
+        assert widths[0] < 0.7 * widths[1]
+
+
+def test_tables_survive_their_way_through_a_file(artifacts: Artifacts, tmp_path: Path) -> None:
+    written = accuracy_tables(artifacts)
+    write_sections(written, tmp_path / "accuracy.json")
+    assert read_sections(tmp_path / "accuracy.json") == written
+
+
+def test_the_numbers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
+    point = Prediction.all_of(artifacts.summary)[0]
+    assert grid_title([point]) == "dlrm_default on V100, batch 512"
+    assert step_number([point]).value == "3.50 ms"
+    measured = error_number([point], tables.kernel_errors(()))
+    assert measured.value == "−5 %", "measured 5 % above the prediction"
+
+
+def test_a_timeline_has_the_name_of_its_point() -> None:
+    assert point_name("results/V100/dlrm_default/default/b512/timeline.html") == "dlrm_default on V100, batch 512"
+    assert point_name("r/T4/m/dtype-fp16/b8/timeline.html") == "m on T4, batch 8, dtype-fp16"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_fits_the_width_of_a_screen(
+    browse: Callable[..., str], report: Path, tmp_path: Path, width: int
+) -> None:
+    frame = tmp_path / "frame.html"  # a headless browser's window has a least width: the frame is as narrow as asked
+    frame.write_text(
+        f"<iframe id=f src='{report.as_uri()}' width={width} height=800></iframe><p id=wide></p><script>"
+        "document.getElementById('f').onload = () => {const d = document.getElementById('f').contentDocument;"
+        "const cut = [...d.querySelectorAll('h1,h2,h3,td,nav a,b')].filter("
+        "e => e.getBoundingClientRect().right > d.documentElement.clientWidth).length;"
+        "document.getElementById('wide').textContent = 'wide=' + d.documentElement.scrollWidth + ' cut=' + cut};</script>"
+    )
+    shown = browse(frame.as_uri(), flags=("--allow-file-access-from-files",))
+    found = re.search(r"wide=(\d+) cut=(\d+)", shown)
+    assert found is not None
+    assert int(found[1]) <= width
+    assert int(found[2]) == 0, "headings and cells end inside the page"
+
+
+def test_every_caption_is_a_text_of_its_own() -> None:
+    captions = [caption(entry.name) for entry in GALLERY]
+    assert len(set(captions)) == len(captions)
+    assert all("system-message" not in text and len(text) > 80 for text in captions)
+
+
+def test_the_report_of_snakemake_shows_the_same_figures_and_captions(
+    artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Snakefile").write_text(WORKFLOW.format(captions=project_dir() / "workflow/report"))
+    draw_all(Artifacts(artifacts.summary.head(2)), tmp_path / "figures")
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "figures", "--report", "report.html"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "In the dark part of a bar a kernel runs" in text
+    assert "narrow" not in re.findall(r'"figure": "(\w+)"', text)

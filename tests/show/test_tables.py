@@ -1,0 +1,241 @@
+"""Predictions as tables and rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from pipeline.prediction import Prediction
+from pipeline.readable import compact
+from pipeline.schemas import to_arrow
+from pipeline.show.comparison import Comparison, show
+from pipeline.show.tables import Catalogue, console, one
+
+
+@pytest.fixture
+def prediction() -> Prediction:
+    return Prediction(
+        gpu="V100", model="dlrm_default", variant="default", batch_size=2048, predicted_us=8000.0, active_us=6000.0,
+        host_us=3000.0, p10_us=7500.0, p90_us=9000.0, memory_bytes=2 << 30, fits=True, evidence={"pack": 0.9, "roofline": 0.1},
+        host_evidence={"shared": 1.0}, unmodelled_share=0.01, families_us={"gemm": 4000.0, "bmm": 2000.0},
+        unmodelled_us={"aten::odd": 60.0},
+    )  # fmt: skip
+
+
+def text_of(renderable: object) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=160).print(renderable)
+    return stream.getvalue()
+
+
+def test_parts_of_a_step_add_up(prediction: Prediction) -> None:
+    assert prediction.idle_us == 2000.0
+    assert prediction.step_time_us == prediction.predicted_us
+    assert prediction.samples_per_s == pytest.approx(256_000)
+
+
+def test_brackets_of_names_and_paths_are_text(prediction: Prediction, capsys: pytest.CaptureFixture[str]) -> None:
+    console().print(Catalogue([{"file": "runs[/b].parquet", "says": "[Errno 2] :cat:"}]))
+    other = dataclasses.replace(
+        prediction, variant="v0123456789", overrides=("model.sizes=[a,b]", f"model.x={'1' * 60}")
+    )
+    show([other], {"timeline": "runs[red]/t.json"})
+    shown = capsys.readouterr().out
+    for text in ("runs[/b].parquet", "[Errno 2] :cat:", "sizes=[a,b]", "timeline: runs[red]/t.json"):
+        assert text in shown
+
+
+def test_the_public_keys_are_there_and_are_json(prediction: Prediction) -> None:
+    keys = {"gpu", "model", "batch_size", "predicted_us", "active_us", "idle_us", "host_us", "p10_us", "p90_us", "memory_bytes",
+            "fits", "evidence", "host_evidence", "unmodelled_share"}  # fmt: skip
+    found = json.loads(json.dumps(prediction.as_dict(), allow_nan=False))
+    assert keys <= found.keys()
+
+
+def test_a_summary_row_comes_back_as_the_same_prediction(prediction: Prediction) -> None:
+    measured = dataclasses.replace(prediction, measured_us=8200.0)
+    row = to_arrow(measured.summary_row(), "summary").to_pandas().to_dict("records")[0]
+    back = Prediction.from_summary(row)
+    assert back == measured
+    assert row["error"] == pytest.approx(8000 / 8200 - 1)
+
+
+def test_the_table_says_what_matters(prediction: Prediction) -> None:
+    shown = text_of(one(prediction))
+    for words in (
+        "8.00 ms",
+        "7.50 ms to 9.00 ms",
+        "75% busy",
+        "device-bound",
+        "gemm",
+        "pack 90%",
+        "2.0 GiB",
+        "1.0% of device time",
+    ):
+        assert words in shown, words
+
+
+def test_a_step_that_does_not_fit_says_so(prediction: Prediction) -> None:
+    assert "does not fit" in text_of(one(dataclasses.replace(prediction, fits=False)))
+
+
+def test_the_best_throughput_that_fits_is_marked(prediction: Prediction) -> None:
+    slow = dataclasses.replace(prediction, gpu="P100", predicted_us=16000.0)
+    large = dataclasses.replace(prediction, gpu="T4", predicted_us=4000.0, fits=False)
+    lines = [line for line in text_of(Comparison([prediction, slow, large])).splitlines() if line.startswith("│")]
+    assert [line for line in lines if "★" in line] == [line for line in lines if "V100" in line]
+
+
+def test_a_prediction_prints_as_one_line_and_shows_as_a_table(prediction: Prediction) -> None:
+    line = "dlrm_default on V100, batch 2048: 8.00 ms (p10-p90: 7.50 ms to 9.00 ms), device-bound, 2.0 GiB"
+    assert str(prediction) == line and repr([prediction]) == f"[<Prediction: {line}>]"
+    assert str(dataclasses.replace(prediction, fits=False)) == f"{line}, does not fit"
+    odd = dataclasses.replace(prediction, model="a<b>")
+    html = odd._repr_html_()
+    assert html.startswith("<table>") and "a&lt;b&gt; on V100" in html and "a<b>" not in html
+    for label, value in prediction.rows():
+        assert label in html and value.split("(")[0].strip() in html
+
+
+def test_a_comparison_shows_as_a_table_in_a_notebook(prediction: Prediction) -> None:
+    html = Comparison([prediction, dataclasses.replace(prediction, gpu="P100", predicted_us=16000.0)])._repr_html_()
+    assert html.count("<tr>") == 3 and "<th>GPU</th>" in html and "128,000" in html and "★" in html
+
+
+def test_a_host_bound_step_names_the_host_and_the_break_even(prediction: Prediction) -> None:
+    host = dataclasses.replace(prediction, bound="host", host="the host of public V100 traces", device_bound_from=1.6)
+    shown = text_of(one(host))
+    assert "the host of public V100 traces" in shown and "device-bound from a host 1.60 times as fast" in shown
+    never = text_of(one(dataclasses.replace(host, device_bound_from=None)))
+    assert "host-bound whatever the host" in never
+    assert "host assumed" not in text_of(one(dataclasses.replace(host, bound="device")))
+
+
+def test_a_step_that_does_not_fit_names_what_does(prediction: Prediction) -> None:
+    large = dataclasses.replace(
+        prediction, fits=False, largest_batch=1700, fitting_gpus=("L40S", "A100", "H100", "H200", "B200")
+    )
+    assert "a batch of 1,700 on this GPU; this batch on L40S, A100, H100 and 2 more" in text_of(one(large))
+    none = dataclasses.replace(large, largest_batch=None, fitting_gpus=())
+    assert "not even a batch of 1 on this GPU; this batch on no other GPU" in text_of(one(none))
+    row = to_arrow(large.summary_row(), "summary").to_pandas().to_dict("records")[0]
+    assert Prediction.from_summary(row) == large
+    row = to_arrow(none.summary_row(), "summary").to_pandas().to_dict("records")[0]
+    assert Prediction.from_summary(row) == none
+
+
+def test_a_summary_of_an_earlier_version_is_read(prediction: Prediction) -> None:
+    table = prediction.summary_row().drop(columns=["host", "device_bound_from", "largest_batch", "fitting_gpus"])
+    (row,) = to_arrow(table, "summary").to_pandas().to_dict("records")
+    assert Prediction.from_summary(row) == prediction
+
+
+def test_an_unmeasured_summary_has_no_error(prediction: Prediction) -> None:
+    assert pd.isna(prediction.summary_row()["error"].iloc[0])
+
+
+def lines_at(renderable: object, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(renderable)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_comparison_is_whole_at_the_width_of_any_terminal(prediction: Prediction, width: int) -> None:
+    rows = [
+        dataclasses.replace(prediction, gpu="A100-PCIE-40GB", model=model, batch_size=batch, memory_bytes=memory << 30,
+                            predicted_us=us, p10_us=0.9 * us, p90_us=1.1 * us, fits=memory < 40)
+        for model in ("dlrm_open_source", "gpt3_27") for batch, us, memory in ((2, 8e3, 2), (4096, 2.1e7, 148))
+    ]  # fmt: skip
+    shown = lines_at(
+        Comparison(rows, dict.fromkeys([f"{p.gpu}/{p.model}/{p.variant}" for p in rows], 1_200_000)), width
+    )
+    assert max(map(len, shown)) <= width
+    text = "\n".join(shown)
+    for whole in (
+        "A100-PCIE-40GB",
+        "21,000 ms",
+        "18,900-23,100",
+        "1,200,000",
+        "148.0 GiB ✗",
+        "dlrm_open_source",
+        "gpt3_27",
+    ):
+        assert whole in text, whole
+    assert text.count("★") == 3, "the better one of each model, and what the star means"
+    assert "…" not in text
+
+
+def test_a_title_that_does_not_fit_becomes_rows(prediction: Prediction) -> None:
+    named = dataclasses.replace(prediction, variant="dtype-fp16", overrides=("model.dtype=fp16",))
+    assert f"{named.title} (dtype=fp16)" in lines_at(one(named, 80), 80)[0]
+    shown = lines_at(one(named, 40), 40)
+    assert named.title in shown[0] and "options" in shown[1] and "dtype=fp16" in shown[1]
+    long = lines_at(one(dataclasses.replace(named, model="a_model_with_a_long_name"), 40), 40)
+    assert "a_model_with_a_l" in "\n".join(long) and "ong_name on" in "\n".join(long)
+    assert not any("…" in line for line in shown + long)
+
+
+def test_designs_of_one_model_stay_side_by_side_on_a_narrow_terminal(prediction: Prediction) -> None:
+    rows = [
+        dataclasses.replace(prediction, gpu="A100-PCIE-40GB", variant=variant, predicted_us=us)
+        for variant, us in (("default", 8e3), ("embedding-sparse", 9e3), ("embedding-dense", 12e3))
+    ]
+    shown = lines_at(Comparison(rows, {}), 80)
+    assert shown[0] == "dlrm_default on A100-PCIE-40GB, batch 2048"
+    assert [line.split()[0] for line in shown[1:5]] == ["options", "default", "embedding-sparse", "embedding-dense"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_catalogue_of_gpus_breaks_no_word(width: int) -> None:
+    from pipeline.show.catalogue import gpu_rows
+    from pipeline.show.tables import Catalogue
+
+    shown = lines_at(Catalogue(gpu_rows()), width)
+    assert max(map(len, shown)) <= width
+    for row in gpu_rows():
+        line = next(line for line in shown if line.startswith(row["gpu"]))
+        assert not row["SMs"] or str(row["SMs"]) in line.split()
+    text = "\n".join(shown)
+    assert "of another host" in text and "transferred" in text and "B/s" in text
+    assert len(shown) < 2.2 * len(gpu_rows())
+
+
+def test_slow_models_have_a_throughput(prediction: Prediction) -> None:
+    slow = dataclasses.replace(prediction, batch_size=2, predicted_us=7.5e6)
+    assert "0.267 samples/s" in text_of(one(slow))
+
+
+def test_a_hashed_variant_is_shown_by_its_options(prediction: Prediction) -> None:
+    hashed = dataclasses.replace(
+        prediction, variant="v82811cac9c", overrides=("model.tables=[4,24]", "+model.options.width=512")
+    )
+    for shown in (text_of(one(hashed)), text_of(Comparison([hashed, prediction]))):
+        assert "tables=[4,24] options.width=512" in shown and "v82811cac9c" not in shown
+
+
+def test_a_small_model_has_a_size(prediction: Prediction) -> None:
+    assert "341 KiB" in text_of(one(dataclasses.replace(prediction, memory_bytes=349_000)))
+
+
+def test_a_summary_says_what_a_prediction_says(prediction: Prediction) -> None:
+    table = to_arrow(prediction.summary_row(), "summary").to_pandas()
+    assert Prediction.all_of(table)[0].as_dict() == prediction.as_dict()
+    earlier = table.drop(columns="unmodelled").assign(families=None)
+    assert Prediction.all_of(earlier)[0].families_us == {}
+
+
+def test_prices_that_the_user_keeps_become_a_column(prediction: Prediction) -> None:
+    other = dataclasses.replace(prediction, gpu="T4")
+    prices = pd.DataFrame([{"gpu": prediction.gpu, "price_per_hour": 3.6, "currency": "EUR", "provider": "", "region": "",
+                            "date": "2026-01-15", "source": "my offer", "scope": "gpu", "priced_as": "X"}])  # fmt: skip
+    shown = text_of(Comparison([prediction, other], prices=prices))
+    assert "samples/EUR" in shown and compact(prediction.samples_per_s * 1000) in shown
+    assert f"2026-01-15, GPU alone without its machine: {prediction.gpu} 3.6 (price of X)" in shown
+    assert "no price of T4 (docs/prices.md)" in shown
+    assert "EUR" not in text_of(Comparison([prediction, other]))
