@@ -29,14 +29,9 @@ from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 from pipeline.show.figures.layout import (
     MARKERS,
+    Board,
     Page,
-    board,
-    finish,
-    footnote,
-    label_rows,
-    legend_of,
-    number_ticks,
-    panel_title,
+    marks,
     rows_height,
     save,
 )
@@ -98,30 +93,27 @@ def level_of_seen(rows: pd.DataFrame) -> float:
 
 def picture(rows: pd.DataFrame) -> Figure:
     """Errors of training steps by GPU, a panel per precision."""
-    from matplotlib.lines import Line2D
-
     training = rows[(rows["mode"] == "train") & (rows["source"] == "lambda")]
     order = sorted(training["gpu"].unique())
     reach = 105 * training["error"].abs().max()
     page = Page(9.0, 2, 2.0)
-    figure, panels = board([rows_height(order, page)] * 2, page)
+    board = Board([rows_height(order, page)] * 2, page)
     models = sorted(training["model"].unique())
-    colours, marks = series_colours(models), dict(zip(models, MARKERS, strict=False))
-    for axes, (precision, group) in zip(panels, training.groupby("dtype_of_table"), strict=True):
+    colours, markers = series_colours(models), dict(zip(models, MARKERS, strict=False))
+    for axes, (precision, group) in zip(board.panels, training.groupby("dtype_of_table"), strict=True):
         for model, own in group.groupby("model"):
             where = [order.index(gpu) for gpu in own["gpu"]]
-            axes.plot(100 * own["error"], where, marks[model], color=colours[model])
+            axes.plot(100 * own["error"], where, markers[model], color=colours[model])
         axes.axvline(0, color="black", linewidth=0.8)
         axes.axvspan(-20, 20, color="0.93", zorder=0)
         axes.set_xlim(-reach, reach)
-        axes.set_xlabel("predicted / measured − 1 (%)")
-        number_ticks(axes.xaxis, 3.0)
-        label_rows(axes, order)
-        panel_title(axes, str(precision))
-    handles = [Line2D([], [], color=colours[model], marker=marks[model], linestyle="none") for model in models]
-    legend_of(figure, handles, models)
-    footnote(figure, "Measured: Lambda Labs' benchmark. Grey: within 20 %.")
-    return finish(figure)
+        board.label_rows(axes, order)
+        board.number_ticks(axes)
+        board.names(axes, "predicted / measured − 1 (%)")
+        board.title(axes, str(precision))
+    board.legend(marks(colours.values()), models)
+    board.note("Measured: Lambda Labs' benchmark. Grey: within 20 %.")
+    return board.figure
 
 
 def main() -> int:

@@ -5,12 +5,11 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.show.figures.step_table import steps as step_table
-
     from evaluation.pages import grid_accuracy as accuracy
     from pipeline.prediction import Prediction
     from pipeline.schemas import atomic_path, read_table, write_parquet
     from pipeline.show.figures import figure_data as tables
+    from pipeline.show.figures.step_times import steps as step_table
     from pipeline.show.grid_inputs import read_any, with_gpus
 
     summary = read_table(snakemake.input.summary, "summary")

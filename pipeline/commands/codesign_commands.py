@@ -12,13 +12,14 @@ from rich.text import Text
 
 from pipeline.answers.advice import MIN_GAIN, Advice, advice_for
 from pipeline.answers.plan import make_plan
-from pipeline.answers.plan_results import Choice, Limits, Objective, Plan
+from pipeline.answers.plan_results import Limits, Objective
 from pipeline.answers.predict_grid import Answer, predict_points
 from pipeline.answers.tracker import load_trace
 from pipeline.config import Point, expand, point
 from pipeline.errors import InputError
 from pipeline.readable import seconds
 from pipeline.show.figures.costs import check_figure, write_plan_front
+from pipeline.show.plans import show_plan
 from pipeline.show.tables import console
 from pipeline.terminal import Json, Overrides, counting, examples, print_json, progress, split_results, working
 
@@ -145,30 +146,4 @@ def _advice_table(advice: Advice) -> Table:
         table.add_column(name, overflow="fold")
     for number, row in enumerate(rows, 1):
         table.add_row(str(number), *row.values())
-    return table
-
-
-def show_plan(plan: Plan) -> None:
-    """Print the winner, the best points, the front of time against cost, and why the others lost."""
-    screen = console()
-    screen.print(Text(plan.summary, style="bold"), soft_wrap=True)
-    screen.print(_plan_table(plan, plan.contenders, "best points"))
-    if len(plan.front) > 1:
-        screen.print(_plan_table(plan, plan.front, "front of time against cost, fastest first"))
-    lost = ", ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items())
-    if lost:
-        screen.print(Text(f"others lost: {lost}", style="dim"), soft_wrap=True)
-    notes = list(dict.fromkeys(note for each in plan.contenders for note in each.prediction.warnings))
-    for note in [*plan.prices, *(f"warning: {text}" for text in notes)]:
-        screen.print(Text(note, style="dim"), soft_wrap=True)
-
-
-def _plan_table(plan: Plan, choices: Sequence[Choice], title: str) -> Table:
-    rows = plan.rows(choices)
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for name in rows[0]:
-        words = name in ("GPU", "options", "bound")
-        table.add_column(name, justify="left" if words else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
     return table

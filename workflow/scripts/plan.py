@@ -5,12 +5,10 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.show.plan_table import show_plan
-
     from pipeline.answers.plan import make_plan
     from pipeline.answers.plan_results import Limits, Objective
     from pipeline.config import expand, from_snakemake
-    from pipeline.show.plan_files import track_plan, write_plan
+    from pipeline.show.plans import show_plan, track_plan, write_plan
 
     given, made = snakemake.params, snakemake.output
     points = expand(from_snakemake(given.space))

@@ -1,18 +1,21 @@
-"""Files of a plan that a workflow run asks for, and its MLflow run."""
+"""A plan for people: tables for a terminal, the files that a workflow run asks for, and its MLflow run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.table import Table
+from rich.text import Text
 
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.schemas import atomic_path, write_table
 from pipeline.show.figures.costs import plan_front, write_plan_front
+from pipeline.show.tables import console
 from pipeline.show.tracking import PLANS, log_run
 
 
@@ -83,3 +86,29 @@ def track_plan(plan: Plan, space: str, files: Mapping[str, Path], folder: Path) 
         artifacts=dict(files),
         figures={"plan.png": plan_front(plan)},
     )
+
+
+def show_plan(plan: Plan) -> None:
+    """Print the winner, the best points, the front of time against cost, and why the others lost."""
+    screen = console()
+    screen.print(Text(plan.summary, style="bold"), soft_wrap=True)
+    screen.print(_table(plan, plan.contenders, "best points"))
+    if len(plan.front) > 1:
+        screen.print(_table(plan, plan.front, "front of time against cost, fastest first"))
+    lost = ", ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items())
+    if lost:
+        screen.print(Text(f"others lost: {lost}", style="dim"), soft_wrap=True)
+    notes = list(dict.fromkeys(note for each in plan.contenders for note in each.prediction.warnings))
+    for note in [*plan.prices, *(f"warning: {text}" for text in notes)]:
+        screen.print(Text(note, style="dim"), soft_wrap=True)
+
+
+def _table(plan: Plan, choices: Sequence[Choice], title: str) -> Table:
+    rows = plan.rows(choices)
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for name in rows[0]:
+        words = name in ("GPU", "options", "bound")
+        table.add_column(name, justify="left" if words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
