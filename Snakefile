@@ -17,7 +17,6 @@ include: "workflow/rules/graph.smk"
 include: "workflow/rules/kernels.smk"
 include: "workflow/rules/overheads.smk"
 include: "workflow/rules/predict.smk"
-include: "workflow/rules/grid.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/plan.smk"
 

@@ -16,8 +16,7 @@ from pipeline import plotter
 if TYPE_CHECKING:
     from pipeline.answers.advice import advise
     from pipeline.answers.plan import plan
-    from pipeline.answers.predict_grid import predict_grid
-    from pipeline.answers.predict_point import predict
+    from pipeline.answers.predict import predict, predict_grid
     from pipeline.answers.tracker import load_trace, track
     from pipeline.show.comparison import compare
     from pipeline.show.figures.python_plots import draw_step, draw_steps
@@ -27,8 +26,8 @@ __all__ = ["advise", "compare", "draw_step", "draw_steps", "load_trace", "plan",
 _HOMES = {
     "advise": "pipeline.answers.advice",
     "plan": "pipeline.answers.plan",
-    "predict": "pipeline.answers.predict_point",
-    "predict_grid": "pipeline.answers.predict_grid",
+    "predict": "pipeline.answers.predict",
+    "predict_grid": "pipeline.answers.predict",
     "compare": "pipeline.show.comparison",
     "draw_step": "pipeline.show.figures.python_plots",
     "draw_steps": "pipeline.show.figures.python_plots",

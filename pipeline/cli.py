@@ -16,12 +16,12 @@ import pandas as pd
 import typer
 from typer.core import TyperGroup
 
-from pipeline.answers.predict_grid import predict_points
-from pipeline.answers.predict_point import estimated_largest_batch, predict_point, predict_timeline
-from pipeline.config import Point, expand
+from pipeline.answers.engine import STEPS, engine
+from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
+from pipeline.question.question import expand
 from pipeline.show.comparison import Comparison, Order, compared, in_order, show, write_answers
 from pipeline.show.tables import console
 from pipeline.simulate.perfetto import write_timeline
@@ -114,17 +114,17 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
-    given, results = split_results(overrides)
-    points = expand(given)
-    if len(points) > 1:
-        raise InputError(f"predict takes one point, but these overrides give {len(points)}: use `steptime compare`")
+    texts, results = split_results(overrides)
+    questions = expand(texts)
+    if len(questions) > 1:
+        raise InputError(f"predict takes one point, but these overrides give {len(questions)}: use `steptime compare`")
     with working("predicting"):
-        if timeline is None:
-            prediction = predict_point(points[0], **results)
-        else:
-            prediction, step, calls = predict_timeline(points[0], **results)
-            title = f"{prediction.model} on {prediction.gpu}, batch {prediction.batch_size:,}"
-            write_timeline(step, timeline, calls, title=title)
+        answer = engine(**results).predict_one(questions[0])
+        prediction = answer.whole()
+        if timeline is not None:
+            if answer.timeline is None:
+                raise InputError("gpu=local: the pipeline writes this timeline, timeline.html beside its summary")
+            write_timeline(answer.timeline, timeline, answer.calls, title=questions[0].title)
     if as_json:
         print_json(prediction.as_dict())
         return
@@ -149,12 +149,12 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
-    given, results = split_results(overrides)
-    points = expand(given)
-    prices = prices_of([point.gpu for point in points])
+    texts, results = split_results(overrides)
+    questions = expand(texts)
+    prices = prices_of([question.gpu.name for question in questions])
     if sort is Order.cost and prices.empty:
         raise InputError("--sort cost: none of these GPUs has a price; give one in prices.yaml (docs/prices.md)")
-    answers = progress(predict_points(points, **results), len(points), "predicting")
+    answers = progress(engine(**results).predict(questions), len(questions), "predicting")
     if out is not None:
         if sort is not None:
             raise InputError("--out writes rows as they are done: leave --sort away")
@@ -162,17 +162,17 @@ def compare(
         lost = f", {counts['unpredicted']:,} of them without a prediction" if counts["unpredicted"] else ""
         print_json(counts) if as_json else print(f"{counts['points']:,} points{lost} -> {out}")
         return
-    found = compared(points, answers)
-    predictions, unpredicted = list(found.predictions), found.unpredicted
+    comparison = compared(questions, answers)
+    predictions, unpredicted = list(comparison.predictions), comparison.unpredicted
     # exact where a step does not fit, because its prediction searched for what does
     largest = {_design(p): p.largest_batch for p in predictions if not p.fits}
     estimated = set[str]()
     with working("searching for the largest batches"):
-        for point in points:
-            key = _design(point)
+        for question in questions:
+            key = f"{question.gpu.name}/{question.model}/{question.variant}"
             if key not in largest:
                 with suppress(SteptimeError):  # the step cannot be captured at another batch size
-                    largest[key] = estimated_largest_batch(point)
+                    largest[key] = estimated_largest_batch(question, STEPS.memory_bytes)
                     estimated.add(key)
     if sort is not None:
         predictions = in_order(predictions, prices, sort)
@@ -186,9 +186,9 @@ def compare(
     console().print(Comparison(predictions, largest, prices, unpredicted, frozenset(estimated)))
 
 
-def _design(of: Point | Prediction) -> str:
+def _design(prediction: Prediction) -> str:
     """GPU, model and variant, as keys of the largest batches."""
-    return f"{of.gpu}/{of.model}/{of.variant}"
+    return f"{prediction.gpu}/{prediction.model}/{prediction.variant}"
 
 
 def _costs(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:

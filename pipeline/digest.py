@@ -21,14 +21,14 @@ SCRIPTS = tuple(project_dir() / room / "scripts" for room in ("workflow", "evalu
 PLUMBING = frozenset(
     f"pipeline/{name}.py"
     for name in (
-        "compose",
-        "config",
-        "config_checks",
         "digest",
         "errors",
         "model_files",
         "packs",
         "paths",
+        "question/checks",
+        "question/compose",
+        "question/question",
         "schemas",
         "scripting",
         "user_cache",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 from pipeline.errors import SteptimeError, SteptimeWarning, show_warning
 from pipeline.kernels.family_model import DESCRIPTION
 from pipeline.packs import file_digest
-from pipeline.schemas import read_provenance
 
 
 @contextmanager
@@ -60,40 +58,10 @@ def _told(error: SteptimeError) -> str:
 
 def provenance(snakemake: Any) -> dict[str, Any]:
     """Origin of an artifact: rule, params, digests of inputs (a model folder's description), versions, git commit."""
-    given = [Path(str(path)) for path in snakemake.input]
-    files = [path for each in given for path in (each, each / DESCRIPTION) if path.is_file()]
+    inputs = [Path(str(path)) for path in snakemake.input]
+    files = [file for path in inputs for file in (path, path / DESCRIPTION) if file.is_file()]
     params = {key: value for key, value in snakemake.params.items() if isinstance(value, (str, int, float, dict, list))}
-    return {
-        "rule": snakemake.rule,
-        "params": params,
-        **made_from(files),
-    }
-
-
-def provenance_of(snakemake: Any, params: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any]:
-    """As `provenance`, for one of the artifacts of a job that makes many: its own params and inputs."""
-    found = [path for each in map(Path, files) for path in (each, each / DESCRIPTION) if path.is_file()]
-    return {"rule": snakemake.rule, "params": dict(params), **made_from(found)}
-
-
-def is_current(paths: Sequence[str], origin: Mapping[str, Any]) -> bool:
-    """Whether a point's files exist and were made from the same params and inputs. They then count as made now, so that a
-    job of many points makes only those that have changed.
-    """
-    wanted = json.loads(json.dumps({key: origin[key] for key in ("params", "inputs")}, default=str))
-    if not all(Path(path).is_file() for path in paths):
-        return False
-    for path in paths:
-        if Path(path).suffix == ".parquet":
-            try:
-                known = read_provenance(path)
-            except SteptimeError:
-                return False
-            if {key: known.get(key) for key in wanted} != wanted:
-                return False
-    for path in paths:
-        os.utime(path)
-    return True
+    return {"rule": snakemake.rule, "params": params, **made_from(files)}
 
 
 def made_from(files: Sequence[Path]) -> dict[str, Any]:

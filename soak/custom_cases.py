@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
+from pipeline.answers.engine import engine
+from pipeline.question.question import expand
 from soak.damage import damaged
 from soak.verdicts import Case
 from soak.workplace import forget_everything
@@ -87,7 +87,7 @@ def _predicted(folder: Path, name: str, text: str | bytes, target: str = "") -> 
     with chdir(folder), patch.object(sys, "path", list(getattr(sys, "path"))), _forgotten(folder):  # noqa: B009
         target = target or f"{name}:make_step"
         point = expand(["gpu=V100", "model=custom", f"model.target={target}", "batch_size=16", "predict.draws=32"])[0]
-        found = predict_point(point)
+        found = engine().predict_one(point).whole()
         return [found.predicted_us, found.families_us, found.memory_bytes]
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 
 from pipeline import packs
+from pipeline.answers.engine import engine
 from pipeline.answers.kernel_commands import predict_command
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
+from pipeline.question.question import expand
 from soak.damage import VALUES, damaged, json_bytes, reordered, strange_json
 from soak.table_cases import calls
 from soak.verdicts import Case, difference
@@ -55,7 +55,7 @@ def _answer(reader: str, project: Path, table: Path) -> Any:
             return _kernels(ELSEWHERE, table, project / "out.parquet")
         dtype = ["model.dtype=bf16"] if reader == "half" else []
         gpu = HALF if reader == "half" else OWN
-        found = predict_point(expand([f"gpu={gpu}", "model=dlrm_small", "batch_size=64", *dtype])[0])
+        found = engine().predict_one(expand([f"gpu={gpu}", "model=dlrm_small", "batch_size=64", *dtype])[0]).whole()
         return [found.predicted_us, found.p10_us, found.p90_us, found.evidence]
 
 

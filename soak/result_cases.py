@@ -16,21 +16,19 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.answers.predict_files import PointFiles, predict_files
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
-from pipeline.flow import settings_of
+from pipeline.answers.answer_files import AnswerFiles, write_answer
+from pipeline.answers.engine import DeclaredModels, Engine, StepFiles, engine
 from pipeline.graph.device_calls import map_calls
-from pipeline.graph.graph_cache import captured
 from pipeline.graph.graph_file import write_graph
+from pipeline.graph.step_store import captured
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.packs import MANIFEST
 from pipeline.paths import packs_dir
 from pipeline.prediction import Prediction
+from pipeline.question.question import expand
 from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, read_provenance, read_table, write_table
-from pipeline.scripting import is_current
 from soak.damage import damaged, other_dtype, write_same
-from soak.verdicts import Case, judge
+from soak.verdicts import Case
 from soak.workplace import forget_everything
 
 POINT = ("gpu=V100", "model=dlrm_small", "batch_size=64", "predict.draws=64")
@@ -67,11 +65,15 @@ def prepare(folder: Path) -> Base:
 def _predicted(place: Path) -> Any:
     """The prediction of a point from its files."""
     forget_everything()
-    settings = settings_of(expand(list(POINT))[0])
     files = {name: str(place / name) for name in ("graph.parquet", "calls.parquet", "overheads.parquet")}
-    predict_files([PointFiles(settings, *list(files.values())[:2], (str(packs_dir() / "V100" / MANIFEST),),
-                              files["overheads.parquet"], str(place / "prediction.parquet"), str(place / "timeline.json.gz"),
-                              str(place / "timeline.html"), str(place / "summary.parquet"))], lambda _: MADE)  # fmt: skip
+    models = DeclaredModels([packs_dir() / "V100" / MANIFEST], files["overheads.parquet"])
+    answering = Engine(models, StepFiles(files["graph.parquet"], files["calls.parquet"]))
+    (answer,) = answering.predict(expand(list(POINT)), detail=True)
+    outputs = {
+        name: str(place / name)
+        for name in ("prediction.parquet", "timeline.json.gz", "timeline.html", "summary.parquet")
+    }
+    write_answer(answer, AnswerFiles(*outputs.values()), None, MADE)
     return {schema: read_table(place / name, schema) for name, schema in OUTPUTS.items()}
 
 
@@ -171,12 +173,7 @@ def _provenance(path: Path, rng: Random) -> Case:
     )
     pq.write_table(pq.read_table(path).replace_schema_metadata({PROVENANCE_KEY: text}), path)
 
-    def run() -> Any:
-        fault = judge(Case("", partial(read_provenance, path)))
-        assert not fault.failed, fault.detail
-        return is_current([str(path)], MADE)
-
-    return Case(f"{path.name} provenance {text[:20]!r}", run, truth=False)
+    return Case(f"{path.name} provenance {text[:20]!r}", partial(read_provenance, path))
 
 
 def _kind(entry: Path) -> str:
@@ -186,7 +183,7 @@ def _kind(entry: Path) -> str:
 
 def _answer() -> Any:
     forget_everything()
-    found = predict_point(expand(list(POINT))[0])
+    found = engine().predict_one(expand(list(POINT))[0]).whole()
     return [
         found.predicted_us,
         found.p10_us,

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline import compose, paths
-from pipeline.graph import graph_cache
+from pipeline import paths
+from pipeline.answers.engine import STEPS
+from pipeline.question import compose
 
 
 def project_copy(folder: Path) -> Path:
@@ -60,7 +61,7 @@ def forget_everything() -> None:
                 if clear is not None and getattr(each, "__module__", "").startswith("pipeline."):
                     clear()
     compose.forget()
-    graph_cache._LAST_READ.clear()
+    STEPS.forget()
 
 
 KEPT = ("pipeline.digest", "pipeline.yaml_text", "pipeline.workloads.")

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from pipeline.config import expand
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
 from pipeline.prices import offers_in, prices_of
+from pipeline.question.question import expand
 from soak.damage import VALUES, damaged, strange_json
 from soak.verdicts import Case, difference
 from soak.workplace import in_project, own_copy, project_copy
@@ -40,7 +40,7 @@ def prepare(folder: Path) -> Base:
 
 def _gpu(project: Path) -> Any:
     with in_project(project):
-        return asdict(load_gpu(GPU)) | {"point": expand([f"gpu={GPU}"])[0].settings.gpu}
+        return asdict(load_gpu(GPU)) | {"point": expand([f"gpu={GPU}"])[0].gpu}
 
 
 def _point(project: Path, *overrides: str) -> Any:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.checks.language_passes import MODES, WORKLOADS
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
+from pipeline.answers.engine import engine
 from pipeline.paths import datasets_dir
+from pipeline.question.question import expand
 
 
 def rows(datasets: Path, gpus: list[str]) -> pd.DataFrame:
@@ -42,7 +42,7 @@ def main() -> int:
             f"gpu={row.gpu}", f"model={row.model}", f"batch_size={row.batch_size}", f"model.mode={MODES[row.mode]}",
             "model.optimizer=none", f"model.seq_len={row.seq_len}",
         ]  # fmt: skip
-        found = predict_point(expand(overrides)[0], args.results)
+        found = engine(args.results).predict_one(expand(overrides)[0]).whole()
         error = found.predicted_us / row.e2e_latency_us - 1
         errors.setdefault(row.gpu, []).append(100 * error)
         times = [value / 1e3 for value in (row.e2e_latency_us, found.predicted_us, found.active_us)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from benchmarks.speed.process_cost import IMPORTS, Cost, cost_table, measured, python, steptime
-from pipeline.compose import choices
+from pipeline.question.compose import choices
 
 MODEL = "dlrm_default"
 """The workload that is asked again."""

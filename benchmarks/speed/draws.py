@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python, steptime
 from evaluation.checks.step_intervals import step_of
-from pipeline.config import expand
+from pipeline.question.question import expand
 from pipeline.simulate.compiled_walk import walk
 from pipeline.simulate.critical_path import simulate
 

@@ -35,9 +35,9 @@ ASKED, TOGETHER, ALONE = (
 
 ONE_BY_ONE = """
 import json, sys
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
-found = [predict_point(point).as_dict() for point in expand({overrides!r})]
+from pipeline.answers.engine import engine
+from pipeline.question.question import expand
+found = [engine().predict_one(point).whole().as_dict() for point in expand({overrides!r})]
 json.dump(found, open({out!r}, "w"), default=str)
 """
 

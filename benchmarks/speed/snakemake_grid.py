@@ -30,9 +30,9 @@ def section(rounds: int) -> str:
     """Costs of each part as those of the round with the least CPU time."""
     overrides = [f"{key}={value}" for key, value in GRID.items()]
     table = python(
-        f"from pipeline.config import expand; points = expand({overrides!r}); "
-        "from pipeline.answers.predict_grid import predict_points; "
-        "assert all(each.prediction for each in predict_points(points, None))"
+        f"from pipeline.question.question import expand; points = expand({overrides!r}); "
+        "from pipeline.answers.engine import engine; "
+        "assert all(each.prediction for each in engine(None).predict(points))"
     )
     measured(table, NO_DATA)  # captures what the cache lacks
     found: list[dict[str, Cost]] = []

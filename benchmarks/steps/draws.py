@@ -15,7 +15,7 @@ import numpy as np
 from evaluation.checks.step_intervals import plain_interval, step_of
 from evaluation.pages.markdown import markdown
 from pipeline.answers.step_errors import step_interval
-from pipeline.config import expand
+from pipeline.question.question import expand
 
 GRIDS = (
     ("gpu=V100", "model=dlrm_default,resnet50,bert_large,gnmt", "batch_size=16"),

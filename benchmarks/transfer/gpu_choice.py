@@ -13,8 +13,8 @@ from pathlib import Path
 from evaluation.pages.markdown import markdown, rewrite
 from pipeline.answers.plan import make_plan
 from pipeline.answers.plan_results import Choice, Limits, Objective, Plan
-from pipeline.config import Point, expand
 from pipeline.paths import project_dir
+from pipeline.question.question import Question, expand
 from pipeline.readable import compact, rate
 
 SECTION = "gpu choice"
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=project_dir() / "docs" / "codesign.md")
     options = parser.parse_args()
     points = expand(["experiment=surfer_choice"])
-    gpus = list(dict.fromkeys(point.gpu for point in points))
+    gpus = list(dict.fromkeys(point.gpu.name for point in points))
     rows, notes = [], ""
     for model in dict.fromkeys(point.model for point in points):
         own = [point for point in points if point.model == model]
@@ -40,10 +40,10 @@ def main() -> None:
     rewrite(options.page, {SECTION: text})
 
 
-def _cells(fastest: Plan, cheapest: Plan, points: list[Point]) -> list[str]:
+def _cells(fastest: Plan, cheapest: Plan, points: list[Question]) -> list[str]:
     """Samples per second and per unit of the currency of each GPU, and the winner of both."""
-    found = {each.point.gpu: each for each in fastest.contenders}
-    return [_cell(found.get(point.gpu)) for point in points] + [_winner(fastest), _winner(cheapest)]
+    found = {each.question.gpu.name: each for each in fastest.contenders}
+    return [_cell(found.get(point.gpu.name)) for point in points] + [_winner(fastest), _winner(cheapest)]
 
 
 def _cell(choice: Choice | None) -> str:
@@ -55,7 +55,7 @@ def _cell(choice: Choice | None) -> str:
 
 def _winner(plan: Plan) -> str:
     wins = "" if plan.best.wins is None else f" ({plan.best.wins:.0%})"
-    return f"{plan.best.point.gpu}{wins}"
+    return f"{plan.best.question.gpu.name}{wins}"
 
 
 if __name__ == "__main__":

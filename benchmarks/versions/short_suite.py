@@ -60,11 +60,11 @@ def traced() -> Numbers:
     import torch
 
     from pipeline.collect.profiling import profile_steps
-    from pipeline.config import point
+    from pipeline.question.question import ask
     from pipeline.trace.load import load_trace
     from pipeline.workloads import make_step
 
-    step = make_step(point(["model=dlrm_small", "batch_size=64"]).section("model"), 64, "cpu")
+    step = make_step(ask(["model=dlrm_small", "batch_size=64"]).section("model"), 64, "cpu")
     path = Path("own.json")
     profile_steps(step.run, torch.device("cpu"), 3, path)
     trace = load_trace(path)
@@ -82,11 +82,11 @@ def replayed() -> Numbers:
 
 def stored() -> Numbers:
     """Write and read a table with its provenance."""
-    from pipeline.answers.predict_point import predict_point
-    from pipeline.config import point
+    from pipeline.answers.engine import engine
+    from pipeline.question.question import ask
     from pipeline.schemas import read_provenance, read_table, write_table
 
-    found = predict_point(point(["model=dlrm_small", "batch_size=256"]))
+    found = engine().predict_one(ask(["model=dlrm_small", "batch_size=256"])).whole()
     write_table(found.summary_row(), Path("summary.parquet"), "summary", {"made_by": "suite"})
     assert read_provenance(Path("summary.parquet"))["made_by"] == "suite"
     return {"stored predicted_us": float(read_table(Path("summary.parquet"), "summary").iloc[0]["predicted_us"])}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
+from pipeline.answers.engine import engine
+from pipeline.question.question import expand
 from pipeline.schemas import read_columns
 
 MODES = {"inf": "inference", "train": "train"}
@@ -47,7 +47,7 @@ def predict_passes(data: Path) -> pd.DataFrame:
         mode = MODES[str(row["mode"])]
         overrides = {"gpu": row["gpu"], "model": row["model"], "batch_size": row["batch_size"], "model.mode": mode,
                      "model.optimizer": "none", "model.seq_len": row["seq_len"]}  # fmt: skip
-        found = predict_point(expand([f"{key}={value}" for key, value in overrides.items()])[0], results=None)
+        found = engine(None).predict_one(expand([f"{key}={value}" for key, value in overrides.items()])[0]).whole()
         rows.append({"gpu": found.gpu, "model": row["model"], "mode": mode, "seq_len": row["seq_len"],
                      "batch_size": row["batch_size"], "measured_us": row["e2e_latency_us"],
                      "predicted_us": found.predicted_us, "p10_us": found.p10_us, "p90_us": found.p90_us,

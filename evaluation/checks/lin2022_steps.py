@@ -13,8 +13,8 @@ import pandas as pd
 from evaluation.published.published_busy import FILE as NOTEBOOK
 from evaluation.published.published_busy import read_busy
 from evaluation.published.published_lin2022 import CNN_FILE, DLRM_FILE, KEYS, read_cnn, read_dlrm
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
+from pipeline.answers.engine import engine
+from pipeline.question.question import expand
 
 CNN_LOOP: dict[str, object] = {"model.copies": "pageable", "model.foreach": False, "model.set_to_none": False}
 """Training loop of PyTorch 1.8: the host waits for copies, the optimizer updates one parameter at a time, and
@@ -57,7 +57,7 @@ def _predicted(rows: pd.DataFrame, loop: Mapping[str, object]) -> pd.DataFrame:
     found = []
     for row in rows.itertuples():
         asked = {"gpu": row.gpu, "model": row.model, "batch_size": row.batch_size, **loop}
-        found.append(predict_point(expand([f"{name}={value}" for name, value in asked.items()])[0], results=None))
+        found.append(engine(None).predict_one(expand([f"{name}={value}" for name, value in asked.items()])[0]).whole())
     for name in ("predicted_us", "p10_us", "p90_us"):
         rows = rows.assign(**{name: [getattr(one, name) for one in found]})
     inside = (rows["p10_us"] <= rows["measured_us"]) & (rows["measured_us"] <= rows["p90_us"])

@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.answers.gpu_figures import gpu_of
-from pipeline.answers.host_overheads import overhead_model
-from pipeline.answers.kernel_models import available_models, kernel_predictor
-from pipeline.answers.predict_point import graph_of
-from pipeline.answers.predict_step import StepParts
+from pipeline.answers.engine import STEPS, AvailableModels
 from pipeline.answers.step_errors import HOST, StepErrors, keyed_normals
-from pipeline.config import Point, method_label
-from pipeline.graph.graph_cache import calls_of
+from pipeline.answers.step_prediction import StepParts
+from pipeline.question.question import Question
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import assemble
 from pipeline.simulate.step_draws import step_times
@@ -21,18 +17,16 @@ from pipeline.simulate.timeline import Timeline
 Ints = npt.NDArray[np.int64]
 
 
-def step_of(point: Point) -> tuple[StepErrors, Timeline, Ints]:
-    """Errors and timeline of a point that is predicted from shipped models, and the distinct call of each device call.
+def step_of(question: Question) -> tuple[StepErrors, Timeline, Ints]:
+    """Errors and timeline of a question that is answered from shipped models, and the distinct call of each device call.
 
     Raises:
         SteptimeError: the step cannot be made, or the GPU does not exist.
     """
-    gpu, config, variant = gpu_of(point.settings.gpu), point.settings.model, method_label(point.settings.kernels)
-    graph = graph_of(config, point.batch_size)
-    parts = StepParts.of(graph.table, calls_of(graph, config.plain(), point.batch_size, gpu))
-    overheads = overhead_model(point.gpu, point.settings.overheads, None, point.workload)
-    program = assemble(parts.sequence, overheads, len(parts.which), workload=point.workload)
-    predicted = kernel_predictor(gpu, variant, available_models(point.gpu, variant, None)).predict(parts.calls)
+    models = AvailableModels(None)
+    parts = StepParts.of(STEPS.graph(question), STEPS.calls(question))
+    program = assemble(parts.sequence, models.overheads(question), len(parts.which), workload=question.step_name)
+    predicted = models.kernels(question).predict(parts.calls)
     timeline = simulate(program, predicted["kernel_us"].to_numpy(float)[parts.which])
     return StepErrors.of(parts.sources, predicted, program.host_evidence), timeline, parts.which
 

@@ -12,9 +12,9 @@ import pandas as pd
 
 from evaluation.pages.markdown import markdown as table
 from pipeline.answers.sources import Source, kernel_source, overhead_source
-from pipeline.config import LOCAL_GPU
 from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import DECILES
+from pipeline.question.question import LOCAL_GPU
 from pipeline.schemas import atomic_path
 from pipeline.show.figures.published_errors import PUBLISHED
 from pipeline.show.html_report import Section

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.predict_grid import Answer, in_order, predict_points
-from pipeline.answers.predict_point import points_of
-from pipeline.config import Point, point
-from pipeline.config_checks import written
+from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.errors import ConfigError
-from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import has_bf16, has_tf32
 from pipeline.prediction import Prediction
+from pipeline.question.checks import written
+from pipeline.question.question import Question, ask, questions_of
+from pipeline.question.settings import NO_EDIT
 from pipeline.readable import gibibytes, html_table, milliseconds, shares
-from pipeline.settings import NO_EDIT
 
 Floats = npt.NDArray[np.float64]
-Predict = Callable[[Sequence[Point]], Iterable[Answer]]
+Predict = Callable[[Sequence[Question]], Iterable[Answer]]
 
 MIN_GAIN = 0.005
 """Least share of the step time that a line must save; smaller gains are below what the models resolve."""
@@ -249,22 +248,25 @@ def advise(gpu: str = "V100", model: str = "dlrm_default", same_results: bool = 
     Raises:
         InputError: a name or value does not exist, or the overrides describe several points.
     """
-    points = points_of(gpu, model, overrides)
-    if len(points) != 1:
-        raise ConfigError(f"advise takes one point, but these overrides give {len(points)}")
-    return advice_for(points[0], same_results)
+    questions = questions_of(gpu, model, overrides)
+    if len(questions) != 1:
+        raise ConfigError(f"advise takes one point, but these overrides give {len(questions)}")
+    return advice_for(questions[0], same_results)
 
 
 def advice_for(
-    asked: Point, same_results: bool = False, results: str | Path | None = "results", predicting: Predict | None = None
+    asked: Question,
+    same_results: bool = False,
+    results: str | Path | None = "results",
+    predicting: Predict | None = None,
 ) -> Advice:
-    """What would make the step of a point faster.
+    """What would make the step of a question faster.
 
     Args:
-        asked: the point.
+        asked: the question.
         same_results: leave out what changes the results of the step by more than rounding.
-        results: as for `predict_point`.
-        predicting: predicts points with their draws; by default `predict_points`. A command wraps it to show progress.
+        results: as for `AvailableModels`.
+        predicting: answers questions with their draws; by default an `Engine`. A command wraps it to show progress.
 
     Raises:
         ConfigError: the point is measured on this machine.
@@ -273,13 +275,15 @@ def advice_for(
     if asked.local:
         raise ConfigError("advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100")
 
-    def predicted(points: Sequence[Point]) -> list[Answer]:
-        return in_order(points, predicting(points) if predicting else predict_points(points, results, keep_draws=True))
+    predicting = predicting or partial(engine(results).predict, keep_draws=True)
+
+    def predicted(questions: Sequence[Question]) -> list[Answer]:
+        return in_order(questions, predicting(questions))
 
     left = [each for each in CANDIDATES if not same_results or each.changes == SAME]
     now = asked
     (first,) = predicted([asked])
-    before = _whole(first)
+    before = first.whole()
     step, lines = before, list[Line]()
     alone: dict[Candidate, Gain] = {}
     failed: dict[Candidate, str] = {}
@@ -325,13 +329,6 @@ def _why(candidate: Candidate, gain: Gain, taken: Mapping[str, str]) -> str:
     return "does not help on top of the lines"
 
 
-def _whole(answer: Answer) -> Prediction:
-    if answer.prediction is None:
-        assert answer.error is not None
-        raise answer.error
-    return answer.prediction
-
-
 def _notes(before: Prediction, lines: Sequence[Line]) -> tuple[str, ...]:
     notes = list(before.warnings)
     keys = {line.change.partition("=")[0] for line in lines}
@@ -352,7 +349,7 @@ def _fastest(found: Mapping[Candidate, Prediction]) -> Candidate | None:
     return next(each for each in found if found[each].predicted_us <= limit)
 
 
-def applies(candidate: Candidate, at: Point) -> bool:
+def applies(candidate: Candidate, at: Question) -> bool:
     """Whether a point has the option, with a value that the candidate improves on a GPU that supports it."""
     if candidate.key.startswith("edit."):
         if candidate.value in _values(at, candidate.key):
@@ -361,17 +358,16 @@ def applies(candidate: Candidate, at: Point) -> bool:
         return False
     if not _has(at, candidate.given) or (candidate.unless and _has(at, candidate.unless)):
         return False
-    gpu = load_gpu(at.gpu)
     needs = {"model.dtype=tf32": has_tf32, "model.dtype=bf16": has_bf16}.get(candidate.text)
-    return needs is None or needs(gpu)
+    return needs is None or needs(at.gpu)
 
 
-def _has(at: Point, wanted: Mapping[str, tuple[str, ...]]) -> bool:
+def _has(at: Question, wanted: Mapping[str, tuple[str, ...]]) -> bool:
     """Whether each of these options has one of its values."""
     return all(set(_values(at, key)) & set(values) for key, values in wanted.items())
 
 
-def _values(at: Point, key: str) -> tuple[str, ...]:
+def _values(at: Question, key: str) -> tuple[str, ...]:
     """Values of an option as a user types them; none if the point has no such option."""
     section, _, name = key.partition(".")
     value = at.section(section).get(name)
@@ -379,29 +375,29 @@ def _values(at: Point, key: str) -> tuple[str, ...]:
     return tuple(written(each).lower() if isinstance(each, bool) else written(each) for each in several)
 
 
-def changed(at: Point, candidate: Candidate) -> Point:
+def changed(at: Question, candidate: Candidate) -> Question:
     """The point with a candidate's change."""
-    return point(_texts(at, candidate.key, _after(at, candidate)))
+    return ask(_texts(at, candidate.key, _after(at, candidate)))
 
 
-def command(at: Point, candidate: Candidate) -> str:
+def command(at: Question, candidate: Candidate) -> str:
     """The command that compares a point with and without a candidate's change."""
     before = _values(at, candidate.key)
     old = written(list(before)) if len(before) > 1 else before[0] if before else NO_EDIT
     return shlex.join(["steptime", "compare", *_texts(at, candidate.key, f"{old},{_after(at, candidate)}")])
 
 
-def _after(at: Point, candidate: Candidate) -> str:
+def _after(at: Question, candidate: Candidate) -> str:
     """Value of the option with the change: edits are added to those of the point."""
     if candidate.key.startswith("edit.") and (present := _values(at, candidate.key)):
         return written([*present, candidate.value])
     return candidate.value
 
 
-def _texts(at: Point, key: str, value: str) -> list[str]:
+def _texts(at: Question, key: str, value: str) -> list[str]:
     """The overrides of a point with another value of one option."""
     kept = [text for text in at.overrides if text.partition("=")[0].lstrip("+") != key]
-    return [f"gpu={at.gpu}", f"model={at.model}", f"batch_size={at.batch_size}", *kept, f"{key}={value}"]
+    return [f"gpu={at.gpu.name}", f"model={at.model}", f"batch_size={at.batch_size}", *kept, f"{key}={value}"]
 
 
 def _signed_bytes(size: int) -> str:

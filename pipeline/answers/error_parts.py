@@ -11,12 +11,12 @@ import pandas as pd
 
 from pipeline.answers.host_overheads import overhead_statistics, overheads_from
 from pipeline.answers.kernel_predictor import KernelPredictor
-from pipeline.answers.predict_step import Subject, predict_from_parts
+from pipeline.answers.step_prediction import StepParts, predict_step
 from pipeline.collect.campaign_reader import profiled_kernel_us, read_traces
-from pipeline.hardware.spec import GpuSpec
 from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
-from pipeline.settings import Settings
+from pipeline.question.question import Question
+from pipeline.simulate.program import assemble
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.load import load_trace
 
@@ -80,41 +80,27 @@ def _median_active_us(trace: Path) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def parts_of(prediction: Prediction, evidence: Path, point: PointInputs, observations: pd.DataFrame) -> pd.DataFrame:
+def parts_of(prediction: Prediction, evidence: Path, step: MeasuredStep, observations: pd.DataFrame) -> pd.DataFrame:
     """Rows of a point on a profiled host (see `error_parts`); only a step with a trace has overheads of its own.
 
     Args:
         prediction: of the point.
         evidence: its trace, or the manifest of its GPU's campaign.
-        point: its artifacts.
+        step: what its prediction was made from.
         observations: `overhead_samples` of the host, of all workloads.
     """
-    own_us = point.step_us(observations, own=True)
-    active_us = measured_active_us(evidence, point.workload)
-    found = error_parts(prediction, active_us, own_us, point.step_us(observations, own=False))
-    return found if own_us is not None else found[found["part"] != OWN_OVERHEADS]
+    own_us = step.step_us(observations, own=True)
+    active_us = measured_active_us(evidence, step.question.step_name)
+    parts = error_parts(prediction, active_us, own_us, step.step_us(observations, own=False))
+    return parts if own_us is not None else parts[parts["part"] != OWN_OVERHEADS]
 
 
 @dataclass(frozen=True)
-class PointInputs:
-    """A grid point's parts, read from its artifacts.
+class MeasuredStep:
+    """A measured step: the question, operators with device calls, and kernel models."""
 
-    Attributes:
-        gpu: name of the GPU in the grid (`local` for this machine).
-        spec: its specification.
-        settings: of the point.
-        workload: name of its workload in the table of overheads.
-        graph: `graph` table.
-        calls: `calls` table.
-        kernels: kernel models.
-    """
-
-    gpu: str
-    spec: GpuSpec
-    settings: Settings
-    workload: str
-    graph: pd.DataFrame
-    calls: pd.DataFrame
+    question: Question
+    parts: StepParts
     kernels: KernelPredictor
 
     def step_us(self, observations: pd.DataFrame, own: bool) -> float | None:
@@ -124,12 +110,14 @@ class PointInputs:
             observations: `overhead_samples` of the host, of all workloads.
             own: True for this workload only, False for all others.
         """
-        workload = self.workload
-        chosen = observations[(observations["workload"] == workload) == own]
+        question, name = self.question, self.question.step_name
+        chosen = observations[(observations["workload"] == name) == own]
         if chosen.empty:
             return None
-        settings = replace(self.settings.overheads, observations="own" if own else "pooled")
-        overheads = overheads_from(overhead_statistics(chosen, self.gpu, settings), settings, workload)
-        subject = Subject("", "", 0, 0, workload=workload, settings=replace(self.settings.predict, draws=1))
-        found, _ = predict_from_parts(subject, self.spec, self.graph, self.calls, self.kernels, overheads)
-        return found.predicted_us
+        settings = replace(question.overheads, observations="own" if own else "pooled")
+        overheads = overheads_from(overhead_statistics(chosen, question.gpu.name, settings), settings, name)
+        program = assemble(self.parts.sequence, overheads, len(self.parts.which), workload=name)
+        once = replace(question, predict=replace(question.predict, draws=1))
+        times = self.kernels.predict(self.parts.calls)
+        prediction, _ = predict_step(once, self.parts, times, self.kernels.folders, program)
+        return prediction.predicted_us

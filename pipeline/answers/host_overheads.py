@@ -10,27 +10,31 @@ import pandas as pd
 
 from pipeline.answers.sources import HAS_MODELS, Source, overhead_source, shipped_overheads
 from pipeline.collect.campaign_reader import profiler_event_us
-from pipeline.config import LOCAL_GPU, method_label
 from pipeline.digest import module_digest
 from pipeline.errors import InputError
+from pipeline.hardware.find_gpu import LOCAL
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import ProfilerCost, summarise
 from pipeline.packs import check_if_shipped, file_digest
 from pipeline.paths import Artifacts, measurements_dir
+from pipeline.question.settings import OverheadSettings
 from pipeline.schemas import read_table, write_table
-from pipeline.settings import OverheadSettings
 from pipeline.user_cache import kept
 
 
-def overhead_model(gpu: str, settings: OverheadSettings, results: str | Path | None, workload: str) -> OverheadModel:
+def overhead_model(
+    gpu: str, settings: OverheadSettings, label: str, results: str | Path | None, workload: str
+) -> OverheadModel:
     """Host overheads for a GPU, from the same sources that the pipeline's rules would use now.
+
+    `label` names the statistics of these settings (`Question.overheads_label`).
 
     Statistics under `results` are used if the traces that they were made from still exist. Otherwise the shipped
     observations are used, and statistics of an earlier run are ignored.
     """
     if results is not None and overhead_source(gpu) in HAS_MODELS:
         artifacts = Artifacts(str(results))
-        table = Path(artifacts.overheads(gpu, method_label(settings)))
+        table = Path(artifacts.overheads(gpu, label))
         if table.is_file() and Path(artifacts.overhead_samples(gpu)).is_file():
             return overheads_from(read_table(table, "overheads"), settings, workload)
     shipped = shipped_overheads(gpu)
@@ -73,7 +77,7 @@ def _shipped_statistics(
         "settings": replace(settings, host_scale=1.0),
         "profiler_cost": _profiler_cost(gpu, settings),
         "source": overhead_source(gpu).name,
-        "local": gpu == LOCAL_GPU,
+        "local": gpu == LOCAL,
         "code": module_digest("pipeline.answers.host_overheads"),
     }
     return kept(
@@ -87,7 +91,7 @@ def _shipped_statistics(
 
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: OverheadSettings) -> pd.DataFrame:
     """Statistics of a host's observations with the configured estimator, less the profiler's cost."""
-    own = gpu == LOCAL_GPU or overhead_source(gpu) is Source.MEASUREMENTS
+    own = gpu == LOCAL or overhead_source(gpu) is Source.MEASUREMENTS
     donated = overhead_source(gpu) is Source.TRANSFER
     evidence = "measured" if own else "transferred" if donated else "shared"
     cost, estimator = _profiler_cost(gpu, settings), settings.estimator

@@ -17,17 +17,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.answers.altered_gpu import AlteredPredictor
-from pipeline.answers.gpu_figures import with_measured_peaks
 from pipeline.answers.kernel_predictor import KernelPredictor, predictor_of
-from pipeline.answers.sources import HAS_MODELS, kernel_source
+from pipeline.answers.sources import HAS_MODELS, Source, kernel_source
+from pipeline.collect.campaign_reader import measured_peaks
 from pipeline.errors import InputError
-from pipeline.hardware.altered_figures import catalogue_spec, differing_figures
+from pipeline.hardware.altered_figures import catalogue_spec, differing_figures, proportional_factor
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.family_model import DESCRIPTION, find_families
 from pipeline.packs import MANIFEST, list_packs, pack_models
-from pipeline.paths import Artifacts, packs_dir
+from pipeline.paths import Artifacts, measurements_dir, packs_dir
 
 CHOOSING_VARIANTS = ("auto", "long", "compare")
 """Variants that choose among the other variants. The shipped packs hold such a choice."""
@@ -46,7 +47,7 @@ def available_models(gpu: str, variant: str, results: str | Path | None) -> list
 
     Args:
         gpu: name of the GPU.
-        variant: label of the kernel settings (`pipeline.config.method_label`).
+        variant: label of the kernel settings (`Question.kernels_label`).
         results: the results folder; None takes the shipped pack.
     """
     if results is None or kernel_source(gpu) not in HAS_MODELS:
@@ -60,7 +61,7 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
 
     Args:
         gpu: the GPU, with the figures of its file or with altered ones.
-        variant: label of the kernel settings (`pipeline.config.method_label`).
+        variant: label of the kernel settings (`Question.kernels_label`).
         models: folders of fitted families, `<family>/<variant>`, and manifests of packs, best first; None takes the
             shipped pack of this GPU.
 
@@ -70,8 +71,9 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
     """
     declared = [Path(path) for path in (shipped_models(gpu.name) if models is None else models)]
     stated = catalogue_spec(gpu.name)
+    gpu = _with_measured_peaks(gpu, stated or gpu)
     if stated is not None:
-        stated = with_measured_peaks(stated, stated)
+        stated = _with_measured_peaks(stated, stated)
         if differing_figures(gpu, stated):
             return AlteredPredictor.of(gpu, kernel_predictor(stated, variant, declared))
     families: dict[str, Path] = {}
@@ -90,3 +92,16 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
         f"kernels={choice}: no such models were fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
         f"kernels={choice}` if samples of it are available, or use kernels=auto"
     )
+
+
+def _with_measured_peaks(gpu: GpuSpec, stated: GpuSpec) -> GpuSpec:
+    """`gpu` with measured peaks where it states none, from this project's campaign on the catalogue's `stated`."""
+    if kernel_source(gpu.name) is not Source.MEASUREMENTS:
+        return gpu
+    peaks = {f"measured_{name}": value for name, value in measured_peaks(measurements_dir() / gpu.name).items()}
+    missing: dict[str, Any] = {
+        name: value * proportional_factor(name, gpu, stated)
+        for name, value in peaks.items()
+        if hasattr(gpu, name) and getattr(gpu, name) is None
+    }
+    return replace(gpu, **missing) if missing else gpu

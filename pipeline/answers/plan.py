@@ -11,16 +11,15 @@ of different GPUs have others, because the errors of their models are not the sa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.answers.engine import engine
 from pipeline.answers.plan_results import Limits, Objective, Plan, front_of
 from pipeline.answers.plan_search import Predict, Search, Told
-from pipeline.answers.predict_grid import Answer, GridModels, predict_points
-from pipeline.config import Point, expand
-from pipeline.config_checks import written
 from pipeline.errors import InputError
+from pipeline.question.question import Question, questions_of
 
 
 def plan(
@@ -43,15 +42,12 @@ def plan(
     Raises:
         InputError: a name or value does not exist, or no point meets the constraints.
     """
-    given = {"gpu": gpu, "model": model} | {key.replace("__", "."): value for key, value in overrides.items()}
     limits = Limits.of(samples, memory_gib, budget, deadline_s, global_batch)
-    return make_plan(
-        Objective.named(objective), expand([f"{key}={written(value)}" for key, value in given.items()]), limits
-    )
+    return make_plan(Objective.named(objective), questions_of(gpu, model, overrides), limits)
 
 
 def make_plan(
-    objective: Objective, points: Sequence[Point], limits: Limits, predicting: Predict | None = None, prune: bool = True,
+    objective: Objective, points: Sequence[Question], limits: Limits, predicting: Predict | None = None, prune: bool = True,
     told: Told = lambda _stage, _points: None, results: str | Path | None = "results",
 ) -> Plan:  # fmt: skip
     """Search a space.
@@ -60,11 +56,11 @@ def make_plan(
         objective: what is best.
         points: the space.
         limits: constraints.
-        predicting: predicts points, with or without their draws; by default `predict_points`.
+        predicting: predicts points, with or without their draws; by default an `Engine`.
         prune: whether bounds rule points out.
         told: called with a stage of the search, and the number of points that are done with it. While points are predicted,
             the number may become smaller again, if a prediction is below its bound.
-        results: as for `predict_points`.
+        results: as for `AvailableModels`.
 
     Raises:
         InputError: the space is empty, the objective needs what is not given, or no point meets the constraints.
@@ -73,23 +69,19 @@ def make_plan(
         raise InputError("the space is empty: give at least gpu=... and model=...")
     if objective in (Objective.time_per_epoch, Objective.cost_per_epoch) and limits.samples is None:
         raise InputError(f"{objective}: give the --samples of an epoch")
-    models = GridModels(results)
-
-    def by_grid(asked: Sequence[Point], keep_draws: bool) -> Iterable[Answer]:
-        return predict_points(asked, results, keep_draws, models)
-
-    search = Search(objective, limits, predicting or by_grid, models, told)
+    answering = engine(results)
+    search = Search(objective, limits, predicting or answering.predict, answering, told)
     search.look_at(points)
     search.run(prune)
-    feasible = [each for each in search.choices if search.excess(each) is None]
+    feasible = [choice for choice in search.choices if search.excess(choice) is None]
     if not feasible:
         raise InputError(search.nothing())
     ranked = sorted(feasible, key=search.value)
     front = front_of(ranked)
     contenders = search.contenders(ranked)
-    told_of = {id(each.point): each for each in contenders}
-    lost = search.lost + Counter(search.why(each, ranked[0]) for each in search.choices if each is not ranked[0])
-    front = [told_of.get(id(each.point), each) for each in front]
+    contender_of = {choice.question: choice for choice in contenders}
+    lost = search.lost + Counter(search.why(choice, ranked[0]) for choice in search.choices if choice is not ranked[0])
+    front = [contender_of.get(choice.question, choice) for choice in front]
     return Plan(
         objective, limits, contenders[0], tuple(front), tuple(contenders), dict(lost.most_common()), len(points),
         len(search.choices), search.currency, search.notes,

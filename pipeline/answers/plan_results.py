@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.config import Point
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
+from pipeline.question.question import Question
 from pipeline.readable import amount, compact, duration, gibibytes, html_table, milliseconds, rate
 
 
@@ -88,7 +88,7 @@ _LIMIT_NAMES = {"samples": "--samples", "memory_bytes": "--memory", "budget": "-
 class Choice:
     """A predicted point of a plan."""
 
-    point: Point
+    question: Question
     prediction: Prediction
     batches: int
     """Batches that are accumulated for one update."""
@@ -104,16 +104,16 @@ class Choice:
 
     def as_dict(self, samples: int | None) -> dict[str, Any]:
         """Plain values for JSON and tables."""
-        found = self.prediction
+        prediction, question = self.prediction, self.question
         epoch = None if samples is None else samples * self.us_per_sample / 1e6
         priced = None if samples is None or self.cost_per_sample is None else samples * self.cost_per_sample
         return {
-            "gpu": self.point.gpu, "model": self.point.model, "batch_size": self.point.batch_size,
-            "overrides": list(self.point.overrides), "accumulated": self.batches, "step_us": found.predicted_us,
-            "p10_us": found.p10_us, "p90_us": found.p90_us, "samples_per_s": 1e6 / self.us_per_sample,
+            "gpu": question.gpu.name, "model": question.model, "batch_size": question.batch_size,
+            "overrides": list(question.overrides), "accumulated": self.batches, "step_us": prediction.predicted_us,
+            "p10_us": prediction.p10_us, "p90_us": prediction.p90_us, "samples_per_s": 1e6 / self.us_per_sample,
             "samples_per_dollar": None if self.cost_per_sample is None else 1 / self.cost_per_sample,
-            "time_per_epoch_s": epoch, "cost_per_epoch": priced, "memory_bytes": found.memory_bytes,
-            "bound": found.bound, "evidence": found.evidence, "wins": self.wins,
+            "time_per_epoch_s": epoch, "cost_per_epoch": priced, "memory_bytes": prediction.memory_bytes,
+            "bound": prediction.bound, "evidence": prediction.evidence, "wins": self.wins,
         }  # fmt: skip
 
 
@@ -143,27 +143,27 @@ class Plan:
         return {
             "objective": str(self.objective), "points": self.points, "predicted": self.predicted,
             "currency": self.currency, "best": self.best.as_dict(samples),
-            "front": [each.as_dict(samples) for each in self.front],
-            "contenders": [each.as_dict(samples) for each in self.contenders], "lost": self.lost,
+            "front": [choice.as_dict(samples) for choice in self.front],
+            "contenders": [choice.as_dict(samples) for choice in self.contenders], "lost": self.lost,
             "prices": list(self.prices),
         }  # fmt: skip
 
     def table(self) -> pd.DataFrame:
         """The contenders, a row each."""
-        return pd.DataFrame([each.as_dict(self.limits.samples) for each in self.contenders])
+        return pd.DataFrame([choice.as_dict(self.limits.samples) for choice in self.contenders])
 
     def rows(self, choices: Sequence[Choice]) -> list[dict[str, str]]:
         """Choices as text, a column per key."""
-        found = []
-        for each in choices:
-            values = each.as_dict(self.limits.samples)
+        rows = []
+        for choice in choices:
+            values = choice.as_dict(self.limits.samples)
             row = {
-                "GPU": each.point.gpu,
-                "batch": f"{each.point.batch_size:,}",
-                "options": " ".join(each.point.overrides),
+                "GPU": choice.question.gpu.name,
+                "batch": f"{choice.question.batch_size:,}",
+                "options": " ".join(choice.question.overrides),
             }
-            row |= {"accumulated": f"{each.batches} ×"} if self.limits.global_batch else {}
-            row |= {"step": milliseconds(each.prediction.predicted_us), "samples/s": rate(values["samples_per_s"])}
+            row |= {"accumulated": f"{choice.batches} ×"} if self.limits.global_batch else {}
+            row |= {"step": milliseconds(choice.prediction.predicted_us), "samples/s": rate(values["samples_per_s"])}
             if self.currency:
                 dollars = values["samples_per_dollar"]
                 row["samples per " + self.currency] = "" if dollars is None else compact(dollars)
@@ -171,17 +171,18 @@ class Plan:
                 row["epoch"] = duration(values["time_per_epoch_s"])
                 cost = values["cost_per_epoch"]
                 row |= {f"{self.currency} an epoch": "" if cost is None else amount(cost)} if self.currency else {}
-            row |= {"memory": gibibytes(each.prediction.memory_bytes), "bound": each.prediction.bound}
-            found.append(row | {"wins": "" if each.wins is None else f"{each.wins:.0%}"})
-        return found
+            row |= {"memory": gibibytes(choice.prediction.memory_bytes), "bound": choice.prediction.bound}
+            rows.append(row | {"wins": "" if choice.wins is None else f"{choice.wins:.0%}"})
+        return rows
 
     @property
     def summary(self) -> str:
         """One sentence: the winner, and how much was searched."""
         wins = "" if self.best.wins is None else f", best in {self.best.wins:.0%} of the draws"
-        options = " ".join((f"batch_size={self.best.point.batch_size}", *self.best.point.overrides))
+        question = self.best.question
+        options = " ".join((f"batch_size={question.batch_size}", *question.overrides))
         return (
-            f"best {self.objective}: {self.best.point.model} on {self.best.point.gpu} {options}{wins} "
+            f"best {self.objective}: {question.model} on {question.gpu.name} {options}{wins} "
             f"({self.points:,} points, {self.predicted:,} predicted)"
         )
 
@@ -196,7 +197,7 @@ class Plan:
 def front_of(choices: Sequence[Choice]) -> list[Choice]:
     """Points that no other point beats in both time and cost, fastest first."""
     front: list[Choice] = []
-    for each in sorted(choices, key=lambda choice: (choice.time, choice.cost)):
-        if not front or each.cost < front[-1].cost:
-            front.append(each)
+    for choice in sorted(choices, key=lambda choice: (choice.time, choice.cost)):
+        if not front or choice.cost < front[-1].cost:
+            front.append(choice)
     return front

@@ -1,20 +1,17 @@
 """The search of a plan: points are ruled out by bounds, and what is left is predicted, best first.
 
-Each point goes through stages, and most leave at an early one:
-
 1. Points that do not fit, have no price, or do not divide the global batch are ruled out.
-2. Each point gets a roofline as its bound (`plan_bounds`, first stage).
-3. Points with the lowest bounds get a tighter bound from kernel models (second stage), `REFINED_AT_ONCE` at a time.
-4. Points with the lowest bounds of the second stage are predicted, `POINTS_AT_ONCE` at a time.
+2. Each point gets a lower bound of its time (`plan_bounds`).
+3. Points with the lowest bounds are predicted, `POINTS_AT_ONCE` at a time.
 
-A point is ruled out at any stage if both of these hold. A predicted point is at least as fast and as cheap as its
-bounds. `CONTENDERS` predicted points that meet the constraints are better than its bound. The front and the best points are
-therefore those of the whole space. If a later stage finds less than a bound, all bounds of that stage are lowered by
-this ratio, and points that were ruled out may come back.
+A point is ruled out if both of these hold. A predicted point is at least as fast and as cheap as its bound. `CONTENDERS`
+predicted points that meet the constraints are better than its bound. The front and the best points are therefore those of
+the whole space. If a prediction is below its bound, all bounds are lowered by this ratio, and points that were ruled out may
+come back.
 
-Room for more axes: `devices` and `parallel` will be options of a point like all others, which `expand` lists. `StepBounds`
-is the bound of one device's share of a step, to which the time of collectives adds. `_Open.samples` then counts the
-samples of all devices, and `_Open.price` the price of all.
+Room for more axes: `devices` and `parallel` will be options of a question like all others, which `expand` lists.
+`StepBounds` is the bound of one device's share of a step, to which the time of collectives adds. `_Open.samples` then counts
+the samples of all devices, and `_Open.price` the price of all.
 """
 
 from __future__ import annotations
@@ -26,22 +23,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.answers.made_once import MadeOnce
-from pipeline.answers.plan_bounds import StepBounds, modelled_us
+from pipeline.answers.engine import Answer, Engine, in_order
+from pipeline.answers.plan_bounds import StepBounds
 from pipeline.answers.plan_results import Choice, Limits, Objective, front_of
-from pipeline.answers.predict_grid import Answer, GridModels, device_key, in_order
-from pipeline.answers.predict_point import graph_of, memory_of
-from pipeline.config import Point
 from pipeline.errors import InputError, SteptimeError
+from pipeline.hardware.spec import GpuSpec
 from pipeline.prices import price_notes, prices_of
+from pipeline.question.question import Question
+from pipeline.question.settings import EditSettings, FrozenDict
 from pipeline.readable import amount, duration, gibibytes, rate
-from pipeline.settings import EditSettings, FrozenDict
-from pipeline.simulate.compiled_walk import load_if_it_pays
-from pipeline.simulate.step_program import Program
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-Predict = Callable[[Sequence[Point], bool], Iterable[Answer]]
+Predict = Callable[[Sequence[Question], bool], Iterable[Answer]]
 Told = Callable[[str, int], object]
 
 SEARCH_DRAWS = 10
@@ -50,44 +44,31 @@ SEARCH_DRAWS = 10
 POINTS_AT_ONCE = 32
 """Points that are predicted before the bounds of the others are compared again."""
 
-REFINED_AT_ONCE = 1024
-"""Points that get a bound of the second stage at once: enough to share tables of kernels among batch sizes."""
-
 CONTENDERS = 12
 """Number of points, best first, among which the draws decide how often the winner wins."""
 
-ROUNDING = 1e-6
-"""Share by which bounds of the second stage are lowered from the start, for sums in another order."""
-
-ROOFLINE, MODELS = 0, 1
-"""Stages of a bound."""
-
-LATE, DEAR, WORSE = "over the deadline", "over the budget", ("slower", "too dear")
-"""Why points lose; `WORSE` for objectives of time and of cost."""
-
-ROWS_OF_STEP = 1000
-"""Rows of a step's program, about: they decide whether compiled code pays."""
+OVER_DEADLINE, OVER_BUDGET, SLOWER, DEARER = "over the deadline", "over the budget", "slower", "too dear"
+"""Why points lose."""
 
 BOUNDING, SEARCHING = "bounding", "searching"
-"""What a search is at, for the one who watches."""
+"""Stages of a search, as the progress line names them."""
 
 
 @dataclass(frozen=True)
 class _Open:
-    """A point that is not predicted yet."""
+    """A question that is not predicted yet."""
 
-    point: Point
-    step: StepBounds
+    question: Question
     batches: int
     price: float
     """Price per µs; infinite without one."""
     bound_us: float
-    """Lower bound of the time of one update, first stage."""
+    """Lower bound of the time of one update."""
 
     @property
     def samples(self) -> int:
         """Samples of one update."""
-        return self.point.batch_size * self.batches
+        return self.question.batch_size * self.batches
 
 
 @dataclass
@@ -97,7 +78,7 @@ class Search:
     objective: Objective
     limits: Limits
     predicting: Predict
-    models: GridModels
+    engine: Engine
     told: Told = lambda _stage, _points: None
     lost: Counter[str] = field(default_factory=Counter)
     open: list[_Open] = field(default_factory=list)
@@ -106,122 +87,99 @@ class Search:
     notes: tuple[str, ...] = ()
     nearest: tuple[float, str] | None = None
     """Least memory need over the room for it, among the points that do not fit, and the message about it."""
-    once: MadeOnce = field(default_factory=MadeOnce)
-    ratios: Floats = field(default_factory=lambda: np.array([1.0, 1.0 - ROUNDING]))
-    """By stage, the smallest ratio of what a later stage found to its bound, at most 1."""
+    ratio: float = 1.0
+    """The smallest ratio of a predicted time to its bound, at most 1."""
 
-    def look_at(self, points: Sequence[Point]) -> None:
-        """Rule out what does not fit or has no price, and compute the first bounds of the rest, step by step."""
-        prices = prices_of(list(dict.fromkeys(point.gpu for point in points)))
+    def look_at(self, questions: Sequence[Question]) -> None:
+        """Rule out what does not fit or has no price, and compute bounds of the rest, step by step."""
+        prices = prices_of(list(dict.fromkeys(question.gpu.name for question in questions)))
         per_us = {gpu: price / 3600e6 for gpu, price in zip(prices["gpu"], prices["price_per_hour"], strict=True)}
-        self.notes = tuple(price_notes(prices, [point.gpu for point in points]))
+        self.notes = tuple(price_notes(prices, [question.gpu.name for question in questions]))
         self.currency = "" if prices.empty else str(prices["currency"].iloc[0])
         if not per_us and (self.objective.of_cost or self.limits.budget is not None):
             raise InputError(f"{self.objective}: none of these GPUs has a price (docs/prices.md)")
-        steps: dict[tuple[FrozenDict, EditSettings], list[Point]] = {}
-        for point in points:
-            if point.local:
+        steps: dict[tuple[FrozenDict, EditSettings], list[Question]] = {}
+        for question in questions:
+            if question.local:
                 raise InputError("plan predicts points: name GPUs instead of gpu=local")
-            steps.setdefault((point.settings.model, point.settings.edit), []).append(point)
-        before = 0
-        for (model, edit), same in steps.items():
-            known: dict[int, int] = {}
-            ascending = sorted(same, key=lambda point: point.batch_size)
-            possible = [point for point in ascending if self._possible(point, per_us, known)]
+            steps.setdefault((question.workload, question.edit), []).append(question)
+        looked_at = 0
+        for same_step in steps.values():
+            needs: dict[int, int] = {}
+            ascending = sorted(same_step, key=lambda question: question.batch_size)
+            possible = [question for question in ascending if self._possible(question, per_us, needs)]
             if possible:
-                step = StepBounds(model, edit, sorted({point.batch_size for point in possible}))
-                self._bound(step, possible, per_us, before, len(same))
-            before += len(same)
-            self.told(BOUNDING, before)
+                self._bound(possible, per_us, looked_at, len(same_step))
+            looked_at += len(same_step)
+            self.told(BOUNDING, looked_at)
 
-    def _possible(self, point: Point, per_us: Mapping[str, float], known: dict[int, int]) -> bool:
-        """Whether a point divides the global batch, can be made, fits, and has a price if it needs one.
+    def _possible(self, question: Question, per_us: Mapping[str, float], needs: dict[int, int]) -> bool:
+        """Whether a question divides the global batch, can be made, fits, and has a price if it needs one.
 
-        `known` holds memory needs of the step at smaller batch sizes. What does not fit with fewer samples is not asked for.
+        `needs` holds memory needs of the step at smaller batch sizes. What does not fit with fewer samples is not asked for.
         """
-        batch, total = point.batch_size, self.limits.global_batch
-        model, edit = point.settings.model, point.settings.edit
+        batch, total = question.batch_size, self.limits.global_batch
         if total is not None and total % batch:
             self.lost["batch does not divide the global batch"] += 1
             return False
-        try:
-            gpu = self.models.gpu(point)
-            if edit:
-                self.once((model, edit), lambda: graph_of(model, batch, edit).memory_bytes)  # does it match operators?
-            room = min(gpu.memory_bytes, self.limits.memory_bytes or gpu.memory_bytes)
-            need = max(known.values(), default=0)
-            if need <= room:
-                need = known[batch] = memory_of(model, batch)
-        except SteptimeError as error:
-            self.lost[f"no prediction: {error}"] += 1
-            return False
+        room = min(question.gpu.memory_bytes, self.limits.memory_bytes or question.gpu.memory_bytes)
+        need = max(needs.values(), default=0)
+        if need <= room:
+            try:
+                if question.edit and not needs:
+                    self.engine.steps.graph(question)  # refuses edits that match no operator
+                need = needs[batch] = self.engine.steps.memory_bytes(question)
+            except SteptimeError as error:
+                self.lost[f"no prediction: {error}"] += 1
+                return False
         if need > room:
             self.lost["does not fit"] += 1
-            batch = max(known, default=batch, key=known.__getitem__)
-            text = f"{point.gpu} batch_size={batch} needs {gibibytes(need)} of {gibibytes(room)}"
+            batch = max(needs, default=batch, key=needs.__getitem__)
+            text = f"{question.gpu.name} batch_size={batch} needs {gibibytes(need)} of {gibibytes(room)}"
             self.nearest = min((need / room, text), self.nearest or (np.inf, ""))
             return False
-        if per_us.get(point.gpu) is None and (self.objective.of_cost or self.limits.budget is not None):
+        if per_us.get(question.gpu.name) is None and (self.objective.of_cost or self.limits.budget is not None):
             self.lost["no price"] += 1
             return False
         return True
 
-    def _bound(
-        self, step: StepBounds, points: Sequence[Point], per_us: Mapping[str, float], before: int, count: int
-    ) -> None:
-        """Bounds of the first stage; `before` points were looked at before those of this step, which are `count`."""
-        gpus: dict[object, list[Point]] = {}
-        for point in points:
-            gpus.setdefault(point.settings.gpu, []).append(point)
-        specs = [self.models.gpu(own[0]) for own in gpus.values()]
-        step.map_calls(specs, lambda share: self.told(BOUNDING, before + int(share * count)))
+    def _bound(self, questions: Sequence[Question], per_us: Mapping[str, float], looked_at: int, count: int) -> None:
+        """Bounds of one step's questions; `looked_at` others came before those of this step, which are `count`."""
+        devices: dict[object, list[Question]] = {}
+        for question in questions:
+            key = question.gpu, question.overheads, question.predict.cuda_graph
+            devices.setdefault(key, []).append(question)
+        step = StepBounds(self.engine, sorted({question.batch_size for question in questions}))
+        firsts = [same_device[0] for same_device in devices.values()]
+        step.map_calls(firsts, lambda share: self.told(BOUNDING, looked_at + int(share * count)))
         total = self.limits.global_batch
-        for gpu, own in zip(specs, gpus.values(), strict=True):
-            sizes = sorted({point.batch_size for point in own})
-            found, failed = step.roofline(gpu, sizes)
-            bounds = dict(zip(sizes, found.tolist(), strict=True))
-            for point in own:
-                if point.batch_size in failed:
-                    self.lost[f"no prediction: {failed[point.batch_size]}"] += 1
-                    continue
-                batches = 1 if total is None else total // point.batch_size
-                whole, part = bounds[point.batch_size]
-                price = per_us.get(point.gpu, np.inf)
-                self.open.append(_Open(point, step, batches, price, whole + (batches - 1) * part))
-        step.forget_tables()
+        for same_device in devices.values():
+            bounds = step.bounds_us(same_device[0], [question.batch_size for question in same_device])
+            for question, (whole_us, part_us) in zip(same_device, bounds.tolist(), strict=True):
+                batches = 1 if total is None else total // question.batch_size
+                price = per_us.get(question.gpu.name, np.inf)
+                self.open.append(_Open(question, batches, price, whole_us + (batches - 1) * part_us))
 
     def run(self, prune: bool) -> None:
         """Predict points, those with the lowest bounds first, until each of the others is ruled out."""
-        bound_us = np.array([each.bound_us for each in self.open])
-        samples = np.array([each.samples for each in self.open], dtype=float)
-        price = np.array([each.price for each in self.open])
-        stages = np.full(len(self.open), ROOFLINE)
-        left = np.ones(len(self.open), dtype=bool)
+        bound_us = np.array([point.bound_us for point in self.open])
+        samples = np.array([point.samples for point in self.open], dtype=float)
+        price = np.array([point.price for point in self.open])
+        unpredicted = np.ones(len(self.open), dtype=bool)
         while True:
-            lowered = self._costs(bound_us * self.ratios[stages], samples, price)
-            rows = np.flatnonzero(left)
-            if prune:  # what is ruled out stays: a lower ratio may bring it back
-                rows = rows[self._may_win(lowered[rows])]
+            costs = self._costs(bound_us * self.ratio, samples, price)
+            rows = np.flatnonzero(unpredicted)
+            if prune:  # what is ruled out stays open: a lower ratio may bring it back
+                rows = rows[self._may_win(costs[rows])]
             self.told(SEARCHING, len(self.open) - len(rows))
             if not len(rows):
                 break
-            rows = rows[np.argsort(self._key(lowered[rows]), kind="stable")]
-            chunk, rough = rows[:POINTS_AT_ONCE], rows[stages[rows] == ROOFLINE][:REFINED_AT_ONCE]
-            if prune and len(rows) > POINTS_AT_ONCE and (stages[chunk] == ROOFLINE).any():
-                found = self._refined([self.open[row] for row in rough])
-                self._lower(ROOFLINE, found, bound_us[rough])
-                bound_us[rough], stages[rough] = found, MODELS
-                continue
-            found = self._predict([self.open[row] for row in chunk])
-            for stage in (ROOFLINE, MODELS):
-                self._lower(stage, found[stages[chunk] == stage], bound_us[chunk][stages[chunk] == stage])
-            left[chunk] = False
-        self._tell_why(lowered[left])
-
-    def _lower(self, stage: int, found: Floats, bounds: Floats) -> None:
-        """Lower the bounds of a stage to the least ratio of later times to them; times without a prediction are NaN."""
-        known = (found > 0) & (bounds > 0)
-        self.ratios[stage] = min(self.ratios[stage], (found[known] / bounds[known]).min(initial=np.inf))
+            chunk = rows[np.argsort(self._key(costs[rows]), kind="stable")][:POINTS_AT_ONCE]
+            predicted_us = self._predict([self.open[row] for row in chunk])
+            comparable = (predicted_us > 0) & (bound_us[chunk] > 0)  # NaN without a prediction
+            self.ratio = min(self.ratio, (predicted_us / bound_us[chunk])[comparable].min(initial=np.inf))
+            unpredicted[chunk] = False
+        self._tell_why(costs[unpredicted])
 
     def _costs(self, us: Floats, samples: Floats, price: Floats) -> Floats:
         """Time and cost of the objective, and time per sample, for times of one update, shape (points, 3)."""
@@ -231,9 +189,9 @@ class Search:
     def _may_win(self, bounds: Floats) -> Flags:
         """Whether points may be on the front or among the best; `bounds` are `_costs` of their bounds."""
         beaten = np.zeros(len(bounds), dtype=bool)
-        for each in front_of(self.choices):
-            beaten |= (bounds[:, 0] >= each.time) & (bounds[:, 1] >= each.cost)
-        best = sorted(self.value(each) for each in self.choices if self.excess(each) is None)
+        for choice in front_of(self.choices):
+            beaten |= (bounds[:, 0] >= choice.time) & (bounds[:, 1] >= choice.cost)
+        best = sorted(self.value(choice) for choice in self.choices if self.excess(choice) is None)
         enough = best[CONTENDERS - 1] if len(best) >= CONTENDERS else np.inf
         late, dear = self._excess(bounds)
         return ~beaten | ((self._key(bounds) < enough) & (late <= 1) & (dear <= 1))
@@ -251,69 +209,37 @@ class Search:
     def _tell_why(self, bounds: Floats) -> None:
         """Why points that were ruled out lost: their bounds are already worse than the best, or break a constraint."""
         late, dear = self._excess(bounds)
-        reasons = np.where(late > 1, LATE, np.where(dear > 1, DEAR, WORSE[self.objective.of_cost]))
+        reasons = np.where(late > 1, OVER_DEADLINE, np.where(dear > 1, OVER_BUDGET, self._worse))
         self.lost.update(map(str, reasons))
-
-    def _refined(self, points: Sequence[_Open]) -> Floats:
-        """Bounds of the second stage, µs, shape (points,)."""
-        found = np.zeros(len(points))
-        groups: dict[object, list[int]] = {}
-        for place, each in enumerate(points):
-            groups.setdefault(device_key(each.point), []).append(place)
-        load_if_it_pays(len(self.open) * ROWS_OF_STEP)
-        for places in groups.values():
-            self._refine_device(points, places, found)
-        return found
-
-    def _refine_device(self, points: Sequence[_Open], places: Sequence[int], found: Floats) -> None:
-        """Bounds of points that have the same kernel models, written to their places in `found`."""
-        gpu, kernels = self.models.gpu(points[places[0]].point), self.models.kernels(points[places[0]].point)
-        steps: dict[int, list[int]] = {}
-        for place in places:
-            steps.setdefault(id(points[place].step), []).append(place)
-        lines = []
-        for own in steps.values():
-            sizes = sorted({points[place].point.batch_size for place in own})
-            lines += [(each, own, sizes) for each in points[own[0]].step.shared_calls(gpu, sizes)]
-        for (shared, own, sizes), times in zip(lines, modelled_us(kernels, [each for each, *_ in lines]), strict=True):
-            here = {sizes[place]: row for row, place in enumerate(shared.places)}
-            programs: dict[int, list[Program]] = {}
-            known: dict[object, Floats] = {}
-            for place in own:
-                point = points[place].point
-                if point.batch_size not in here:
-                    continue
-                overheads, predict = self.models.overheads(point), point.settings.predict
-                key = id(overheads), predict.cuda_graph, predict.critical_path
-                if id(overheads) not in programs:
-                    programs[id(overheads)] = shared.programs(overheads)
-                if key not in known:
-                    known[key] = shared.bounds_us(times, programs[id(overheads)], predict)
-                whole, part = known[key][here[point.batch_size]]
-                found[place] = whole + (points[place].batches - 1) * part
 
     def _predict(self, chunk: Sequence[_Open]) -> Floats:
         """Predict points. Times of one update in µs, shape (points,); NaN where there is no prediction."""
-        quick = [_with_draws(each.point, SEARCH_DRAWS) for each in chunk]
-        parts = [_accumulating(point) for each, point in zip(chunk, quick, strict=True) if each.batches > 1]
+        quick = [_with_draws(point.question, SEARCH_DRAWS) for point in chunk]
+        parts = [_accumulating(question) for point, question in zip(chunk, quick, strict=True) if point.batches > 1]
         answers = in_order([*quick, *parts], self.predicting([*quick, *parts], False))
         updates, accumulated = answers[: len(chunk)], iter(answers[len(chunk) :])
-        found = np.full(len(chunk), np.nan)
-        for place, (each, answer) in enumerate(zip(chunk, updates, strict=True)):
-            part = next(accumulated) if each.batches > 1 else None
+        update_us = np.full(len(chunk), np.nan)
+        for row, (point, answer) in enumerate(zip(chunk, updates, strict=True)):
+            part = next(accumulated) if point.batches > 1 else None
             if answer.prediction is None or (part is not None and part.prediction is None):
                 self.lost[f"no prediction: {answer.reason or (part.reason if part else '')}"] += 1
                 continue
             us = answer.prediction.predicted_us
-            us += (each.batches - 1) * part.prediction.predicted_us if part and part.prediction else 0.0
-            found[place] = us
-            per_sample = us / each.samples
+            us += (point.batches - 1) * part.prediction.predicted_us if part and part.prediction else 0.0
+            update_us[row] = us
+            per_sample = us / point.samples
             time = us if self.objective is Objective.step else per_sample
-            cost = per_sample * each.price if np.isfinite(each.price) else None
+            cost = per_sample * point.price if np.isfinite(point.price) else None
+            prediction = answer.prediction
             self.choices.append(
-                Choice(each.point, answer.prediction, each.batches, per_sample, cost, time, time * each.price)
+                Choice(point.question, prediction, point.batches, per_sample, cost, time, time * point.price)
             )
-        return found
+        return update_us
+
+    @property
+    def _worse(self) -> str:
+        """Why a point lost that breaks no constraint."""
+        return DEARER if self.objective.of_cost else SLOWER
 
     def _key(self, costs: Floats) -> Floats:
         return np.asarray(costs[:, 1 if self.objective.of_cost else 0])
@@ -324,12 +250,12 @@ class Search:
 
     def excess(self, choice: Choice) -> tuple[float, str] | None:
         """Ratio to the constraint that a point breaks most, and its name; None if it meets all."""
-        samples, found = self.limits.samples or 0, []
+        samples, ratios = self.limits.samples or 0, []
         if self.limits.deadline_s is not None:
-            found.append((samples * choice.us_per_sample / 1e6 / self.limits.deadline_s, "--deadline"))
+            ratios.append((samples * choice.us_per_sample / 1e6 / self.limits.deadline_s, "--deadline"))
         if self.limits.budget is not None and choice.cost_per_sample is not None:
-            found.append((samples * choice.cost_per_sample / self.limits.budget, "--budget"))
-        worst = max(found, default=(0.0, ""))
+            ratios.append((samples * choice.cost_per_sample / self.limits.budget, "--budget"))
+        worst = max(ratios, default=(0.0, ""))
         return worst if worst[0] > 1 else None
 
     def nothing(self) -> str:
@@ -339,61 +265,62 @@ class Search:
             near = f"; the nearest: {self.nearest[1]}" if self.nearest else ""
             return f"no point is left: {reasons}{near}"
         (ratio, name), choice = min(
-            ((self.excess(each) or (1.0, ""), each) for each in self.choices), key=lambda pair: pair[0][0]
+            ((self.excess(choice) or (1.0, ""), choice) for choice in self.choices), key=lambda pair: pair[0][0]
         )
         values = choice.as_dict(self.limits.samples)
         cost = values["cost_per_epoch"]
         has = duration(values["time_per_epoch_s"]) if name == "--deadline" else f"{amount(cost)} {self.currency}"
-        where = " ".join((choice.point.gpu, f"batch_size={choice.point.batch_size}", *choice.point.overrides))
+        where = " ".join(
+            (choice.question.gpu.name, f"batch_size={choice.question.batch_size}", *choice.question.overrides)
+        )
         return f"no point meets {name}; the nearest is {where} with {has} an epoch, {rate(ratio)} times as much"
 
     def why(self, choice: Choice, best: Choice) -> str:
         """Why a predicted point lost to the best."""
         if broken := self.excess(choice):
-            return LATE if broken[1] == "--deadline" else DEAR
+            return OVER_DEADLINE if broken[1] == "--deadline" else OVER_BUDGET
         if self.objective.of_cost and choice.time <= best.time:
             return "faster, but too dear"
         if choice.prediction.bound == "host" and best.prediction.bound == "device":
             return "host-bound"
-        return WORSE[self.objective.of_cost]
+        return self._worse
 
     def contenders(self, ranked: Sequence[Choice]) -> list[Choice]:
         """The first points with the share of draws in which each is the best; one point has no rival."""
         ranked = ranked[:CONTENDERS]
-        gpus = list(dict.fromkeys(each.point.settings.gpu for each in ranked))
-        seeded = [_reseeded(each.point, gpus.index(each.point.settings.gpu)) for each in ranked]
-        parts = [_accumulating(point) if each.batches > 1 else None for each, point in zip(ranked, seeded, strict=True)]
+        gpus: list[GpuSpec] = list(dict.fromkeys(choice.question.gpu for choice in ranked))
+        seeded = [_reseeded(choice.question, gpus.index(choice.question.gpu)) for choice in ranked]
+        parts = [_accumulating(question) if choice.batches > 1 else None
+                 for choice, question in zip(ranked, seeded, strict=True)]  # fmt: skip
         asked = [*seeded, *(part for part in parts if part is not None)]
-        answers = {id(answer.point): answer.prediction for answer in self.predicting(asked, True)}
+        predictions = {answer.question: answer.prediction for answer in self.predicting(asked, True)}
         drawn, shown = [], []
-        for each, point, part in zip(ranked, seeded, parts, strict=True):
-            found = answers[id(point)]
-            assert found is not None and found.draws_us is not None
-            us, accumulated = found.draws_us, None if part is None else answers[id(part)]
+        for choice, question, part in zip(ranked, seeded, parts, strict=True):
+            prediction = predictions[question]
+            assert prediction is not None and prediction.draws_us is not None
+            us, accumulated = prediction.draws_us, None if part is None else predictions[part]
             if accumulated is not None and accumulated.draws_us is not None:
-                us = us + (each.batches - 1) * accumulated.draws_us
-            update_us = each.us_per_sample * each.point.batch_size * each.batches
-            drawn.append(us * self.value(each) / update_us)
-            shown.append(replace(found, draws_us=None))
+                us = us + (choice.batches - 1) * accumulated.draws_us
+            update_us = choice.us_per_sample * choice.question.batch_size * choice.batches
+            drawn.append(us * self.value(choice) / update_us)
+            shown.append(replace(prediction, draws_us=None))
         best = np.argmin(np.array(drawn), axis=0)
         wins = np.bincount(best, minlength=len(ranked)) / len(best)
         several = len(ranked) > 1
         return [
-            replace(each, prediction=found, wins=float(share) if several else None)
-            for each, found, share in zip(ranked, shown, wins, strict=True)
+            replace(choice, prediction=prediction, wins=float(share) if several else None)
+            for choice, prediction, share in zip(ranked, shown, wins, strict=True)
         ]
 
 
-def _with_draws(point: Point, draws: int) -> Point:
-    return replace(point, settings=replace(point.settings, predict=replace(point.settings.predict, draws=draws)))
+def _with_draws(question: Question, draws: int) -> Question:
+    return replace(question, predict=replace(question.predict, draws=draws))
 
 
-def _reseeded(point: Point, more: int) -> Point:
-    predict = point.settings.predict
-    return replace(point, settings=replace(point.settings, predict=replace(predict, seed=predict.seed + more)))
+def _reseeded(question: Question, more: int) -> Question:
+    return replace(question, predict=replace(question.predict, seed=question.predict.seed + more))
 
 
-def _accumulating(point: Point) -> Point:
-    """The point's step without an update of the weights."""
-    model = FrozenDict({**point.settings.model, "optimizer": "none"})
-    return replace(point, settings=replace(point.settings, model=model))
+def _accumulating(question: Question) -> Question:
+    """The question's step without an update of the weights."""
+    return replace(question, workload=FrozenDict({**question.workload, "optimizer": "none"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.config import LOCAL_GPU
+from pipeline.hardware.find_gpu import LOCAL
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 
 
@@ -36,7 +36,7 @@ HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
 
 def kernel_source(gpu: str) -> Source:
     """Where the kernel models of a GPU come from, by the files that exist now."""
-    if gpu == LOCAL_GPU:
+    if gpu == LOCAL:
         return Source.LOCAL
     if (measurements_dir() / gpu / CAMPAIGN).is_file():
         return Source.MEASUREMENTS
@@ -48,7 +48,7 @@ def kernel_source(gpu: str) -> Source:
 
 def overhead_source(gpu: str) -> Source:
     """Where the host overheads of a GPU come from, by the files that exist now."""
-    if gpu == LOCAL_GPU:
+    if gpu == LOCAL:
         return Source.LOCAL
     if (measurements_dir() / gpu / CAMPAIGN).is_file():
         return Source.MEASUREMENTS

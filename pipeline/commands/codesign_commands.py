@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.answers.advice import MIN_GAIN, Advice, advice_for
+from pipeline.answers.engine import Answer, engine
 from pipeline.answers.plan import make_plan
 from pipeline.answers.plan_results import Limits, Objective
-from pipeline.answers.predict_grid import Answer, predict_points
 from pipeline.answers.tracker import load_trace
-from pipeline.config import Point, expand, point
 from pipeline.errors import InputError
+from pipeline.question.question import Question, ask, expand
 from pipeline.readable import seconds
 from pipeline.show.figures.costs import check_figure, write_plan_front
 from pipeline.show.plans import show_plan
@@ -51,7 +51,7 @@ def advise(
         with working("simulating the trace"):
             found = load_trace(trace).advise(same_results)
     else:
-        found = _of_point(point(given), same_results, results)
+        found = _of_question(ask(given), same_results, results)
     if as_json:
         print_json(found.as_dict())
         return
@@ -99,14 +99,14 @@ def plan(
     show_plan(found)
 
 
-def _of_point(asked: Point, same_results: bool, results: dict[str, Any]) -> Advice:
-    rounds = 0
+def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -> Advice:
+    rounds, answering = 0, engine(**results)
 
-    def predicting(points: Sequence[Point]) -> Iterable[Answer]:
+    def predicting(questions: Sequence[Question]) -> Iterable[Answer]:
         nonlocal rounds
         rounds += 1
         said = "predicting" if rounds == 1 else f"predicting changes, round {rounds - 1}"
-        return progress(predict_points(points, **results, keep_draws=True), len(points), said)
+        return progress(answering.predict(questions, keep_draws=True), len(questions), said)
 
     return advice_for(asked, same_results, predicting=predicting)
 

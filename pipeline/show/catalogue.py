@@ -7,12 +7,12 @@ from typing import Any
 
 from pipeline.answers.sources import Source, kernel_source, overhead_source
 from pipeline.answers.tensor_core_gemm import measured_gpus
-from pipeline.compose import choices
-from pipeline.config import LOCAL_GPU
-from pipeline.config_checks import CHOICES, written
 from pipeline.errors import UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus
 from pipeline.paths import config_dir
+from pipeline.question.checks import CHOICES, written
+from pipeline.question.compose import choices
+from pipeline.question.question import LOCAL_GPU
 from pipeline.yaml_text import load_yaml
 
 _KERNELS = {

@@ -6,7 +6,6 @@ In the table, what all rows share is above it, and what it leaves out is below i
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,13 +21,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.answers.predict_grid import Answer, grid_table, predict_points
-from pipeline.answers.predict_grid import in_order as answers_in_order
-from pipeline.answers.predict_point import points_of
-from pipeline.config import LOCAL_GPU, Point
-from pipeline.errors import SteptimeWarning
+from pipeline.answers.engine import Answer, engine
+from pipeline.answers.engine import in_order as answers_in_order
+from pipeline.answers.predict import grid_table, warn_of
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
+from pipeline.question.question import LOCAL_GPU, Question, questions_of
 from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
 from pipeline.schemas import RowGroups
 from pipeline.show.figures.python_plots import draw_steps
@@ -72,9 +70,9 @@ class Unpredicted:
     reason: str
 
     @classmethod
-    def of(cls, point: Point, reason: str) -> Unpredicted:
-        """A point, and why it has no prediction."""
-        return cls(point.gpu, point.model, point.batch_size, point.overrides, reason)
+    def of(cls, question: Question, reason: str) -> Unpredicted:
+        """A question, and why it has no prediction."""
+        return cls(question.gpu.name, question.model, question.batch_size, question.overrides, reason)
 
 
 def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Order) -> list[Prediction]:
@@ -300,25 +298,24 @@ def compare(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
     Raises:
         SteptimeError: a name or value does not exist, or no point can be predicted.
     """
-    points = points_of(gpu, model, overrides)
-    found = compared(points, predict_points(points))
-    for text in dict.fromkeys(text for each in found.predictions for text in each.warnings):
-        warnings.warn(text, SteptimeWarning, stacklevel=2)
-    return found
+    questions = questions_of(gpu, model, overrides)
+    comparison = compared(questions, engine().predict(questions))
+    warn_of(comparison.predictions)
+    return comparison
 
 
-def compared(points: Sequence[Point], answers: Iterable[Answer]) -> Comparison:
-    """The answers of points side by side, in the order of the points.
+def compared(questions: Sequence[Question], answers: Iterable[Answer]) -> Comparison:
+    """The answers side by side, in the order of the questions.
 
     Raises:
         SteptimeError: there is no prediction at all, or the price list is damaged.
     """
-    prices = prices_of([point.gpu for point in points])
-    found = answers_in_order(points, answers)
-    predictions = [each.prediction for each in found if each.prediction is not None]
+    prices = prices_of([question.gpu.name for question in questions])
+    ordered = answers_in_order(questions, answers)
+    predictions = [answer.prediction for answer in ordered if answer.prediction is not None]
     if not predictions:
-        raise next(each.error for each in found if each.error is not None)
-    unpredicted = [Unpredicted.of(each.point, each.reason) for each in found if each.reason is not None]
+        raise next(answer.error for answer in ordered if answer.error is not None)
+    unpredicted = [Unpredicted.of(answer.question, answer.reason) for answer in ordered if answer.reason is not None]
     return Comparison(predictions, prices=prices, unpredicted=unpredicted)
 
 
@@ -350,9 +347,9 @@ def _row(answer: Answer) -> dict[str, object]:
     """One row of a `grid` table."""
     if answer.prediction is not None:
         return answer.prediction.summary_values()
-    point = answer.point
-    names = {"gpu": point.gpu, "model": point.model, "variant": point.variant, "batch_size": point.batch_size}
-    return names | {"overrides": json.dumps(point.overrides), "unpredicted": answer.reason}
+    asked = answer.question
+    names = {"gpu": asked.gpu.name, "model": asked.model, "variant": asked.variant, "batch_size": asked.batch_size}
+    return names | {"overrides": json.dumps(asked.overrides), "unpredicted": answer.reason}
 
 
 def _group(rows: list[dict[str, object]]) -> pd.DataFrame:

@@ -12,11 +12,9 @@ from pipeline.answers.attention_constants import FILE as ATTENTION
 from pipeline.answers.host_overheads import observations_in
 from pipeline.answers.sources import HAS_MODELS, Source, kernel_source
 from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
-from pipeline.config import method_label
 from pipeline.errors import TableError
 from pipeline.flow import Flow, on_this_machine
 from pipeline.graph.graph_file import read_graph
-from pipeline.hardware.altered_figures import is_altered
 from pipeline.kernels.collective_bandwidth import FILE
 from pipeline.packs import MANIFEST, check_if_shipped, file_digest, list_packs, model_folders
 from pipeline.paths import packs_dir, transfer_dir
@@ -34,9 +32,9 @@ def fitted_models(flow: Flow) -> list[str]:
     """Model folders that the grid's points use and that this run fits."""
     folders: dict[str, None] = {}
     for point in flow.points:
-        source = kernel_source(point.gpu)
+        source = kernel_source(point.gpu.name)
         if source in HAS_MODELS:
-            folders |= dict.fromkeys(flow.models(point.gpu, method_label(point.settings.kernels), source))
+            folders |= dict.fromkeys(flow.models(point.gpu.name, point.kernels_label, source))
     return list(folders)
 
 
@@ -78,7 +76,7 @@ def error_parts(flow: Flow) -> list[str]:
     return [
         f"{flow.folder(point)}/parts.parquet"
         for point in flow.points
-        if kernel_source(point.gpu) in sources and not is_altered(point.settings.gpu) and not point.settings.edit
+        if kernel_source(point.gpu.name) in sources and not point.altered and not point.edit
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.overheads.op_names import HOST_TYPES
-from pipeline.settings import OverheadSettings, section
+from pipeline.question.settings import OverheadSettings, plain
 from pipeline.show.figures.overhead_plots import overhead_types
 from pipeline.show.tracking import OVERHEADS, log_run
 
@@ -27,7 +27,7 @@ def track_overheads(
         observations: `overhead_samples` table.
         statistics: `overheads` table computed from the observations.
         settings: settings of the statistics.
-        label: label of these settings (`pipeline.config.method_label`).
+        label: label of these settings (`Question.overheads_label`).
         folder: MLflow folder.
     """
     metrics: dict[str, float] = {"observations": len(observations)}
@@ -36,7 +36,7 @@ def track_overheads(
         if len(values):
             metrics |= {f"{name}_mean_us": float(values.mean()), f"{name}_median_us": float(values.median())}
     # the host's scale is applied when a point is predicted
-    fitted = {key: value for key, value in section(settings).items() if key != "host_scale"}
+    fitted = {key: value for key, value in plain(settings).items() if key != "host_scale"}
     workloads = sorted(set(observations["workload"].astype(str)))
     with tempfile.TemporaryDirectory() as scratch:
         table = Path(scratch) / "overheads.csv"

@@ -21,9 +21,9 @@ from pipeline.show.tracking import PLANS, log_run
 
 def plan_table(plan: Plan) -> pd.DataFrame:
     """The points of the front and the best points, `plan` schema: the best first, then the rest of the front."""
-    shown = {id(each.point): each for each in (*plan.contenders, *plan.front)}
-    ranks = {id(each.point): rank for rank, each in enumerate(plan.contenders, 1)}
-    front = {id(each.point) for each in plan.front}
+    shown = {each.question: each for each in (*plan.contenders, *plan.front)}
+    ranks = {each.question: rank for rank, each in enumerate(plan.contenders, 1)}
+    front = {each.question for each in plan.front}
     rows = [
         _row(each, plan.limits.samples) | {"rank": ranks.get(key), "on_front": key in front}
         for key, each in shown.items()
@@ -32,7 +32,7 @@ def plan_table(plan: Plan) -> pd.DataFrame:
 
 
 def _row(choice: Choice, samples: int | None) -> dict[str, Any]:
-    row = choice.as_dict(samples) | {"variant": choice.point.variant}
+    row = choice.as_dict(samples) | {"variant": choice.question.variant}
     return row | {"overrides": " ".join(row["overrides"]), "evidence": json.dumps(row["evidence"])}
 
 
@@ -81,7 +81,7 @@ def track_plan(plan: Plan, space: str, files: Mapping[str, Path], folder: Path) 
         },
         metrics={"points": plan.points, "predicted": plan.predicted, "front": len(plan.front)}
         | {f"best.{name}": best[name] for name in numbers if best[name] is not None},
-        tags={"objective": str(plan.objective), "gpu": plan.best.point.gpu, "model": plan.best.point.model},
+        tags={"objective": str(plan.objective), "gpu": plan.best.question.gpu.name, "model": plan.best.question.model},
         made_by="workflow/scripts/plan.py",
         artifacts=dict(files),
         figures={"plan.png": plan_front(plan)},

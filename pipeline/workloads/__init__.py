@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config_checks import CHOICES, check_precision
 from pipeline.errors import ConfigError, InputError, UnknownNameError
+from pipeline.question.checks import CHOICES, check_precision
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step

@@ -14,8 +14,8 @@ import torch
 from pipeline.collect.device import UnsupportedByDeviceError, is_unsupported, reporting_unsupported
 from pipeline.collect.measured_steps import collect_step
 from pipeline.collect.microbenchmarks import measure_calls
-from pipeline.config import expand
 from pipeline.errors import MeasurementError, SteptimeWarning
+from pipeline.question.question import expand
 
 ONEDNN = (
     "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload with environment "

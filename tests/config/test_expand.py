@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipeline import compose
-from pipeline.compose import choices
-from pipeline.config import expand, from_snakemake, method_label
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware import find_gpu
 from pipeline.paths import config_dir
+from pipeline.question import compose
+from pipeline.question.compose import choices
+from pipeline.question.question import expand, from_snakemake
 
 
 def test_one_point_has_the_defaults_of_its_model() -> None:
     (point,) = expand(["gpu=V100", "model=dlrm_default"])
-    assert (point.gpu, point.model, point.variant) == ("V100", "dlrm_default", "default")
+    assert (point.gpu.name, point.model, point.variant) == ("V100", "dlrm_default", "default")
     assert point.batch_size == 2048
-    assert point.settings.gpu["name"] == "V100"
+    assert point.gpu.name == "V100"
 
 
 def test_values_separated_by_commas_make_a_grid() -> None:
     points = expand(["gpu=V100,P100", "model=dlrm_default,dlrm_ddp", "batch_size=512,2048"])
     assert len(points) == 8
-    assert {(p.gpu, p.model, p.batch_size) for p in points} >= {
+    assert {(p.gpu.name, p.model, p.batch_size) for p in points} >= {
         ("P100", "dlrm_ddp", 2048),
         ("V100", "dlrm_default", 512),
     }
 
 
 def test_an_alias_is_the_gpu_that_it_stands_for() -> None:
-    assert expand(["gpu=A100"])[0].gpu == "A100-PCIE-40GB"
+    assert expand(["gpu=A100"])[0].gpu.name == "A100-PCIE-40GB"
 
 
 def test_the_gpu_named_local_needs_no_file() -> None:
@@ -58,8 +55,8 @@ def test_methods_have_readable_names_and_leave_the_workload_its_own() -> None:
     tuned = expand(["gpu=V100", "model=dlrm_ddp", "model.embedding=sparse", "overheads=own", "kernels=roofline"])[0]
     assert (shared.variant, own.variant) == ("default", "overheads-own")
     assert tuned.variant == "kernels-roofline_overheads-own_embedding-sparse"
-    assert shared.workload == own.workload == "dlrm_ddp/default/b2048"
-    assert tuned.workload == "dlrm_ddp/embedding-sparse/b2048"
+    assert shared.step_name == own.step_name == "dlrm_ddp/default/b2048"
+    assert tuned.step_name == "dlrm_ddp/embedding-sparse/b2048"
 
 
 def test_campaign_steps_are_named_as_grid_points_are() -> None:
@@ -68,7 +65,7 @@ def test_campaign_steps_are_named_as_grid_points_are() -> None:
     for plan in plans()[::7]:
         overrides = [f"model.{key}={value}" for key, value in plan.overrides.items()]
         point = expand(["gpu=V100", f"model={plan.model}", f"batch_size={plan.batch_size}", *overrides])[0]
-        assert point.workload == plan.unit.removeprefix("steps/")
+        assert point.step_name == plan.unit.removeprefix("steps/")
 
 
 def test_an_override_that_repeats_the_default_keeps_the_path() -> None:
@@ -165,11 +162,11 @@ def test_settings_that_shape_statistics_or_models_name_what_is_made_of_them() ->
     """Otherwise all points of a grid over them would read the artifact of the first point."""
     texts = ["overheads.estimator=median", "overheads.estimator=clipped_mean", "overheads.profiler_event_us=3",
              "overheads=published", "overheads.host_scale=2"]  # fmt: skip
-    labels = [method_label(expand(["gpu=V100", text])[0].settings.overheads) for text in texts]
+    labels = [expand(["gpu=V100", text])[0].overheads_label for text in texts]
     assert labels[1] == labels[4] == "shared", "the default, and what is applied when a point is predicted"
     assert labels[3] == "published"
     assert len(set(labels)) == 4
-    seeds = [method_label(point.settings.kernels) for point in expand(["gpu=V100", "kernels.seed=0,1,2"])]
+    seeds = [question.kernels_label for question in expand(["gpu=V100", "kernels.seed=0,1,2"])]
     assert seeds[0] == "auto" and len(set(seeds)) == 3
 
 
@@ -179,7 +176,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(config_dir(), tmp_path / "config")
     for folder, name, copy in (("gpu", "V100", "MY_GPU"), ("model", "dlrm_small", "my-Model")):
         shutil.copy(tmp_path / f"config/{folder}/{name}.yaml", tmp_path / f"config/{folder}/{copy}.yaml")
-    for module in ("pipeline.compose", "pipeline.hardware.find_gpu"):
+    for module in ("pipeline.question.compose", "pipeline.hardware.find_gpu"):
         monkeypatch.setattr(f"{module}.config_dir", lambda: tmp_path / "config")
     find_gpu._load_directory.cache_clear()
     yield tmp_path / "config"
@@ -200,7 +197,7 @@ def test_a_copied_file_is_refused_until_it_has_a_name_of_its_own(copied: Path) -
     model.write_text(model.read_text().replace("name: dlrm_small\n", "name: my-Model\n"))
     compose.forget()
     (point,) = expand(["gpu=MY_GPU", "model=my-Model"])
-    assert (point.gpu, point.model, point.variant) == ("MY_GPU", "my-Model", "default")
+    assert (point.gpu.name, point.model, point.variant) == ("MY_GPU", "my-Model", "default")
 
 
 def test_a_name_that_can_be_no_folder_is_one_line(copied: Path) -> None:
@@ -236,20 +233,20 @@ def test_an_option_without_its_section_is_found(text, meant):
 
 
 def test_values_of_python_are_written_as_overrides():
-    from pipeline.config_checks import written
+    from pipeline.question.checks import written
 
     for value in ([512, 128, 64], (512, 128, 64)):
         (found,) = expand([f"model.bottom_mlp={written(value)}"])
-        assert found.settings.model.plain()["bottom_mlp"] == [512, 128, 64]
+        assert found.workload.plain()["bottom_mlp"] == [512, 128, 64]
     (custom,) = expand(["model=custom", "model.target=m:f", f"+model.options={written({'width': 3, 'of': None})}"])
-    assert custom.settings.model.plain()["options"] == {"width": 3, "of": None}
+    assert custom.workload.plain()["options"] == {"width": 3, "of": None}
 
 
 def test_a_pattern_stands_for_all_names_that_fit_it():
-    assert [point.gpu for point in expand(["gpu=glob(*100)"])] == ["GV100", "H100", "P100", "V100"]
+    assert [point.gpu.name for point in expand(["gpu=glob(*100)"])] == ["GV100", "H100", "P100", "V100"]
     assert len(expand(["gpu=glob(*)"])) == len(choices("gpu"))
     rest = expand(["gpu=glob([A100*,V100*],exclude=*-*)"])
-    assert [point.gpu for point in rest] == ["V100"]
+    assert [point.gpu.name for point in rest] == ["V100"]
 
 
 CUSTOM = ["model=custom", "model.target=m:f"]
@@ -280,18 +277,6 @@ def test_an_unknown_option_lists_those_that_there_are() -> None:
         expand(["model=resnet50", "model.embedding=sparse"])
 
 
-def test_hydra_composes_each_choice_of_files_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import hydra
-
-    composed = []
-    monkeypatch.setenv("STEPTIME_CACHE", "none")
-    compose.forget()
-    usual = hydra.compose
-    monkeypatch.setattr(hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw))
-    points = expand(["gpu=V100,T4", "model.embedding=sparse,dense", "batch_size=8,16,32", "overheads.host_scale=1,2"])
-    assert len(points) == 24 and len(composed) == 2
-
-
 def test_files_of_two_groups_are_not_composed_in_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
     import hydra
 
@@ -302,61 +287,9 @@ def test_files_of_two_groups_are_not_composed_in_every_combination(monkeypatch: 
     monkeypatch.setattr(hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw))
     sweep = ["gpu=V100,T4,A100", "model=dlrm_small,resnet50,bert_large", "predict.draws=10,20", "batch_size=8,16"]
     points = expand(sweep)
-    assert len(points) == 36 and len(composed) == 5
-    assert points[0].settings is points[1].settings  # they differ in their batch size
+    assert len(points) == 36 and len(composed) == 9, "three GPUs, three models, two methods and the rest"
+    assert points[0].workload is points[1].workload  # they differ in their batch size
     for each in points[::5]:
         compose.forget()
-        alone = [f"gpu={each.gpu}", f"model={each.model}", f"batch_size={each.batch_size}", *each.overrides]
+        alone = [f"gpu={each.gpu.name}", f"model={each.model}", f"batch_size={each.batch_size}", *each.overrides]
         assert expand(alone) == [each]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "gpu=V100", "gpu=A100-SXM4-40GB,T4", "batch_size=512,1024", "model.embedding=sparse", "model.foreach=false",
-        "model.foreach=False,true", "model.picked=null", "a=nan", "a=inf", "a=Inf", "a=1e5", "a=0", "a=007", "a=1_000", "a=-3",
-        "a=None,yes,on,off", "a=x-", "a=b,c,1", "a.b.c=d", "a=1.5", "a=e5", "a=_x", "a=fp16", "a=3x",
-    ],
-)  # fmt: skip
-def test_plain_words_are_what_hydra_reads(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = compose.parse_grid([text])
-    monkeypatch.setattr(compose, "_PLAIN", re.compile("(?!)"))
-    read = compose.parse_grid([text])
-    assert [(each.key, repr(each.value), each.text, each.plus) for (each,) in plain] == [
-        (each.key, repr(each.value), each.text, each.plus) for (each,) in read
-    ]
-
-
-def test_a_composition_is_kept_until_a_file_changes(
-    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
-    point = ["gpu=V100", "model=dlrm_small"]
-
-    def asked() -> object:
-        compose.forget()
-        return expand(point)[0]
-
-    (copied / "gpu" / "MY_GPU.yaml").unlink()
-    (copied / "model" / "my-Model.yaml").unlink()
-    first = asked()
-    monkeypatch.setattr(compose, "_compose", lambda *_: pytest.fail("composed again"))
-    assert asked() == first
-    monkeypatch.undo()
-    monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
-    for module in ("pipeline.compose", "pipeline.hardware.find_gpu"):
-        monkeypatch.setattr(f"{module}.config_dir", lambda: copied)
-    model = copied / "model" / "dlrm_small.yaml"
-    model.write_text(model.read_text().replace("batch_size: 1024", "batch_size: 2048"))
-    assert asked().batch_size == 2048
-    for entry in (tmp_path / "cache").rglob("*.json"):
-        entry.write_text("[")
-    assert asked().batch_size == 2048
-
-
-def test_a_plain_question_loads_no_hydra(tmp_path: Path) -> None:
-    asked = "expand(['gpu=V100', 'batch_size=8,16'])"
-    source = f"import sys; from pipeline.config import expand; {asked}; print('hydra' in sys.modules)"
-    environment = {**os.environ, "STEPTIME_CACHE": str(tmp_path)}
-    found = [subprocess.check_output([sys.executable, "-c", source], text=True, env=environment) for _ in range(2)]
-    assert found == ["True\n", "False\n"]

@@ -20,10 +20,10 @@ from pipeline.answers.kernel_commands import predict_command
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.tensor_core_gemm import tensor_core_gemm_model
-from pipeline.config import point
 from pipeline.errors import PackError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import project_dir
+from pipeline.question.question import ask
 from pipeline.show.grid_inputs import read_any
 
 ROOT = project_dir()
@@ -99,7 +99,7 @@ def test_commands_check_the_pack_too(copy: Path, tmp_path: Path) -> None:
             predict_command("V100", None, _calls(tmp_path), tmp_path / "out.parquet")
         packs.check_pack.cache_clear()
         with pytest.raises(PackError, match="damaged"):
-            overhead_model("V100", point(["gpu=V100"]).settings.overheads, None, "dlrm_default")
+            overhead_model("V100", ask(["gpu=V100"]).overheads, "shared", None, "dlrm_default")
     finally:
         path.write_bytes(whole)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import paths
-from pipeline.config import expand
 from pipeline.errors import ConfigError, InputError, UnknownNameError
+from pipeline.question.question import expand
 from pipeline.workloads.dlrm import check_distribution, tables
 
 
@@ -45,7 +45,9 @@ def test_a_figure_that_the_file_leaves_out_can_be_added() -> None:
         ConfigError, match=r"gpu\.pcie_lanes: the file of gpu=V100 does not state it: add it with \+gpu"
     ):
         expand(["gpu=V100", "gpu.pcie_lanes=8"])
-    assert expand(["gpu=V100", "+gpu.pcie_lanes=8"])[0].settings.gpu["pcie_lanes"] == 8
+    assert (
+        expand(["gpu=V100", "+gpu.pcie_lanes=8"])[0].gpu.pcie_gb_per_s == expand(["gpu=V100"])[0].gpu.pcie_gb_per_s / 2
+    )
 
 
 def test_a_name_like_no_other_gets_the_list_alone() -> None:

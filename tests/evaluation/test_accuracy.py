@@ -9,11 +9,11 @@ import pandas as pd
 
 from evaluation.pages import grid_accuracy as accuracy
 from evaluation.pages.grid_accuracy import missing_evidence
-from pipeline.config import expand
 from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.paths import Artifacts as Paths
 from pipeline.prediction import Prediction
+from pipeline.question.question import expand
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as step_table
 from pipeline.show.figures.gallery import Artifacts

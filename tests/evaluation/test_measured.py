@@ -11,8 +11,8 @@ import pytest
 
 from evaluation.pages import measured_campaigns as measured
 from pipeline.answers import error_parts as parts
-from pipeline.config import expand, from_snakemake
 from pipeline.prediction import Prediction
+from pipeline.question.question import expand, from_snakemake
 from pipeline.schemas import write_table
 
 ROOT = Path(__file__).parents[2]

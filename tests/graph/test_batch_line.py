@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from pipeline import workloads
-from pipeline.compose import choices
-from pipeline.config import expand
-from pipeline.graph import graph_cache
+from pipeline.graph import step_store
 from pipeline.graph.batch_line import LOW, GraphLine, NotOnALineError
 from pipeline.graph.capture import capture
-from pipeline.graph.graph_cache import captured, memory_need
+from pipeline.graph.step_store import StepStore, captured
 from pipeline.graph.symbolic_batch import same_at_any_batch
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.question.compose import choices
+from pipeline.question.question import expand
+from pipeline.question.settings import FrozenDict
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
 
@@ -49,19 +50,20 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Batch sizes that were captured, in an empty cache."""
     monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
     done: list[int] = []
-    monkeypatch.setattr(graph_cache, "capture", lambda config, batch: done.append(batch) or capture(config, batch))
+    monkeypatch.setattr(step_store, "capture", lambda config, batch: done.append(batch) or capture(config, batch))
     return done
 
 
 @pytest.mark.parametrize("name", [name for name in choices("model") if name != "custom"])
 def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(name: str, captures: list[int]) -> None:
     config = model(f"model={name}")
+    steps, question = StepStore(), replace(expand([f"model={name}"])[0], workload=FrozenDict(config))
     captured(config, 32)
     whole = captured(config, 33)
     assert len(captures) == 3, "the first batch size and the two ends of the line"
     for size in SIZES if len(whole.table) < 1000 else SIZES[1:3]:
         computed = captured(config, size)
-        assert memory_need(config, size) == computed.memory
+        assert steps.memory_bytes(question, size) == computed.memory_bytes
         assert len(captures) == 3, size
         assert same(computed, capture(config, size)), size
 
@@ -188,8 +190,8 @@ def test_another_batch_size_loads_no_pytorch_and_predicts_what_a_capture_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = (
-        "import sys; from pipeline.answers.predict_point import predict_point; from pipeline.config import expand; "
-        "found = predict_point(expand(sys.argv[1:])[0]); "
+        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question import expand; "
+        "found = engine().predict_one(expand(sys.argv[1:])[0]).whole(); "
         "print(found.predicted_us, found.p90_us, found.memory_bytes, 'torch' in sys.modules)"
     )
 

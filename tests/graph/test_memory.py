@@ -5,11 +5,12 @@ import torch
 import yaml
 from torch import nn
 
-from pipeline.answers.predict_point import estimated_largest_batch
-from pipeline.config import point
+from pipeline.answers.engine import STEPS
+from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.graph.capture import capture
 from pipeline.graph.peak_memory import WorkingSet
 from pipeline.paths import config_dir
+from pipeline.question.question import ask
 
 
 def test_results_count_while_they_live_and_storages_once():
@@ -34,5 +35,5 @@ def test_inference_needs_less_than_training_and_more_with_each_sample():
 
 
 def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds():
-    found = estimated_largest_batch(point(["gpu=H100", "model=bert_large", "model.mode=inference"]))
+    found = estimated_largest_batch(ask(["gpu=H100", "model=bert_large", "model.mode=inference"]), STEPS.memory_bytes)
     assert found is not None and 100 < found < 10_000  # 13 million where inputs alone count

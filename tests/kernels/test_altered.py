@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 
 from pipeline import flow as flows
 from pipeline.answers.altered_gpu import AlteredPredictor
-from pipeline.answers.gpu_figures import gpu_of
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import KernelPredictor
-from pipeline.answers.predict_point import predict
-from pipeline.config import point
+from pipeline.answers.predict import predict
 from pipeline.errors import ConfigError
 from pipeline.flow import Flow
-from pipeline.hardware.altered_figures import catalogue_spec
+from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.packs import list_packs
+from pipeline.paths import config_dir
+from pipeline.question.question import ask
 from pipeline.show import grid_inputs as grid
+from pipeline.yaml_text import load_yaml
 
 needs_pack = pytest.mark.skipif(not {"V100", "A100-PCIE-40GB"} <= set(list_packs()), reason="no packs")
 
@@ -58,7 +59,7 @@ CALLS = pd.DataFrame(
 
 def altered(name: str, *overrides: str) -> GpuSpec:
     """The GPU of a configuration with overrides of its figures."""
-    return gpu_of(point([f"gpu={name}", *(f"gpu.{text}" for text in overrides)]).settings.gpu)
+    return ask([f"gpu={name}", *(f"gpu.{text}" for text in overrides)]).gpu
 
 
 @lru_cache(maxsize=4)
@@ -102,13 +103,14 @@ def test_a_stated_figure_stays_and_is_checked() -> None:
 
 
 def test_peaks_of_a_campaign_follow_what_they_were_measured_under(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.answers.gpu_figures.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
-    monkeypatch.setattr("pipeline.answers.gpu_figures.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
-    real, faster = altered("H100"), altered("H100", "dram_gb_per_s=6700")
-    assert (real.measured_dram_gb_per_s, faster.measured_dram_gb_per_s) == (2900.0, 5800.0)
-    assert not isinstance(kernel_predictor(real, "auto", None), AlteredPredictor)
-    found = kernel_predictor(faster, "auto", None)
-    assert isinstance(found, AlteredPredictor) and found.stated.gpu == real
+    monkeypatch.setattr("pipeline.answers.kernel_models.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
+    monkeypatch.setattr("pipeline.answers.kernel_models.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
+    real, faster = (
+        kernel_predictor(gpu, "auto", None) for gpu in (altered("H100"), altered("H100", "dram_gb_per_s=6700"))
+    )
+    assert (real.gpu.measured_dram_gb_per_s, faster.gpu.measured_dram_gb_per_s) == (2900.0, 5800.0)
+    assert not isinstance(real, AlteredPredictor)
+    assert isinstance(faster, AlteredPredictor) and faster.stated.gpu == real.gpu
 
 
 def test_only_names_with_a_file_have_a_card() -> None:
@@ -191,7 +193,7 @@ def test_a_card_with_its_sibling_s_figures_is_predicted_as_the_sibling() -> None
 def test_more_of_a_figure_never_predicts_slower(
     gpu: str, what: str, steps: tuple[float, float], exponent: float
 ) -> None:
-    values = point([f"gpu={gpu}"]).settings.gpu
+    values = load_yaml((config_dir() / "gpu" / f"{gpu}.yaml").read_text())
     sized = CALLS.assign(
         **{k: np.ceil(CALLS[k] * 2**exponent) for k in ("B", "M", "bytes", "bytes_read", "bytes_written")}
     )
@@ -201,7 +203,7 @@ def test_more_of_a_figure_never_predicts_slower(
     real = own.predict(sized)
     answered = SimpleNamespace(**vars(own), predict_rows=lambda calls: real)  # one answer serves both what-ifs
     first, second = (
-        AlteredPredictor.of(gpu_of({**values, what: figure}), answered).predict(sized) for figure in figures
+        AlteredPredictor.of(composed_gpu({**values, what: figure})[0], answered).predict(sized) for figure in figures
     )
     for name in ("kernel_us", "predicted_us"):
         assert (first[name] <= real[name] * (1 + 1e-9)).all()
@@ -226,7 +228,7 @@ def test_fits_of_a_pipeline_run_are_the_catalogue_s(monkeypatch: pytest.MonkeyPa
     real = Flow.from_config({"gpu": "V100", "model": "dlrm_default"})
     (altered_point,), (real_point,) = what.points, real.points
     assert what.folder(altered_point) != real.folder(real_point)
-    wildcards = [SimpleNamespace(gpu=p.gpu, model=p.model, variant=p.variant, batch=p.batch_size, kernels="auto")
+    wildcards = [SimpleNamespace(gpu=p.gpu.name, model=p.model, variant=p.variant, batch=p.batch_size, kernels="auto")
                  for p in (altered_point, real_point)]  # fmt: skip
     assert what.models_of_point(wildcards[0]) == real.models_of_point(wildcards[1])
     assert what.kernel_settings(wildcards[0]) == real.kernel_settings(wildcards[1])

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.config import expand
 from pipeline.errors import InputError, UnknownNameError
 from pipeline.kernels import distillation as distil
 from pipeline.kernels import fit_family as fitter
@@ -18,6 +17,7 @@ from pipeline.kernels.fit_gpu import fit_family
 from pipeline.kernels.network_training import train_network
 from pipeline.kernels.networks import Network, Recipe
 from pipeline.kernels.samples import with_families
+from pipeline.question.question import expand
 
 RECIPE = Recipe(width=24, layers=3, steps=150, frequencies=2)
 
@@ -81,9 +81,9 @@ def test_an_effort_that_does_not_exist_is_named_with_the_ones_that_do(gemm_sampl
 
 
 def test_the_option_selects_the_effort_and_packs_are_made_the_long_way():
-    assert expand([])[0].settings.kernels.effort == "quick"
-    assert expand(["kernels=long"])[0].settings.kernels.effort == "long"
-    assert expand(["kernels.effort=long"])[0].settings.kernels.effort == "long"
+    assert expand([])[0].kernels.effort == "quick"
+    assert expand(["kernels=long"])[0].kernels.effort == "long"
+    assert expand(["kernels.effort=long"])[0].kernels.effort == "long"
     with pytest.raises(InputError, match=r"kernels\.effort"):
         expand(["kernels.effort=hasty"])
     rules = (Path(__file__).parents[2] / "workflow" / "rules" / "packs.smk").read_text()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from pipeline.answers.gpu_figures import gpu_of
+from pipeline.answers.engine import STEPS
 from pipeline.answers.kernel_models import kernel_predictor
-from pipeline.answers.predict_point import estimated_largest_batch, first_digits, predict
-from pipeline.config import expand
+from pipeline.answers.memory_fit import estimated_largest_batch, first_digits
+from pipeline.answers.predict import predict
 from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec
+from pipeline.question.question import expand
 
 
 def v100(*overrides: str) -> GpuSpec:
-    return gpu_of(expand(["gpu=V100", "model=dlrm_default", *overrides])[0].settings.gpu)
+    return expand(["gpu=V100", "model=dlrm_default", *overrides])[0].gpu
 
 
 CALLS = pd.DataFrame(
@@ -79,10 +80,10 @@ def test_the_largest_batch_fits_and_one_more_unit_does_not() -> None:
     from pipeline.graph.capture import capture
 
     point = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "gpu.memory_gib=1"])[0]
-    most = estimated_largest_batch(point)
+    most = estimated_largest_batch(point, STEPS.memory_bytes)
     assert most is not None
     unit = 10 ** (len(str(most)) - 2)
-    need, more = (capture(point.settings.model.plain(), batch).memory_bytes for batch in (most, most + unit))
+    need, more = (capture(point.workload.plain(), batch).memory_bytes for batch in (most, most + unit))
     assert need <= v100("gpu.memory_gib=1").memory_bytes < more
 
 

@@ -11,14 +11,13 @@ import pandas as pd
 import pytest
 
 from pipeline import predict, predict_grid
-from pipeline.answers import predict_grid as grid_module
+from pipeline.answers import engine as engine_module
+from pipeline.answers.engine import engine, in_order
 from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import TIMES
-from pipeline.answers.predict_grid import in_order, predict_points
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
 from pipeline.errors import SteptimeWarning
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.question.question import expand
 
 RELATIVE = 1e-9
 """Largest relative difference between a grid and single predictions."""
@@ -55,20 +54,20 @@ def assert_same(found: Any, wanted: Any, where: str = "") -> None:
 @pytest.mark.parametrize("overrides", GRIDS, ids=lambda texts: " ".join(texts))
 def test_a_grid_has_the_numbers_of_single_predictions(overrides: list[str]) -> None:
     points = expand(overrides)
-    answers = in_order(points, predict_points(points, None))
-    assert len(points) > 1 and [each.point for each in answers] == points
+    answers = in_order(points, engine(None).predict(points))
+    assert len(points) > 1 and [answer.question for answer in answers] == points
     for point, answer in zip(points, answers, strict=True):
-        alone = predict_point(point, None)
+        alone = engine(None).predict_one(point).whole()
         assert answer.prediction is not None
-        assert_same(answer.prediction.as_dict(), alone.as_dict(), f"{point.gpu} {point.model} {point.batch_size}")
+        assert_same(answer.prediction.as_dict(), alone.as_dict(), f"{point.gpu.name} {point.model} {point.batch_size}")
         assert answer.prediction.overrides == alone.overrides
 
 
 def test_the_size_of_the_tables_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     points = expand(["gpu=V100,L4", "model=dlrm_default,resnet50", "batch_size=16,32,64"])
-    together = in_order(points, predict_points(points, None))
-    monkeypatch.setattr(grid_module, "CALLS_AT_ONCE", 1)
-    apart = in_order(points, predict_points(points, None))
+    together = in_order(points, engine(None).predict(points))
+    monkeypatch.setattr(engine_module, "CALLS_AT_ONCE", 1)
+    apart = in_order(points, engine(None).predict(points))
     for one, other in zip(together, apart, strict=True):
         assert one.prediction is not None and other.prediction is not None
         assert_same(one.prediction.as_dict(), other.prediction.as_dict())

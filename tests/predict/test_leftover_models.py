@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.answers import kernel_models
+from pipeline.answers.engine import engine
 from pipeline.answers.kernel_models import available_models, shipped_models
-from pipeline.answers.predict_point import predict_point
 from pipeline.answers.sources import Source
-from pipeline.config import expand
 from pipeline.flow import Flow
 from pipeline.paths import Artifacts, packs_dir, project_dir
+from pipeline.question.question import expand
 
 POINT = expand(["gpu=V100", "model=dlrm_ddp", "batch_size=64"])[0]
 pytestmark = pytest.mark.skipif(not (packs_dir() / "V100" / "kernels").is_dir(), reason="no shipped pack of the V100")
@@ -42,7 +42,7 @@ def from_public_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_their_samples_they_are_not_used(leftover: Path) -> None:
-    with_results, without = predict_point(POINT, leftover), predict_point(POINT, None)
+    with_results, without = engine(leftover).predict_one(POINT).whole(), engine(None).predict_one(POINT).whole()
     assert with_results.as_dict() == without.as_dict()
     assert "fitted" not in with_results.evidence
     assert with_results.models_from == (str(packs_dir() / "V100"),)
@@ -52,15 +52,15 @@ def test_with_their_samples_they_answer_and_the_prediction_names_their_folder(
     leftover: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from_public_samples(monkeypatch)
-    found = predict_point(POINT, leftover)
+    found = engine(leftover).predict_one(POINT).whole()
     assert found.evidence["fitted"] > 0
-    assert found.active_us != predict_point(POINT, None).active_us
+    assert found.active_us != engine(None).predict_one(POINT).whole().active_us
     assert found.models_from == (Artifacts(str(leftover)).kernels("V100"), str(packs_dir() / "V100"))
 
 
 def test_python_and_the_rules_declare_the_same_models(leftover: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = Flow((POINT,), Artifacts(str(leftover)))
-    place = SimpleNamespace(gpu=POINT.gpu, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
+    place = SimpleNamespace(gpu=POINT.gpu.name, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
     here = [str(path) for path in available_models("V100", "auto", leftover)]
     assert flow.models_of_point(place) == []
     assert flow.pack_of_point(place) == here == [str(path) for path in shipped_models("V100")]
@@ -74,7 +74,7 @@ def test_no_input_of_a_prediction_is_a_shipped_file(leftover: Path, monkeypatch:
     """Regression: with public data at hand, a prediction also ran the rule that rewrites the GPU's pack."""
     from_public_samples(monkeypatch)
     monkeypatch.setattr("pipeline.flow.kernel_source", lambda gpu: Source.PUBLIC)
-    place = SimpleNamespace(gpu=POINT.gpu, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
+    place = SimpleNamespace(gpu=POINT.gpu.name, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
     inputs = Flow((POINT,), Artifacts(str(leftover))).models_of_point(place)
     assert inputs and not [path for path in inputs if Path(path).is_relative_to(packs_dir())]
 

@@ -6,17 +6,17 @@ from functools import lru_cache
 
 import pytest
 
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
+from pipeline.answers.engine import engine
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
+from pipeline.question.question import expand
 from pipeline.schemas import to_arrow
 
 
 @lru_cache
 def found(gpu: str, model: str, dtype: str) -> Prediction:
     (point,) = expand([f"gpu={gpu}", f"model={model}", f"model.dtype={dtype}", "batch_size=16", "predict.draws=100"])
-    return predict_point(point, results=None)
+    return engine(None).predict_one(point).whole()
 
 
 @pytest.mark.parametrize("gpu", ["P4", "V100", "MI250"])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
+from pipeline.answers.engine import engine
 from pipeline.prediction import Prediction
+from pipeline.question.question import expand
 from pipeline.schemas import read_table
 from pipeline.show.run_snakemake import run_snakemake
 
@@ -23,7 +23,7 @@ def test_pipeline_command_and_python_agree_to_the_last_digit(tmp_path: Path, mon
     asked = {"results": tmp_path, "gpu": "V100", "model": "dlrm_ddp", "batch_size": 64, "overrides": words[-1]}
     assert run_snakemake("all", asked, "--quiet", "all") == 0
     (found,) = Prediction.all_of(read_table(tmp_path / "summary.parquet", "summary"))
-    python = predict_point(expand(words)[0], tmp_path).as_dict()
+    python = engine(tmp_path).predict_one(expand(words)[0]).whole().as_dict()
     command = subprocess.run(
         [sys.executable, "-m", "pipeline", "predict", *words, f"results={tmp_path}", "--json"],
         capture_output=True, text=True, check=True,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.config import expand
+from pipeline.question.question import expand
 from pipeline.simulate import compiled_walk, critical_path, path_walk, step_draws
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.step_program import Program
@@ -126,7 +126,7 @@ def test_a_small_step_does_not_load_the_compiler() -> None:
     point = ["gpu=V100", "model=dlrm_default", "predict.draws=64"]
     assert expand(point)
     source = (
-        "import sys; from pipeline.answers.predict_point import predict_point; from pipeline.config import expand; "
-        f"predict_point(expand({point!r})[0]); sys.exit('numba' in sys.modules)"
+        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question import expand; "
+        f"engine().predict_one(expand({point!r})[0]).whole(); sys.exit('numba' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0

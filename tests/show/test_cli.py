@@ -7,17 +7,24 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline import cli
-from pipeline.answers.predict_grid import Answer
-from pipeline.config import expand
+from pipeline.answers.engine import Answer
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
+from pipeline.question.question import Question, expand
 from pipeline.schemas import write_table
+
+
+def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNamespace]:
+    """In place of `engine`: gives these answers."""
+    return lambda **results: SimpleNamespace(predict=lambda questions: map(answer, questions))
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
@@ -144,8 +151,8 @@ def test_an_interrupt_ends_in_one_line_and_130() -> None:
         "import signal, sys, time, pipeline.cli as cli\n"
         # a shell's background jobs, and what they start, ignore interrupts
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "def wait(point):\n    print('ready', flush=True)\n    time.sleep(600)\n"
-        "cli.predict_point = wait\nsys.argv = ['steptime', 'predict']\ncli.main()\n"
+        "def wait(**results):\n    print('ready', flush=True)\n    time.sleep(600)\n"
+        "cli.engine = wait\nsys.argv = ['steptime', 'predict']\ncli.main()\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
@@ -179,8 +186,8 @@ def test_a_comparison_in_json_names_the_currency_of_its_costs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     step = Prediction("V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0)
-    monkeypatch.setattr(cli, "predict_points", lambda points: [Answer(point, step) for point in points])
-    monkeypatch.setattr(cli, "estimated_largest_batch", lambda point: 4)
+    monkeypatch.setattr(cli, "engine", answering(lambda question: Answer(question, step)))
+    monkeypatch.setattr(cli, "estimated_largest_batch", lambda question, memory_bytes: 4)
     table = "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
     (tmp_path / "prices.yaml").write_text(table)
     monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))

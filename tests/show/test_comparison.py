@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -14,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from pipeline import cli
-from pipeline.answers.predict_grid import Answer
-from pipeline.answers.predict_point import first_digits
-from pipeline.config import Point, expand
+from pipeline.answers.engine import Answer
+from pipeline.answers.memory_fit import first_digits
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
+from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table
 from pipeline.show import comparison
 from pipeline.show.comparison import Comparison, Order, Unpredicted, in_order
@@ -26,6 +27,11 @@ from pipeline.show.comparison import Comparison, Order, Unpredicted, in_order
 STEP = Prediction("V100", "custom", "v0123456789", 2048, 8000.0, 6000.0, 3000.0, 7500.0, 9000.0, 2 << 30, True,
                   {"pack": 0.9, "roofline": 0.1}, {"shared": 1.0}, 0.0,
                   overrides=("model.target=my_module:make_step", "model.options.width=512"))  # fmt: skip
+
+
+def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNamespace]:
+    """In place of `engine`: gives these answers."""
+    return lambda **results: SimpleNamespace(predict=lambda questions: map(answer, questions))
 
 
 def shown(comparison: Comparison, width: int) -> list[str]:
@@ -162,13 +168,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
 def test_a_failing_point_does_not_end_the_grid(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(point: Point) -> Answer:
-        if point.gpu == "P100":
-            return Answer(point, error=ConfigError("no bf16\nthere"))
-        return Answer(point, dataclasses.replace(STEP, gpu=point.gpu))
+    def answer(question: Question) -> Answer:
+        if question.gpu.name == "P100":
+            return Answer(question, error=ConfigError("no bf16\nthere"))
+        return Answer(question, dataclasses.replace(STEP, gpu=question.gpu.name))
 
-    monkeypatch.setattr(cli, "predict_points", lambda points: map(answer, points))
-    monkeypatch.setattr(cli, "estimated_largest_batch", lambda point: 4)
+    monkeypatch.setattr(cli, "engine", answering(answer))
+    monkeypatch.setattr(cli, "estimated_largest_batch", lambda question, memory_bytes: 4)
     grid = ("compare", "gpu=P100,V100", "model=dlrm_small")
     code, out, _ = run(capsys, monkeypatch, *grid, "--json")
     facts = json.loads(out)
@@ -184,15 +190,13 @@ def test_a_grid_is_written_in_groups_of_rows(
     """Points without a prediction have a row with the reason; the file exists only when all is written."""
     out = tmp_path / "grid.parquet"
 
-    def answers(points: list[Point]) -> Iterator[Answer]:
-        for number, point in enumerate(points):
-            assert not out.exists()
-            if number == 3:
-                yield Answer(point, error=ConfigError("no bf16\nthere"))
-            else:
-                yield Answer(point, dataclasses.replace(STEP, batch_size=point.batch_size))
+    def answer(question: Question) -> Answer:
+        assert not out.exists()
+        if question.batch_size == 4:
+            return Answer(question, error=ConfigError("no bf16\nthere"))
+        return Answer(question, dataclasses.replace(STEP, batch_size=question.batch_size))
 
-    monkeypatch.setattr(cli, "predict_points", answers)
+    monkeypatch.setattr(cli, "engine", answering(answer))
     monkeypatch.setattr(comparison, "ROWS_IN_GROUP", 2)
     grid = ("compare", "gpu=V100", "model=dlrm_small", "batch_size=1,2,3,4,5", "--out", str(out))
     code, text, err = run(capsys, monkeypatch, *grid, "--json")

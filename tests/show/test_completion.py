@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.completion import complete_override, join_bash_words, keys_of, values
-from pipeline.compose import choices
-from pipeline.config import expand
+from pipeline.question.compose import choices
+from pipeline.question.question import expand
 
 BASH = shutil.which("bash")
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from pipeline.answers.plan_request import PlanRequest
 from pipeline.cli import app
-from pipeline.config import expand
 from pipeline.paths import project_dir
+from pipeline.question.question import expand
 
 ROOT = project_dir()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("config/*.md"), *ROOT.glob("docs/**/*.md")])

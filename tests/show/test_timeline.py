@@ -37,22 +37,13 @@ class Step:
 
 @pytest.fixture(scope="module")
 def step() -> Step:
-    """A small step, predicted with physics alone."""
-    from pipeline.answers.gpu_figures import gpu_of
-    from pipeline.answers.host_overheads import overhead_model
-    from pipeline.answers.kernel_models import kernel_predictor
-    from pipeline.answers.predict_step import Subject, predict_from_parts
-    from pipeline.config import expand
-    from pipeline.graph.capture import capture
-    from pipeline.graph.device_calls import map_calls
+    """A small step, predicted from shipped models."""
+    from pipeline.answers.engine import engine
+    from pipeline.question.question import ask
 
-    point = expand(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"])[0]
-    gpu, graph = gpu_of(point.settings.gpu), capture(point.settings.model.plain(), point.batch_size)
-    calls = map_calls(graph, gpu, graph.device)
-    subject = Subject(point.model, point.variant, point.batch_size, graph.memory_bytes, settings=point.settings.predict)
-    overheads = overhead_model(point.gpu, point.settings.overheads, None, point.workload)
-    predicted = predict_from_parts(subject, gpu, graph.table, calls, kernel_predictor(gpu, "auto", None), overheads)
-    return Step(*predicted, calls)
+    question = ask(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"])
+    answer = engine(None).predict_one(question)
+    return Step(answer.prediction, answer.timeline, answer.calls)
 
 
 @pytest.fixture(scope="module")

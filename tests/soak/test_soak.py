@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.config import expand
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture
+from pipeline.question.question import expand
 from soak import runner
 from soak.damage import damaged, strange_json
 from soak.kinds import KINDS

@@ -18,7 +18,7 @@ ROOT = project_dir()
 ROOMS = (
     "errors", "garbage_collector", "palette", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "plotter",
     "prediction", "model_files",
-    "packs", "hardware", "prices", "settings", "compose", "config_checks", "config", "workloads", "trace", "kernels", "graph",
+    "packs", "hardware", "prices", "question", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "flow", "scripting",
     "show", "completion", "terminal", "commands", "cli", "__main__",
     "evaluation.published", "evaluation.workloads", "evaluation.training", "evaluation.checks", "evaluation.pages", "soak",

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.answers.advice import CANDIDATES, MIN_GAIN, Gain, advice_for, advise, applies, changed
-from pipeline.answers.predict_grid import predict_points
+from pipeline.answers.engine import engine
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace, changes_of
 from pipeline.cli import app
-from pipeline.config import expand, point
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
+from pipeline.question.question import ask, expand
 from pipeline.simulate.step_program import Items, Kind, Program
 
 SLOW = ["gpu=V100", "model=dlrm_small", "batch_size=256", "predict.draws=128", "model.read_loss=before_backward",
@@ -22,7 +22,7 @@ SLOW = ["gpu=V100", "model=dlrm_small", "batch_size=256", "predict.draws=128", "
 
 @pytest.fixture(scope="module")
 def advice():
-    return advice_for(point(SLOW))
+    return advice_for(ask(SLOW))
 
 
 def test_each_line_helps_on_top_of_the_lines_above(advice):
@@ -39,33 +39,33 @@ def test_the_command_of_a_line_shows_its_gain(advice):
     for line in advice.lines:
         words = shlex.split(line.command)
         assert words[:2] == ["steptime", "compare"]
-        before, after = predict_points(expand(words[2:]), keep_draws=True)
+        before, after = engine().predict(expand(words[2:]), keep_draws=True)
         told = line.on_top if line.alone is None else line.alone
         assert Gain.between(before.prediction, after.prediction) == told
-        before, after = predict_points(expand(shlex.split(line.command_on_top)[2:]), keep_draws=True)
+        before, after = engine().predict(expand(shlex.split(line.command_on_top)[2:]), keep_draws=True)
         assert Gain.between(before.prediction, after.prediction) == line.on_top
 
 
 def test_what_keeps_the_results_can_be_asked_for_alone():
-    found = advice_for(point(SLOW), same_results=True)
+    found = advice_for(ask(SLOW), same_results=True)
     assert found.lines and {line.changes_results for line in found.lines} == {"no"}
     assert not any(line.change.startswith(("model.dtype", "edit.remove")) for line in found.lines)
 
 
 def test_what_cannot_apply_is_not_tried():
-    texts = {each.text for each in CANDIDATES if applies(each, point(["gpu=V100", "model=dlrm_small"]))}
+    texts = {each.text for each in CANDIDATES if applies(each, ask(["gpu=V100", "model=dlrm_small"]))}
     assert "model.attention=fused" not in texts and "model.foreach=true" not in texts
     assert not {"model.dtype=tf32", "model.dtype=bf16", "model.precision=pure"} & texts  # a V100 computes neither
-    on_ampere = {each.text for each in CANDIDATES if applies(each, point(["gpu=A100", "model=dlrm_small"]))}
+    on_ampere = {each.text for each in CANDIDATES if applies(each, ask(["gpu=A100", "model=dlrm_small"]))}
     assert {"model.dtype=tf32", "model.dtype=bf16"} <= on_ampere
-    sparse = point(["model=dlrm_small", "model.embedding=sparse", "model.optimizer=adam"])
+    sparse = ask(["model=dlrm_small", "model.embedding=sparse", "model.optimizer=adam"])
     assert not any(each.key == "predict.cuda_graph" for each in CANDIDATES if applies(each, sparse))
 
 
 def test_edits_are_added_to_those_of_the_step():
-    at = point(["model=transformer", "edit.remove=aten::relu"])
+    at = ask(["model=transformer", "edit.remove=aten::relu"])
     (dropout,) = (each for each in CANDIDATES if each.key == "edit.remove")
-    assert changed(at, dropout).settings.edit.remove == ("aten::relu", "aten::dropout")
+    assert changed(at, dropout).edit.remove == ("aten::relu", "aten::dropout")
     assert not applies(dropout, changed(at, dropout))
 
 

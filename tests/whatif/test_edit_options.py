@@ -2,16 +2,15 @@
 
 import pytest
 
-from pipeline.answers.predict_grid import predict_grid
-from pipeline.answers.predict_point import predict
-from pipeline.config import point
+from pipeline.answers.predict import predict, predict_grid
 from pipeline.errors import ConfigError, InputError
 from pipeline.flow import Flow
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.table import Graph, Memory, Node, Tensor, write_nodes
-from pipeline.settings import EditSettings
+from pipeline.question.question import ask
+from pipeline.question.settings import EditSettings
 from tests.workloads.small import small
 
 X = Tensor((64, 32), "fp32", (32, 1))
@@ -123,22 +122,22 @@ def test_an_edit_that_matches_nothing_says_what_is_near(translator, edit, said):
 )
 def test_a_wrong_edit_is_refused_before_anything_is_captured(text, said):
     with pytest.raises(ConfigError) as caught:
-        point(["model=dlrm_small", text])
+        ask(["model=dlrm_small", text])
     assert said in str(caught.value)
 
 
 def test_an_edited_step_cannot_be_measured_here():
     with pytest.raises(ConfigError, match="gpu=local is measured as it is"):
-        point(["gpu=local", "model=dlrm_small", "edit.remove=aten::relu"])
+        ask(["gpu=local", "model=dlrm_small", "edit.remove=aten::relu"])
 
 
 def test_edits_are_part_of_the_paths_of_a_point():
     plain, removed, several = (
-        point(["model=dlrm_small", *texts])
+        ask(["model=dlrm_small", *texts])
         for texts in ([], ["edit.remove=aten::relu"], ["edit.remove=[aten::relu,aten::cat]"])
     )
-    assert point(["model=dlrm_small", "edit.remove=none"]) != removed
-    assert point(["model=dlrm_small", "edit.remove=none"]).variant == plain.variant == "default"
+    assert ask(["model=dlrm_small", "edit.remove=none"]) != removed
+    assert ask(["model=dlrm_small", "edit.remove=none"]).variant == plain.variant == "default"
     assert removed.variant == removed.edit_variant == "edit.remove-aten.relu"
     assert several.variant == several.edit_variant not in ("default", removed.variant)
     assert plain.model_variant == removed.model_variant  # they share the captured graph

@@ -55,7 +55,7 @@ def test_points_share_overheads_unless_a_setting_shapes_them() -> None:
     )
     rests_on = {}
     for point in flow.points:
-        at = SimpleNamespace(gpu=point.gpu, model=point.model, variant=point.variant, batch=point.batch_size)
+        at = SimpleNamespace(gpu=point.gpu.name, model=point.model, variant=point.variant, batch=point.batch_size)
         rests_on[point.variant] = flow.overheads_of_point(at)
     assert len(flow.points) == len(rests_on) == 4
     assert len(set(rests_on.values())) == 2
@@ -75,7 +75,7 @@ def test_points_of_one_workload_share_its_graph_and_this_machine_has_its_own() -
     )
     graphs = {}
     for point in flow.points:
-        at = SimpleNamespace(gpu=point.gpu, model=point.model, variant=point.variant, batch=point.batch_size)
+        at = SimpleNamespace(gpu=point.gpu.name, model=point.model, variant=point.variant, batch=point.batch_size)
         graphs.setdefault(flow.graph_of_point(at), set()).add((point.local, point.model_variant))
     captured = [path for path in graphs if path.startswith("results/graphs/")]
     assert len(flow.points) == 12 and len(captured) == 2 and len(graphs) == 2 + 4

@@ -105,11 +105,11 @@ def test_an_edit_to_the_users_own_module_makes_the_graph_anew(tmp_path: Path) ->
 
 
 def test_the_command_line_predicts_the_same(finished: Path) -> None:
-    from pipeline.answers.predict_point import predict_point
-    from pipeline.config import expand
+    from pipeline.answers.engine import engine
+    from pipeline.question.question import expand
 
     there = read_table(finished / "results/summary.parquet", "summary").iloc[0]
-    here = predict_point(expand(["gpu=V100", "model=dlrm_default"])[0], results=finished / "nothing-here")
+    here = engine(finished / "nothing-here").predict_one(expand(["gpu=V100", "model=dlrm_default"])[0]).whole()
     assert here.predicted_us == pytest.approx(there["predicted_us"], rel=1e-9)
     assert (here.p10_us, here.p90_us) == pytest.approx((there["p10_us"], there["p90_us"]), rel=1e-9)
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from pipeline.answers.predict_point import predict
+from pipeline.answers.predict import predict
 from pipeline.errors import ConfigError, InputError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
+from pipeline.answers.engine import engine
+from pipeline.question.question import expand
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +40,6 @@ def test_an_installed_package_predicts_from_packs_alone(installed, tmp_path, mod
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
-    here = predict_point(expand(["gpu=T4", f"model={model}", "batch_size=512"])[0], results=tmp_path / "none")
+    here = engine(tmp_path / "none").predict_one(expand(["gpu=T4", f"model={model}", "batch_size=512"])[0]).whole()
     assert found["predicted_us"] == pytest.approx(here.predicted_us, rel=1e-6)
     assert found["evidence"]["pack"] > 0.5

@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 from pipeline import predict
-from pipeline.config import expand
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.paths import config_dir
+from pipeline.question.question import expand
 from tests.workloads.small import SMALL, config_of, options_of, small
 
 STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "none": 0}
@@ -161,5 +161,5 @@ def test_momentum_is_refused_where_it_would_make_updates_dense(embedding):
 
 def test_overrides_reach_the_workload_from_the_command_line():
     texts = ["gpu=V100", "model=dlrm_default", "model.embedding=sparse", "model.optimizer=adagrad", "model.dtype=bf16"]
-    model = expand(texts)[0].settings.model.plain()
+    model = expand(texts)[0].workload.plain()
     assert (model["embedding"], model["optimizer"], model["dtype"]) == ("sparse", "adagrad", "bf16")

@@ -7,12 +7,12 @@ import torch
 import yaml
 from torch import nn
 
-from pipeline.config import expand
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.edits import rescale
 from pipeline.paths import config_dir
+from pipeline.question.question import expand
 from pipeline.workloads import make_step
 from pipeline.workloads.training_step import _replace_parameters
 from tests.workloads.small import LIKE_ANOTHER, SMALL, config_of, small

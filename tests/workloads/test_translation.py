@@ -68,7 +68,7 @@ def test_smoothing_reads_the_logits_in_fp32(precision, dtype):
 
 @pytest.mark.parametrize("share", ["-0.1", "much"])
 def test_a_share_of_smoothing_makes_sense(share):
-    from pipeline.config import point
+    from pipeline.question.question import ask
 
     with pytest.raises(ConfigError, match=r"model\.label_smoothing"):
-        point(["gpu=V100", "model=gnmt", f"model.label_smoothing={share}"])
+        ask(["gpu=V100", "model=gnmt", f"model.label_smoothing={share}"])

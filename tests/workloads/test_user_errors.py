@@ -11,9 +11,9 @@ from types import TracebackType
 
 import pytest
 
-from pipeline.config import expand
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture
+from pipeline.question.question import expand
 from pipeline.workloads.read_options import MissingOptionError, ReadOptions
 from pipeline.workloads.user_code import place_in_user_code
 

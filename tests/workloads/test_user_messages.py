@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compose import choices
-from pipeline.config import expand
 from pipeline.errors import InputError, SteptimeWarning
 from pipeline.graph.capture import capture
 from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.table import Graph
+from pipeline.question.compose import choices
+from pipeline.question.question import expand
 from pipeline.workloads.read_options import ReadOptions, unread_options
 
 MODULE = """

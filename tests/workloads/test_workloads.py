@@ -187,8 +187,8 @@ def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypa
     import re
     from pathlib import Path
 
-    from pipeline.answers.predict_point import predict_point
-    from pipeline.config import expand
+    from pipeline.answers.engine import engine
+    from pipeline.question.question import expand
 
     text = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
     code = re.search(r"```python\n# (\w+)\.py\n(.*?)```", text, re.S)
@@ -196,7 +196,7 @@ def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypa
     assert code and command and code[1] in command[1]
     (tmp_path / f"{code[1]}.py").write_text(code[2])
     monkeypatch.chdir(tmp_path)
-    found = predict_point(expand(command[1].split())[0])
+    found = engine().predict_one(expand(command[1].split())[0]).whole()
     assert found.unmodelled_share == 0
     assert found.predicted_us == pytest.approx(found.active_us + found.idle_us)
     assert found.predicted_us >= max(found.active_us, 0.5 * found.host_us)

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.config import NAME
-from pipeline.flow import NEVER
+from pipeline.question.question import NAME
 
 
 wildcard_constraints:
@@ -26,8 +25,6 @@ rule capture_graph:
         graph=GRAPH,
     log:
         f"{Path(GRAPH).parent}/logs/capture_graph.log",
-    wildcard_constraints:
-        model=NEVER if FLOW.captures else NAME,
     params:
         model=FLOW.captured_model,
         files=FLOW.captured_files,
@@ -119,10 +116,8 @@ rule map_calls:
         calls=f"{POINT}/calls.parquet",
     log:
         f"{POINT}/logs/map_calls.log",
-    wildcard_constraints:
-        gpu=FLOW.single,
     params:
-        gpu=FLOW.section("gpu"),
+        gpu=FLOW.gpu,
         code=FLOW.code("map_calls"),
     message:
         "Map {wildcards.model} at batch {wildcards.batch} to device calls on {wildcards.gpu}"

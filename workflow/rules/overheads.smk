@@ -58,18 +58,16 @@ rule local_overheads:
 
 rule overhead_statistics:
     input:
-        samples=lambda wildcards: [FLOW.overhead_samples(wildcards)],
+        samples=FLOW.overhead_samples,
     output:
-        overheads=[OVERHEADS],
+        overheads=OVERHEADS,
     log:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
     wildcard_constraints:
-        gpu=FLOW.single_statistics,
         overheads=r"overheads(-[A-Za-z0-9_\-]+)?",
     params:
-        gpus=lambda wildcards: [wildcards.gpu],
-        labels=lambda wildcards: [FLOW.overhead_label(wildcards)],
-        settings=lambda wildcards: [FLOW.overhead_settings(wildcards)],
+        label=FLOW.overhead_label,
+        settings=FLOW.overhead_settings,
         tracking=FLOW.artifacts.tracking,
         code=FLOW.code("overhead_statistics"),
     message:
@@ -77,23 +75,3 @@ rule overhead_statistics:
     script:
         "../scripts/overhead_statistics.py"
 
-
-if FLOW.shipped_statistics:  # large grids: one job for all GPUs, because a job takes 3 s to load MLflow
-
-    rule shipped_statistics:
-        input:
-            samples=[FLOW.overhead_samples(each) for each in FLOW.shipped_statistics],
-        output:
-            overheads=[OVERHEADS.format(**vars(each)) for each in FLOW.shipped_statistics],
-        log:
-            f"{FLOW.artifacts.root}/grids/{FLOW.grid}/logs/shipped_statistics.log",
-        params:
-            gpus=[each.gpu for each in FLOW.shipped_statistics],
-            labels=[FLOW.overhead_label(each) for each in FLOW.shipped_statistics],
-            settings=[FLOW.overhead_settings(each) for each in FLOW.shipped_statistics],
-            tracking=FLOW.artifacts.tracking,
-            code=FLOW.code("overhead_statistics"),
-        message:
-            f"Compute overhead statistics of {len(FLOW.shipped_statistics)} GPUs from shipped observations"
-        script:
-            "../scripts/overhead_statistics.py"

@@ -29,10 +29,8 @@ rule predict:
         summary=f"{POINT}/summary.parquet",
     log:
         f"{POINT}/logs/predict.log",
-    wildcard_constraints:
-        gpu=FLOW.single,
     params:
-        point=FLOW.settings,
+        question=FLOW.question,
         pack=FLOW.pack_of_point,
         packs=pack_digests(),
         code=FLOW.code("predict"),

@@ -24,7 +24,7 @@ rule error_parts:
     log:
         f"{POINT}/logs/error_parts.log",
     params:
-        point=FLOW.settings,
+        question=FLOW.question,
         results=FLOW.artifacts.root,
         pack=FLOW.pack_of_point,
         packs=pack_digests(),
@@ -56,7 +56,7 @@ rule figures:
     params:
         shipped=GRID.shipped_models(FLOW),
         checks=GRID.available_checks(FLOW.artifacts.root),
-        workloads=sorted({point.workload for point in FLOW.points}),
+        workloads=sorted({point.step_name for point in FLOW.points}),
         code=FLOW.code("figures", drawing=True),
     message:
         "Draw the figures of the grid"

@@ -3,20 +3,19 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.answers.predict_files import PointFiles, predict_files
+    from pipeline.answers.answer_files import AnswerFiles, write_answer
+    from pipeline.answers.engine import DeclaredModels, Engine, StepFiles
+    from pipeline.collect.campaign_reader import measured_step
+    from pipeline.question.question import Question
 
-    given, made, point = snakemake.input, snakemake.output, snakemake.params.point
-    files = PointFiles(
-        point,
-        given.graph,
-        given.calls,
-        (*given.models, *snakemake.params.pack),
-        given.overheads,
-        made.prediction,
-        made.timeline,
-        made.page,
-        made.summary,
-        measured=given.measured[0] if given.measured else None,
-        trace=given.trace[0] if given.trace else None,
+    given, params = snakemake.input, snakemake.params
+    question = Question.of(params.question)
+    measured_us = (
+        measured_step(given.measured[0], question.step_name, question.section("model")) if given.measured else None
     )
-    predict_files([files], lambda _: provenance(snakemake))
+    models = DeclaredModels([*given.models, *params.pack], given.overheads)
+    (answer,) = Engine(models, StepFiles(given.graph, given.calls)).predict(
+        [question], detail=True, measured_us=measured_us
+    )
+    files = AnswerFiles(**dict(snakemake.output.items()))
+    write_answer(answer, files, given.trace[0] if given.trace else None, provenance(snakemake))

@@ -102,19 +102,19 @@ def plan_front(plan: Plan, page: Page = WIDE) -> Figure:
 
     Without any price, time against batch size.
     """
-    shown = list({id(each.point): each for each in (*plan.front, *plan.contenders)}.values())
+    shown = list({each.question: each for each in (*plan.front, *plan.contenders)}.values())
     priced = [each for each in shown if each.cost_per_sample is not None]
 
     def place(each: Choice) -> tuple[float, float]:
-        return each.us_per_sample, 1e6 * each.cost_per_sample if each.cost_per_sample else each.point.batch_size
+        return each.us_per_sample, 1e6 * each.cost_per_sample if each.cost_per_sample else each.question.batch_size
 
     shown = priced or shown
     board = Board([3.2], page, grid="both")
     (axes,) = board.panels
     handles: list[Artist] = []
-    colours = series_colours(each.point.gpu for each in shown)
+    colours = series_colours(each.question.gpu.name for each in shown)
     for (gpu, colour), marker in zip(colours.items(), MARKERS * len(colours), strict=False):
-        places = [place(each) for each in shown if each.point.gpu == gpu]
+        places = [place(each) for each in shown if each.question.gpu.name == gpu]
         handles += axes.plot(*zip(*places, strict=True), marker, color=colour, label=gpu)
     if priced:
         line = [place(each) for each in plan.front if each.cost_per_sample is not None]

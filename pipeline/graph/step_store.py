@@ -1,7 +1,8 @@
-"""Captured graphs and their device calls, kept between runs in the user's cache folder (`pipeline.user_cache`).
+"""The only owner of captured graphs, their device calls and the memory need of steps, in memory and between runs.
 
-A graph depends on the workload's configuration, the batch size, the code that captures it, the versions of PyTorch and
-`transformers`, and the user's own files. A step that was asked before is predicted without PyTorch.
+What is kept between runs lies in the user's cache folder (`pipeline.user_cache`). A graph depends on the workload's
+configuration, the batch size, the code that captures it, the versions of PyTorch and `transformers`, and the user's own
+files. A step that was asked before is predicted without PyTorch.
 
 A shipped workload is captured at three batch sizes. If they show that its graph lies on a line over the batch size
 (`pipeline.graph.batch_line`), all other graphs on this line are computed, also without PyTorch. Small graphs are captured
@@ -11,14 +12,13 @@ sparse gradients: how many rows a batch uses is no line.
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -28,36 +28,117 @@ from pipeline.graph.batch_line import LOW, MIDDLE, GraphLine, MemoryLine, NotOnA
 from pipeline.graph.capture import capture, needs_fake_tensors
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
-from pipeline.graph.equal_layers import memory_by_layers
 from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.symbolic_batch import same_at_any_batch
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
+from pipeline.question.question import Question
+from pipeline.question.settings import EditSettings
 from pipeline.schemas import read_table, write_table
-from pipeline.settings import EditSettings
 from pipeline.user_cache import find, keep, kept, key_of
 from pipeline.workloads.workload_files import file_digests
+
+Value = TypeVar("Value")
 
 NO_EDITS = EditSettings()
 
 LIBRARIES = ("torch", "transformers")
 """Packages whose code runs in a captured step."""
 
-GRAPH, LINE, MEMORY = "graph.parquet", "line.json", "memory.json"
-"""Names of entries in the cache: a graph, what is known of a workload's line over the batch size, and the memory need of a
-step whose graph is not known."""
-
-MADE_ANEW = "it is made anew"
-"""What happens to a damaged entry, for messages that nobody sees."""
+GRAPH, LINE = "graph.parquet", "line.json"
+"""Names of entries in the cache: a graph, and what is known of a workload's line over the batch size."""
 
 SMALL_GRAPH = 1000
 """Operators of a graph up to which a workload is captured three times at once: that takes 0.1 s of CPU time each."""
 
+STEPS_IN_MEMORY = 16
+"""Steps whose graphs and calls stay in memory. The largest take 10 MB each."""
+
 LineState = MemoryLine | int | None
 """What is known of a workload's line: its ends, False if there is none, the only batch size that was captured so far, or
 None."""
+
+
+class StepStore:
+    """Graphs, device calls and memory needs of the steps of questions. Each is made once; the last ones stay in memory."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[object, Graph] = {}
+        self._calls: dict[object, dict[str, pd.DataFrame]] = {}
+        self._memory: dict[object, int] = {}
+
+    def forget(self) -> None:
+        """Forget the steps in memory; those in the cache folder stay."""
+        for entries in (self._graphs, self._calls, self._memory):
+            entries.clear()
+
+    def graph(self, question: Question) -> Graph:
+        """The graph of a question's step, after edits of its operators.
+
+        Raises:
+            SteptimeError: the workload cannot be made, or an edit matches no operator.
+        """
+        step = question.workload, question.batch_size, question.edit
+        graph = _recent(self._graphs, step, lambda: captured(question.workload.plain(), *step[1:]))
+        self._memory[step[:2]] = graph.memory_bytes
+        return graph
+
+    def calls(self, question: Question) -> pd.DataFrame:
+        """Device calls of a question's step on its GPU (`calls` schema).
+
+        GPUs that launch the same kernels get the same object, so that callers can share what they make of it.
+
+        Raises:
+            ConfigError: PyTorch refuses the step on this GPU.
+        """
+        step = question.workload, question.batch_size, question.edit
+        tables = _recent(self._calls, step, dict)
+        kind = gpu_kind(question.gpu)
+        if kind not in tables:
+            calls = self._calls_of_kind(question, kind)
+            tables[kind] = next((table for table in tables.values() if table.equals(calls)), calls)
+        return tables[kind]
+
+    def _calls_of_kind(self, question: Question, kind: str) -> pd.DataFrame:
+        graph = self.graph(question)
+        return kept(
+            f"{kind}.parquet",
+            graph_key(question.workload.plain(), question.batch_size, question.edit),
+            lambda: map_calls(graph, question.gpu, graph.device),
+            lambda path: read_table(path, "calls"),
+            lambda calls, path: write_table(calls, path, "calls"),
+        )
+
+    def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
+        """Memory need of a question's step in bytes, or of the same step at another batch size.
+
+        The graph is only made if no line over the batch size tells the need. Edits do not change it.
+
+        Raises:
+            SteptimeError: the workload cannot be made at this batch size.
+        """
+        batch_size = batch_size or question.batch_size
+        if (question.workload, batch_size) not in self._memory:
+            config = question.workload.plain()
+            line = _line_state(config) if _may_have_line(config) else None
+            if isinstance(line, MemoryLine) and batch_size in line:
+                self._memory[question.workload, batch_size] = line.at(batch_size).total
+            else:
+                self.graph(replace(question, batch_size=batch_size, edit=NO_EDITS))
+        return self._memory[question.workload, batch_size]
+
+
+def _recent(entries: dict[object, Value], key: object, make: Callable[[], Value]) -> Value:
+    """An entry, made if it is not there; the entry that was used longest ago goes when there are too many."""
+    value = entries.pop(key, None)
+    if value is None:
+        value = make()
+    while len(entries) >= STEPS_IN_MEMORY:
+        entries.pop(next(iter(entries)))
+    entries[key] = value
+    return value
 
 
 def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO_EDITS) -> Graph:
@@ -73,58 +154,12 @@ def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO
     """
 
     def make() -> Graph:
-        return edited(captured(config, batch_size), edit) if edit else _made(config, batch_size)
+        return edited(captured(config, batch_size), edit) if edit else _computed_or_captured(config, batch_size)
 
     return kept(GRAPH, graph_key(config, batch_size, edit), make, read_graph, write_graph)
 
 
-def memory_need(config: Mapping[str, Any], batch_size: int) -> Memory:
-    """The memory need of a workload's step; its graph is only made if nothing else tells its memory need.
-
-    That is the memory at other batch sizes, or that of a few layers (`pipeline.graph.equal_layers`). Arguments and errors
-    are those of `captured`. Edits do not change the memory need.
-    """
-    state = _line_state(config) if _may_have_line(config) else None
-    if isinstance(state, MemoryLine) and batch_size in state:
-        return state.at(batch_size)
-    if type(state) is int and state != batch_size:
-        key = graph_key(config, batch_size)
-        found = find(MEMORY, key, _read_memory)
-        first = find(GRAPH, graph_key(config, state), read_graph) if found is None else None
-        if first is not None:
-            found = memory_by_layers(config, batch_size, first)
-            if found is not None:
-                keep(MEMORY, key, found, _write_memory)
-        if found is not None:
-            return found
-    return captured(config, batch_size).memory
-
-
-def calls_of(
-    graph: Graph, config: Mapping[str, Any], batch_size: int, gpu: GpuSpec, edit: EditSettings = NO_EDITS
-) -> pd.DataFrame:
-    """Device calls of a captured graph on a GPU (`calls` schema), from the cache or mapped now.
-
-    Args:
-        graph: the graph that `captured` returns for the other arguments.
-        config: content of `config/model/<name>.yaml` after overrides.
-        batch_size: samples per step.
-        gpu: the GPU whose kernels are chosen.
-        edit: edits of the operators.
-
-    Raises:
-        ConfigError: PyTorch refuses the step on this GPU.
-    """
-    return kept(
-        f"{gpu_kind(gpu)}.parquet",
-        graph_key(config, batch_size, edit),
-        lambda: map_calls(graph, gpu, graph.device),
-        _read_calls,
-        lambda calls, path: write_table(calls, path, "calls"),
-    )
-
-
-def _made(config: Mapping[str, Any], batch_size: int) -> Graph:
+def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
     """The graph of a step that is not in the cache: computed from others if that is exact, else captured."""
     if not _may_have_line(config):
         return capture(config, batch_size)
@@ -147,8 +182,8 @@ def _made(config: Mapping[str, Any], batch_size: int) -> Graph:
 
 
 def _may_have_line(config: Mapping[str, Any]) -> bool:
-    own = config.get("architecture") == "custom"
-    return cache_dir() is not None and not own and not needs_fake_tensors(config)
+    users_own = config.get("architecture") == "custom"
+    return cache_dir() is not None and not users_own and not needs_fake_tensors(config)
 
 
 def _find_line(config: Mapping[str, Any], graph: Graph) -> LineState:
@@ -199,7 +234,7 @@ def _keep_state(config: Mapping[str, Any], state: LineState) -> None:
 
 def _read_state(path: Path) -> LineState:
     """Read what `_write_state` wrote; every SteptimeError, ValueError, LookupError and TypeError means damage."""
-    stored = read_json(path, MADE_ANEW, (DIGEST_KEY,))
+    stored = read_json(path, "the step is captured again", (DIGEST_KEY,))
     if "line" not in stored:
         return int(stored["captured"])
     if stored["line"] is None:
@@ -209,37 +244,10 @@ def _read_state(path: Path) -> LineState:
 
 
 def _write_state(state: LineState, path: Path) -> None:
-    found = None
+    line = None
     if isinstance(state, MemoryLine):
-        found = [state.low, state.high, asdict(state.at_low), asdict(state.at_high)]
-    stored = {"captured": state} if type(state) is int else {"line": found}
-    write_json(path, stored, sealed=True)
-
-
-def _read_memory(path: Path) -> Memory:
-    return Memory(**{part: int(size) for part, size in read_json(path, MADE_ANEW, (DIGEST_KEY,)).items()})
-
-
-def _write_memory(memory: Memory, path: Path) -> None:
-    write_json(path, asdict(memory), sealed=True)
-
-
-def _read_calls(path: Path) -> pd.DataFrame:
-    """A table of calls; files with equal content give the same table, because many kinds of GPUs launch the same kernels."""
-    content = hashlib.sha256(path.read_bytes()).digest()
-    if content not in _LAST_READ:
-        table = read_table(path, "calls")
-        while len(_LAST_READ) >= TABLES_KEPT:
-            _LAST_READ.pop(next(iter(_LAST_READ)))
-        _LAST_READ[content] = table
-    return _LAST_READ[content]
-
-
-TABLES_KEPT = 4
-"""Tables of calls that stay in memory. The calls of a step differ between about two kinds of GPUs."""
-
-_LAST_READ: dict[bytes, pd.DataFrame] = {}
-"""The tables that were read last, by the hash of their files."""
+        line = [state.low, state.high, asdict(state.at_low), asdict(state.at_high)]
+    write_json(path, {"captured": state} if type(state) is int else {"line": line}, sealed=True)
 
 
 def gpu_kind(gpu: GpuSpec) -> str:
@@ -249,14 +257,14 @@ def gpu_kind(gpu: GpuSpec) -> str:
 
 def graph_key(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO_EDITS) -> str:
     """Hash of everything that a captured graph and its calls depend on, besides the GPU."""
-    own = config.get("architecture") == "custom"
+    users_own = config.get("architecture") == "custom"
     return key_of(
         {
             "config": config,
             "batch_size": batch_size,
             "edit": edit.texts,
-            "code": module_digest("pipeline.graph.graph_cache"),
-            "libraries": _installed() if own else [_version(name) for name in LIBRARIES],
+            "code": module_digest("pipeline.graph.step_store"),
+            "libraries": _installed() if users_own else [_version(name) for name in LIBRARIES],
             "files": file_digests(config),
         }
     )

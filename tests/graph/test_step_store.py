@@ -14,15 +14,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from pipeline import compose, user_cache
+from pipeline import user_cache
 from pipeline.answers import host_overheads
-from pipeline.answers.predict_point import predict_point
-from pipeline.config import expand
+from pipeline.answers.engine import Engine, engine
 from pipeline.errors import SteptimeWarning
-from pipeline.graph import graph_cache
+from pipeline.graph import step_store
 from pipeline.graph.capture import capture
-from pipeline.graph.graph_cache import calls_of, captured, graph_key
-from pipeline.hardware.find_gpu import load_gpu
+from pipeline.graph.step_store import StepStore, captured, graph_key
+from pipeline.question import compose
+from pipeline.question.question import expand
 from pipeline.schemas import to_arrow
 
 TINY = ["model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
@@ -44,15 +44,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch size is captured (`test_batch_line.py` tests what is computed instead)."""
-    monkeypatch.setattr(graph_cache, "_may_have_line", lambda config: False)
+    monkeypatch.setattr(step_store, "_may_have_line", lambda config: False)
 
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Batch sizes of the steps that were captured."""
     done: list[int] = []
-    usual = graph_cache.capture
-    monkeypatch.setattr(graph_cache, "capture", lambda config, batch: done.append(batch) or usual(config, batch))
+    usual = step_store.capture
+    monkeypatch.setattr(step_store, "capture", lambda config, batch: done.append(batch) or usual(config, batch))
     return done
 
 
@@ -78,14 +78,13 @@ def test_a_graph_is_captured_once_and_read_back_as_it_was(folder: Path, captures
 
 
 def test_calls_are_kept_for_each_kind_of_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = model("model.dtype=tf32")
-    graph = captured(config, 8)
-    tables = {name: calls_of(graph, config, 8, load_gpu(name)) for name in ("V100", "A100", "T4")}
+    questions = expand([*TINY, "model.dtype=tf32", "batch_size=8", "gpu=V100,A100-PCIE-40GB,T4"])
+    tables = {question.gpu.name: StepStore().calls(question) for question in questions}
     assert len(entries(folder)) == 4
-    monkeypatch.setattr(graph_cache, "map_calls", lambda *_: pytest.fail("mapped again"))
-    for name, table in tables.items():
-        same(calls_of(graph, config, 8, load_gpu(name)), table)
-    assert "tf32" in set(tables["A100"]["dtype"]) and "tf32" not in set(tables["T4"]["dtype"])
+    monkeypatch.setattr(step_store, "map_calls", lambda *_: pytest.fail("mapped again"))
+    for question in questions:
+        same(StepStore().calls(question), tables[question.gpu.name])
+    assert "tf32" in set(tables["A100-PCIE-40GB"]["dtype"]) and "tf32" not in set(tables["T4"]["dtype"])
 
 
 def test_the_key_follows_what_a_graph_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +95,9 @@ def test_the_key_follows_what_a_graph_depends_on(tmp_path: Path, monkeypatch: py
     keys = [graph_key(own, 8), graph_key(own, 16), graph_key({**own, "seq_len": 3}, 8)]
     Path("parts.py").write_text("WIDTH = 4\n")
     keys.append(graph_key(own, 8))
-    graph_cache._version.cache_clear()
+    step_store._version.cache_clear()
     zoo = [graph_key(model(), 8)]
-    monkeypatch.setattr(graph_cache, "_version", lambda package: "another")
+    monkeypatch.setattr(step_store, "_version", lambda package: "another")
     zoo.append(graph_key(model(), 8))
     assert len({*keys, *zoo}) == 6
 
@@ -134,12 +133,13 @@ def test_a_cache_that_cannot_be_written_warns_once_and_answers(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / place))
     with pytest.warns(SteptimeWarning, match=r"cannot be written .*set \$STEPTIME_CACHE") as said:
-        found = captured(model(), 8)
-        calls_of(found, model(), 8, load_gpu("V100"))
+        steps, (question,) = StepStore(), expand([*TINY, "batch_size=8"])
+        graph = steps.graph(question)
+        steps.calls(question)
         captured(model(), 16)
     assert len([each for each in said if each.category is SteptimeWarning]) == 1 and captures == [8, 16]
     monkeypatch.setenv("STEPTIME_CACHE", "none")
-    same(found.table, captured(model(), 8).table)
+    same(graph.table, captured(model(), 8).table)
 
 
 def test_entries_of_a_folder_that_cannot_be_written_are_still_read(
@@ -168,12 +168,12 @@ def test_a_full_disk_warns_once_and_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, full_disk: Callable[[], None]
 ) -> None:
     graphs = {batch: capture(model(), batch) for batch in (8, 16)}
-    monkeypatch.setattr(graph_cache, "capture", lambda config, batch: graphs[batch])
+    monkeypatch.setattr(step_store, "capture", lambda config, batch: graphs[batch])
     full_disk()
     with pytest.warns(SteptimeWarning, match="cannot be written") as said:
         for batch, graph in graphs.items():
             same(captured(model(), batch).table, graph.table)
-            assert len(calls_of(graph, model(), batch, load_gpu("V100"))) > 10
+            assert len(StepStore().calls(expand([*TINY, f"batch_size={batch}"])[0])) > 10
     assert len(said) == 1 and not [path for path in folder.rglob("*") if path.is_file()]
 
 
@@ -231,7 +231,7 @@ def test_the_entries_that_were_not_used_for_longest_give_way(folder: Path, monke
     monkeypatch.setattr(user_cache, "MAX_BYTES", size)
     monkeypatch.setattr(user_cache, "LISTED", "0123456789abcdef")
     captured(model(), 64)
-    monkeypatch.setattr(graph_cache, "capture", lambda *_: pytest.fail("captured again"))
+    monkeypatch.setattr(step_store, "capture", lambda *_: pytest.fail("captured again"))
     captured(model(), 8)
     captured(model(), 64)
     assert sum(entry.stat().st_size for entry in entries(folder)) <= 0.8 * size
@@ -240,8 +240,8 @@ def test_the_entries_that_were_not_used_for_longest_give_way(folder: Path, monke
 def test_a_question_that_was_asked_before_loads_no_pytorch(folder: Path) -> None:
     point = [*TINY, "predict.draws=16"]
     source = (
-        "import sys; from pipeline.answers.predict_point import predict_point; from pipeline.config import expand; "
-        f"print(predict_point(expand({point!r})[0]).predicted_us, 'torch' in sys.modules)"
+        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question import expand; "
+        f"print(engine().predict_one(expand({point!r})[0]).whole().predicted_us, 'torch' in sys.modules)"
     )
     first, again = (subprocess.check_output([sys.executable, "-c", source], text=True).split() for _ in range(2))
     assert first == [again[0], "True"] and again[1] == "False"
@@ -249,7 +249,7 @@ def test_a_question_that_was_asked_before_loads_no_pytorch(folder: Path) -> None
 
 def test_processes_that_ask_at_once_agree(folder: Path) -> None:
     source = (
-        "from pipeline.graph.graph_cache import captured; from pipeline.config import expand; "
+        "from pipeline.graph.step_store import captured; from pipeline.question.question import expand; "
         f"print(hash(captured(expand({TINY!r})[0].section('model'), 8).table.to_csv()))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -262,19 +262,24 @@ def test_processes_that_ask_at_once_agree(folder: Path) -> None:
 
 
 def test_equal_calls_of_several_gpus_are_one_table(folder: Path) -> None:
-    graph, gpus = captured(model(), 8), [load_gpu(name) for name in ("V100", "P100", "T4")]
-    for gpu in gpus:
-        calls_of(graph, model(), 8, gpu)  # stores them
-    first, *others = (calls_of(graph, model(), 8, gpu) for gpu in gpus)
-    assert any(each is first for each in others)
-    for gpu, table in zip(gpus, (first, *others), strict=True):
-        same(table, graph_cache.map_calls(graph, gpu, graph.device))
+    steps, questions = StepStore(), expand([*TINY, "batch_size=8", "gpu=V100,P100,T4"])
+    first, *others = (steps.calls(question) for question in questions)
+    assert any(table is first for table in others)
+    for question, table in zip(questions, (first, *others), strict=True):
+        graph = steps.graph(question)
+        same(table, step_store.map_calls(graph, question.gpu, graph.device))
+
+
+def test_memory_at_another_batch_size_is_that_of_its_graph(folder: Path) -> None:
+    steps, (question,) = StepStore(), expand([*TINY, "batch_size=8"])
+    assert steps.memory_bytes(question) == steps.graph(question).memory_bytes
+    assert steps.memory_bytes(question, 32) == captured(model(), 32).memory_bytes
 
 
 def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:
     """A damaged entry is made anew: graphs, calls, overheads and composed files."""
-    [point] = expand([*TINY, "gpu=V100", "batch_size=8", "predict.draws=16"])
-    expected = predict_point(point).predicted_us
+    [question] = expand([*TINY, "gpu=V100", "batch_size=8", "predict.draws=16"])
+    expected = engine().predict_one(question).whole().predicted_us
     rng = random.Random(0)
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         whole = path.read_bytes()
@@ -282,7 +287,8 @@ def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:
             place = rng.randrange(len(whole))
             path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :])
             compose.forget()
-            graph_cache._LAST_READ.clear()
             host_overheads._shipped_statistics.cache_clear()
             [again] = expand([*TINY, "gpu=V100", "batch_size=8", "predict.draws=16"])
-            assert predict_point(again).predicted_us == pytest.approx(expected), f"{path.name}, byte {place}"
+            assert Engine(steps=StepStore()).predict_one(again).whole().predicted_us == pytest.approx(expected), (
+                f"{path.name}, byte {place}"
+            )

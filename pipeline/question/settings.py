@@ -1,9 +1,9 @@
-"""Settings of one grid point as frozen values. They are composed once and then passed on without new parsing."""
+"""The sections of a question as frozen values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 NO_EDIT = "none"
@@ -56,14 +56,16 @@ class FrozenDict(Mapping[str, Any]):
 def _frozen(value: Any) -> Any:
     if isinstance(value, Mapping):
         return FrozenDict(value)
-    return tuple(_frozen(each) for each in value) if isinstance(value, (list, tuple)) else value
+    return tuple(_frozen(entry) for entry in value) if isinstance(value, (list, tuple)) else value
 
 
-def plain(value: Any) -> Any:
-    """A frozen value as dicts and lists."""
+def plain(value: Any, without: Sequence[str] = ()) -> Any:
+    """A frozen value as dicts and lists; fields of a dataclass that `without` names are left out."""
     if isinstance(value, FrozenDict):
         return value.plain()
-    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+    if is_dataclass(value):
+        return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value) if entry.name not in without}
+    return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,8 @@ class EditSettings:
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> EditSettings:
         """From the values of the section: a name, several names, or `none`."""
-        several = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in section.items()}
-        return cls(**{key: () if names == (NO_EDIT,) else names for key, names in several.items()})
+        names_of = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in section.items()}
+        return cls(**{key: () if names == (NO_EDIT,) else names for key, names in names_of.items()})
 
     def __bool__(self) -> bool:
         return bool(self.remove or self.substitute or self.fuse)
@@ -134,64 +136,3 @@ class EditSettings:
     def texts(self) -> list[str]:
         """The edits as overrides, such as `edit.remove=aten::dropout`, one for each name."""
         return [f"edit.{key}={name}" for key, names in asdict(self).items() for name in names]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All sections of one point. `gpu` and `model` hold the keys of their files, which differ between files."""
-
-    gpu: FrozenDict
-    model: FrozenDict
-    kernels: KernelSettings
-    overheads: OverheadSettings
-    predict: PredictSettings = field(default_factory=PredictSettings)
-    collect: CollectSettings = field(default_factory=CollectSettings)
-    edit: EditSettings = field(default_factory=EditSettings)
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Settings:
-        """Settings from a composed and checked configuration, or from the plain values in a rule's params."""
-        kernels = {**config["kernels"], "variants": tuple(config["kernels"]["variants"])}
-        return cls(
-            FrozenDict(config["gpu"]),
-            FrozenDict(config["model"]),
-            KernelSettings(**kernels),
-            OverheadSettings(**config["overheads"]),
-            PredictSettings(**config.get("predict", {})),
-            CollectSettings(**config.get("collect", {})),
-            EditSettings.of(config.get("edit", {})),
-        )
-
-    def section(self, name: str) -> dict[str, Any]:
-        """One section as plain values."""
-        found = getattr(self, name)
-        return found.plain() if isinstance(found, FrozenDict) else section(found)
-
-
-def packed(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Plain values of many points with the same keys as one rule's param, in which a value that points share is stored once.
-
-    Snakemake stores the params of a job with each of its outputs.
-    """
-    places: dict[str, int] = {}
-    shared: list[Any] = []
-    rows = []
-    for point in points:
-        for value in point.values():
-            if places.setdefault(repr(value), len(shared)) == len(shared):
-                shared.append(value)
-        rows.append([places[repr(value)] for value in point.values()])
-    return {"keys": list(points[0]), "shared": shared, "points": rows}
-
-
-def unpacked(param: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The points of a `packed` param."""
-    keys, shared = param["keys"], param["shared"]
-    return [{key: shared[place] for key, place in zip(keys, row, strict=True)} for row in param["points"]]
-
-
-def section(
-    settings: KernelSettings | OverheadSettings | PredictSettings | CollectSettings | EditSettings,
-) -> dict[str, Any]:
-    """A section as plain values."""
-    return {key: plain(value) for key, value in asdict(settings).items()}

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from pipeline.errors import ConfigError, UnknownNameError
-from pipeline.settings import FUSE_ALL, NO_EDIT, CollectSettings, KernelSettings, OverheadSettings, PredictSettings
+from pipeline.question.settings import (
+    FUSE_ALL,
+    NO_EDIT,
+    CollectSettings,
+    KernelSettings,
+    OverheadSettings,
+    PredictSettings,
+)
 
 SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect")
 """Parts of the configuration whose values are checked; `batch_size` has a separate check."""

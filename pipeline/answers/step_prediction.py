@@ -6,25 +6,27 @@ The interval comes from the errors of kernel and host times (`step_errors`): the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.dtype_notes import asks_tf32, dtype_notes
+from pipeline.answers.host_overheads import host_name
 from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
-from pipeline.hardware.spec import GpuSpec
+from pipeline.graph.table import Graph
 from pipeline.kernels.families import FAMILIES, Law
-from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.prediction import Prediction
-from pipeline.settings import PredictSettings
+from pipeline.question.question import Question
+from pipeline.question.settings import PredictSettings
 from pipeline.simulate.break_even import device_bound_from
 from pipeline.simulate.compiled_walk import load_if_it_pays
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.cuda_graph import as_cuda_graphs
-from pipeline.simulate.program import assemble, step_sequence
+from pipeline.simulate.program import step_sequence
 from pipeline.simulate.step_program import Program, StepSequence
 from pipeline.simulate.timeline import Timeline
 
@@ -36,57 +38,46 @@ MODELLED_DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is predicted: names for the result, and the step's memory need in bytes."""
-
-    model: str
-    variant: str
-    batch_size: int
-    memory_bytes: int
-    overrides: tuple[str, ...] = ()
-    workload: str | None = None
-    """Name of this workload in the overhead statistics, if they have its observations."""
-    settings: PredictSettings = field(default_factory=PredictSettings)
-    host: str = ""
-    """The host that the overheads belong to, for people."""
-    warnings: tuple[str, ...] = ()
-    """What the capture of the step reported."""
-
-
-@dataclass(frozen=True)
 class StepParts:
     """What a prediction needs of a captured step and its device calls.
 
     Attributes:
         sequence: items and actions of the step.
+        all_calls: device calls, `calls` schema.
         calls: distinct calls, `calls` schema.
         which: row of `calls` for each device call, shape (calls,).
         names: name of the operator of each device call, shape (calls,).
         asks_tf32: whether an operator computes in TF32 where the GPU has it.
         sources: sources of error of the distinct calls.
         substitute: whether the time of each distinct call is only a substitute (`has_substitute_time`).
+        memory_bytes: memory need of the step.
+        warnings: what the capture of the step reported.
     """
 
     sequence: StepSequence
+    all_calls: pd.DataFrame
     calls: pd.DataFrame
     which: Ints
     names: npt.NDArray[np.object_]
     asks_tf32: bool
     sources: ErrorSources
     substitute: npt.NDArray[np.bool_]
+    memory_bytes: int
+    warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, graph: pd.DataFrame, calls: pd.DataFrame) -> StepParts:
-        """From operators (`graph` schema) and device calls (`calls` schema).
+    def of(cls, graph: Graph, calls: pd.DataFrame) -> StepParts:
+        """From a captured graph and its device calls (`calls` schema).
 
         Raises:
             TableError: a call names a node that the graph does not have.
         """
+        operators = graph.table
         distinct, which = distinct_calls(calls)
-        names = calls["node_id"].map(graph.set_index("node_id")["name"]).astype(object).to_numpy()
+        names = calls["node_id"].map(operators.set_index("node_id")["name"]).astype(object).to_numpy()
         return cls(
-            step_sequence(graph, calls), distinct, which, names, asks_tf32(graph), ErrorSources.of(distinct),
-            has_substitute_time(distinct),
+            step_sequence(operators, calls), calls, distinct, which, names, asks_tf32(operators),
+            ErrorSources.of(distinct), has_substitute_time(distinct), graph.memory_bytes, graph.warnings,
         )  # fmt: skip
 
 
@@ -95,45 +86,13 @@ PLAIN_WALKS = 2_600
 thirteen walks, each with the fixed cost of 200 draws."""
 
 
-def load_walk_if_it_pays(steps: Iterable[tuple[StepParts, Subject]]) -> None:
+def load_walk_if_it_pays(steps: Iterable[tuple[StepParts, PredictSettings]]) -> None:
     """Load the compiled walk where it pays for these steps."""
-    load_if_it_pays(sum(len(parts.which) * (subject.settings.draws + PLAIN_WALKS) for parts, subject in steps))
-
-
-def predict_from_parts(
-    subject: Subject,
-    gpu: GpuSpec,
-    graph: pd.DataFrame,
-    calls: pd.DataFrame,
-    kernels: KernelPredictor,
-    overheads: OverheadModel,
-    measured_us: float | None = None,
-) -> tuple[Prediction, Timeline]:
-    """Predict one step, with its times by operator and device call.
-
-    Args:
-        subject: names, memory and settings.
-        gpu: the device, for its memory.
-        graph: operators, `graph` schema.
-        calls: device calls, `calls` schema.
-        kernels: kernel models of the device.
-        overheads: host overheads.
-        measured_us: an unprofiled measurement to show beside the prediction; it does not change the prediction.
-
-    Returns:
-        The prediction, and the timeline of its central draw.
-    """
-    step = StepParts.of(graph, calls)
-    predicted = kernels.predict(step.calls)
-    program = assemble(step.sequence, overheads, len(step.which), workload=subject.workload)
-    prediction, timeline = predict_step(subject, gpu, step, predicted, kernels.folders, program, measured_us)
-    table = timeline.to_frame(calls, predicted.iloc[step.which])
-    return replace(prediction, calls=table), timeline
+    load_if_it_pays(sum(len(parts.which) * (settings.draws + PLAIN_WALKS) for parts, settings in steps))
 
 
 def predict_step(
-    subject: Subject,
-    gpu: GpuSpec,
+    question: Question,
     step: StepParts,
     predicted: pd.DataFrame,
     folders: tuple[str, ...],
@@ -144,69 +103,75 @@ def predict_step(
     """Predict one step from predicted kernel times.
 
     Args:
-        subject: names, memory and settings.
-        gpu: the device, for its memory.
+        question: what is asked.
         step: operators and device calls.
         predicted: what the kernel models predict for `step.calls`.
         folders: folders that these models were read from.
         program: `step.sequence` with host times.
-        measured_us: as for `predict_from_parts`.
+        measured_us: an unprofiled measurement to show beside the prediction; it does not change the prediction.
         keep_draws: whether the prediction holds the step time of each of `paired_draws`.
 
     Returns:
         The prediction without its `calls`, and the timeline of its central draw.
     """
-    settings = subject.settings
+    settings = question.predict
     form: Form = "published" if settings.critical_path == "published" else "full"
     if settings.cuda_graph:
         program, measured_us = as_cuda_graphs(program), None  # the measured step launched each kernel separately
-    kernel_us = predicted["kernel_us"].to_numpy(float)
-    central = kernel_us[step.which]
-    timeline = simulate(program, central, form=form)
+    central_us = predicted["kernel_us"].to_numpy(float)[step.which]
+    timeline = simulate(program, central_us, form=form)
     errors = StepErrors.of(step.sources, predicted, program.host_evidence)
     low, high = step_interval(errors, timeline, step.which, settings.draws, settings.seed, form)
     step_us = float(timeline.step_us[0])
-    ran = ~np.isnan(timeline.device_start[:, 0])
-    busy = np.where(ran, central, 0.0)
-    total = float(busy.sum()) or 1.0
-    by_call = np.asarray(np.bincount(step.which, weights=busy, minlength=len(kernel_us)), np.float64)
-    lost = step.substitute | ~predicted["modelled"].to_numpy(bool)
-    unmodelled = lost[step.which]
     prediction = Prediction(
-        gpu=gpu.name,
-        model=subject.model,
-        variant=subject.variant,
-        batch_size=subject.batch_size,
+        gpu=question.gpu.name,
+        model=question.model,
+        variant=question.variant,
+        batch_size=question.batch_size,
         predicted_us=step_us,
         active_us=float(timeline.active_us[0]),
         host_us=float(timeline.host_us[0]),
         p10_us=min(low, step_us),
         p90_us=max(high, step_us),
-        memory_bytes=subject.memory_bytes,
-        fits=subject.memory_bytes <= gpu.memory_bytes,
-        evidence=_sums(by_call, predicted["evidence"].to_numpy(object), 1 / total),
+        memory_bytes=step.memory_bytes,
+        fits=step.memory_bytes <= question.gpu.memory_bytes,
+        **_device_time(step, predicted, timeline),
         host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
-        unmodelled_share=float(by_call[lost].sum()) / total,
-        families_us=_sums(by_call, step.calls["family"].to_numpy(object)),
-        unmodelled_us=_sums(busy[unmodelled], step.names[unmodelled]),
         bound=timeline.bound,
-        host=subject.host,
-        device_bound_from=device_bound_from(program, central, form) if timeline.bound == "host" else None,
+        host=host_name(question.gpu.name, question.overheads),
+        device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
-        overrides=subject.overrides,
+        overrides=question.overrides,
         models_from=folders,
-        warnings=(*subject.warnings, *dtype_notes(gpu, step.asks_tf32, step.calls)),
+        warnings=(*step.warnings, *dtype_notes(question.gpu, step.asks_tf32, step.calls)),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
     )
     return prediction, timeline
 
 
+def _device_time(step: StepParts, predicted: pd.DataFrame, timeline: Timeline) -> dict[str, Any]:
+    """Device time by evidence (as shares), family and operator without a model, as fields of a `Prediction`."""
+    kernel_us = predicted["kernel_us"].to_numpy(float)
+    ran = ~np.isnan(timeline.device_start[:, 0])
+    busy_us = np.where(ran, kernel_us[step.which], 0.0)
+    total_us = float(busy_us.sum()) or 1.0
+    distinct_us = np.asarray(np.bincount(step.which, weights=busy_us, minlength=len(kernel_us)), np.float64)
+    without_model = step.substitute | ~predicted["modelled"].to_numpy(bool)
+    rows = without_model[step.which]
+    return {
+        "evidence": _sums(distinct_us, predicted["evidence"].to_numpy(object), 1 / total_us),
+        "unmodelled_share": float(distinct_us[without_model].sum()) / total_us,
+        "families_us": _sums(distinct_us, step.calls["family"].to_numpy(object)),
+        "unmodelled_us": _sums(busy_us[rows], step.names[rows]),
+    }
+
+
 def kernel_times(kernels: KernelPredictor, steps: Sequence[StepParts]) -> dict[int, pd.DataFrame]:
     """Times of the distinct calls of each step, by the `id` of the step, from one table of the calls of all steps."""
-    distinct = list({id(each): each for each in steps}.values())
-    found = kernels.predict(pd.concat([each.calls for each in distinct], ignore_index=True))
-    ends = np.cumsum([len(each.calls) for each in distinct])
-    return {id(each): found.iloc[end - len(each.calls) : end] for each, end in zip(distinct, ends, strict=True)}
+    distinct = list({id(step): step for step in steps}.values())
+    times = kernels.predict(pd.concat([step.calls for step in distinct], ignore_index=True))
+    ends = np.cumsum([len(step.calls) for step in distinct])
+    return {id(step): times.iloc[end - len(step.calls) : end] for step, end in zip(distinct, ends, strict=True)}
 
 
 def has_substitute_time(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:

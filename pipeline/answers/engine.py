@@ -1,0 +1,333 @@
+"""The one way from questions to answers: `Engine(models, steps).predict(questions)`.
+
+The work that questions share is done once, for any number of them:
+
+- Each step is captured and mapped once, whatever the number of GPUs.
+- Kernel models and overhead statistics of a GPU are read once.
+- The distinct calls of all questions about a GPU are predicted as one table.
+
+Where steps and models come from is the caller's choice. Commands and Python take what is available (`StepStore`,
+`AvailableModels`); a job of Snakemake takes the files that its rule declares (`StepFiles`, `DeclaredModels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import pandas as pd
+
+from pipeline.answers.host_overheads import overhead_model, overheads_from
+from pipeline.answers.kernel_models import available_models, kernel_predictor
+from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.answers.memory_fit import with_what_fits
+from pipeline.answers.step_prediction import StepParts, kernel_times, load_walk_if_it_pays, predict_step
+from pipeline.errors import InputError, SteptimeError
+from pipeline.graph.graph_file import read_graph
+from pipeline.graph.step_store import StepStore
+from pipeline.graph.table import Graph
+from pipeline.hardware.spec import GpuSpec
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.paths import Artifacts
+from pipeline.prediction import Prediction
+from pipeline.question.question import Question
+from pipeline.schemas import read_table
+from pipeline.simulate.program import assemble
+from pipeline.simulate.step_program import Program
+from pipeline.simulate.timeline import Timeline
+
+Value = TypeVar("Value")
+
+CALLS_AT_ONCE = 200_000
+"""Device calls of the steps that are in memory at a time. A step of 2,500 calls takes 2 MB, so these take about
+200 MB."""
+
+STEPS = StepStore()
+"""The steps that this process knows."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question with its prediction, or with the error that it raised."""
+
+    question: Question
+    prediction: Prediction | None = None
+    error: SteptimeError | None = None
+    timeline: Timeline | None = None
+    """The timeline of the prediction, where it was asked for."""
+    calls: pd.DataFrame | None = None
+    """The device calls (`calls` schema) that the timeline shows."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no prediction, in one line; None where there is one."""
+        return None if self.error is None else " ".join(str(self.error).split())
+
+    def whole(self) -> Prediction:
+        """The prediction.
+
+        Raises:
+            SteptimeError: there is none.
+        """
+        if self.prediction is None:
+            assert self.error is not None
+            raise self.error
+        return self.prediction
+
+
+class Steps(Protocol):
+    """Where graphs, device calls and memory needs come from."""
+
+    def graph(self, question: Question) -> Graph:
+        """The graph of a question's step."""
+
+    def calls(self, question: Question) -> pd.DataFrame:
+        """Device calls of a question's step on its GPU; the same object for GPUs that launch the same kernels."""
+
+    def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
+        """Memory need of a question's step, or of the same step at another batch size."""
+
+
+class Models(Protocol):
+    """Where kernel models and overheads come from."""
+
+    def kernels(self, question: Question) -> KernelPredictor:
+        """Kernel models of a question's GPU and method."""
+
+    def overheads(self, question: Question) -> OverheadModel:
+        """Overheads of a question's host."""
+
+    def measured(self, question: Question) -> Prediction | None:
+        """The prediction of a step that the pipeline measured on this machine; None where it has to be predicted now."""
+
+
+@dataclass(frozen=True)
+class StepFiles:
+    """The step of one question, from the files that a rule declares. Other batch sizes come from the process's steps."""
+
+    graph_file: str
+    calls_file: str
+
+    def graph(self, question: Question) -> Graph:
+        """The graph in the file."""
+        return read_graph(self.graph_file)
+
+    def calls(self, question: Question) -> pd.DataFrame:
+        """The calls in the file."""
+        return read_table(self.calls_file, "calls")
+
+    def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
+        """As `StepStore.memory_bytes`."""
+        return STEPS.memory_bytes(question, batch_size)
+
+
+@dataclass(frozen=True)
+class DeclaredModels:
+    """Model folders and overhead statistics that a rule declares."""
+
+    folders: Sequence[str | Path]
+    statistics: str
+
+    def kernels(self, question: Question) -> KernelPredictor:
+        """Kernel models from exactly the declared folders."""
+        return kernel_predictor(question.gpu, question.kernels_label, self.folders)
+
+    def overheads(self, question: Question) -> OverheadModel:
+        """Overheads from the declared statistics."""
+        return overheads_from(read_table(self.statistics, "overheads"), question.overheads, question.step_name)
+
+    def measured(self, question: Question) -> Prediction | None:
+        """None: a rule predicts."""
+        return None
+
+
+@dataclass(frozen=True)
+class AvailableModels:
+    """The best models that there are now; each is read once.
+
+    Args:
+        results: results folder of a run. Families fitted there come first, if their samples still exist, then the
+            shipped pack, then cross-GPU models and physics. None takes what ships.
+    """
+
+    results: str | Path | None = "results"
+    _read: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+
+    def kernels(self, question: Question) -> KernelPredictor:
+        """Kernel models of a question's GPU and method."""
+        gpu, label = question.gpu, question.kernels_label
+        return self._once(
+            device_key(question), lambda: kernel_predictor(gpu, label, available_models(gpu.name, label, self.results))
+        )
+
+    def overheads(self, question: Question) -> OverheadModel:
+        """Overheads of a question's host; GPUs with equal overheads get the same object."""
+        name, settings = question.gpu.name, question.overheads
+        step_name = question.step_name if settings.observations == "own" else ""
+
+        def read() -> OverheadModel:
+            model = overhead_model(name, settings, question.overheads_label, self.results, question.step_name)
+            models = (other for other in self._read.values() if isinstance(other, OverheadModel))
+            return next((other for other in models if other.equals(model)), model)
+
+        return self._once(("overheads", name, settings, step_name), read)
+
+    def measured(self, question: Question) -> Prediction | None:
+        """The prediction that a run with `gpu=local` left under the results.
+
+        Raises:
+            InputError: the machine was not measured yet.
+        """
+        if not question.local:
+            return None
+        artifacts = Artifacts(str(self.results or "results"))
+        folder = artifacts.point(question.gpu.name, question.model, question.variant, question.batch_size)
+        path = Path(folder) / "summary.parquet"
+        if not path.is_file():
+            raise InputError(
+                f"gpu=local must be measured first: run `snakemake --config gpu=local model={question.model} "
+                f"batch_size={question.batch_size}`"
+            )
+        return Prediction.all_of(read_table(path, "summary"), path)[0]
+
+    def _once(self, key: object, read: Callable[[], Value]) -> Value:
+        """What was read; a failure is kept too, and raised again."""
+        if key not in self._read:
+            try:
+                self._read[key] = read()
+            except SteptimeError as error:
+                self._read[key] = error
+        value = self._read[key]
+        if isinstance(value, SteptimeError):
+            raise value
+        return value  # type: ignore[return-value]
+
+
+def device_key(question: Question) -> tuple[GpuSpec, str]:
+    """What decides the kernel models of a question: the GPU and the label of the method."""
+    return question.gpu, question.kernels_label
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A question whose step is captured and mapped."""
+
+    question: Question
+    parts: StepParts
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Answers questions from steps and models."""
+
+    models: Models = field(default_factory=AvailableModels)
+    steps: Steps = STEPS
+
+    def predict(
+        self,
+        questions: Iterable[Question],
+        keep_draws: bool = False,
+        detail: bool = False,
+        measured_us: float | None = None,
+    ) -> Iterator[Answer]:
+        """Answer questions, step by step. Each gives one answer; an error concerns its own question only.
+
+        Args:
+            questions: of one grid or of several.
+            keep_draws: whether predictions hold the step time of each draw (8 kB each), except those measured here.
+            detail: whether answers hold their timeline, and predictions their device calls (a row each).
+            measured_us: a measured step to show beside the predictions; it does not change them.
+        """
+        same_steps: dict[object, list[Question]] = {}
+        for question in questions:
+            step = question.workload, question.batch_size, question.edit
+            same_steps.setdefault(step, []).append(question)
+        waiting: list[_Step] = []
+        rows = 0
+        for asked in same_steps.values():
+            parts: dict[int, StepParts] = {}
+            for question in asked:
+                try:
+                    if (measured := self.models.measured(question)) is not None:
+                        yield Answer(question, measured)
+                        continue
+                    waiting.append(_Step(question, self._parts(question, parts)))
+                except SteptimeError as error:
+                    yield Answer(question, error=error)
+            rows += sum(len(part.all_calls) for part in parts.values())
+            if rows >= CALLS_AT_ONCE:
+                yield from self._answers(waiting, keep_draws, detail, measured_us)
+                waiting, rows = [], 0
+        yield from self._answers(waiting, keep_draws, detail, measured_us)
+
+    def predict_one(self, question: Question, detail: bool = True) -> Answer:
+        """Answer one question.
+
+        Raises:
+            SteptimeError: it cannot be answered.
+        """
+        (answer,) = self.predict([question], detail=detail)
+        answer.whole()
+        return answer
+
+    def _parts(self, question: Question, parts: dict[int, StepParts]) -> StepParts:
+        """Graph and calls of a question; `parts` holds those of the same step on other GPUs, by the `id` of the calls."""
+        graph, calls = self.steps.graph(question), self.steps.calls(question)
+        if id(calls) not in parts:
+            parts[id(calls)] = StepParts.of(graph, calls)
+        return parts[id(calls)]
+
+    def _answers(
+        self, steps: Sequence[_Step], keep_draws: bool, detail: bool, measured_us: float | None
+    ) -> Iterator[Answer]:
+        """Predict steps: kernel times GPU by GPU, then each step."""
+        load_walk_if_it_pays((step.parts, step.question.predict) for step in steps)
+        devices: dict[object, list[_Step]] = {}
+        for step in steps:
+            devices.setdefault(device_key(step.question), []).append(step)
+        times: dict[object, dict[int, pd.DataFrame]] = {}
+        for device, same_device in devices.items():
+            with suppress(SteptimeError):  # raised again by the questions about this GPU
+                kernels = self.models.kernels(same_device[0].question)
+                times[device] = kernel_times(kernels, [step.parts for step in same_device])
+        programs: dict[tuple[int, int, str], Program] = {}
+        for step in steps:
+            question, parts = step.question, step.parts
+            try:
+                kernels = self.models.kernels(question)
+                shared = times.get(device_key(question))
+                kernel_us = kernels.predict(parts.calls) if shared is None else shared[id(parts)]
+                program = self._program(question, parts, programs)
+                prediction, timeline = predict_step(
+                    question, parts, kernel_us, kernels.folders, program, measured_us, keep_draws
+                )
+                if detail:
+                    calls = timeline.to_frame(parts.all_calls, kernel_us.iloc[parts.which])
+                    prediction = replace(prediction, calls=calls)
+                prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
+                yield Answer(question, prediction, None, *((timeline, parts.all_calls) if detail else ()))
+            except SteptimeError as error:
+                yield Answer(question, error=error)
+
+    def _program(self, question: Question, parts: StepParts, programs: dict[tuple[int, int, str], Program]) -> Program:
+        """The step with host times, shared by GPUs with the same calls and the same host."""
+        overheads = self.models.overheads(question)
+        key = id(parts), id(overheads), question.step_name
+        if key not in programs:
+            calls = len(parts.which)
+            programs[key] = assemble(parts.sequence, overheads, calls, workload=question.step_name)
+        return programs[key]
+
+
+def engine(results: str | Path | None = "results") -> Engine:
+    """An engine with the best models that there are now; `results` as for `AvailableModels`."""
+    return Engine(AvailableModels(results))
+
+
+def in_order(questions: Sequence[Question], answers: Iterable[Answer]) -> list[Answer]:
+    """The answers in the order of the questions."""
+    answer_of = {answer.question: answer for answer in answers}
+    return [answer_of[question] for question in questions]

@@ -1,0 +1,98 @@
+"""Predict from Python: `predict(gpu="V100", model="dlrm_default", batch_size=2048)`, `predict_grid(gpu="V100,A100")`.
+
+No pipeline run is needed first. Kernel models and overheads are those that a pipeline run would use, else the shipped
+ones, else they come from other GPUs and the GPU's file.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from pipeline.answers.engine import Answer, engine, in_order
+from pipeline.errors import ConfigError, SteptimeWarning
+from pipeline.prediction import Prediction
+from pipeline.prices import with_prices
+from pipeline.question.question import questions_of
+
+
+def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Prediction:
+    """Predict one training step.
+
+    Args:
+        gpu: name or alias of a GPU.
+        model: name of a workload.
+        overrides: any other override, such as `batch_size=512`. `.` is written `__`, as in `model__embedding="sparse"`.
+            Lists and dicts are values too, as in `model__rows=[1000, 2000]`.
+
+    Raises:
+        InputError: a name or value does not exist, or the overrides describe several points.
+    """
+    questions = questions_of(gpu, model, overrides)
+    if len(questions) != 1:
+        raise ConfigError(f"predict takes one point, but these overrides give {len(questions)}")
+    prediction = engine().predict_one(questions[0]).whole()
+    warn_of([prediction])
+    return prediction
+
+
+def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> pd.DataFrame:
+    """Predict every point of a grid. The numbers are those of `predict`.
+
+    Args:
+        gpu: names or aliases of GPUs, separated by commas.
+        model: names of workloads, separated by commas.
+        overrides: any other override, as for `predict`. Values separated by commas are a sweep, as in
+            `batch_size="32,64"`.
+
+    Returns:
+        A row per point, in the order of the sweep: the keys of `Prediction.as_dict`, then `overrides` and `unpredicted`.
+        Shares and times by kind have a column for each kind, such as `evidence.pack` and `families_us.gemm`. A point that
+        cannot be predicted has its reason in `unpredicted` and no numbers. If any of the GPUs has a price, the columns of
+        `pipeline.prices.COST_COLUMNS` are there too, such as `samples_per_dollar`.
+
+    Raises:
+        InputError: a name or value does not exist, or prices are in different currencies.
+        ConfigError: the price list is damaged.
+    """
+    questions = questions_of(gpu, model, overrides)
+    answers = in_order(questions, engine().predict(questions))
+    warn_of(answer.prediction for answer in answers if answer.prediction is not None)
+    return grid_table([_row(answer) for answer in answers])
+
+
+def warn_of(predictions: Iterable[Prediction]) -> None:
+    """Warn of what the predictions warn of, each text once."""
+    for text in dict.fromkeys(text for prediction in predictions for text in prediction.warnings):
+        warnings.warn(text, SteptimeWarning, stacklevel=3)
+
+
+def grid_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The table of `predict_grid`.
+
+    Args:
+        rows: keys of `Prediction.as_dict` with `unpredicted`, the reason of a point without a prediction, else None.
+    """
+    table = pd.json_normalize([dict(row) for row in rows], max_level=1)
+    kinds = [name for name in table if "." in str(name)]
+    predicted = table["unpredicted"].isna()
+    table.loc[predicted, kinds] = table.loc[predicted, kinds].fillna(0.0)  # kinds that only other points have
+    if "samples_per_s" in table and (priced := with_prices(table))["price_per_hour"].notna().any():
+        table = priced
+    return table[[name for name in table if name not in _LAST] + _LAST]
+
+
+_LAST = ["overrides", "unpredicted"]
+"""The last columns of `predict_grid`."""
+
+
+def _row(answer: Answer) -> dict[str, Any]:
+    """A row of `predict_grid`."""
+    question = answer.question
+    names = {"gpu": question.gpu.name, "model": question.model, "variant": question.variant,
+             "batch_size": question.batch_size}  # fmt: skip
+    values = {} if answer.prediction is None else answer.prediction.as_dict()
+    return names | values | {"overrides": list(question.overrides), "unpredicted": answer.reason}

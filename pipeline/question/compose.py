@@ -1,0 +1,260 @@
+"""Reads overrides with Hydra, and composes the files of `config/` with them.
+
+A file of a group (GPU, model, kernels, overheads) is composed once: its values do not depend on the choice of the other
+groups. The other overrides of a question are applied to a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
+from pipeline.paths import config_dir
+from pipeline.yaml_text import YamlError, load_yaml
+
+GROUPS = ("gpu", "model", "kernels", "overheads")
+"""Config groups: folders under `config/` of which a question takes one file each."""
+
+ROOT = "config"
+"""The file that names the default of each group, and holds the sections that are no group."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """One parsed override with a single value: `model.dim=32`, or `+gpu.pcie_lanes=8` that adds a key."""
+
+    key: str
+    value: Any = field(compare=False)
+    text: str
+    """The override as it can be given again."""
+    plus: str = ""
+    """`+` if the key is new, `++` if it may be."""
+
+
+def forget() -> None:
+    """Forget what was composed in this process, so that changed files are read again."""
+    for function in (_composed_file, _default_choices, _read_yaml):
+        function.cache_clear()
+
+
+def choices(group: str) -> list[str]:
+    """Names that exist in a config group, in alphabetical order."""
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def parse_grid(texts: Sequence[str]) -> list[tuple[Override, ...]]:
+    """The overrides of each point of a sweep, in the order of the sweep.
+
+    Raises:
+        ConfigError: an override cannot be read, or its values cannot be listed.
+    """
+    return list(product(*(_values(text) for text in texts)))
+
+
+def experiment_overrides(name: str) -> dict[str, str]:
+    """The sweeps of an experiment: values separated by commas, by key.
+
+    Raises:
+        UnknownNameError: there is no such experiment.
+    """
+    from omegaconf import OmegaConf
+
+    if name not in choices("experiment"):
+        raise UnknownNameError("experiment", name, choices("experiment"))
+    file = config_dir() / "experiment" / f"{name}.yaml"
+    _read_yaml(file)
+    sweeps = OmegaConf.select(OmegaConf.load(file), "hydra.sweeper.params")
+    return {str(key): str(value) for key, value in sweeps.items()}
+
+
+def default_choices() -> dict[str, str]:
+    """The file of each group that is used if none is chosen, as `config/config.yaml` states it."""
+    return _default_choices(config_dir())
+
+
+@lru_cache(maxsize=8)
+def _default_choices(directory: Path) -> dict[str, str]:
+    file = directory / f"{ROOT}.yaml"
+    content = _read_yaml(file)
+    stated = content.get("defaults") if isinstance(content, dict) else None
+    entries = [entry for entry in stated if isinstance(entry, dict)] if isinstance(stated, list) else []
+    defaults = {group: name for entry in entries for group, name in entry.items()}
+    if unnamed := [group for group in GROUPS if not isinstance(defaults.get(group), str)]:
+        raise ConfigError(
+            f"{file}: its list `defaults` names no file of {unnamed[0]}; write for example `- {unnamed[0]}: NAME`"
+        )
+    return defaults
+
+
+def configuration(
+    chosen: Mapping[str, str | None], overrides: Iterable[Override] = ()
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The plain values of a configuration, and the keys that still have no value.
+
+    Args:
+        chosen: name of the file of each group that is not the default; None leaves the group out.
+        overrides: values for other keys.
+
+    Raises:
+        KeyError: an override names a key that the configuration does not have, without a plus.
+        ConfigError: a file cannot be composed, or an override cannot be applied.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    directory, defaults = config_dir().resolve(), default_choices()
+    for group, name in [*defaults.items(), *chosen.items()]:  # Hydra reads the default files even if others are chosen
+        if name is not None:
+            _read_yaml(directory / group / f"{name}.yaml")
+    content = dict(_composed_file(directory, "", ROOT))
+    for group, name in {**defaults, **chosen}.items():
+        if name is not None:
+            content |= _composed_file(directory, group, name)
+    try:
+        config = OmegaConf.create(content)
+        OmegaConf.set_struct(config, True)
+        for override in overrides:
+            _apply(override, config)
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        return plain, tuple(sorted(OmegaConf.missing_keys(config)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"configuration: {_first_line(error)}") from None
+
+
+def _apply(override: Override, config: Any) -> None:
+    """Set the value of one override.
+
+    Raises:
+        KeyError: the configuration does not have its key, and it has no plus.
+        ConfigError: it adds a key that is there, or puts a value in place of a section.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+    key, value = override.key, override.value
+    present = OmegaConf.select(config, key, throw_on_missing=False)
+    if override.plus == "+" and present is not None and not isinstance(value, (dict, list)):
+        raise ConfigError(f"{override.text}: the configuration has {key}: write it without the plus")
+    if isinstance(present, Mapping) and not isinstance(value, dict):
+        raise ConfigError(f"{override.text}: {key} is a section: write {key}.KEY=value")
+    # no file lists the options of the user's own step: they need no plus
+    may_be_new = bool(override.plus) or f"{key}.".startswith("model.options.")
+    try:
+        OmegaConf.update(config, key, value, merge=True, force_add=may_be_new)
+    except (ConfigAttributeError, ConfigKeyError):
+        raise KeyError(key) from None
+
+
+@lru_cache(maxsize=1024)
+def _composed_file(directory: Path, group: str, name: str) -> dict[str, Any]:
+    """What Hydra composes from one file of a group, by section; with the group "", the sections that are no group.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    import yaml
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    GlobalHydra.instance().clear()
+    overrides = [f"{group}={name}" if other == group else f"~{other}" for other in GROUPS]
+    try:
+        with initialize_config_dir(str(directory), version_base="1.3"):
+            composed = OmegaConf.to_container(compose(ROOT, overrides=overrides), resolve=False)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"configuration: {_first_line(error)}") from None
+    except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{directory / group / name}.yaml: is damaged ({' '.join(str(error).split())[:300]})"
+        ) from None
+    assert isinstance(composed, dict)
+    return {str(section): values for section, values in composed.items() if not group or section == group}
+
+
+@lru_cache(maxsize=1024)
+def _read_yaml(file: Path) -> Any:
+    """The values of a configuration file; Hydra would take minutes for a few lines of aliases of aliases.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
+    try:
+        return load_yaml(file.read_text(encoding="utf-8"))
+    except YamlError as error:
+        raise ConfigError(f"{file}: not readable as YAML ({_first_line(error)})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not readable ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def refuse_repeated(texts: Sequence[str]) -> None:
+    """Refuse a repeated key: `batch_size=512 batch_size=1024` would be answered for only one of the two.
+
+    Raises:
+        ConfigError: a key is given twice, taken away, or missing.
+    """
+    text_of: dict[str, str] = {}
+    for text in texts:
+        key = text.partition("=")[0].lstrip("+")
+        if not key.strip():
+            raise ConfigError(f"{text!r} names no option: write key=value, for example gpu=V100")
+        if key.startswith("~"):
+            raise ConfigError(f"{text}: every option has a value: write {key[1:]}=value")
+        if key in text_of:
+            raise ConfigError(f"{text_of[key]} and {text}: give {key} once, several values as {key}=a,b")
+        text_of[key] = text
+
+
+def _values(text: str) -> list[Override]:
+    """One override for each value of a text.
+
+    Raises:
+        ConfigError: the text cannot be read, or its values cannot be listed.
+    """
+    from hydra.core.override_parser.types import Glob
+
+    parsed = _parse(text)
+    key, plus = parsed.key_or_group, "++" if parsed.is_force_add() else "+" if parsed.is_add() else ""
+    if not parsed.is_sweep_override():
+        written = parsed.get_value_element_as_str().replace("\\:", ":")  # Hydra writes `zipf:1.05` as `zipf\:1.05`
+        written = written.lower() if isinstance(parsed.value(), bool) else written  # Hydra writes `true` as `True`
+        return [Override(key, parsed.value(), f"{plus}{key}={written}", plus)]
+    if isinstance(pattern := parsed.value(), Glob):
+        names = pattern.filter(choices(key)) if key in GROUPS else []
+        if not names:
+            raise ConfigError(f"{text}: no name fits this pattern, which {' and '.join(GROUPS)} may have")
+        return [Override(key, name, f"{key}={name}", plus) for name in names]
+    if not parsed.is_discrete_sweep():
+        raise ConfigError(f"{text}: a range without steps; write several values as a,b")
+    return [single for value in parsed.sweep_string_iterator() for single in _values(f"{plus}{key}={value}")]
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Any:
+    """Hydra's override of a text.
+
+    Raises:
+        ConfigError: the text cannot be read.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(text)
+    except (HydraException, ValueError, RecursionError):  # Python converts no number of thousands of digits
+        key, options = text.partition("=")[0], (*GROUPS, "experiment", "batch_size", "overrides", "results")
+        close = "" if key in options else did_you_mean(key, options)
+        raise ConfigError(
+            f"cannot read the override {shown(text)}: {close}write key=value, several values as a,b"
+        ) from None

@@ -1,0 +1,369 @@
+"""Turns overrides into questions: one GPU, one workload and one batch size each, fully resolved and checked.
+
+Vocabulary:
+  override: a Hydra override, `model.embedding=sparse`; several values (`batch_size=512,1024`) make a sweep.
+  experiment: a named set of sweeps under `config/experiment/`.
+  question: what a prediction answers. A grid is a list of questions.
+  variant: short name of all overrides that change the result, except GPU, model and batch size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
+from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu, differing_figures
+from pipeline.hardware.find_gpu import LOCAL, load_gpu
+from pipeline.hardware.spec import GpuSpec, is_known_key
+from pipeline.question.checks import check_sections, check_values, example, flatten, written
+from pipeline.question.compose import (
+    GROUPS,
+    Override,
+    choices,
+    configuration,
+    default_choices,
+    experiment_overrides,
+    parse_grid,
+    refuse_repeated,
+)
+from pipeline.question.settings import (
+    CollectSettings,
+    EditSettings,
+    FrozenDict,
+    KernelSettings,
+    OverheadSettings,
+    PredictSettings,
+    plain,
+)
+
+LOCAL_GPU = LOCAL
+"""Name of the device of this machine: its CUDA GPU, or its CPU if it has no CUDA GPU."""
+
+_METHODS = ("kernels", "overheads")
+_NOT_IN_VARIANT = ("gpu", "model", "batch_size")
+NAME = r"[A-Za-z0-9_\-]+"
+"""Pattern of names of GPUs and models. Folders have these names, and Snakemake rules find them by this pattern."""
+_MAX_LISTED = 32
+"""A message lists the options of a section up to this number."""
+_NOT_OPTIONS = ("name", "architecture", "aliases", "sources")
+"""Keys of files that say what a file is; they are no options."""
+_APPLIED_LATER = ("host_scale", "workers")
+"""Settings of a method that do not change its fitted models and statistics."""
+
+_UNREAD_BY_RULES = ("aliases", "sources")
+"""Fields of a GPU that no result depends on: an edited comment on a source reruns no rule."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to predict: a GPU, a workload, a batch size, and how. It is hashable, and equal questions have equal answers."""
+
+    gpu: GpuSpec
+    workload: FrozenDict
+    """Section `model`: what the workload's builder reads."""
+    batch_size: int
+    kernels: KernelSettings
+    overheads: OverheadSettings
+    predict: PredictSettings
+    collect: CollectSettings
+    edit: EditSettings
+    overrides: tuple[str, ...]
+    """Overrides besides GPU, model and batch size, as they can be given again."""
+    variant: str
+    model_variant: str
+    """The part of `variant` that belongs to the model; measured steps have it in their names."""
+    edit_variant: str
+    """The part of `variant` that belongs to edits of the operators; empty without edits."""
+    kernels_label: str
+    """Name of the kernel models: the file of section `kernels`, with a hash of the settings that differ from it."""
+    overheads_label: str
+    """The same for overhead statistics."""
+
+    @property
+    def model(self) -> str:
+        """Name of the workload's file."""
+        return str(self.workload["name"])
+
+    @property
+    def step_name(self) -> str:
+        """Name of this step in a host's overheads and in a campaign's steps."""
+        return f"{self.model}/{self.model_variant}/b{self.batch_size}"
+
+    @property
+    def local(self) -> bool:
+        """Whether the step is measured on this machine."""
+        return self.gpu.name == LOCAL_GPU
+
+    @property
+    def altered(self) -> bool:
+        """Whether the GPU is a what-if: a figure on which times depend differs from the GPU's file."""
+        stated = catalogue_spec(self.gpu.name)
+        return stated is not None and len(differing_figures(self.gpu, stated)) > 0
+
+    @property
+    def title(self) -> str:
+        """The question in words, for pictures and messages."""
+        return f"{self.model} on {self.gpu.name}, batch {self.batch_size:,}"
+
+    def section(self, name: str) -> dict[str, Any]:
+        """One section of the configuration, as plain values: `model`, `kernels`, `overheads`, `predict`, `collect`, `edit`."""
+        value = self.workload if name == "model" else getattr(self, name)
+        return dict(plain(value))
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values for a rule's params; `Question.of` reads them again."""
+        return {entry.name: plain(getattr(self, entry.name), without=_UNREAD_BY_RULES) for entry in fields(self)}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Question:
+        """The question of `plain` values."""
+        sections = {
+            "gpu": GpuSpec, "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings,
+            "collect": CollectSettings, "edit": EditSettings,
+        }  # fmt: skip
+        read = {name: kind(**_tuples(values[name])) for name, kind in sections.items()}
+        workload, overrides = FrozenDict(values["workload"]), tuple(values["overrides"])
+        return cls(**{**values, **read, "workload": workload, "overrides": overrides})
+
+
+def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key): tuple(value) if isinstance(value, list) else value for key, value in section.items()}
+
+
+def expand(overrides: Sequence[str]) -> list[Question]:
+    """All questions of a grid, in the order of the sweep, each once.
+
+    Args:
+        overrides: Hydra overrides; several values separated by commas make a sweep, `experiment=NAME` a named one.
+
+    Raises:
+        UnknownNameError: a GPU, model, experiment or option does not exist.
+        ConfigError: an override cannot be read, or a value makes no sense.
+    """
+    refuse_repeated(overrides)
+    names = [text.partition("=")[2] for text in overrides if text.startswith("experiment=")]
+    texts = [text for text in overrides if not text.startswith("experiment=")]
+    if names:
+        keys = {text.partition("=")[0].lstrip("+") for text in texts}
+        sweeps = experiment_overrides(names[0])
+        texts = [f"{key}={values}" for key, values in sweeps.items() if key not in keys] + texts
+    resolved: dict[tuple[str, ...], tuple[Question, Any]] = {}
+    questions: dict[tuple[str, str, str, int], Question] = {}
+    for point in parse_grid(texts):
+        others = tuple(override for override in point if override.key != "batch_size")
+        key = tuple(override.text for override in others)
+        if key not in resolved:
+            resolved[key] = _resolve(others)
+        question, usual_batch = resolved[key]
+        sizes = [override.value for override in point if override.key == "batch_size"]
+        question = replace(question, batch_size=_batch_size(*sizes or [usual_batch]))
+        questions.setdefault((question.gpu.name, question.model, question.variant, question.batch_size), question)
+    return list(questions.values())
+
+
+def ask(overrides: Sequence[str]) -> Question:
+    """The single question that overrides without sweeps describe.
+
+    Raises:
+        UnknownNameError: a GPU, model or option does not exist.
+        ConfigError: an override cannot be read, is a sweep, or a value makes no sense.
+    """
+    first, *others = expand(overrides)
+    if others:
+        raise ConfigError(f"{' '.join(overrides)}: {len(others) + 1} points; give each option one value")
+    return first
+
+
+def questions_of(gpu: str, model: str, options: Mapping[str, Any]) -> list[Question]:
+    """The questions that Python arguments describe: `model__embedding="sparse"` is the override `model.embedding=sparse`."""
+    values = {"gpu": gpu, "model": model} | {key.replace("__", "."): value for key, value in options.items()}
+    return expand([f"{key}={written(value)}" for key, value in values.items()])
+
+
+def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
+    """The question of overrides without a batch size, and the batch size of the model's file (or None)."""
+    chosen = {override.key: _name_in_group(override) for override in overrides if override.key in GROUPS}
+    config, base = _composed(chosen, [override for override in overrides if override.key not in GROUPS])
+    usual_batch = config["model"].get("batch_size")
+    for sections in (config, base):
+        sections.pop("batch_size", None)
+        sections["model"] = {key: value for key, value in sections["model"].items() if key != "batch_size"}
+    if config["model"].get("architecture") != base["model"].get("architecture"):
+        raise ConfigError(
+            f"model.architecture={config['model'].get('architecture')}: model={config['model']['name']} is of another; "
+            "take model=NAME of that architecture (steptime models), or copy its file to a name of your own"
+        )
+    check_values(config, base)
+    local, edit = chosen.get("gpu") == LOCAL_GPU, EditSettings.of(config["edit"])
+    if edit and local:
+        raise ConfigError(f"{edit.texts[0]}: gpu=local is measured as it is; name a GPU, such as gpu=V100")
+    usual = default_choices()
+    methods = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
+    question = Question(
+        gpu=load_gpu(LOCAL_GPU) if local else composed_gpu(config["gpu"])[0],
+        workload=FrozenDict(config["model"]),
+        batch_size=0,
+        kernels=KernelSettings(**_tuples(config["kernels"])),
+        overheads=OverheadSettings(**config["overheads"]),
+        predict=PredictSettings(**config["predict"]),
+        collect=CollectSettings(**config["collect"]),
+        edit=edit,
+        overrides=tuple(override.text for override in overrides if override.key not in _NOT_IN_VARIANT),
+        variant=_variant(config, base, methods),
+        model_variant=_variant({"model": config["model"]}, {"model": base["model"]}),
+        edit_variant=_variant({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",
+        kernels_label=_method_label(config["kernels"], base["kernels"]),
+        overheads_label=_method_label(config["overheads"], base["overheads"]),
+    )
+    return question, usual_batch
+
+
+def _method_label(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Label of a method's models or statistics: its file's name, and a hash of the settings that differ from that file.
+
+    Two questions never share models or statistics that were made with different settings.
+    """
+    differing = {key: value for key, value in sorted(settings.items())
+                 if key not in _APPLIED_LATER and value != usual.get(key)}  # fmt: skip
+    digest = hashlib.sha256(repr(differing).encode()).hexdigest()[:8]
+    return f"{settings['name']}-{digest}" if differing else str(settings["name"])
+
+
+def from_snakemake(config: Mapping[str, Any]) -> list[str]:
+    """Hydra overrides from Snakemake's `--config` values; `overrides="a=1 b.c=2"` carries keys that it rejects."""
+    texts = []
+    for key, value in config.items():
+        if key == "overrides":
+            texts += str(value).split()
+        elif isinstance(value, Mapping):
+            raise ConfigError(f'--config {key}=...: give dotted keys as overrides="{key}.name=value"')
+        else:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            texts.append(f"{key}={','.join(str(v) for v in values)}")
+    return texts
+
+
+def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration of a question, and that of its files alone.
+
+    Raises:
+        ConfigError: an option does not exist, or has no value.
+    """
+    files = {group: None if (group, name) == ("gpu", LOCAL_GPU) else name for group, name in chosen.items()}
+    # the values of `local` come from the machine
+    local = {"gpu": {"name": LOCAL_GPU}} if chosen.get("gpu") == LOCAL_GPU else {}
+    base = configuration(files)[0] | local
+    check_sections(base)
+    _check_names(chosen, base)
+    try:
+        config, missing = configuration(files, values)
+    except KeyError as error:
+        raise ConfigError(_unknown_option(error.args[0], base)) from None
+    config |= local
+    _refuse_new_keys(config, base)
+    _refuse_other_names(values)
+    if absent := [key for key in missing if key != "batch_size"]:
+        raise ConfigError("; ".join(f"give a value for {key}{example(key)}" for key in absent))
+    return config, base
+
+
+def _name_in_group(override: Override) -> str:
+    """The file that `gpu=`, `model=`, `kernels=` or `overheads=` names; an alias of a GPU becomes its name.
+
+    Raises:
+        UnknownNameError: there is no such file.
+        ConfigError: the value holds several names without commas.
+    """
+    group, stated = override.key, override.value
+    name = stated if isinstance(stated, str) else override.text.partition("=")[2]
+    if len(parts := name.replace(",", " ").split()) > 1 and isinstance(stated, str):
+        raise ConfigError(f"{group}={name}: write several values with commas and no spaces: {group}={','.join(parts)}")
+    if group == "gpu":
+        return name if name == LOCAL_GPU else load_gpu(name).name
+    if name not in choices(group):
+        raise UnknownNameError(group, name, choices(group))
+    return name
+
+
+def _check_names(chosen: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """Check that a copied file states its own name: artifacts are stored in folders of that name."""
+    for group, value in chosen.items():
+        where, name = f"config/{group}/{value}.yaml", str(config[group]["name"])
+        if name != value:
+            raise ConfigError(f"{where}: name is {name!r}, expected {value!r} as the file is called")
+        if not re.fullmatch(NAME, name):
+            raise ConfigError(f"{where}: folders get this name: give it letters, digits, - and _ alone")
+
+
+def _refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
+    """Refuse new keys: a misspelt `+model.atention=fused` would be ignored, and the answer would not show this.
+
+    New keys of a GPU are checked by its specification. The user's own workload has free options below `model.options`.
+
+    Raises:
+        ConfigError: a key was added that nothing reads.
+    """
+    free = ("gpu.", "model.options.") if config["model"].get("architecture") == "custom" else ("gpu.",)
+    keys_of_files = {*flatten(base), "batch_size"}
+    for key in flatten(config):
+        if key not in keys_of_files and not key.startswith(free):
+            raise ConfigError(_unknown_option(key, base))
+
+
+def _refuse_other_names(values: Sequence[Override]) -> None:
+    """Refuse `model.name=...`: results would be stored under a name that is not the one of the file.
+
+    Raises:
+        ConfigError: an override changes the name of a group's file.
+    """
+    for override in values:
+        group, _, key = override.key.partition(".")
+        if group in GROUPS and key == "name":
+            raise ConfigError(f"{override.text}: choose a file of config/{group}/ with {group}=NAME")
+
+
+def _unknown_option(key: str, base: Mapping[str, Any]) -> str:
+    """One line that says which options there are; `base` is the configuration of the chosen files."""
+    section, options = key.partition(".")[0], list(flatten(base))
+    chosen = f" of {section}={base[section]['name']}" if section in GROUPS and "." in key else ""
+    if section == "gpu" and is_known_key(key.removeprefix("gpu.")):
+        return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
+    close = did_you_mean(key, options) or did_you_mean(key, (*GROUPS, "experiment", "results"))
+    in_section = sorted(option.partition(".")[2] for option in options if option.startswith(f"{section}."))
+    listed = [name for name in in_section if not name.startswith(_NOT_OPTIONS)]
+    there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"
+    if section == "edit" and f"model.{key.partition('.')[2]}" in options:
+        return f"{key}: this is an option of {base['model']['name']}: write {key.replace('edit.', 'model.')}=..."
+    own_step = base["model"].get("architecture") == "custom" and section == "model"
+    free = f"; options of your own step: model.options.{key.rpartition('.')[2]}=..." if own_step else ""
+    return f"unknown option {key!r}{chosen}: {close}{there}{free}"
+
+
+def _batch_size(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"batch_size={value}: give a whole number of samples, 1 or more")
+    if value > 10_000_000:
+        raise ConfigError(f"batch_size={value}: more than 10,000,000 samples a step is beyond what the models cover")
+    return value
+
+
+def _variant(config: Mapping[str, Any], base: Mapping[str, Any], methods: Sequence[str] = ()) -> str:
+    """Name of a variant: `default`, or the named methods and the settings that differ from the defaults.
+
+    The defaults are those of the methods and of the model. A long name is replaced by a hash.
+    """
+    values, usual = flatten(config), flatten(base)
+    differing = {key: values.get(key) for key in sorted(values.keys() | usual.keys())
+                 if values.get(key) != usual.get(key)}  # fmt: skip
+    if not differing and not methods:
+        return "default"
+    short = {key: str(value).replace("::", ".") if key.startswith("edit.") else value
+             for key, value in differing.items()}  # fmt: skip
+    text = "_".join([*methods, *(f"{key.removeprefix('model.')}-{value}" for key, value in short.items())])
+    if len(text) <= 48 and re.fullmatch(r"[A-Za-z0-9_.\-]+", text):
+        return text
+    return "v" + hashlib.sha256(repr((list(methods), differing)).encode()).hexdigest()[:10]
