@@ -16,13 +16,14 @@ import pandas as pd
 import typer
 from typer.core import TyperGroup
 
+from pipeline.answers.answer_files import write_answers
 from pipeline.answers.engine import STEPS, engine
 from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
 from pipeline.question.question import expand
-from pipeline.show.comparison import Comparison, Order, compared, in_order, show, write_answers
+from pipeline.show.comparison import Comparison, Order, compared, in_order, show
 from pipeline.show.tables import console
 from pipeline.simulate.perfetto import write_timeline
 from pipeline.terminal import Json, Overrides, examples, print_json, progress, run_app, split_results, working

@@ -191,36 +191,6 @@ def write_table(
         pq.write_table(table, part, **WRITTEN_AS)
 
 
-class RowGroups:
-    """Writes a table in groups of rows, completely or not at all: `with RowGroups(path, "grid") as file: file.add(rows)`.
-
-    Only one group is in memory at a time.
-
-    Raises:
-        TableError: rows do not fit the schema.
-        SteptimeError: the file cannot be written (full disk, no permission).
-    """
-
-    def __init__(self, path: str | Path, schema: str) -> None:
-        self.path, self.schema, self.target = Path(path), schema, atomic_path(path)
-
-    def __enter__(self) -> RowGroups:
-        part = self.target.__enter__()
-        self.writer = pq.ParquetWriter(part, SCHEMAS[self.schema], **WRITTEN_AS)
-        return self
-
-    def add(self, frame: pd.DataFrame) -> None:
-        """Write a group of rows."""
-        self.writer.write_table(to_arrow(frame, self.schema, str(self.path)))
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
-            self.writer.close()
-        except OSError as failure:
-            kind, error = kind or type(failure), error or failure
-        self.target.__exit__(kind, error, trace)
-
-
 def write_parquet(
     frame: pd.DataFrame, path: str | Path, labels: bool = False, provenance: Mapping[str, Any] | None = None
 ) -> None:
@@ -413,25 +383,3 @@ def _has_null_int(table: pa.Table) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def write_families(
-    samples: pd.DataFrame, families: Sequence[str], paths: Sequence[str | Path], provenance: Mapping[str, Any]
-) -> None:
-    """Write a samples table as one file per family; a family without samples gets an empty table.
-
-    Raises:
-        TableError: the samples hold a family that is not among `families`.
-    """
-    strange = sorted(set(samples["family"]) - set(families))
-    if strange:
-        raise TableError(f"samples of unexpected families {', '.join(strange)}: expected {', '.join(families)}")
-    for family, path in zip(families, paths, strict=True):
-        write_table(samples[samples["family"] == family], path, "samples", provenance)
-
-
-def read_families(paths: Sequence[str | Path]) -> pd.DataFrame:
-    """Read several sample tables as one table."""
-    import pandas as pd
-
-    return pd.concat([read_table(path, "samples") for path in paths], ignore_index=True)

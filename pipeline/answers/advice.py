@@ -9,9 +9,8 @@ source of error has the same random numbers in both predictions. An error that b
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.engine import Answer, engine, in_order
+from pipeline.answers.step_changes import CANDIDATES, SAME, Candidate, applies, changed, command
 from pipeline.errors import ConfigError
-from pipeline.hardware.spec import has_bf16, has_tf32
 from pipeline.prediction import Prediction
-from pipeline.question.checks import written
-from pipeline.question.question import Question, ask, questions_of
-from pipeline.question.settings import NO_EDIT
+from pipeline.question.question import Question, questions_of
 from pipeline.readable import gibibytes, html_table, milliseconds, shares
 
 Floats = npt.NDArray[np.float64]
@@ -37,78 +34,6 @@ MIN_GAIN = 0.005
 
 SAME_STEP = 0.005
 """Steps whose times differ by less than this share are equally fast: the one that comes first in the table is taken."""
-
-SAME = "no"
-"""What a candidate changes of a step's results if they stay the same up to rounding."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A change of one option that may make a step faster."""
-
-    key: str
-    value: str
-    instead_of: tuple[str, ...]
-    """Values of the option that it improves; a step with another value does not get this advice. Empty for edits, which
-    are added to those that a point has."""
-    how: str
-    """What to write in PyTorch."""
-    changes: str = SAME
-    """What it changes of the step's results."""
-    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    """Values that other options must have."""
-    unless: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    """Values of other options that together make the change impossible."""
-
-    @property
-    def text(self) -> str:
-        """The change as an override."""
-        return f"{self.key}={self.value}"
-
-
-SIZES_FROM_DATA = {
-    "model.embedding": ("joint_sparse", "joint_rows", "sparse"), "model.optimizer": ("adagrad", "adam"),
-}  # fmt: skip
-"""Options with which the number of updated rows depends on the batch: CUDA graphs cannot capture such a step."""
-
-CANDIDATES = (
-    Candidate("model.read_loss", "never", ("before_backward", "at_end"), "do not call loss.item() in each step"),
-    Candidate("model.copies", "pinned", ("pageable",), "DataLoader(pin_memory=True), .to(device, non_blocking=True)"),
-    Candidate("model.set_to_none", "true", ("false",), "optimizer.zero_grad(set_to_none=True)"),
-    Candidate("model.foreach", "true", ("false",), "torch.optim's foreach=True"),
-    Candidate("model.attention", "fused", ("eager",), "F.scaled_dot_product_attention"),
-    Candidate("model.memory_format", "channels_last", ("contiguous",), "model.to(memory_format=torch.channels_last)"),
-    Candidate(
-        "model.embedding", "fused", ("joint_sparse", "joint_rows", "sparse", "dense"),
-        "FBGEMM's SplitTableBatchedEmbeddingBagsCodegen", given={"model.optimizer": ("sgd",)},
-    ),
-    Candidate(
-        "model.embedding", "fused", ("joint_sparse", "joint_rows", "sparse", "dense"),
-        "FBGEMM's SplitTableBatchedEmbeddingBagsCodegen", "the optimizer updates the rows in use only",
-        given={"model.optimizer": ("adagrad", "adam")},
-    ),
-    Candidate("model.interaction", "fused", ("by_parts",), "one kernel for all dot products, as in NVIDIA's example"),
-    Candidate(
-        "predict.cuda_graph", "true", ("false",), "torch.cuda.make_graphed_callables", unless=SIZES_FROM_DATA,
-    ),
-    Candidate("edit.fuse", "elementwise", (), "torch.compile of the layers between the matrix products"),
-    Candidate(
-        "model.dtype", "tf32", ("fp32",), "torch.set_float32_matmul_precision('high')", "products have 10 bits of mantissa"
-    ),
-    Candidate(
-        "model.dtype", "bf16", ("fp32", "tf32"), "torch.autocast('cuda', torch.bfloat16)", "products have 7 bits of mantissa"
-    ),
-    Candidate(
-        "model.dtype", "fp16", ("fp32", "tf32"), "torch.autocast('cuda', torch.float16) with a gradient scaler",
-        "products are in fp16, with its small range",
-    ),
-    Candidate(
-        "model.precision", "pure", ("autocast",), "model.to(dtype)", "weights and optimizer state are in half precision",
-        given={"model.dtype": ("bf16", "fp16")},
-    ),
-    Candidate("edit.remove", "aten::dropout", (), "dropout=0", "training has no dropout", given={"model.mode": ("train",)}),
-)  # fmt: skip
-"""All that can be advised; what keeps the results comes first."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +161,51 @@ class Advice:
         return html_table(self.summary, [list(row.values()) for row in rows], list(rows[0]) if rows else [])
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A change that was taken, with its gains and the state that it was taken in."""
+
+    candidate: Any
+    alone: Gain | None
+    on_top: Gain
+    at: Any
+    after: Prediction
+
+
+def take_best_first(
+    before: Prediction,
+    state: Any,
+    candidates: Sequence[Any],
+    predicted: Callable[[Any, Sequence[Any]], Mapping[Any, Prediction]],
+    apply: Callable[[Any, Any], Any],
+) -> tuple[list[Taken], dict[Any, Gain]]:
+    """Take the change that makes the step fastest, then the best on top of it, until none saves `MIN_GAIN`.
+
+    Args:
+        before: the step without changes.
+        state: what `before` was predicted for.
+        candidates: changes, those that are preferred among equally fast ones first.
+        predicted: predictions of a state with each change that applies to it.
+        apply: the state with a change.
+
+    Returns:
+        The changes in the order in which they were taken, and the gain of each candidate alone.
+    """
+    step, left, taken, alone = before, list(candidates), list[Taken](), dict[Any, Gain]()
+    while steps := predicted(state, left):
+        if not taken:
+            alone = {change: Gain.between(before, after) for change, after in steps.items()}
+        limit = min(after.predicted_us for after in steps.values()) * (1 + SAME_STEP)
+        best = next(change for change in left if change in steps and steps[change].predicted_us <= limit)
+        gain = Gain.between(step, steps[best])
+        if gain.share < MIN_GAIN:
+            break
+        taken.append(Taken(best, alone.get(best), gain, state, steps[best]))
+        state, step = apply(state, best), steps[best]
+        left.remove(best)
+    return taken, alone
+
+
 def advise(gpu: str = "V100", model: str = "dlrm_default", same_results: bool = False, **overrides: Any) -> Advice:
     """What would make one training step faster.
 
@@ -275,49 +245,36 @@ def advice_for(
     if asked.local:
         raise ConfigError("advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100")
 
-    predicting = predicting or partial(engine(results).predict, keep_draws=True)
+    answering = predicting or partial(engine(results).predict, keep_draws=True)
+    (first,) = answering([asked])
+    before, failed = first.whole(), dict[Candidate, str]()
 
-    def predicted(questions: Sequence[Question]) -> list[Answer]:
-        return in_order(questions, predicting(questions))
+    def predicted(at: Question, candidates: Sequence[Candidate]) -> dict[Candidate, Prediction]:
+        ready = [candidate for candidate in candidates if candidate not in failed and applies(candidate, at)]
+        questions = [changed(at, candidate) for candidate in ready]
+        answers = dict(zip(ready, in_order(questions, answering(questions)), strict=True))
+        failed.update({candidate: answer.reason or "" for candidate, answer in answers.items() if answer.error})
+        return {candidate: answer.prediction for candidate, answer in answers.items() if answer.prediction}
 
-    left = [each for each in CANDIDATES if not same_results or each.changes == SAME]
-    now = asked
-    (first,) = predicted([asked])
-    before = first.whole()
-    step, lines = before, list[Line]()
-    alone: dict[Candidate, Gain] = {}
-    failed: dict[Candidate, str] = {}
-    while left:
-        ready = [each for each in left if applies(each, now)]
-        answers = predicted([changed(now, each) for each in ready])
-        found: dict[Candidate, Prediction] = {}
-        for each, answer in zip(ready, answers, strict=True):
-            if answer.prediction is None:
-                failed[each] = answer.reason or ""
-                left.remove(each)
-                continue
-            found[each] = answer.prediction
-            if now is asked:
-                alone[each] = Gain.between(before, answer.prediction)
-        best = _fastest(found)
-        if best is None or Gain.between(step, found[best]).share < MIN_GAIN:
-            break
-        lines.append(
-            Line(
-                best.text, best.how, alone.get(best), Gain.between(step, found[best]), best.changes, found[best].evidence,
-                command(asked if best in alone else now, best), command(now, best),
-            )
-        )  # fmt: skip
-        now, step = changed(now, best), found[best]
-        left.remove(best)
-    taken = dict(line.change.split("=", 1) for line in lines)
+    wanted = [candidate for candidate in CANDIDATES if not same_results or candidate.changes == SAME]
+    taken, alone = take_best_first(before, asked, wanted, predicted, changed)
+    lines = [
+        Line(
+            change.candidate.text, change.candidate.how, change.alone, change.on_top, change.candidate.changes,
+            change.after.evidence, command(asked if change.alone else change.at, change.candidate),
+            command(change.at, change.candidate),
+        )
+        for change in taken
+    ]  # fmt: skip
+    values = dict(line.change.split("=", 1) for line in lines)
     refused = [
-        Refused(each.text, gain, _why(each, gain, taken))
-        for each, gain in alone.items()
-        if taken.get(each.key) != each.value
+        Refused(candidate.text, gain, _why(candidate, gain, values))
+        for candidate, gain in alone.items()
+        if values.get(candidate.key) != candidate.value
     ]
-    refused += [Refused(each.text, None, reason) for each, reason in failed.items() if each not in alone]
-    return Advice(before, tuple(lines), step, tuple(refused), _notes(before, lines))
+    refused += [Refused(candidate.text, None, reason) for candidate, reason in failed.items()
+                if candidate not in alone]  # fmt: skip
+    return Advice(before, tuple(lines), taken[-1].after if taken else before, tuple(refused), _notes(before, lines))
 
 
 def _why(candidate: Candidate, gain: Gain, taken: Mapping[str, str]) -> str:
@@ -339,65 +296,6 @@ def _notes(before: Prediction, lines: Sequence[Line]) -> tuple[str, ...]:
     if any(key.startswith("edit.") for key in keys):
         notes.append("edits of operators do not change the memory need; what a fused kernel must keep is not counted")
     return tuple(notes)
-
-
-def _fastest(found: Mapping[Candidate, Prediction]) -> Candidate | None:
-    """The candidate with the shortest step; among equally fast ones the first in the table."""
-    if not found:
-        return None
-    limit = min(each.predicted_us for each in found.values()) * (1 + SAME_STEP)
-    return next(each for each in found if found[each].predicted_us <= limit)
-
-
-def applies(candidate: Candidate, at: Question) -> bool:
-    """Whether a point has the option, with a value that the candidate improves on a GPU that supports it."""
-    if candidate.key.startswith("edit."):
-        if candidate.value in _values(at, candidate.key):
-            return False
-    elif not set(_values(at, candidate.key)) & set(candidate.instead_of):
-        return False
-    if not _has(at, candidate.given) or (candidate.unless and _has(at, candidate.unless)):
-        return False
-    needs = {"model.dtype=tf32": has_tf32, "model.dtype=bf16": has_bf16}.get(candidate.text)
-    return needs is None or needs(at.gpu)
-
-
-def _has(at: Question, wanted: Mapping[str, tuple[str, ...]]) -> bool:
-    """Whether each of these options has one of its values."""
-    return all(set(_values(at, key)) & set(values) for key, values in wanted.items())
-
-
-def _values(at: Question, key: str) -> tuple[str, ...]:
-    """Values of an option as a user types them; none if the point has no such option."""
-    section, _, name = key.partition(".")
-    value = at.section(section).get(name)
-    several = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-    return tuple(written(each).lower() if isinstance(each, bool) else written(each) for each in several)
-
-
-def changed(at: Question, candidate: Candidate) -> Question:
-    """The point with a candidate's change."""
-    return ask(_texts(at, candidate.key, _after(at, candidate)))
-
-
-def command(at: Question, candidate: Candidate) -> str:
-    """The command that compares a point with and without a candidate's change."""
-    before = _values(at, candidate.key)
-    old = written(list(before)) if len(before) > 1 else before[0] if before else NO_EDIT
-    return shlex.join(["steptime", "compare", *_texts(at, candidate.key, f"{old},{_after(at, candidate)}")])
-
-
-def _after(at: Question, candidate: Candidate) -> str:
-    """Value of the option with the change: edits are added to those of the point."""
-    if candidate.key.startswith("edit.") and (present := _values(at, candidate.key)):
-        return written([*present, candidate.value])
-    return candidate.value
-
-
-def _texts(at: Question, key: str, value: str) -> list[str]:
-    """The overrides of a point with another value of one option."""
-    kept = [text for text in at.overrides if text.partition("=")[0].lstrip("+") != key]
-    return [f"gpu={at.gpu.name}", f"model={at.model}", f"batch_size={at.batch_size}", *kept, f"{key}={value}"]
 
 
 def _signed_bytes(size: int) -> str:

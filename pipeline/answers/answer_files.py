@@ -1,17 +1,24 @@
-"""Writes the files of one answer: prediction, timelines and summary."""
+"""Writes answers: the files of one (prediction, timelines and summary), or a table of many."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipeline.answers.engine import Answer
-from pipeline.schemas import write_table
+from pipeline.schemas import SCHEMAS, WRITTEN_AS, atomic_path, to_arrow, write_table
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.perfetto import write_timeline
+
+ROWS_IN_GROUP = 1000
+"""Rows that are written at a time. A group of 1,000 rows takes about 100 kB in the file."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +51,72 @@ def write_answer(answer: Answer, paths: AnswerFiles, trace: str | None, provenan
     write_table(prediction.calls, paths.prediction, "prediction", provenance)
     row = pa.table({key: [value] for key, value in prediction.summary_values().items()})
     write_table(row, paths.summary, "summary", provenance)
+
+
+def write_answers(answers: Iterable[Answer], path: Path) -> dict[str, int]:
+    """Write a `grid` table, with rows in the order in which points are done.
+
+    Returns:
+        The number of points, and of points without a prediction.
+
+    Raises:
+        SteptimeError: the file cannot be written.
+    """
+    counts = {"points": 0, "unpredicted": 0}
+    rows: list[dict[str, object]] = []
+    with RowGroups(path, "grid") as file:
+        for answer in answers:
+            counts["points"] += 1
+            counts["unpredicted"] += answer.prediction is None
+            rows.append(_row(answer))
+            if len(rows) == ROWS_IN_GROUP:
+                file.add(_group(rows))
+                rows.clear()
+        if rows:
+            file.add(_group(rows))
+    return counts
+
+
+def _row(answer: Answer) -> dict[str, object]:
+    """One row of a `grid` table."""
+    if answer.prediction is not None:
+        return answer.prediction.summary_values()
+    asked = answer.question
+    names = {"gpu": asked.gpu.name, "model": asked.model, "variant": asked.variant, "batch_size": asked.batch_size}
+    return names | {"overrides": json.dumps(asked.overrides), "unpredicted": answer.reason}
+
+
+def _group(rows: list[dict[str, object]]) -> pd.DataFrame:
+    """Rows as a table; numbers that some rows lack stay whole numbers."""
+    table = pd.DataFrame(rows)
+    return table.astype({name: "Int64" for name in ("largest_batch", "memory_bytes") if name in table})
+
+
+class RowGroups:
+    """Writes a table in groups of rows, completely or not at all: `with RowGroups(path, "grid") as file: file.add(rows)`.
+
+    Only one group is in memory at a time.
+
+    Raises:
+        TableError: rows do not fit the schema.
+        SteptimeError: the file cannot be written (full disk, no permission).
+    """
+
+    def __init__(self, path: str | Path, schema: str) -> None:
+        self.path, self.schema, self.target = Path(path), schema, atomic_path(path)
+
+    def __enter__(self) -> RowGroups:
+        part = self.target.__enter__()
+        self.writer = pq.ParquetWriter(part, SCHEMAS[self.schema], **WRITTEN_AS)
+        return self
+
+    def add(self, frame: pd.DataFrame) -> None:
+        """Write a group of rows."""
+        self.writer.write_table(to_arrow(frame, self.schema, str(self.path)))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            self.writer.close()
+        except OSError as failure:
+            kind, error = kind or type(failure), error or failure
+        self.target.__exit__(kind, error, trace)

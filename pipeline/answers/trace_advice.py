@@ -7,13 +7,14 @@ with the width of measured ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.answers.advice import MIN_GAIN, SAME, Advice, Gain, Line, Refused
+from pipeline.answers.advice import Advice, Line, Refused, take_best_first
+from pipeline.answers.step_changes import SAME
 from pipeline.answers.step_errors import host_sigma, keyed_normals
 from pipeline.prediction import Prediction
 from pipeline.simulate.critical_path import simulate
@@ -58,27 +59,28 @@ def advise_trace(step: ChangeableStep, traced: Prediction, same_results: bool = 
         same_results: leave out what changes the results of the step by more than rounding.
     """
     scale = traced.predicted_us / _step_us(step)
-    left = [each for each in changes_of(step) if not same_results or each.changes == SAME]
     before = _predicted(step, traced, scale)
-    now, current, lines = step, before, list[Line]()
-    alone: dict[str, Gain] = {}
-    while left:
-        found = {each.name: _predicted(each.apply(now), traced, scale) for each in left}
-        if now is step:
-            alone = {name: Gain.between(before, after) for name, after in found.items()}
-        best = min(left, key=lambda each: found[each.name].predicted_us)
-        gain = Gain.between(current, found[best.name])
-        if gain.share < MIN_GAIN:
-            break
-        lines.append(Line(best.name, best.how, alone[best.name], gain, best.changes, traced.evidence, "", ""))
-        now, current = best.apply(now), found[best.name]
-        left.remove(best)
-    taken = {line.change for line in lines}
-    refused = tuple(Refused(name, gain, "does not help") for name, gain in alone.items() if name not in taken)
+
+    def predicted(at: ChangeableStep, changes: Sequence[TraceChange]) -> dict[TraceChange, Prediction]:
+        return {change: _predicted(change.apply(at), traced, scale) for change in changes}
+
+    wanted = [change for change in changes_of(step) if not same_results or change.changes == SAME]
+    taken, alone_of = take_best_first(before, step, wanted, predicted, lambda at, change: change.apply(at))
+    lines = [
+        Line(
+            change.candidate.name, change.candidate.how, change.alone, change.on_top, change.candidate.changes,
+            traced.evidence, "", "",
+        )
+        for change in taken
+    ]  # fmt: skip
+    chosen = {line.change for line in lines}
+    refused = tuple(
+        Refused(change.name, gain, "does not help") for change, gain in alone_of.items() if change.name not in chosen
+    )
     notes = ["kernel times are those of the trace"]
     if traced.traced is not None and traced.traced.time_per_batch_us is None:
         notes.append("the trace has one iteration: its host times may include work that is done once")
-    return Advice(before, tuple(lines), current, refused, tuple(notes))
+    return Advice(before, tuple(lines), taken[-1].after if taken else before, refused, tuple(notes))
 
 
 def changes_of(step: ChangeableStep) -> Iterator[TraceChange]:

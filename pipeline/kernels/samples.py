@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,8 @@ from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
 from pipeline.kernels.work import ELEMENT_BYTES, Dims, matrix_product
-from pipeline.schemas import DIMS, read_frame
+from pipeline.schemas import DIMS, read_frame, write_table
+from pipeline.schemas import read_table as read_artifact
 
 MAX_LATENCY_US = 1e8
 """Largest plausible latency, microseconds (100 s). A longer latency indicates a wrong unit or a wrong clock."""
@@ -296,3 +297,23 @@ def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
         f"{times_peak[row]:,.0f} times its {dtype.iloc[row]} peak): latency_us must be microseconds, and dtype what was "
         "computed in (tf32 where PyTorch was allowed to use it)"
     )
+
+
+def write_families(
+    samples: pd.DataFrame, families: Sequence[str], paths: Sequence[str | Path], provenance: Mapping[str, Any]
+) -> None:
+    """Write a samples table as one file per family; a family without samples gets an empty table.
+
+    Raises:
+        TableError: the samples hold a family that is not among `families`.
+    """
+    strange = sorted(set(samples["family"]) - set(families))
+    if strange:
+        raise TableError(f"samples of unexpected families {', '.join(strange)}: expected {', '.join(families)}")
+    for name, path in zip(families, paths, strict=True):
+        write_table(samples[samples["family"] == name], path, "samples", provenance)
+
+
+def read_families(paths: Sequence[str | Path]) -> pd.DataFrame:
+    """Read several sample tables as one table."""
+    return pd.concat([read_artifact(path, "samples") for path in paths], ignore_index=True)

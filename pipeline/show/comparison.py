@@ -5,13 +5,11 @@ In the table, what all rows share is above it, and what it leaves out is below i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -28,7 +26,6 @@ from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question, questions_of
 from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
-from pipeline.schemas import RowGroups
 from pipeline.show.figures.python_plots import draw_steps
 from pipeline.show.tables import console, interval, one
 
@@ -44,8 +41,6 @@ LEFT_OUT_FIRST = ("evidence", "busy", "max batch", "memory", "measured", PER_PRI
 SPLIT_AFTER = 2
 """Number of columns that are left out of one table of all models, before each model gets a table of its own."""
 
-ROWS_IN_GROUP = 1000
-"""Rows that are written at a time. A group of 1,000 rows takes about 100 kB in the file."""
 
 WORDS = ("GPU", "model", "options", "bound", "evidence")
 """Columns of text, which are aligned to the left."""
@@ -317,45 +312,6 @@ def compared(questions: Sequence[Question], answers: Iterable[Answer]) -> Compar
         raise next(answer.error for answer in ordered if answer.error is not None)
     unpredicted = [Unpredicted.of(answer.question, answer.reason) for answer in ordered if answer.reason is not None]
     return Comparison(predictions, prices=prices, unpredicted=unpredicted)
-
-
-def write_answers(answers: Iterable[Answer], path: Path) -> dict[str, int]:
-    """Write a `grid` table, with rows in the order in which points are done.
-
-    Returns:
-        The number of points, and of points without a prediction.
-
-    Raises:
-        SteptimeError: the file cannot be written.
-    """
-    counts = {"points": 0, "unpredicted": 0}
-    rows: list[dict[str, object]] = []
-    with RowGroups(path, "grid") as file:
-        for answer in answers:
-            counts["points"] += 1
-            counts["unpredicted"] += answer.prediction is None
-            rows.append(_row(answer))
-            if len(rows) == ROWS_IN_GROUP:
-                file.add(_group(rows))
-                rows.clear()
-        if rows:
-            file.add(_group(rows))
-    return counts
-
-
-def _row(answer: Answer) -> dict[str, object]:
-    """One row of a `grid` table."""
-    if answer.prediction is not None:
-        return answer.prediction.summary_values()
-    asked = answer.question
-    names = {"gpu": asked.gpu.name, "model": asked.model, "variant": asked.variant, "batch_size": asked.batch_size}
-    return names | {"overrides": json.dumps(asked.overrides), "unpredicted": answer.reason}
-
-
-def _group(rows: list[dict[str, object]]) -> pd.DataFrame:
-    """Rows as a table; numbers that some rows lack stay whole numbers."""
-    table = pd.DataFrame(rows)
-    return table.astype({name: "Int64" for name in ("largest_batch", "memory_bytes") if name in table})
 
 
 def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:

@@ -15,13 +15,13 @@ import pytest
 from rich.console import Console
 
 from pipeline import cli
+from pipeline.answers import answer_files
 from pipeline.answers.engine import Answer
 from pipeline.answers.memory_fit import first_digits
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table
-from pipeline.show import comparison
 from pipeline.show.comparison import Comparison, Order, Unpredicted, in_order
 
 STEP = Prediction("V100", "custom", "v0123456789", 2048, 8000.0, 6000.0, 3000.0, 7500.0, 9000.0, 2 << 30, True,
@@ -197,7 +197,7 @@ def test_a_grid_is_written_in_groups_of_rows(
         return Answer(question, dataclasses.replace(STEP, batch_size=question.batch_size))
 
     monkeypatch.setattr(cli, "engine", answering(answer))
-    monkeypatch.setattr(comparison, "ROWS_IN_GROUP", 2)
+    monkeypatch.setattr(answer_files, "ROWS_IN_GROUP", 2)
     grid = ("compare", "gpu=V100", "model=dlrm_small", "batch_size=1,2,3,4,5", "--out", str(out))
     code, text, err = run(capsys, monkeypatch, *grid, "--json")
     assert (code, err, json.loads(text)) == (0, "", {"points": 5, "unpredicted": 1, "out": str(out)})
@@ -218,7 +218,7 @@ def test_a_grid_that_is_broken_off_leaves_the_file_as_it_was(tmp_path: Path) -> 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        comparison.write_answers(broken(), out)
+        answer_files.write_answers(broken(), out)
     assert out.read_text() == "before" and [path.name for path in tmp_path.iterdir()] == ["grid.parquet"]
 
 

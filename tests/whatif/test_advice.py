@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.answers.advice import CANDIDATES, MIN_GAIN, Gain, advice_for, advise, applies, changed
+from pipeline.answers.advice import MIN_GAIN, Gain, advice_for, advise
 from pipeline.answers.engine import engine
+from pipeline.answers.step_changes import CANDIDATES, applies, changed
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace, changes_of
 from pipeline.cli import app
 from pipeline.errors import ConfigError

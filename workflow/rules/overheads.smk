@@ -74,4 +74,3 @@ rule overhead_statistics:
         "Compute overhead statistics of {wildcards.gpu} ({wildcards.overheads})"
     script:
         "../scripts/overhead_statistics.py"
-

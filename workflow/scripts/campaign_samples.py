@@ -6,7 +6,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.collect.campaign_reader import read_samples
-    from pipeline.schemas import write_families
+    from pipeline.kernels.samples import write_families
 
     samples = read_samples(Path(snakemake.input.manifest).parent)
     write_families(samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake))

@@ -8,7 +8,7 @@ if __name__ == "__main__":  # worker processes of the fit import this file
     from pipeline.scripting import job, provenance
 
     with job(snakemake):
-        from pipeline.schemas import read_families
+        from pipeline.kernels.samples import read_families
         from pipeline.show.kernel_runs import fit_and_track
 
         fit_and_track(

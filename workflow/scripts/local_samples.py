@@ -5,7 +5,8 @@ from pipeline.scripting import job, provenance
 with job(snakemake):
     from pipeline.collect.microbenchmarks import measure_calls
     from pipeline.graph.graph_file import read_graph
-    from pipeline.schemas import read_table, write_families
+    from pipeline.kernels.samples import write_families
+    from pipeline.schemas import read_table
 
     samples = measure_calls(
         [read_table(path, "calls") for path in snakemake.input.calls],

@@ -4,7 +4,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.datasets.neusight import read_samples
-    from pipeline.schemas import write_families
+    from pipeline.kernels.samples import write_families
 
     samples = read_samples(snakemake.input.latencies, snakemake.wildcards.gpu)
     write_families(samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake))
