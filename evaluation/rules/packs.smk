@@ -52,7 +52,7 @@ rule half_samples:
         "../scripts/half_samples.py"
 
 
-use rule fit_kernels as fit_half with:
+rule fit_half:
     input:
         samples=[f"{HALF}/gemm/samples.parquet"],
     output:
@@ -63,6 +63,16 @@ use rule fit_kernels as fit_half with:
         f"{HALF}/logs/fit_{{kernels}}.tsv"
     wildcard_constraints:
         gpu=HALF_GPUS,
+    threads: FLOW.fit_workers
+    params:
+        settings=FLOW.kernel_settings,
+        gpu=FLOW.gpu_spec,
+        tracking=FLOW.artifacts.tracking,
+        code=FLOW.code("fit_kernels"),
+    message:
+        "Fit a kernel model of bf16 matrix products of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow"
+    script:
+        "../../workflow/scripts/fit_kernels.py"
 
 
 use rule pack as half_pack with:
