@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from evaluation.pages.bars import TRANSFER_MAPE
+from evaluation.pages.accuracy_tables import TRANSFER_BARS
 from evaluation.pages.readme_tables import shipped_families
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.palette import SERIES
@@ -117,7 +117,7 @@ def transfer(errors: pd.DataFrame) -> Figure:
         handles += axes.plot(
             means[method].reindex(FAMILY_ORDER), range(len(FAMILY_ORDER)), marker, color=colour, label=label
         )
-    bars = [TRANSFER_MAPE[name] for name in FAMILY_ORDER]
+    bars = [TRANSFER_BARS[name] for name in FAMILY_ORDER]
     handles += axes.plot(bars, range(len(FAMILY_ORDER)), "|", color="black", markersize=16, label="bar for auto")
     board.label_rows(axes, FAMILY_ORDER)
     board.names(axes, "MAPE above twice the latency floor (%)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -19,39 +18,14 @@ from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST
 from evaluation.published.published_steps import read_networks, read_resnet50, read_training
 from soak.damage import VALUES, damaged
 from soak.verdicts import ANY, Case
-from tests.evaluation import test_published_busy as busy
-from tests.evaluation import test_published_dlrm as dlrm
-from tests.evaluation import test_published_lin2022 as lin
-from tests.evaluation import test_published_lookups as lookups
-from tests.evaluation import test_published_steps as steps
+from tests.evaluation.published_texts import FILES
 
 NUMBERS = ("measured_us", "busy", "published_busy", "batch_size")
 
 
-def _files() -> dict[str, bytes]:
-    """The invented files of the tests, by path below the datasets folder."""
-    cells = [{"source": text.splitlines(keepends=True)} for text in ("### DLRM", busy.COMPUTED, busy.CELL)]
-    texts = {
-        BUSY: json.dumps({"cells": cells}), DLRM_FILE: lin.DLRM, CNN_FILE: lin.CNN,
-        "nvidia/dlrm-criteo_f15.yaml": dlrm.SPEC, "nvidia/resnet50v1.5-README.md": steps.PAGE,
-        LIGER: "\n".join((lookups.HEAD, *lookups.LINES)), PULL_REQUEST: lookups.COMMENT,
-        NOTEBOOK: json.dumps(lookups.cells([lookups.KERNEL, lookups.ADDING])),
-    }  # fmt: skip
-    for version, text in (("2020-04", dlrm.FIRST), ("2020-08", dlrm.SECOND), ("2021-10", dlrm.LAST)):
-        texts[f"nvidia/dlrm-README-{version}.md"] = text
-    for precision in ("fp32", "fp16"):
-        for what, rows in (("throughput", steps.THROUGHPUT), ("bs", steps.BATCH)):
-            texts[f"lambda/pytorch-train-{what}-{precision}.csv"] = steps.HEADER + rows
-    for layout, milli in (("nchw", 600.5), ("nhwc", 400.5)):
-        texts[f"timm/benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv"] = (
-            f"{steps.TIMM}resnet50,1,{milli},512\nother,1,1,1\n"
-        )
-    return {name: text.encode() for name, text in texts.items()}
-
-
 READERS: dict[str, tuple[str, ...]] = {
     "read_busy": (BUSY,), "read_dlrm": (DLRM_FILE,), "read_cnn": (CNN_FILE,), "read_steps": ("nvidia/dlrm",),
-    "read_resnet50": ("nvidia/resnet50",), "read_lookups": (LIGER, PULL_REQUEST, NOTEBOOK), "read_training": ("lambda/",),
+    "read_resnet50": ("nvidia/resnet50",), "read_lookups": (LIGER, PULL_REQUEST, NOTEBOOK), "read_training": ("lambda/pytorch",),
     "read_networks": ("timm/",),
 }  # fmt: skip
 CALLS: dict[str, Callable[[Path], pd.DataFrame]] = {
@@ -73,7 +47,8 @@ def _read(reader: str, folder: Path) -> pd.DataFrame:
 
 def prepare(folder: Path) -> dict[str, Any]:
     """What each reader makes of the undamaged files."""
-    _write(folder, files := _files())
+    files = {name: text.encode() for name, text in FILES.items()}
+    _write(folder, files)
     return {"files": files, **{reader: _read(reader, folder) for reader in READERS}}
 
 

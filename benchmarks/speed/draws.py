@@ -9,10 +9,12 @@ from time import process_time
 import numpy as np
 
 from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python, steptime
-from evaluation.checks.step_intervals import step_of
+from pipeline.answers.engine import STEPS, AvailableModels
+from pipeline.answers.step_prediction import StepParts
 from pipeline.question.question import expand
 from pipeline.simulate.compiled_walk import walk
 from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.program import assemble
 
 POINT = ("gpu=V100", "model=dlrm_default", "batch_size=2048")
 LONG = ("gpu=V100", "model=bert_large", "batch_size=8")
@@ -43,9 +45,12 @@ def section(rounds: int) -> str:
 
 def walks(rounds: int) -> str:
     """Times of the compiled and of the plain walk over the same draws of a long step."""
-    errors, timeline, which = step_of(expand(list(LONG))[0])
-    program, scale = timeline.program, np.ones(WALKED)
-    times = np.repeat(errors.centre[:, None], WALKED, axis=1) * np.linspace(0.9, 1.1, WALKED)
+    question, models = expand(list(LONG))[0], AvailableModels(None)
+    parts = StepParts.of(STEPS.graph(question), STEPS.calls(question))
+    program = assemble(parts.sequence, models.overheads(question), len(parts.which), workload=question.step_name)
+    kernel_us = models.kernels(question).predict(parts.calls)["kernel_us"]
+    which, scale = parts.which, np.ones(WALKED)
+    times = np.repeat(kernel_us.to_numpy(float)[:, None], WALKED, axis=1) * np.linspace(0.9, 1.1, WALKED)
     walk(program, times, which, scale)  # loads the compiled code
     compiled = seconds(lambda: walk(program, times, which, scale), rounds)
     plain = seconds(lambda: simulate(program, times[which].T, host_scale=scale), rounds)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from evaluation.published.published_busy import FILE as NOTEBOOK
 from evaluation.published.published_busy import read_busy
-from evaluation.published.published_lin2022 import CNN_FILE, DLRM_FILE, KEYS, read_cnn, read_dlrm
+from evaluation.published.published_lin2022 import KEYS, read_cnn, read_dlrm
 from pipeline.answers.engine import engine
 from pipeline.question.question import expand
 
@@ -22,11 +22,6 @@ gradients are zeroed."""
 
 DLRM_LOOP: dict[str, object] = {**CNN_LOOP, "model.read_loss": "before_backward"}
 """Training loop of facebookresearch/dlrm of 2021: as `CNN_LOOP`, and it reads the loss before the backward pass."""
-
-
-def are_present(datasets: Path) -> bool:
-    """Whether both tables of measured steps are there."""
-    return all((datasets / name).is_file() for name in (DLRM_FILE, CNN_FILE))
 
 
 def predicted_dlrm(datasets: Path) -> pd.DataFrame:

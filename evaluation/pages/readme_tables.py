@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.checks.lin2022_steps import are_present, predicted_cnn, predicted_dlrm
 from evaluation.pages import pictures
 from evaluation.pages.accuracy_tables import Evidence, left_out_errors, outdated_families, page_tables, readme_table
 from evaluation.pages.markdown import rewrite
@@ -53,10 +52,8 @@ def gather(results: Path) -> Evidence:
     moved = transfer_dir()
     pairs, models = (read_any([str(path)] if path.is_file() else []) for path in
                      (moved / PAIR_ERRORS, moved / MODEL_ERRORS))  # fmt: skip
-    data = datasets_dir()
-    own = (predicted_dlrm(data), predicted_cnn(data)) if data is not None and are_present(data) else ()
     return Evidence(tables.kernel_errors(shipped_families()), read_any([str(checks["replays"])]),
-                    read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models, *own)  # fmt: skip
+                    read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models)  # fmt: skip
 
 
 def write(found: Evidence, root: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Reader of the busy share of GPUs in the DLRM steps of Lin et al.: 3 GPUs, 3 models, 4 batch sizes.
 
-The notebook that draws the paper's end-to-end figure (`SOURCES["ml_perf_model"]`) states three errors per step, in %:
+The notebook that draws the paper's end-to-end figure (`ml_perf_model` in `sources.yaml`) states three errors per step, in %:
 
 1. of the predicted active time against the measured active time,
 2. of the predicted step against the measured step,
@@ -24,8 +24,7 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.published.published_pages import missing
-from pipeline.errors import TableError
+from evaluation.published.published_pages import positive, reading
 
 FILE = "ml_perf_model/e2e_plot.ipynb"
 
@@ -51,56 +50,38 @@ def read_busy(datasets: str | Path) -> pd.DataFrame:
         TableError: the file is missing, or does not hold the errors in the known form.
     """
     file = Path(datasets) / FILE
-    batches, errors = _read_errors(file)
-    try:
+    with reading(file):
+        batches, errors = _stated(json.loads(file.read_text(encoding="utf-8"))["cells"])
         rows = [
-            (GPUS[gpu], MODELS[model], batch, (1 + kernels / 100) / (1 + active / 100),
+            (GPUS[gpu], MODELS[model], int(positive(batch)), (1 + kernels / 100) / (1 + active / 100),
              (1 + kernels / 100) / (1 + step / 100), step / 100)
             for gpu, models in errors.items()
             for model, steps in models.items()
             for batch, (active, step, kernels) in zip(batches, steps, strict=True)
         ]  # fmt: skip
-    except (TypeError, ValueError, ZeroDivisionError):
-        raise TableError(f"{file}: expected three errors in percent for each batch size") from None
-    found = pd.DataFrame(rows, columns=list(COLUMNS))
-    if not (found["busy"].between(0, 1).all() and (found["published_busy"] > 0).all()):
-        raise TableError(f"{file}: with the errors in the file, a GPU is busy for longer than its step")
-    return found
+        table = pd.DataFrame(rows, columns=list(COLUMNS))
+        if not (table["busy"].between(0, 1).all() and (table["published_busy"] > 0).all()):
+            raise ValueError("with the errors in the file, a GPU is busy for longer than its step")
+        return table
 
 
-def _read_errors(file: Path) -> tuple[list[int], dict[str, dict[str, list[list[float]]]]]:
+def _stated(cells: list[dict[str, Any]]) -> tuple[list[int], dict[str, dict[str, list[list[float]]]]]:
     """Batch sizes, and errors by GPU, model and batch; they are literals in a cell whose lines are commented out."""
-    try:
-        cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-        sources = ["".join(cell["source"]) for cell in cells]
-    except FileNotFoundError:
-        raise missing(file) from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise TableError(f"{file}: not a readable notebook") from None
-    for source in sources:
-        stated = _assigned_literals(re.sub(r"^# ?", "", source, flags=re.MULTILINE))
-        batches, errors = stated.get("batch_sizes"), stated.get("errors")
-        if batches and errors:
-            if not isinstance(errors, dict) or not all(isinstance(models, dict) for models in errors.values()):
-                raise TableError(f"{file}: expected errors by GPU and model")
-            if not isinstance(batches, list) or not all(type(size) is int and size > 0 for size in batches):
-                raise TableError(f"{file}: batch_sizes is no list of positive whole numbers")
-            if not set(errors) <= set(GPUS) or not all(set(models) <= set(MODELS) for models in errors.values()):
-                raise TableError(f"{file}: has an unknown GPU or model")
-            return batches, errors
-    raise TableError(f"{file}: no cell assigns batch_sizes and errors")
+    for cell in cells:
+        values = _assigned_literals(re.sub(r"^# ?", "", "".join(cell["source"]), flags=re.MULTILINE))
+        if values.get("batch_sizes") and values.get("errors"):
+            return values["batch_sizes"], values["errors"]
+    raise ValueError("no cell assigns batch_sizes and errors")
 
 
 def _assigned_literals(code: str) -> dict[str, Any]:
     """The literals that a cell assigns to names. The cell is parsed and never executed."""
-    try:
-        found = [node for node in ast.parse(code).body if isinstance(node, ast.Assign)]
-    except (SyntaxError, ValueError):
-        return {}
-    values: dict[str, Any] = {}
-    for node in found:
-        with suppress(ValueError, TypeError):
-            values |= {
-                target.id: ast.literal_eval(node.value) for target in node.targets if isinstance(target, ast.Name)
-            }
-    return values
+    with suppress(SyntaxError, ValueError):
+        assignments = [node for node in ast.parse(code).body if isinstance(node, ast.Assign)]
+        values: dict[str, Any] = {}
+        for node in assignments:
+            with suppress(ValueError, TypeError):
+                value = ast.literal_eval(node.value)
+                values |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
+        return values
+    return {}

@@ -1,6 +1,6 @@
 """Reader of DLRM steps that NVIDIA measured and published; predictions of whole DLRM steps are compared with them.
 
-The source is three versions of the page of NVIDIA's DLRM example (`SOURCES["nvidia-dlrm"]`), on one GPU. Criteo's
+The source is three versions of the page of NVIDIA's DLRM example (`nvidia-dlrm` in `sources.yaml`), on one GPU. Criteo's
 tables hold only the values that occur at least 15 times. All versions give training by precision. The last version also
 gives latencies of inference by batch size, with CUDA graphs and without.
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from evaluation.published.published_pages import numbers_of, positive, read_page, sections
+from evaluation.published.published_pages import positive, reading, sections
 from pipeline.errors import TableError
 from pipeline.yaml_text import load_yaml
 
@@ -59,8 +59,8 @@ def read_steps(datasets: str | Path) -> pd.DataFrame:
     found: list[tuple[object, ...]] = []
     for version in VERSIONS:
         file = Path(datasets) / "nvidia" / f"dlrm-README-{version}.md"
-        text = read_page(file)
-        with numbers_of(file):
+        with reading(file):
+            text = file.read_text(encoding="utf-8")
             rows = _training(version, text) + _inference(version, text)
         if not rows:
             raise TableError(f"{file}: has no results of a single GPU")
@@ -75,13 +75,10 @@ def read_rows(datasets: str | Path) -> list[int]:
         TableError: the file is missing or no feature specification.
     """
     file = Path(datasets) / "nvidia" / "dlrm-criteo_f15.yaml"
-    text = read_page(file)
-    try:
-        content = load_yaml(text)
+    with reading(file):
+        content = load_yaml(file.read_text(encoding="utf-8"))
         names = content["channel_spec"]["categorical"]
-        return [int(content["feature_spec"][name]["cardinality"]) for name in names]
-    except (KeyError, TypeError, ValueError):
-        raise TableError(f"{file}: the cardinality of a categorical feature is missing") from None
+        return [int(positive(content["feature_spec"][name]["cardinality"])) for name in names]
 
 
 def _training(version: str, text: str) -> list[tuple[object, ...]]:

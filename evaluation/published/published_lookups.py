@@ -1,9 +1,9 @@
 """Reader of published embedding lookups on V100 and A100; the embedding models are compared with them.
 
-- Liger Kernel's benchmark (`SOURCES["liger"]`), A100-SXM4-80GB: `nn.Embedding` of 16,384 tokens, eager in PyTorch of
+- Liger Kernel's benchmark (`liger` in `sources.yaml`), A100-SXM4-80GB: `nn.Embedding` of 16,384 tokens, eager in PyTorch of
   2024 and compiled, forward only and with the gradient.
-- A notebook of ml_perf_model (`SOURCES["ml_perf_model"]`), V100: predecessors of FBGEMM's kernels, with many tables.
-- A pull request to PyTorch (`SOURCES["pytorch-49913"]`), A100: gradients of few tokens, computed by one kernel.
+- A notebook of ml_perf_model (`ml_perf_model` in `sources.yaml`), V100: predecessors of FBGEMM's kernels, with many tables.
+- A pull request to PyTorch (`pytorch-49913` in `sources.yaml`), A100: gradients of few tokens, computed by one kernel.
 
 The user places the published files under the datasets folder: `liger/all_benchmark_data.csv`,
 `ml_perf_model/exp_gpu_performance_models.ipynb` and `pytorch/pr-49913.md` (the comment's table). They are never copied
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.published.published_pages import missing, numbers_of, positive, read_page
+from evaluation.published.published_pages import positive, reading
 from pipeline.errors import TableError
 
 LIGER = "liger/all_benchmark_data.csv"
@@ -80,21 +80,17 @@ def read_lookups(datasets: str | Path) -> pd.DataFrame:
 
 def _liger(file: Path) -> list[tuple[Any, ...]]:
     """Forward times, and the extra time of the gradient."""
-    try:
+    with reading(file, SOURCE_PAGE):
         table = pd.read_csv(file)
-        rows = table[
+        table = table[
             (table["kernel_name"] == "embedding") & (table["metric_name"] == "speed") & (table["x_name"] == "V")
         ]
         times = {
             (gpu, provider, mode, int(sizes["B"]) * int(sizes["T"]), int(sizes["D"]), int(vocabulary)): 1e3 * float(ms)
             for gpu, provider, mode, sizes, vocabulary, ms in zip(
-                rows["gpu_name"], rows["kernel_provider"], rows["kernel_operation_mode"],
-                rows["extra_benchmark_config_str"].map(json.loads), rows["x_value"], rows["y_value_50"], strict=True)
+                table["gpu_name"], table["kernel_provider"], table["kernel_operation_mode"],
+                table["extra_benchmark_config_str"].map(json.loads), table["x_value"], table["y_value_50"], strict=True)
         }  # fmt: skip
-    except FileNotFoundError:
-        raise missing(file, SOURCE_PAGE) from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise TableError(f"{file}: not Liger's benchmark data") from None
     found: list[tuple[Any, ...]] = []
     for (gpu, provider, mode, tokens, width, vocabulary), us in times.items():
         if gpu not in LIGER_GPUS or provider not in PROVIDERS:
@@ -112,23 +108,14 @@ def _liger(file: Path) -> list[tuple[Any, ...]]:
 
 def _notebook(file: Path) -> list[tuple[Any, ...]]:
     """Kernels of the tables that the notebook prints, with sizes and nvprof's time, without duplicates."""
-    try:
+    with reading(file, SOURCE_PAGE):
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-        tables = [
-            out["data"][TABLE]["data"]
-            for cell in cells
-            for out in cell.get("outputs", [])
-            if TABLE in out.get("data", {})
-        ]
+        outputs = [out["data"] for cell in cells for out in cell.get("outputs", []) if TABLE in out.get("data", {})]
         rows = [
             ("ml_perf_model", "V100", KERNELS[row["kernel_name"]], *(int(row[key]) for key in NOTEBOOK_DIMS),
              float(row["kernel_runtime"]), False)
-            for table in tables for row in table if row.get("kernel_name") in KERNELS
+            for output in outputs for row in output[TABLE]["data"] if row.get("kernel_name") in KERNELS
         ]  # fmt: skip
-    except FileNotFoundError:
-        raise missing(file, SOURCE_PAGE) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise TableError(f"{file}: not the expected notebook") from None
     if not rows:
         raise TableError(f"{file}: has no printed table of embedding kernels")
     return list(dict.fromkeys(rows))
@@ -139,10 +126,10 @@ def _pull_request(file: Path) -> list[tuple[Any, ...]]:
 
     Its times of the sorted form are not read: they include waits of the host, and PyTorch no longer runs that form.
     """
-    text = read_page(file, SOURCE_PAGE)
     number = r"\s*([0-9][0-9.E-]*)\s*\|"
     found: list[tuple[Any, ...]] = []
-    with numbers_of(file):
+    with reading(file, SOURCE_PAGE):
+        text = file.read_text(encoding="utf-8")
         for tokens, width, seconds in re.findall(rf"^\|{number * 3}", text, flags=re.MULTILINE):
             if int(width) <= MAX_WIDTH:
                 sizes = (int(tokens), 1, VOCABULARY, 1, int(width))

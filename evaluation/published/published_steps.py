@@ -1,9 +1,9 @@
 """Reader of whole steps that others measured and published; predictions of steps are compared with them.
 
-- Lambda Labs' benchmark (`SOURCES["lambda"]`): throughput of NVIDIA's training examples on a single GPU, for many GPU
+- Lambda Labs' benchmark (`lambda` in `sources.yaml`): throughput of NVIDIA's training examples on a single GPU, for many GPU
   types. Only workloads with a fixed batch size are read: ResNet-50, and BERT fine-tuned on SQuAD with 384 tokens.
-- NVIDIA's own page on ResNet-50 (`SOURCES["nvidia-resnet50"]`): training on V100 and A100, inference on V100 and T4.
-- timm's benchmark (`SOURCES["timm"]`): training steps of many image networks on an RTX 3090.
+- NVIDIA's own page on ResNet-50 (`nvidia-resnet50` in `sources.yaml`): training on V100 and A100, inference on V100 and T4.
+- timm's benchmark (`timm` in `sources.yaml`): training steps of many image networks on an RTX 3090.
 
 The user places the published files under the datasets folder: `lambda/*.csv`, `nvidia/resnet50v1.5-README.md`,
 `timm/*.csv`. They are never copied into this project. Nothing here was fitted to them except with the rows of `TUNING_GPUS`.
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from evaluation.published.published_pages import full_precision, missing, numbers_of, positive, read_page, sections
+from evaluation.published.published_pages import full_precision, positive, read_columns, reading, sections
 from pipeline.errors import TableError
 
 LAMBDA_GPUS = {
@@ -88,46 +88,27 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
         TableError: a file is missing, or lacks columns or rows that the others have.
     """
     folder = Path(datasets) / "lambda"
-    found = []
+    rows = []
     for precision in ("fp32", "fp16"):
-        files = [folder / f"pytorch-train-{what}-{precision}.csv" for what in ("throughput", "bs")]
-        speed, batch = map(_table, files)
-        for name, gpu in LAMBDA_GPUS.items():
-            if name not in speed or name not in batch:
-                continue  # not every GPU was measured in both precisions
-            for column, model in WORKLOADS.items():
-                rate, size = speed[name][column], int(batch[name][column])
-                if rate > 0 and size < 1:
-                    raise TableError(
-                        f"{files[1]}: the batch size of {name}, {column} is missing, although its throughput is there"
-                    )
-                if rate > 0:
-                    dtype = full_precision(gpu) if precision == "fp32" else precision
-                    measured_us = 1e6 * size / rate * COUNTED_SHARE.get(model, 1.0)
-                    found.append(
-                        ("lambda", gpu, model, "train", dtype, "contiguous", size, measured_us, gpu in TUNING_GPUS)
-                    )
-    if not found:
+        tables = []
+        for what in ("throughput", "bs"):
+            with reading(file := folder / f"pytorch-train-{what}-{precision}.csv"):
+                tables.append(read_columns(file, "name_gpu", tuple(WORKLOADS)))
+        rates, batches = tables
+        measured = [(name, gpu) for name, gpu in LAMBDA_GPUS.items() if name in rates and name in batches]
+        for (name, gpu), (column, model) in product(measured, WORKLOADS.items()):
+            rate, size = rates[name][column], int(batches[name][column])
+            if rate > 0 and size < 1:
+                raise TableError(
+                    f"{file}: the batch size of {name}, {column} is missing, although its throughput is there"
+                )
+            if rate > 0:
+                dtype = full_precision(gpu) if precision == "fp32" else precision
+                measured_us = 1e6 * size / rate * COUNTED_SHARE.get(model, 1.0)
+                rows.append(("lambda", gpu, model, "train", dtype, "contiguous", size, measured_us, gpu in TUNING_GPUS))
+    if not rows:
         raise TableError(f"{folder}/pytorch-train-*.csv: has no known GPU; use the tables as published")
-    return pd.DataFrame(found, columns=list(COLUMNS))
-
-
-def _table(file: Path, key: str = "name_gpu", columns: Sequence[str] = tuple(WORKLOADS)) -> dict[str, dict[str, float]]:
-    """Numbers of a CSV file: for each value of the key column, the value of each of `columns`."""
-    try:
-        table = pd.read_csv(file)
-    except FileNotFoundError:
-        raise missing(file) from None
-    except (OSError, ValueError) as error:  # pandas' own errors of parsing are ValueErrors
-        raise TableError(f"{file}: not a readable CSV file ({str(error).splitlines()[0]})") from None
-    lacking = [column for column in (key, *columns) if column not in table.columns]
-    if lacking:
-        raise TableError(f"{file}: column {', '.join(lacking)} is missing")
-    values = table[list(columns)].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
-    if not (np.isfinite(values) & (values >= 0)).all():
-        raise TableError(f"{file}: has a value that is not a number in {', '.join(columns)}")
-    named = table[key].astype(str).tolist()
-    return {name: dict(zip(columns, row, strict=True)) for name, row in zip(named, values.tolist(), strict=True)}
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def read_networks(datasets: str | Path, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
@@ -136,19 +117,16 @@ def read_networks(datasets: str | Path, networks: Sequence[str] = NETWORKS) -> p
     Raises:
         TableError: as `read_training`.
     """
-    found = []
+    rows = []
     for layout, memory_format in LAYOUTS.items():
-        file = Path(datasets) / "timm" / f"benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv"
-        table = _table(file, "model", ("train_batch_size", "train_step_time"))
-        known = [name for name in networks if name in table]
-        if not known:
+        with reading(file := Path(datasets) / "timm" / f"benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv"):
+            table = read_columns(file, "model", ("train_batch_size", "train_step_time"))
+            for name in (name for name in networks if name in table):
+                size, step_ms = map(positive, table[name].values())
+                rows.append(("timm", "RTX3090", name, "train", "fp16", memory_format, int(size), 1e3 * step_ms, False))
+        if not any(row[5] == memory_format for row in rows):
             raise TableError(f"{file}: has none of the expected networks; use the table as published")
-        for name in known:
-            size, milli = table[name].values()
-            if size < 1 or milli <= 0:
-                raise TableError(f"{file}: {name} has no batch size or no time; use the table as published")
-            found.append(("timm", "RTX3090", name, "train", "fp16", memory_format, int(size), 1e3 * milli, False))
-    return pd.DataFrame(found, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def read_resnet50(datasets: str | Path) -> pd.DataFrame:
@@ -159,12 +137,12 @@ def read_resnet50(datasets: str | Path) -> pd.DataFrame:
         TableError: the page is missing, or holds no such tables.
     """
     file = Path(datasets) / "nvidia" / "resnet50v1.5-README.md"
-    text = read_page(file)
-    with numbers_of(file):
-        found = _training_steps(text) + _inference_steps(text)
-    if not found:
+    with reading(file):
+        text = file.read_text(encoding="utf-8")
+        rows = _training_steps(text) + _inference_steps(text)
+    if not rows:
         raise TableError(f"{file}: has no tables of training or inference performance")
-    return pd.DataFrame(found, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _training_steps(text: str) -> list[tuple[Any, ...]]:

@@ -1,6 +1,6 @@
 """Reader of published training of translation models: GNMT's logs at Lambda Labs, NVIDIA's page on the Transformer.
 
-GNMT (`SOURCES["lambda-gnmt"]`): step times are read from the logs. The benchmark's tables give tokens per second, which
+GNMT (`lambda-gnmt` in `sources.yaml`): step times are read from the logs. The benchmark's tables give tokens per second, which
 cannot be converted to a step time. This rate is the mean of each batch's ratio, and batches differ in length: sentences
 are put into five buckets of lengths up to 50 tokens. Every tenth step, the logs print the step's time and, in brackets,
 the mean of all steps so far without the first. The last such line has the mean over an epoch.
@@ -8,7 +8,7 @@ the mean of all steps so far without the first. The last such line has the mean 
 The user places the logs under the datasets folder, with the paths that they have under the repository's `pytorch/`:
 `lambda/{results,results_v2}/<system>/PyTorch_gnmt_*/*.txt`.
 
-Transformer (`SOURCES["nvidia-transformer"]`, `nvidia/transformer-README.md`): the page gives target tokens per second
+Transformer (`nvidia-transformer` in `sources.yaml`, `nvidia/transformer-README.md`): the page gives target tokens per second
 without padding. It gives a batch as the largest number of tokens per side, with padding. It does not state how full a
 batch is (see `FILL_RATIO`).
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from evaluation.published.published_pages import full_precision, numbers_of, positive, read_page, sections
+from evaluation.published.published_pages import full_precision, positive, reading, sections
 from evaluation.published.published_steps import COLUMNS
 from pipeline.errors import TableError
 
@@ -96,34 +96,26 @@ def read_transformer(datasets: str | Path) -> pd.DataFrame:
         TableError: the page is missing, or holds no such tables.
     """
     file = Path(datasets) / "nvidia" / "transformer-README.md"
-    found = []
-    for gpu, part in sections(read_page(file), "Training", NVIDIA_GPUS):
-        row = re.search(r"^\|\s*1\s*\|\s*(\d+)(?:/(\d+))?\s*\|\s*(\d+)\s*\|\s*(\d+)", part, flags=re.MULTILINE)
-        if row is None:
-            continue
-        most, least, full, half = row.groups()  # mixed precision has the larger batch
-        with numbers_of(file):
+    rows = []
+    with reading(file):
+        for gpu, part in sections(file.read_text(encoding="utf-8"), "Training", NVIDIA_GPUS):
+            line = re.search(r"^\|\s*1\s*\|\s*(\d+)(?:/(\d+))?\s*\|\s*(\d+)\s*\|\s*(\d+)", part, flags=re.MULTILINE)
+            if line is None:
+                continue
+            most, least, full, half = line.groups()  # mixed precision has the larger batch
             for kind, tokens, rate in ((full_precision(gpu), least or most, full), ("fp16", most, half)):
-                found.append((gpu, kind, int(tokens), 1e6 * FILL_RATIO * positive(tokens) / positive(rate)))
-    if not found:
+                rows.append((gpu, kind, int(tokens), 1e6 * FILL_RATIO * positive(tokens) / positive(rate)))
+    if not rows:
         raise TableError(f"{file}: has no training results of a single GPU")
-    return pd.DataFrame(found, columns=["gpu", "dtype", "tokens", "measured_us"])
+    return pd.DataFrame(rows, columns=["gpu", "dtype", "tokens", "measured_us"])
 
 
 def _log(file: Path) -> tuple[str, int, float]:
     """(dtype, batch, mean seconds of a step) of one log."""
-    try:
+    with reading(file):
         text = file.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):
-        raise TableError(f"{file}: not a text file; use the log as published") from None
-    said = {key: re.search(rf"\b{key}='?(\w+)", text) for key in ("math", "train_batch_size")}
-    steps = LOG_LINE.findall(text)
-    missing = [key for key, value in said.items() if value is None]
-    if missing or not steps:
-        raise TableError(f"{file}: has no {missing[0] if missing else 'training steps'}; use the whole log")
-    number, count, seconds = steps[-1]
-    if int(number) < int(count) // 2:
-        raise TableError(f"{file}: ends at step {number} of {count}; use the whole log")
-    math, size = (value.group(1) for value in said.values() if value is not None)
-    with numbers_of(file):
+        math, size = (re.findall(rf"\b{key}='?(\w+)", text)[0] for key in ("math", "train_batch_size"))
+        number, count, seconds = LOG_LINE.findall(text)[-1]
+        if int(number) < int(count) // 2:
+            raise ValueError(f"ends at step {number} of {count}; use the whole log")
         return math, int(positive(size)), positive(seconds)

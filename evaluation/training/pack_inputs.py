@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from evaluation.published.aiconfigurator import TABLES, data_dir, installed_release, table_path
-from evaluation.published.citations import SOURCES
 from pipeline.answers.sources import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source
 from pipeline.digest import code_digest
 from pipeline.flow import on_this_machine
+from pipeline.yaml_text import load_yaml
+
+SOURCES: dict[str, dict[str, str]] = load_yaml(
+    (Path(__file__).parents[1] / "published" / "sources.yaml").read_text(encoding="utf-8")
+)
+"""Origin of the public measurements, by name."""
 
 
 def public_gpus() -> list[str]:

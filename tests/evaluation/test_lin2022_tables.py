@@ -1,4 +1,4 @@
-"""Steps that Lin et al. measured: made-up tables in the form of theirs, and the pages against the real ones."""
+"""Steps that Lin et al. measured: tables of invented errors, and the pages against the real ones."""
 
 from __future__ import annotations
 
@@ -10,25 +10,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evaluation.checks.lin2022_steps import DLRM_LOOP, are_present, predicted_cnn, predicted_dlrm
+from evaluation.checks.lin2022_steps import DLRM_LOOP, predicted_cnn, predicted_dlrm
 from evaluation.pages import lin2022_tables
-from evaluation.pages.accuracy_tables import lin2022_rows, published_rows
-from evaluation.pages.markdown import markdown
 from evaluation.pages.pictures import published_networks
-from evaluation.published.published_lin2022 import CNN_FILE, DLRM_FILE, read_cnn, read_dlrm
-from pipeline.errors import TableError
+from evaluation.published.published_busy import FILE as NOTEBOOK
+from evaluation.published.published_lin2022 import CNN_FILE, read_cnn, read_dlrm
 from pipeline.paths import project_dir
 from pipeline.show.figures.measured_errors import CONVNETS
 from pipeline.show.figures.published_errors import NETWORK_METHODS, published
-
-DLRM = """gpu,model,batch_size,batch_time_ms
-V100,DLRM_default,512,5.0
-Xp,DLRM_DDP,4096,12.5
-"""
-CNN = """gpu,model,batch_size,batch_time_ms,err_lin_pct,err_habitat_pct,err_mlpredict_pct
-V100,ResNet50,16,80.0,5.0,10.0,20.0
-P100,Inception-V3,32,160.0,7.5,2.5,0.0
-"""
+from tests.evaluation import published_texts as texts
 
 LIN2022 = project_dir() / "benchmarks" / "steps" / "lin2022.py"
 
@@ -39,63 +29,7 @@ NEAR, LAST_PLACE = 0.004, 0.11
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    (tmp_path / "paper").mkdir()
-    (tmp_path / DLRM_FILE).write_text(DLRM)
-    (tmp_path / CNN_FILE).write_text(CNN)
-    return tmp_path
-
-
-def test_times_become_microseconds_and_names_ours(data: Path) -> None:
-    rows = read_dlrm(data)
-    assert list(rows.columns) == ["gpu", "model", "batch_size", "measured_us"]
-    assert rows.values.tolist() == [["V100", "dlrm_default", 512, 5000.0], ["Xp", "dlrm_ddp", 4096, 12500.0]]
-
-
-def test_published_errors_become_shares_of_the_measured_step(data: Path) -> None:
-    rows = read_cnn(data)
-    assert rows["model"].tolist() == ["resnet50", "inception_v3"]
-    assert [rows[name].tolist() for name in NETWORK_METHODS.values()] == [
-        pytest.approx([0.05, 0.075]), pytest.approx([0.1, 0.025]), pytest.approx([0.2, 0.0])
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("batch_time_ms", "batch_time_us", "column batch_time_ms is missing"),
-        (DLRM.partition("\n")[2], "", "has no rows"),
-        ("Xp", "A100", "column gpu has the unknown value 'A100'; known are V100, Xp, P100"),
-        ("DLRM_DDP", "ResNet50", "column model has the unknown value 'ResNet50'"),
-        ("12.5", "", "line 3: batch_time_ms is not a positive number"),
-        ("12.5", "nan", "line 3: batch_time_ms is not a positive number"),
-        ("12.5", "inf", "line 3: batch_time_ms is not a positive number"),
-        ("12.5", "0", "line 3: batch_time_ms is not a positive number"),
-        ("4096", "4096.5", "line 3: batch_size is not a positive whole number"),
-        ("Xp,DLRM_DDP,4096", "V100,DLRM_default,512", "line 3: repeats a GPU, model and batch size"),
-        ("5.0", '"5.0', "not a readable CSV file"),
-        (DLRM, "", "not a readable CSV file"),
-    ],
-)
-def test_other_contents_are_refused_in_one_line(data: Path, old: str, new: str, message: str) -> None:
-    (data / DLRM_FILE).write_text(DLRM.replace(old, new))
-    with pytest.raises(TableError, match=message) as caught:
-        read_dlrm(data)
-    assert str(data / DLRM_FILE) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_negative_error_and_a_missing_or_binary_table_are_refused(data: Path) -> None:
-    (data / CNN_FILE).write_text(CNN.replace("7.5", "-7.5"))
-    with pytest.raises(TableError, match="line 3: err_lin_pct is not 0 or a positive number"):
-        read_cnn(data)
-    (data / CNN_FILE).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TableError, match="not a readable CSV file"):
-        read_cnn(data)
-    assert are_present(data)
-    (data / CNN_FILE).unlink()
-    assert not are_present(data)
-    with pytest.raises(TableError, match=r"no such file; docs/accuracy\.md says where it comes from"):
-        read_cnn(data)
+    return texts.write(tmp_path)
 
 
 def judged(rows: pd.DataFrame, factors: list[float]) -> pd.DataFrame:
@@ -129,6 +63,7 @@ def test_tables_hold_the_errors_of_every_prediction(data: Path) -> None:
 def test_the_page_is_not_written_without_the_published_errors(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (data / NOTEBOOK).unlink()
     page = data / "page.md"
     page.write_text("as it was")
     monkeypatch.setattr(sys, "argv", ["lin2022.py", str(data), "--write", str(page)])
@@ -147,7 +82,7 @@ def test_the_loops_are_those_that_the_page_names() -> None:
 @pytest.fixture(scope="module")
 def measured(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Both tables of the paper with predictions."""
-    if not are_present(datasets):
+    if not (datasets / CNN_FILE).is_file():
         pytest.skip("the measured steps of Lin et al. are not at hand (paper/ under $STEPTIME_DATASETS)")
     return predicted_dlrm(datasets), predicted_cnn(datasets)
 
@@ -174,16 +109,6 @@ def test_pages_hold_what_the_command_gives(measured: tuple[pd.DataFrame, pd.Data
 def _numbers(line: str) -> tuple[str, list[float]]:
     """A line with `#` for each number, and the numbers."""
     return re.sub(NUMBER, "#", line), [float(text) for text in re.findall(NUMBER, line)]
-
-
-def test_stages_hold_these_steps(measured: tuple[pd.DataFrame, pd.DataFrame]) -> None:
-    lines = markdown(["stage"], lin2022_rows(*measured)).splitlines()[2:]
-    assert len(lines) == 2
-    page = (project_dir() / "docs/accuracy.md").read_text(encoding="utf-8")
-    assert all(line in page for line in lines), "run `make readme`"
-    small = (project_dir() / "README.md").read_text(encoding="utf-8")
-    rows = [f"| {' | '.join(row)} |" for row in published_rows(page) if "Lin et al." in row[1]]
-    assert len(rows) == 3 and all(row in small for row in rows), "run `make readme`"
 
 
 def test_published_means_of_networks_are_those_of_the_table(measured: tuple[pd.DataFrame, pd.DataFrame]) -> None:
