@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from pipeline.report.figures.published_errors import NETWORK_METHODS
 
 from evaluation.published import published_steps, published_translation
 from evaluation.published.published_busy import FILE as BUSY
@@ -25,6 +24,7 @@ from evaluation.published.published_translation import (
 )
 from pipeline.errors import TableError
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.show.figures.published_errors import NETWORK_METHODS
 from tests.evaluation import published_texts as texts
 from tests.evaluation.published_texts import CRITEO, GNMT, NHWC, RESNET, SIZES_OF_BATCHES, TRANSFORMER
 
