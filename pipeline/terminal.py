@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import codecs
-import gc
 import io
 import json
 import os
@@ -74,7 +72,6 @@ INTERRUPTED = 130
 def run_app(app: typer.Typer) -> None:
     """Run the command that the arguments name, and turn errors into one line and an exit code."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    _collect_seldom()
     join_bash_words(os.environ)
     warnings.showwarning = show_warning
     for stream in (sys.stdout, sys.stderr):
@@ -142,16 +139,6 @@ def _model_options() -> set[str]:
     """Options of all workloads."""
     files = (config_dir() / "model").glob("*.yaml")
     return {key for file in files for key in re.findall(r"^(\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)}
-
-
-def _collect_seldom() -> None:
-    """Let Python collect garbage less often, and skip long-lived objects at the exit.
-
-    PyTorch and pandas create a million objects that live until the exit. Garbage collection took a fifth of a command's
-    time while they were created, and another fifth at the exit. Frozen objects are not searched at the exit.
-    """
-    gc.set_threshold(100_000)
-    atexit.register(gc.freeze)
 
 
 def _fail(message: str, code: int) -> None:

@@ -26,12 +26,7 @@ from pipeline.terminal import Json, Overrides, counting, examples, print_json, p
 app = typer.Typer()
 
 
-@app.command(
-    epilog=examples(
-        "advise gpu=V100 model=dlrm_ddp",
-        "advise --trace trace.json.gz --same-results",
-    )
-)
+@app.command(epilog=examples("advise gpu=V100 model=dlrm_ddp", "advise --trace trace.json.gz --same-results"))
 def advise(
     overrides: Overrides = None,
     trace: Annotated[

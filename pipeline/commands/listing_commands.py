@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
 from pipeline.completion import complete_model
+from pipeline.packs import SHARED, TRANSFER, check_pack, list_packs
+from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 from pipeline.show.catalogue import gpu_rows, model_rows, option_rows
-from pipeline.show.doctor import examine
+from pipeline.show.tracking import OVERHEADS, log_run
 from pipeline.terminal import Json, catalogue, examples, working
 
 app = typer.Typer()
@@ -20,12 +27,7 @@ def gpus(as_json: Json = False) -> None:
     catalogue(gpu_rows(), as_json)
 
 
-@app.command(
-    epilog=examples(
-        "models",
-        "models dlrm_default",
-    )
-)
+@app.command(epilog=examples("models", "models dlrm_default"))
 def models(
     name: Annotated[
         str | None, typer.Argument(help="list the options of this workload", autocompletion=complete_model)
@@ -44,3 +46,90 @@ def doctor(as_json: Json = False) -> None:
     catalogue(rows, as_json)
     if any(row["status"] == "broken" for row in rows):
         raise typer.Exit(1)
+
+
+def examine(say: Callable[[str], object] = lambda _: None) -> list[dict[str, Any]]:
+    """Check every ability; a check that raises an error is reported as broken with its message.
+
+    Args:
+        say: called with the progress before each check.
+    """
+    checks: dict[str, Callable[[], tuple[str, str]]] = {
+        "torch": _torch,
+        "GPU": _gpu,
+        "profiler": _profiler,
+        "MLflow": _mlflow,
+        "packs": _packs,
+        "public data": _data,
+        "own measurements": _measurements,
+        "disk": _disk,
+    }
+    rows = []
+    for number, (name, check) in enumerate(checks.items(), 1):
+        say(f"checking {name} ({number} of {len(checks)})")
+        try:
+            status, detail = check()
+        except Exception as error:  # every kind of failure is reported
+            status, detail = "broken", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        rows.append({"what": name, "status": status, "detail": detail})
+    return rows
+
+
+def _torch() -> tuple[str, str]:
+    import torch
+
+    return "ok", f"{torch.__version__}, {torch.get_num_threads()} CPU threads"
+
+
+def _gpu() -> tuple[str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "absent", "no CUDA device: gpu=local measures the CPU, other GPUs are predicted"
+    return "ok", f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+
+
+def _profiler() -> tuple[str, str]:
+    import torch
+    from torch.profiler import profile
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with profile() as profiler:
+        torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
+    events = [event for event in profiler.events() or [] if "mm" in event.name]
+    if not events:
+        return "broken", "the profiler did not record the matmul"
+    if device == "cuda" and not any(str(e.device_type).endswith("CUDA") for e in profiler.events() or []):
+        return "broken", "the profiler records no kernels; check that this user may profile"
+    return "ok", f"records {'kernels' if device == 'cuda' else 'operators'} on {device}"
+
+
+def _mlflow() -> tuple[str, str]:
+    import mlflow
+
+    with tempfile.TemporaryDirectory() as folder:
+        log_run(folder, OVERHEADS, "doctor", params={}, metrics={}, tags={})
+
+    return "ok", f"{mlflow.__version__}, sqlite store works"
+
+
+def _packs() -> tuple[str, str]:
+    names = list_packs() + [f"{FOLDER}/{gpu}" for gpu in measured_gpus()]
+    for name in (*names, TRANSFER, SHARED):
+        check_pack(name)
+    return ("ok", ", ".join(names)) if names else ("absent", f"none under {packs_dir()}")
+
+
+def _data() -> tuple[str, str]:
+    found = datasets_dir()
+    return ("ok", str(found)) if found else ("absent", "shipped packs are used; set $STEPTIME_DATASETS to refit")
+
+
+def _measurements() -> tuple[str, str]:
+    names = sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
+    return ("ok", ", ".join(names)) if names else ("absent", "none yet; see docs/measure_your_gpu.md")
+
+
+def _disk() -> tuple[str, str]:
+    free = shutil.disk_usage(Path.cwd()).free
+    return ("ok" if free > 2**30 else "broken"), f"{free / 2**30:.1f} GiB free here"

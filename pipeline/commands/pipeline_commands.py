@@ -42,12 +42,7 @@ def run(
     become_snakemake(words or [])
 
 
-@app.command(
-    epilog=examples(
-        "summary",
-        "summary --json",
-    )
-)
+@app.command(epilog=examples("summary", "summary --json"))
 def summary(
     where: Annotated[
         str, typer.Argument(help="results=FOLDER of a run, or its summary.parquet", metavar="results=FOLDER | FILE")
@@ -65,12 +60,7 @@ def summary(
         show(predictions, artifact_paths(predictions, file.parent))
 
 
-@app.command(
-    epilog=examples(
-        "ui",
-        "ui --port 5001 --results results",
-    )
-)
+@app.command(epilog=examples("ui", "ui --port 5001 --results results"))
 def ui(
     port: Annotated[int, typer.Option(help="port on this machine")] = PORT,
     results: Annotated[Path, typer.Option(help="results folder of the run")] = Path("results"),

@@ -22,12 +22,7 @@ from pipeline.trace.load import load_trace
 app = typer.Typer()
 
 
-@app.command(
-    epilog=examples(
-        "replay trace.json.gz --timeline step.html",
-        "replay rank0.json.gz --rank rank1.json.gz",
-    )
-)
+@app.command(epilog=examples("replay trace.json.gz --timeline step.html", "replay rank0.json.gz --rank rank1.json.gz"))
 def replay(
     trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
     overheads: Annotated[

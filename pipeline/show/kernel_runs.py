@@ -19,14 +19,7 @@ from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.schemas import atomic_path, write_parquet
 from pipeline.show.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
 from pipeline.show.figures.kernel_errors import error_histogram, predicted_against_measured
-from pipeline.show.tracking import (
-    KERNEL_MODELS,
-    Data,
-    choose_champion,
-    describe_kernel_models,
-    log_run,
-    register_model,
-)
+from pipeline.show.tracking import KERNEL_MODELS, Data, choose_champion, describe_kernel_models, log_run, register_model
 
 NO_SAMPLES = "no_samples.txt"
 """File that marks the model folder of a family without samples."""

@@ -14,12 +14,7 @@ from pipeline.show.tracking import OVERHEADS, log_run
 
 
 def track_overheads(
-    observations: pd.DataFrame,
-    statistics: pd.DataFrame,
-    gpu: str,
-    settings: OverheadSettings,
-    label: str,
-    folder: Path,
+    observations: pd.DataFrame, statistics: pd.DataFrame, gpu: str, settings: OverheadSettings, label: str, folder: Path
 ) -> None:
     """Log a host's overhead statistics as an MLflow run.
 

@@ -15,6 +15,7 @@ from pipeline.errors import TableError
 from pipeline.flow import Flow
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
+from pipeline.private_names import storage_query
 from pipeline.schemas import read_checked, read_table, write_table
 from pipeline.scripting import made_from
 from pipeline.show.comparison import show
@@ -46,9 +47,9 @@ def date_now(root: str | Path) -> int:
 
 def show_predictions(flow: Flow, table: str) -> None:
     """Print the predictions of a grid and the paths of all results; print nothing if the run made another target."""
-    stored = getattr(table, "flags", {}).get("storage_object")
+    stored = storage_query(table)
     if stored is not None:  # an object store: Snakemake has removed the local copy of the table
-        print(f"results: {stored.query.removesuffix(f'grids/{flow.grid}/summary.parquet')}")
+        print(f"results: {stored.removesuffix(f'grids/{flow.grid}/summary.parquet')}")
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime

@@ -200,7 +200,7 @@ def test_no_module_reads_a_format_that_can_run_code() -> None:
 
 
 OWN_PACKS_DIR = {"paths", "packs", "flow", "answers/kernel_models", "answers/sources", "answers/tensor_core_gemm",
-                 "report/doctor", "report/grid_inputs"}  # fmt: skip
+                 "commands/listing_commands", "show/grid_inputs"}  # fmt: skip
 """Modules that build paths of packs: the first two, and those that list what there is or hash it."""
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +16,6 @@ from pipeline.show.figures import figure_data as replays
 from pipeline.show.figures.figure_data import TRACKER_METHOD
 from pipeline.show.figures.gallery import Artifacts
 from tests.show import chromium
-
-BROWSER_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                 "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
 
 
 @pytest.fixture
@@ -96,34 +91,6 @@ def passes() -> pd.DataFrame:
     return pd.DataFrame({"gpu": ["V100", "V100", "T4"], "model": "bert_large", "mode": "inference", "seq_len": 512,
                          "batch_size": [8, 16, 8], "measured_us": [2e5, 4e5, 7e5],
                          "predicted_us": [2.2e5, 4e5, 7.7e5]})  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def browse(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """A page as a headless Chromium builds it (HTML text), with a picture of it where a file is named."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.skip("no chromium on this machine (apt-get install chromium)")
-
-    def open_page(
-        address: str, *, wait_ms: int = 8000, size: str = "1280,900", picture: Path | None = None,
-        flags: Sequence[str] = (),
-    ) -> str:  # fmt: skip
-        profile = tmp_path_factory.mktemp("profile")
-        command = [
-            program,
-            *BROWSER_FLAGS,
-            *flags,
-            f"--user-data-dir={profile}",
-            f"--window-size={size}",
-            f"--virtual-time-budget={wait_ms}",
-        ]
-        if picture is not None:
-            subprocess.run([*command, f"--screenshot={picture}", address], capture_output=True, check=True, timeout=180)
-        run = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=180)
-        return run.stdout
-
-    return open_page
 
 
 @pytest.fixture(scope="module")

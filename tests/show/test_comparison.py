@@ -113,24 +113,12 @@ def test_the_largest_batch_is_that_of_a_prediction_or_marked_as_an_estimate(
     assert list(one["largest_batch"].values()) == [first_digits(exact)]
 
 
-def test_an_estimated_batch_is_marked() -> None:
-    (p,) = found = rows({})
-    key = f"{p.gpu}/{p.model}/{p.variant}"
-    assert "≈ 1,200" in "\n".join(shown(Comparison(found, {key: 1200}, estimated=frozenset([key])), 160))
-    assert "≈" not in "\n".join(shown(Comparison(found, {key: 1234}), 160))
-
-
 def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
     failed = [Unpredicted("P100", "custom", batch, STEP.overrides, "bf16 on P100: refused") for batch in (512, 2048)]
     lines = shown(Comparison(rows({}), unpredicted=failed), 120)
     found = [line.replace("│", " ").split() for line in lines if line.startswith("│ P100")]
     assert found == [["P100", "512", "none"], ["P100", "2048", "none"]]
     assert lines[-1] == "no prediction for P100 batch 512, P100 batch 2048: bf16 on P100: refused"
-
-
-def test_warnings_stand_below_once() -> None:
-    lines = shown(Comparison(rows({"warnings": ("a", "b")}, {"gpu": "T4", "warnings": ("a",)})), 120)
-    assert [line for line in lines if line.startswith("warning")] == ["warning: a", "warning: b"]
 
 
 def priced(**per_hour: float) -> pd.DataFrame:

@@ -23,7 +23,6 @@ from pipeline.show.figures.figure_data import TRACKER_METHOD
 from pipeline.show.figures.gallery import GALLERY, INDEX, Artifacts, category_of, draw, draw_all
 from pipeline.show.figures.layout import NARROW, WIDE, Page
 from pipeline.show.figures.measured_errors import within_sentence
-from pipeline.show.figures.published_errors import PUBLISHED, published
 from pipeline.show.figures.step_times import step_sentence
 from pipeline.show.grid_inputs import price_table, with_distinct_names, with_gpus
 from tests.show.figure_texts import problems
@@ -70,11 +69,6 @@ def test_a_figure_without_data_is_listed_with_the_reason(summary: pd.DataFrame, 
     assert not (tmp_path / "predicted_against_measured.svg").exists()
     assert (tmp_path / "step_times.svg").exists() and (tmp_path / "narrow" / "step_times.svg").exists()
     assert json.loads((tmp_path / INDEX).read_text())["not_drawn"] == absent
-
-
-def test_active_and_idle_add_up_to_the_step(summary: pd.DataFrame) -> None:
-    steps = drawn_steps.steps(Prediction.all_of(summary))
-    assert (steps["active_us"] + steps["idle_us"]).to_list() == pytest.approx(steps["predicted_us"].to_list())
 
 
 def test_errors_count_measured_points_alone(summary: pd.DataFrame) -> None:
@@ -150,12 +144,6 @@ def test_ranks_of_a_workload_are_pooled_and_the_own_workloads_are_shown_alone() 
     assert found["count"].to_dict() == {"one/default/b8": 1, "x8 (2 ranks)": 3}
     assert found.loc["x8 (2 ranks)", "mean_us"] == 2.0
     assert tables.t1_by_workload(seen, ["one/default/b8", "two"])["workload"].to_list() == ["one/default/b8"]
-
-
-def test_published_figures_name_their_source() -> None:
-    assert all(each.source and "published" in each.label for each in PUBLISHED)
-    with pytest.raises(KeyError):
-        published("no such figure")
 
 
 def test_every_figure_has_a_caption_in_the_report() -> None:
@@ -264,12 +252,6 @@ def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.Dat
     assert point.label == "dlrm_default rows=[10,20] b512"
     long = dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,))
     assert long.label == "dlrm_default v0123456789 b512"
-
-
-def test_the_throughput_of_a_single_batch_size_is_a_bar_per_gpu() -> None:
-    (axes,) = drawn_steps.throughput(steps(V100=1000.0, T4=4000.0)).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["V100", "T4"]
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([8000.0, 2000.0])
 
 
 def test_a_gpu_has_the_same_colour_in_figures_of_steps_and_of_kernel_models(artifacts: Artifacts) -> None:

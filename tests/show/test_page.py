@@ -6,7 +6,6 @@ import base64
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from pipeline.show.html_report import (
     step_number,
     write_report,
 )
+from tests.show.chromium import Page
 
 WORKFLOW = """
 from pipeline.show.figures.gallery import category_of
@@ -121,23 +121,15 @@ def test_a_timeline_has_the_name_of_its_point() -> None:
     assert point_name("r/T4/m/dtype-fp16/b8/timeline.html") == "m on T4, batch 8, dtype-fp16"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_fits_the_width_of_a_screen(
-    browse: Callable[..., str], report: Path, tmp_path: Path, width: int
-) -> None:
-    frame = tmp_path / "frame.html"  # a headless browser's window has a least width: the frame is as narrow as asked
-    frame.write_text(
-        f"<iframe id=f src='{report.as_uri()}' width={width} height=800></iframe><p id=wide></p><script>"
-        "document.getElementById('f').onload = () => {const d = document.getElementById('f').contentDocument;"
-        "const cut = [...d.querySelectorAll('h1,h2,h3,td,nav a,b')].filter("
-        "e => e.getBoundingClientRect().right > d.documentElement.clientWidth).length;"
-        "document.getElementById('wide').textContent = 'wide=' + d.documentElement.scrollWidth + ' cut=' + cut};</script>"
-    )
-    shown = browse(frame.as_uri(), flags=("--allow-file-access-from-files",))
-    found = re.search(r"wide=(\d+) cut=(\d+)", shown)
-    assert found is not None
-    assert int(found[1]) <= width
-    assert int(found[2]) == 0, "headings and cells end inside the page"
+def test_the_page_fits_the_width_of_a_screen(page: Page, report: Path, width: int) -> None:
+    page.size(width, 800)
+    page.open(report.as_uri())
+    assert page.value("document.documentElement.scrollWidth") <= width
+    cut = ("[...document.querySelectorAll('h1,h2,h3,td,nav a,b')].filter("
+           "e => e.getBoundingClientRect().right > document.documentElement.clientWidth).length")  # fmt: skip
+    assert page.value(cut) == 0, "headings and cells end inside the page"
 
 
 def test_every_caption_is_a_text_of_its_own() -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
 from pipeline.prediction import Prediction
-from pipeline.readable import compact
 from pipeline.schemas import to_arrow
 from pipeline.show.comparison import Comparison, show
 from pipeline.show.tables import Catalogue, console, one
@@ -33,12 +30,6 @@ def text_of(renderable: object) -> str:
     return stream.getvalue()
 
 
-def test_parts_of_a_step_add_up(prediction: Prediction) -> None:
-    assert prediction.idle_us == 2000.0
-    assert prediction.step_time_us == prediction.predicted_us
-    assert prediction.samples_per_s == pytest.approx(256_000)
-
-
 def test_brackets_of_names_and_paths_are_text(prediction: Prediction, capsys: pytest.CaptureFixture[str]) -> None:
     console().print(Catalogue([{"file": "runs[/b].parquet", "says": "[Errno 2] :cat:"}]))
     other = dataclasses.replace(
@@ -48,13 +39,6 @@ def test_brackets_of_names_and_paths_are_text(prediction: Prediction, capsys: py
     shown = capsys.readouterr().out
     for text in ("runs[/b].parquet", "[Errno 2] :cat:", "sizes=[a,b]", "timeline: runs[red]/t.json"):
         assert text in shown
-
-
-def test_the_public_keys_are_there_and_are_json(prediction: Prediction) -> None:
-    keys = {"gpu", "model", "batch_size", "predicted_us", "active_us", "idle_us", "host_us", "p10_us", "p90_us", "memory_bytes",
-            "fits", "evidence", "host_evidence", "unmodelled_share"}  # fmt: skip
-    found = json.loads(json.dumps(prediction.as_dict(), allow_nan=False))
-    assert keys <= found.keys()
 
 
 def test_a_summary_row_comes_back_as_the_same_prediction(prediction: Prediction) -> None:
@@ -78,17 +62,6 @@ def test_the_table_says_what_matters(prediction: Prediction) -> None:
         "1.0% of device time",
     ):
         assert words in shown, words
-
-
-def test_a_step_that_does_not_fit_says_so(prediction: Prediction) -> None:
-    assert "does not fit" in text_of(one(dataclasses.replace(prediction, fits=False)))
-
-
-def test_the_best_throughput_that_fits_is_marked(prediction: Prediction) -> None:
-    slow = dataclasses.replace(prediction, gpu="P100", predicted_us=16000.0)
-    large = dataclasses.replace(prediction, gpu="T4", predicted_us=4000.0, fits=False)
-    lines = [line for line in text_of(Comparison([prediction, slow, large])).splitlines() if line.startswith("│")]
-    assert [line for line in lines if "★" in line] == [line for line in lines if "V100" in line]
 
 
 def test_a_prediction_prints_as_one_line_and_shows_as_a_table(prediction: Prediction) -> None:
@@ -135,10 +108,6 @@ def test_a_summary_of_an_earlier_version_is_read(prediction: Prediction) -> None
     assert Prediction.from_summary(row) == prediction
 
 
-def test_an_unmeasured_summary_has_no_error(prediction: Prediction) -> None:
-    assert pd.isna(prediction.summary_row()["error"].iloc[0])
-
-
 def lines_at(renderable: object, width: int) -> list[str]:
     stream = io.StringIO()
     Console(file=stream, width=width).print(renderable)
@@ -181,16 +150,6 @@ def test_a_title_that_does_not_fit_becomes_rows(prediction: Prediction) -> None:
     assert not any("…" in line for line in shown + long)
 
 
-def test_designs_of_one_model_stay_side_by_side_on_a_narrow_terminal(prediction: Prediction) -> None:
-    rows = [
-        dataclasses.replace(prediction, gpu="A100-PCIE-40GB", variant=variant, predicted_us=us)
-        for variant, us in (("default", 8e3), ("embedding-sparse", 9e3), ("embedding-dense", 12e3))
-    ]
-    shown = lines_at(Comparison(rows, {}), 80)
-    assert shown[0] == "dlrm_default on A100-PCIE-40GB, batch 2048"
-    assert [line.split()[0] for line in shown[1:5]] == ["options", "default", "embedding-sparse", "embedding-dense"]
-
-
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_the_catalogue_of_gpus_breaks_no_word(width: int) -> None:
     from pipeline.show.catalogue import gpu_rows
@@ -206,11 +165,6 @@ def test_the_catalogue_of_gpus_breaks_no_word(width: int) -> None:
     assert len(shown) < 2.2 * len(gpu_rows())
 
 
-def test_slow_models_have_a_throughput(prediction: Prediction) -> None:
-    slow = dataclasses.replace(prediction, batch_size=2, predicted_us=7.5e6)
-    assert "0.267 samples/s" in text_of(one(slow))
-
-
 def test_a_hashed_variant_is_shown_by_its_options(prediction: Prediction) -> None:
     hashed = dataclasses.replace(
         prediction, variant="v82811cac9c", overrides=("model.tables=[4,24]", "+model.options.width=512")
@@ -219,23 +173,8 @@ def test_a_hashed_variant_is_shown_by_its_options(prediction: Prediction) -> Non
         assert "tables=[4,24] options.width=512" in shown and "v82811cac9c" not in shown
 
 
-def test_a_small_model_has_a_size(prediction: Prediction) -> None:
-    assert "341 KiB" in text_of(one(dataclasses.replace(prediction, memory_bytes=349_000)))
-
-
 def test_a_summary_says_what_a_prediction_says(prediction: Prediction) -> None:
     table = to_arrow(prediction.summary_row(), "summary").to_pandas()
     assert Prediction.all_of(table)[0].as_dict() == prediction.as_dict()
     earlier = table.drop(columns="unmodelled").assign(families=None)
     assert Prediction.all_of(earlier)[0].families_us == {}
-
-
-def test_prices_that_the_user_keeps_become_a_column(prediction: Prediction) -> None:
-    other = dataclasses.replace(prediction, gpu="T4")
-    prices = pd.DataFrame([{"gpu": prediction.gpu, "price_per_hour": 3.6, "currency": "EUR", "provider": "", "region": "",
-                            "date": "2026-01-15", "source": "my offer", "scope": "gpu", "priced_as": "X"}])  # fmt: skip
-    shown = text_of(Comparison([prediction, other], prices=prices))
-    assert "samples/EUR" in shown and compact(prediction.samples_per_s * 1000) in shown
-    assert f"2026-01-15, GPU alone without its machine: {prediction.gpu} 3.6 (price of X)" in shown
-    assert "no price of T4 (docs/prices.md)" in shown
-    assert "EUR" not in text_of(Comparison([prediction, other]))

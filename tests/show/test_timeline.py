@@ -327,6 +327,7 @@ def test_the_page_fits_a_phone(page: Page, html: Path) -> None:
     assert page.errors == []
 
 
+@pytest.mark.nightly
 def test_fifty_thousand_slices_are_drawn_in_time_for_a_movement(page: Page, tmp_path: Path, step: Step) -> None:
     own = sum(len(row["begin"]) for row in page_data(timeline_events(step.timeline), "")["rows"])
     copies = -(-50_000 // own)

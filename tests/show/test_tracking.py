@@ -17,14 +17,7 @@ import pytest
 from mlflow import MlflowClient
 
 from pipeline.errors import InputError, SteptimeError
-from pipeline.show.tracking import (
-    KERNEL_MODELS,
-    OVERHEADS,
-    SHARED_DATABASE,
-    describe_kernel_models,
-    log_run,
-    serve,
-)
+from pipeline.show.tracking import KERNEL_MODELS, OVERHEADS, SHARED_DATABASE, describe_kernel_models, log_run, serve
 
 OPEN_TO_ALL = {
     "MLFLOW_HOST": "0.0.0.0",
@@ -42,14 +35,14 @@ def log(folder: Path, experiment: str, name: str) -> None:
 
 def test_processes_that_log_first_at_once_share_one_database(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "mlflow"
-    names = [(KERNEL_MODELS, "V100 gemm"), (KERNEL_MODELS, "T4 gemm"), (OVERHEADS, "V100")]
+    names = [(KERNEL_MODELS, "V100 gemm"), (OVERHEADS, "V100")]
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=log, args=(folder, *name)) for name in names]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [process.exitcode for process in processes] == [0, 0]
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     for experiment in (KERNEL_MODELS, OVERHEADS):
         owner = client.get_experiment_by_name(experiment)
@@ -63,14 +56,15 @@ def test_the_description_lists_as_many_kernel_models_as_mlflow_stores(tmp_path: 
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     owner = client.get_experiment_by_name(KERNEL_MODELS).experiment_id
     assert page.startswith(f"#/experiments/{owner}/runs?")
-    for number in range(120):
-        tags = {"gpu": f"GPU{number}", "family": "embedding_backward", "variant": "trees", "current": "yes"}
+    family = "embedding_backward" * 10
+    for number in range(30):
+        tags = {"gpu": f"GPU{number}", "family": family, "variant": "trees", "current": "yes"}
         client.log_metric(client.create_run(owner, tags=tags).info.run_id, "gmae_percent", 5.0)
     describe_kernel_models(tmp_path)
     note = client.get_experiment(owner).tags["mlflow.note.content"]
-    shown = note.count("| embedding_backward | GPU")
-    assert 5000 > len(note) > 4800 and "| embedding_backward | GPU0 | trees 5 |" in note
-    assert note.endswith(f"and {120 - shown} more")
+    shown = note.count(f"| {family} | GPU")
+    assert 5000 > len(note) > 4700 and f"| {family} | GPU0 | trees 5 |" in note
+    assert note.endswith(f"and {30 - shown} more")
 
 
 def test_results_folders_share_the_database_that_a_variable_names(
@@ -115,6 +109,7 @@ log_run(sys.argv[1], OVERHEADS, "V100", params={}, metrics={"mean": 1.0}, tags={
 """
 
 
+@pytest.mark.nightly
 def test_a_process_that_is_killed_while_it_makes_the_database_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FIRST_LOG, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -16,7 +16,8 @@ from pipeline.paths import project_dir
 ROOT = project_dir()
 
 ROOMS = (
-    "errors", "garbage_collector", "palette", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "plotter",
+    "private_names", "errors",
+    "garbage_collector", "palette", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "plotter",
     "prediction", "model_files",
     "packs", "hardware", "prices", "question", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "flow", "scripting",
