@@ -6,7 +6,7 @@
 #   snakemake --config experiment=paper_dlrm -- figures
 #   snakemake --config plan=samples_per_dollar gpu='glob(*)' model=dlrm_ddp batch_size=512,2048 -- plan
 
-from pipeline.answers.sources import Source
+from pipeline.answers.who_answers import Source
 from pipeline.flow import Flow
 from pipeline.paths import is_checkout
 

@@ -12,10 +12,16 @@ from dataclasses import fields
 
 import typer
 
-from pipeline.question.checks import CHOICES, EDIT_WORDS
 from pipeline.question.compose import GROUPS, choices, default_choices
 from pipeline.question.question import LOCAL_GPU
-from pipeline.question.settings import CollectSettings, KernelSettings, OverheadSettings, PredictSettings
+from pipeline.question.sections import (
+    CHOICES,
+    EDIT_WORDS,
+    CollectSettings,
+    KernelSettings,
+    OverheadSettings,
+    PredictSettings,
+)
 from pipeline.show.catalogue import option_rows
 
 BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))

@@ -26,7 +26,6 @@ PLUMBING = frozenset(
         "model_files",
         "packs",
         "paths",
-        "question/checks",
         "question/compose",
         "question/question",
         "schemas",

@@ -15,14 +15,14 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.answers.kernel_models import shipped_models
-from pipeline.answers.plan_request import PlanRequest
-from pipeline.answers.sources import (
+from pipeline.answers.plan import PlanRequest
+from pipeline.answers.who_answers import (
     HAS_MODELS,
     PUBLIC_KERNEL_GPUS,
     Source,
     kernel_source,
     overhead_source,
+    shipped_models,
     shipped_overheads,
 )
 from pipeline.digest import code_digest
@@ -31,7 +31,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
 from pipeline.question.question import LOCAL_GPU, Question, expand, from_snakemake
-from pipeline.question.settings import KernelSettings, plain
+from pipeline.question.sections import KernelSettings, plain
 from pipeline.workloads.workload_files import file_digests
 
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")

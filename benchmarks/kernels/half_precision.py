@@ -22,10 +22,10 @@ import numpy as np
 import pandas as pd
 
 from evaluation.published.aiconfigurator import TABLES, read_products
-from pipeline.answers.cross_gpu_model import transferred_models
-from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.gap_models import FAMILY, FOLDER, measured_gpus
 from pipeline.answers.kernel_predictor import KernelPredictor
-from pipeline.answers.tensor_core_gemm import FAMILY, FOLDER, measured_gpus
+from pipeline.answers.transferred_models import transferred_models
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.fit_gpu import fit_family

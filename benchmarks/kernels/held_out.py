@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.sources import PUBLIC_KERNEL_GPUS
+from pipeline.answers.who_answers import PUBLIC_KERNEL_GPUS
 from pipeline.datasets.neusight import read_samples
 from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.hardware.find_gpu import load_gpu

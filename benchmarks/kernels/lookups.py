@@ -17,7 +17,7 @@ import pandas as pd
 
 from evaluation.pages.markdown import markdown, rewrite
 from evaluation.published.published_lookups import read_lookups
-from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.find_gpu import load_gpu

@@ -26,8 +26,8 @@ from evaluation.checks.language_passes import predict_passes
 from evaluation.checks.surfer_pairs import CASE_COLUMNS, MODELLED_FAMILIES, model_calls
 from evaluation.training.build_models import interval_of_a_new_gpu
 from evaluation.training.left_out_gpu import folds, left_out_rows, log_residuals
-from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.step_errors import NORMAL_P90
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.datasets.neusight import read_samples
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import datasets_dir

@@ -26,7 +26,7 @@ MADE = "the table of 1,000,000 products alone"
 
 TABLE = """
 import numpy as np, pandas as pd
-from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 predictor = kernel_predictor(load_gpu({gpu!r}), "auto", None)
 rng = np.random.default_rng(0)

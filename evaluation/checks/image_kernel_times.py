@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.workloads.rebuilt_models import SHAPES
-from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.graph.capture import observe
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, write_nodes

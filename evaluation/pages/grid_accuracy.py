@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.pages.markdown import markdown as table
-from pipeline.answers.sources import Source, kernel_source, overhead_source
+from pipeline.answers.who_answers import Source, kernel_source, overhead_source
 from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.question.question import LOCAL_GPU

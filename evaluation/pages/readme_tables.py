@@ -14,7 +14,7 @@ from pathlib import Path
 from evaluation.pages import pictures
 from evaluation.pages.accuracy_tables import Evidence, left_out_errors, outdated_families, page_tables, readme_table
 from evaluation.pages.markdown import rewrite
-from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
+from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
 from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, project_dir, transfer_dir

@@ -1,7 +1,7 @@
 # Shipped models: fitted kernel models and overhead observations of each GPU, refitted from public data on request.
 
 from evaluation.training import pack_inputs as PACKS
-from pipeline.answers.sources import Source, overhead_source
+from pipeline.answers.who_answers import Source, overhead_source
 from pipeline.paths import packs_dir
 
 PACK = f"{packs_dir()}/{{gpu}}/pack.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.published.aiconfigurator import TABLES, data_dir, installed_release, table_path
-from pipeline.answers.sources import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source
+from pipeline.answers.who_answers import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source
 from pipeline.digest import code_digest
 from pipeline.flow import on_this_machine
 from pipeline.yaml_text import load_yaml

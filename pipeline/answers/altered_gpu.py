@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.gap_models import FAMILIES as TENSOR_FAMILIES
 from pipeline.answers.kernel_predictor import TIMES, KernelPredictor
-from pipeline.answers.same_chip_model import SPREAD, ratio_between, scaled_estimate
-from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
+from pipeline.answers.transferred_models import SPREAD, ratio_between, scaled_estimate
 from pipeline.hardware.altered_figures import differing_figures, time_factor_bounds
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate

@@ -20,11 +20,10 @@ from typing import Protocol, TypeVar
 
 import pandas as pd
 
-from pipeline.answers.host_overheads import overhead_model, overheads_from
-from pipeline.answers.kernel_models import available_models, kernel_predictor
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.step_prediction import StepParts, kernel_times, load_walk_if_it_pays, predict_step
+from pipeline.answers.who_answers import available_models, kernel_predictor, overhead_model, overheads_from
 from pipeline.errors import InputError, SteptimeError
 from pipeline.graph.graph_file import read_graph
 from pipeline.graph.step_store import StepStore

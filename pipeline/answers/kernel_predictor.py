@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.attention_constants import with_attention
-from pipeline.answers.cross_gpu_model import transferred_models
-from pipeline.answers.tensor_core_gemm import with_tensor_core_gemm
+from pipeline.answers.gap_models import with_attention, with_tensor_core_gemm
+from pipeline.answers.transferred_models import transferred_models
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.collective_bandwidth import collective_model

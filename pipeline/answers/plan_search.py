@@ -30,7 +30,7 @@ from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.prices import price_notes, prices_of
 from pipeline.question.question import Question
-from pipeline.question.settings import EditSettings, FrozenDict
+from pipeline.question.sections import EditSettings, FrozenDict
 from pipeline.readable import amount, duration, gibibytes, rate
 
 Floats = npt.NDArray[np.float64]

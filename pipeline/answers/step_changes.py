@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.hardware.spec import has_bf16, has_tf32
-from pipeline.question.checks import written
 from pipeline.question.question import Question, ask
-from pipeline.question.settings import NO_EDIT
+from pipeline.question.sections import NO_EDIT, written
 
 SAME = "no"
 """What a candidate changes of a step's results if they stay the same up to rounding."""

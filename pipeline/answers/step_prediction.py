@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.dtype_notes import asks_tf32, dtype_notes
-from pipeline.answers.host_overheads import host_name
 from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
+from pipeline.answers.who_answers import host_name
 from pipeline.graph.table import Graph
+from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
-from pipeline.question.settings import PredictSettings
+from pipeline.question.sections import PredictSettings
 from pipeline.simulate.break_even import device_bound_from
 from pipeline.simulate.compiled_walk import load_if_it_pays
 from pipeline.simulate.critical_path import Form, simulate
@@ -29,6 +29,43 @@ from pipeline.simulate.cuda_graph import as_cuda_graphs
 from pipeline.simulate.program import step_sequence
 from pipeline.simulate.step_program import Program, StepSequence
 from pipeline.simulate.timeline import Timeline
+
+UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
+"""Kernel families that have no bf16 kernels on GPUs without bf16; PyTorch runs separate operators in their place."""
+
+
+def asks_tf32(graph: pd.DataFrame) -> bool:
+    """Whether the attributes of an operator (`graph` schema) allow TF32."""
+    return bool(graph["attributes"].drop_duplicates().astype(str).str.contains('"tf32"').any())
+
+
+def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
+    """One sentence for each dtype that the step asks for and that the GPU does not have.
+
+    Args:
+        gpu: the device.
+        tf32: whether an operator asks for TF32 (`asks_tf32`).
+        calls: device calls, `calls` schema.
+    """
+    notes: list[str] = []
+    if gpu.limits is None:  # a CPU
+        return notes
+    if tf32 and not has_tf32(gpu):
+        notes.append(f"{gpu.name} has no TF32: what runs, and is predicted, is fp32")
+    if has_bf16(gpu):
+        return notes
+    in_bf16 = (calls["dtype"] == "bf16").to_numpy(bool, na_value=False)
+    if in_bf16.any():
+        half = calls[in_bf16]
+        text = f"{gpu.name} has no bf16: PyTorch stores 2 bytes and computes in fp32"
+        if (half["op"] == "im2col").any():
+            text += ", convolutions one sample at a time without cuDNN"
+        lacking = [name for family, name in UNMATCHED_FAMILIES.items() if (half["family"] == family).any()]
+        if lacking:
+            text += f"; {' and '.join(lacking)} would be slower than predicted"
+        notes.append(f"{text} (model.dtype=fp16 is faster)")
+    return notes
+
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

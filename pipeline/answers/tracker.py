@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.advice import Advice
-from pipeline.answers.tensor_core_transfer import FAMILIES as TENSOR_FAMILIES
+from pipeline.answers.gap_models import FAMILIES as TENSOR_FAMILIES
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace
 from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus, load_gpu

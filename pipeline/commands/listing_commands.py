@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
+from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.completion import complete_model
 from pipeline.packs import SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir

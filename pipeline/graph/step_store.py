@@ -35,7 +35,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
 from pipeline.question.question import Question
-from pipeline.question.settings import EditSettings
+from pipeline.question.sections import EditSettings
 from pipeline.schemas import read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of
 from pipeline.workloads.workload_files import file_digests

@@ -19,7 +19,6 @@ from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu, differing_figures
 from pipeline.hardware.find_gpu import LOCAL, load_gpu
 from pipeline.hardware.spec import GpuSpec, is_known_key
-from pipeline.question.checks import check_sections, check_values, example, flatten, written
 from pipeline.question.compose import (
     GROUPS,
     Override,
@@ -30,14 +29,19 @@ from pipeline.question.compose import (
     parse_grid,
     refuse_repeated,
 )
-from pipeline.question.settings import (
+from pipeline.question.sections import (
     CollectSettings,
     EditSettings,
     FrozenDict,
     KernelSettings,
     OverheadSettings,
     PredictSettings,
+    check_sections,
+    check_values,
+    example,
+    flatten,
     plain,
+    written,
 )
 
 LOCAL_GPU = LOCAL

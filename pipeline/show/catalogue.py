@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pipeline.answers.sources import Source, kernel_source, overhead_source
-from pipeline.answers.tensor_core_gemm import measured_gpus
+from pipeline.answers.gap_models import measured_gpus
+from pipeline.answers.who_answers import Source, kernel_source, overhead_source
 from pipeline.errors import UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus
 from pipeline.paths import config_dir
-from pipeline.question.checks import CHOICES, written
 from pipeline.question.compose import choices
 from pipeline.question.question import LOCAL_GPU
+from pipeline.question.sections import CHOICES, written
 from pipeline.yaml_text import load_yaml
 
 _KERNELS = {

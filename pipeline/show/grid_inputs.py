@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from pipeline.answers.attention_constants import FILE as ATTENTION
-from pipeline.answers.host_overheads import observations_in
-from pipeline.answers.sources import HAS_MODELS, Source, kernel_source
-from pipeline.answers.tensor_core_gemm import FOLDER, measured_gpus
+from pipeline.answers.gap_models import FILE as ATTENTION
+from pipeline.answers.gap_models import FOLDER, measured_gpus
+from pipeline.answers.who_answers import HAS_MODELS, Source, kernel_source, observations_in
 from pipeline.errors import TableError
 from pipeline.flow import Flow, on_this_machine
 from pipeline.graph.graph_file import read_graph

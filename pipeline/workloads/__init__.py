@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, InputError, UnknownNameError
-from pipeline.question.checks import CHOICES, check_precision
+from pipeline.question.sections import CHOICES, check_precision
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step

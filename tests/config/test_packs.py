@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline import packs
-from pipeline.answers.attention_constants import attention_model
-from pipeline.answers.tensor_core_transfer import tensor_model
+from pipeline.answers.gap_models import attention_model, tensor_model
 from pipeline.errors import PackError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import collective_model

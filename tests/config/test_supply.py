@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from pipeline import packs
-from pipeline.answers import kernel_models, same_chip_model, sources, tensor_core_gemm
-from pipeline.answers.host_overheads import observations_in, overhead_model
+from pipeline.answers import gap_models, transferred_models, who_answers
+from pipeline.answers.gap_models import tensor_core_gemm_model
 from pipeline.answers.kernel_commands import predict_command
-from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.answers.tensor_core_gemm import tensor_core_gemm_model
+from pipeline.answers.who_answers import kernel_predictor, observations_in, overhead_model
 from pipeline.errors import PackError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import project_dir
@@ -38,7 +37,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of all that ships, in the place of what ships. A test restores what it changes."""
-    for module in (packs, kernel_models, same_chip_model, sources, tensor_core_gemm):
+    for module in (packs, gap_models, transferred_models, who_answers):
         if hasattr(module, "packs_dir"):
             monkeypatch.setattr(module, "packs_dir", lambda: shipped)
     packs.check_pack.cache_clear()
@@ -53,7 +52,7 @@ def load(name: str) -> object:
         return read_any([str(packs.packs_dir() / name)]) if name.endswith(".csv") else packs.shipped_file(top, rest[0])
     if not rest:
         return packs.shipped_file(packs.SHARED, name)
-    if top == tensor_core_gemm.FOLDER:
+    if top == gap_models.FOLDER:
         return tensor_core_gemm_model(load_gpu(rest[0]))
     if name.endswith(".parquet"):
         return observations_in(packs.packs_dir() / name)
@@ -199,8 +198,9 @@ def test_no_module_reads_a_format_that_can_run_code() -> None:
         "pickle", "joblib", "torch.load", "np.load", "eval"]  # fmt: skip
 
 
-OWN_PACKS_DIR = {"paths", "packs", "flow", "answers/kernel_models", "answers/sources", "answers/tensor_core_gemm",
-                 "commands/listing_commands", "show/grid_inputs"}  # fmt: skip
+OWN_PACKS_DIR = {
+    "paths", "packs", "flow", "answers/who_answers", "answers/gap_models", "commands/listing_commands", "show/grid_inputs",
+}  # fmt: skip
 """Modules that build paths of packs: the first two, and those that list what there is or hash it."""
 
 

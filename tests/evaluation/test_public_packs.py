@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evaluation.checks.traced_kernel_times import compare
-from pipeline.answers.sources import PUBLIC_KERNEL_GPUS
+from pipeline.answers.who_answers import PUBLIC_KERNEL_GPUS
 from pipeline.datasets.neusight import read_samples
 from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.hardware.find_gpu import load_gpu

@@ -22,7 +22,7 @@ from pipeline.graph.symbolic_batch import same_at_any_batch
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.question.compose import choices
 from pipeline.question.question import expand
-from pipeline.question.settings import FrozenDict
+from pipeline.question.sections import FrozenDict
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
 

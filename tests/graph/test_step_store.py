@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from pipeline import user_cache
-from pipeline.answers import host_overheads
+from pipeline.answers import who_answers
 from pipeline.answers.engine import Engine, engine
 from pipeline.errors import SteptimeWarning
 from pipeline.graph import step_store
@@ -287,7 +287,7 @@ def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:
             place = rng.randrange(len(whole))
             path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :])
             compose.forget()
-            host_overheads._shipped_statistics.cache_clear()
+            who_answers._shipped_statistics.cache_clear()
             [again] = expand([*TINY, "gpu=V100", "batch_size=8", "predict.draws=16"])
             assert Engine(steps=StepStore()).predict_one(again).whole().predicted_us == pytest.approx(expected), (
                 f"{path.name}, byte {place}"

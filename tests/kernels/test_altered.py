@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from pipeline import flow as flows
 from pipeline.answers.altered_gpu import AlteredPredictor
-from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.predict import predict
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import ConfigError
 from pipeline.flow import Flow
 from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu
@@ -103,8 +103,8 @@ def test_a_stated_figure_stays_and_is_checked() -> None:
 
 
 def test_peaks_of_a_campaign_follow_what_they_were_measured_under(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.answers.kernel_models.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
-    monkeypatch.setattr("pipeline.answers.kernel_models.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
+    monkeypatch.setattr("pipeline.answers.who_answers.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
+    monkeypatch.setattr("pipeline.answers.who_answers.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
     real, faster = (
         kernel_predictor(gpu, "auto", None) for gpu in (altered("H100"), altered("H100", "dram_gb_per_s=6700"))
     )

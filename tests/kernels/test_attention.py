@@ -10,7 +10,7 @@ import pytest
 from evaluation.published import aiconfigurator
 from evaluation.training import fused_attention_fit as attention_fit
 from evaluation.training.fused_attention_fit import fit_constants, folds_of, held_out
-from pipeline.answers.attention_constants import FILE, attention_model, kernel_of, nearest, read_fitted, write_fitted
+from pipeline.answers.gap_models import FILE, attention_model, kernel_of, nearest, read_fitted, write_fitted
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.fused_attention import AttentionModel, Constants, FittedAttention, Shape, attention_us

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 
-from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.convolutions import native
 from pipeline.kernels.tensor_cores import evenly_grouped, on_tensor_cores

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import KernelPredictor
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.work import ConvShape, Dims, implicit_product
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.checks.image_kernel_times import compare
-from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.graph.sizes.library_launches import convolution_extra
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.convolutions import NATIVE_SPREAD, native

@@ -8,11 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from evaluation.published import aiconfigurator
-from pipeline.answers.fallback import FallbackModel
-from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.gap_models import (
+    FallbackModel,
+    measured_gpus,
+    tensor_core_gemm_model,
+    tensor_core_transfer_models,
+)
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.answers.tensor_core_gemm import measured_gpus, tensor_core_gemm_model
-from pipeline.answers.tensor_core_transfer import tensor_core_transfer_models
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import TableError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import Estimate, KernelModel
@@ -165,7 +168,7 @@ def test_tf32_runs_the_tiles_of_half_precision_and_as_fp32_where_there_is_none()
 
 
 def test_without_the_cross_gpu_model_what_was_fitted_still_answers(monkeypatch):
-    for module in ("transfer.tensor_core_model", "answers.tensor_core_transfer"):  # the second imports it by name
+    for module in ("transfer.tensor_core_model", "answers.gap_models"):  # the second imports it by name
         monkeypatch.setattr(f"pipeline.{module}.tensor_model", lambda: None)
     found = kernel_predictor(load_gpu("A100-PCIE-40GB"), "auto", None).predict(
         pd.concat([products(dtype) for dtype in ("bf16", "tf32")], ignore_index=True)

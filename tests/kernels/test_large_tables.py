@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import TIMES
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.family_model import ROWS_IN_BLOCK
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.kernel_models import kernel_predictor
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import rnn_kernels as recurrent
 from pipeline.kernels.estimate import Estimate, Floor

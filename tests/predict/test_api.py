@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.engine import STEPS
-from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.memory_fit import estimated_largest_batch, first_digits
 from pipeline.answers.predict import predict
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.question import expand

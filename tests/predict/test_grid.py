@@ -13,8 +13,8 @@ import pytest
 from pipeline import predict, predict_grid
 from pipeline.answers import engine as engine_module
 from pipeline.answers.engine import engine, in_order
-from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import TIMES
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import SteptimeWarning
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.question.question import expand

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.answers import kernel_models
+from pipeline.answers import who_answers
 from pipeline.answers.engine import engine
-from pipeline.answers.kernel_models import available_models, shipped_models
-from pipeline.answers.sources import Source
+from pipeline.answers.who_answers import Source, available_models, shipped_models
 from pipeline.flow import Flow
 from pipeline.paths import Artifacts, packs_dir, project_dir
 from pipeline.question.question import expand
@@ -38,7 +37,7 @@ def leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def from_public_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_models, "kernel_source", lambda gpu: Source.PUBLIC)
+    monkeypatch.setattr(who_answers, "kernel_source", lambda gpu: Source.PUBLIC)
 
 
 def test_without_their_samples_they_are_not_used(leftover: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from pipeline.answers.plan_request import PlanRequest
+from pipeline.answers.plan import PlanRequest
 from pipeline.cli import app
 from pipeline.paths import project_dir
 from pipeline.question.question import expand

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.same_chip_model import same_chip_models
 from pipeline.answers.tracker import _transfer
+from pipeline.answers.transferred_models import same_chip_models
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.packs import list_packs

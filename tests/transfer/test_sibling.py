@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.kernel_models import kernel_predictor
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.answers.same_chip_model import SameChipModel, same_chip_models
+from pipeline.answers.transferred_models import SameChipModel, same_chip_models
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.packs import list_packs
 

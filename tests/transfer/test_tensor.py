@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evaluation.published import aiconfigurator
 from evaluation.training.build_tensor_core import chips, error_summary, residuals, train_without
 from evaluation.training.recipes import TENSOR_CORE_RECIPE
-from pipeline.answers.tensor_core_gemm import tensor_core_gemm_model
+from pipeline.answers.gap_models import tensor_core_gemm_model
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import peak_gflop_per_s, sustained_gflop_per_s

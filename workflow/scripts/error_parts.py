@@ -6,9 +6,8 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.answers.error_parts import MeasuredStep, parts_of
-    from pipeline.answers.host_overheads import observations_in
-    from pipeline.answers.kernel_models import kernel_predictor
     from pipeline.answers.step_prediction import StepParts
+    from pipeline.answers.who_answers import kernel_predictor, observations_in
     from pipeline.graph.graph_file import read_graph
     from pipeline.prediction import Prediction
     from pipeline.question.question import Question

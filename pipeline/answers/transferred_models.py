@@ -1,7 +1,7 @@
-"""Kernel times on a GPU with the same chip as a measured GPU, such as the A100 with 80 GB and the one with 40 GB.
+"""Models of families without samples on a GPU, from samples of other GPUs: of one with the same chip, else of all.
 
-The fitted models of the measured GPU have errors of a few per cent, less than cross-GPU models. Each call is scaled by
-the ratio of the cross-GPU model's predictions for the two GPUs. Memory-bound calls therefore follow the bandwidth, and
+The fitted models of a GPU with the same chip have errors of a few per cent, less than cross-GPU models. Each call is scaled
+by the ratio of the cross-GPU model's predictions for the two GPUs. Memory-bound calls therefore follow the bandwidth, and
 arithmetic follows clock and power. The latency floor is that of the measured host.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,11 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.physics import raised_to_min_duration
+from pipeline.kernels.sample_range import without_phase
 from pipeline.kernels.work import Dims
 from pipeline.packs import list_packs, pack_models
 from pipeline.transfer.probes import Calibration
-from pipeline.transfer.shipped_models import load_models
+from pipeline.transfer.shipped_models import covered, load_models, predict_calls
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]
@@ -148,3 +150,40 @@ def _measured(model: UtilisationModel, sibling: GpuSpec) -> GpuSpec:
     if sibling.name in model.gpu_corrections:
         return sibling
     return next((gpu for gpu in map(load_gpu, model.gpu_corrections) if same_chip(gpu, sibling)), sibling)
+
+
+@dataclass(frozen=True)
+class TransferredModel(KernelModel):
+    """A cross-GPU model with the interface of a family's model."""
+
+    gpu: GpuSpec
+    family: str
+    corrections: Mapping[str, Any] | None = None
+    evidence: str = "transferred"
+
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows that the cross-GPU models cover."""
+        return covered(without_phase(self.family, calls))
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Times from the cross-GPU models; NaN for rows they do not cover."""
+        found = predict_calls(without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {}))
+        latency, kernel, low, high = (
+            found[name].to_numpy(dtype=np.float64) for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
+        )
+        rest = latency - kernel
+        inside = np.ones(len(calls), dtype=bool)
+        return Estimate(latency, kernel, low, high, inside, rest + low, rest + high)
+
+
+def transferred_models(
+    gpu: GpuSpec, present: set[str], corrections: Mapping[str, Any] | None = None
+) -> dict[str, KernelModel]:
+    """Adapters for families that the cross-GPU models cover and `present` lacks; none for a CPU or where none ship."""
+    if gpu.limits is None:
+        return {}
+
+    found: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
+    # a GPU with the same chip and samples of its own predicts better than the cross-GPU models
+    found |= same_chip_models(gpu, corrections)
+    return {name: model for name, model in found.items() if name not in present}

@@ -1,0 +1,311 @@
+"""Models that fill the gaps of a GPU's own: products on tensor cores, and fused attention.
+
+fp32 samples carry no information about tensor cores (bf16, fp16, TF32). There are two models of their products:
+
+- `packs/half/<GPU>` holds a model of bf16 products, if they were measured on the GPU or on one with the same chip. It has
+  priority over derived estimates.
+- Elsewhere the cross-GPU model predicts (`pipeline.transfer`).
+
+fp16 runs at the same rate through the same kernels and is predicted as bf16. The time of TF32 is that of bf16 times the ratio
+that the cross-GPU model gives.
+
+Which fused attention kernel runs depends on the GPU:
+
+- Compute capability 8 and 12: PyTorch's flash backend (FlashAttention-2).
+- Compute capability 9 and 10: cuDNN's kernel, which current PyTorch prefers there. docs/kernels.md states the version
+  and the difference.
+- GPUs older than Ampere: neither. There, and in fp32, the formulas of physics predict attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.hardware.find_gpu import load_gpu, same_chip_gpu
+from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.estimate import Estimate, KernelModel, merge
+from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.fused_attention import FAMILY as ATTENTION
+from pipeline.kernels.fused_attention import AttentionModel, FittedAttention
+from pipeline.kernels.physics import Physics
+from pipeline.kernels.tensor_cores import HALF_DTYPES, covered, misaligned
+from pipeline.kernels.work import Dims, is_one_of
+from pipeline.model_files import read_by_gpu, write_by_gpu
+from pipeline.packs import MANIFEST, SHARED, pack_models, record_file, shipped_file
+from pipeline.paths import packs_dir
+from pipeline.transfer.tensor_core_model import kernel_us, sampled_architectures, tensor_model, time_ratio
+from pipeline.transfer.utilisation import UtilisationModel
+
+
+@dataclass(frozen=True)
+class FallbackModel(KernelModel):
+    """Two models of one family. `first` predicts the rows that it covers, and `other` the rest."""
+
+    first: KernelModel
+    other: KernelModel
+
+    @property
+    def evidence(self) -> str:
+        """Evidence of rows that neither model covers: that of `first`."""
+        return self.first.evidence
+
+    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+        """Evidence of each row, shape (rows,)."""
+        first, other = self.first.evidence_of(calls), self._others(calls)
+        return np.where(other, self.other.evidence_of(calls), first).astype(object) if other.any() else first
+
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows that either model covers."""
+        first = self.first.covers(calls)
+        return first if first.all() else np.asarray(first | self.other.covers(calls))
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Predict each row by its model. Rows that neither covers are predicted by `first`."""
+        other = self._others(calls)
+        if other.all() and len(other):
+            return self.other.predict(calls)
+        found = self.first.predict(calls)
+        return merge(found, self.other.predict(calls[other]), other) if other.any() else found
+
+    def _others(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        rest = ~self.first.covers(calls)
+        return rest if not rest.any() else np.asarray(rest & self.other.covers(calls))
+
+
+def with_fallback(models: Mapping[str, KernelModel], others: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+    """Models by family. Each model of `others` predicts the calls that the family's own model does not cover, if it has
+    one.
+    """
+    return {
+        **models,
+        **{name: FallbackModel(models[name], model) if name in models else model for name, model in others.items()},
+    }
+
+
+FAMILIES = ("gemm", "bmm")
+"""Families that run on tensor cores. A batch is treated as more tiles of one product."""
+
+BATCHED = "bmm"
+"""The family of batched products."""
+
+UNSAMPLED_ARCHITECTURE_SPREAD = 1.25
+"""Factor on the interval, up and down, for architectures without a measured GPU: Volta, Turing and older libraries'
+kernels."""
+
+UNSAMPLED_SPREAD = 1.2
+"""Factor on the interval, up and down, for products without samples: TF32 and batched products."""
+
+MISALIGNED_SPREAD = 1.3
+"""Factor on the interval, up and down, for matrices whose rows in memory are not aligned. In the A100 DLRM trace such
+products take 1.1 to 2.6 times as long."""
+
+
+@dataclass(frozen=True)
+class TensorCoreTransferModel(KernelModel):
+    """The cross-GPU model with the interface of a family's model. `like` names a measured GPU with the same chip, if
+    any.
+    """
+
+    gpu: GpuSpec
+    family: str
+    model: UtilisationModel
+    like: str | None = None
+    evidence: str = "transferred"
+
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Products that the GPU's tensor cores compute."""
+        return covered(calls, self.gpu)
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Kernel times. The latency is equal, because the samples contain neither launch nor floor."""
+        plain = calls if self.family == BATCHED else calls.assign(B=1.0)
+        found = kernel_us(
+            self.model, plain, self.gpu, None if self.like is None else self.model.own_correction(self.like)
+        )
+        low, high = found * np.exp(self.model.log_p10), found * np.exp(self.model.log_p90)
+        inside = np.ones(len(calls), dtype=bool)
+        estimate = Estimate(found, found, low, high, inside, low, high)
+        extra = np.where(
+            is_one_of(Dims(calls).text("dtype"), ("tf32",)) | (self.family == BATCHED), UNSAMPLED_SPREAD, 1.0
+        )
+        extra = extra * np.where(misaligned(plain), MISALIGNED_SPREAD, 1.0)
+        if self.gpu.architecture not in sampled_architectures(tuple(self.model.gpu_corrections)):
+            extra = extra * UNSAMPLED_ARCHITECTURE_SPREAD
+        return estimate.widen(extra)
+
+
+def tensor_core_transfer_models(gpu: GpuSpec, like: str | None = None) -> dict[str, TensorCoreTransferModel]:
+    """The cross-GPU model by family; empty for a device without specified limits, or if no model ships.
+
+    Raises:
+        PackError: the file is damaged.
+    """
+    model = tensor_model() if gpu.limits is not None else None
+    return {} if model is None else {name: TensorCoreTransferModel(gpu, name, model, like) for name in FAMILIES}
+
+
+FOLDER = "half"
+"""Folder under `packs/`."""
+
+FAMILY = "gemm"
+"""The family of the measured bf16 products."""
+
+ALIGNED_ELEMENTS = 8.0
+"""Number of half-precision elements to which the rows of a matrix in memory must be aligned."""
+
+SIBLING_SPREAD = 1.2
+"""Factor by which the interval grows, up and down, on another GPU with the same chip: clocks and power limits
+differ."""
+
+
+@dataclass(frozen=True)
+class TensorCoreGemmModel(KernelModel):
+    """A measured GPU's bf16 model. The cross-GPU model scales it to TF32 and to another GPU with the same chip."""
+
+    gpu: GpuSpec
+    measured: GpuSpec
+    base: KernelModel
+
+    @property
+    def evidence(self) -> str:
+        """The evidence of the model, or `transferred` on a GPU that was not measured itself."""
+        return self.base.evidence if self.gpu.name == self.measured.name else "transferred"
+
+    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+        """Evidence of each row, shape (rows,). TF32 is `transferred`, because no TF32 product was measured."""
+        return np.where(self._half(calls), self.evidence, "transferred").astype(object)
+
+    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Products on tensor cores whose dims are all known."""
+        return np.asarray(covered(calls, self.gpu) & self.base.covers(calls.assign(dtype="bf16")))
+
+    def predict(self, calls: pd.DataFrame) -> Estimate:
+        """Times of products of these sizes."""
+        # the samples are forward passes of linear layers with aligned rows in memory
+        uneven, d = misaligned(calls), Dims(calls)
+        even = {
+            name: np.where(uneven, ALIGNED_ELEMENTS * np.ceil(d(name) / ALIGNED_ELEMENTS), d(name))
+            for name in ("N", "K")
+        }
+        stored = [name for name in ("trans_a", "trans_b") if name in calls]
+        plain = calls.drop(columns=stored).assign(dtype="bf16", phase="forward", B=1.0, **even)
+        found = self.base.predict(plain)
+        half, sister = self._half(calls), self.gpu.name != self.measured.name
+        moved = ~half | uneven | sister
+        if not moved.any():
+            return found
+        ratio = time_ratio(calls.assign(B=1.0), self.gpu, plain, self.measured)
+        if ratio is None:
+            # without the cross-GPU model: scaled by the ratio of the peaks
+            here, there = (Physics.of(gpu).peak_flop_per_us(Dims(rows)) for gpu, rows in
+                           ((self.gpu, calls), (self.measured, plain)))  # fmt: skip
+            ratio = there / here
+        spread = np.where(half, 1.0, UNSAMPLED_SPREAD) * np.where(uneven, MISALIGNED_SPREAD, 1.0)
+        return found.scale(np.where(moved, ratio, 1.0)).widen(spread * (SIBLING_SPREAD if sister else 1.0))
+
+    def _half(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        return is_one_of(Dims(calls).text("dtype", "fp32"), HALF_DTYPES)
+
+
+def measured_gpus() -> list[str]:
+    """GPUs with a shipped model of bf16 products."""
+    return sorted(path.parent.name for path in (packs_dir() / FOLDER).glob(f"*/{MANIFEST}"))
+
+
+def tensor_core_gemm_model(gpu: GpuSpec) -> TensorCoreGemmModel | None:
+    """The bf16 model for a GPU: its own, else that of a GPU with the same chip; None if there is neither.
+
+    Raises:
+        PackError: the pack is damaged.
+    """
+    names = measured_gpus()
+    measured = load_gpu(gpu.name) if gpu.name in names else same_chip_gpu(gpu, names)
+    if measured is None:
+        return None
+    folder: Path = pack_models(f"{FOLDER}/{measured.name}") / FAMILY
+    return TensorCoreGemmModel(gpu, measured, FittedModel.load(folder, measured))
+
+
+def with_tensor_core_gemm(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+    """Models of a GPU, with tensor-core products added for calls that its own models of these families do not cover.
+
+    Raises:
+        PackError: the pack is damaged.
+    """
+    half = tensor_core_gemm_model(gpu)
+    found: dict[str, KernelModel] = dict(tensor_core_transfer_models(gpu, None if half is None else half.measured.name))
+    if half is not None:
+        found[FAMILY] = half
+    return with_fallback(models, found)
+
+
+FILE = "attention.json"
+"""Name of the file of constants in the shared pack."""
+
+
+def write_fitted(path: Path, fitted: Mapping[str, FittedAttention], provenance: Mapping[str, Any]) -> None:
+    """Write the constants fitted on several GPUs as JSON, and add the file to its folder's manifest."""
+    write_by_gpu(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
+    record_file(path)
+
+
+@lru_cache(maxsize=4)
+def read_fitted(path: Path) -> dict[str, FittedAttention]:
+    """The fitted constants, by GPU.
+
+    Raises:
+        PackError: the file is damaged or of another format.
+    """
+    return read_by_gpu(path, FittedAttention.from_json)
+
+
+def kernel_of(gpu: GpuSpec) -> str | None:
+    """The fused kernel that PyTorch runs on a GPU: `flash2`, `cudnn`, or None (before Ampere, or not an NVIDIA GPU)."""
+    if gpu.architecture not in ("ampere", "ada", "hopper", "blackwell"):
+        return None
+    return "cudnn" if 9.0 <= gpu.compute_capability < 11.0 else "flash2"
+
+
+def nearest(gpu: GpuSpec, names: Mapping[str, Any]) -> GpuSpec | None:
+    """The measured GPU with the same kernels that is nearest in compute capability, then in bandwidth; None if there is
+    none.
+    """
+    kind = kernel_of(gpu)
+    specs = [spec for spec in map(load_gpu, names) if kind is not None and kernel_of(spec) == kind]
+
+    def distance(spec: GpuSpec) -> tuple[float, float]:
+        bandwidth = abs(float(np.log(spec.dram_gb_per_s / gpu.dram_gb_per_s)))
+        return round(abs(spec.compute_capability - gpu.compute_capability), 3), bandwidth
+
+    return min(specs, key=distance, default=None)
+
+
+def attention_model(gpu: GpuSpec) -> AttentionModel | None:
+    """The shipped model for a GPU: its own, else that of the nearest GPU with the same kernels; None if there is none.
+
+    Raises:
+        PackError: the shipped file is damaged.
+    """
+    if gpu.limits is None or kernel_of(gpu) is None or (path := shipped_file(SHARED, FILE)) is None:
+        return None
+    fitted = read_fitted(path)
+    measured = load_gpu(gpu.name) if gpu.name in fitted else nearest(gpu, fitted)
+    return None if measured is None else AttentionModel(gpu, measured, fitted[measured.name])
+
+
+def with_attention(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+    """Models of a GPU, with fused attention added for calls that its own model of the family does not cover.
+
+    Raises:
+        PackError: the shipped file is damaged.
+    """
+    found = attention_model(gpu)
+    return with_fallback(models, {} if found is None else {ATTENTION: found})
