@@ -79,20 +79,20 @@ def _hash(paths: Iterable[Path]) -> str:
 def _code_behind(start: Path, drawing: bool) -> list[Path]:
     """Modules that a file imports, directly or indirectly, and the data files beside them."""
     waiting = [start]
-    found = set[Path]() if start.parent in SCRIPTS else {start}
+    files = set[Path]() if start.parent in SCRIPTS else {start}
     while waiting:
         for path in _imported(waiting.pop()):
             name = path.relative_to(ROOT).as_posix()
-            if path not in found and name not in PLUMBING and (drawing or not name.startswith(DRAWING)):
-                found.add(path)
+            if path not in files and name not in PLUMBING and (drawing or not name.startswith(DRAWING)):
+                files.add(path)
                 waiting.append(path)
     data = {
         file
-        for folder in {path.parent for path in found}
+        for folder in {path.parent for path in files}
         for file in folder.iterdir()
         if file.suffix in (".yaml", ".csv", ".html")
     }
-    return sorted(found | data)
+    return sorted(files | data)
 
 
 @cache
@@ -105,7 +105,7 @@ def _imports_of(code: str) -> Iterator[Path]:
     for module, names in _IMPORT.findall(code):
         words = [name.split()[0] for name in names.strip("()").split(",") if name.split()]
         for dotted in (module, *(f"{module}.{word}" for word in words)):
-            place = ROOT.joinpath(*dotted.split("."))
-            file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+            file_stem = ROOT.joinpath(*dotted.split("."))
+            file = file_stem.with_suffix(".py") if file_stem.with_suffix(".py").is_file() else file_stem / "__init__.py"
             if file.is_file():
                 yield file

@@ -68,8 +68,8 @@ class Flow:
             _check_named("STEPTIME_DATASETS", "", "none")
             _check_named("STEPTIME_MEASUREMENTS", "")
             plan = PlanRequest.of(config)
-            given = {key: value for key, value in plan.without(config).items() if key != "results"}
-            points = tuple(expand(from_snakemake(given)))
+            overrides = {key: value for key, value in plan.without(config).items() if key != "results"}
+            points = tuple(expand(from_snakemake(overrides)))
             if plan.asked and any(point.local for point in points):
                 raise InputError("plan predicts points: name GPUs instead of gpu=local")
             return cls(points, Artifacts(root), str(config.get("experiment") or ""), plan)
@@ -353,13 +353,13 @@ def _usable(root: str) -> str:
     Raises:
         InputError: the folder cannot be written to; the message names it, or the part of its path that prevents it.
     """
-    place = Path(root).absolute()
-    while not place.exists():
-        place = place.parent
+    folder = Path(root).absolute()
+    while not folder.exists():
+        folder = folder.parent
     try:
         with TemporaryDirectory(
-            prefix=".steptime-", dir=place
+            prefix=".steptime-", dir=folder
         ):  # root may write everywhere by its rights, but not in /proc
             return root
     except OSError:
-        raise InputError(f"results={root}: {place} is not a writable folder; give another") from None
+        raise InputError(f"results={root}: {folder} is not a writable folder; give another") from None

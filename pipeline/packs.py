@@ -134,9 +134,9 @@ def record_file(path: Path, *, new: bool = True) -> None:
         return
     with _locked(path.parent):
         manifest_path = path.parent / MANIFEST
-        known = read_json(manifest_path, RESTORE)["files"] if manifest_path.is_file() else {}
+        digests = read_json(manifest_path, RESTORE)["files"] if manifest_path.is_file() else {}
         facts = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-        manifest = {"format": FORMAT, "files": {**known, path.name: facts}}
+        manifest = {"format": FORMAT, "files": {**digests, path.name: facts}}
         write_json(manifest_path, manifest)
     check_pack.cache_clear()
 

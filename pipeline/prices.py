@@ -85,13 +85,13 @@ def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFra
         taken = taken.sort_values("priced_as", kind="stable").drop_duplicates("gpu")
         chosen.append(taken)
         left -= set(taken["gpu"])
-    found = pd.concat(chosen, ignore_index=True) if chosen else offers.iloc[:0]
-    currencies = found.drop_duplicates("currency")
+    prices = pd.concat(chosen, ignore_index=True) if chosen else offers.iloc[:0]
+    currencies = prices.drop_duplicates("currency")
     if len(currencies) > 1:
         named = " and ".join(f"{row.gpu} in {row.currency}" for row in currencies.itertuples())
         raise InputError(f"{path or price_file()}: {named}: prices of one comparison need one currency")
     order = {gpu: place for place, gpu in enumerate(wanted)}
-    return found.sort_values("gpu", key=lambda column: column.map(order), ignore_index=True)
+    return prices.sort_values("gpu", key=lambda column: column.map(order), ignore_index=True)
 
 
 def offers_in(path: str | Path | None = None) -> pd.DataFrame:

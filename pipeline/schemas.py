@@ -276,8 +276,8 @@ def read_frame(path: str | Path, missing: str, damaged: str) -> pd.DataFrame:
     """
     table = read_arrow(path, missing, damaged)
     try:
-        found: pd.DataFrame = table.to_pandas()
-        return found
+        frame: pd.DataFrame = table.to_pandas()
+        return frame
     except (pa.ArrowException, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}") from None
 
@@ -330,14 +330,14 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     """
     try:
         metadata = pq.read_schema(path).metadata or {}
-        found = json.loads(metadata.get(PROVENANCE_KEY, b"{}"))
+        provenance = json.loads(metadata.get(PROVENANCE_KEY, b"{}"))
     except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         raise TableError(
             f"{path}: not a readable parquet file ({_first_line(error)}); delete the file to rebuild it"
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(provenance, dict):
         raise TableError(f"{path}: its provenance is damaged; delete the file to rebuild it")
-    return found
+    return provenance
 
 
 class atomic_path:  # noqa: N801 - used like a function in `with atomic_path(...) as part`

@@ -56,11 +56,11 @@ def kept(
         write: writes an entry, completely or not at all.
     """
     key = parts if isinstance(parts, str) else key_of(parts)
-    found = find(name, key, read)
-    if found is None:
-        found = make()
-        keep(name, key, found, write)
-    return found
+    entry = find(name, key, read)
+    if entry is None:
+        entry = make()
+        keep(name, key, entry, write)
+    return entry
 
 
 def find(name: str, key: str, read: Callable[[Path], Held]) -> Held | None:
@@ -70,14 +70,14 @@ def find(name: str, key: str, read: Callable[[Path], Held]) -> Held | None:
     if path is None or not path.is_file():
         return None
     try:
-        found = read(path)
+        entry = read(path)
     except (SteptimeError, OSError, ValueError, LookupError, TypeError):
         with contextlib.suppress(OSError):
             path.unlink()
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # the oldest entries are deleted first
-    return found
+    return entry
 
 
 def keep(name: str, key: str, made: Held, write: Callable[[Held, Path], None]) -> None:

@@ -61,25 +61,25 @@ class AlteredPredictor(KernelPredictor):
 
     def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
         """Each row for itself. Calls that no altered figure affects keep the prediction of the catalogue GPU."""
-        found = self.stated.predict_rows(calls)
-        plain, evidence = calls.reset_index(drop=True), found["evidence"].to_numpy(dtype=object)
-        values = {name: found[name].to_numpy().copy() for name in ESTIMATE_COLUMNS}
+        predicted = self.stated.predict_rows(calls)
+        plain, evidence = calls.reset_index(drop=True), predicted["evidence"].to_numpy(dtype=object)
+        values = {name: predicted[name].to_numpy().copy() for name in ESTIMATE_COLUMNS}
         for name, group in plain.groupby(plain["family"].astype(object), sort=False):
-            known = str(name) if str(name) in FAMILIES else "other"
-            if not self._concerns(known):
+            family = str(name) if str(name) in FAMILIES else "other"
+            if not self._concerns(family):
                 continue
             at = group.index.to_numpy()
-            own = np.isin(evidence[at].astype(str), SAMPLED_EVIDENCE)
+            sampled = np.isin(evidence[at].astype(str), SAMPLED_EVIDENCE)
             estimate = Estimate(*(values[key][at] for key in ESTIMATE_COLUMNS))
-            part = group.assign(family=known)
+            part = group.assign(family=family)
             moved = scaled_estimate(
-                estimate, self._ratio(known, part), known, self.gpu, self.floor, Dims(part).text("op"),
-                np.where(own, SPREAD, 1.0),
+                estimate, self._ratio(family, part), family, self.gpu, self.floor, Dims(part).text("op"),
+                np.where(sampled, SPREAD, 1.0),
             )  # fmt: skip
             for key, new in zip(ESTIMATE_COLUMNS, vars(moved).values(), strict=True):
                 values[key][at] = new
-            evidence[at] = np.where(own, "transferred", evidence[at])
-        return found.assign(**{key: values[key] for key in TIMES}, evidence=evidence)
+            evidence[at] = np.where(sampled, "transferred", evidence[at])
+        return predicted.assign(**{key: values[key] for key in TIMES}, evidence=evidence)
 
     def _concerns(self, family: str) -> bool:
         """Whether an altered figure can change times of a family. Copies over PCIe depend on `pcie_gb_per_s` only."""

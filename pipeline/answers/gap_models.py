@@ -72,8 +72,8 @@ class FallbackModel(KernelModel):
         other = self._others(calls)
         if other.all() and len(other):
             return self.other.predict(calls)
-        found = self.first.predict(calls)
-        return merge(found, self.other.predict(calls[other]), other) if other.any() else found
+        kernel_times = self.first.predict(calls)
+        return merge(kernel_times, self.other.predict(calls[other]), other) if other.any() else kernel_times
 
     def _others(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         rest = ~self.first.covers(calls)
@@ -127,12 +127,12 @@ class TensorCoreTransferModel(KernelModel):
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Kernel times. The latency is equal, because the samples contain neither launch nor floor."""
         plain = calls if self.family == BATCHED else calls.assign(B=1.0)
-        found = kernel_us(
+        kernel_times = kernel_us(
             self.model, plain, self.gpu, None if self.like is None else self.model.own_correction(self.like)
         )
-        low, high = found * np.exp(self.model.log_p10), found * np.exp(self.model.log_p90)
+        low, high = kernel_times * np.exp(self.model.log_p10), kernel_times * np.exp(self.model.log_p90)
         inside = np.ones(len(calls), dtype=bool)
-        estimate = Estimate(found, found, low, high, inside, low, high)
+        estimate = Estimate(kernel_times, kernel_times, low, high, inside, low, high)
         extra = np.where(
             is_one_of(Dims(calls).text("dtype"), ("tf32",)) | (self.family == BATCHED), UNSAMPLED_SPREAD, 1.0
         )
@@ -197,11 +197,11 @@ class TensorCoreGemmModel(KernelModel):
         }
         stored = [name for name in ("trans_a", "trans_b") if name in calls]
         plain = calls.drop(columns=stored).assign(dtype="bf16", phase="forward", B=1.0, **even)
-        found = self.base.predict(plain)
+        kernel_times = self.base.predict(plain)
         half, sister = self._half(calls), self.gpu.name != self.measured.name
         moved = ~half | uneven | sister
         if not moved.any():
-            return found
+            return kernel_times
         ratio = time_ratio(calls.assign(B=1.0), self.gpu, plain, self.measured)
         if ratio is None:
             # without the cross-GPU model: scaled by the ratio of the peaks
@@ -209,7 +209,7 @@ class TensorCoreGemmModel(KernelModel):
                            ((self.gpu, calls), (self.measured, plain)))  # fmt: skip
             ratio = there / here
         spread = np.where(half, 1.0, UNSAMPLED_SPREAD) * np.where(uneven, MISALIGNED_SPREAD, 1.0)
-        return found.scale(np.where(moved, ratio, 1.0)).widen(spread * (SIBLING_SPREAD if sister else 1.0))
+        return kernel_times.scale(np.where(moved, ratio, 1.0)).widen(spread * (SIBLING_SPREAD if sister else 1.0))
 
     def _half(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         return is_one_of(Dims(calls).text("dtype", "fp32"), HALF_DTYPES)
@@ -241,10 +241,12 @@ def with_tensor_core_gemm(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> di
         PackError: the pack is damaged.
     """
     half = tensor_core_gemm_model(gpu)
-    found: dict[str, KernelModel] = dict(tensor_core_transfer_models(gpu, None if half is None else half.measured.name))
+    products: dict[str, KernelModel] = dict(
+        tensor_core_transfer_models(gpu, None if half is None else half.measured.name)
+    )
     if half is not None:
-        found[FAMILY] = half
-    return with_fallback(models, found)
+        products[FAMILY] = half
+    return with_fallback(models, products)
 
 
 FILE = "attention.json"
@@ -307,5 +309,5 @@ def with_attention(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str,
     Raises:
         PackError: the shipped file is damaged.
     """
-    found = attention_model(gpu)
-    return with_fallback(models, {} if found is None else {ATTENTION: found})
+    model = attention_model(gpu)
+    return with_fallback(models, {} if model is None else {ATTENTION: model})

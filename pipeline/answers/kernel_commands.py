@@ -51,10 +51,10 @@ def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
         raise TableError(f"{where}: has no samples")
     if "gpu" in table.columns:
         names = table["gpu"].astype(object).where(table["gpu"].notna(), "no GPU").astype(str)
-        own = select_gpu(table.assign(gpu=names.map(_canonical_names(names))), spec.name)
-        if own.empty:
+        samples = select_gpu(table.assign(gpu=names.map(_canonical_names(names))), spec.name)
+        if samples.empty:
             raise TableError(f"{where}: no samples of {spec.name}: the table has {', '.join(sorted(names.unique()))}")
-        table = own
+        table = samples
     table = with_families(table, where)
     if "source" not in table.columns:
         table["source"] = SOURCE if {"main_kernel", "cudnn_version"} <= set(table.columns) else Path(path).name
@@ -63,13 +63,13 @@ def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
 
 def _canonical_names(names: pd.Series) -> dict[str, str]:
     """Names of known GPUs by the names in a table; unknown ones stay as they are."""
-    found = {}
+    canonical = {}
     for name in names.unique():
         try:
-            found[name] = load_gpu(name).name
+            canonical[name] = load_gpu(name).name
         except InputError:
-            found[name] = name
-    return found
+            canonical[name] = name
+    return canonical
 
 
 def fit_command(
@@ -182,10 +182,10 @@ def _check_folder(out: Path) -> None:
 
 def _check_models(folder: Path, gpu: GpuSpec) -> None:
     """Raise for a folder without models, or with models of another GPU, which would give wrong predictions."""
-    found = find_families([folder])
-    if not found:
+    families = find_families([folder])
+    if not families:
         raise InputError(f"{folder}: has no fitted family; fit models into it with `steptime kernels fit`")
-    for name, place in found.items():
+    for name, place in families.items():
         fitted = read_description(place).get("gpu", gpu.name)
         if fitted != gpu.name:
             raise InputError(f"{folder}: {name} was fitted on {fitted}, but --gpu is {gpu.name}")

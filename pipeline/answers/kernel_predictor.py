@@ -88,8 +88,8 @@ class KernelPredictor:
             return self.predict_rows(calls)
         distinct, which = distinct_calls(model_columns(calls))
         blocks = [distinct.iloc[at : at + ROWS_IN_DOUBLE] for at in range(0, len(distinct), ROWS_IN_DOUBLE)]
-        found = pd.concat([self.predict_rows(block) for block in blocks or [distinct]])
-        return found.iloc[which].set_axis(calls.index)
+        predicted = pd.concat([self.predict_rows(block) for block in blocks or [distinct]])
+        return predicted.iloc[which].set_axis(calls.index)
 
     def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
         """As `predict`, where every row is predicted for itself, also rows that are equal."""
@@ -102,12 +102,14 @@ class KernelPredictor:
         stated, is_text = plain.notna().to_numpy(), plain.columns.isin(TEXT_COLUMNS)
         for number, name in enumerate(names):
             at = np.flatnonzero(families == number)
-            known = str(name) if str(name) in FAMILIES else "other"
+            family = str(name) if str(name) in FAMILIES else "other"
             # without the columns that are null in all rows: every family has dims of its own, and tables have those of all
-            own = plain.iloc[at, np.flatnonzero(is_text | stated[at].any(axis=0))]
-            estimate, source = self._family(known, own if known == name else own.assign(family=known))
-            found = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
-            modelled[at], inside[at] = found, estimate.inside
+            family_calls = plain.iloc[at, np.flatnonzero(is_text | stated[at].any(axis=0))]
+            estimate, source = self._family(
+                family, family_calls if family == name else family_calls.assign(family=family)
+            )
+            usable = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
+            modelled[at], inside[at] = usable, estimate.inside
             evidence[at] = source
             shortest, floor = self.physics.memory.start_us, self.floor.default_us
             for key, values, fallback in (
@@ -118,7 +120,7 @@ class KernelPredictor:
                 ("latency_p10_us", estimate.latency_p10, floor / 2.0),
                 ("latency_p90_us", estimate.latency_p90, floor * 10.0),
             ):
-                times[key][at] = np.where(found, values, fallback)
+                times[key][at] = np.where(usable, values, fallback)
         columns = {**times, "evidence": evidence, "modelled": modelled, "inside": inside}
         return pd.DataFrame(columns, index=calls.index, copy=False)
 
@@ -173,15 +175,15 @@ def model_columns(calls: pd.DataFrame) -> pd.DataFrame:
     tables, text columns are categories, because each read of a text column compares all texts.
     """
     large = len(calls) > ROWS_IN_BLOCK
-    found: dict[str, pd.Series] = {}
+    columns: dict[str, pd.Series] = {}
     for name in (name for name in MODEL_COLUMNS if name in calls.columns):
         values: Any
         if name in TEXT_COLUMNS:
             values = pd.Categorical(calls[name]) if large else calls[name].to_numpy(object)
         else:
             values = _plain(calls[name])
-        found[name] = pd.Series(values, dtype=values.dtype)  # pandas would turn text into its own type
-    return pd.DataFrame(found, copy=False)
+        columns[name] = pd.Series(values, dtype=values.dtype)  # pandas would turn text into its own type
+    return pd.DataFrame(columns, copy=False)
 
 
 def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, npt.NDArray[np.int64]]:

@@ -57,19 +57,19 @@ class PlanRequest:
         Raises:
             InputError: a value makes no sense, or there are constraints without an objective.
         """
-        given = {key: config[key] for key in CONSTRAINTS if config.get(key) is not None}
+        constraints = {key: config[key] for key in CONSTRAINTS if config.get(key) is not None}
         if OBJECTIVE not in config:
-            if given:
-                raise InputError(f"{next(iter(given))}=...: this constrains a plan: give plan=OBJECTIVE too")
+            if constraints:
+                raise InputError(f"{next(iter(constraints))}=...: this constrains a plan: give plan=OBJECTIVE too")
             return cls()
-        found: dict[str, Any] = {}
-        for key, value in given.items():
+        limits: dict[str, Any] = {}
+        for key, value in constraints.items():
             name, read = CONSTRAINTS[key]
             try:
-                found[name] = read(str(value))
+                limits[name] = read(str(value))
             except ValueError:
                 raise InputError(f"{key}={value}: give a number") from None
-        return cls(Objective.named(str(config[OBJECTIVE])), Limits.of(**found), True)
+        return cls(Objective.named(str(config[OBJECTIVE])), Limits.of(**limits), True)
 
     @staticmethod
     def without(config: Mapping[str, Any]) -> dict[str, Any]:

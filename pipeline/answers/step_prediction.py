@@ -228,4 +228,4 @@ def _sums(us: Floats, keys: npt.NDArray[np.object_], factor: float = 1.0) -> dic
     codes, names = pd.factorize(keys)
     sums = np.bincount(codes, weights=us, minlength=len(names)) * factor
     order = np.argsort(-sums, kind="stable")
-    return {str(names[place]): float(sums[place]) for place in order if sums[place] > 0}
+    return {str(names[row]): float(sums[row]) for row in order if sums[row] > 0}

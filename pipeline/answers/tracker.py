@@ -119,8 +119,8 @@ class TrackedTrace:
         log_sigma = np.log(np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0)) / P90_SIGMAS
         random = np.random.default_rng(0)
         common = np.sqrt(SHARED_SHARE) * random.standard_normal((DRAWS, 1))
-        own = np.sqrt(1.0 - SHARED_SHARE) * random.standard_normal((DRAWS, len(predicted)))
-        draws = predicted * np.exp(log_sigma * (common + own))
+        independent = np.sqrt(1.0 - SHARED_SHARE) * random.standard_normal((DRAWS, len(predicted)))
+        draws = predicted * np.exp(log_sigma * (common + independent))
         here = simulate(steps.program, measured[None, :])
         there = simulate(steps.program, np.vstack([predicted, draws]))
         scale = steps.step_us / float(here.step_us[0])
@@ -128,7 +128,7 @@ class TrackedTrace:
         share = pd.Series(predicted).groupby(moved["evidence"].to_numpy()).sum() / max(predicted.sum(), 1e-12)
         families = pd.Series(predicted).groupby(named_families(steps.calls)).sum().sort_values(ascending=False)
         host_bound = there.bound == "host"
-        same = destination == self.origin
+        at_origin = destination == self.origin
         return Prediction(
             gpu=destination.name, model=self.model, variant="traced", batch_size=self.batch_size,
             predicted_us=float(times[0]), active_us=float(min(there.active_us[0] * scale, times[0])),
@@ -137,11 +137,11 @@ class TrackedTrace:
             p90_us=float(max(np.quantile(times[1:], 0.9), times[0])), bound=there.bound,
             memory_bytes=0, fits=True,
             evidence={str(kind): float(value) for kind, value in share.items()},
-            host_evidence={"measured": 1.0} if same else {"transferred": 1.0},
+            host_evidence={"measured": 1.0} if at_origin else {"transferred": 1.0},
             unmodelled_share=float(predicted[(moved["method"] == "unchanged").to_numpy()].sum()
-                                   / max(predicted.sum(), 1e-12)) if not same else 0.0,
+                                   / max(predicted.sum(), 1e-12)) if not at_origin else 0.0,
             families_us={str(name): float(value) for name, value in families.items()},
-            measured_us=steps.step_us if same else None,
+            measured_us=steps.step_us if at_origin else None,
             host="the host of the trace",
             device_bound_from=device_bound_from(steps.program, predicted) if host_bound else None,
             traced=TracedStep(self.origin.name, steps.queued_us + steps.step_us, steps.queued_us, steps.step_us,
@@ -171,15 +171,15 @@ class TrackedTrace:
         names = [gpus] if isinstance(gpus, str) and gpus else list(gpus) or [spec.name for spec in list_gpus()]
         rows = []
         for name in names:
-            found = self.to(name)
+            prediction = self.to(name)
             rows.append(
                 {
-                    "gpu": found.gpu,
-                    "predicted_us": found.predicted_us,
-                    "p10_us": found.p10_us,
-                    "p90_us": found.p90_us,
-                    "samples_per_s": found.samples_per_s,
-                    "bound": found.bound,
+                    "gpu": prediction.gpu,
+                    "predicted_us": prediction.predicted_us,
+                    "p10_us": prediction.p10_us,
+                    "p90_us": prediction.p90_us,
+                    "samples_per_s": prediction.samples_per_s,
+                    "bound": prediction.bound,
                 }
             )
         return with_prices(pd.DataFrame(rows), prices).sort_values("predicted_us", ignore_index=True)
@@ -196,10 +196,10 @@ def workload_name(path: Path) -> str:
     """
     stem = path.name.removesuffix(".gz").removesuffix(".json")
     words = [word for word in stem.replace(".", "_").split("_") if word]
-    own = [word for word in words if word not in GENERIC_NAMES]
-    if len(own) == len(words):
+    telling = [word for word in words if word not in GENERIC_NAMES]
+    if len(telling) == len(words):
         return stem
-    return "_".join([word for word in (path.parent.name,) if word] + own) or stem
+    return "_".join([word for word in (path.parent.name,) if word] + telling) or stem
 
 
 def _check_batch_size(batch_size: object) -> None:

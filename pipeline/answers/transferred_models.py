@@ -167,9 +167,9 @@ class TransferredModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times from the cross-GPU models; NaN for rows they do not cover."""
-        found = predict_calls(without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {}))
+        predicted = predict_calls(without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {}))
         latency, kernel, low, high = (
-            found[name].to_numpy(dtype=np.float64) for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
+            predicted[name].to_numpy(dtype=np.float64) for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
         )
         rest = latency - kernel
         inside = np.ones(len(calls), dtype=bool)
@@ -183,7 +183,7 @@ def transferred_models(
     if gpu.limits is None:
         return {}
 
-    found: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
+    models: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
     # a GPU with the same chip and samples of its own predicts better than the cross-GPU models
-    found |= same_chip_models(gpu, corrections)
-    return {name: model for name, model in found.items() if name not in present}
+    models |= same_chip_models(gpu, corrections)
+    return {name: model for name, model in models.items() if name not in present}

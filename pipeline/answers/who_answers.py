@@ -92,8 +92,8 @@ def overhead_source(gpu: str) -> Source:
 
 def shipped_overheads(gpu: str) -> Path:
     """The shipped overhead observations for a GPU: of its own host, else those of another GPU's host."""
-    own = _pack_overheads(gpu)
-    return own if own.is_file() else _pack_overheads(OVERHEAD_DONOR)
+    path = _pack_overheads(gpu)
+    return path if path.is_file() else _pack_overheads(OVERHEAD_DONOR)
 
 
 def _pack_overheads(gpu: str) -> Path:
@@ -246,14 +246,14 @@ def _shipped_statistics(
 
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: OverheadSettings) -> pd.DataFrame:
     """Statistics of a host's observations with the configured estimator, less the profiler's cost."""
-    own = gpu == LOCAL or overhead_source(gpu) is Source.MEASUREMENTS
+    measured = gpu == LOCAL or overhead_source(gpu) is Source.MEASUREMENTS
     donated = overhead_source(gpu) is Source.TRANSFER
-    evidence = "measured" if own else "transferred" if donated else "shared"
+    evidence = "measured" if measured else "transferred" if donated else "shared"
     cost, estimator = _profiler_cost(gpu, settings), settings.estimator
     if settings.observations == "pooled":
         return summarise(observations, estimator, cost, "transferred" if donated else "shared", signatures=False)
     if settings.observations == "all":
-        return summarise(observations, estimator, cost, evidence, signatures=own)
+        return summarise(observations, estimator, cost, evidence, signatures=measured)
     each = [summarise(part, estimator, cost, evidence) for _, part in observations.groupby("workload", sort=True)]
     return pd.concat(each, ignore_index=True)
 

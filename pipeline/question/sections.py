@@ -264,17 +264,17 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
         UnknownNameError: an option has no such choice.
         ConfigError: a value is not of the file's kind, is not a plausible number, or conflicts with another value.
     """
-    flat, given = flatten(config), flatten(base)
-    for key in given:
+    flat, usual = flatten(config), flatten(base)
+    for key in usual:
         if key not in flat and key.partition(".")[0] in SECTIONS:
             raise ConfigError(f"{key}: give a value, not a section")
     for key, allowed in CHOICES.items():
-        stated = flat.get(key) is not None or given.get(key) is not None
+        stated = flat.get(key) is not None or usual.get(key) is not None
         if stated and flat[key] not in allowed:
             raise UnknownNameError(key, flat[key], list(allowed))
     check_precision({key: flat.get(f"model.{key}") for key in ("dtype", "precision")})
     check_edit(config.get("edit", {}))
-    for key, default in given.items():
+    for key, default in usual.items():
         if key in flat and key.partition(".")[0] in SECTIONS and flat[key] != default:
             _check(key, flat[key], default)
 
@@ -336,10 +336,10 @@ def _check(key: str, value: Any, default: Any) -> None:
         if (isinstance(value, list) != several and key not in ONE_OR_ONE_EACH) or value == []:
             brackets = f" in brackets, for example {key}={written(default)}" if several else ""
             raise ConfigError(f"{key}={written(value)}: give {'numbers' if several else 'one number'}{brackets}")
-        for each in value if isinstance(value, list) else [value]:
-            _check_number(key, each, value, first)
+        for number in value if isinstance(value, list) else [value]:
+            _check_number(key, number, value, first)
     elif isinstance(first, str) and isinstance(default, list):
-        if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not value or not all(isinstance(number, str) for number in value):
             raise ConfigError(f"{key}={written(value)}: give names in brackets, for example {key}={written(default)}")
     elif isinstance(default, str) and not isinstance(value, str):
         raise ConfigError(f"{key}={written(value)}: give a name{example(key) or f', for example {key}={default}'}")
