@@ -31,7 +31,7 @@ from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.fit_gpu import fit_family
 from pipeline.kernels.physics import Physics
 from pipeline.paths import packs_dir
-from pipeline.transfer.tensor_core_model import tensor_model
+from pipeline.transfer.shipped_models import tensor_model
 
 ROWS = 8000
 """Number of samples that are drawn per GPU for the column `from fp32`."""

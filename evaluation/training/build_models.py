@@ -27,6 +27,7 @@ from evaluation.training.left_out_gpu import (
     pair_errors,
     probe_errors,
 )
+from evaluation.training.mlp_train import PUBLISHED_SIZE, SHIPPED_SIZE, train_mlp
 from evaluation.training.prior_fit import learn_prior
 from evaluation.training.utilisation_train import train_utilisation
 from pipeline.datasets.neusight import read_samples
@@ -35,7 +36,7 @@ from pipeline.packs import record_file
 from pipeline.paths import datasets_dir, transfer_dir
 from pipeline.schemas import atomic_path
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
-from pipeline.transfer.mlp import DIMS, PUBLISHED_SIZE, SHIPPED_SIZE, train_mlp
+from pipeline.transfer.mlp import DIMS
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]

@@ -25,7 +25,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.packs import record_file
 from pipeline.paths import transfer_dir
-from pipeline.transfer.tensor_core_tiles import FAMILY
+from pipeline.transfer.product_tiles import FAMILY
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]

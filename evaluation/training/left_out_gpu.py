@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from evaluation.training.mlp_train import train_mlp
 from evaluation.training.prior_fit import learn_prior
 from evaluation.training.recipes import RECIPES, Recipe
 from evaluation.training.utilisation_train import train_utilisation
@@ -26,9 +27,8 @@ from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.families import FAMILIES
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.methods import by_auto, by_roofline
-from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
-from pipeline.transfer.probe_prior import CovarianceInputs, covariance_inputs
-from pipeline.transfer.probes import Calibration, calibrate, choose_probes
+from pipeline.transfer.mlp import DIMS, TransferMlp
+from pipeline.transfer.probes import Calibration, CovarianceInputs, calibrate, choose_probes, covariance_inputs
 from pipeline.transfer.utilisation import UtilisationModel
 
 Array = npt.NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Fits the covariance of a model's errors on an unseen GPU by maximum likelihood (needs torch).
 
-The errors of each GPU are one sample from the covariance in `probe_prior.py`. Each step uses a random part of a few
+The errors of each GPU are one sample from the covariance in `pipeline/transfer/probes.py`. Each step uses a random part of a few
 hundred calls per GPU, which keeps the linear algebra small. To evaluate on a left-out GPU, the errors of every other
 GPU come from a model trained without either of the two (`left_out_gpu.folds`).
 """
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.kernels.training_loop import minimise
-from pipeline.transfer.probe_prior import GROUPS, CovarianceInputs, ProbePrior
+from pipeline.transfer.probes import GROUPS, CovarianceInputs, ProbePrior
 
 Array = npt.NDArray[np.float64]
 

@@ -27,8 +27,7 @@ from pipeline.kernels.physics import Physics
 from pipeline.kernels.sample_range import without_phase
 from pipeline.kernels.tensor_cores import covered as tensor_covered
 from pipeline.kernels.work import Array, Dims
-from pipeline.transfer.shipped_models import covered, load_models
-from pipeline.transfer.tensor_core_model import time_ratio
+from pipeline.transfer.shipped_models import covered, load_models, time_ratio
 
 SAMPLED_EVIDENCE = ("measured", "fitted", "pack")
 """Kinds of evidence that rest on samples of the GPU. For the altered GPU they become `transferred`, with a wider

@@ -41,7 +41,7 @@ from pipeline.kernels.work import Dims, is_one_of
 from pipeline.model_files import read_by_gpu, write_by_gpu
 from pipeline.packs import MANIFEST, SHARED, pack_models, record_file, shipped_file
 from pipeline.paths import packs_dir
-from pipeline.transfer.tensor_core_model import kernel_us, sampled_architectures, tensor_model, time_ratio
+from pipeline.transfer.shipped_models import kernel_us, sampled_architectures, tensor_model, time_ratio
 from pipeline.transfer.utilisation import UtilisationModel
 
 

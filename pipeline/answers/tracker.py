@@ -45,8 +45,7 @@ from pipeline.trace.load import load_trace as read_trace
 from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, on_tensor_cores, step_calls_us
 from pipeline.transfer.probes import P90_SIGMAS
 from pipeline.transfer.shipped_models import load_models
-from pipeline.transfer.trace_calls import trace_calls
-from pipeline.transfer.traced_families import named_families
+from pipeline.transfer.trace_calls import named_families, trace_calls
 
 Array = npt.NDArray[np.float64]
 

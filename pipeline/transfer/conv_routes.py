@@ -14,15 +14,13 @@ FFTs (1 % of the calls) have no route of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.work import ConvShape, Dims
-from pipeline.transfer.gpu_features import alignment
+from pipeline.transfer.gpu_features import Way, alignment
 
 Array = npt.NDArray[np.float64]
 
@@ -53,24 +51,7 @@ TRANSFORMED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128))
 """Output tiles of the routes' products."""
 
 
-@dataclass(frozen=True)
-class Route:
-    """Work and features of convolutions on one route.
-
-    Attributes:
-        flops: operations with padding, infinite where the route cannot compute the call; shape (rows,).
-        bytes: least number of bytes moved, shape (rows,).
-        x: features, shape (rows, features).
-        norm: exponent of the norm over arithmetic and memory times; 1 where kernels run one after another.
-    """
-
-    flops: Array
-    bytes: Array
-    x: Array
-    norm: float = 2.0
-
-
-def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
+def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
     """Work and features of convolutions by route."""
     d = Dims(calls)
     s = ConvShape.of(d)
@@ -86,7 +67,7 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
     able = square & (d("stride", 1.0) == 1.0) & (d("stride_w", d("stride", 1.0)) == 1.0) & (d("dilation", 1.0) == 1.0)
 
     flops = 2.0 * outputs * channels * s.window * out_channels
-    implicit = Route(
+    implicit = Way(
         flops,
         traffic,
         np.column_stack([
@@ -94,13 +75,14 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
             np.log(channels * s.window / 9.0), np.log(outputs), np.log(out_channels), *aligned, np.log(s.out_height),
             np.log(traffic / gpu.l2_bytes), np.log(4.0 * s.weights / gpu.l2_bytes), pascal,
         ]),
+        norm=2.0,
     )  # fmt: skip
 
     boxes = BOXES.get(gpu.architecture, NEWER_BOXES)
     filled = [np.ceil(images / b) * np.ceil(s.out_height / h) * np.ceil(s.out_width / w) for b, h, w in boxes]
     blocks = np.min(filled, axis=0) * np.ceil(out_channels / BOX_CHANNELS)
     waves = blocks / gpu.sms
-    winograd = Route(
+    winograd = Way(
         # a tile of 2 x 2 outputs takes 16 multiplications
         np.where(able, 2.0 * blocks * BOX_OUTPUTS * 4.0 * BOX_CHANNELS * padded, np.inf),
         traffic,
@@ -110,12 +92,13 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
             outputs * out_channels / (blocks * BOX_OUTPUTS * BOX_CHANNELS), channels / padded,
             np.log(traffic / gpu.l2_bytes), np.log(64.0 * channels * out_channels / gpu.l2_bytes), pascal,
         ]),
+        norm=2.0,
     )  # fmt: skip
 
     tiles = IMAGE_MULTIPLE * np.ceil(images / IMAGE_MULTIPLE) * np.ceil(s.out_height / 4.0) * np.ceil(s.out_width / 4.0)
     held = 4.0 * TRANSFORMED_PRODUCTS * tiles * (channels + out_channels)
     weights = 4.0 * TRANSFORMED_PRODUCTS * channels * out_channels
-    transformed = Route(
+    transformed = Way(
         np.where(able, 2.0 * TRANSFORMED_PRODUCTS * tiles * padded * out_channels, np.inf),
         traffic + 2.0 * (held + weights),
         np.column_stack([
@@ -124,7 +107,7 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Route]:
             outputs * padded / (16.0 * tiles * channels), images / (IMAGE_MULTIPLE * np.ceil(images / IMAGE_MULTIPLE)),
             np.log(held / gpu.l2_bytes), np.log(weights / gpu.l2_bytes), pascal,
         ]),
-        norm=1.0,
+        norm=1.0,  # its kernels run one after another
     )  # fmt: skip
     return dict(zip(ROUTES, (implicit, winograd, transformed), strict=True))
 
@@ -133,12 +116,12 @@ def _tile_use(
     rows: Array, columns: Array, batch: float, tiles: tuple[tuple[int, int], ...], gpu: GpuSpec
 ) -> list[Array]:
     """Waves, fullness of the last wave, and fullness of the tiles, for products with rows x columns outputs."""
-    found = []
+    features = []
     for high, wide in tiles:
         blocks = np.ceil(rows / high) * np.ceil(columns / wide)
         waves = batch * blocks / gpu.sms
-        found += [np.log(waves), waves / np.ceil(waves), rows * columns / (blocks * high * wide)]
-    return found
+        features += [np.log(waves), waves / np.ceil(waves), rows * columns / (blocks * high * wide)]
+    return features
 
 
 def routes_taken(samples: pd.DataFrame) -> npt.NDArray[np.int64]:

@@ -33,8 +33,7 @@ from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
 from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import P90_SIGMAS, Calibration
-from pipeline.transfer.shipped_models import covered, estimate, load_models
-from pipeline.transfer.tensor_core_model import kernel_us, tensor_model
+from pipeline.transfer.shipped_models import covered, estimate, kernel_us, load_models, tensor_model
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.utilisation_terms import ways_taken
 

@@ -1,7 +1,14 @@
 """Calibration of a cross-GPU model with a few kernels measured on the new GPU (probes).
 
-The probes condition the covariance of a family's errors (`probe_prior.py`). The covariance is learned from errors on
-GPUs that a model has not seen. Conditioning gives two kinds of factors:
+The log error of a model on a new GPU is modelled as a sum of four parts:
+1. The effects of wrong datasheet figures (`EFFECTS`: throughput, bandwidth, host floor, power, L2).
+2. A level that all calls share.
+3. A level per op.
+4. Three smooth functions (`GROUPS`): of sizes, of work and time, and of how sizes fit tiles and alignment.
+
+The size of each part, and the distances over which the functions vary, are learned from the errors on GPUs that a model
+has not seen (`evaluation/training/prior_fit.py`). Probes condition the covariance of the errors. That gives two kinds of
+factors:
 - Factors on compute, memory and host floor are inserted into the model's own formula.
 - The rest of the errors gives a factor per call. It approaches 1 with growing distance from the probes.
 
@@ -11,18 +18,48 @@ Probes that disagree with the others have less weight (Student's t). `steptime k
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.transfer.probe_prior import CORRECTED_EFFECTS, CovarianceInputs, ProbePrior, covariance_inputs
+from pipeline.kernels.families import FAMILIES
+from pipeline.transfer.gpu_features import call_features
 from pipeline.transfer.utilisation import Correction, UtilisationModel
 
 Array = npt.NDArray[np.float64]
+
+CORRECTED_EFFECTS = ("compute", "memory", "floor")
+"""Effects for which `Correction` has a factor."""
+
+EFFECTS = (*CORRECTED_EFFECTS, "power", "l2")
+"""Effects of wrong figures on the log time: columns of `CovarianceInputs.effects`, per unit of log time or of log figure."""
+
+GROUPS = ("sizes", "work", "form")
+"""Coordinates of the three smooth functions."""
+
+LOG_STEP = 0.2
+"""Step in a logarithm with which the effects are computed as difference quotients."""
+
+MAX_COORDINATE = 50.0
+"""Coordinates are limited to this absolute value: calls of empty tensors have logarithms of minus infinity."""
+
+FORM_FEATURES = (
+    "tail",
+    "padding",
+    "align",
+    "winograd_padding",
+    "winograd_tail",
+    "row_power",
+    "wide",
+    "block_wave_tail",
+)
+"""Prefixes of the features (`gpu_features.py`) that describe how sizes fit tiles, waves and alignment."""
 
 DEGREES = 4.0
 """Degrees of freedom of Student's t for a probe's error.
@@ -40,6 +77,134 @@ MAX_CANDIDATES = 400
 
 P90_SIGMAS = 1.2816
 """Distance of p90 from the median of a normal distribution, in standard deviations."""
+
+
+@dataclass(frozen=True)
+class CovarianceInputs:
+    """Inputs of the covariance for a set of calls.
+
+    Attributes:
+        log_latency: logarithm of the modelled latency in µs, shape (rows,).
+        effects: slopes of the log latency in `EFFECTS`, shape (rows, 5).
+        groups: coordinates of `GROUPS`, each of shape (rows, axes).
+        op: index of the op, shape (rows,).
+    """
+
+    log_latency: Array
+    effects: Array
+    groups: tuple[Array, Array, Array]
+    op: npt.NDArray[Any]
+
+    def rows(self, at: npt.NDArray[Any]) -> CovarianceInputs:
+        """Some of the calls."""
+        sizes, work, form = (group[at] for group in self.groups)
+        return CovarianceInputs(self.log_latency[at], self.effects[at], (sizes, work, form), self.op[at])
+
+
+def covariance_inputs(
+    model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction: Correction | None = None
+) -> CovarianceInputs:
+    """Inputs of the covariance for calls of a model's family on a GPU.
+
+    Args:
+        model: the cross-GPU model.
+        calls: rows with `op` and dims.
+        gpu: spec of the GPU.
+        correction: the factors at which the effects are computed; none by default.
+    """
+    around = correction or Correction()
+
+    def log_latency(spec: GpuSpec, at: Correction) -> Array:
+        return np.asarray(np.log(model.kernel_and_latency(calls, spec, correction=at)[1]))
+
+    base = log_latency(gpu, around)
+    moved = [
+        log_latency(gpu, replace(around, **{name: getattr(around, name) + LOG_STEP})) for name in CORRECTED_EFFECTS
+    ]
+    smaller = float(np.exp(-LOG_STEP))
+    moved.append(log_latency(replace(gpu, tdp_w=gpu.tdp_w * smaller), around))
+    moved.append(log_latency(replace(gpu, l2_bytes=max(int(gpu.l2_bytes * smaller), 1)), around))
+    effects = (np.column_stack(moved) - base[:, None]) / LOG_STEP
+    op = calls["op"].astype(str).map({name: i for i, name in enumerate(model.ops)}).fillna(0)
+    return CovarianceInputs(base, effects, _groups(model.family, calls, gpu, base), op.to_numpy(dtype=np.int64))
+
+
+def _groups(family: str, calls: pd.DataFrame, gpu: GpuSpec, log_latency: Array) -> tuple[Array, Array, Array]:
+    """Coordinates of `GROUPS`. Their scale is such that errors are similar over a distance of about 1 before learning."""
+    described = call_features(family, calls, gpu)
+    names = [name for name in FAMILIES[family].required if name in calls.columns]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sizes = np.log(calls[names].to_numpy(dtype=np.float64)) / 2.0
+        work = np.column_stack(
+            [np.log(described.flops / described.bytes), np.log(described.bytes) / 2.0, log_latency / 1.5]
+        )
+    kept = [i for i, name in enumerate(described.names) if name.startswith(FORM_FEATURES)]
+    form = 2.0 * described.x[:, kept]
+    sizes, work, form = (np.clip(np.nan_to_num(g), -MAX_COORDINATE, MAX_COORDINATE) for g in (sizes, work, form))
+    return sizes, work, form
+
+
+@dataclass(frozen=True)
+class ProbePrior:
+    """Standard deviations (log time) and length scales of one family's errors.
+
+    Attributes:
+        effects: standard deviation of the logarithm of each figure in `EFFECTS`.
+        level: standard deviation of the level that all calls share.
+        op: standard deviation of the level of an op.
+        spreads: standard deviations of the smooth functions over `GROUPS`.
+        lengths: distance over which each function varies, per axis of its group; missing axes count as 1.
+        noise: standard deviation of the difference that remains between neighbouring calls.
+    """
+
+    effects: tuple[float, ...] = (0.3, 0.3, 0.3, 0.1, 0.1)
+    level: float = 0.05
+    op: float = 0.03
+    spreads: tuple[float, ...] = (0.1, 0.1, 0.03)
+    lengths: tuple[tuple[float, ...], ...] = ((), (), ())
+    noise: float = 0.1
+
+    def covariance(self, a: CovarianceInputs, b: CovarianceInputs, corrected: bool = True) -> Array:
+        """Covariance of the log errors of two sets of calls, shape (rows of a, rows of b), without the noise.
+
+        Args:
+            a, b: calls.
+            corrected: whether to include the effects that `Correction` has a factor for.
+        """
+        first = 0 if corrected else len(CORRECTED_EFFECTS)
+        scale = np.asarray(self.effects[first:]) ** 2
+        total = self.level**2 + (a.effects[:, first:] * scale) @ b.effects[:, first:].T
+        total = total + self.op**2 * (a.op[:, None] == b.op[None, :])
+        for spread, lengths, x, y in zip(self.spreads, self.lengths, a.groups, b.groups, strict=True):
+            total = total + spread**2 * np.exp(-0.5 * _squared(x, y, lengths))
+        return np.asarray(total)
+
+    def variance(self, a: CovarianceInputs) -> Array:
+        """Variance of each call's log error, without the noise; shape (rows,)."""
+        from_effects = (a.effects**2) @ np.asarray(self.effects) ** 2
+        return np.asarray(from_effects + self.level**2 + self.op**2 + sum(spread**2 for spread in self.spreads))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ProbePrior:
+        """Build from the result of `as_dict` or its JSON; the defaults where a model has none."""
+        if not values:
+            return cls()
+        lengths = tuple(tuple(float(v) for v in axis) for axis in values["lengths"])
+        plain = {name: float(values[name]) for name in ("level", "op", "noise")}
+        effects, spreads = (tuple(float(v) for v in values[name]) for name in ("effects", "spreads"))
+        return cls(effects=effects, spreads=spreads, lengths=lengths, **plain)
+
+
+def _squared(x: Array, y: Array, lengths: tuple[float, ...]) -> Array:
+    """Squared distances, shape (rows of x, rows of y)."""
+    scale = np.ones(x.shape[1])
+    scale[: len(lengths)] = lengths[: x.shape[1]]
+    x, y = x / scale, y / scale
+    return np.asarray(np.maximum((x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2.0 * x @ y.T, 0.0))
 
 
 @dataclass(frozen=True)
@@ -74,8 +239,8 @@ class Calibration:
         inputs = covariance_inputs(self.model, calls, self.gpu, self.correction)
         factor = np.exp(self.prior.covariance(inputs, self.inputs, corrected=False) @ self.weights)
         across = self.prior.covariance(inputs, self.inputs)
-        known = self.prior.covariance(self.inputs, self.inputs) + np.diag(self.noise)
-        left = self.prior.variance(inputs) - (across * np.linalg.solve(known, across.T).T).sum(axis=1)
+        among = self.prior.covariance(self.inputs, self.inputs) + np.diag(self.noise)
+        left = self.prior.variance(inputs) - (across * np.linalg.solve(among, across.T).T).sum(axis=1)
         sigma = np.sqrt(np.maximum(left, 0.0) + self.prior.noise**2)
         return kernel * factor, latency * factor, P90_SIGMAS * sigma
 
@@ -106,16 +271,15 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
     correction = Correction(*(float(v) for v in factors))
     inputs = covariance_inputs(model, probes, gpu, correction)
     rest = prior.covariance(inputs, inputs, corrected=False) + np.diag(noise)
-    return Calibration(
-        model, gpu, probes, correction, inputs, np.linalg.solve(rest, target - inputs.log_latency), noise
-    )  # fmt: skip
+    weights = np.linalg.solve(rest, target - inputs.log_latency)
+    return Calibration(model, gpu, probes, correction, inputs, weights, noise)
 
 
 def calibrate_all(models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu: GpuSpec) -> dict[str, Calibration]:
     """Calibrate every model whose family has probes."""
     family = probes["family"].astype(str)
-    return {name: calibrate(model, probes[family == name], gpu) for name, model in models.items() if
-            (family == name).any()}  # fmt: skip
+    probed = {name: model for name, model in models.items() if (family == name).any()}
+    return {name: calibrate(model, probes[family == name], gpu) for name, model in probed.items()}
 
 
 def choose_probes(

@@ -1,13 +1,15 @@
-"""Kernel times on GPUs without samples: the shipped utilisation models applied to tables of calls."""
+"""Kernel times on GPUs without samples: the shipped utilisation models, and that of products on tensor cores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.convolutions import grouped
 from pipeline.kernels.families import FAMILIES
@@ -16,7 +18,8 @@ from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.probes import Calibration
-from pipeline.transfer.utilisation import Array, UtilisationModel, load_cached
+from pipeline.transfer.product_tiles import FAMILY as TENSOR
+from pipeline.transfer.utilisation import Array, Correction, UtilisationModel, load_cached
 
 COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
 
@@ -38,14 +41,14 @@ def covered(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """
     d = Dims(calls)
     family = d.text("family")
-    found = is_one_of(family, COVERED_FAMILIES) & is_one_of(d.text("dtype", "fp32"), ("fp32",))
-    found &= ~d.backward() & ~grouped(d)
+    able = is_one_of(family, COVERED_FAMILIES) & is_one_of(d.text("dtype", "fp32"), ("fp32",))
+    able &= ~d.backward() & ~grouped(d)
     for name in COVERED_FAMILIES:
-        rows = found & (family == name)
+        rows = able & (family == name)
         if rows.any():
             complete = np.all([~np.isnan(d(dim)) for dim in FAMILIES[name].required], axis=0)
-            found &= ~rows | complete
-    return np.asarray(found, dtype=bool)
+            able &= ~rows | complete
+    return np.asarray(able, dtype=bool)
 
 
 def estimate(
@@ -84,10 +87,10 @@ def predict_calls(
     """
     models = load_models() if models is None else models
     result = pd.DataFrame(np.nan, index=calls.index, columns=list(COLUMNS))
-    known = covered(calls)
+    usable = covered(calls)
     family = calls["family"].astype(str).to_numpy()
     for name, model in models.items():
-        at = np.flatnonzero(known & (family == name))
+        at = np.flatnonzero(usable & (family == name))
         if not len(at):
             continue
         part = calls.iloc[at]
@@ -97,3 +100,52 @@ def predict_calls(
         latency = np.maximum(latency, raised)
         result.iloc[at] = np.column_stack([latency, raised, raised * np.exp(low), raised * np.exp(high)])
     return result
+
+
+def tensor_model() -> UtilisationModel | None:
+    """The shipped cross-GPU model of products on tensor cores; None where it does not ship.
+
+    Raises:
+        PackError: the file is damaged.
+    """
+    path = shipped_file(TRANSFER, f"{TENSOR}.safetensors")
+    return None if path is None else load_cached(path)
+
+
+@lru_cache(maxsize=4)
+def sampled_architectures(gpus: tuple[str, ...]) -> frozenset[str]:
+    """Architectures of the GPUs that a model was trained on."""
+    return frozenset(load_gpu(name).architecture for name in gpus)
+
+
+def kernel_us(
+    model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, correction: Correction | None = None
+) -> Array:
+    """Kernel times on a GPU in µs, shape (rows,); none is shorter than the shortest kernel of the samples.
+
+    On architectures without samples, `raised_to_min_duration` also applies, whose limit comes from kernels of older traces.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        _, us = model.kernel_and_latency(calls.assign(op="linear"), gpu, correction=correction)
+    sampled = gpu.architecture in sampled_architectures(tuple(model.gpu_corrections))
+    return us if sampled else raised_to_min_duration(us, "gemm", gpu)
+
+
+def time_ratio(
+    calls: pd.DataFrame, gpu: GpuSpec, others: pd.DataFrame, other: GpuSpec, sampled_like: str | None = None
+) -> Array | None:
+    """Kernel times of calls on `gpu` over those of `others` on `other`, shape (rows,); None without the shipped model.
+
+    Args:
+        calls: covered products.
+        gpu: their GPU.
+        others: covered products, one for each row of `calls`.
+        other: their GPU.
+        sampled_like: name of a GPU with samples. Its deviation from the common model is used for both GPUs; `other` by default.
+    """
+    model = tensor_model()
+    if model is None:
+        return None
+    correction = model.own_correction(sampled_like or other.name)
+    ratio = kernel_us(model, calls, gpu, correction) / kernel_us(model, others, other, correction)
+    return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.graph.execution_trace import DTYPES
+from pipeline.graph.opmap import find_row
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category
 
@@ -52,6 +53,9 @@ TF32_KERNELS = "tf32|tensorop|s1688|nvjet"
 
 CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|nvjet"
 
+CONVOLUTION_GRADIENTS = {"dgrad": "conv2d_backward_data", "wgrad": "conv2d_backward_weight"}
+"""Words in the names of convolution kernels, and the family that they show."""
+
 
 def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     """One row per call of `calls` (positions in the activity), in their order.
@@ -67,16 +71,18 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     table = table.astype({name: object for name in ("name", "category", "grid", "block")})
     launch = act.action_event[act.call_action[calls]]
     op_event = events["op"].to_numpy(dtype=np.float64, na_value=np.nan)[launch]
-    known = ~np.isnan(op_event)
-    row = np.where(known, op_event, 0).astype(np.int64)
-    op = np.where(known, act.trace.names[row], "unknown")
-    shapes = events["input_shapes"].astype(object).to_numpy()[row]
-    shapes[~known] = None
-    types = events["input_dtypes"].astype(object).to_numpy()[row]
-    types[~known] = None
-    frame = table.rename(columns={"name": "kernel_name"}).assign(
-        op=op, latency_us=(act.call_end - act.call_start)[calls] / 1000.0
-    )
+    linked = ~np.isnan(op_event)
+    row = np.where(linked, op_event, 0).astype(np.int64)
+    op = np.where(linked, act.trace.names[row], "unknown")
+
+    def of_op(name: str) -> npt.NDArray[Any]:
+        """A column of the launching ops; None where a trace lacks the column or a call has no op."""
+        absent = np.full(len(row), None, object)
+        column: npt.NDArray[Any] = events[name].astype(object).to_numpy()[row] if name in events else absent
+        return np.where(linked, column, absent)
+
+    latency_us = (act.call_end - act.call_start)[calls] / 1000.0
+    frame = table.rename(columns={"name": "kernel_name"}).assign(op=op, latency_us=latency_us)
     name = frame["kernel_name"].astype(str)
     moves = frame["category"].isin([Category.MEMCPY, Category.MEMSET])
     frame["kind"] = np.select(
@@ -84,14 +90,11 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
         ["link", "copy", "collective"],
         "kernel",
     )
-    half = np.array([_half_precision_type(text) for text in types], object)
+    half = np.array([_half_precision_type(text) for text in of_op("input_dtypes")], object)
     tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
     frame["dtype"] = np.where(half != "", half, np.where(tf32, "tf32", "fp32"))
-    values = (
-        events["input_values"].astype(object).to_numpy()[row] if "input_values" in events else np.full(len(row), None)
-    )
-    found = [_dims(str(o), s, v) for o, s, v in zip(op, shapes, values, strict=True)]
-    dims = pd.DataFrame(found, index=frame.index)
+    described = zip(op, of_op("input_shapes"), of_op("input_values"), strict=True)
+    dims = pd.DataFrame([_dims(str(name), shapes, values) for name, shapes, values in described], index=frame.index)
     for column in ("family", "B", "M", "N", "K", *CONVOLUTION_DIMS, *WINDOW_DIMS):
         frame[column] = dims.get(column, np.nan)
     main = name.str.contains(PRODUCT_KERNELS, case=False) | (
@@ -156,3 +159,32 @@ def _window(op: str, values: Any) -> dict[str, int]:
 def _pair(text: str) -> tuple[int, int]:
     first, *rest = (int(each) for each in text.strip("[]").split(","))
     return first, rest[-1] if rest else first
+
+
+def named_families(calls: pd.DataFrame) -> list[str]:
+    """Family of each row of `trace_calls` for reports: that of the launching op in the operator map, else `other`.
+
+    The column `family`, for the transfer methods, is narrower.
+
+    Copies and collectives have families by their kind. The two gradients of a convolution are told apart by the names
+    of their kernels.
+    """
+    columns = (calls[name].astype(str) for name in ("op", "kernel_name", "kind", "family"))
+    return [_family(*row) for row in zip(*columns, strict=True)]
+
+
+def _family(op: str, kernel: str, kind: str, family: str) -> str:
+    if kind == "collective":
+        return "collective"
+    if kind == "link":
+        return "memcpy_d2h" if "DtoH" in kernel else "memcpy_h2d"
+    if kind == "copy":
+        return "memset" if "memset" in kernel.lower() else "memcpy_d2d"
+    if family != "other":
+        return family
+    row = find_row(op)
+    rules = row.calls if row is not None else ()
+    last = rules[-1].family if rules else "other"
+    if last == "conv2d_backward_data":
+        return next((name for word, name in CONVOLUTION_GRADIENTS.items() if word in kernel), last)
+    return last

@@ -7,17 +7,17 @@ The time of a kernel is the p-norm of three times:
   instructions that the schedulers issue.
 
 Each time is divided by a utilisation. A small network computes it from device-normalised features (`gpu_features.py`).
-For softmax its logit is linear in a few features (`softmax_features.py`). Bandwidth, clock and throughput are divisors
+For softmax its logit is linear in a few features. Bandwidth, clock and throughput are divisors
 only, so a higher value never predicts a slower kernel.
 
 Some families can be computed in several ways, and a smooth minimum over the ways gives their time:
 - convolutions: one network for each route of cuDNN (`conv_routes.py`);
-- batched products: one time for each tile of cuBLAS (`bmm_tiles.py`).
+- batched products: one time for each tile of cuBLAS (`product_tiles.py`).
 
 The latency that event timing measures is a smooth maximum of two times. One is the host's floor, the other the launch
 offset plus the kernel.
 
-Inference uses NumPy; training is in `utilisation_train.py`. Several networks (seeds) are averaged in log time.
+Inference uses NumPy; training is in `evaluation/training/`. Several networks (seeds) are averaged in log time.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class UtilisationModel:
         gpu_corrections: log factors between each trained GPU and the common model: {gpu: [compute, memory]}.
         log_p10, log_p90: ends of the p10-p90 interval of log(measured / predicted), from leaving each GPU out.
         provenance: origin of the samples and how the model was trained.
-        probe_prior: covariance of the errors on a new GPU, for probes (`probe_prior.ProbePrior`).
+        probe_prior: covariance of the errors on a new GPU, for probes (`probes.ProbePrior`).
     """
 
     family: str
@@ -140,17 +140,17 @@ class UtilisationModel:
         op = pd.Series(calls["op"].astype(str)).map({name: i for i, name in enumerate(self.ops)})
         # an op without samples is treated as the first op of its family, which is the most frequent one
         code = np.asarray(op.fillna(0), dtype=np.int64)
-        known = self.floors_us if floors_us is None else floors_us
-        usual = float(np.median(list(known.values())))
-        floor = np.array([known.get(name, usual) for name in calls["op"].astype(str)], dtype=np.float64)
+        floors = self.floors_us if floors_us is None else floors_us
+        usual = float(np.median(list(floors.values())))
+        floor = np.array([floors.get(name, usual) for name in calls["op"].astype(str)], dtype=np.float64)
         log_floor = np.log(floor) + correction.floor
         kernels, latencies = [], []
         for network in range(len(self.parameters["launch"])):
             ways = np.stack([self._log_kernel(network, way, code, correction) for way in call_terms.values()])
             kernel = _norm(-self.shape.choice, *ways) if len(ways) > 1 else ways[0]
             if taken is not None:
-                own = ways[np.maximum(taken, 0), np.arange(len(taken))]
-                kernel = np.where((taken >= 0) & np.isfinite(own), own, kernel)
+                shown = ways[np.maximum(taken, 0), np.arange(len(taken))]
+                kernel = np.where((taken >= 0) & np.isfinite(shown), shown, kernel)
             start = log_floor + _log_sigmoid(self.parameters["launch"][network].astype(np.float64)[code])
             kernels.append(kernel)
             latencies.append(_norm(FLOOR_SHARPNESS, log_floor, np.logaddexp(start, kernel)))
@@ -160,8 +160,8 @@ class UtilisationModel:
         self, network: int, call_terms: Terms, code: npt.NDArray[np.int64], correction: Correction
     ) -> Array:
         """Logarithm of the kernel's time in µs when computed in one way, shape (rows,)."""
-        own = call_terms.network
-        p = {name.removeprefix(own): value for name, value in self.parameters.items() if name.startswith(own)}
+        prefix = call_terms.network
+        p = {name.removeprefix(prefix): value for name, value in self.parameters.items() if name.startswith(prefix)}
         shape = self.shape
         hidden = np.clip((call_terms.x - p["mean"]) / p["scale"], -FEATURE_CLIP, FEATURE_CLIP)
         for layer in range(shape.depth):
@@ -188,8 +188,7 @@ class UtilisationModel:
 
     def own_correction(self, gpu: str) -> Correction:
         """The correction of a GPU that the model was trained on; 0 for other GPUs."""
-        found = self.gpu_corrections.get(gpu)
-        return Correction() if found is None else Correction(found[0], found[1])
+        return Correction(*self.gpu_corrections.get(gpu, ())[:2])
 
     def save(self, path: Path) -> None:
         """Write one safetensors file: the arrays, with all other fields as JSON in its metadata."""
@@ -216,11 +215,11 @@ class UtilisationModel:
         """Shape of each of `parameters`; the number of networks and the inputs of each network are free."""
         shape, ops = self.shape, len(self.ops)
         expected: Shapes = {"launch": ("networks", ops)}
-        for own in networks_of(self.family):
-            inputs = f"{own}inputs"
-            expected |= {f"{own}mean": (inputs,), f"{own}scale": (inputs,)}
-            expected |= {f"{own}op_bias": ("networks", ops, shape.heads), f"{own}l2": ("networks", 2)}
-            expected |= layer_shapes([inputs, *[shape.width] * shape.depth, shape.heads], own, ("networks",))
+        for prefix in networks_of(self.family):
+            inputs = f"{prefix}inputs"
+            expected |= {f"{prefix}mean": (inputs,), f"{prefix}scale": (inputs,)}
+            expected |= {f"{prefix}op_bias": ("networks", ops, shape.heads), f"{prefix}l2": ("networks", 2)}
+            expected |= layer_shapes([inputs, *[shape.width] * shape.depth, shape.heads], prefix, ("networks",))
         return expected
 
 

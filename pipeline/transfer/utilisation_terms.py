@@ -1,10 +1,9 @@
 """Inputs of a utilisation model: times of a call at full utilisation, and its features.
 
 Most families can be computed in one way. These families differ:
-- Convolutions (`conv_routes.py`) have one way per route of cuDNN, each with its own terms.
-- Batched products (`bmm_tiles.py`) have one way per tile of cuBLAS, each with its own terms.
-- Products on tensor cores (`tensor_core_tiles.py`) have one way per tile, each with its own terms.
-- Softmax (`softmax_features.py`) has one way, with its own features.
+- Convolutions (`conv_routes.py`) have one way per route of cuDNN, each with its own terms and network.
+- Batched products and products on tensor cores (`product_tiles.py`) have one way per tile, each with its own terms.
+- Softmax has one way, with its own features.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.bmm_tiles import TileWork, batched_tiles, tiles_taken
-from pipeline.transfer.conv_routes import ROUTES, Route, convolution_routes, routes_taken
-from pipeline.transfer.gpu_features import COMPUTE_FAMILIES, call_features
-from pipeline.transfer.softmax_features import softmax_features
-from pipeline.transfer.tensor_core_tiles import FAMILY as TENSOR
-from pipeline.transfer.tensor_core_tiles import TensorTile, tensor_tiles
+from pipeline.transfer.conv_routes import ROUTES, convolution_routes, routes_taken
+from pipeline.transfer.gpu_features import COMPUTE_FAMILIES, Way, call_features, softmax_features
+from pipeline.transfer.product_tiles import FAMILY as TENSOR
+from pipeline.transfer.product_tiles import batched_tiles, tensor_tiles, tiles_taken
 
 Array = npt.NDArray[np.float64]
 
@@ -108,11 +105,10 @@ def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Terms]:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         if family == "conv2d_forward":
-            return {name: _route(route, gpu, name) for name, route in convolution_routes(calls, gpu).items()}
-        if family == "bmm":
-            return {name: _tiled(tiled, gpu) for name, tiled in batched_tiles(calls, gpu).items()}
-        if family == TENSOR:
-            return {name: _tensor(tile, gpu) for name, tile in tensor_tiles(calls, gpu).items()}
+            return {name: _of_way(way, gpu, f"{name}.") for name, way in convolution_routes(calls, gpu).items()}
+        if family in ("bmm", TENSOR):
+            tiles = batched_tiles(calls, gpu) if family == "bmm" else tensor_tiles(calls, gpu)
+            return {name: _of_way(way, gpu) for name, way in tiles.items()}
         return {"": _terms(family, calls, gpu)}
 
 
@@ -123,36 +119,26 @@ def ways_taken(family: str, samples: pd.DataFrame) -> npt.NDArray[np.int64]:
     return tiles_taken(samples) if family == "bmm" else np.full(len(samples), -1, dtype=np.int64)
 
 
-def _route(route: Route, gpu: GpuSpec, name: str) -> Terms:
-    nothing = np.full(len(route.flops), -np.inf)
-    per_l2 = np.log(route.bytes / gpu.l2_bytes)
+def _of_way(way: Way, gpu: GpuSpec, network: str = "") -> Terms:
+    """Terms of calls that are computed in one way."""
+    able = np.isfinite(way.flops)
+    us = np.where(able, arithmetic_us(gpu, np.where(able, way.flops, 1.0)), np.inf) if way.us is None else way.us
+    nothing = np.full(len(way.bytes), -np.inf)
+    tiles = nothing if way.tile_bytes is None else _dram(way.tile_bytes, gpu) - _l2_reuse_log_factor(gpu)
+    steps = nothing if way.chain_us is None else np.log(way.chain_us)
     # for an empty image, the fullness of the last wave is NaN
-    x = np.nan_to_num(route.x)
-    work, traffic = _arithmetic(route.flops, gpu), _traffic(route.bytes, gpu)
-    return Terms(work, *traffic, nothing, nothing, per_l2, x, route.norm, f"{name}.")
+    x, per_l2 = np.nan_to_num(way.x), np.log(way.bytes / gpu.l2_bytes)
+    return Terms(np.log(us), *_traffic(way.bytes, gpu), steps, tiles, per_l2, x, way.norm, network)
 
 
-def _tiled(tiled: TileWork, gpu: GpuSpec) -> Terms:
-    nothing = np.full(len(tiled.flops), -np.inf)
-    work, traffic = _arithmetic(tiled.flops, gpu), _traffic(tiled.bytes, gpu)
-    tiles = np.log(tiled.tile_bytes / sustained_dram_gb_per_s(gpu) / 1e3) - _l2_reuse_log_factor(gpu)
-    return Terms(work, *traffic, nothing, tiles, np.log(tiled.bytes / gpu.l2_bytes), np.nan_to_num(tiled.x))
-
-
-def _tensor(tile: TensorTile, gpu: GpuSpec) -> Terms:
-    nothing, per_l2 = np.full(len(tile.us), -np.inf), np.log(tile.bytes / gpu.l2_bytes)
-    return Terms(np.log(tile.us), *_traffic(tile.bytes, gpu), np.log(tile.chain_us), nothing, per_l2, tile.x)
-
-
-def _arithmetic(flops: Array, gpu: GpuSpec) -> Array:
-    """Logarithm of the time of arithmetic at the sustained throughput; infinite where `flops` is infinite."""
-    able = np.isfinite(flops)
-    return np.where(able, np.log(arithmetic_us(gpu, np.where(able, flops, 1.0))), np.inf)
+def _dram(moved: Array, gpu: GpuSpec) -> Array:
+    """Logarithm of the time of traffic over DRAM."""
+    return np.asarray(np.log(moved / sustained_dram_gb_per_s(gpu) / 1e3))
 
 
 def _traffic(moved: Array, gpu: GpuSpec) -> tuple[Array, Array]:
     """Logarithms of the time of traffic over DRAM and over L2."""
-    return np.log(moved / sustained_dram_gb_per_s(gpu) / 1e3), np.log(moved / gpu.peak_l2_gb_per_s() / 1e3)
+    return _dram(moved, gpu), np.log(moved / gpu.peak_l2_gb_per_s() / 1e3)
 
 
 def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
@@ -172,7 +158,7 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
         np.log(arithmetic),
         *_traffic(described.bytes, gpu),
         np.log(cycles * described.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
-        np.log(flops / _tile_intensity(family, gpu) / sustained_dram_gb_per_s(gpu) / 1e3) - _l2_reuse_log_factor(gpu),
+        _dram(flops / _tile_intensity(family, gpu), gpu) - _l2_reuse_log_factor(gpu),
         np.log(described.bytes / gpu.l2_bytes),
         x,
         norm,

@@ -168,7 +168,7 @@ def test_tf32_runs_the_tiles_of_half_precision_and_as_fp32_where_there_is_none()
 
 
 def test_without_the_cross_gpu_model_what_was_fitted_still_answers(monkeypatch):
-    for module in ("transfer.tensor_core_model", "answers.gap_models"):  # the second imports it by name
+    for module in ("transfer.shipped_models", "answers.gap_models"):  # the second imports it by name
         monkeypatch.setattr(f"pipeline.{module}.tensor_model", lambda: None)
     found = kernel_predictor(load_gpu("A100-PCIE-40GB"), "auto", None).predict(
         pd.concat([products(dtype) for dtype in ("bf16", "tf32")], ignore_index=True)

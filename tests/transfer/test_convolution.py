@@ -17,6 +17,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.transfer.conv_routes import ROUTES, convolution_routes, routes_taken
 from pipeline.transfer.methods import by_auto
+from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation import UtilisationModel
 
 GPUS = ("A100-PCIE-40GB", "P100", "T4", "V100")
@@ -54,10 +55,10 @@ def samples() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def model(samples: pd.DataFrame) -> UtilisationModel:
-    return train_utilisation(
-        samples[samples["gpu"] != "V100"], "conv2d_forward", shortened(RECIPES["conv2d_forward"], 400)
-    )
+def model() -> UtilisationModel:
+    if "conv2d_forward" not in load_models():
+        pytest.skip("no cross-GPU models under packs/transfer")
+    return load_models()["conv2d_forward"]
 
 
 def test_kernel_names_show_the_route() -> None:
@@ -101,7 +102,10 @@ def test_only_small_windows_that_move_by_one_can_be_transformed() -> None:
     assert all(np.isfinite(route.flops).all() for route in convolution_routes(_calls(call), load_gpu("T4")).values())
 
 
-def test_a_law_of_routes_holds_on_a_gpu_that_was_left_out(model: UtilisationModel, samples: pd.DataFrame) -> None:
+@pytest.mark.nightly
+def test_a_law_of_routes_holds_on_a_gpu_that_was_left_out(samples: pd.DataFrame) -> None:
+    recipe = shortened(RECIPES["conv2d_forward"], 400)
+    model = train_utilisation(samples[samples["gpu"] != "V100"], "conv2d_forward", recipe)
     rows = samples[samples["gpu"] == "V100"].reset_index(drop=True)
     _, latency = model.kernel_and_latency(rows, load_gpu("V100"))
     assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.12

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluation.training.mlp_train import train_mlp
 from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.kernels.families import FAMILIES
 from pipeline.transfer.methods import METHODS, by_auto, residual_share
-from pipeline.transfer.mlp import DIMS, TransferMlp, train_mlp
+from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.shipped_models import COLUMNS, covered, load_models, predict_calls
 from pipeline.transfer.transfer_command import ADDED_COLUMNS, transfer_command
 
@@ -77,7 +78,7 @@ def test_auto_names_its_choice_per_row(measured: pd.DataFrame) -> None:
     assert list(found["method"]) == ["utilisation"] * 6 + ["wave"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     pair=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),
     what=st.sampled_from(["dram_gb_per_s", "boost_clock_mhz", "fp32_gflop_per_s"]),

@@ -11,8 +11,14 @@ import pytest
 from evaluation.training.prior_fit import learn_prior
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.transfer.probe_prior import CovarianceInputs, ProbePrior, covariance_inputs
-from pipeline.transfer.probes import calibrate, calibrate_all, choose_probes
+from pipeline.transfer.probes import (
+    CovarianceInputs,
+    ProbePrior,
+    calibrate,
+    calibrate_all,
+    choose_probes,
+    covariance_inputs,
+)
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.transfer_command import transfer_command
 
@@ -47,14 +53,11 @@ def test_a_design_tells_more_than_chance_and_needs_no_measurement() -> None:
 def _left(probes: pd.DataFrame, calls: pd.DataFrame) -> float:
     """Variance of the errors that is left after the probes are measured, mean over the calls, under the covariance."""
     model, gpu = load_models()["gemm"], load_gpu("L4")
-    prior, at, everywhere = (
-        ProbePrior.of(model.probe_prior),
-        covariance_inputs(model, probes, gpu),
-        covariance_inputs(model, calls, gpu),
-    )
+    prior = ProbePrior.of(model.probe_prior)
+    at, everywhere = covariance_inputs(model, probes, gpu), covariance_inputs(model, calls, gpu)
     across = prior.covariance(everywhere, at)
-    known = prior.covariance(at, at) + prior.noise**2 * np.eye(len(probes))
-    return float(np.mean(prior.variance(everywhere) - (across * np.linalg.solve(known, across.T).T).sum(axis=1)))
+    among = prior.covariance(at, at) + prior.noise**2 * np.eye(len(probes))
+    return float(np.mean(prior.variance(everywhere) - (across * np.linalg.solve(among, across.T).T).sum(axis=1)))
 
 
 def test_variances_are_the_covariance_of_a_call_with_itself() -> None:
@@ -64,6 +67,7 @@ def test_variances_are_the_covariance_of_a_call_with_itself() -> None:
     assert ProbePrior.of(prior.as_dict()) == prior and ProbePrior.of({}) == ProbePrior()
 
 
+@pytest.mark.nightly
 def test_a_prior_learns_how_errors_vary() -> None:
     random = np.random.default_rng(0)
 

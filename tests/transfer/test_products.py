@@ -11,7 +11,7 @@ from evaluation.training.recipes import RECIPES
 from evaluation.training.utilisation_train import op_floors, train_utilisation, unknown_host_floors
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.bmm_tiles import TILES, batched_tiles, tiles_taken
+from pipeline.transfer.product_tiles import TILES, batched_tiles, tiles_taken
 
 
 def _calls(rows: list[tuple[int, ...]]) -> pd.DataFrame:
@@ -47,6 +47,7 @@ def test_an_architecture_has_its_tiles_only() -> None:
     assert set(open_tiles("V100")) == {"64x64", "32x128", "128x32"}
 
 
+@pytest.mark.nightly
 def test_a_law_of_tiles_holds_on_a_gpu_that_was_left_out() -> None:
     random = np.random.default_rng(2)
     low, high = np.log([4, 32, 32, 32]), np.log([256, 1024, 1024, 1024])

@@ -14,7 +14,7 @@ from evaluation.training.utilisation_train import train_utilisation
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.error_metrics import gmae
-from pipeline.transfer.softmax_features import block_rounds, block_threads, softmax_features
+from pipeline.transfer.gpu_features import block_rounds, block_threads, softmax_features
 
 
 def _calls(rows: list[tuple[int, int]]) -> pd.DataFrame:
@@ -61,6 +61,7 @@ def test_an_empty_row_has_finite_features() -> None:
     assert np.isfinite(softmax_features(_calls([(0, 64), (64, 0)]), load_gpu("H100"))).all()
 
 
+@pytest.mark.nightly
 def test_a_law_without_hidden_layers_is_learned_and_predicted_alike() -> None:
     """Made-up latencies, not measurements: DRAM at the sustained bandwidth, above a floor of 30 us."""
     random = np.random.default_rng(5)

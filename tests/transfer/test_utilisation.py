@@ -19,22 +19,31 @@ from pipeline.errors import InputError, PackError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.transfer.probes import calibrate
+from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation import UtilisationModel
 
 
 @pytest.fixture(scope="module")
-def model(gemm_samples: pd.DataFrame) -> UtilisationModel:
-    return train_utilisation(gemm_samples[gemm_samples["gpu"] != "V100"], "gemm", shortened(RECIPES["gemm"], 250))
+def model() -> UtilisationModel:
+    if "gemm" not in load_models():
+        pytest.skip("no cross-GPU models under packs/transfer")
+    return load_models()["gemm"]
 
 
 def _held_out(samples: pd.DataFrame) -> pd.DataFrame:
     return samples[samples["gpu"] == "V100"].reset_index(drop=True)
 
 
-def test_a_law_learned_on_three_gpus_holds_on_a_fourth(model: UtilisationModel, gemm_samples: pd.DataFrame) -> None:
-    rows = _held_out(gemm_samples)
-    _, latency = model.kernel_and_latency(rows, load_gpu("V100"))
+@pytest.mark.nightly
+def test_a_law_learned_on_three_gpus_holds_on_a_fourth_and_probes_remove_a_factor(gemm_samples: pd.DataFrame) -> None:
+    rows, gpu = _held_out(gemm_samples), load_gpu("V100")
+    trained = gemm_samples[gemm_samples["gpu"] != "V100"]
+    model = train_utilisation(trained, "gemm", shortened(RECIPES["gemm"], 250))
+    _, latency = model.kernel_and_latency(rows, gpu)
     assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.10
+    slow = rows.assign(latency_us=rows["latency_us"] * 1.6)
+    _, calibrated, _ = calibrate(model, slow.sample(10, random_state=0), gpu).predict(slow)
+    assert np.median(np.abs(calibrated / slow["latency_us"] - 1)) < 0.12
 
 
 def _improved(gpu: GpuSpec, what: str, factor: float) -> GpuSpec:
@@ -67,7 +76,7 @@ def test_a_saved_model_predicts_the_same(model: UtilisationModel, gemm_samples: 
     loaded = UtilisationModel.load(tmp_path / "gemm.safetensors")
     rows, gpu = _held_out(gemm_samples), load_gpu("H100")
     assert loaded.kernel_and_latency(rows, gpu)[1] == pytest.approx(model.kernel_and_latency(rows, gpu)[1])
-    assert loaded.provenance["gpus"] == ["A100-PCIE-40GB", "P100", "T4"]
+    assert loaded.provenance == model.provenance
 
 
 def test_a_damaged_model_names_its_file(tmp_path: Path) -> None:
@@ -77,26 +86,13 @@ def test_a_damaged_model_names_its_file(tmp_path: Path) -> None:
         UtilisationModel.load(path)
 
 
+@pytest.mark.nightly
 def test_numpy_inference_equals_the_trained_formula(relu_samples: pd.DataFrame) -> None:
     # the training GPUs are reproduced, thread steps and L2 included
     trained = train_utilisation(relu_samples, "elementwise", shortened(RECIPES["elementwise"], 300))
     rows = relu_samples[relu_samples["gpu"] == "T4"]
     _, latency = trained.kernel_and_latency(rows, load_gpu("T4"), correction=trained.own_correction("T4"))
     assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.05
-
-
-def test_ten_probes_remove_a_constant_factor(model: UtilisationModel, gemm_samples: pd.DataFrame) -> None:
-    rows = _held_out(gemm_samples)
-    slow = rows.assign(latency_us=rows["latency_us"] * 1.6)
-    gpu = load_gpu("V100")
-    probes = slow.sample(10, random_state=0)
-    _, latency, _ = calibrate(model, probes, gpu).predict(slow)
-    _, before = model.kernel_and_latency(slow, gpu)
-
-    def error(predicted: np.ndarray) -> float:
-        return float(np.median(np.abs(predicted / slow["latency_us"] - 1)))
-
-    assert error(latency) < 0.12 < error(before)
 
 
 def test_tiles_reread_only_what_l2_does_not_hold(model: UtilisationModel) -> None:
@@ -117,10 +113,9 @@ def test_training_without_samples_says_so(gemm_samples: pd.DataFrame) -> None:
         train_utilisation(gemm_samples, "softmax")
 
 
-def test_an_empty_tensor_takes_the_floor_without_a_warning(relu_samples: pd.DataFrame) -> None:
-    trained = train_utilisation(relu_samples, "elementwise", shortened(RECIPES["elementwise"], 20))
-    empty = pd.DataFrame({"op": ["relu"], "B": [0.0], "H": [64.0]})
+def test_an_empty_tensor_takes_the_floor_without_a_warning(model: UtilisationModel) -> None:
+    empty, shipped = pd.DataFrame({"op": ["add"], "B": [0.0], "H": [64.0]}), load_models()["elementwise"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kernel, latency = trained.kernel_and_latency(empty, load_gpu("H100"))
-    assert 0.0 <= kernel[0] < 1e-3 and latency[0] == pytest.approx(trained.floors_us["relu"], rel=0.1)
+        kernel, latency = shipped.kernel_and_latency(empty, load_gpu("H100"))
+    assert 0.0 <= kernel[0] < 1e-3 and latency[0] == pytest.approx(shipped.floors_us["add"], rel=0.1)
