@@ -131,7 +131,7 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text, strict=False)
     except ValueError:
-        trace, problem = parse_loosely(text.encode(), wrap=False)
+        trace, problem = parse_loosely(text.encode())
         if problem:
             raise
         return trace

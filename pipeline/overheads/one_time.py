@@ -78,5 +78,5 @@ def without_calls(trace: Trace, events: Ints) -> Trace:
         return stamps - np.where(at >= 0, before[np.maximum(at, 0)] + inside, 0)
 
     start = moved(trace.columns["ts_ns"])
-    columns = trace.columns.replaced({"ts_ns": start, "dur_ns": moved(trace.end_ns) - start})
+    columns = {**trace.columns, "ts_ns": start, "dur_ns": moved(trace.end_ns) - start}
     return replace(trace, columns=columns, opens=moved(trace.opens), closes=moved(trace.closes))

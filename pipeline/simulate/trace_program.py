@@ -18,7 +18,7 @@ from pipeline.simulate.timeline import union_us
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, EVENT_SYNC_APIS, RECORD_APIS, Category
 from pipeline.trace.linked_trace import first_after_warm_up
-from pipeline.trace.phases import DATA, PHASES
+from pipeline.trace.event_links import DATA, PHASES
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

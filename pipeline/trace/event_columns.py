@@ -1,58 +1,106 @@
-"""Converts raw events to typed columns, batch by batch. No other module reads the dictionaries of a trace.
+"""Converts events to typed columns, batch by batch.
 
-Numbers become int64 arrays, with `MISSING` for absent values. Text becomes codes into a vocabulary per column.
-Timestamps become exact integer nanoseconds, for whole microseconds, three decimals, and values too large for a float.
+Numbers become int64 arrays, with `MISSING` for absent values. Text becomes int32 codes into a vocabulary per column, -1 for
+none. Timestamps become exact integer nanoseconds, for whole microseconds, three decimals, and values too large for a float.
 """
 
 from __future__ import annotations
 
-import re
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import itemgetter
+from functools import reduce
+from itertools import count
+from operator import iadd
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import astuple
 
 from pipeline.errors import TraceError
-from pipeline.trace.argument_columns import IntegerArgument, Positions, TextArgument
+from pipeline.trace.event_records import ATTRIBUTES, NO_TEXT, stamps
 from pipeline.trace.file_scan import Batch
-from pipeline.trace.growing_column import GrowingColumn
 from pipeline.trace.kineto_fields import (
-    CATEGORY_ALIASES,
     COLUMNS_OF,
     INTEGER_ARGS,
     MISSING,
     TEXT_ARGS,
     UNNAMED_API,
     api_name,
+    current_category,
 )
-from pipeline.trace.text_codes import Vocabulary
-from pipeline.trace.typed_events import EventDecoder, argument_values
 
 Ints = npt.NDArray[np.int64]
-_EXACT_TS = re.compile(rb'"ts"\s*:\s*(-?\d+)(?:\.(\d+))?\s*[,}]')
+Texts = npt.NDArray[np.object_]
+
 _FLOAT_LIMIT_US = 2.0**42
 """Timestamp in µs above which a float64 no longer resolves nanoseconds."""
-RECORDS_AT_ONCE = 3072
-"""Records from which columns are made: many share the cost of a call of NumPy, and 3,072 take 3 MB."""
 
 _LIMITS_US = {"ts": (-1e15, 4e15), "dur": (-1e15, 1e15)}
 """Range of timestamps (to the year 2096) and durations (31 years), in µs. The sum of two and a base fits int64 in
 ns."""
-_NO_ARGS: dict[str, Any] = {}
-_DEFAULTS: dict[str, Any] = {"ts": None, "dur": 0, "name": None, "cat": "", "pid": 0, "tid": 0, "args": None}
-_GET_ALL = itemgetter(*_DEFAULTS)
-_TEXTS = frozenset({"name", "cat", *TEXT_ARGS})
 
-LINKING_ARGS = ("stream", "device", "correlation", "external_id")
-"""Arguments that are needed to order and link events. The columns of the others are made later."""
+
+class Vocabulary:
+    """Texts read so far, by code; code -1 means absent."""
+
+    def __init__(self) -> None:
+        self.codes: defaultdict[str, int] = defaultdict(count().__next__)
+        self._json_codes = _JsonCodes(self.codes)
+
+    @property
+    def texts(self) -> Texts:
+        """The texts in the order of their codes."""
+        return np.array(list(self.codes), object)
+
+    def encode(self, texts: Sequence[str]) -> Ints:
+        """Codes of some texts. A new text gets the next code."""
+        return np.fromiter(map(self.codes.__getitem__, texts), np.int32, len(texts))
+
+    def encode_json(self, texts: Sequence[msgspec.Raw]) -> Ints:
+        """Codes of values of any type from their JSON text, -1 for null and for no text."""
+        separate = b"\0".join(texts).split(b"\0")  # JSON has no zero byte; twice as fast as to convert each text
+        return np.fromiter(map(self._json_codes.__getitem__, separate), np.int32, len(texts))
+
+
+class _JsonCodes(dict[bytes, int]):
+    """Code of each JSON text in a vocabulary, found when it is first needed."""
+
+    def __init__(self, codes: dict[str, int]) -> None:
+        self.codes = codes
+
+    def __missing__(self, json_text: bytes) -> int:
+        text = _text_of(json_text)
+        code = self[json_text] = -1 if text is None else self.codes[text]
+        return code
+
+
+def _text_of(json_text: bytes) -> str | None:
+    """A text as it is, any other value as JSON text without spaces; None for null."""
+    if not json_text:
+        return None
+    try:
+        value = json.loads(json_text)
+    except ValueError:  # an integer beyond Python's digit limit
+        return json_text.decode()
+    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+class Fields:
+    """The values of each field of some records of one type, in one list: much faster than to ask each record."""
+
+    def __init__(self, records: Sequence[msgspec.Struct]) -> None:
+        self._values: list[Any] = reduce(iadd, map(astuple, records), [])
+        self._places = {name: place for place, name in enumerate(records[0].__struct_fields__)}
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self._values[self._places[name] :: len(self._places)]
 
 
 @dataclass
@@ -61,278 +109,150 @@ class Columns:
 
     Attributes:
         path: the file, for messages.
-        decoder: parsed the batches.
-        columns: the columns by which events are ordered and linked, if any event so far has them.
-        integers: other arguments that any event so far has.
-        texts: the same of text.
-        rows: number of complete events so far.
+        parts: per column the positions of some events in the file, and their values.
         vocabulary: per text column its vocabulary.
-        seen: number of elements in the event array, of any kind.
+        rows: number of complete events so far.
         clamped: number of events with a negative duration, read as 0.
         unlinked: number of ids that do not fit into 64 bits, read as absent.
         ignored: number of begin and end events, which profilers do not write.
     """
 
     path: Path
-    decoder: EventDecoder = field(default_factory=EventDecoder)
-    columns: dict[str, GrowingColumn] = field(default_factory=dict)
-    integers: defaultdict[str, IntegerArgument] = field(default_factory=lambda: defaultdict(IntegerArgument))
-    texts: defaultdict[str, TextArgument] = field(default_factory=lambda: defaultdict(TextArgument))
-    vocabulary: dict[str, Vocabulary] = field(default_factory=dict)
+    parts: defaultdict[str, list[tuple[Ints, Ints]]] = field(default_factory=lambda: defaultdict(list))
+    vocabulary: defaultdict[str, Vocabulary] = field(default_factory=lambda: defaultdict(Vocabulary))
     rows: int = 0
-    seen: int = 0
     clamped: int = 0
     unlinked: int = 0
     ignored: int = 0
-    _held: list[Batch] = field(default_factory=list)
 
     def add(self, batch: Batch) -> None:
         """Append one batch.
 
         Raises:
-            TraceError: an element is not an object, or misses or mistypes a field that every event needs.
+            TraceError: an event misses or mistypes a field that every event needs.
         """
-        if batch.events and self.decoder.is_record(batch.events[0]):
-            self._held.append(batch)
-            if sum(len(held.events) for held in self._held) >= RECORDS_AT_ONCE:
-                self.add_held()
-        else:
-            self.add_held()
-            self._add_dictionaries(batch)
-
-    def add_held(self) -> None:
-        """Append the records that wait for more.
-
-        Raises:
-            TraceError: as `add`.
-        """
-        held, self._held = self._held, []
-        if held:
-            events = list(chain.from_iterable(batch.events for batch in held))
-            self._add_records(Batch(events, [part for batch in held for part in batch.parts], held[0].first))
-
-    def _add_records(self, batch: Batch) -> None:
-        self.seen += len(batch.events)
-        fields = self.decoder.fields(batch.events)
-        if fields is None:
-            return
-        self._append("ts_ns", self._stamps(batch, fields.ts, None if self.decoder.decimals else {int}))
-        self._append("dur_ns", self._durations(batch, fields.dur, {float} if self.decoder.decimals else {int}))
-        number = len(fields.name)
-        self._append("name", self._names(fields.name, fields.args))
-        for column in ("pid", "tid"):
-            ids = getattr(fields, column)
-            self._append(column, self._process(batch, ids, column, None if self.decoder.text_ids else {int}))
-        categories, kinds = self.decoder.categories(), np.flatnonzero(np.bincount(fields.kind)).tolist()
-        codes = np.zeros(len(categories), np.int64)
-        codes[kinds] = self._encode("cat", [categories[kind] for kind in kinds], len(kinds))
-        self._append("cat", codes[fields.kind])
-        for kind in kinds:
-            rows = np.flatnonzero(fields.kind == kind)
-            own = itemgetter(*rows.tolist(), 0)(fields.args)[:-1]  # a tuple also of one row
-            newest = ""
-            for column, values in argument_values(categories[kind], own):
-                if column in TEXT_ARGS:
-                    self.texts[column].add_json(self._positions(rows), values)
-                    continue
-                try:
-                    found = np.fromiter(values, np.int64, len(values))
-                except OverflowError:
-                    found = self._integers([None if value == MISSING else value for value in values])
-                if column == newest and column in LINKING_ARGS:
-                    newer = self._new_rows(column, number)[rows]
-                    found = np.where(newer == MISSING, found, newer)
-                self._add_integers(column, rows, number, found)
-                newest = column
-        self.rows += number
-
-    def _names(self, names: Sequence[str], args: Sequence[Any]) -> Ints:
-        """Codes of names. Those of API calls that Kineto could not name are looked at one by one."""
-        codes = self._encode("name", names, len(names))
-        for row in np.flatnonzero(codes == self._vocabulary("name").codes.get(UNNAMED_API, -1)).tolist():
-            name = api_name(UNNAMED_API, {"cbid": getattr(args[row], "cbid", MISSING)})
-            codes[row] = self._vocabulary("name").codes[name]
-        return codes
-
-    def _add_integers(self, column: str, rows: Ints, number: int, values: Ints) -> None:
-        """Add the values of some of the `number` events of a batch."""
-        if column in LINKING_ARGS:
-            self._new_rows(column, number)[rows] = values
-        else:
-            self.integers[column].add(self._positions(rows), values)
-
-    def _positions(self, rows: Ints) -> Positions:
-        """Positions in the file of some rows of the current batch."""
-        return (self.rows + rows).astype(np.int32)
-
-    def _add_dictionaries(self, batch: Batch) -> None:
-        try:
-            kinds = [event.get("ph") for event in batch.events]
-        except AttributeError:
-            raise self._wrong(batch, lambda e: not isinstance(e, dict), "is not an object") from None
-        self.seen += len(batch.events)
-        events = [event for event, kind in zip(batch.events, kinds, strict=True) if kind == "X"]
+        kinds = [event.ph for event in batch.events]
         self.ignored += kinds.count("B") + kinds.count("E")
+        events = [event for event, kind in zip(batch.events, kinds, strict=True) if kind == "X"]
         if not events:
             return
-        fields = _fields(events)
-        self._append("ts_ns", self._stamps(batch, fields["ts"]))
-        self._append("dur_ns", self._durations(batch, fields["dur"]))
-        if UNNAMED_API in fields["name"]:
-            fields["name"] = [api_name(*pair) for pair in zip(fields["name"], fields["args"], strict=True)]
-        for column in ("name", "cat"):
-            self._text(batch, fields[column], column)
-        for column in ("pid", "tid"):
-            self._append(column, self._process(batch, fields[column], column))
-        self._arguments(batch, fields["args"])
+        rows = np.arange(self.rows, self.rows + len(events), dtype=np.int32)
+        fields = Fields(events)
+        names = self._texts(batch, fields["name"], "name")
+        categories = self._texts(batch, [event.cat for event in events], "cat")
+        args = fields["args"]
+        if UNNAMED_API in names:
+            names = [api_name(name, {"cbid": each.cbid}) if name == UNNAMED_API else name
+                     for name, each in zip(names, args, strict=True)]  # fmt: skip
+        category = self.vocabulary["category"].encode(categories)
+        for column, values in (
+            ("ts_ns", self._stamps(batch, fields)),
+            ("dur_ns", self._durations(batch, fields)),
+            ("name", self.vocabulary["name"].encode(names)),
+            ("category", category),
+            ("pid", self._process(batch, fields, "pid")),
+            ("tid", self._process(batch, fields, "tid")),
+        ):
+            self.parts[column].append((rows, values))
+        self._arguments(rows, args, category)
         self.rows += len(events)
 
     def finish(self) -> dict[str, Ints]:
-        """One array per column, without those of `integers` and `texts`.
+        """One array per column."""
+        columns = {}
+        for name in ("ts_ns", "dur_ns", "name", "category", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
+            is_text = name in ("name", "category", *TEXT_ARGS)
+            column = np.full(self.rows, -1, np.int32) if is_text else np.full(self.rows, MISSING)
+            for rows, values in self.parts.pop(name, ()):
+                column[rows] = values
+            columns[name] = column
+        return columns
 
-        Raises:
-            TraceError: as `add`.
-        """
-        self.add_held()
-        out: dict[str, Ints] = {}
-        for name in ("ts_ns", "dur_ns", "name", "cat", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
-            if name in self.columns:
-                out[name] = self.columns.pop(name).finish(self.rows)
-            elif name not in self.integers and name not in self.texts:  # no event has it: one value represents all
-                out[name] = np.broadcast_to(_absent(name), self.rows)
-        return out
+    def _texts(self, batch: Batch, values: list[Any], key: str) -> list[str]:
+        if set(map(type, values)) != {str}:
+            raise self._wrong(
+                batch, lambda event: type(getattr(event, key)) is not str, f"has a {key} that is not text"
+            )
+        return values
 
-    def _new_rows(self, column: str, number: int) -> Ints:
-        """The rows of the current batch in a column, which are absent at first."""
-        return self._column(column).at(self.rows, number)
+    def _stamps(self, batch: Batch, fields: Fields) -> Ints:
+        times = self._numbers(batch, fields, "ts")
+        if times.dtype == np.int64:
+            return times * 1000
+        if np.abs(times).max() < _FLOAT_LIMIT_US:
+            return np.rint(times * 1000.0).astype(np.int64)
+        digits = [text.partition(b".") for text in stamps(batch.text)]
+        if any(b"e" in whole + fraction or b"E" in whole + fraction for whole, _, fraction in digits):
+            return np.rint(times).astype(np.int64) * 1000 + np.rint((times - np.rint(times)) * 1000).astype(np.int64)
+        return np.array([whole + fraction[:3].ljust(3, b"0") for whole, _, fraction in digits], "S").astype(np.int64)
 
-    def _append(self, column: str, values: Ints) -> None:
-        self._column(column).append(values)
+    def _durations(self, batch: Batch, fields: Fields) -> Ints:
+        durations = np.rint(self._numbers(batch, fields, "dur") * 1000).astype(np.int64)
+        self.clamped += int((durations < 0).sum())
+        return np.maximum(durations, 0)
 
-    def _column(self, name: str) -> GrowingColumn:
-        if name not in self.columns:
-            self.columns[name] = GrowingColumn(_absent(name))
-        return self.columns[name]
-
-    def _encode(self, column: str, values: Iterable[str | bytes], number: int) -> Ints:
-        return self._vocabulary(column).encode(values, number)
-
-    def _vocabulary(self, column: str) -> Vocabulary:
-        if column not in self.vocabulary:
-            self.vocabulary[column] = Vocabulary()
-        return self.vocabulary[column]
-
-    def _stamps(self, batch: Batch, values: Sequence[Any], kinds: set[type] | None = None) -> Ints:
-        stamps = self._numbers(batch, values, "ts", kinds)
-        if stamps.dtype == np.int64:
-            whole: Ints = stamps * 1000
-            return whole
-        if np.abs(stamps).max() >= _FLOAT_LIMIT_US:
-            return self._exact_stamps(batch, stamps)
-        return np.rint(stamps * 1000.0).astype(np.int64)
-
-    def _exact_stamps(self, batch: Batch, stamps: npt.NDArray[np.float64]) -> Ints:
-        """Timestamps from the digits of the file, where a float would round them to a quarter of a microsecond.
-
-        Uses the floats if the text does not contain one timestamp per event (`ts` used as a key elsewhere).
-        """
-        found = _EXACT_TS.findall(batch.text)
-        events = batch.dictionaries()
-        is_event = [isinstance(e, dict) and "ts" in e for e in events]
-        if len(found) != sum(is_event):
-            return np.rint(stamps).astype(np.int64) * 1000 + np.rint((stamps - np.rint(stamps)) * 1000).astype(np.int64)
-        keep = [e.get("ph") == "X" for e, stamped in zip(events, is_event, strict=True) if stamped]
-        digits = [
-            whole + fraction[:3].ljust(3, b"0") for (whole, fraction), kept in zip(found, keep, strict=True) if kept
-        ]
-        return np.array(digits, "S").astype(np.int64)
-
-    def _durations(self, batch: Batch, values: Sequence[Any], kinds: set[type] | None = None) -> Ints:
-        durations = self._numbers(batch, values, "dur", kinds) * 1000
-        whole: Ints = np.rint(durations).astype(np.int64) if durations.dtype == np.float64 else durations
-        self.clamped += int((whole < 0).sum())
-        return np.maximum(whole, 0)
-
-    def _numbers(self, batch: Batch, values: Sequence[Any], key: str, kinds: set[type] | None) -> npt.NDArray[Any]:
-        """Times in µs as integers, or as floats if one of them is a float; `kinds` are their types if these are known."""
-        kinds = kinds or set(map(type, values))
+    def _numbers(self, batch: Batch, fields: Fields, key: str) -> npt.NDArray[Any]:
+        """Times in µs as integers, or as floats if one of them is a float."""
+        values = fields[key]
+        kinds = set(map(type, values))
         if not kinds <= {int, float}:
-            raise self._wrong(batch, lambda e: type(e.get(key, 0 if key == "dur" else None)) not in (int, float),
-                              f"has a {key} that is not a number")  # fmt: skip
+            raise self._wrong(
+                batch, lambda event: type(getattr(event, key)) not in (int, float), f"has a {key} that is not a number"
+            )
         low, high = _LIMITS_US[key]
         with suppress(OverflowError):
-            found: npt.NDArray[Any] = np.fromiter(values, np.int64 if kinds == {int} else np.float64, len(values))
-            if low <= found.min() and found.max() <= high:  # false if there is a nan
-                return found
+            times: npt.NDArray[Any] = np.fromiter(values, np.int64 if kinds == {int} else np.float64, len(values))
+            if low <= times.min() and times.max() <= high:
+                return times
         raise self._wrong(
-            batch, lambda e: not low <= e.get(key, 0) <= high, f"has a {key} that is not a time in microseconds"
+            batch,
+            lambda event: not low <= getattr(event, key) <= high,
+            f"has a {key} that is not a time in microseconds",
         )
 
-    def _text(self, batch: Batch, values: Sequence[Any], key: str) -> None:
-        absent = _DEFAULTS[key]
-        if set(map(type, values)) != {str}:
-            raise self._wrong(batch, lambda e: type(e.get(key, absent)) is not str, f"has a {key} that is not text")
-        if key == "cat":
-            plain = CATEGORY_ALIASES.keys().isdisjoint(values)
-            values = values if plain else [CATEGORY_ALIASES.get(value, value) for value in values]
-        self._append(key, self._encode(key, values, len(values)))
-
-    def _process(self, batch: Batch, values: Sequence[Any], key: str, kinds: set[type] | None = None) -> Ints:
+    def _process(self, batch: Batch, fields: Fields, key: str) -> Ints:
         """Process or thread ids. Text ids (`Spans`) become negative numbers below any real id."""
-        try:
-            if (kinds or set(map(type, values))) == {int}:
+        values = fields[key]
+        with suppress(OverflowError):
+            if set(map(type, values)) == {int}:
                 return np.fromiter(values, np.int64, len(values))
-        except OverflowError:
-            pass
-        out = np.empty(len(values), np.int64)
-        for i, value in enumerate(values):
-            if type(value) is int and abs(value) < 2**62:
-                out[i] = value
-            elif isinstance(value, str | int | float) and not isinstance(value, bool):
-                text = str(value)
-                number = int(text) if text.lstrip("-").isdigit() and len(text) < 18 else None
-                out[i] = number if number is not None else -(2**62) - int(self._encode("process", [text], 1)[0])
-            else:
-                raise self._wrong(
-                    batch, lambda e: not isinstance(e.get(key, 0), str | int | float), f"has an invalid {key}"
-                )
-        return out
+        if not set(map(type, values)) <= {int, float, str}:
+            raise self._wrong(
+                batch, lambda event: type(getattr(event, key)) not in (int, float, str), f"has an invalid {key}"
+            )
+        return np.array([self._process_number(value) for value in values], np.int64)
 
-    def _arguments(self, batch: Batch, values: Sequence[Any]) -> None:
-        """Columns from the arguments, category by category. A column that no event has takes no memory."""
-        args = values if set(map(type, values)) == {dict} else [value or _NO_ARGS for value in values]
-        if args is not values and set(map(type, args)) != {dict}:
-            raise self._wrong(batch, lambda e: type(e.get("args") or {}) is not dict, "has args that are not an object")
-        category = self._new_rows("cat", len(values))
-        names = list(self.vocabulary["cat"].codes)
+    def _process_number(self, value: int | float | str) -> int:
+        if type(value) is int and abs(value) < 2**62:
+            return value
+        text = str(value)
+        if text.lstrip("-").isdigit() and len(text) < 18:
+            return int(text)
+        return -(2**62) - self.vocabulary["process"].codes[text]
+
+    def _arguments(self, rows: Ints, args: Sequence[Any], category: Ints) -> None:
+        """Add the values of the arguments that the events have, category by category."""
+        names = [current_category(name) for name in self.vocabulary["category"].codes]
         for code in np.flatnonzero(np.bincount(category)):
-            wanted = COLUMNS_OF.get(str(names[code]), ())
-            if not wanted:
-                continue
-            rows = np.flatnonzero(category == code)
-            chosen = list(map(args.__getitem__, rows.tolist()))
-            present = set().union(*chosen)
-            for column in wanted:
-                integer = column in INTEGER_ARGS
-                keys = [key for key in (INTEGER_ARGS if integer else TEXT_ARGS)[column] if key in present]
-                if not keys:
+            of_category = np.flatnonzero(category == code)
+            chosen = Fields(list(map(args.__getitem__, of_category.tolist())))
+            for column in COLUMNS_OF.get(names[code], ()):
+                absent = None if column in INTEGER_ARGS else NO_TEXT
+                values = _first_given([chosen[name] for name in ATTRIBUTES[column]], absent)
+                if values.count(absent) == len(values):
                     continue
-                picked = _pick(chosen, keys)
-                if integer:
-                    self._add_integers(column, rows, len(args), self._integers(picked))
-                else:
-                    codes = self.texts[column].vocabulary.encode_values(picked)
-                    self.texts[column].add(self._positions(rows), codes)
+                encoded = (
+                    self._integers(values) if column in INTEGER_ARGS else self.vocabulary[column].encode_json(values)
+                )
+                self.parts[column].append((rows[of_category], encoded))
 
     def _integers(self, values: list[Any]) -> Ints:
         kinds = set(map(type, values))
-        try:
+        with suppress(OverflowError):
             if kinds == {int}:
                 return np.fromiter(values, np.int64, len(values))
             if kinds == {int, NoneType}:
                 return np.array([MISSING if value is None else value for value in values], np.int64)
-        except OverflowError:
-            pass
         return np.fromiter((self._integer(value) for value in values), np.int64, len(values))
 
     def _integer(self, value: Any) -> int:
@@ -348,34 +268,15 @@ class Columns:
         self.unlinked += value is not None
         return int(MISSING)
 
-    def _wrong(self, batch: Batch, test: Callable[[Any], bool], what: str) -> TraceError:
-        for i, event in enumerate(batch.dictionaries()):
-            if not isinstance(event, dict):
-                return TraceError(f"{self.path}: traceEvents[{batch.first + i}] is not an object")
-            if event.get("ph") == "X" and test(event):
-                return TraceError(f"{self.path}: traceEvents[{batch.first + i}] {what}")
-        return TraceError(f"{self.path}: an event after traceEvents[{batch.first}] {what}")
+    def _wrong(self, batch: Batch, is_wrong: Callable[[Any], bool], what: str) -> TraceError:
+        position = next(i for i, event in enumerate(batch.events) if event.ph == "X" and is_wrong(event))
+        return TraceError(f"{self.path}: traceEvents[{batch.first + position}] {what}")
 
 
-def _absent(column: str) -> Ints:
-    """The value of a column for events that do not have it, as an array of one element of the type of the column."""
-    return np.array([-1], np.int32) if column in _TEXTS else np.array([MISSING])
-
-
-def _fields(events: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
-    """The fields that every event has, one sequence each. Absent fields have their default."""
-    try:
-        return dict(zip(_DEFAULTS, zip(*map(_GET_ALL, events), strict=True), strict=True))
-    except KeyError:
-        return {key: [event.get(key, default) for event in events] for key, default in _DEFAULTS.items()}
-
-
-def _pick(args: list[dict[str, Any]], keys: list[str]) -> list[Any]:
-    """Per event, the value of the first of some keys that exists; None if none exists."""
-    try:
-        return list(map(itemgetter(keys[0]), args))  # the common case, at twice the speed of `get`
-    except KeyError:
-        values = [arg.get(keys[0]) for arg in args]
-    for key in keys[1:]:
-        values = [arg.get(key) if value is None else value for value, arg in zip(values, args, strict=True)]
+def _first_given(sources: Sequence[Iterable[Any]], absent: Any) -> list[Any]:
+    """For each event the first value that is not absent."""
+    values = list(sources[0])
+    for source in sources[1:]:
+        if absent in values:
+            values = [other if value == absent else value for value, other in zip(values, source, strict=True)]
     return values

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace import nesting as tree
+from pipeline.trace import nesting
 from pipeline.trace.event_order import tied_rows
 from pipeline.trace.iterations import iteration_of, windows
 from pipeline.trace.kineto_fields import (
@@ -24,13 +25,31 @@ from pipeline.trace.kineto_fields import (
     ZERO_GRAD_MARKER,
     Category,
 )
-from pipeline.trace.launches import distinct, launches
 from pipeline.trace.linked_trace import Trace
-from pipeline.trace.phases import PHASES, phases
 
 CLOCK_NS = 2_000
 """Time in ns by which a device event may begin before its launch, because both timestamps are rounded to a
 microsecond."""
+
+OWNED_SHARE = 0.9
+"""A process uses a device if its calls match at least this share of the device events that the ids of all processes
+match. The share does not refer to all events of the device. Profilers lose launches (a fifth of them in two ranks of
+v100x8_dlrm), and their ids match calls of other processes by chance."""
+
+PHASES = ("forward", "loss", "backward", "optimizer", "data", "communication")
+FORWARD, LOSS, BACKWARD, OPTIMIZER, DATA, COMMUNICATION = range(6)
+
+_PHASE_RULES = (
+    (LOSS, r"aten::(?ais:.*loss)"),
+    (OPTIMIZER, re.escape(OPTIMIZER_PREFIX) + "|## optimizer"),
+    (BACKWARD, re.escape(BACKWARD_PREFIX)),
+    (DATA, re.escape(LOADER_MARKER)),
+    (COMMUNICATION, "nccl:|c10d::|record_param_comms|gloo:"),
+)
+"""Patterns of how a name begins, and the phase of the event and of everything inside it. Of the phases of several
+enclosing events, the later rule has priority."""
+
+_RULE = re.compile("|".join(f"({pattern})" for _, pattern in _PHASE_RULES))
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -46,8 +65,7 @@ def link(trace: Trace) -> None:
     rows, enclosing = _nested(columns, host, annotation, op)
     is_op = op.take(rows)
     is_frame = is_op | annotation.take(rows)
-    parent = tree.nearest(enclosing, is_frame)
-    del enclosing
+    parent = nesting.nearest(enclosing, is_frame)
     operator = is_op & ~_label_sections(trace, rows, parent, is_op)
 
     def to_events(local: Ints) -> Ints:
@@ -56,27 +74,27 @@ def link(trace: Trace) -> None:
         return out
 
     columns["parent"] = to_events(parent)
-    columns["top"] = to_events(tree.outermost(parent, operator))
-    columns["op"] = np.where(op, -1, to_events(tree.nearest(parent, is_op)))
+    columns["top"] = to_events(nesting.outermost(parent, operator))
+    columns["op"] = np.where(op, -1, to_events(nesting.nearest(parent, is_op)))
     columns["launch"] = np.full(len(trace), -1, np.int64)
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
     runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
-    linked = launches(
+    linked = _launches(
         columns["correlation"][device], columns["ts_ns"][device],
         columns["correlation"][runtime], columns["ts_ns"][runtime],
         columns["device"][device], columns["pid"][runtime],
     )  # fmt: skip
-    found = linked >= 0
-    launch = np.where(found, runtime[linked] if len(runtime) else -1, -1)
+    is_linked = linked >= 0
+    launch = np.where(is_linked, runtime[linked] if len(runtime) else -1, -1)
     columns["launch"][device] = launch
     for column in ("top", "op"):
-        columns[column][device] = np.where(found, columns[column][launch], -1)
-    if (~found).any():
-        trace.notes.append(f"{int((~found).sum())} of {len(device)} device events have no launch in the trace")
+        columns[column][device] = np.where(is_linked, columns[column][launch], -1)
+    if not is_linked.all():
+        trace.notes.append(f"{int((~is_linked).sum())} of {len(device)} device events have no launch in the trace")
     trace.notes += _link_warnings(trace, device, launch, runtime)
     trace.device = _device_name(trace.metadata, columns, device)
-    _find_iterations(trace, annotation, host, device, launch, found)
-    columns["phase"] = phases(trace, rows, parent, device, launch)
+    _find_iterations(trace, annotation, host, device, launch)
+    columns["phase"] = _phases(trace, rows, parent, device, launch)
     trace.vocabulary["phase"] = np.array(PHASES, object)
 
 
@@ -99,39 +117,35 @@ def _nested(columns: Mapping[str, Ints], host: Ints, annotation: Flags, op: Flag
     equal = rows[tied]
     level = np.where(annotation[equal], 0, np.where(op[equal], 1, 2))
     rows[tied] = equal[np.lexsort((equal, level, -duration[tied], start[tied], thread[tied]))]
-    del order, same
-    duration += start
-    return rows, tree.enclosing(thread, start, duration)
+    return rows, nesting.enclosing(thread, start, start + duration)
 
 
 def _mark_annotations(trace: Trace) -> None:
     """Mark steps, optimizers and loaders as annotations, because PyTorch 1.8 recorded them as operators."""
     columns, vocabulary = trace.columns, trace.vocabulary
     marked = trace.names_begin_with(STEP_MARKER, OPTIMIZER_PREFIX, LOADER_MARKER)
-    wrong = marked[vocabulary["category"][columns["category"][marked]] == Category.OP]
-    if not len(wrong):
+    marked = marked[vocabulary["category"][columns["category"][marked]] == Category.OP]
+    if not len(marked):
         return
-    known = np.flatnonzero(vocabulary["category"] == Category.ANNOTATION)
-    if not len(known):
-        known = np.array([len(vocabulary["category"])])
+    if Category.ANNOTATION not in vocabulary["category"]:
         vocabulary["category"] = np.append(vocabulary["category"], str(Category.ANNOTATION)).astype(object)
-    columns["category"][wrong] = known[0]
+    columns["category"][marked] = np.flatnonzero(vocabulary["category"] == Category.ANNOTATION)[0]
 
 
-def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints, found: Flags) -> None:
+def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints) -> None:
     columns = trace.columns
-    trace.process = _main_process(trace, launch[found])
+    trace.process = _main_process(trace, launch[launch >= 0])
     main = columns["pid"] == trace.process
     marks = np.flatnonzero(annotation & main)
     names = trace.vocabulary["name"][columns["name"][marks]]
-    own = host.compress(main.take(host))
+    main_host = host[main[host]]
 
     def span() -> tuple[int, int]:
         busy = np.concatenate([host, device])
         return int(columns["ts_ns"][busy].min()), int((columns["ts_ns"][busy] + columns["dur_ns"][busy]).max())
 
     def learning() -> Ints:
-        return columns["ts_ns"].take(np.intersect1d(trace.names_begin_with(BACKWARD_PREFIX, OPTIMIZER_STEP), own))
+        return columns["ts_ns"].take(np.intersect1d(trace.names_begin_with(BACKWARD_PREFIX, OPTIMIZER_STEP), main_host))
 
     trace.opens = trace.closes = np.empty(0, np.int64)
     if len(host) or len(device):
@@ -144,12 +158,12 @@ def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, 
             "separate them, mark steps with profiler.step()"
         )
     iteration = np.full(len(trace), -1, np.int64)
-    iteration[own] = iteration_of(columns["ts_ns"].take(own), trace.opens, trace.closes)
-    iteration[device] = np.where(found, iteration.take(launch), -1)
+    iteration[main_host] = iteration_of(columns["ts_ns"][main_host], trace.opens, trace.closes)
+    iteration[device] = np.where(launch >= 0, iteration[launch], -1)
     columns["iteration"] = iteration
 
 
-def _main_process(trace: Trace, launches: Ints) -> int:
+def _main_process(trace: Trace, launching: Ints) -> int:
     """The process whose steps count: of those that launched work, the one with the most operators (the first if equal)."""
     columns = trace.columns
     ops = np.flatnonzero(trace.is_category(Category.OP))
@@ -157,7 +171,7 @@ def _main_process(trace: Trace, launches: Ints) -> int:
     if not len(ops):
         return 0
     processes, count = np.unique(columns["pid"].take(ops), return_counts=True)
-    launched = np.isin(processes, columns["pid"][launches])
+    launched = np.isin(processes, columns["pid"][launching])
     main = int(processes[np.argmax(np.where(launched, count + len(ops), count))])
     if len(processes) > 1:
         trace.notes.append(
@@ -186,8 +200,8 @@ def thread_numbers(pid: Ints, tid: Ints) -> Ints:
 
 
 def _ranks(values: Ints) -> Ints:
-    """Position of each value among the distinct values; these are few, so that a search is faster than a sort."""
-    return np.searchsorted(distinct(values), values)
+    """Position of each value among the distinct values."""
+    return np.searchsorted(np.unique(values), values)  # faster than the inverse of `unique`: few values are distinct
 
 
 def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> list[str]:
@@ -197,8 +211,7 @@ def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> l
         if trace.metadata.get("deviceProperties") and len(runtime) == 0 and trace.is_category(Category.OP).any():
             notes.append(
                 "the trace lists GPUs but has no events of them, so the CPU counts as the device; if a GPU was used, "
-                "record "
-                "the trace with activities=[CPU, CUDA]"
+                "record the trace with activities=[CPU, CUDA]"
             )
         return notes
     device, launch = device[launch >= 0], launch[launch >= 0]
@@ -220,8 +233,7 @@ def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> l
     if repeated:
         notes.append(
             f"{repeated} of {len(device)} device events have a correlation id that several calls have; each is linked "
-            "to the "
-            "latest such call before it"
+            "to the latest such call before it"
         )
     return notes
 
@@ -235,3 +247,90 @@ def _device_name(metadata: dict[str, Any], columns: Mapping[str, Ints], device: 
     used = int(columns["device"][device[0]])
     named = [str(p["name"]) for p in listed if p.get("id") == used and "name" in p]
     return (named or [str(p["name"]) for p in listed if "name" in p] or ["unknown"])[0]
+
+
+def _launches(
+    device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints, device: Ints, process: Ints
+) -> Ints:
+    """Row of the runtime call that launched each device event; -1 where no call carries its correlation id.
+
+    Each process counts its ids from 1, so in a file of several ranks an id alone is ambiguous. Every device is assigned
+    to the process whose launches precede its events most closely.
+
+    Args:
+        device_correlation: ids of the device events.
+        device_start: their starts.
+        host_correlation: ids of the runtime calls.
+        host_start: their starts.
+        device: device of each device event.
+        process: process of each runtime call.
+    """
+    processes = np.unique(process)
+    if len(processes) < 2:
+        return _within(device_correlation, device_start, host_correlation, host_start)
+    out = np.full(len(device_correlation), -1, np.int64)
+    for gpu in np.unique(device):
+        rows = np.flatnonzero(device == gpu)
+        of_any = _within(device_correlation[rows], device_start[rows], host_correlation, host_start)
+        best = (np.inf, of_any)
+        for user in processes:
+            calls = np.flatnonzero(process == user)
+            matching = _within(device_correlation[rows], device_start[rows], host_correlation[calls], host_start[calls])
+            linked = matching >= 0
+            if linked.any() and linked.sum() >= OWNED_SHARE * (of_any >= 0).sum():
+                launch = calls[np.maximum(matching, 0)]
+                delay = float(np.median(np.abs(device_start[rows] - host_start[launch])[linked]))
+                best = min(best, (delay, np.where(linked, launch, -1)), key=lambda pair: pair[0])
+        out[rows] = best[1]
+    return out
+
+
+def _within(device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints) -> Ints:
+    """Launches by id only.
+
+    If several calls have the same id (damaged files), the latest one that began before the device event is used. One
+    call may launch many device events (CUDA graphs).
+    """
+    rows = np.flatnonzero(host_correlation != MISSING)
+    rows = rows[np.lexsort((host_start[rows], host_correlation[rows]))]
+    out = np.full(len(device_correlation), -1, np.int64)
+    if not len(rows):
+        return out
+    ids = np.append(host_correlation[rows], [MISSING, MISSING])
+    first = np.searchsorted(ids[:-2], device_correlation)
+    is_known = (ids[first] == device_correlation) & (device_correlation != MISSING)
+    for row in np.flatnonzero(
+        is_known & (ids[first + 1] == device_correlation)
+    ):  # rare: an id that occurs more than once
+        last = int(np.searchsorted(ids[:-2], device_correlation[row], side="right"))
+        stamps = host_start[rows[first[row] : last]]
+        first[row] += max(int(np.searchsorted(stamps, device_start[row], side="right")) - 1, 0)
+    out[is_known] = rows[first[is_known]]
+    return out
+
+
+def _rule(name: str) -> int:
+    """Number of the rule for a name, counted from 1; 0 where none applies."""
+    match = _RULE.match(name)
+    return (match.lastindex or 0) if match else 0
+
+
+def _phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) -> Ints:
+    """Code into `PHASES` per event, -1 for events that are neither host nor device work.
+
+    Args:
+        trace: the trace; names are read from it.
+        rows: host events in nesting order.
+        parent: for each of `rows` the position (in `rows`) of the event that encloses it, or -1.
+        device: device events.
+        launch: for each of `device` the event that launched it, or -1.
+    """
+    name = trace.columns["name"]
+    out = np.full(len(trace), -1, np.int64)
+    rule = np.array([_rule(text) for text in trace.vocabulary["name"]], np.int8)
+    codes = np.array([FORWARD, *(code for code, _ in _PHASE_RULES)])
+    out[rows] = codes.take(nesting.highest(parent, rule.take(name.take(rows))))
+    out[device] = np.where(launch >= 0, out[launch], FORWARD)
+    collective = np.array(["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], np.bool_)
+    out[device[collective[name[device]]]] = COMMUNICATION
+    return out

@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.argument_columns import Positions
-from pipeline.trace.event_columns import Columns
-from pipeline.trace.kineto_fields import MISSING, TEXT_ARGS, base_api_name
-from pipeline.trace.lazy_columns import LazyColumns
-from pipeline.trace.text_codes import Texts, in_text_order
+from pipeline.trace.event_columns import Texts, Vocabulary
+from pipeline.trace.kineto_fields import MISSING, TEXT_ARGS, base_api_name, current_category
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+_RENAMED: dict[str, Callable[[str], str]] = {"name": base_api_name, "category": current_category}
+"""Columns of text of which several spellings mean the same."""
 
-def in_order(columns: dict[str, Ints], raw: Columns) -> tuple[LazyColumns[Ints], LazyColumns[Texts]]:
-    """The columns of events by start (ties: longer first, then contents), and the vocabularies in text order.
 
-    Columns that order and link events are written in place, because the system would have to clear memory for others
-    first. The columns of other arguments are made when they are first read.
-    """
-    none = np.array([], object)
-    vocabulary: dict[str, Texts] = {name: none for name in TEXT_ARGS if name not in raw.texts}
-    names, categories = (raw.vocabulary[key].texts if key in raw.vocabulary else none for key in ("name", "cat"))
-    names[:] = [base_api_name(name) for name in names]
-    vocabulary |= {"name": _recoded(columns["name"], names), "category": _recoded(columns["category"], categories)}
+def in_order(
+    columns: dict[str, Ints], vocabularies: Mapping[str, Vocabulary]
+) -> tuple[dict[str, Ints], dict[str, Texts]]:
+    """The columns of events by start (ties: longer first, then contents), and the vocabularies in text order."""
+    texts = {}
+    for name in ("name", "category", *TEXT_ARGS):
+        used = vocabularies[name].texts if name in vocabularies else np.array([], object)
+        if name in _RENAMED:
+            used[:] = [_RENAMED[name](text) for text in used]
+        texts[name], columns[name] = _in_text_order(used, columns[name])
     order = _order(columns)
-    for values in columns.values():
-        if values.strides != (0,):
-            values[:] = values.take(order)
-    place: Positions = np.empty(len(order), np.int32)
-    place[order] = np.arange(len(order))
-    later = {name: partial(argument.column, place) for name, argument in (raw.integers | raw.texts).items()}
-    later_texts = {name: partial(argument.texts, place) for name, argument in raw.texts.items()}
-    return LazyColumns(columns, later), LazyColumns(vocabulary, later_texts)
+    for name in columns:
+        columns[name] = columns[name].take(order)
+    return columns, texts
 
 
-def _recoded(codes: Ints, texts: Texts) -> Texts:
-    """The texts of a column that events have, in order. Their new codes are written into the column."""
-    if len(texts):
-        used = np.flatnonzero(np.bincount(codes, minlength=len(texts)))  # unnamed API calls have got other names
-        ordered, new = in_text_order(texts[used])
-        rank = np.full(len(texts), -1, np.int32)
-        rank[used] = new[:-1]
-        codes[:] = rank.take(codes)
-        return ordered
-    return texts
+def _in_text_order(texts: Texts, codes: Ints) -> tuple[Texts, Ints]:
+    """The distinct texts that occur, in order, and the codes of a column for them."""
+    occurs = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(texts)))  # names of API calls have changed
+    ordered, rank = np.unique(texts[occurs], return_inverse=True)
+    new_codes = np.full(len(texts) + 1, -1, np.int32)  # the last, which -1 refers to, stays -1
+    new_codes[occurs] = rank
+    return ordered, new_codes.take(codes)
 
 
 def _order(columns: dict[str, Ints]) -> Ints:
@@ -60,14 +51,10 @@ def _order(columns: dict[str, Ints]) -> Ints:
     order = np.argsort(columns["ts_ns"], kind="stable")
     start = columns["ts_ns"].take(order)
     tied = tied_rows(start[1:] == start[:-1])
-    rows, start = order[tied], start[tied]
-    by_length = np.lexsort((-columns["dur_ns"][rows], start))
-    order[tied] = rows = rows[by_length]
-    duration = columns["dur_ns"][rows]
-    again = tied_rows((start[1:] == start[:-1]) & (duration[1:] == duration[:-1]))
-    rows = rows[again]
-    keys = [columns[key][rows] for key in ("correlation", "stream", "name", "external_id", "tid", "pid", "category")]
-    order[tied[again]] = rows[np.lexsort((*keys, -duration[again], start[again]))]
+    rows = order[tied]
+    keys = ("correlation", "stream", "name", "external_id", "tid", "pid", "category")
+    values = [*(columns[key][rows] for key in keys), -columns["dur_ns"][rows], start[tied]]
+    order[tied] = rows[np.lexsort(values)]
     return order
 
 
@@ -76,7 +63,7 @@ def tied_rows(same: Flags) -> Ints:
     return np.flatnonzero(np.append(same, False) | np.append(False, same)) if len(same) else np.empty(0, np.int64)
 
 
-def without_duplicates(columns: LazyColumns[Ints]) -> tuple[LazyColumns[Ints], int]:
+def without_duplicates(columns: dict[str, Ints]) -> tuple[dict[str, Ints], int]:
     """Sorted columns without duplicate events, and the number of duplicates.
 
     A file that was joined with itself contains every event twice, and therefore twice the work. With timestamps in
@@ -85,11 +72,10 @@ def without_duplicates(columns: LazyColumns[Ints]) -> tuple[LazyColumns[Ints], i
     """
     start, duration = columns["ts_ns"], columns["dur_ns"]
     rows = 1 + np.flatnonzero((start[1:] == start[:-1]) & (duration[1:] == duration[:-1]))
-    for some in ([*columns.made], [*columns]):  # those that are still to be made only if the others are equal
-        for values in map(columns.__getitem__, some):
-            rows = rows[values[rows] == values[rows - 1]]
-        if not (columns["correlation"][rows] != MISSING).any():
-            return columns, 0
+    for values in columns.values():
+        rows = rows[values[rows] == values[rows - 1]]
+    if not (columns["correlation"][rows] != MISSING).any():
+        return columns, 0
     keep = np.ones(len(start), bool)
     keep[rows] = False
-    return LazyColumns({name: values[keep] for name, values in columns.items()}, {}), len(rows)
+    return {name: values[keep] for name, values in columns.items()}, len(rows)

@@ -12,10 +12,8 @@ import numpy.typing as npt
 
 from pipeline.errors import TableError
 from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, WRITTEN_AS, atomic_path
-from pipeline.trace.events_frame import absent
-from pipeline.trace.free_memory import release_memory
 from pipeline.trace.kineto_fields import MISSING
-from pipeline.trace.linked_trace import Trace
+from pipeline.trace.linked_trace import Trace, absent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +30,6 @@ def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] |
     """
     import pyarrow.parquet as pq
 
-    release_memory()
     text = json.dumps({"schema": "events", **(provenance or {})}, sort_keys=True, default=str)
     schema = SCHEMAS["events"].with_metadata({PROVENANCE_KEY: text.encode()})
     options = {**WRITTEN_AS, "use_dictionary": [name for name in schema.names if name in trace.vocabulary]}
@@ -53,9 +50,8 @@ def _groups(trace: Trace, schema: pa.Schema) -> Iterator[pa.Table]:
         columns = []
         for field in schema:
             if field.name == "event_id":
-                column = _integers(
-                    np.arange(begin, min(begin + ROW_GROUP_EVENTS, len(trace)), dtype=np.int64), int(MISSING)
-                )
+                ids = np.arange(begin, min(begin + ROW_GROUP_EVENTS, len(trace)), dtype=np.int64)
+                column = _integers(ids, MISSING)
             elif field.name in vocabulary:
                 column = _texts(trace.columns[field.name][begin : begin + ROW_GROUP_EVENTS], vocabulary[field.name])
             else:

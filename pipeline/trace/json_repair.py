@@ -20,19 +20,14 @@ _NAME = re.compile(r'("name":\s*")(.*?)("\s*,\s*"(?:pid|tid|ts|ph|cat|args|dur|i
 _LONE_QUOTE = re.compile(r'(?<!\\)"')
 
 
-def parse_loosely(text: bytes, wrap: bool = True) -> tuple[Any, str]:
-    """Parse JSON text and repair the common faults. Returns (value, "") or (None, the error).
-
-    Args:
-        text: bytes of the JSON text.
-        wrap: whether to parse the elements of a list rather than one value.
-    """
+def parse_loosely(text: bytes) -> tuple[Any, str]:
+    """Parse JSON text and repair the common faults. Returns (value, "") or (None, the error)."""
     plain = text.decode("utf-8", errors="replace")
     problem = ""
     for mend in (_as_is, _repair_numbers, _repair_escapes, _repair_quotes):
         mended = mend(plain)
         try:
-            return json.loads(f"[{mended}]" if wrap else mended, strict=False), ""
+            return json.loads(mended, strict=False), ""
         except json.JSONDecodeError as error:
             problem = problem or f"{error.msg} in {_excerpt(mended, error.pos)}"
         except (RecursionError, ValueError) as error:  # too deep nesting; integers beyond Python's digit limit

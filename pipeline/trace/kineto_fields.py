@@ -41,6 +41,12 @@ CATEGORY_ALIASES = {
 }
 """Old spellings (PyTorch 1.8 to 1.11) of the categories."""
 
+
+def current_category(name: str) -> str:
+    """A category in the spelling of current Kineto."""
+    return CATEGORY_ALIASES.get(name, name)
+
+
 API_CATEGORIES = (Category.RUNTIME, Category.DRIVER)
 HOST_CATEGORIES = (Category.OP, Category.ANNOTATION, *API_CATEGORIES)
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)

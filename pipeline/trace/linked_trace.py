@@ -11,13 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.readable import html_table
-from pipeline.trace.lazy_columns import LazyColumns
+from pipeline.trace.kineto_fields import MISSING
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+
+LINKS = frozenset({"iteration", "parent", "top", "op", "launch"})
+"""Columns of positions, where -1 means none."""
+
+
+def absent(column: str) -> int:
+    """The number that means absent in an integer column."""
+    return -1 if column in LINKS else MISSING
 
 
 def first_after_warm_up(count: int) -> int:
@@ -36,8 +44,7 @@ class Trace:
         marker: the marker of the iterations; empty if there is none and the trace is one iteration.
         opens: start of each iteration's window, ns.
         closes: end of each iteration's window, ns.
-        columns: int64 arrays, one per column, in event order; text as int32 codes into `vocabulary`. Those of arguments
-            are made when they are first read.
+        columns: int64 arrays, one per column, in event order; text as int32 codes into `vocabulary`.
         vocabulary: per text column an array of its texts.
         metadata: everything in the file outside the event array.
         notes: what was unusual in the file and how it was read, one sentence each.
@@ -48,8 +55,8 @@ class Trace:
     marker: str
     opens: Ints
     closes: Ints
-    columns: LazyColumns[Ints]
-    vocabulary: LazyColumns[npt.NDArray[np.object_]]
+    columns: dict[str, Ints]
+    vocabulary: dict[str, npt.NDArray[np.object_]]
     metadata: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     process: int = 0
@@ -112,6 +119,19 @@ class Trace:
     @cached_property
     def events(self) -> pd.DataFrame:
         """All events as an `events` table (pipeline/schemas.py); text columns are categorical."""
-        from pipeline.trace.events_frame import events_frame  # loads Arrow, which reading a trace does not need
+        import pandas as pd
 
-        return events_frame(self.columns, self.vocabulary)
+        from pipeline.schemas import SCHEMAS  # loads Arrow, which reading a trace does not need
+
+        table: dict[str, Any] = {"event_id": np.arange(len(self), dtype=np.int64)}
+        for column in SCHEMAS["events"].names[1:]:
+            values = self.columns[column]
+            if column in self.vocabulary:
+                texts = pd.Index(self.vocabulary[column], dtype=object)
+                table[column] = pd.Categorical.from_codes(values, texts)
+            else:
+                is_absent = values == absent(column)
+                table[column] = pd.array(values, dtype="Int64") if is_absent.any() else values
+                if is_absent.any():
+                    table[column][is_absent] = pd.NA
+        return pd.DataFrame(table)

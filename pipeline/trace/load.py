@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.errors import TraceError
-from pipeline.garbage_collector import collector_paused
 from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
 from pipeline.trace.event_order import in_order, without_duplicates
 from pipeline.trace.file_scan import Scanner
-from pipeline.trace.free_memory import keep_freed_memory
 from pipeline.trace.linked_trace import Trace
-from pipeline.trace.typed_events import EventDecoder
-
-Ints = npt.NDArray[np.int64]
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -33,33 +27,23 @@ def load_trace(path: str | Path) -> Trace:
         TraceError: the file is missing, damaged, cut off or no profiler trace; the message says where.
     """
     path = Path(path)
-    keep_freed_memory()
-    decoder = EventDecoder()
-    scanner, raw = Scanner(path, decoder.parse), Columns(path, decoder)
-    with collector_paused():
-        try:
-            for batch in scanner.batches():
-                raw.add(batch)
-        except TraceError:
-            raw.add_held()  # an error in an earlier event comes first
-            raise
-        raw.add_held()
-    columns = raw.finish()
-    base = _base_ns(path, scanner.metadata)
-    columns["ts_ns"] = columns["ts_ns"] + base
-    columns["category"] = columns.pop("cat")
-    ordered, vocabulary = in_order(columns, raw)
-    ordered, copies = without_duplicates(ordered)
+    scanner, events = Scanner(path), Columns(path)
+    for batch in scanner.batches():
+        events.add(batch)
+    columns = events.finish()
+    columns["ts_ns"] += _base_ns(path, scanner.metadata)
+    columns, vocabulary = in_order(columns, events.vocabulary)
+    columns, duplicates = without_duplicates(columns)
     trace = Trace(
         path=path,
         device="",
         marker="",
         opens=np.empty(0, np.int64),
         closes=np.empty(0, np.int64),
-        columns=ordered,
+        columns=columns,
         vocabulary=vocabulary,
         metadata=scanner.metadata,
-        notes=_notes(raw, scanner, copies),
+        notes=_notes(events, scanner, duplicates),
     )
     link(trace)
     return trace
@@ -72,16 +56,16 @@ def _base_ns(path: Path, metadata: dict[str, Any]) -> int:
     return base
 
 
-def _notes(raw: Columns, scanner: Scanner, copies: int) -> list[str]:
+def _notes(events: Columns, scanner: Scanner, duplicates: int) -> list[str]:
     notes = []
-    if copies:
-        notes.append(f"{copies} duplicate events were dropped")
-    if raw.clamped:
-        notes.append(f"{raw.clamped} events have a negative duration, which was read as 0")
-    if raw.unlinked:
-        notes.append(f"{raw.unlinked} ids are not 64-bit numbers and were read as absent")
-    if raw.ignored:
-        notes.append(f"{raw.ignored} begin/end events were dropped, because profilers write complete events")
+    if duplicates:
+        notes.append(f"{duplicates} duplicate events were dropped")
+    if events.clamped:
+        notes.append(f"{events.clamped} events have a negative duration, which was read as 0")
+    if events.unlinked:
+        notes.append(f"{events.unlinked} ids are not 64-bit numbers and were read as absent")
+    if events.ignored:
+        notes.append(f"{events.ignored} begin/end events were dropped, because profilers write complete events")
     if scanner.repaired:
         notes.append(
             "the file is not valid JSON (unescaped characters in names, or nan and inf); it was repaired while reading"
