@@ -1,4 +1,4 @@
-"""Damaged profiler traces: both readers agree, a refusal names the file, and what means the same is read the same."""
+"""Damaged profiler traces: a refusal names the file, and what means the same is read the same."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
-from pipeline.errors import SteptimeError
 from pipeline.paths import project_dir
 from pipeline.simulate.replay import replay
-from pipeline.trace import load
-from pipeline.trace.file_scan import parse_list
-from pipeline.trace.typed_events import EventDecoder
+from pipeline.trace.load import load_trace
 from soak.damage import cut, damaged, json_bytes, reordered, strange_json
 from soak.verdicts import ANY, Case, difference
 from tests.trace.test_fuzz import RAW
@@ -27,14 +23,6 @@ from tests.trace.test_fuzz import RAW
 GOLDEN = project_dir() / "tests" / "trace" / "golden"
 
 Data = dict[str, Any]
-
-
-class Dictionaries(EventDecoder):
-    """The other reader: every window is parsed into dictionaries."""
-
-    def parse(self, text: bytes) -> list[Any] | None:
-        """Elements of a list without its brackets."""
-        return parse_list(text)
 
 
 @dataclass(frozen=True)
@@ -58,29 +46,20 @@ def facts(path: Path, replayed: bool = True) -> Data:
     """What a user sees of a trace: its table, and its replay (which takes most of the time).
 
     Raises:
-        AssertionError: the two readers disagree, or a figure is no time.
+        AssertionError: a figure is no time.
     """
-    told = [_read(path, reader) for reader in (EventDecoder, Dictionaries)]
-    if any(isinstance(each, SteptimeError) for each in told):
-        assert str(told[0]) == str(told[1]), f"the two readers disagree: {told[0]!s:.200} / {told[1]!s:.200}"
-        raise told[0]
-    fault = difference(*told, "the other reader's")
-    assert not fault, f"the two readers disagree: {fault}"
+    table = _read(path)
     if not replayed:
-        return {"table": told[0], "notes": told[0]["notes"]}
+        return {"table": table, "notes": table["notes"]}
     figures = replay(path).as_dict()
     times = {key: value for key, value in figures.items() if key.endswith("_us") and value is not None}
     assert all(np.isfinite(value) for value in times.values()), f"not finite: {times}"
     assert figures["predicted_us"] >= 0 and figures["active_predicted_us"] >= 0, f"negative: {times}"
-    return {"table": told[0], "times": times, "notes": told[0]["notes"]}
+    return {"table": table, "times": times, "notes": table["notes"]}
 
 
-def _read(path: Path, reader: type[EventDecoder]) -> Any:
-    with patch.object(load, "EventDecoder", reader):
-        try:
-            trace = load.load_trace(path)
-        except SteptimeError as refusal:
-            return refusal
+def _read(path: Path) -> Data:
+    trace = load_trace(path)
     texts = {name: [str(values[code]) for code in trace.columns[name].tolist()] if len(values) else []
              for name, values in trace.vocabulary.items()}  # fmt: skip
     rest = {name: values for name, values in trace.columns.items() if name not in trace.vocabulary}

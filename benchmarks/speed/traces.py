@@ -22,7 +22,7 @@ def section(rounds: int) -> str:
     if data is None:
         raise SystemExit("no public traces here: set STEPTIME_DATASETS")
     python = environment(ROOT / "build" / "hta-env")
-    rows, later = [], []
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         raw = gzip.decompress((data / "traces" / LARGEST / "kineto.json.gz").read_bytes())
         small, large = Path(folder) / "trace.json", Path(folder) / "trace_large.json"
@@ -33,6 +33,4 @@ def section(rounds: int) -> str:
             tools = [f"{found[tool]['seconds']:.2f} s, {found[tool]['peak_mb']:.0f} MB" for tool in ("steptime", "hta")]
             ratios = (f"{found['throughput_ratio']:.1f} x", f"{found['memory_ratio']:.2f} x")
             rows.append((f"{found['megabytes']:.0f} MB", *tools, *ratios))
-            later.append(f"{found['steptime']['facts']['arguments_seconds']:.2f} s")
-    table = markdown(("trace", "Steptime", "HTA", "throughput", "memory"), rows)
-    return f"{table}\n\nTo make the columns of all arguments afterwards takes {' and '.join(later)} more."
+    return markdown(("trace", "Steptime", "HTA", "throughput", "memory"), rows)

@@ -51,10 +51,7 @@ OURS = {
     "convert": _MEASURE.format(
         imports="from pipeline.trace.load import load_trace",
         work="trace = load_trace(sys.argv[1])",
-        facts="""begin = time.process_time()
-for name in trace.columns:
-    trace.columns[name]
-facts = {"arguments_seconds": time.process_time() - begin}""",
+        facts="facts = len(trace)",
     ),
     "command": _MEASURE.format(
         imports="",

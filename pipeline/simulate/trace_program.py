@@ -15,10 +15,10 @@ from pipeline.simulate.kernel_fill import fills_device, uses_multiprocessors
 from pipeline.simulate.program import assemble
 from pipeline.simulate.step_program import Items, Kind, Program, StepSequence
 from pipeline.simulate.timeline import union_us
+from pipeline.trace.event_links import DATA, PHASES
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, EVENT_SYNC_APIS, RECORD_APIS, Category
 from pipeline.trace.linked_trace import first_after_warm_up
-from pipeline.trace.event_links import DATA, PHASES
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import count
-from operator import iadd
+from operator import attrgetter, iadd
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import msgspec
@@ -24,7 +23,7 @@ import numpy.typing as npt
 from msgspec.structs import astuple
 
 from pipeline.errors import TraceError
-from pipeline.trace.event_records import ATTRIBUTES, NO_TEXT, stamps
+from pipeline.trace.event_records import ATTRIBUTES, NO_ARGUMENTS, NO_TEXT, Event, stamps
 from pipeline.trace.file_scan import Batch
 from pipeline.trace.kineto_fields import (
     COLUMNS_OF,
@@ -36,7 +35,8 @@ from pipeline.trace.kineto_fields import (
     current_category,
 )
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[Any]
+"""int64, or int32 for codes of texts."""
 Texts = npt.NDArray[np.object_]
 
 _FLOAT_LIMIT_US = 2.0**42
@@ -131,16 +131,14 @@ class Columns:
         Raises:
             TraceError: an event misses or mistypes a field that every event needs.
         """
-        kinds = [event.ph for event in batch.events]
-        self.ignored += kinds.count("B") + kinds.count("E")
-        events = [event for event, kind in zip(batch.events, kinds, strict=True) if kind == "X"]
+        events = [event for event in batch.events if event.ph == "X"]
+        self.ignored += sum(event.ph in ("B", "E") for event in batch.events) if len(events) < len(batch.events) else 0
         if not events:
             return
         rows = np.arange(self.rows, self.rows + len(events), dtype=np.int32)
         fields = Fields(events)
-        names = self._texts(batch, fields["name"], "name")
-        categories = self._texts(batch, [event.cat for event in events], "cat")
-        args = fields["args"]
+        names, categories = self._texts(batch, fields, "name"), self._texts(batch, fields, "cat")
+        args = [given or NO_ARGUMENTS for given in fields["args"]]
         if UNNAMED_API in names:
             names = [api_name(name, {"cbid": each.cbid}) if name == UNNAMED_API else name
                      for name, each in zip(names, args, strict=True)]  # fmt: skip
@@ -168,7 +166,8 @@ class Columns:
             columns[name] = column
         return columns
 
-    def _texts(self, batch: Batch, values: list[Any], key: str) -> list[str]:
+    def _texts(self, batch: Batch, fields: Fields, key: str) -> list[str]:
+        values = fields[key]
         if set(map(type, values)) != {str}:
             raise self._wrong(
                 batch, lambda event: type(getattr(event, key)) is not str, f"has a {key} that is not text"
@@ -177,17 +176,18 @@ class Columns:
 
     def _stamps(self, batch: Batch, fields: Fields) -> Ints:
         times = self._numbers(batch, fields, "ts")
-        if times.dtype == np.int64:
-            return times * 1000
-        if np.abs(times).max() < _FLOAT_LIMIT_US:
-            return np.rint(times * 1000.0).astype(np.int64)
-        digits = [text.partition(b".") for text in stamps(batch.text)]
+        if times.dtype == np.int64 or np.abs(times).max() < _FLOAT_LIMIT_US:
+            exact: Ints = np.rint(times * 1000).astype(np.int64) if times.dtype == np.float64 else times * 1000
+            return exact
+        digits = [stamp.partition(b".") for text in batch.texts for stamp in stamps(text)]
         if any(b"e" in whole + fraction or b"E" in whole + fraction for whole, _, fraction in digits):
-            return np.rint(times).astype(np.int64) * 1000 + np.rint((times - np.rint(times)) * 1000).astype(np.int64)
+            micro: Ints = np.rint(times).astype(np.int64)
+            return micro * 1000 + np.rint((times - micro) * 1000).astype(np.int64)
         return np.array([whole + fraction[:3].ljust(3, b"0") for whole, _, fraction in digits], "S").astype(np.int64)
 
     def _durations(self, batch: Batch, fields: Fields) -> Ints:
-        durations = np.rint(self._numbers(batch, fields, "dur") * 1000).astype(np.int64)
+        times = self._numbers(batch, fields, "dur") * 1000
+        durations: Ints = times if times.dtype == np.int64 else np.rint(times).astype(np.int64)
         self.clamped += int((durations < 0).sum())
         return np.maximum(durations, 0)
 
@@ -235,11 +235,11 @@ class Columns:
         names = [current_category(name) for name in self.vocabulary["category"].codes]
         for code in np.flatnonzero(np.bincount(category)):
             of_category = np.flatnonzero(category == code)
-            chosen = Fields(list(map(args.__getitem__, of_category.tolist())))
+            chosen = list(map(args.__getitem__, of_category.tolist()))
             for column in COLUMNS_OF.get(names[code], ()):
-                absent = None if column in INTEGER_ARGS else NO_TEXT
-                values = _first_given([chosen[name] for name in ATTRIBUTES[column]], absent)
-                if values.count(absent) == len(values):
+                absent = MISSING if column in INTEGER_ARGS else NO_TEXT
+                values = _first_given([map(attrgetter(name), chosen) for name in ATTRIBUTES[column]], absent)
+                if values[0] is absent and values.count(absent) == len(values):
                     continue
                 encoded = (
                     self._integers(values) if column in INTEGER_ARGS else self.vocabulary[column].encode_json(values)
@@ -247,12 +247,9 @@ class Columns:
                 self.parts[column].append((rows[of_category], encoded))
 
     def _integers(self, values: list[Any]) -> Ints:
-        kinds = set(map(type, values))
         with suppress(OverflowError):
-            if kinds == {int}:
+            if set(map(type, values)) == {int}:
                 return np.fromiter(values, np.int64, len(values))
-            if kinds == {int, NoneType}:
-                return np.array([MISSING if value is None else value for value in values], np.int64)
         return np.fromiter((self._integer(value) for value in values), np.int64, len(values))
 
     def _integer(self, value: Any) -> int:
@@ -263,20 +260,20 @@ class Columns:
             value = int(value) if value.count("-") == value.startswith("-") else None
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             value = int(value)
-        if type(value) is int and -(2**63) < value < 2**64:
+        if type(value) is int and -(2**63) <= value < 2**64:
             return value if value < 2**63 else value - 2**64
         self.unlinked += value is not None
         return int(MISSING)
 
-    def _wrong(self, batch: Batch, is_wrong: Callable[[Any], bool], what: str) -> TraceError:
+    def _wrong(self, batch: Batch, is_wrong: Callable[[Event], bool], what: str) -> TraceError:
         position = next(i for i, event in enumerate(batch.events) if event.ph == "X" and is_wrong(event))
         return TraceError(f"{self.path}: traceEvents[{batch.first + position}] {what}")
 
 
 def _first_given(sources: Sequence[Iterable[Any]], absent: Any) -> list[Any]:
     """For each event the first value that is not absent."""
-    values = list(sources[0])
-    for source in sources[1:]:
-        if absent in values:
-            values = [other if value == absent else value for value, other in zip(values, source, strict=True)]
-    return values
+    first, *others = map(list, sources)
+    for other in others:
+        if (absent in first or None in first) and other.count(absent) < len(other):
+            first = [value if value not in (absent, None) else older for value, older in zip(first, other, strict=True)]
+    return first

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.event_columns import Texts, Vocabulary
+from pipeline.trace.event_columns import Ints, Texts, Vocabulary
 from pipeline.trace.kineto_fields import MISSING, TEXT_ARGS, base_api_name, current_category
 
-Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 _RENAMED: dict[str, Callable[[str], str]] = {"name": base_api_name, "category": current_category}

@@ -12,18 +12,21 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import TraceError
-from pipeline.trace.event_records import MalformedElementError, parse, parse_repaired
+from pipeline.trace.event_records import Event, MalformedElementError, parse, repaired
 from pipeline.trace.json_repair import parse_loosely
 
-WINDOW_BYTES = 256 << 10
-"""Bytes that are read at once: the parsed events of one window then stay in the cache of a core."""
+WINDOW_BYTES = 64 << 10
+"""Bytes that are read and parsed at once: larger buffers are requested from the system each time."""
+
+EVENTS_AT_ONCE = 3000
+"""Events in a batch: many share the cost of a call of NumPy."""
 
 MAX_EVENT_BYTES = 64 << 20
 """Largest element in bytes. A larger one is no profiler event, and reading stops with an error."""
@@ -40,13 +43,13 @@ class Batch:
     """Events that are adjacent in the file.
 
     Attributes:
-        events: records of the elements (`event_records`).
-        text: the JSON list that they were parsed from.
+        events: the parsed elements.
+        texts: the JSON lists that they were parsed from.
         first: position of the first element in the array.
     """
 
-    events: list[Any]
-    text: bytes
+    events: list[Event]
+    texts: list[bytes]
     first: int
 
 
@@ -72,7 +75,7 @@ class Scanner:
         """
         try:
             with self._open() as stream:
-                yield from self._scan(stream)
+                yield from _joined(self._scan(stream))
         except FileNotFoundError:
             raise TraceError(f"{self.path}: no such file") from None
         except IsADirectoryError:
@@ -102,7 +105,7 @@ class Scanner:
         count = 0
         while True:
             if batch := self._strict_batch(text, count):
-                cut = len(batch.text) - 2  # without the brackets of the list
+                cut = len(batch.texts[0]) - 2  # without the brackets of the list
             elif (end := _split_at_end(text)) is not None:
                 yield self._batch(text[: end[0]], count)
                 self._tail(b"".join([text[end[1] :], *iter(lambda: self._read(stream), b"")]))
@@ -134,7 +137,7 @@ class Scanner:
             elements = b"".join((b"[", memoryview(text)[:cut], b"]"))
             events = self._parsed(elements, first)
             if events is not None:
-                return Batch(events, elements, first)
+                return Batch(events, [elements], first)
             if _split_at_end(text) is not None:  # the cut was in the metadata after the array
                 break
         return None
@@ -145,7 +148,7 @@ class Scanner:
         events = self._parsed(elements, first)
         if events is None:
             try:
-                elements = parse_repaired(elements)
+                elements = repaired(elements)
                 events = self._parsed(elements, first)
             except MalformedElementError as fault:
                 raise self._malformed(fault, first) from None
@@ -153,9 +156,9 @@ class Scanner:
                 where = f"after event {first}, before byte {self.bytes_read}"
                 raise TraceError(f"{self.path}: not valid JSON ({where}): {problem}") from None
             self.repaired = True
-        return Batch(events or [], elements, first)
+        return Batch(events or [], [elements], first)
 
-    def _parsed(self, elements: bytes, first: int) -> list[Any] | None:
+    def _parsed(self, elements: bytes, first: int) -> list[Event] | None:
         try:
             return parse(elements)
         except MalformedElementError as fault:
@@ -225,6 +228,22 @@ class Scanner:
         if "traceEvents" in tail:
             raise TraceError(f"{self.path}: has traceEvents twice; remove one")
         self.metadata.update(tail)
+
+
+def _joined(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The same events in batches of at least `EVENTS_AT_ONCE`."""
+    events: list[Event] = []
+    texts: list[bytes] = []
+    first = 0
+    for batch in batches:
+        events += batch.events
+        texts += batch.texts
+        if len(events) >= EVENTS_AT_ONCE:
+            yield Batch(events, texts, first)
+            first += len(events)
+            events, texts = [], []
+    if events:
+        yield Batch(events, texts, first)
 
 
 def _split_at_end(text: bytes) -> tuple[int, int] | None:

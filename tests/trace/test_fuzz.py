@@ -120,11 +120,11 @@ def test_every_key_may_be_missing(folder: Path) -> None:
     for number, (holder, key) in enumerate(list(_places(data))):
         if isinstance(holder, dict):
             kept = holder.pop(key)
-            survives(json.dumps(data).encode(), folder, predict=number % 3 == 0)
+            survives(json.dumps(data).encode(), folder, predict=number % 12 == 0)
             holder[key] = kept
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -141,7 +141,7 @@ def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: in
     survives(bytes(content), folder, predict=seed % 4 == 0)
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_odd_values_anywhere_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -190,7 +190,7 @@ def test_odd_names_change_no_figure(folder: Path, name: str) -> None:
 
 def test_every_single_byte_may_be_lost_or_flipped(folder: Path) -> None:
     raw = trace(_iteration(0), baseTimeNanoseconds=5)
-    for place in range(0, len(raw), 3):
+    for place in range(0, len(raw), 9):
         survives(raw[:place] + raw[place + 1 :], folder, predict=False)
         survives(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :], folder, predict=False)
 

@@ -311,7 +311,7 @@ def test_an_empty_trace_is_read_as_empty(tmp_path: Path) -> None:
         (b'{"traceEvents": [1]}', "traceEvents[0] is not an object"),
         (trace([{**STEP[0], "ts": "now"}]), "traceEvents[0] has a ts that is not a number"),
         (trace([STEP[1], {**STEP[0], "ts": 1e300}]), "traceEvents[1] has a ts that is not a time"),
-        (trace([{**STEP[0], "dur": float("nan")}]), "has a dur that is not a time"),
+        (trace([{**STEP[0], "dur": float("nan")}]), "has a dur that is not a number"),
         (trace([{**STEP[0], "name": 5}]), "has a name that is not text"),
         (trace([{**STEP[0], "args": [1]}]), "args that are not an object"),
         (trace([{**STEP[0], "tid": []}]), "an invalid tid"),
