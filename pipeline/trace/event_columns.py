@@ -176,14 +176,19 @@ class Columns:
 
     def _stamps(self, batch: Batch, fields: Fields) -> Ints:
         times = self._numbers(batch, fields, "ts")
-        if times.dtype == np.int64 or np.abs(times).max() < _FLOAT_LIMIT_US:
-            exact: Ints = np.rint(times * 1000).astype(np.int64) if times.dtype == np.float64 else times * 1000
-            return exact
-        digits = [stamp.partition(b".") for text in batch.texts for stamp in stamps(text)]
-        if any(b"e" in whole + fraction or b"E" in whole + fraction for whole, _, fraction in digits):
-            micro: Ints = np.rint(times).astype(np.int64)
-            return micro * 1000 + np.rint((times - micro) * 1000).astype(np.int64)
-        return np.array([whole + fraction[:3].ljust(3, b"0") for whole, _, fraction in digits], "S").astype(np.int64)
+        if times.dtype == np.int64:
+            times = times * 1000
+        elif np.abs(times).max() < _FLOAT_LIMIT_US:
+            times = np.rint(times * 1000)
+        else:  # from the digits of the file
+            parts = [stamp.partition(b".") for text in batch.texts for stamp in stamps(text)]
+            if not any(b"e" in digits.lower() for part in parts for digits in part):
+                times = np.array([whole + decimals[:3].ljust(3, b"0") for whole, _, decimals in parts], "S")
+            else:
+                times = np.rint(times).astype(np.int64) * 1000 + np.rint((times - np.rint(times)) * 1000).astype(
+                    np.int64
+                )
+        return times.astype(np.int64)
 
     def _durations(self, batch: Batch, fields: Fields) -> Ints:
         times = self._numbers(batch, fields, "dur") * 1000
