@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from evaluation.checks.published_step_errors import with_errors
 from evaluation.pages.markdown import markdown, rewrite
+from evaluation.pages.published_step_tables import with_errors
 from evaluation.published.published_dlrm import SEPARATE_LOOKUP_VERSIONS, read_rows, read_steps
 from pipeline import predict
 from pipeline.paths import datasets_dir

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from evaluation.checks.published_step_errors import with_errors
 from evaluation.pages.markdown import markdown, rewrite
+from evaluation.pages.published_step_tables import with_errors
 from evaluation.published.published_steps import read_networks
 from pipeline import predict
 from pipeline.paths import datasets_dir

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from evaluation.checks.published_step_errors import PYTORCH_2_GPUS, with_errors
 from evaluation.pages.markdown import rewrite
-from evaluation.pages.published_step_tables import coverage, summary, table
+from evaluation.pages.published_step_tables import PYTORCH_2_GPUS, coverage, summary, table, with_errors
 from evaluation.published.published_steps import read_networks, read_resnet50, read_training
 from pipeline import predict
 from pipeline.palette import series_colours

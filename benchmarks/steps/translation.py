@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from evaluation.checks.published_step_errors import PYTORCH_2_GPUS, with_errors
 from evaluation.pages.markdown import rewrite
-from evaluation.pages.published_step_tables import coverage, summary, table
+from evaluation.pages.published_step_tables import PYTORCH_2_GPUS, coverage, summary, table, with_errors
 from evaluation.published.published_translation import (
     FILL_RATIO,
     LENGTH_BUCKETS,

@@ -39,9 +39,9 @@ def predicted_calls(trace: str, gpu: str) -> pd.DataFrame:
     nodes, _ = observe(SHAPES[trace](), False, {"name": trace})
     graph, spec = Graph(write_nodes(nodes)), load_gpu(gpu)
     calls = map_calls(graph, spec)
-    found = kernel_predictor(spec, "auto", None).predict(calls)
+    predicted = kernel_predictor(spec, "auto", None).predict(calls)
     names = calls["node_id"].map(graph.table.set_index("node_id")["name"])
-    return calls.assign(kernel_us=found["kernel_us"], evidence=found["evidence"], name=names)
+    return calls.assign(kernel_us=predicted["kernel_us"], evidence=predicted["evidence"], name=names)
 
 
 def traced_kernels(trace: str, datasets: Path) -> pd.DataFrame:

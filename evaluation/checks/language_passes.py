@@ -47,9 +47,9 @@ def predict_passes(data: Path) -> pd.DataFrame:
         mode = MODES[str(row["mode"])]
         overrides = {"gpu": row["gpu"], "model": row["model"], "batch_size": row["batch_size"], "model.mode": mode,
                      "model.optimizer": "none", "model.seq_len": row["seq_len"]}  # fmt: skip
-        found = engine(None).predict_one(expand([f"{key}={value}" for key, value in overrides.items()])[0]).whole()
-        rows.append({"gpu": found.gpu, "model": row["model"], "mode": mode, "seq_len": row["seq_len"],
+        prediction = engine(None).predict_one(expand([f"{key}={value}" for key, value in overrides.items()])[0]).whole()
+        rows.append({"gpu": prediction.gpu, "model": row["model"], "mode": mode, "seq_len": row["seq_len"],
                      "batch_size": row["batch_size"], "measured_us": row["e2e_latency_us"],
-                     "predicted_us": found.predicted_us, "p10_us": found.p10_us, "p90_us": found.p90_us,
-                     "active_us": found.active_us, "bound": found.bound})  # fmt: skip
+                     "predicted_us": prediction.predicted_us, "p10_us": prediction.p10_us, "p90_us": prediction.p90_us,
+                     "active_us": prediction.active_us, "bound": prediction.bound})  # fmt: skip
     return pd.DataFrame(rows)

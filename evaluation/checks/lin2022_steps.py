@@ -49,11 +49,13 @@ def predicted_cnn(datasets: Path) -> pd.DataFrame:
 
 def _predicted(rows: pd.DataFrame, loop: Mapping[str, object]) -> pd.DataFrame:
     """The rows with `predicted_us`, `p10_us`, `p90_us`, `error` (signed, relative) and `inside` (of p10 to p90)."""
-    found = []
+    predictions = []
     for row in rows.itertuples():
-        asked = {"gpu": row.gpu, "model": row.model, "batch_size": row.batch_size, **loop}
-        found.append(engine(None).predict_one(expand([f"{name}={value}" for name, value in asked.items()])[0]).whole())
+        point = {"gpu": row.gpu, "model": row.model, "batch_size": row.batch_size, **loop}
+        predictions.append(
+            engine(None).predict_one(expand([f"{name}={value}" for name, value in point.items()])[0]).whole()
+        )
     for name in ("predicted_us", "p10_us", "p90_us"):
-        rows = rows.assign(**{name: [getattr(one, name) for one in found]})
+        rows = rows.assign(**{name: [getattr(one, name) for one in predictions]})
     inside = (rows["p10_us"] <= rows["measured_us"]) & (rows["measured_us"] <= rows["p90_us"])
     return rows.assign(error=rows["predicted_us"] / rows["measured_us"] - 1.0, inside=inside)

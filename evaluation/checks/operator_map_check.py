@@ -71,19 +71,19 @@ def check(folder: Path, gpu_name: str) -> tuple[Score, dict[str, Counter[str]]]:
     owners = owners_of(seen.nodes)
     score = Score(steps=seen.steps)
     by_op: dict[str, Counter[str]] = defaultdict(Counter)
-    found: dict[int, Counter[str]] = defaultdict(Counter)
+    launched_kinds: dict[int, Counter[str]] = defaultdict(Counter)
     for node_id, kinds in seen.launched.items():
         owner = owners[node_id]
         if third_party(seen.nodes, node_id):
             score.third_party += sum(kinds.values())
         else:
             for kind, count in kinds.items():
-                found[owner][SAME_TEMPLATE_KIND.get(kind, kind)] += count
+                launched_kinds[owner][SAME_TEMPLATE_KIND.get(kind, kind)] += count
     names = {node.node_id: node.name for node in seen.nodes}
-    for node_id in {*expected, *found}:
+    for node_id in {*expected, *launched_kinds}:
         if node_id in expected and third_party(seen.nodes, node_id):
             continue
-        want, got = expected.get(node_id, Counter()), found.get(node_id, Counter())
+        want, got = expected.get(node_id, Counter()), launched_kinds.get(node_id, Counter())
         matched = match(want, got)
         score.predicted, score.seen = score.predicted + sum(want.values()), score.seen + sum(got.values())
         score.matched += matched

@@ -44,17 +44,19 @@ def kernels_by_operator(path: Path, nodes: list[Node]) -> dict[int, list[tuple[s
         ["ts_ns", "dur_ns"], ascending=[True, False], kind="stable"
     )
     # operators of equal start and length have no fixed order: the k-th of a name here is the k-th of that name there
-    place = {(node.name, k): node.node_id for node, k in zip(nodes, _occurrence([n.name for n in nodes]), strict=True)}
+    node_of = {
+        (node.name, k): node.node_id for node, k in zip(nodes, _occurrence([n.name for n in nodes]), strict=True)
+    }
     names = ops["name"].astype(str).tolist()
     number = {
-        event: place[name, k]
+        event: node_of[name, k]
         for event, name, k in zip(ops["event_id"].tolist(), names, _occurrence(names), strict=True)
     }
     work = events[events["category"].isin(DEVICE_CATEGORIES) & events["op"].notna()].sort_values("correlation")
-    found: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    kernels: dict[int, list[tuple[str, float]]] = defaultdict(list)
     for op, name, duration in zip(work["op"], work["name"].astype(str), work["dur_ns"], strict=True):
-        found[number[op]].append((name, duration / 1e3))
-    return found
+        kernels[number[op]].append((name, duration / 1e3))
+    return kernels
 
 
 def _occurrence(names: list[str]) -> list[int]:
@@ -80,16 +82,18 @@ def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str
         kernels = seen.get((int(node_id), str(kind)), [])
         if len(kernels) == len(places):
             kernel_of |= zip(places, kernels, strict=True)
-    found = calls[calls.index.isin(list(kernel_of))]
-    known = [kernel_of[place] for place in found.index]
-    found = found.assign(measured_us=[us for _, us in known], kernel_name=[name for name, _ in known])
+    timed = calls[calls.index.isin(list(kernel_of))]
+    kernels_of_calls = [kernel_of[place] for place in timed.index]
+    timed = timed.assign(
+        measured_us=[us for _, us in kernels_of_calls], kernel_name=[name for name, _ in kernels_of_calls]
+    )
     # Kineto records neither the devices of a copy nor whether products may use TF32; the kernel names show both
     for pattern, name in COPIES.items():
-        rows = found["kernel_name"].str.contains(pattern)
-        found.loc[rows, "family"] = name
-        found.loc[rows, "op"] = np.where(found.loc[rows, "kernel_name"].str.contains("Pageable"), "pageable", "pinned")
-    found.loc[found["kernel_name"].str.contains("1688gemm") & (found["dtype"] == "fp32"), "dtype"] = "tf32"
-    return found
+        rows = timed["kernel_name"].str.contains(pattern)
+        timed.loc[rows, "family"] = name
+        timed.loc[rows, "op"] = np.where(timed.loc[rows, "kernel_name"].str.contains("Pageable"), "pageable", "pinned")
+    timed.loc[timed["kernel_name"].str.contains("1688gemm") & (timed["dtype"] == "fp32"), "dtype"] = "tf32"
+    return timed
 
 
 def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]) -> pd.DataFrame:

@@ -101,30 +101,30 @@ def left_out_errors(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["family", "gpu", "mape", "gmae"])
 
 
-def readme_table(found: Evidence, page: str) -> str:
+def readme_table(evidence: Evidence, page: str) -> str:
     """The README's table.
 
     Args:
-        found: the artifacts.
+        evidence: the artifacts.
         page: text of `docs/accuracy.md`, whose tables of published steps other commands write.
 
     Raises:
         InputError: the page lacks a table of published steps.
     """
-    rows = [*kernel_rows(found.kernels), *_mean_replays(found.spans), *_mean_passes(found.passes),
-            *carried_over_rows(found), *published_rows(page)]  # fmt: skip
+    rows = [*kernel_rows(evidence.kernels), *_mean_replays(evidence.spans), *_mean_passes(evidence.passes),
+            *carried_over_rows(evidence), *published_rows(page)]  # fmt: skip
     return markdown(["what", "compared with", "our error (%)", "baseline or published (%)", "bar (%)"], rows)
 
 
 def kernel_rows(kernels: pd.DataFrame) -> list[list[str]]:
     """Mean GMAE over GPUs: a row for each of `OWN_ROW_FAMILIES`, one for all other families."""
-    known = kernels[kernels["family"].isin(TRANSFER_BARS)]
-    own = known["family"].where(known["family"].isin(OWN_ROW_FAMILIES), "")
+    rated = kernels[kernels["family"].isin(TRANSFER_BARS)]
+    row_family = rated["family"].where(rated["family"].isin(OWN_ROW_FAMILIES), "")
     rows = []
     for family in (*OWN_ROW_FAMILIES, ""):
-        errors = 100 * known.loc[own == family, "gmae"]
+        errors = 100 * rated.loc[row_family == family, "gmae"]
         if len(errors):
-            gpus = known.loc[own == family, "gpu"].nunique()
+            gpus = rated.loc[row_family == family, "gpu"].nunique()
             rows.append([OWN_ROW_TITLES.get(family, "kernel: other families"), f"held-out shapes, {_count(gpus, 'GPU')}",
                          f"{errors.mean():.1f} (worst {errors.max():.1f})",
                          f"published < {published('kernels')[0].percent:g}", f"{KERNEL_BOUND:g}"])  # fmt: skip
@@ -156,17 +156,17 @@ def _mean_passes(passes: pd.DataFrame) -> Iterable[list[str]]:
                f"{WHOLE_MODELS_BAR:g}"]  # fmt: skip
 
 
-def carried_over_rows(found: Evidence) -> list[list[str]]:
+def carried_over_rows(evidence: Evidence) -> list[list[str]]:
     """Rows of kernels and whole models scaled from a measured GPU to a GPU that was left out of training."""
-    means = _pair_means(found.pairs)
+    means = _pair_means(evidence.pairs)
     rows = []
     if len(means):
-        gpus = int(found.pairs.groupby("family")["destination"].nunique().max())
+        gpus = int(evidence.pairs.groupby("family")["destination"].nunique().max())
         tested = f"{_count(len(means), 'family', 'families')}, {_count(gpus, 'GPU')} held out in turn"
         bar = _range([TRANSFER_BARS[family] for family in means.index], "g")
         wave = f"wave scaling {_range(means['wave'])}"
         rows.append(["kernel on a GPU without samples", tested, _range(means["auto"]), wave, bar])
-    for row in _model_rows(found.models, published("transfer")[0].percent):
+    for row in _model_rows(evidence.models, published("transfer")[0].percent):
         baseline = f"{row[3]}; published {row[4]}"
         rows.append(["whole language model carried to another GPU", *row[1:3], baseline, row[5]])
     return rows
@@ -233,16 +233,16 @@ def _range(values: Iterable[float], form: str = ".1f") -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def page_tables(found: Evidence) -> str:
+def page_tables(evidence: Evidence) -> str:
     """All tables of `docs/accuracy.md`."""
     return f"""## Kernel models
 
 First table: GMAE in % on shapes that the model was not trained on. This project's bar is in brackets. Second table:
 share of calls inside the p10 to p90 interval, in %; the target is 80. Source: `packs/*/kernels/*/family.json`.
 
-{kernel_table(found.kernels)}
+{kernel_table(evidence.kernels)}
 
-{_coverage(found.kernels)}
+{_coverage(evidence.kernels)}
 
 ## Replayed traces
 
@@ -252,26 +252,26 @@ predicted from the traces of all other machines and one factor. Bars are in brac
 rank. It therefore
 has no factor from an iteration that is not evaluated.
 
-{_replays(found.spans)}
+{_replays(evidence.spans)}
 
 ## Whole models
 
 Predictions from the shipped packs, compared with public end-to-end latencies (NeuSight; fp32, eager attention).
 Training is forward and backward without optimizer. No model was fitted to these latencies.
 
-{_passes(found.passes)}
+{_passes(evidence.passes)}
 
 ## GPUs without samples
 
 Each GPU is left out of training in turn and predicted from its spec file alone. MAPE in %, over samples above twice
 the latency floor. Source: metadata of `packs/transfer/*.safetensors`.
 
-{_left_out(found.left_out)}
+{_left_out(evidence.left_out)}
 
 The same, scaled from measurements on another GPU. Mean over all ordered pairs; source:
 `packs/transfer/pair_errors.csv`.
 
-{_pairs(found.pairs)}"""
+{_pairs(evidence.pairs)}"""
 
 
 def kernel_table(kernels: pd.DataFrame) -> str:
@@ -305,15 +305,15 @@ def _pair_means(pairs: pd.DataFrame) -> pd.DataFrame:
     return means.loc[in_order(means.index)]
 
 
-def outdated_families(found: Evidence) -> list[str]:
+def outdated_families(evidence: Evidence) -> list[str]:
     """Families whose table of errors between GPUs belongs to other models than the shipped ones.
 
     This happens when only the models or only the table was rebuilt.
 
     Convolutions are not checked: between GPUs they also use the origin's residual, which a specification cannot give.
     """
-    means = _pair_means(found.pairs)
-    direct = found.left_out.groupby("family")["mape"].mean()
+    means = _pair_means(evidence.pairs)
+    direct = evidence.left_out.groupby("family")["mape"].mean()
     return [family for family in in_order(set(means.index) & set(direct.index))
             if family != "conv2d_forward" and abs(means.loc[family, "auto"] - direct[family]) > MAX_SPEC_DIFFERENCE]  # fmt: skip
 

@@ -125,14 +125,14 @@ def _tested_on(row: Mapping[Any, Any]) -> str:
     return "" if count is None or pd.isna(count) else str(int(count))
 
 
-def _steps(found: pd.DataFrame) -> str:
+def _steps(part_rows: pd.DataFrame) -> str:
     head = ["model", "batch", "active (ms)", "step (ms)"]
     head += [f"{name}: predicted (ms)" for _, name in SHOWN_PARTS[:3]] + [
         f"{name}: error (%)" for _, name in SHOWN_PARTS
     ]
     rows = []
-    for (model, variant, batch), own in found.groupby(["model", "variant", "batch_size"], sort=True):
-        of = {str(r["part"]): (float(r["predicted_us"]), float(r["measured_us"])) for r in own.to_dict("records")}
+    for (model, variant, batch), of_step in part_rows.groupby(["model", "variant", "batch_size"], sort=True):
+        of = {str(r["part"]): (float(r["predicted_us"]), float(r["measured_us"])) for r in of_step.to_dict("records")}
         name = model if variant == "default" else f"{model} {variant}"
         step = next(
             (of[part][1] for part in (parts.OWN_OVERHEADS, parts.SHARED_OVERHEADS, parts.KERNEL_SUM) if part in of),
@@ -143,24 +143,30 @@ def _steps(found: pd.DataFrame) -> str:
         predicted = [f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in SHOWN_PARTS[:3]]
         errors = [f"{100 * (of[part][0] / of[part][1] - 1):+.1f}" if part in of else "" for part, _ in SHOWN_PARTS]
         rows.append([str(name), f"{batch:,}", *measured, *predicted, *errors])
-    return markdown(head, [*rows, *_means(found)])
+    return markdown(head, [*rows, *_means(part_rows)])
 
 
-def _means(found: pd.DataFrame) -> list[list[str]]:
+def _means(part_rows: pd.DataFrame) -> list[list[str]]:
     """The GMAE of each part over all steps that have it.
 
     If only some steps were traced, further rows cover the steps that have every part, so that parts can be compared.
     """
     step = ["model", "variant", "batch_size"]
-    whole = found.groupby(step)["part"].transform("nunique") == len(SHOWN_PARTS)
-    chosen = {"all steps": found} | ({"steps with all four": found[whole]} if whole.any() and not whole.all() else {})
+    whole = part_rows.groupby(step)["part"].transform("nunique") == len(SHOWN_PARTS)
+    chosen = {"all steps": part_rows} | (
+        {"steps with all four": part_rows[whole]} if whole.any() and not whole.all() else {}
+    )
     lines = []
     for name, rows in chosen.items():
         means = []
         for part, _ in SHOWN_PARTS:
-            own = rows[rows["part"] == part]
-            mean = gmae(own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)) if len(own) else None
-            means.append("" if mean is None else f"{_percent(mean)} ({len(own)})")
+            of_part = rows[rows["part"] == part]
+            mean = (
+                gmae(of_part["predicted_us"].to_numpy(float), of_part["measured_us"].to_numpy(float))
+                if len(of_part)
+                else None
+            )
+            means.append("" if mean is None else f"{_percent(mean)} ({len(of_part)})")
         lines.append([f"GMAE (steps), {name}", "", "", "", "", "", "", *means])
     return lines
 
@@ -203,18 +209,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         blocks = []
         for gpu in gpus:
             folder = measurements_dir() / gpu
-            told = provenance(folder)
-            device = told["device"] if isinstance(told["device"], dict) else {}
+            manifest = provenance(folder)
+            device = manifest["device"] if isinstance(manifest["device"], dict) else {}
             if device.get("tiny"):
                 raise InputError(
                     f"{folder}: a trial (--tiny) has no step at the published sizes; run the campaign without --tiny"
                 )
             flows = list(run(grids(gpu, folder), options.results))
-            found = collect(flows)
-            if found.empty:
+            part_rows = collect(flows)
+            if part_rows.empty:
                 raise InputError(f"{folder}: no fp32 step of a known model; run the campaign with --parts steps")
             models = kernel_errors(with_gpus(fitted_models(flows[0])))
-            blocks.append(block(gpu, found, models, device, warnings_of(told)))
+            blocks.append(block(gpu, part_rows, models, device, warnings_of(manifest)))
         rewrite(options.root / PAGE, {MARKER: "\n\n".join(blocks)})
     except SteptimeError as error:
         print(f"steptime: {error}", file=sys.stderr)

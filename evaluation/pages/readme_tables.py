@@ -56,23 +56,28 @@ def gather(results: Path) -> Evidence:
                     read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models)  # fmt: skip
 
 
-def write(found: Evidence, root: Path) -> list[Path]:
+def write(evidence: Evidence, root: Path) -> list[Path]:
     """Replace the generated blocks and pictures in a checkout; return the written files.
 
     Raises:
         InputError: a file lacks its markers, or the accuracy page lacks a table of published steps.
     """
-    small = readme_table(found, (root / PAGE).read_text(encoding="utf-8"))
+    small = readme_table(evidence, (root / PAGE).read_text(encoding="utf-8"))
     blocks = {
         README: (README_MARKER, small),
-        PAGE: (PAGE_MARKER, page_tables(found)),
+        PAGE: (PAGE_MARKER, page_tables(evidence)),
         RULES_PAGE: (RULES_MARKER, rule_graph()),
     }
     for name, (marker, text) in blocks.items():
         rewrite(root / name, {marker: text})
     images = root / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
-    save(pictures.result(found.kernels, found.passes, mean_errors(found.spans)), images, "result", kinds=("png",))
+    save(
+        pictures.result(evidence.kernels, evidence.passes, mean_errors(evidence.spans)),
+        images,
+        "result",
+        kinds=("png",),
+    )
     return [*(root / name for name in blocks), images / "result.png"]
 
 
@@ -110,10 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         refresh(options.results)
-        found = gather(options.results)
-        for path in write(found, options.root):
+        evidence = gather(options.results)
+        for path in write(evidence, options.root):
             print(path.relative_to(options.root))
-        if families := outdated_families(found):
+        if families := outdated_families(evidence):
             print(f"steptime: {PAIR_ERRORS} does not belong to the shipped models ({', '.join(families)}): docs/transfer.md "
                   "says how to rebuild it", file=sys.stderr)  # fmt: skip
     except SteptimeError as error:

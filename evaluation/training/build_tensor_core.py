@@ -39,11 +39,11 @@ LONG_KERNEL_US = 100.0
 
 def chips(gpus: Sequence[str]) -> list[tuple[str, ...]]:
     """GPUs by chip. GPUs count as one chip if their architecture and the major number of compute capability agree."""
-    found: dict[tuple[str, int], list[str]] = {}
+    by_chip: dict[tuple[str, int], list[str]] = {}
     for name in gpus:
         spec = load_gpu(name)
-        found.setdefault((spec.architecture, int(spec.compute_capability)), []).append(name)
-    return [tuple(names) for names in found.values()]
+        by_chip.setdefault((spec.architecture, int(spec.compute_capability)), []).append(name)
+    return [tuple(names) for names in by_chip.values()]
 
 
 def draw_sizes(products: Mapping[str, pd.DataFrame], rows: int, seed: int) -> dict[str, pd.DataFrame]:
@@ -96,8 +96,8 @@ def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR_CORE_REC
     for chip in groups:
         low, high = interval_of_a_new_gpu({name: own for name, own in pooled.items() if name != chip[0]})
         for gpu in chip:
-            found = error_summary(off[gpu], judged[gpu]["kernel_us"].to_numpy(dtype=np.float64))
-            left_out[gpu] = {**found, "coverage": float(np.mean((off[gpu] >= low) & (off[gpu] <= high)))}
+            gpu_errors = error_summary(off[gpu], judged[gpu]["kernel_us"].to_numpy(dtype=np.float64))
+            left_out[gpu] = {**gpu_errors, "coverage": float(np.mean((off[gpu] >= low) & (off[gpu] <= high)))}
     low, high = interval_of_a_new_gpu(pooled)
     everything = train_utilisation(pd.concat(trained.values(), ignore_index=True), FAMILY, recipe)
     provenance = {**everything.provenance, "source": SOURCE, "chip_left_out": left_out}

@@ -133,8 +133,8 @@ def fit_with_intervals(
 
 def fit_gpus(samples: Mapping[str, pd.DataFrame]) -> dict[str, FittedAttention]:
     """Fitted constants and intervals of each GPU, as they are saved."""
-    found: dict[str, FittedAttention] = {}
+    fitted: dict[str, FittedAttention] = {}
     for gpu in sorted(samples, key=lambda name: name in START_CONSTANTS_FROM):
-        start = found[START_CONSTANTS_FROM[gpu]].constants if gpu in START_CONSTANTS_FROM else Constants()
-        found[gpu] = fit_with_intervals(samples[gpu], load_gpu(gpu), TILES[gpu], start)
-    return {gpu: found[gpu] for gpu in samples}
+        start = fitted[START_CONSTANTS_FROM[gpu]].constants if gpu in START_CONSTANTS_FROM else Constants()
+        fitted[gpu] = fit_with_intervals(samples[gpu], load_gpu(gpu), TILES[gpu], start)
+    return {gpu: fitted[gpu] for gpu in samples}

@@ -279,8 +279,8 @@ def _auto(
     models: dict[str, UtilisationModel],
     calibration: Calibration | None,
 ) -> Array:
-    found = {fold.family: calibration} if calibration is not None else None
-    return by_auto(joined, origin, fold.destination, models, found)["predicted_us"].to_numpy(dtype=np.float64)
+    calibrations = {fold.family: calibration} if calibration is not None else None
+    return by_auto(joined, origin, fold.destination, models, calibrations)["predicted_us"].to_numpy(dtype=np.float64)
 
 
 def _wave(joined: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, exact: bool) -> Array:

@@ -63,10 +63,10 @@ def learn_prior(errors: Mapping[str, tuple[CovarianceInputs, Array]], seed: int 
         return value
 
     minimise(loss, list(p.values()), STEPS, RATE, warm_up=None)
-    found = {name: np.exp(value.detach().numpy()) for name, value in p.items()}
+    fitted = {name: np.exp(value.detach().numpy()) for name, value in p.items()}
 
     def values(name: str) -> tuple[float, ...]:
-        return tuple(round(float(v), 5) for v in np.atleast_1d(found[name]))
+        return tuple(round(float(v), 5) for v in np.atleast_1d(fitted[name]))
 
     return ProbePrior(
         effects=values("effects"), level=values("level")[0], op=values("op")[0], spreads=values("spreads"),

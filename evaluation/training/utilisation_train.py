@@ -16,14 +16,19 @@ import numpy.typing as npt
 import pandas as pd
 
 from evaluation.training.recipes import RECIPES, Recipe
-from evaluation.training.utilisation_loss import TIMES, Ways, batch_loss
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.training_loop import minimise, uniform
-from pipeline.transfer.utilisation import FEATURE_CLIP, Shape, UtilisationModel
+from pipeline.transfer.utilisation import FEATURE_CLIP, FLOOR_SHARPNESS, Shape, UtilisationModel
 from pipeline.transfer.utilisation_terms import Terms, networks_of, terms, ways_taken
 
 Array = npt.NDArray[np.float64]
+
+Ways = dict[str, tuple[str, float | None]]
+"""Type of the ways to compute a family's calls: by name, the prefix of the network and the norm (`Terms`)."""
+
+TIMES = ("arithmetic", "dram", "l2", "steps", "tiles", "per_l2")
+"""Fields of `Terms` that training uses in addition to the features."""
 
 MODERN_HOSTS = {"A100-PCIE-40GB", "A100-PCIE-80GB", "T4"}
 """GPUs whose hosts represent an unknown modern host: the newest of the public set. Their floors are nearly equal."""
@@ -127,10 +132,10 @@ def _columns(
         "op": torch.tensor(codes),
         "way": torch.tensor(_known_way(terms_of, ways_taken(family, part))),
     }
-    for name, found in terms_of.items():
-        mean, scale = scales[found.network]
-        columns[f"{name} x"] = tensor(np.clip((found.x - mean) / scale, -FEATURE_CLIP, FEATURE_CLIP))
-        columns |= {f"{name} {key}": tensor(np.minimum(getattr(found, key), UNAVAILABLE_LOG_US)) for key in TIMES}
+    for name, way in terms_of.items():
+        mean, scale = scales[way.network]
+        columns[f"{name} x"] = tensor(np.clip((way.x - mean) / scale, -FEATURE_CLIP, FEATURE_CLIP))
+        columns |= {f"{name} {key}": tensor(np.minimum(getattr(way, key), UNAVAILABLE_LOG_US)) for key in TIMES}
     return columns
 
 
@@ -184,7 +189,7 @@ def _fit_one(
         rows = torch.cat([torch.randint(0, count, (per_gpu,), generator=generator) + start
                           for start, count in zip(starts, counts, strict=True)])  # fmt: skip
         batch = {key: value[rows] for key, value in pooled.items()}
-        value = batch_loss(p, batch, recipe, ways, centred[whose].T)
+        value = _batch_loss(p, batch, recipe, ways, centred[whose].T)
         return value + CORRECTION_WEIGHT * (centred**2).mean() / recipe.prior**2
 
     others = [value for key, value in p.items() if key not in layers]
@@ -194,3 +199,71 @@ def _fit_one(
     )  # fmt: skip
     corrections = (latent - latent.mean(dim=0, keepdim=True)).detach().numpy()
     return {key: value.detach().numpy().astype(np.float32) for key, value in p.items()}, -corrections
+
+
+def _batch_loss(p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: Ways, latent: Any) -> Any:
+    """Mean absolute log error of a batch's latencies; `UtilisationModel` has the same formula in NumPy."""
+    import torch
+    from torch.nn.functional import log_softmax, logsigmoid
+
+    shape = recipe.shape
+    kernels_and_uses: list[tuple[Any, Any]] = []
+    for prefix, norm in dict.fromkeys(ways.values()):
+        # ways that share a network are evaluated together
+        sharing = [way for way, network in ways.items() if network == (prefix, norm)]
+        call_terms = {key: torch.cat([batch[f"{way} {key}"] for way in sharing]) for key in (*TIMES, "x")}
+        op = batch["op"].repeat(len(sharing))
+        kernels, uses = _log_kernel(p, prefix, call_terms, op, shape, norm, latent.repeat(1, len(sharing)))
+        kernels_and_uses += zip(kernels.chunk(len(sharing)), uses.chunk(len(sharing)), strict=True)
+    start = batch["floor"] + logsigmoid(p["launch"][batch["op"]])
+
+    def error(kernel: Any) -> Any:
+        latency = _norm(FLOOR_SHARPNESS, batch["floor"], torch.logaddexp(start, kernel))
+        return (latency - batch["target"]).abs()
+
+    if len(kernels_and_uses) == 1:
+        kernel, memory_use = kernels_and_uses[0]
+        return error(kernel).mean() + recipe.memory_reward * memory_use.mean()
+    all_ways = torch.stack([kernel for kernel, _ in kernels_and_uses], dim=-1)
+    is_known = (batch["way"] >= 0).float()
+    at = batch["way"].clamp(min=0)[:, None]
+    loss = error(-torch.logsumexp(-shape.choice * all_ways, dim=-1) / shape.choice).mean()
+    # kernel names show the way of a sample: its sharing time must fit, and it must be the shortest of all ways
+    loss = loss + recipe.route_time * (error(all_ways.gather(-1, at)[:, 0]) * is_known).mean()
+    unlikely = -log_softmax(-shape.choice * all_ways, dim=-1).gather(-1, at)[:, 0]
+    return loss + recipe.route_choice * (unlikely * is_known).mean()
+
+
+def _log_kernel(
+    p: dict[str, Any], prefix: str, call_terms: dict[str, Any], op: Any, shape: Shape, norm: float | None, latent: Any
+) -> tuple[Any, Any]:
+    """Log kernel time by one network and log memory utilisation, each of shape (rows,)."""
+    import torch
+    from torch.nn.functional import logsigmoid, silu
+
+    hidden = call_terms["x"]
+    for layer in range(shape.depth):
+        hidden = silu(hidden @ p[f"{prefix}weight{layer}"] + p[f"{prefix}bias{layer}"])
+    z = hidden @ p[f"{prefix}weight{shape.depth}"] + p[f"{prefix}bias{shape.depth}"] + p[f"{prefix}op_bias"][op]
+    centre, steep = p[f"{prefix}l2"]
+    use_compute = logsigmoid(z[:, 0]) + float(np.log(shape.compute_bound))
+    use_memory = torch.log(shape.memory_low + (shape.memory_high - shape.memory_low) * torch.sigmoid(z[:, 1]))
+    missed = logsigmoid(torch.exp(steep) * (call_terms["per_l2"] - centre))
+    reached = torch.logaddexp(missed, torch.full_like(missed, float(np.log(1e-6))))
+    memory = _norm(shape.norm, call_terms["dram"] + reached, call_terms["l2"])
+    kernel = _norm(
+        norm or shape.norm, call_terms["arithmetic"] - use_compute - latent[0], memory - use_memory - latent[1]
+    )
+    if shape.tile_reads:
+        again = missed + logsigmoid(z[:, 3]) + float(np.log(shape.tile_reads))
+        kernel = _norm(shape.norm, kernel, call_terms["tiles"] + again - latent[1])
+    if shape.thread_steps:
+        kernel = _norm(shape.norm, kernel, call_terms["steps"] + z[:, 2])
+    return kernel, use_memory
+
+
+def _norm(exponent: float, a: Any, b: Any) -> Any:
+    """Logarithm of the norm of two times given by their logarithms."""
+    import torch
+
+    return torch.logaddexp(exponent * a, exponent * b) / exponent

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evaluation.workloads.master_weights import MasterWeights
+from evaluation.workloads.squad_step import MasterWeights
 from pipeline.workloads.loss_item import read
 from pipeline.workloads.training_step import Batch, Step, host_empty, phase
 from pipeline.workloads.translation import Gnmt, smoothed
@@ -37,8 +37,8 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     source, target, label = (host_empty(batch_size, n, dtype=torch.long) for n in (tokens, tokens - 1, tokens - 1))
 
     def forward(source: Tensor, target: Tensor, label: Tensor) -> Tensor:
-        found: Tensor = model(source, target)
-        return found
+        output: Tensor = model(source, target)
+        return output
 
     def procedure(batch: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for parameter in model.parameters():

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evaluation.workloads.master_weights import MasterWeights
 from pipeline.workloads.bert import Bert
 from pipeline.workloads.language_layers import initialise
 from pipeline.workloads.loss_item import read
@@ -42,6 +41,14 @@ class Answers(nn.Module):
         """Tokens, kinds (B, T) and mask (B, 1, 1, T) -> logits of each word as the first, and as the last (B, T)."""
         first, last = self.out(self.bert(ids, kinds, mask)).split(1, 2)
         return first.squeeze(2).contiguous(), last.squeeze(2).contiguous()
+
+
+class MasterWeights(nn.Module):
+    """fp32 copies of the parameters of a model in half precision; the optimizer updates them (apex O2)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.copies = nn.ParameterList([nn.Parameter(p.detach().float()) for p in model.parameters()])
 
 
 class PlainAdam:
@@ -119,12 +126,12 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     return Step(modules, [(ids, kinds, mask, first, last)], forward, None, device, config, procedure=procedure)
 
 
-def unscaled(masters: MasterWeights, own: Sequence[Tensor]) -> list[Tensor]:
+def unscaled(masters: MasterWeights, parameters: Sequence[Tensor]) -> list[Tensor]:
     """The master weights, with the gradients of the model. The host reads whether a gradient has overflowed."""
-    found = [(copy, p.grad) for copy, p in zip(masters.copies, own, strict=True) if p.grad is not None]
-    grads = [torch.empty_like(copy) for copy, _ in found]
-    torch._foreach_copy_(grads, [grad for _, grad in found])
-    for (copy, _), grad in zip(found, grads, strict=True):
+    pairs = [(copy, p.grad) for copy, p in zip(masters.copies, parameters, strict=True) if p.grad is not None]
+    grads = [torch.empty_like(copy) for copy, _ in pairs]
+    torch._foreach_copy_(grads, [grad for _, grad in pairs])
+    for (copy, _), grad in zip(pairs, grads, strict=True):
         copy.grad = grad
     read(grads[0].flatten()[:1])
     return list(masters.copies)
