@@ -68,8 +68,8 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
     word = os.environ.get(UNFINISHED, incomplete)
     if "=" in word:
         key, _, text = word.partition("=")
-        found = [f"{key}={value}" for value in _continued(text, values(key, _model(given)))]
-        return found if UNFINISHED not in os.environ else [each.partition("=")[2] for each in found]
+        overrides = [f"{key}={value}" for value in _continued(text, values(key, _model(given)))]
+        return overrides if UNFINISHED not in os.environ else [override.partition("=")[2] for override in overrides]
     keys = [key for key in keys_of(_model(given)) if key.startswith(word)]
     if len(keys) != 1:
         return [f"{key}=" for key in keys]
@@ -89,7 +89,10 @@ def complete_model(incomplete: str) -> list[str]:
 def keys_of(model: str) -> list[str]:
     """Keys of overrides for a workload."""
     settings = [
-        f"{name}.{each.name}" for name, kind in SECTIONS.items() for each in fields(kind) if each.name != "name"
+        f"{name}.{setting.name}"
+        for name, kind in SECTIONS.items()
+        for setting in fields(kind)
+        if setting.name != "name"
     ]
     options = [str(row["option"]) for row in option_rows(model)]
     return [*GROUPS, "experiment", "results", *options, *settings, *(f"edit.{key}" for key in EDIT_WORDS)]
@@ -109,7 +112,7 @@ def values(key: str, model: str) -> Sequence[str]:
     if section == "edit":
         return EDIT_WORDS.get(name, ())
     if section in SECTIONS:
-        kinds = {each.name: each.type for each in fields(SECTIONS[section])}
+        kinds = {setting.name: setting.type for setting in fields(SECTIONS[section])}
         return ("true", "false") if kinds.get(name) == "bool" else ()
     offered = {row["option"]: str(row["values"]) for row in option_rows(model)}
     return offered[key].split(" | ") if " | " in offered.get(key, "") else ()

@@ -50,12 +50,12 @@ def family_colour(family: str) -> str:
 
 def series_colours(names: Iterable[str]) -> dict[str, str]:
     """Colours of the distinct names in their order; they repeat where there are more names than colours."""
-    return {name: SERIES[place % len(SERIES)] for place, name in enumerate(dict.fromkeys(names))}
+    return {name: SERIES[number % len(SERIES)] for number, name in enumerate(dict.fromkeys(names))}
 
 
 def luminance(colour: str) -> float:
     """Relative luminance of a colour such as `#0072B2`, from 0 (black) to 1 (white), as WCAG 2 defines it."""
-    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 

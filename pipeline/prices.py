@@ -49,8 +49,8 @@ def price_file() -> Path | None:
     named = os.environ.get("STEPTIME_PRICES")
     if named is not None:
         return Path(named).expanduser() if named not in ("", "none") else None
-    own = Path(PRICES)
-    return own if own.is_file() else config_dir() / PRICES
+    in_folder = Path(PRICES)
+    return in_folder if in_folder.is_file() else config_dir() / PRICES
 
 
 def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFrame:
@@ -90,7 +90,7 @@ def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFra
     if len(currencies) > 1:
         named = " and ".join(f"{row.gpu} in {row.currency}" for row in currencies.itertuples())
         raise InputError(f"{path or price_file()}: {named}: prices of one comparison need one currency")
-    order = {gpu: place for place, gpu in enumerate(wanted)}
+    order = {gpu: number for number, gpu in enumerate(wanted)}
     return prices.sort_values("gpu", key=lambda column: column.map(order), ignore_index=True)
 
 
@@ -109,10 +109,10 @@ def offers_in(path: str | Path | None = None) -> pd.DataFrame:
     rows = []
     for number, entry in enumerate(values["prices"], 1):
         rows += _rows(entry, values.get("currency"), f"{file}: entry {number}")
-        own = [row for row in rows if not row["priced_as"]]
-        if any(all(row[key] == own[-1][key] for key in ("gpu", *OFFER)) for row in own[:-1]):
+        listed = [row for row in rows if not row["priced_as"]]
+        if any(all(row[key] == listed[-1][key] for key in ("gpu", *OFFER)) for row in listed[:-1]):
             raise ConfigError(
-                f"{file}: entry {number}: {own[-1]['gpu']} has a price already; keep only the valid one, "
+                f"{file}: entry {number}: {listed[-1]['gpu']} has a price already; keep only the valid one, "
                 "or tell the two apart by provider, region or scope"
             )
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -131,8 +131,8 @@ def with_prices(table: pd.DataFrame, path: str | Path | None = None) -> pd.DataF
     Raises:
         ConfigError, InputError: as `prices_of`.
     """
-    found = prices_of(list(table["gpu"]), path).set_index("gpu")[["price_per_hour", "currency", "provider"]]
-    priced = table.drop(columns=[name for name in COST_COLUMNS if name in table]).join(found, on="gpu")
+    prices = prices_of(list(table["gpu"]), path).set_index("gpu")[["price_per_hour", "currency", "provider"]]
+    priced = table.drop(columns=[name for name in COST_COLUMNS if name in table]).join(prices, on="gpu")
     samples = priced["samples_per_s"] * 3600.0 / priced["price_per_hour"].astype(float)
     return priced.assign(samples_per_dollar=samples, cost_per_million=1e6 / samples)
 
@@ -153,12 +153,12 @@ def price_notes(prices: pd.DataFrame, gpus: Sequence[str]) -> list[str]:
         currency = str(rows["currency"].iloc[0])
         alone = ", GPU alone without its machine" if scope == "gpu" else ""
         days = sorted(set(rows["date"]))
-        each = ", ".join(
+        by_gpu = ", ".join(
             f"{gpu} {price:.4g}{f' (price of {board})' if board else ''}"
             for gpu, price, board in zip(rows["gpu"], rows["price_per_hour"], rows["priced_as"], strict=True)
         )
         day = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-        notes.append(f"{currency} per hour{f' ({where})' if where else ''}, {day}{alone}: {each}")
+        notes.append(f"{currency} per hour{f' ({where})' if where else ''}, {day}{alone}: {by_gpu}")
     if prices[OFFER].drop_duplicates().shape[0] > 1:
         notes[-1] += "; no single offer covers all of these GPUs"
     missing = [gpu for gpu in dict.fromkeys(gpus) if gpu not in set(prices["gpu"])]
@@ -229,7 +229,7 @@ def _rows(entry: object, currency: object, where: str) -> list[dict[str, Any]]:
         "source": str(entry["source"]),
         "scope": scope,
     }
-    return [{"gpu": gpu, **offer, "priced_as": ""}, *({"gpu": each, **offer, "priced_as": gpu} for each in similar)]
+    return [{"gpu": gpu, **offer, "priced_as": ""}, *({"gpu": board, **offer, "priced_as": gpu} for board in similar)]
 
 
 def _currency(given: object, where: str) -> str:

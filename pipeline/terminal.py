@@ -129,7 +129,7 @@ def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
             key = f"model.{key}"
         else:
             return None
-    at = next((place for place, word in enumerate(words) if word.partition("=")[0] == option), len(words))
+    at = next((number for number, word in enumerate(words) if word.partition("=")[0] == option), len(words))
     inside, after = words[at].partition("=")[2] if at < len(words) else "", words[at + 1 : at + 2]
     value = inside or (after[0] if after and not after[0].startswith("-") else "...")
     return f"overrides have no dashes: write {key}={value}"

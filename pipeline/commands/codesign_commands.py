@@ -44,14 +44,14 @@ def advise(
         if overrides:
             raise InputError("--trace: the trace is the step; leave the overrides away")
         with working("simulating the trace"):
-            found = load_trace(trace).advise(same_results)
+            advice = load_trace(trace).advise(same_results)
     else:
-        found = _of_question(ask(given), same_results, results)
+        advice = _of_question(ask(given), same_results, results)
     if as_json:
-        print_json(found.as_dict())
+        print_json(advice.as_dict())
         return
 
-    show_advice(found, everything)
+    show_advice(advice, everything)
 
 
 @app.command(
@@ -84,14 +84,14 @@ def plan(
     if figure is not None:
         check_figure(figure)
     with counting(f"{{stage}} {len(points):,} points", len(points)) as told:
-        found = make_plan(objective, points, limits, told=told, **results)
+        result = make_plan(objective, points, limits, told=told, **results)
     if figure is not None:
-        write_plan_front(found, figure)
+        write_plan_front(result, figure)
     if as_json:
-        print_json(found.as_dict())
+        print_json(result.as_dict())
         return
 
-    show_plan(found)
+    show_plan(result)
 
 
 def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -> Advice:
@@ -127,8 +127,8 @@ def show_advice(advice: Advice, everything: bool = False) -> None:
             helps_alone = line.alone is not None and line.alone.share >= MIN_GAIN
             if shown := line.command if helps_alone else line.command_on_top:
                 say(f"   {shown}", "dim")
-    for each in advice.not_helping if everything else ():
-        say(f"{each.change}: {each.reason}" + ("" if each.gain is None else f", alone {each.gain}"), "dim")
+    for change in advice.not_helping if everything else ():
+        say(f"{change.change}: {change.reason}" + ("" if change.gain is None else f", alone {change.gain}"), "dim")
     for note in advice.warnings:
         say(f"warning: {note}", "yellow")
 

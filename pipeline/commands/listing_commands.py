@@ -121,8 +121,8 @@ def _packs() -> tuple[str, str]:
 
 
 def _data() -> tuple[str, str]:
-    found = datasets_dir()
-    return ("ok", str(found)) if found else ("absent", "shipped packs are used; set $STEPTIME_DATASETS to refit")
+    folder = datasets_dir()
+    return ("ok", str(folder)) if folder else ("absent", "shipped packs are used; set $STEPTIME_DATASETS to refit")
 
 
 def _measurements() -> tuple[str, str]:

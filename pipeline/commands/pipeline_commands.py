@@ -51,8 +51,8 @@ def summary(
 ) -> None:
     """Show the predictions of a pipeline run."""
     key, _, folder = where.rpartition("=")
-    place = Path(folder) if key == "results" else Path(where)
-    file = place / "summary.parquet" if key == "results" or place.is_dir() else place
+    path = Path(folder) if key == "results" else Path(where)
+    file = path / "summary.parquet" if key == "results" or path.is_dir() else path
     predictions = Prediction.all_of(read_table(file, "summary"), file)
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})

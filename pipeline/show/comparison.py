@@ -119,10 +119,10 @@ class Comparison:
     @property
     def best(self) -> dict[str, Prediction]:
         """By model: the prediction with the most samples per second, of those that fit the GPU's memory."""
-        found: dict[str, Prediction] = {}
+        best: dict[str, Prediction] = {}
         for p in sorted((p for p in self.predictions if p.fits), key=lambda p: -p.samples_per_s):
-            found.setdefault(p.model, p)
-        return found
+            best.setdefault(p.model, p)
+        return best
 
     def __repr__(self) -> str:
         best = ", ".join(f"{model}: {p.gpu} at batch {p.batch_size}" for model, p in self.best.items())
@@ -210,8 +210,8 @@ class Comparison:
         return f"samples/{self.prices['currency'].iloc[0]}" if name == PER_PRICE else name
 
     def _cells(self, row: Prediction | Unpredicted, shared: Sequence[str]) -> dict[str, str]:
-        own = " ".join(text for text in _options(row) if text not in shared)
-        named = {"GPU": row.gpu, "model": row.model, "options": own or "default", "batch": str(row.batch_size)}
+        of_row = " ".join(text for text in _options(row) if text not in shared)
+        named = {"GPU": row.gpu, "model": row.model, "options": of_row or "default", "batch": str(row.batch_size)}
         if isinstance(row, Unpredicted):
             return named | {"step": "none", "p10-p90 ms": "", "bound": ""}
         p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
@@ -232,8 +232,8 @@ class Comparison:
                 f"{'≈ ' if key in self.estimated else ''}{most:,}" if most else "" if unknown else "none"
             )
         if self._per_hour:
-            found = self._per_price(p)
-            cells[PER_PRICE] = "" if found is None else f"{compact(found)}{' ★' if self._cheapest(p) else ''}"
+            samples = self._per_price(p)
+            cells[PER_PRICE] = "" if samples is None else f"{compact(samples)}{' ★' if self._cheapest(p) else ''}"
         if self._measured:
             cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
         return cells
@@ -252,8 +252,8 @@ class Comparison:
         return {model: p.samples_per_s for model, p in self.best.items()}
 
     def _cheapest(self, p: Prediction) -> bool:
-        found = [self._per_price(other) for other in self.predictions if other.model == p.model and other.fits]
-        known = [samples for samples in found if samples is not None]
+        per_price = [self._per_price(other) for other in self.predictions if other.model == p.model and other.fits]
+        known = [samples for samples in per_price if samples is not None]
         return p.fits and len(known) > 1 and self._per_price(p) == max(known)
 
 

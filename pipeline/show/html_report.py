@@ -185,9 +185,9 @@ def evidence_number(predictions: Sequence[Prediction]) -> Number:
     kind = max(whole, key=lambda name: whole[name])
     more = []
     for gpu in dict.fromkeys(p.gpu for p in predictions):
-        own = [p for p in predictions if p.gpu == gpu]
+        of_gpu = [p for p in predictions if p.gpu == gpu]
         device, host = (
-            percentages(mean_shares([getattr(p, name) for p in own])) for name in ("evidence", "host_evidence")
+            percentages(mean_shares([getattr(p, name) for p in of_gpu])) for name in ("evidence", "host_evidence")
         )
         more.append(f"{gpu}: {device}; host {host}")
     return Number(f"{100 * whole[kind]:.0f} % {kind}", "evidence of the device time", ". ".join(more))

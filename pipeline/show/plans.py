@@ -21,12 +21,12 @@ from pipeline.show.tracking import PLANS, log_run
 
 def plan_table(plan: Plan) -> pd.DataFrame:
     """The points of the front and the best points, `plan` schema: the best first, then the rest of the front."""
-    shown = {each.question: each for each in (*plan.contenders, *plan.front)}
-    ranks = {each.question: rank for rank, each in enumerate(plan.contenders, 1)}
-    front = {each.question for each in plan.front}
+    shown = {choice.question: choice for choice in (*plan.contenders, *plan.front)}
+    ranks = {choice.question: rank for rank, choice in enumerate(plan.contenders, 1)}
+    front = {choice.question for choice in plan.front}
     rows = [
-        _row(each, plan.limits.samples) | {"rank": ranks.get(key), "on_front": key in front}
-        for key, each in shown.items()
+        _row(choice, plan.limits.samples) | {"rank": ranks.get(key), "on_front": key in front}
+        for key, choice in shown.items()
     ]
     return pd.DataFrame(rows).astype({"rank": "Int64"})
 
@@ -98,7 +98,7 @@ def show_plan(plan: Plan) -> None:
     lost = ", ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items())
     if lost:
         screen.print(Text(f"others lost: {lost}", style="dim"), soft_wrap=True)
-    notes = list(dict.fromkeys(note for each in plan.contenders for note in each.prediction.warnings))
+    notes = list(dict.fromkeys(note for choice in plan.contenders for note in choice.prediction.warnings))
     for note in [*plan.prices, *(f"warning: {text}" for text in notes)]:
         screen.print(Text(note, style="dim"), soft_wrap=True)
 

@@ -26,10 +26,10 @@ def console() -> Console:
 
     Output to a file or a pipe has the width of a wide terminal.
     """
-    found = Console(markup=False, emoji=False)
-    if not found.is_terminal:
-        found.width = max(found.width, PIPE_WIDTH)
-    return found
+    screen = Console(markup=False, emoji=False)
+    if not screen.is_terminal:
+        screen.width = max(screen.width, PIPE_WIDTH)
+    return screen
 
 
 def interval(low_us: float, high_us: float) -> str:
@@ -102,10 +102,10 @@ class Catalogue:
         left_out: list[str] = []
         for name in ["", *(name for name in self.optional if name in names)]:
             left_out += [name] if name else []
-            shown = [each for each in names if each not in left_out]
-            if sum(self._wanted(each) + 1 for each in shown) <= options.max_width:
+            shown = [column for column in names if column not in left_out]
+            if sum(self._wanted(column) + 1 for column in shown) <= options.max_width:
                 break
-        gap = 2 if sum(self._wanted(each) + 2 for each in shown) <= options.max_width else 1
+        gap = 2 if sum(self._wanted(column) + 2 for column in shown) <= options.max_width else 1
         table = Table(header_style="bold", box=None, padding=(0, gap, 0, 0))
         for name in shown:
             numbers = all(isinstance(row[name], (int, float)) or row[name] == "" for row in self.rows)

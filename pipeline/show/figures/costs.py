@@ -102,25 +102,28 @@ def plan_front(plan: Plan, page: Page = WIDE) -> Figure:
 
     Without any price, time against batch size.
     """
-    shown = list({each.question: each for each in (*plan.front, *plan.contenders)}.values())
-    priced = [each for each in shown if each.cost_per_sample is not None]
+    shown = list({choice.question: choice for choice in (*plan.front, *plan.contenders)}.values())
+    priced = [choice for choice in shown if choice.cost_per_sample is not None]
 
-    def place(each: Choice) -> tuple[float, float]:
-        return each.us_per_sample, 1e6 * each.cost_per_sample if each.cost_per_sample else each.question.batch_size
+    def position(choice: Choice) -> tuple[float, float]:
+        return (
+            choice.us_per_sample,
+            1e6 * choice.cost_per_sample if choice.cost_per_sample else choice.question.batch_size,
+        )
 
     shown = priced or shown
     board = Board([3.2], page, grid="both")
     (axes,) = board.panels
     handles: list[Artist] = []
-    colours = series_colours(each.question.gpu.name for each in shown)
+    colours = series_colours(choice.question.gpu.name for choice in shown)
     for (gpu, colour), marker in zip(colours.items(), MARKERS * len(colours), strict=False):
-        places = [place(each) for each in shown if each.question.gpu.name == gpu]
-        handles += axes.plot(*zip(*places, strict=True), marker, color=colour, label=gpu)
+        positions = [position(choice) for choice in shown if choice.question.gpu.name == gpu]
+        handles += axes.plot(*zip(*positions, strict=True), marker, color=colour, label=gpu)
     if priced:
-        line = [place(each) for each in plan.front if each.cost_per_sample is not None]
+        line = [position(choice) for choice in plan.front if choice.cost_per_sample is not None]
         handles += axes.plot(*zip(*line, strict=True), "-", color=ACTIVE, linewidth=1, zorder=1, label="front")
     if plan.best in shown:
-        axes.annotate("best", place(plan.best), xytext=(6, 6), textcoords="offset points", fontsize=9)
+        axes.annotate("best", position(plan.best), xytext=(6, 6), textcoords="offset points", fontsize=9)
     axes.set_xscale("log")
     axes.set_yscale("log")
     plain_ticks(axes.xaxis, axes.yaxis)

@@ -53,7 +53,7 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
     """
     fitting = points[points["fits"].astype(bool)].sort_values("samples_per_s", ascending=False, kind="stable")
     best = fitting.drop_duplicates(["gpu", "model_variant"]).sort_index()
-    found = with_prices(
+    priced = with_prices(
         pd.DataFrame(
             {
                 **{name: best[name] for name in ("gpu", "model_variant", "batch_size", "samples_per_s")},
@@ -62,7 +62,7 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
             }
         )
     )
-    return found.reset_index(drop=True) if found["price_per_hour"].notna().any() else found.iloc[:0]
+    return priced.reset_index(drop=True) if priced["price_per_hour"].notna().any() else priced.iloc[:0]
 
 
 def families(points: Iterable[Prediction]) -> pd.DataFrame:
@@ -94,12 +94,12 @@ def t1_by_workload(observations: pd.DataFrame, workloads: Iterable[str] = ()) ->
         observations: `overhead_samples` with a gpu column.
         workloads: the grid's own workloads. A host that has observations of any of them shows these alone.
     """
-    own = observations[observations["type"] == "T1"]
-    asked = own["workload"].isin(set(workloads))
-    own = own[asked | ~own["gpu"].isin(set(own.loc[asked, "gpu"]))]
-    parts = own["workload"].str.extract(_RANK)
-    ranks = own.assign(name=parts["name"]).groupby(["gpu", "name"])["workload"].nunique()
-    pooled = spread(own.assign(workload=parts["name"]), ["gpu", "workload"])
+    t1 = observations[observations["type"] == "T1"]
+    asked = t1["workload"].isin(set(workloads))
+    t1 = t1[asked | ~t1["gpu"].isin(set(t1.loc[asked, "gpu"]))]
+    name_parts = t1["workload"].str.extract(_RANK)
+    ranks = t1.assign(name=name_parts["name"]).groupby(["gpu", "name"])["workload"].nunique()
+    pooled = spread(t1.assign(workload=name_parts["name"]), ["gpu", "workload"])
     count = ranks.reindex(pd.MultiIndex.from_frame(pooled[["gpu", "workload"]])).to_numpy()
     return pooled.assign(
         workload=[f"{name} ({n} ranks)" if n > 1 else name for name, n in zip(pooled["workload"], count, strict=True)]
@@ -122,18 +122,18 @@ def dominant_operators(observations: pd.DataFrame, operators: pd.DataFrame | Non
     Returns:
         The columns of `spread` by gpu, model, op and type.
     """
-    own = observations[observations["type"].isin(["T2", "T3", "T5"])]
-    total = own.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
+    inside = observations[observations["type"].isin(["T2", "T3", "T5"])]
+    total = inside.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
     if operators is None or operators.empty:
         total = total.assign(model="")
     else:
-        seen = own[own["type"] == "T2"].groupby(["gpu", "op"]).size().rename("seen").reset_index()
+        seen = inside[inside["type"] == "T2"].groupby(["gpu", "op"]).size().rename("seen").reset_index()
         total = total.merge(seen).merge(operators, on="op")
         total["total_us"] *= total["calls"] / total["seen"]
     total = total.sort_values(["gpu", "model", "total_us"], ascending=[True, True, False], kind="stable")
     largest = total.groupby(["gpu", "model"], sort=False).head(OPERATORS_PER_STEP).assign(rank=lambda t: range(len(t)))
-    found = spread(own.merge(largest[["gpu", "op"]].drop_duplicates()), ["gpu", "op", "type"])
-    order = largest[["gpu", "model", "op", "rank"]].merge(found).sort_values(["rank", "type"], kind="stable")
+    spreads = spread(inside.merge(largest[["gpu", "op"]].drop_duplicates()), ["gpu", "op", "type"])
+    order = largest[["gpu", "model", "op", "rank"]].merge(spreads).sort_values(["rank", "type"], kind="stable")
     return order.drop(columns="rank").reset_index(drop=True)
 
 
@@ -216,11 +216,11 @@ def error_parts(summary: pd.DataFrame, found: pd.DataFrame | None = None) -> pd.
         summary: `summary` table.
         found: rows of `pipeline.answers.error_parts.error_parts`, for some points or none.
     """
-    known = pd.DataFrame(columns=parts.COLUMNS) if found is None or found.empty else found
-    done = set(zip(known["gpu"], known["workload"], strict=True))
+    computed = pd.DataFrame(columns=parts.COLUMNS) if found is None or found.empty else found
+    done = set(zip(computed["gpu"], computed["workload"], strict=True))
     rest = [parts.error_parts(p) for p in Prediction.all_of(summary) if (p.gpu, p.label) not in done]
-    tables = [table for table in (known, *rest) if len(table)]
-    return pd.concat(tables, ignore_index=True) if tables else known
+    tables = [table for table in (computed, *rest) if len(table)]
+    return pd.concat(tables, ignore_index=True) if tables else computed
 
 
 def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
@@ -229,14 +229,14 @@ def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         method, points, gmae, mape, worst (fractions).
     """
-    found = []
+    errors = []
     for part in (name for name in parts.PARTS if (rows["part"] == name).any()):
-        own = rows[rows["part"] == part]
-        predicted, measured = own["predicted_us"].to_numpy(float), own["measured_us"].to_numpy(float)
-        found.append({"method": part, "points": len(own), "gmae": gmae(predicted, measured),
+        of_part = rows[rows["part"] == part]
+        predicted, measured = of_part["predicted_us"].to_numpy(float), of_part["measured_us"].to_numpy(float)
+        errors.append({"method": part, "points": len(of_part), "gmae": gmae(predicted, measured),
                       "mape": mape(predicted, measured),
                       "worst": float(np.abs(predicted / measured - 1).max())})  # fmt: skip
-    return pd.DataFrame(found, columns=["method", "points", "gmae", "mape", "worst"])
+    return pd.DataFrame(errors, columns=["method", "points", "gmae", "mape", "worst"])
 
 
 def mean_errors(spans: pd.DataFrame) -> pd.DataFrame:
@@ -267,8 +267,8 @@ def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
     Returns:
         model, origin, destination, method, mape (%), passes.
     """
-    own = errors[errors["method"] == TRACKER_METHOD].assign(mape=lambda t: 100 * t["error"].abs())
-    groups = own.groupby(["model", "origin", "destination", "method"], sort=True)["mape"]
+    tracked = errors[errors["method"] == TRACKER_METHOD].assign(mape=lambda t: 100 * t["error"].abs())
+    groups = tracked.groupby(["model", "origin", "destination", "method"], sort=True)["mape"]
     return groups.agg(mape="mean", passes="size").reset_index()
 
 
@@ -302,5 +302,5 @@ def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) 
 
 def mean_shares(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean share per kind of evidence over several points."""
-    kinds = dict.fromkeys(kind for each in many for kind in each)
-    return {kind: sum(each.get(kind, 0.0) for each in many) / len(many) for kind in kinds}
+    kinds = dict.fromkeys(kind for shares in many for kind in shares)
+    return {kind: sum(shares.get(kind, 0.0) for shares in many) / len(many) for kind in kinds}

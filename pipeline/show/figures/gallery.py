@@ -90,70 +90,70 @@ class Entry:
     note: Callable[[Artifacts, pd.DataFrame], str] = lambda _, __: ""
 
 
-def _steps(found: Artifacts) -> pd.DataFrame:
-    return steps.steps(Prediction.all_of(found.summary))
+def _steps(artifacts: Artifacts) -> pd.DataFrame:
+    return steps.steps(Prediction.all_of(artifacts.summary))
 
 
-def _measured(found: Artifacts) -> pd.DataFrame:
-    points = _steps(found)
+def _measured(artifacts: Artifacts) -> pd.DataFrame:
+    points = _steps(artifacts)
     return points[points["measured_us"].notna()].reset_index(drop=True)
 
 
-def _convnets(found: Artifacts) -> pd.DataFrame:
-    points = _steps(found)
+def _convnets(artifacts: Artifacts) -> pd.DataFrame:
+    points = _steps(artifacts)
     return points[points["model_variant"].str.split().str[0].isin(measured.CONVNETS)].reset_index(drop=True)
 
 
-def _parts(found: Artifacts) -> pd.DataFrame:
-    return tables.error_parts(found.summary, found.parts)
+def _parts(artifacts: Artifacts) -> pd.DataFrame:
+    return tables.error_parts(artifacts.summary, artifacts.parts)
 
 
 def _observations(make: Callable[[Artifacts], pd.DataFrame]) -> Callable[[Artifacts], pd.DataFrame]:
-    return lambda found: make(found) if len(found.observations) else found.observations
+    return lambda artifacts: make(artifacts) if len(artifacts.observations) else artifacts.observations
 
 
-def _without_models(found: Artifacts, table: pd.DataFrame) -> str:
+def _without_models(artifacts: Artifacts, table: pd.DataFrame) -> str:
     """GPUs of the grid that a figure of kernel models lacks."""
     have = set(table["gpu"].astype(str).str.split(" ").str[0])
-    lacking = [gpu for gpu in dict.fromkeys(found.summary["gpu"]) if gpu not in have]
+    lacking = [gpu for gpu in dict.fromkeys(artifacts.summary["gpu"]) if gpu not in have]
     if not lacking:
         return ""
     return f"Without models fitted to their own samples: {', '.join(lacking)}; their kernels rest on other GPUs or a roofline."
 
 
-def _other_hosts(found: Artifacts, table: pd.DataFrame) -> str:
+def _other_hosts(artifacts: Artifacts, table: pd.DataFrame) -> str:
     """Which hosts the figure shows, for GPUs without a host of their own, and workloads that were not profiled."""
     have = set(table["gpu"])
-    hosts = {p.gpu: p.host for p in Prediction.all_of(found.summary) if p.gpu not in have and p.host}
+    hosts = {p.gpu: p.host for p in Prediction.all_of(artifacts.summary) if p.gpu not in have and p.host}
     lines = [f"{gpu} is predicted with {host}." for gpu, host in hosts.items()]
-    if "workload" in table and not set(found.observations["workload"]) & set(found.workloads):
+    if "workload" in table and not set(artifacts.observations["workload"]) & set(artifacts.workloads):
         lines.append("None of the grid's workloads was profiled: these are the profiled workloads of the host.")
     return " ".join(lines)
 
 
-def _as_in_steps(found: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
+def _as_in_steps(artifacts: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
     """Rows in the grid's order of GPUs, so that a GPU has the same colour as in the figures of steps."""
-    place = {gpu: number for number, gpu in enumerate(dict.fromkeys(found.summary["gpu"]))}
+    order_of = {gpu: number for number, gpu in enumerate(dict.fromkeys(artifacts.summary["gpu"]))}
     gpu = table["gpu"].astype(str).str.split(" ").str[0]  # the choice of models follows the name, if there are several
-    order = np.argsort(gpu.map(place).fillna(len(place)).to_numpy(), kind="stable")
+    order = np.argsort(gpu.map(order_of).fillna(len(order_of)).to_numpy(), kind="stable")
     return table.iloc[order].reset_index(drop=True)
 
 
-def _transfer(found: Artifacts) -> pd.DataFrame:
-    return found.transfer[found.transfer["method"] == "auto"] if len(found.transfer) else found.transfer
+def _transfer(artifacts: Artifacts) -> pd.DataFrame:
+    return artifacts.transfer[artifacts.transfer["method"] == "auto"] if len(artifacts.transfer) else artifacts.transfer
 
 
-def _models_moved(found: Artifacts) -> pd.DataFrame:
-    return tables.model_transfer(found.models_moved) if len(found.models_moved) else found.models_moved
+def _models_moved(artifacts: Artifacts) -> pd.DataFrame:
+    return tables.model_transfer(artifacts.models_moved) if len(artifacts.models_moved) else artifacts.models_moved
 
 
-def _passes_moved(found: Artifacts) -> pd.DataFrame:
-    return tables.passes_moved(found.models_moved) if len(found.models_moved) else found.models_moved
+def _passes_moved(artifacts: Artifacts) -> pd.DataFrame:
+    return tables.passes_moved(artifacts.models_moved) if len(artifacts.models_moved) else artifacts.models_moved
 
 
 def _beside_published(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
-    known = published("active", "step", "step_shared")
-    theirs = pd.DataFrame([{"label": each.label, "percent": each.percent} for each in known])
+    published_errors = published("active", "step", "step_shared")
+    theirs = pd.DataFrame([{"label": error.label, "percent": error.percent} for error in published_errors])
     return measured.error_by_part(errors, theirs, page)
 
 
@@ -210,15 +210,15 @@ def category_of(name: str) -> str:
     return {entry.name: entry.category for entry in GALLERY}[name]
 
 
-def draw(entry: Entry, found: Artifacts, table: pd.DataFrame, page: Page) -> Figure:
+def draw(entry: Entry, artifacts: Artifacts, table: pd.DataFrame, page: Page) -> Figure:
     """One figure with its note."""
     figure = entry.draw(table, page)
-    if note := entry.note(found, table):
+    if note := entry.note(artifacts, table):
         add_note(figure, note)
     return figure
 
 
-def draw_all(found: Artifacts, folder: Path) -> dict[str, str]:
+def draw_all(artifacts: Artifacts, folder: Path) -> dict[str, str]:
     """Draw every figure that has data as SVG and PNG, with its table as CSV; list the others with the reason.
 
     The folder `narrow` gets the same figures for narrow screens, as SVG.
@@ -230,13 +230,13 @@ def draw_all(found: Artifacts, folder: Path) -> dict[str, str]:
     narrow.mkdir(parents=True, exist_ok=True)
     drawn, absent = {}, {}
     for entry in GALLERY:
-        table = entry.table(found)
+        table = entry.table(artifacts)
         if table.empty:
             absent[entry.name] = entry.missing
             continue
-        figure = draw(entry, found, table, WIDE)
+        figure = draw(entry, artifacts, table, WIDE)
         save(figure, folder, entry.name)
-        save(draw(entry, found, table, NARROW), narrow, entry.name, kinds=("svg",))
+        save(draw(entry, artifacts, table, NARROW), narrow, entry.name, kinds=("svg",))
         table.to_csv(folder / f"{entry.name}.csv", index=False, lineterminator="\n")
         drawn[entry.name] = {
             "title": entry.title,

@@ -111,8 +111,8 @@ def step_error_parts(parts: pd.DataFrame, page: Page = WIDE) -> Figure:
 
 def _times(steps: pd.DataFrame) -> str:
     """Predicted and measured time of a point, with its own overheads where they are known."""
-    own = steps[steps["part"] == OWN_OVERHEADS]
-    shown = own if len(own) else steps
+    own_overheads = steps[steps["part"] == OWN_OVERHEADS]
+    shown = own_overheads if len(own_overheads) else steps
     if shown.empty:
         return ""
     predicted, measured = (short_time(float(shown[name].iloc[0])) for name in ("predicted_us", "measured_us"))
@@ -216,9 +216,9 @@ def _network_errors(rows: pd.DataFrame) -> list[tuple[str, float, bool]]:
     """(name, error in %, whether published) of the networks of these rows."""
     errors: list[tuple[str, float, bool]] = []
     for network in _networks(rows):
-        own = rows[_measured(rows, network)]
-        if len(own):
-            error = 100 * float((own["predicted_us"] / own["measured_us"] - 1).abs().mean())
+        measured = rows[_measured(rows, network)]
+        if len(measured):
+            error = 100 * float((measured["predicted_us"] / measured["measured_us"] - 1).abs().mean())
             errors.append((f"ours, {network}", error, False))
         errors += [
             (f"{method}, {network}", published(f"{network} {method}")[0].percent, True)

@@ -52,5 +52,5 @@ def published(*keys: str) -> list[Published]:
     Raises:
         KeyError: a key has no published error.
     """
-    known = {each.key: each for each in PUBLISHED}
-    return [known[key] for key in keys]
+    by_key = {error.key: error for error in PUBLISHED}
+    return [by_key[key] for key in keys]
