@@ -80,7 +80,6 @@ def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         rows: `predicted_cnn` of `evaluation.checks.lin2022_steps`.
-        page: what the figure is drawn for.
     """
     gpus = list(dict.fromkeys(rows["gpu"]))
     steps = list(dict.fromkeys(zip(rows["model"], rows["batch_size"], strict=True)))

@@ -1,1 +1,1 @@
-"""The project's figures, one function each; every function takes tables and returns a matplotlib figure."""
+"""The project's figures, one function each: a table and the page that it is drawn for in, a matplotlib figure out."""

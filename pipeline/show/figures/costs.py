@@ -30,7 +30,6 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         table: from `pipeline.show.figures.figure_data.value_for_money`; at least one GPU has a price.
-        page: what the figure is drawn for.
     """
     models = list(dict.fromkeys(table["model_variant"]))
     parts = [table[table["model_variant"] == model].reset_index(drop=True) for model in models]

@@ -78,7 +78,6 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         errors: `kernel_errors` table of `pipeline.show.figures.figure_data`: gpu, family, gmae, mape, coverage.
-        page: what the figure is drawn for.
     """
     from matplotlib.lines import Line2D
 
@@ -126,7 +125,6 @@ def error_histograms(histograms: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         histograms: `error_histograms` table: gpu, family, from_percent, to_percent, share.
-        page: what the figure is drawn for.
     """
     from matplotlib.lines import Line2D
 

@@ -52,7 +52,6 @@ def predicted_against_measured(steps: pd.DataFrame, page: Page = WIDE) -> Figure
 
     Args:
         steps: `steps` table; rows without `measured_us` are left out.
-        page: what the figure is drawn for.
     """
     rows = steps[steps["measured_us"].notna()]
     board = Board([3.2], page, grid="both")
@@ -87,7 +86,6 @@ def step_error_parts(parts: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         parts: columns gpu, workload, part, predicted_us, measured_us; `part` is a name for the labels.
-        page: what the figure is drawn for.
     """
     points = list(dict.fromkeys(zip(parts["gpu"], parts["workload"], strict=True)))
     tables = [parts[(parts["gpu"] == gpu) & (parts["workload"] == workload)] for gpu, workload in points]
@@ -125,7 +123,6 @@ def error_by_part(errors: pd.DataFrame, theirs: pd.DataFrame, page: Page = WIDE)
     Args:
         errors: columns method, points, gmae, mape, worst (fractions), one row per prediction method.
         theirs: published errors with the columns label, percent.
-        page: what the figure is drawn for.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -167,7 +164,6 @@ def convolutional_networks(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         steps: `steps` rows of these networks.
-        page: what the figure is drawn for.
     """
     from matplotlib.patches import Patch
 
@@ -232,7 +228,6 @@ def replay_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         errors: `mean_errors` of `pipeline.show.figures.figure_data`.
-        page: what the figure is drawn for.
     """
     traces = list(dict.fromkeys(errors["trace"]))
     one_each = errors.drop_duplicates("trace").set_index("trace")
@@ -266,7 +261,6 @@ def whole_models(passes: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         passes: `predicted_passes` of `evaluation.checks.language_passes`.
-        page: what the figure is drawn for.
     """
     board = Board([3.2], page, grid="both")
     board.legend(*draw_passes(board, board.panels[0], passes))

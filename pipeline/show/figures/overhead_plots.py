@@ -60,7 +60,6 @@ def t1_by_workload(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         spread: `spread` table of `pipeline.show.figures.figure_data` by gpu and workload.
-        page: what the figure is drawn for.
     """
     return _boxes(spread, "workload", "T1: host time between operators (µs)", "an operator follows another after", page)
 
@@ -75,7 +74,6 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         spread: `dominant_operators` table of `pipeline.show.figures.figure_data`.
-        page: what the figure is drawn for.
     """
     from matplotlib.lines import Line2D
 

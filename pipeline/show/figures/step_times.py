@@ -81,7 +81,6 @@ def step_times(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         steps: from `steps`.
-        page: what the figure is drawn for.
     """
 
     def draw(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
@@ -121,7 +120,6 @@ def breakdown(families: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         families: `families` table of `figure_data`.
-        page: what the figure is drawn for.
     """
     named: dict[str, float] = {}
 

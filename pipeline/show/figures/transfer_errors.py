@@ -38,7 +38,6 @@ def errors_by_destination(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         errors: columns family, origin, destination, mape (%), of one transfer method.
-        page: what the figure is drawn for.
     """
     families = in_order(errors["family"])
     gpus = sorted(set(errors["origin"]) | set(errors["destination"]))
@@ -74,7 +73,6 @@ def errors_by_pair(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         errors: columns model, origin, destination, mape (%), of one transfer method.
-        page: what the figure is drawn for.
     """
     models, origins = sorted(set(errors["model"])), sorted(set(errors["origin"]))
     colours, markers = series_colours(models), dict(zip(models, MARKERS * 4, strict=False))
@@ -109,7 +107,6 @@ def steps_moved(passes: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     Args:
         passes: `passes_moved` of `pipeline.show.figures.figure_data`.
-        page: what the figure is drawn for.
     """
     origins, gpus = sorted(set(passes["origin"])), sorted(set(passes["destination"]))
     board = Board([1.9 if page.columns > 1 else 2.6] * len(origins), page, grid="both")
