@@ -25,7 +25,7 @@ from pipeline.prices import COST_COLUMNS, prices_of, with_prices
 from pipeline.question.question import expand
 from pipeline.show.comparison import Comparison, Order, compared, in_order, show
 from pipeline.show.tables import console
-from pipeline.simulate.perfetto import write_timeline
+from pipeline.simulate.timeline_page import write_timeline
 from pipeline.terminal import Json, Overrides, examples, print_json, progress, run_app, split_results, working
 
 LISTING, TRACE, LATENCY, CODESIGN, PIPELINE = (

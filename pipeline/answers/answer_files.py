@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pipeline.answers.engine import Answer
 from pipeline.schemas import SCHEMAS, WRITTEN_AS, atomic_path, to_arrow, write_table
 from pipeline.simulate.measured_rows import measured_events
-from pipeline.simulate.perfetto import write_timeline
+from pipeline.simulate.timeline_page import write_timeline
 
 ROWS_IN_GROUP = 1000
 """Rows that are written at a time. A group of 1,000 rows takes about 100 kB in the file."""

@@ -26,8 +26,8 @@ from pipeline.graph.step_store import gpu_kind
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.question import Question
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.cuda_graph import as_cuda_graphs
 from pipeline.simulate.program import assemble, step_sequence
+from pipeline.simulate.program_changes import as_cuda_graphs
 
 Floats = npt.NDArray[np.float64]
 

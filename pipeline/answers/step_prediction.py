@@ -22,11 +22,10 @@ from pipeline.kernels.families import FAMILIES, Law
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.question.sections import PredictSettings
-from pipeline.simulate.break_even import device_bound_from
 from pipeline.simulate.compiled_walk import load_if_it_pays
 from pipeline.simulate.critical_path import Form, simulate
-from pipeline.simulate.cuda_graph import as_cuda_graphs
 from pipeline.simulate.program import step_sequence
+from pipeline.simulate.program_changes import as_cuda_graphs, device_bound_from
 from pipeline.simulate.step_program import Program, StepSequence
 from pipeline.simulate.timeline import Timeline
 

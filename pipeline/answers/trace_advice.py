@@ -18,7 +18,7 @@ from pipeline.answers.step_changes import SAME
 from pipeline.answers.step_errors import host_sigma, keyed_normals
 from pipeline.prediction import Prediction
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.cuda_graph import as_cuda_graphs
+from pipeline.simulate.program_changes import as_cuda_graphs
 from pipeline.simulate.step_draws import step_times
 from pipeline.simulate.step_program import Kind, Program
 

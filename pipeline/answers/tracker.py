@@ -34,8 +34,8 @@ from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.prediction import Prediction, TracedStep
 from pipeline.prices import with_prices
-from pipeline.simulate.break_even import device_bound_from
 from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.program_changes import device_bound_from
 from pipeline.simulate.replay import build
 from pipeline.simulate.step_program import Program
 from pipeline.simulate.trace_program import Iteration, queued_before_us, time_per_batch_us

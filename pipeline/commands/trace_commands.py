@@ -10,11 +10,11 @@ import typer
 from pipeline.errors import InputError
 from pipeline.schemas import refuse_overwriting
 from pipeline.show.tables import console
-from pipeline.simulate.rank_report import facts as rank_facts
-from pipeline.simulate.rank_report import table as rank_table
+from pipeline.simulate.ranks import facts as rank_facts
 from pipeline.simulate.ranks import replay_ranks
+from pipeline.simulate.ranks import table as rank_table
 from pipeline.simulate.replay import replay as run
-from pipeline.simulate.replay_table import table as replay_table
+from pipeline.simulate.replay_result import table as replay_table
 from pipeline.terminal import Json, examples, print_json, working
 from pipeline.trace.event_tables import write_events
 from pipeline.trace.load import load_trace

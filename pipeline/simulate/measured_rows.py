@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.simulate.trace_events import process_events, row_events, slice_event, thread_name
+from pipeline.simulate.timeline_events import process_events, row_events, slice_event, thread_name
 from pipeline.simulate.trace_program import Iteration
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.host_activity import Activity

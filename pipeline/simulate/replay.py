@@ -16,26 +16,54 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import InputError, TraceError
-from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.overheads.shared_overheads import MIN_COMMON, merged
-from pipeline.overheads.shared_overheads import calibrate as factor_of
+from pipeline.overheads.overhead_model import MIN_COMMON, OverheadModel, merged
+from pipeline.overheads.overhead_model import calibrate as factor_of
 from pipeline.overheads.statistics import summarise
 from pipeline.schemas import refuse_overwriting
-from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.measured_rows import measured_rows
-from pipeline.simulate.perfetto import write_timeline
-from pipeline.simulate.replay_options import Options
 from pipeline.simulate.replay_result import Replayed, ReplayResult
 from pipeline.simulate.step_program import Kind, Program
+from pipeline.simulate.timeline_page import write_timeline
 from pipeline.simulate.trace_program import Iteration, program_from_trace, queued_before_us, time_per_batch_us
-from pipeline.simulate.trace_selection import TraceSelection, learn
-from pipeline.simulate.unforeseen import unforeseen
+from pipeline.simulate.trace_selection import TraceSelection, learn, unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.kineto_fields import API_CATEGORIES, KERNEL_LAUNCHES
 from pipeline.trace.load import load_trace
 
 MAX_UNMATCHED_SHARE = 0.5
 """Share of host time without statistics of its own ops from which a replay prints a note."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The parts that can be switched off or exchanged, for ablations.
+
+    Attributes:
+        estimator: estimator of the overhead statistics (`pipeline.overheads.statistics.ESTIMATORS`).
+        form: `full` or `published` critical path.
+        signatures: look overheads up by full signature first.
+        event_waits: keep waits between streams.
+        host_waits: keep waits of the host (synchronisation, blocking copies).
+        queue: keep the limit of the launch queue.
+        occupancy: kernels that fill the device delay kernels of other streams.
+        threads: look T1 up by thread switch and by the previous op.
+        device_constants: launch latency and kernel gap from the trace; otherwise T4/2 and 1 µs.
+    """
+
+    estimator: str = "clipped_mean"
+    form: Form = "full"
+    signatures: bool = True
+    event_waits: bool = True
+    host_waits: bool = True
+    queue: bool = True
+    occupancy: bool = True
+    threads: bool = True
+    device_constants: bool = True
+
+
+PUBLISHED = Options(estimator="trimmed_mean", form="published", signatures=False, threads=False)
+"""Algorithm 1 with statistics per op name, outliers beyond 1.5 IQR removed (Lin et al.)."""
 
 
 @dataclass(frozen=True)

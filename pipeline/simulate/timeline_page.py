@@ -1,4 +1,7 @@
-"""A timeline as one HTML file that opens without a network: rows of slices, to zoom, move, search and point at.
+"""Writes timelines: as a Chrome trace for Perfetto, or as one HTML file that opens without a network.
+
+The page has rows of slices, to zoom, move, search and point at. Perfetto's page must be loaded from its site, and Chromium has
+no viewer of its own any more.
 
 Why not a library: Perfetto's viewer is 10 MB and must come from a server. Plotly (4 MB per file) and the vis-timeline
 family draw an element per slice or redraw every trace, and stall at 50,000 slices. The page draws on a canvas, slices
@@ -9,6 +12,7 @@ The data are columns of whole numbers, times in nanoseconds and as differences, 
 
 from __future__ import annotations
 
+import gzip
 import html
 import re
 from collections.abc import Sequence
@@ -17,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pandas as pd
 
 from pipeline.palette import FAMILIES
-from pipeline.simulate.trace_events import Event
+from pipeline.schemas import atomic_path
+from pipeline.simulate.timeline import Timeline
+from pipeline.simulate.timeline_events import Event, timeline_events
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 
@@ -36,8 +43,40 @@ class _Numbers(dict[str, int]):
         return self.setdefault(text, len(self))
 
 
+def write_timeline(
+    timeline: Timeline | Sequence[tuple[Timeline, float]],
+    path: str | Path | Sequence[str | Path],
+    calls: pd.DataFrame | None = None,
+    names: Sequence[Sequence[str]] | None = None,
+    beside: Sequence[Event] = (),
+    title: str = "Predicted step",
+) -> None:
+    """Write one or several steps (their first draws).
+
+    Args:
+        timeline: a step, or pairs (step, begin in µs); the begin aligns predicted iterations with measured ones.
+        path: the file or files to write: a page if a name ends in `.html`, else Chrome JSON, compressed if it ends in
+            `.gz`.
+        calls: `calls` table for the kernels' family, op and sizes, where there is one.
+        names: kernel names per step, in the order of its calls.
+        beside: events of other rows on the same time axis, such as the measured step.
+        title: title of the page.
+
+    Raises:
+        SteptimeError: the file cannot be written.
+    """
+    events = timeline_events(timeline, calls, names, beside)
+    for file in [Path(path)] if isinstance(path, (str, Path)) else map(Path, path):
+        if file.suffix == ".html":
+            content = page(events, title).encode()
+        else:
+            content = orjson.dumps({"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": events})
+        with atomic_path(file) as part:
+            part.write_bytes(gzip.compress(content, 5, mtime=0) if file.suffix == ".gz" else content)
+
+
 def page(events: Sequence[Event], title: str) -> str:
-    """The page of a list of trace events (`perfetto.timeline_events`)."""
+    """The page of a list of trace events (`timeline_events`)."""
     data = orjson.dumps(page_data(events, title)).decode().replace("<", "\\u003c")  # no tag can end the script
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.replace("{{title}}", html.escape(title)).replace("{{data}}", data)

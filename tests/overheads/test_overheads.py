@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pipeline.errors import UnknownNameError
 from pipeline.overheads.extraction import extract_overheads
 from pipeline.overheads.op_names import normalised
-from pipeline.overheads.overhead_model import GLOBAL, OP, SIGNATURE, OverheadModel
-from pipeline.overheads.shared_overheads import calibrate, coverage, merged
+from pipeline.overheads.overhead_model import GLOBAL, OP, SIGNATURE, OverheadModel, calibrate, coverage, merged
 from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, group_statistics, summarise
 from pipeline.overheads.trace_overheads import extract_public
 from pipeline.schemas import to_arrow

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline import predict
-from pipeline.simulate.break_even import device_bound_from, on_host
 from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.program_changes import device_bound_from, on_host
 from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.schemas import read_provenance, read_table
-from pipeline.simulate.replay_table import table
+from pipeline.simulate.replay_result import table
 from pipeline.trace.load import load_trace
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 

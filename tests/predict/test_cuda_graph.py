@@ -5,7 +5,7 @@ import pytest
 
 from pipeline import predict
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.cuda_graph import GRAPH_LAUNCH_US, as_cuda_graphs
+from pipeline.simulate.program_changes import GRAPH_LAUNCH_US, as_cuda_graphs
 from tests.predict.programs import HOST, SYNC, program, row
 
 

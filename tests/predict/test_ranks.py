@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InputError, TraceError
-from pipeline.simulate.rank_report import facts, table
-from pipeline.simulate.ranks import replay_ranks
+from pipeline.simulate.ranks import facts, replay_ranks, table
 from pipeline.simulate.replay import replay
 from tests.trace.trace_drawing import annotation, api, kernel, launch, op, write
 

@@ -19,12 +19,11 @@ from pipeline.overheads.extraction import outstanding
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.schemas import to_arrow
-from pipeline.simulate import measured_rows, perfetto
+from pipeline.simulate import measured_rows, timeline_events
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.ranks import replay_ranks
-from pipeline.simulate.replay import build, replay
-from pipeline.simulate.replay_options import PUBLISHED, Options
-from pipeline.simulate.replay_table import table
+from pipeline.simulate.replay import PUBLISHED, Options, build, replay
+from pipeline.simulate.replay_result import table
 from pipeline.simulate.trace_selection import TraceSelection, learn
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
@@ -88,7 +87,7 @@ def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
     result = replay(write(tmp_path, steps(2)), timeline=out)
     events = [e for e in json.loads(gzip.decompress(out.read_bytes()))["traceEvents"] if e["ph"] == "X"]
     predicted, measured = (next(e for e in events if e["name"] == "aten::mm" and e["pid"] == pid)
-                           for pid in (perfetto.HOST_PID, measured_rows.HOST_PID))  # fmt: skip
+                           for pid in (timeline_events.HOST_PID, measured_rows.HOST_PID))  # fmt: skip
     assert predicted["ts"] == measured["ts"] == pytest.approx(1001.0)  # on the trace's own axis
     assert sum(e["cat"] == "kernel" for e in events) == 4  # two predicted, two measured
     assert load_trace(out).device != "cpu" and table(result.as_dict()).row_count > 4

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.overheads.extraction import extract_overheads
-from pipeline.overheads.one_time import KEPT_NS, one_time_calls, without_calls
+from pipeline.overheads.extraction import KEPT_NS, extract_overheads, one_time_calls, without_calls
 from pipeline.overheads.trace_overheads import extract_traces
 from pipeline.simulate.replay import replay
 from pipeline.simulate.trace_selection import TraceSelection

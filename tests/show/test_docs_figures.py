@@ -15,7 +15,7 @@ from pipeline import predict
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.paths import project_dir
 from pipeline.simulate.replay import replay
-from pipeline.simulate.replay_table import table
+from pipeline.simulate.replay_result import table
 
 DDP = {"model": "dlrm_ddp"}
 WAITING = {"model__copies": "pageable", "model__read_loss": "before_backward"}

@@ -15,13 +15,13 @@ import pandas as pd
 import pytest
 
 from pipeline.prediction import Prediction
-from pipeline.simulate import measured_rows, perfetto
+from pipeline.simulate import measured_rows
+from pipeline.simulate import timeline_events as predicted_rows
 from pipeline.simulate.measured_rows import measured_events
-from pipeline.simulate.perfetto import timeline_events, write_timeline
 from pipeline.simulate.replay import replay
-from pipeline.simulate.step_rows import critical_slices, idle_slices, lanes
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.timeline_page import page_data
+from pipeline.simulate.timeline_events import critical_slices, idle_slices, lanes, timeline_events
+from pipeline.simulate.timeline_page import page_data, write_timeline
 from tests.show.chromium import Page
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
@@ -222,7 +222,7 @@ def test_collectives_of_the_backward_phase_are_communication(tmp_path: Path) -> 
     replay(write(tmp_path, events), timeline=out)
     trace = json.loads(out.read_text())
     (moving,) = slices(trace, lambda e: e["cat"] == "communication")
-    (collective,) = slices(trace, lambda e: e["name"].startswith("nccl") and e["pid"] == perfetto.DEVICE_PID)
+    (collective,) = slices(trace, lambda e: e["name"].startswith("nccl") and e["pid"] == predicted_rows.DEVICE_PID)
     assert (moving["ts"], moving["dur"]) == (collective["ts"], collective["dur"]) == (pytest.approx(1019, abs=3), 20.0)
 
 

@@ -1,20 +1,28 @@
-"""Rows above a predicted step that say what it consists of: the step, its phases, its critical path, the idle GPU."""
+"""Predicted steps as events of the Chrome trace format: slices, arrows, names and order of rows. Times are in µs.
+
+Rows above a step say what it consists of: the step, its phases, its critical path, the idle GPU.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
+from pipeline.schemas import DIMS
 from pipeline.simulate.path_walk import Moment
+from pipeline.simulate.step_program import Kind
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.trace_events import Event, process_events, row_events, slice_event
 from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
+Event = dict[str, Any]
+
+_THREADS = ("main", "autograd")
 
 PID = 900_000
 """Process id of these rows; the ids of predicted and measured rows follow it."""
@@ -30,6 +38,85 @@ LANE = 10
 
 PHASE_NAMES = {"data": "inputs"}
 """Names of phases that differ from those in the tables."""
+
+HOST_PID, DEVICE_PID = 900_001, 900_002
+"""Process ids of the predicted rows. They are larger than any process id on Linux, so that traces can be merged."""
+
+
+def timeline_events(
+    timeline: Timeline | Sequence[tuple[Timeline, float]],
+    calls: pd.DataFrame | None = None,
+    names: Sequence[Sequence[str]] | None = None,
+    beside: Sequence[Event] = (),
+) -> list[Event]:
+    """All events of one or several steps: names of rows, slices, and arrows from launches to kernels."""
+    steps = [(timeline, 0.0)] if isinstance(timeline, Timeline) else list(timeline)
+    slices: list[Event] = []
+    arrows: list[Event] = []
+    above: list[Event] = []
+    lane = lanes([(begin, float(step.step_us[0])) for step, begin in steps])
+    for number, (step, begin) in enumerate(steps):
+        labels = list(names[number]) if names is not None else _labels(step, calls)
+        above += step_rows(step, begin, f"step {number + 1}" if len(steps) > 1 else "step", labels, lane[number])
+        actions, kernels = _action_events(step, begin), _device_events(step, begin, labels, calls)
+        for row, kernel in kernels.items():
+            arrows += arrow_events(len(arrows) // 2 + 1, "launch", actions[row], kernel)
+        slices += [*_op_events(step, begin), *actions.values(), *kernels.values()]
+    return names_of_rows(above) + _rows(steps) + above + slices + list(beside) + arrows
+
+
+def slice_event(
+    name: str, category: str, pid: int, tid: int, start: float, duration: float, args: Mapping[str, Any]
+) -> Event:
+    """A complete event. Times are in µs, rounded to nanoseconds."""
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": round(float(start), 3),
+        "dur": round(float(duration), 3), "args": args,
+    }  # fmt: skip
+
+
+def arrow_events(number: int, name: str, source: Event, target: Event) -> tuple[Event, Event]:
+    """An arrow from the begin of one slice to the begin of another; `number` is its own in the file."""
+
+    def end(phase: str, at: Event) -> Event:
+        return {
+            "ph": phase,
+            "cat": name,
+            "name": name,
+            "id": number,
+            "pid": at["pid"],
+            "tid": at["tid"],
+            "ts": at["ts"],
+        }
+
+    # `bp: e` binds the end to the slice around its time, not to the next one
+    return end("s", source), end("f", target) | {"bp": "e"}
+
+
+def process_events(pid: int, name: str, order: int) -> list[Event]:
+    """Name of a process and its place among the processes, first the smallest."""
+    return [_metadata("process_name", pid, 0, {"name": name}),
+            _metadata("process_sort_index", pid, 0, {"sort_index": order})]  # fmt: skip
+
+
+def row_events(pid: int, tid: int, name: str) -> list[Event]:
+    """Name of a thread or stream; the rows of a process are in the order of their ids."""
+    return [_metadata("thread_name", pid, tid, {"name": name}),
+            _metadata("thread_sort_index", pid, tid, {"sort_index": tid})]  # fmt: skip
+
+
+def _metadata(kind: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def thread_name(role: int) -> str:
+    """Name of the host thread of a role: 0 main, 1 autograd, others by number."""
+    return _THREADS[role] if role < len(_THREADS) else f"thread {role}"
+
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
 
 
 def step_rows(step: Timeline, begin: float, name: str, labels: list[str], lane: int = 0) -> list[Event]:
@@ -181,3 +268,87 @@ def _host(step: Timeline, row: int) -> tuple[str, int]:
     """Operator of a row: its name and its item."""
     item = int(step.program.item[row])
     return str(step.program.items.name[item]), item
+
+
+def _labels(step: Timeline, calls: pd.DataFrame | None) -> list[str]:
+    if calls is None:
+        return [str(name) for name in _operators(step)]
+    return [f"{family}:{op}" for family, op in zip(calls["family"], calls["op"], strict=True)]
+
+
+def _operators(step: Timeline) -> list[str]:
+    """Name of the operator that launches each call."""
+    p = step.program
+    owner = np.full(p.call_count, "", object)
+    launching = p.call >= 0
+    owner[p.call[launching]] = p.items.name[p.item[launching]]
+    return [str(name) for name in owner]
+
+
+def _op_events(step: Timeline, begin: float) -> list[Event]:
+    """Top-level operators on host threads."""
+    p = step.program
+    first, last = step.item_times
+    critical = np.zeros(len(p.items.node), bool)
+    np.logical_or.at(critical, p.item, step.critical.rows)
+    return [
+        slice_event(str(name), "cpu_op", HOST_PID, int(thread), begin + start, end - start,
+               {"phase": str(phase), "critical": bool(crit), "evidence": str(evidence)})
+        for name, thread, phase, start, end, crit, evidence in zip(
+            p.items.name, p.items.thread, p.items.phase, first, last, critical, p.items.evidence, strict=True)
+    ]  # fmt: skip
+
+
+def _action_events(step: Timeline, begin: float) -> dict[int, Event]:
+    """Launches and waits, by row of the program."""
+    p = step.program
+    labels = {int(Kind.LAUNCH): "launch", int(Kind.SYNC): "wait"}
+    until = step.row_end[:, 0] - p.tail_us
+    return {
+        i: slice_event(labels[int(p.kind[i])], "cuda_runtime", HOST_PID, int(p.thread[i]), begin + step.row_start[i, 0],
+               max(until[i] - step.row_start[i, 0], 0.0), {"call": int(p.call[i])})
+        for i in np.flatnonzero(p.kind > 0).tolist()
+    }  # fmt: skip
+
+
+def _device_events(step: Timeline, begin: float, labels: Sequence[str], calls: pd.DataFrame | None) -> dict[int, Event]:
+    """Kernels and copies, by the row of the program that launches them."""
+    p = step.program
+    on_path, operators = step.critical.calls, _operators(step)
+    sizes = _sizes(calls) if calls is not None else [{}] * p.call_count
+    rows = np.flatnonzero(p.call >= 0)
+    return {
+        row: slice_event(labels[call], "kernel", DEVICE_PID, int(p.streams[p.stream[row]]),
+               begin + step.device_start[call, 0], step.device_end[call, 0] - step.device_start[call, 0],
+               {"call": call, "critical": bool(on_path[call]), "operator": operators[call],
+                "phase": str(p.items.phase[p.item[row]]), **sizes[call]})
+        for row, call in zip(rows.tolist(), p.call[rows].tolist(), strict=True)
+    }  # fmt: skip
+
+
+def _sizes(calls: pd.DataFrame) -> list[dict[str, str]]:
+    """Sizes and dtype of each call as text, without those that it does not have."""
+    columns = {name: calls[name].to_numpy(np.float64, na_value=np.nan) for name in DIMS if name in calls}
+    told = [
+        [f"{name}={value:g}" if value == value else "" for value in values.tolist()]
+        for name, values in columns.items()
+        if not np.isnan(values).all()
+    ]
+    dtypes = calls["dtype"].astype(object).where(calls["dtype"].notna(), "").tolist() if "dtype" in calls else []
+    return [
+        {"sizes": " ".join(text[call] for text in told if text[call])}
+        | ({"dtype": str(dtypes[call])} if dtypes and dtypes[call] else {})
+        for call in range(len(calls))
+    ]
+
+
+def _rows(steps: Sequence[tuple[Timeline, float]]) -> list[Event]:
+    """Names of the predicted processes, threads and streams."""
+    out = process_events(HOST_PID, "predicted host", 1) + process_events(DEVICE_PID, "predicted GPU", 2)
+    threads = sorted({int(t) for step, _ in steps for t in step.program.items.thread})
+    streams = sorted({int(s) for step, _ in steps for s in step.program.streams})
+    for thread in threads:
+        out += row_events(HOST_PID, thread, thread_name(thread))
+    for stream in streams:
+        out += row_events(DEVICE_PID, stream, f"stream {stream}")
+    return out

@@ -1,0 +1,93 @@
+"""Programs of the same step on another host: with CUDA graphs, or with a faster processor.
+
+In CUDA graphs, kernels are captured once and started by one host call. All launches between two waits of the host form one
+graph, as `torch.cuda.graph` or `torch.cuda.make_graphed_callables` would capture them. A host that never waits starts the
+whole step with one call. Copies of the batch are not part of the graph, because they fill its fixed inputs again in each
+step. Kernel times and the gaps between kernels stay the same; a graph saves host time only. `as_cuda_graphs` does not check
+whether a step can be captured. Sizes that depend on data (`SparseAdam`) make it impossible.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.simulate.critical_path import Form, simulate
+from pipeline.simulate.step_program import Kind, Program
+
+GRAPH_LAUNCH_US = 2.5
+"""Host time of one graph launch in µs, for any number of kernels. NVIDIA states it for straight-line graphs since CUDA
+12.6 (developer blog, September 2024). Earlier, each kernel added 0.2 µs, which overlapped with the running kernels."""
+
+
+def as_cuda_graphs(program: Program) -> Program:
+    """The program in which one call starts all launches between two waits of the host."""
+    waits = (program.kind == Kind.SYNC) | program.blocking
+    captured = ~waits & (program.items.phase[program.item] != "data")
+    run = np.cumsum(~captured)  # rows of one run share a number with the row that ends the run before
+    launches = captured & (program.kind == Kind.LAUNCH)
+    first = np.zeros(len(program), bool)
+    rows = np.flatnonzero(launches)
+    first[rows[np.unique(run[rows], return_index=True)[1]]] = True
+    begins = np.zeros(len(program), bool)
+    ahead = np.flatnonzero(captured)
+    begins[ahead[np.unique(run[ahead], return_index=True)[1]]] = True
+
+    return replace(
+        program,
+        lead_us=np.where(captured & ~begins, 0.0, program.lead_us),
+        gap_us=np.where(captured, 0.0, program.gap_us),
+        api_us=np.where(captured, np.where(first, GRAPH_LAUNCH_US, 0.0), program.api_us),
+        tail_us=np.where(captured, 0.0, program.tail_us),
+        latency_us=np.where(launches & ~first, 0.0, program.latency_us),
+        queue_depth=0,  # a graph takes one place
+    )
+
+
+FASTEST = 1024.0
+"""Largest factor that is tried. A step that is host-bound even then has hardly any device time."""
+
+STEP = 0.01
+"""Resolution of the factor: it is rounded up to a multiple of this number."""
+
+
+def on_host(program: Program, speed: float) -> Program:
+    """The program on a host that is `speed` times as fast: every host time is divided by it."""
+    return replace(
+        program, lead_us=program.lead_us / speed, gap_us=program.gap_us / speed, api_us=program.api_us / speed,
+        tail_us=program.tail_us / speed,
+    )  # fmt: skip
+
+
+def device_bound_from(program: Program, kernel_us: npt.ArrayLike, form: Form = "full") -> float | None:
+    """The smallest host speed, relative to the program's host, at which the step is device-bound.
+
+    The speed is doubled until the step is device-bound, then bisected. Each try is a simulation.
+
+    Args:
+        program: a step.
+        kernel_us: time of each device call, shape (calls,).
+        form: form of the critical path.
+
+    Returns:
+        The speed, rounded up to a multiple of `STEP`; 1 for a device-bound step, None if no speed up to `FASTEST`
+        makes the step device-bound.
+    """
+    times = np.asarray(kernel_us, float)
+
+    def bound(speed: float) -> str:
+        return simulate(on_host(program, speed), times, form=form).bound
+
+    slow, fast = 1.0, 1.0
+    while bound(fast) == "host":
+        if fast >= FASTEST:
+            return None
+        slow, fast = fast, 2 * fast
+    low, high = round(slow / STEP), round(fast / STEP)
+    while high - low > 1:
+        middle = math.floor((low + high) / 2)
+        low, high = (middle, high) if bound(middle * STEP) == "host" else (low, middle)
+    return high * STEP
