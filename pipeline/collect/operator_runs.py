@@ -48,9 +48,9 @@ class Replayer:
         if node.name == "aten::_embedding_bag_backward":
             return _bag_backward(spec, node, make)
         operator = _operator(node.name)
-        given = [self._argument(node, i, make) for i in range(max(len(node.inputs), len(node.values)))]
-        call, tensors = _bind_overload(operator, node.name, given)
-        produced = _tensors([given[i] for i in PRODUCED_INPUTS.get(node.name, ())]) or _tensors(given[:1])
+        arguments = [self._argument(node, i, make) for i in range(max(len(node.inputs), len(node.values)))]
+        call, tensors = _bind_overload(operator, node.name, arguments)
+        produced = _tensors([arguments[i] for i in PRODUCED_INPUTS.get(node.name, ())]) or _tensors(arguments[:1])
         if node.phase == "optimizer":  # parameters, gradients and state were not written recently
             produced = []
         if not node.name.endswith("_") or node.name.endswith(REPEATABLE_OPERATORS):
@@ -64,12 +64,12 @@ class Replayer:
         return Case(spec, call, tuple(produced), restore)
 
     def _argument(self, node: Node, index: int, make: Maker) -> Any:
-        given = node.inputs[index] if index < len(node.inputs) else None
-        if given is None:
+        tensor = node.inputs[index] if index < len(node.inputs) else None
+        if tensor is None:
             return node.values[index] if index < len(node.values) else None
-        if isinstance(given, tuple):
-            return [_tensor(one, make, node.name) for one in given]
-        return _tensor(given, make, node.name)
+        if isinstance(tensor, tuple):
+            return [_tensor(info, make, node.name) for info in tensor]
+        return _tensor(tensor, make, node.name)
 
 
 def _tensor(info: TensorInfo, make: Maker, operator: str) -> Tensor:
@@ -94,20 +94,20 @@ def _operator(name: str) -> Any:
         raise UnsupportedCallError(f"{name}: this version of torch does not have the operator") from None
 
 
-def _bind_overload(operator: Any, name: str, given: list[Any]) -> tuple[Callable[[], Any], list[Tensor]]:
+def _bind_overload(operator: Any, name: str, arguments: list[Any]) -> tuple[Callable[[], Any], list[Tensor]]:
     """The call of the overload that accepts these arguments, in the order of traces (keyword-only arguments last)."""
     reason = "no overload takes its recorded arguments"
     for overload in operator.overloads():
         chosen = getattr(operator, overload)
         declared = chosen._schema.arguments
-        if len(given) > len(declared) or overload.endswith("out"):
+        if len(arguments) > len(declared) or overload.endswith("out"):
             continue
-        positional = [v for v, a in zip(given, declared, strict=False) if not a.kwarg_only]
-        named = {a.name: v for v, a in zip(given, declared, strict=False) if a.kwarg_only and v is not None}
+        positional = [v for v, a in zip(arguments, declared, strict=False) if not a.kwarg_only]
+        named = {a.name: v for v, a in zip(arguments, declared, strict=False) if a.kwarg_only and v is not None}
         call = partial(chosen, *positional, **named)
         try:
             call()
-            return call, _tensors(given)
+            return call, _tensors(arguments)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             reason = (str(error).splitlines() or [reason])[0][:120]
     raise UnsupportedCallError(f"{name}: {reason}")

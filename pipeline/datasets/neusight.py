@@ -64,11 +64,11 @@ def read_samples(path: str | Path, gpu: str | None = None) -> pd.DataFrame:
 def select_gpu(table: pd.DataFrame, gpu: str) -> pd.DataFrame:
     """Rows of one GPU, and of its sibling for the ops that the GPU itself lacks."""
     names = table["gpu"].astype(str)
-    own = table[names == gpu]
+    rows = table[names == gpu]
     if gpu in SIBLINGS and "op" in table.columns:
-        other = table[(names == SIBLINGS[gpu]) & ~table["op"].isin(own["op"].unique())]
-        own = pd.concat([own, other])
-    return own.reset_index(drop=True)
+        of_sibling = table[(names == SIBLINGS[gpu]) & ~table["op"].isin(rows["op"].unique())]
+        rows = pd.concat([rows, of_sibling])
+    return rows.reset_index(drop=True)
 
 
 def to_samples(table: pd.DataFrame, default_gpu: str) -> pd.DataFrame:

@@ -88,8 +88,8 @@ def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
     therefore run at full clock, and long ones at the throughput that the power budget sustains. A higher clock or power
     budget never increases this time.
     """
-    known = shares(gpu)
-    full = np.asarray(flops, dtype=np.float64) / (known.fp32_share * gpu.fp32_gflop_per_s * 1e3)
+    figures = shares(gpu)
+    full = np.asarray(flops, dtype=np.float64) / (figures.fp32_share * gpu.fp32_gflop_per_s * 1e3)
     return throttled_us(full, np.asarray(flops, dtype=np.float64) / (power_gflop_per_s(gpu) * 1e3))
 
 

@@ -107,8 +107,8 @@ def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
         if part.empty:
             continue
         scaled = _frame(part, by_roofline(part, family, origin, destination), wide, "roofline", origin, destination)
-        known = np.isfinite(scaled["predicted_us"].to_numpy(dtype=np.float64))
-        result.loc[part.index[known]] = scaled[known]
+        finite = np.isfinite(scaled["predicted_us"].to_numpy(dtype=np.float64))
+        result.loc[part.index[finite]] = scaled[finite]
     for family, dims in DIMS.items():
         rows = (samples["family"].astype(str) == family).to_numpy()
         path = shipped_file(TRANSFER, f"mlp_{family}.safetensors") if rows.any() else None
@@ -143,22 +143,22 @@ def by_auto(
         if not len(at):
             continue
         part = samples.iloc[at]
-        found = (calibrations or {}).get(name)
-        _, latency, low, high = estimate(model, part, destination, found)
+        calibration = (calibrations or {}).get(name)
+        _, latency, low, high = estimate(model, part, destination, calibration)
         share = residual_share(name, origin, destination)
         if share:
             residual = _residual(model, part, origin)
             # probes already determine the level, so only the residual's variation between shapes is carried
-            level = 1.0 if found is None else float(np.exp(np.median(np.log(residual))))
+            level = 1.0 if calibration is None else float(np.exp(np.median(np.log(residual))))
             latency = latency * (residual / level) ** share
         roofline = ROOFLINE_SHARE.get(name, 0.0)
-        waves = WAVE_SHARE.get(name, 0.0) if found is None else 0.0
+        waves = WAVE_SHARE.get(name, 0.0) if calibration is None else 0.0
         latency = latency ** (1.0 - roofline - waves)
         if roofline:
             latency = latency * by_roofline(part, name, origin, destination) ** roofline
         if waves:
             latency = latency * result["predicted_us"].to_numpy(dtype=np.float64)[at] ** waves
-        kind = "utilisation+probes" if found is not None else "utilisation"
+        kind = "utilisation" if calibration is None else "utilisation+probes"
         bounds = {"p10_us": latency * np.exp(low), "p90_us": latency * np.exp(high)}
         row = pd.DataFrame({"predicted_us": latency, **bounds, "method": kind, "evidence": "transferred"}, part.index)
         result.iloc[at] = row
@@ -198,37 +198,24 @@ def on_tensor_cores(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec
 
     Returns None where no tensor-core model is shipped.
     """
-    tensor_core_times = (
-        _convolutions_on_tensor_cores if model.family.startswith("conv2d") else _products_on_tensor_cores()
-    )
-    if tensor_core_times is None:
+    tensor = tensor_model()
+    if tensor is None and not model.family.startswith("conv2d"):
         return None
 
     def on(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.bool_]]:
-        found = np.array(model.kernel_and_latency(part, gpu, correction=model.own_correction(gpu.name))[0], np.float64)
-        able, times = tensor_core_times(part, gpu)
-        return np.where(able, times, found), able
+        """Modelled times on a GPU, and which of them are those of its tensor cores."""
+        us = np.array(model.kernel_and_latency(part, gpu, correction=model.own_correction(gpu.name))[0], np.float64)
+        if tensor is None or model.family.startswith("conv2d"):
+            able, tensor_us = _convolutions_on_tensor_cores(part, gpu)
+            return np.where(able, tensor_us, us), able
+        able = tensor_covered(part, gpu)
+        if able.any():
+            us[able] = kernel_us(tensor, part[able], gpu, tensor.own_correction(gpu.name))
+        return us, able
 
     (here, on_origin), (there, on_destination) = on(origin), on(destination)
     measured = part["latency_us"].to_numpy(dtype=np.float64)
     return np.where(on_origin == on_destination, measured * there / here, there)
-
-
-TensorCoreTimes = Callable[[pd.DataFrame, GpuSpec], tuple[npt.NDArray[np.bool_], Array]]
-"""Which calls a GPU's tensor cores compute, and their times there, µs, each of shape (rows,)."""
-
-
-def _products_on_tensor_cores() -> TensorCoreTimes | None:
-    tensor = tensor_model()
-
-    def tensor_core_times(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
-        assert tensor is not None
-        able, times = tensor_covered(part, gpu), np.full(len(part), np.nan)
-        if able.any():
-            times[able] = kernel_us(tensor, part[able], gpu, tensor.own_correction(gpu.name))
-        return able, times
-
-    return None if tensor is None else tensor_core_times
 
 
 def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
@@ -274,8 +261,8 @@ def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> A
 
     A convolution is compared to the modelled time of the route that its kernel name shows, where it shows one.
     """
-    own = model.gpu_floors_us.get(origin.name)
-    floors = None if own is None else {**model.floors_us, **own}
+    of_host = model.gpu_floors_us.get(origin.name)
+    floors = None if of_host is None else {**model.floors_us, **of_host}
     taken = ways_taken(model.family, part)
     _, modelled = model.kernel_and_latency(part, origin, floors, model.own_correction(origin.name), taken)
     return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) / modelled)
@@ -285,16 +272,8 @@ def _frame(
     samples: pd.DataFrame, predicted: Array, half_width: float, method: str, origin: GpuSpec, destination: GpuSpec
 ) -> pd.DataFrame:
     evidence = "measured" if origin == destination else "transferred"
-    return pd.DataFrame(
-        {
-            "predicted_us": predicted,
-            "p10_us": predicted / half_width,
-            "p90_us": predicted * half_width,
-            "method": method,
-            "evidence": evidence,
-        },
-        index=samples.index,
-    )
+    interval = {"predicted_us": predicted, "p10_us": predicted / half_width, "p90_us": predicted * half_width}
+    return pd.DataFrame({**interval, "method": method, "evidence": evidence}, index=samples.index)
 
 
 def _half_width(log_sigma: float, origin: GpuSpec, destination: GpuSpec) -> float:

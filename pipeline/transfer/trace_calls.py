@@ -149,15 +149,15 @@ def _window(op: str, values: Any) -> dict[str, int]:
     """
     stride, padding, dilation = (3, 2, 4) if op == "aten::cudnn_convolution" else (3, 4, 5)
     try:
-        given = json.loads(values)
-        (high, wide), (above, left), (apart, _) = (_pair(given[at]) for at in (stride, padding, dilation))
+        arguments = json.loads(values)
+        (high, wide), (above, left), (apart, _) = (_pair(arguments[at]) for at in (stride, padding, dilation))
     except (TypeError, ValueError, IndexError):
         return {}
     return {"stride": high, "stride_w": wide, "padding": above, "padding_w": left, "dilation": apart}
 
 
 def _pair(text: str) -> tuple[int, int]:
-    first, *rest = (int(each) for each in text.strip("[]").split(","))
+    first, *rest = map(int, text.strip("[]").split(","))
     return first, rest[-1] if rest else first
 
 

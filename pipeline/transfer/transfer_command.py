@@ -60,21 +60,21 @@ def transfer_command(
     if probes is not None:
         models, probed = load_models(), read_measured(probes)
         _check_gpu(probed, destination, f"{probes}: probes are", "--to")
-        measured = as_samples(probed, str(probes))
-        found = by_auto(samples, origin, destination, models, calibrate_all(models, measured, destination))
+        calibrations = calibrate_all(models, as_samples(probed, str(probes)), destination)
+        predicted = by_auto(samples, origin, destination, models, calibrations)
     else:
-        found = predict(samples, origin, destination)
+        predicted = predict(samples, origin, destination)
     if method_name == "auto":
-        _warn_of_wave_scaling(samples, found, str(in_path))
-    result = table.assign(**{name: found[name].to_numpy() for name in ADDED_COLUMNS})
+        _warn_of_wave_scaling(samples, predicted, str(in_path))
+    result = table.assign(**{name: predicted[name].to_numpy() for name in ADDED_COLUMNS})
     write_parquet(result, out_path, labels=True)
-    share = found["method"].value_counts(normalize=True)
+    share = predicted["method"].value_counts(normalize=True)
     return {
         "from": origin.name,
         "to": destination.name,
         "rows": len(result),
         "methods": {str(name): round(float(value), 4) for name, value in share.items()},
-        "median_ratio": float(np.median(found["predicted_us"] / samples["latency_us"])) if len(result) else None,
+        "median_ratio": float(np.median(predicted["predicted_us"] / samples["latency_us"])) if len(result) else None,
         "out": str(out_path),
     }
 
@@ -127,12 +127,12 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
         bad = table[name].notna().to_numpy(dtype=bool) & ~fine
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            what = (
+            rule = (
                 "launch geometry must be whole numbers"
                 if name in GEOMETRY_COLUMNS
                 else "dims must be whole numbers above 0"
             )
-            raise TableError(f"{where}: {name} of row {row} is {table[name].iloc[row]}; {what}")
+            raise TableError(f"{where}: {name} of row {row} is {table[name].iloc[row]}; {rule}")
         if not pd.api.types.is_numeric_dtype(table[name]):
             columns[name] = pd.Series(values, index=table.index).astype("Int64")
     if "dtype" in table:
@@ -140,17 +140,16 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     return table.assign(family=family.astype(str), op=table["op"].astype(str), **columns)
 
 
-def _warn_of_wave_scaling(samples: pd.DataFrame, found: pd.DataFrame, where: str) -> None:
+def _warn_of_wave_scaling(samples: pd.DataFrame, predicted: pd.DataFrame, where: str) -> None:
     """Warn about rows that are scaled by wave scaling only because a dimension is missing or an op is misspelt."""
-    scaled = samples[(found["method"] == "wave").to_numpy(dtype=bool)]
+    scaled = samples[(predicted["method"] == "wave").to_numpy(dtype=bool)]
     for name in COVERED_FAMILIES:
         rows = scaled[scaled["family"] == name]
         needed = FAMILIES[name].required
         missing = [dim for dim in needed if dim not in rows.columns or rows[dim].isna().any()]
         if len(rows) and missing:
-            _warn(
-                f"{where}: {name} without {', '.join(missing)}, so wave scaling is used (columns: {', '.join(needed)})"
-            )
+            without = f"{name} without {', '.join(missing)}"
+            _warn(f"{where}: {without}, so wave scaling is used (columns: {', '.join(needed)})")
     for op in sorted(set(scaled.loc[scaled["family"] == "other", "op"])):
         if close := did_you_mean(op, (*NEUSIGHT_OPS, *COVERED_FAMILIES)):
             _warn(f"{where}: unknown op {op!r}, so wave scaling is used: {close.strip()}")
