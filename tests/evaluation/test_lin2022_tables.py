@@ -87,6 +87,7 @@ def measured(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     return predicted_dlrm(datasets), predicted_cnn(datasets)
 
 
+@pytest.mark.nightly  # predicts 54 steps
 def test_pages_hold_what_the_command_gives(measured: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     """Without the notebook of published errors, rows lack their last column: they begin rows of the page."""
     dlrm, cnn = measured
@@ -111,6 +112,7 @@ def _numbers(line: str) -> tuple[str, list[float]]:
     return re.sub(NUMBER, "#", line), [float(text) for text in re.findall(NUMBER, line)]
 
 
+@pytest.mark.nightly
 def test_published_means_of_networks_are_those_of_the_table(measured: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     for network in CONVNETS:
         own = measured[1].query("model == @network")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -154,7 +155,7 @@ def test_a_step_without_a_trace_has_no_overheads_of_its_own(folder: Path) -> Non
                             measured_us=1000.0)  # fmt: skip
 
     class Untraced:
-        workload = "dlrm_ddp/embedding-joint_sparse/b4096"
+        question = SimpleNamespace(step_name="dlrm_ddp/embedding-joint_sparse/b4096")
 
         def step_us(self, observations: pd.DataFrame, own: bool) -> float | None:
             return None if own else 1300.0
