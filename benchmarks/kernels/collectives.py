@@ -12,14 +12,13 @@ Columns of the table:
 import numpy as np
 
 from evaluation.published.aiconfigurator import COLLECTIVES, read_collectives
+from evaluation.training.collective_fit import fit_curves, predicted_over_measured
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (
     FAMILY,
     SPREAD,
     TRANSFERRED_SPREAD,
     CollectiveModel,
-    fit_curves,
-    predicted_over_measured,
 )  # fmt: skip
 from pipeline.kernels.physics import Physics
 

@@ -29,9 +29,7 @@ from pipeline.datasets.neusight import read_samples
 from pipeline.flow import PUBLIC_FAMILIES
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.effort import EFFORTS
 from pipeline.kernels.error_metrics import gmae, mape
-from pipeline.kernels.families import family as family_of
 from pipeline.kernels.features import raw_features
 from pipeline.kernels.fit_gpu import calibrate_physics, fit_family
 from pipeline.kernels.learned_variants import FOLDS, Problem, search_recipe
@@ -41,7 +39,7 @@ from pipeline.paths import datasets_dir, packs_dir
 
 VARIANTS = ("roofline", "mlp_paper", "auto")
 SHOWN = ("gmae", "mape", "coverage", "above_floor_gmae", "fit_s")
-KEYS = ("gpu", "family", "variant", "seed", "effort")
+KEYS = ("gpu", "family", "variant", "seed")
 
 
 def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[str, float]:
@@ -53,11 +51,8 @@ def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[st
     inputs = np.column_stack([raw_features(name, rows)[0], *(kinds if len(kinds) > 1 else [])])
     target = np.log(rows["latency_us"].to_numpy(float))
     train = rows[~unseen].reset_index(drop=True)
-    problem = Problem(
-        train, inputs[~unseen], target[~unseen], np.zeros(len(train)), assign_folds(train, FOLDS, seed),
-        family_of(name).law, lambda calls: inputs, lambda calls: np.zeros(len(calls)),
-    )  # fmt: skip
-    network = train_network(problem.features, problem.target, search_recipe(problem, seed), seed)
+    problem = Problem(train, inputs[~unseen], target[~unseen], assign_folds(train, FOLDS, seed), lambda calls: inputs)
+    network = train_network(problem.features, problem.target, seed, search_recipe(problem, seed))
     predicted, measured = np.exp(network.predict(inputs[unseen])), np.exp(target[unseen])
     return {
         "gmae": gmae(predicted, measured),
@@ -66,15 +61,13 @@ def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[st
     }
 
 
-def errors(samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str, seed: int, effort: str) -> dict[str, float]:
+def errors(samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str, seed: int) -> dict[str, float]:
     """Errors of one fit on its held-out shapes."""
     held = split_by_shape(samples, 0.2, seed)
     if variant == "mlp_paper":
         return paper_mlp(samples, name, held, seed)
     memory, offset_us, _ = calibrate_physics(samples[~held], gpu)
-    return fit_family(
-        samples, gpu, name, variant, seed, effort=effort, memory=memory, offset_us=offset_us, held_out=held
-    ).metrics
+    return fit_family(samples, gpu, name, variant, seed, memory=memory, offset_us=offset_us, held_out=held).metrics
 
 
 def show(path: Path) -> str:
@@ -112,20 +105,20 @@ def shipped() -> str:
     return "\n".join(lines)
 
 
-def complete(out: Path, gpus: Iterable[str], fits: Iterable[tuple[int, str, str, str]]) -> None:
-    """Fit what the table lacks, and append its rows: of each GPU, every (seed, family, variant, effort) of `fits`."""
+def complete(out: Path, gpus: Iterable[str], fits: Iterable[tuple[int, str, str]]) -> None:
+    """Fit what the table lacks, and append its rows: of each GPU, every (seed, family, variant) of `fits`."""
     root, fits = datasets_dir(), list(fits)
     if root is None:
         raise SystemExit("the public data are not found: set $STEPTIME_DATASETS")
     out.parent.mkdir(parents=True, exist_ok=True)
     for gpu in map(load_gpu, gpus):
         samples = read_samples(root, gpu.name)
-        for seed, name, variant, effort in fits:
+        for seed, name, variant in fits:
             done = pd.read_csv(out) if out.is_file() else pd.DataFrame(columns=[*KEYS, *SHOWN])
-            key = (gpu.name, name, variant, seed, effort)
+            key = (gpu.name, name, variant, seed)
             if key in set(done[list(KEYS)].itertuples(index=False, name=None)):
                 continue
-            found = errors(samples, gpu, name, variant, seed, effort)
+            found = errors(samples, gpu, name, variant, seed)
             row = dict(zip(KEYS, key, strict=True)) | {k: round(found.get(k, np.nan), 5) for k in SHOWN}
             print(row, flush=True)
             done = pd.read_csv(out) if out.is_file() else done
@@ -138,7 +131,6 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(PUBLIC_FAMILIES), choices=PUBLIC_FAMILIES)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--efforts", nargs="+", default=["long"], choices=EFFORTS)
     parser.add_argument("--out", type=Path, help="table (CSV) that is completed")
     parser.add_argument("--show", type=Path, help="print an existing table as Markdown")
     parser.add_argument("--packs", action="store_true", help="print the errors of the shipped models")
@@ -151,7 +143,7 @@ def main() -> None:
         return
     if chosen.out is None:
         raise SystemExit("give --out")
-    complete(chosen.out, chosen.gpus, product(chosen.seeds, chosen.families, chosen.variants, chosen.efforts))
+    complete(chosen.out, chosen.gpus, product(chosen.seeds, chosen.families, chosen.variants))
 
 
 if __name__ == "__main__":

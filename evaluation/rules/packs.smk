@@ -14,7 +14,7 @@ def pack_overheads(wildcards):
 
 rule pack:
     input:
-        models=FLOW.models("{gpu}", "long", Source.PUBLIC),
+        models=FLOW.models("{gpu}", "auto", Source.PUBLIC),
         overheads=pack_overheads,
     output:
         manifest=PACK,
@@ -77,7 +77,7 @@ rule fit_half:
 
 use rule pack as half_pack with:
     input:
-        models=[f"{HALF}/gemm/long"],
+        models=[f"{HALF}/gemm/auto"],
         overheads=[],
     output:
         manifest=HALF_PACK,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.training_loop import minimise
+from pipeline.kernels.network_training import minimise
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
 from pipeline.transfer.mlp import DIMS, TransferMlp, inputs
 

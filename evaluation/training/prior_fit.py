@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.kernels.training_loop import minimise
+from pipeline.kernels.network_training import minimise
 from pipeline.transfer.probes import GROUPS, CovarianceInputs, ProbePrior
 
 Array = npt.NDArray[np.float64]

@@ -18,7 +18,7 @@ import pandas as pd
 from evaluation.training.recipes import RECIPES, Recipe
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.training_loop import minimise, uniform
+from pipeline.kernels.network_training import minimise, uniform
 from pipeline.transfer.utilisation import FEATURE_CLIP, FLOOR_SHARPNESS, Shape, UtilisationModel
 from pipeline.transfer.utilisation_terms import Terms, networks_of, terms, ways_taken
 

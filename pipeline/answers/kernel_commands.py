@@ -16,7 +16,6 @@ from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.effort import DEFAULT_EFFORT, effort_of
 from pipeline.kernels.families import OP_NAMES, family
 from pipeline.kernels.family_model import find_families, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
@@ -27,8 +26,7 @@ from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.shipped_models import load_models
 
 MAX_WORKERS = 8
-"""Largest number of processes of a fit. Each takes about 400 MB. More would not help: the last part is learned in one
-piece, while the other processes wait."""
+"""Largest number of processes of a fit. Each fits one family at a time, in 400 MB to 1.5 GB."""
 
 ADDED_COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us", "kernel_p10_us", "kernel_p90_us", "evidence")
 """Columns that a prediction adds. `p10_us` and `p90_us` bracket `predicted_us`, the latency as samples measure it;
@@ -79,7 +77,6 @@ def fit_command(
     out: str | Path,
     seed: int = 0,
     workers: int | None = None,
-    effort: str = DEFAULT_EFFORT,
     on_fit: Callable[[FittedFamily], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Fit families of one GPU on a file of samples, into `out/<family>/`.
@@ -90,7 +87,6 @@ def fit_command(
         families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
         seed: of folds and weights.
-        effort: `quick` or `long`: processor time of the fit.
         workers: processes; None takes the number of processors, at most `MAX_WORKERS`.
         on_fit: called after each family.
 
@@ -106,11 +102,8 @@ def fit_command(
     wanted = [OP_NAMES.get(name, name) for name in families or ()]
     for name in wanted:
         family(name)
-    effort_of(effort)
     count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
-    best = fit_gpu(
-        samples, spec, out, list(dict.fromkeys(wanted)) or None, seed=seed, effort=effort, workers=count, on_fit=on_fit
-    )
+    best = fit_gpu(samples, spec, out, list(dict.fromkeys(wanted)) or None, seed=seed, workers=count, on_fit=on_fit)
     return [
         {"gpu": spec.name, "family": name, "variant": fitted.model.variant,
          "samples": fitted.model.description["samples"],

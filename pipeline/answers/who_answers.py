@@ -100,7 +100,7 @@ def _pack_overheads(gpu: str) -> Path:
     return packs_dir() / gpu / "overhead_samples.parquet"
 
 
-CHOOSING_VARIANTS = ("auto", "long", "compare")
+CHOOSING_VARIANTS = ("auto", "compare")
 """Variants that choose among the other variants. The shipped packs hold such a choice."""
 
 

@@ -9,7 +9,6 @@ import typer
 
 from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.completion import complete_gpu
-from pipeline.kernels.effort import DEFAULT_EFFORT
 from pipeline.kernels.fit_gpu import FittedFamily
 from pipeline.readable import shares
 from pipeline.terminal import Json, catalogue, examples, print_json, working
@@ -30,9 +29,6 @@ def kernels_fit(
     gpu: Annotated[str, typer.Option(help="the GPU whose rows are fitted", autocompletion=complete_gpu)],
     out: Annotated[Path, typer.Option(help="folder for the models")],
     family: Annotated[list[str] | None, typer.Option(help="fit only this family; may be repeated")] = None,
-    effort: Annotated[
-        str, typer.Option(help="quick, or long: three times the processor time, with slightly smaller errors")
-    ] = DEFAULT_EFFORT,
     as_json: Json = False,
 ) -> None:
     """Fit a kernel model per family and report its error on shapes that were not used for training."""
@@ -43,7 +39,7 @@ def kernels_fit(
             done.append(fitted.model.family)
             say(f"{what}; done: {', '.join(done)}")
 
-        rows = fit_command(samples, gpu, family, out, effort=effort, on_fit=tell)
+        rows = fit_command(samples, gpu, family, out, on_fit=tell)
     if not as_json:
         percent = {"gmae": "GMAE %", "mape": "MAPE %", "coverage": "in p10-p90 %"}
         rows = [{percent.get(k, k): _percent(v) if k in percent else v for k, v in row.items()} for row in rows]

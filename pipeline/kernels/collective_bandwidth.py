@@ -1,4 +1,4 @@
-"""Collectives over NVLink: bandwidth curves fitted to public NCCL times, by operation and number of ranks.
+"""Collectives over NVLink: bandwidth curves of public NCCL times, by operation and number of ranks.
 
 The time is a start-up time that grows with the ranks, plus bytes on a rank's bus over a bandwidth. The bytes are the
 buffer times the factor of the algorithm: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the other
@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +22,13 @@ import pandas as pd
 
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
+from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.families import work_of
 from pipeline.kernels.physics import bus_factor
-from pipeline.kernels.work import Array, Dims
-from pipeline.model_files import read_by_gpu, write_by_gpu
-from pipeline.packs import SHARED, record_file, shipped_file
+from pipeline.kernels.work import Dims
+from pipeline.model_files import read_by_gpu
+from pipeline.packs import SHARED, shipped_file
 
 FAMILY = "collective"
 
@@ -44,14 +43,8 @@ OPS = {
 """Operations with curves, and a pattern that the names of their calls contain."""
 
 SPREAD, TRANSFERRED_SPREAD = 1.12, 1.55
-"""Factors up and down of the p10 to p90 interval: on the GPU of the samples, and on another GPU.
-
-The first comes from the errors at sizes between the fitted ones. The second comes from the errors of the other GPUs'
-curves (`benchmarks/kernels/collectives.py`)."""
-
-MAX_COLLECTIVE_LOG_LOSS = 3.0
-"""Bound of the fit: the low bandwidth of a curve is at least 5 % of its peak. NCCL's protocols for small buffers are
-that slow."""
+"""Factors up and down of the p10 to p90 interval: on the GPU of the samples (errors at sizes between the fitted ones), and on
+another GPU (errors of the other GPUs' curves)."""
 
 Curves = dict[str, dict[int, BandwidthCurve]]
 
@@ -59,32 +52,6 @@ Curves = dict[str, dict[int, BandwidthCurve]]
 def link_gb_per_s(gpu: GpuSpec) -> float:
     """GB/s of the GPU's NVLink in one direction."""
     return float(gpu.nvlink_gb_per_s or 0.0)
-
-
-def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
-    """Curves by operation and ranks.
-
-    Args:
-        samples: op, ranks, bytes, kernel_us.
-        gpu: its link bandwidth is the start value of the peak in the search.
-    """
-    curves: Curves = {}
-    d = Dims(samples)
-    size = samples["bytes"].to_numpy(dtype=np.float64) * bus_factor(d)[1]
-    time = samples["kernel_us"].to_numpy(dtype=np.float64)
-    for op, ranks in samples[["op", "ranks"]].drop_duplicates().itertuples(index=False):
-        rows = ((samples["op"] == op) & (samples["ranks"] == ranks)).to_numpy()
-        start = float(time[rows].min())
-        fitted = fit_curve(
-            size[rows],
-            time[rows],
-            start,
-            link_gb_per_s(gpu),
-            offset=False,
-            max_log_loss=MAX_COLLECTIVE_LOG_LOSS,
-        )
-        curves.setdefault(str(op), {})[int(ranks)] = fitted.curve
-    return curves
 
 
 @dataclass(frozen=True)
@@ -130,16 +97,6 @@ class CollectiveModel(KernelModel):
         return kinds
 
 
-def write_curves(path: Path, curves: Mapping[str, Curves], provenance: Mapping[str, Any]) -> None:
-    """Write the curves of several GPUs as JSON, atomically."""
-    plain = {
-        gpu: {op: {str(n): curve.to_json() for n, curve in by.items()} for op, by in by_op.items()}
-        for gpu, by_op in curves.items()
-    }
-    write_by_gpu(path, plain, provenance)
-    record_file(path)
-
-
 @lru_cache(maxsize=4)
 def read_curves(path: Path) -> dict[str, Curves]:
     """Curves by GPU.
@@ -171,9 +128,3 @@ def collective_model(gpu: GpuSpec) -> CollectiveModel | None:
         key=lambda spec: abs(np.log(link_gb_per_s(spec) / link_gb_per_s(gpu))),
     )
     return CollectiveModel(gpu, measured, curves[measured.name])
-
-
-def predicted_over_measured(model: CollectiveModel, samples: pd.DataFrame) -> Array:
-    """Predicted over measured time of collectives, shape (rows,)."""
-    calls = samples.assign(family=FAMILY)
-    return np.asarray(model.predict(calls).kernel / samples["kernel_us"].to_numpy(dtype=np.float64))

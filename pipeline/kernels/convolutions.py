@@ -37,9 +37,7 @@ from pipeline.kernels.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product
 
 STRIDED_GRADIENT = 1.5
-"""Time of a data gradient with a stride above 1, over the time of its arithmetic at the attainable peak.
-
-Five of six such gradients in the V100 trace reach 8.2 to 9.2 of 14 TFLOP/s, with 1 x 1 and with 3 x 3 windows."""
+"""Time of a data gradient with a stride above 1, over the time of its arithmetic at the attainable peak (V100 trace)."""
 
 WINOGRAD_POINTS, WINOGRAD_OUTPUTS = 36.0, 4.0
 """Winograd F(4x4, 3x3): products per tile, and outputs along a tile's edge."""
@@ -76,19 +74,14 @@ def gradient_us(name: str, d: Dims, kernel_us: Array, product_us: Array, peak: A
 Flags = npt.NDArray[np.bool_]
 
 THREAD_INSTRUCTIONS = 200.0
-"""Instructions of a thread of PyTorch's depthwise kernels outside the taps: three integer divisions, and the loop.
-
-From 2D and 3D windows on a V100: forward pass and data gradient take 64 ps per element with 9 taps, and 132 with 27."""
+"""Instructions of a thread of PyTorch's depthwise kernels outside the taps: three integer divisions, and the loop. From 2D
+and 3D windows on a V100."""
 
 TAP_INSTRUCTIONS = {"conv2d_forward": 22.0, "conv2d_backward_data": 38.0}
-"""Instructions per tap of PyTorch's depthwise kernels. The gradient also tests whether the stride divides a position.
-
-The V100's times give the sum of both. Forward passes on an RTX 5070 Ti for laptops give the first."""
+"""Instructions per tap of PyTorch's depthwise kernels. The gradient also tests whether the stride divides a position."""
 
 PASS_CLOCKS = 1200.0
-"""Clock cycles of a warp's pass over 32 pixels in PyTorch's weight gradient, median of ten published times.
-
-They are 990 to 1810 cycles, with 12 to 64 warps per SM."""
+"""Clock cycles of a warp's pass over 32 pixels in PyTorch's weight gradient, median of ten published times."""
 
 MAX_BLOCK_WARPS = 8.0
 """Largest number of warps of a block of the weight gradient: `getGradParamsNumThreads`, 256 threads."""
@@ -98,9 +91,8 @@ LIBRARY_INSTRUCTIONS = {"conv2d_forward": 4.0, "conv2d_backward_data": 4.0, "con
 3.2 ms for the forward pass, 26.4 ms for both gradients, if the GPU is an A100."""
 
 LIBRARY_THREAD_INSTRUCTIONS = 150.0
-"""Instructions per element of cuDNN's depthwise kernels in NHWC outside the taps.
-
-It was set with published training steps of MobileNetV3-Large and EfficientNet-B0 on an RTX 3090."""
+"""Instructions per element of cuDNN's depthwise kernels in NHWC outside the taps, from published training steps of
+MobileNetV3-Large and EfficientNet-B0 on an RTX 3090."""
 
 NARROWEST = 32.0
 """Smallest number of rows and columns of a tile of cuDNN's implicit products in fp32 (128x32, 32x32)."""
@@ -109,10 +101,8 @@ MIN_DEPTHWISE_CHANNELS, MIN_DEPTHWISE_WIDTH = 32.0, 7.0
 """Least number of channels and least width of images of a depthwise convolution in NCHW that PyTorch gives to cuDNN."""
 
 NATIVE_SPREAD, LIBRARY_SPREAD = 1.6, 2.2
-"""Factors between the time and the ends of p10 to p90, for PyTorch's and for cuDNN's kernels.
-
-All fifteen published times of PyTorch's kernels are within a factor of 1.4 (`benchmarks/kernels/depthwise.py`), twelve
-of which gave the constants. Which kernel cuDNN takes is not published, and single kernels of it were not compared."""
+"""Factors between the time and the ends of p10 to p90, for PyTorch's kernels (published times are within a factor of 1.4)
+and for cuDNN's, of which single kernels were not compared."""
 
 
 def grouped(d: Dims) -> Flags:

@@ -11,7 +11,7 @@ menu would make, so it knows where times jump.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import PackError
-from pipeline.kernels.networks import Float32, Floats, Network
+from pipeline.kernels.networks import Float32, Network
 from pipeline.kernels.work import Array
 
 DIMS = ("log B", "log M", "log N", "log K")
@@ -27,9 +27,6 @@ DIMS = ("log B", "log M", "log N", "log K")
 
 KERNEL = r"(\d+)x(\d+)(?:_sliced(\d+)x(\d+))?"
 """Tile (along K, along M) and slices in a kernel's name: volta_sgemm_64x32_sliced1x4_tn."""
-
-MOVING_COLUMNS = 11
-"""Number of columns of `Menu.moving`."""
 
 MIN_READABLE_SHARE = 0.9
 """Smallest share of samples with a readable kernel for which a menu is made."""
@@ -66,42 +63,27 @@ class Menu:
         one_hot = np.eye(kernels.max() + 1, dtype=np.float32)[kernels]
         return np.column_stack([np.log2(self.choices), one_hot])
 
-    def moving(self, features: Array, choice: Labels) -> Float32:
-        """Waves and steps of choices, float32.
+    def moving(self, features: Array, choice: Labels) -> Array:
+        """Waves and steps of choices, shape (rows, 11).
 
         Args:
             features: derived features, shape (rows, columns).
-            choice: indices of choices, shape (rows,), or (1, choices) for all choices at every row.
-
-        Returns:
-            Shape (rows, `MOVING_COLUMNS`) or (rows, choices, `MOVING_COLUMNS`).
+            choice: indices of choices, shape (rows,).
         """
-        sizes = product_sizes(features, self.at, self.batched).astype(np.float32)
-        sizes = sizes if choice.ndim == 1 else sizes[:, None, :]
-        batch, m, n, k = (sizes[..., i] for i in range(4))
-        tile_k, tile_m, _, split = (self.choices[choice, i] for i in range(4))
+        batch, m, n, k = product_sizes(features, self.at, self.batched).T
+        tile_k, tile_m, _, split = self.choices[choice].T.astype(np.float64)
         tiles = batch * np.ceil(k / tile_k) * np.ceil(m / tile_m)
-        waves = tiles * split / np.float32(self.sms)
-        whole, steps, area = np.ceil(waves), n / split, tile_k * tile_m
-        log_whole, log_steps, log_split = np.log2(whole), np.log2(steps), np.log2(split)
-        log_tiles = np.log2(tiles)
-        columns = np.empty((*tiles.shape, MOVING_COLUMNS), dtype=np.float32)
-        columns[..., 0] = log_tiles
-        columns[..., 1] = log_tiles + log_split
-        columns[..., 2] = log_whole
-        columns[..., 3] = waves / whole
-        for i, resident in enumerate((2.0, 3.0, 4.0)):
-            wide = waves / np.float32(resident)
-            columns[..., 4 + i] = wide / np.ceil(wide)
-        columns[..., 7] = batch * k * m / (tiles * area)
-        columns[..., 8] = log_steps
-        columns[..., 9] = log_whole + log_steps
-        columns[..., 10] = log_whole + log_steps + np.log2(area)
-        return columns
+        waves, steps, area = tiles * split / self.sms, n / split, tile_k * tile_m
+        whole = np.ceil(waves)
+        resident = [waves / blocks / np.ceil(waves / blocks) for blocks in (2.0, 3.0, 4.0)]
+        return np.column_stack([
+            np.log2(tiles), np.log2(tiles * split), np.log2(whole), waves / whole, *resident,
+            batch * k * m / (tiles * area), np.log2(steps), np.log2(whole * steps), np.log2(whole * steps * area),
+        ])  # fmt: skip
 
     def inputs(self, features: Array, choice: Labels) -> Array:
         """Inputs of a model of the time of a choice, shape (rows, columns): the features, and columns of the choice."""
-        return _side_by_side([features, self.moving(features, choice), self.fixed[choice]])
+        return np.column_stack([features, self.moving(features, choice), self.fixed[choice]])
 
     def sizes(self, features: Array) -> Array:
         """Inputs of a model of the choice: the features, and columns for every tile on the menu.
@@ -137,19 +119,6 @@ class Menu:
     def _tiles(self) -> Array:
         """Distinct tiles, along K and along M, shape (tiles, 2)."""
         return np.asarray(np.unique(self.choices[:, :2], axis=0), dtype=np.float64)
-
-    def names(self) -> list[str]:
-        """Names of the choices, such as `64x32 sliced 1x4, split 3`."""
-        names = []
-        for tile_k, tile_m, slices, split in self.choices.astype(int).tolist():
-            sliced = f" sliced 1x{slices}" if slices > 1 else ""
-            names.append(f"{tile_k}x{tile_m}{sliced}" + (f", split {split}" if split > 1 else ""))
-        return names
-
-
-def _side_by_side(parts: Sequence[Floats]) -> Array:
-    """The columns of all parts, in float64, with each column in contiguous memory."""
-    return np.asarray(np.concatenate([part.T for part in parts], dtype=np.float64).T)
 
 
 def product_sizes(features: Array, at: tuple[int, ...], batched: bool) -> Array:
@@ -224,7 +193,7 @@ class TileNetwork:
     network: Network
 
     def predict(self, features: Array, table_rows: int = 0) -> Array:
-        """Log times of shape (rows,) from features of shape (rows, columns); `table_rows` as in `Network.scores`."""
+        """Log times of shape (rows,) from features of shape (rows, columns); `table_rows` as in `Network.predict`."""
         return self.network.predict(self.menu.sizes(features), table_rows)
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.kernels.convolutions import grouped
-from pipeline.kernels.estimate import ESTIMATE_COLUMNS, Estimate, KernelModel, merge
+from pipeline.kernels.estimate import Estimate, KernelModel, joined, merge
 from pipeline.kernels.families import Law
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
@@ -30,19 +30,15 @@ from pipeline.kernels.tensor_cores import on_tensor_cores
 from pipeline.kernels.work import Array, Dims, implicit_product
 
 SPREAD = 1.7
-"""Factor up and down by which the scaling widens the interval of the related model; its error counts as independent.
-
-With it, the interval contains about three of four kernels: TF32 products and layer norm's backward in the A100 DLRM
-trace."""
+"""Factor up and down by which the scaling widens the interval of the related model; its error counts as independent. The
+interval then contains about three of four kernels (A100 DLRM trace)."""
 
 LARGER = ({"B": 2.0}, {"B": 4.0}, {"in_channels": 2.0, "out_channels": 2.0})
 """Multiples of dims: convolutions of these sizes bound the time of a convolution. Half of height and width is a quarter
 of the pixels, as is a quarter of the batch."""
 
 OVERLAP = 1.5
-"""Factor between the p90 of a larger convolution and the longest time that is accepted for the smaller one.
-
-It is below `SPREAD`, so the intervals of the two overlap."""
+"""Factor between the p90 of a larger convolution and the longest time that is accepted for the smaller one: below `SPREAD`."""
 
 
 def estimate_by_related_model(
@@ -160,11 +156,9 @@ def _products(name: str, tables: Sequence[pd.DataFrame], model: KernelModel) -> 
     _, first, which = np.unique(sizes, axis=0, return_index=True, return_inverse=True)
     distinct = products.iloc[first]
     blocks = [distinct.iloc[at : at + ROWS_IN_DOUBLE] for at in range(0, len(distinct), ROWS_IN_DOUBLE)]
-    found = [model.predict(block) for block in blocks]
-    joined = Estimate(*(np.concatenate([getattr(part, column) for part in found]) for column in ESTIMATE_COLUMNS))
+    estimates = joined([model.predict(block) for block in blocks])
     ends = np.cumsum([len(calls) for calls in tables])
-    places = np.split(which.ravel(), ends[:-1])
-    return [joined.rows(place) for place in places]
+    return [estimates.rows(rows) for rows in np.split(which.ravel(), ends[:-1])]
 
 
 def _implicit_product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
@@ -181,8 +175,8 @@ def _related_calls(
     name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]
 ) -> tuple[str, pd.DataFrame] | None:
     """(family, calls) that replace calls of family `name`, row by row; None where no model is related."""
-    own = models.get(name)
-    if name in ("softmax", "layer_norm", "gemm", "bmm") and own is not None:
+    model = models.get(name)
+    if name in ("softmax", "layer_norm", "gemm", "bmm") and model is not None:
         drop = [column for column in ("flops", "bytes_read", "bytes_written", "inputs", "outputs") if column in calls]
         return name, calls.drop(columns=drop).assign(phase="forward", dtype="fp32")
     other = {"gemm": "bmm", "bmm": "gemm"}.get(name)

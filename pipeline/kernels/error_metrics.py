@@ -10,7 +10,6 @@ from pipeline.kernels.work import Array
 MIN_RELATIVE_ERROR = 1e-6
 """Lower bound of a relative error, so that one exact prediction does not make the geometric mean zero."""
 
-
 DECILES = tuple(f"gmae_size_{tenth}0" for tenth in range(1, 11))
 """Names of the GMAE of each tenth of the calls by traffic in bytes: `gmae_size_10` (smallest) to `gmae_size_100`."""
 

@@ -153,7 +153,5 @@ MIN_KERNEL_US = 1.0
 """Shortest kernel time, us: no kernel of the public traces is shorter."""
 
 BLEND_FROM, BLEND_TO = 1.02, 1.25
-"""Multiples of the floor between which a latency begins to show its kernel.
-
-Latencies up to 2 % above the floor do not show the kernel: repeated floors differ by as much. From 25 % above the
-floor, the latency is the kernel plus the offset."""
+"""Multiples of the floor between which a latency begins to show its kernel: repeated floors differ by 2 %, and from 25 %
+above the floor, the latency is the kernel plus the offset."""

@@ -168,7 +168,7 @@ class FittedModel(KernelModel):
     def without_drift(self, calls: pd.DataFrame, table_rows: int = 0) -> Array:
         """Log latency without the session's disturbance, for calls within the range of the samples.
 
-        `table_rows` is the number of rows of the table that the calls are a block of, as in `Network.scores`.
+        `table_rows` is the number of rows of the table that the calls are a block of, as in `Network.predict`.
         """
         if self.inputs == "constant":
             return np.full(len(calls), np.log(self.floor.default_us))

@@ -11,21 +11,19 @@ import pandas as pd
 
 from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels import cublas_choice as choice
-from pipeline.kernels import cublas_choice_fit as choice_fit
-from pipeline.kernels import distillation as distil
 from pipeline.kernels import features
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.effort import LONG, Effort
+from pipeline.kernels.cublas_choice import ObservedChoices, read_choices
+from pipeline.kernels.cublas_choice_fit import fit_choice
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family
 from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.fit_workers import TrainingPool
 from pipeline.kernels.intervals import Quantiles, fit_quantiles
+from pipeline.kernels.network_training import train_network
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.sample_range import Scope
 from pipeline.kernels.samples import assign_folds
@@ -33,27 +31,20 @@ from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array, Dims
 
 MAX_GAUSSIAN_PROCESS_SAMPLES = 1000
-"""Largest number of samples for which `auto` uses Gaussian processes. Networks take two minutes for any number of
-samples, and their error is as large or larger (`benchmarks/kernels/small_fits.py`)."""
+"""Largest number of samples for which `auto` uses Gaussian processes. Averages take longer, and their error is as large or
+larger (`benchmarks/kernels/small_fits.py`)."""
 
 AUTO_CHOICE_FAMILIES = ("gemm",)
-"""Families for which `auto` predicts the choice of kernel. bmm is not one of them: half of the GPUs ran a single
-kernel, and on the T4 the error falls only from 3.6 to 3.4 %, for twice the fitting time."""
+"""Families for which `auto` predicts the choice of kernel. In bmm, half of the public GPUs ran a single kernel."""
 
 MIN_TREE_SAMPLES = 20
 """Smallest number of samples for trees and networks. With fewer, physics keeps the default interval."""
 
 MIN_GAUSSIAN_PROCESS_SAMPLES = 8
-"""Smallest number of samples for Gaussian processes; with fewer, their median ratio scales physics (`roofline`).
-
-With 8 to 20 samples, the error of Gaussian processes is 19 to 23 % smaller than that of `roofline` on development
-shapes (V100 and T4, six families)."""
+"""Smallest number of samples for Gaussian processes; with fewer, their median ratio scales physics (`roofline`)."""
 
 EQUAL_LOG_RANGE = 1e-9
 """Range of log times below which all samples count as equal, so that the model is a constant."""
-
-FLOOR_TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Candidate factors on learned differences at the floor; the one with the smallest out-of-fold error is used."""
 
 UNCALIBRATED_SPREAD = 1.6
 """Factor up and down of the interval where there are too few samples to calibrate it."""
@@ -73,11 +64,10 @@ class Fitter:
     """The steps of one fit, on shared training rows."""
 
     def __init__(
-        self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float,
-        training_pool: TrainingPool, effort: Effort = LONG,
-    ) -> None:  # fmt: skip
-        self.train, self.gpu, self.name, self.seed, self.training_pool = train, gpu, name, seed, training_pool
-        self.memory, self.offset_us, self.effort = memory, offset_us, effort
+        self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float
+    ) -> None:
+        self.train, self.gpu, self.name, self.seed = train, gpu, name, seed
+        self.memory, self.offset_us = memory, offset_us
         self.notes: dict[str, Any] = {}
         physics = Physics.of(gpu)
         if memory is not None:
@@ -125,115 +115,77 @@ class Fitter:
             raise InputError(f"{self.name}: the samples have no kernel names; fit the variant average")
         disturbed, clean = self.without_drift(baseline)
         outcome, base = self._fit_members("process" if few else chosen, clean, baseline, observed_choices)
-        start = np.zeros_like(baseline) if base.inputs == "raw" else baseline
-        out_of_fold = start + outcome.out_of_fold
-        known = np.isfinite(out_of_fold)
+        out_of_fold = outcome.out_of_fold + (0.0 if base.inputs == "raw" else baseline)
+        predicted = np.isfinite(out_of_fold)
         if chosen == "auto":
-            errors = [typical_error(found[known], clean[known], few) for found in (baseline, out_of_fold)]
-            if errors[0] <= errors[1]:
+            by_physics, by_members = (
+                typical_error(log_time[predicted], clean[predicted], few) for log_time in (baseline, out_of_fold)
+            )
+            if by_physics <= by_members:
                 return self._roofline(baseline, log_measured)
         self.notes |= {key: round(value, 5) for key, value in outcome.notes.items()}
         label = (
             ("process" if few else "average" if observed_choices is None else "choice") if chosen == "auto" else chosen
         )
         model = replace(base, variant=label, members=outcome.members, weights=outcome.weights)
-        return self.calibrate(model, start, outcome.out_of_fold, clean, disturbed, outcome.shrink)
+        return self.calibrate(model, out_of_fold, clean, disturbed), out_of_fold
 
     def without_drift(self, baseline: Array) -> tuple[drift.Drift, Array]:
         """The session's drift, and log times without it, shape (rows,)."""
         disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
         if not self.timed:
             inputs = self.base.features(self.clamped)
-            disturbed = drift.estimate_drift(
-                inputs, baseline, self.measured, self.folds % 3, self.seed, self.training_pool
-            )
+            disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed)
         self.notes["disturbance_us"] = round(disturbed.typical_us, 2)
         return disturbed, np.log(np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured))
 
-    def problem(self, base: FittedModel, clean: Array, baseline: Array) -> learned.Problem:
-        """The regression problem of log times `clean`, with the inputs of `base`."""
-        target = clean if base.inputs == "raw" else clean - baseline
-        return learned.Problem(
-            self.clamped, base.features(self.clamped), target, baseline, self.folds, family(self.name).law,
-            base.features, self._log_over_floor, self.training_pool, self.effort,
-        )  # fmt: skip
-
-    def calibrate(
-        self, model: FittedModel, start: Array, learned_log: Array, clean: Array, disturbed: drift.Drift, shrink: float
-    ) -> tuple[FittedModel, Array]:
-        """Set `floor_trust`, intervals, and the typical drift of latencies of a model with members.
+    def calibrate(self, model: FittedModel, out_of_fold: Array, clean: Array, disturbed: drift.Drift) -> FittedModel:
+        """Set intervals, and the typical drift of latencies, of a model with members.
 
         Args:
             model: a model with members, not yet calibrated.
-            start: log time to which the members' predictions are added, shape (rows,).
-            learned_log: out-of-fold predictions of the members, shape (rows,); NaN where there are none.
+            out_of_fold: out-of-fold predictions of the log time, shape (rows,); NaN where there are none.
             clean: log times without drift, shape (rows,).
             disturbed: the drift of the session.
-            shrink: factor on the residuals.
-
-        Returns:
-            The model, and out-of-fold predictions of the log time.
         """
-        if model.inputs != "raw":
-            model = self._trust_floor(model, start, learned_log, clean)
-            learned_log = model.damp(self.clamped, start, learned_log)
-        out_of_fold = start + learned_log
-        known = np.isfinite(out_of_fold)
-        found, clean, few = out_of_fold[known], clean[known], model.variant == "process"
-        extra = drift.best_extra(np.exp(found), np.exp(shrink * (clean - found)), disturbed, self.seed)
-        latency = np.exp(found) + np.interp(found, *extra)
-        measured = np.exp(found + shrink * (clean - found)) + disturbed.extra_us[known]
+        predicted = np.isfinite(out_of_fold)
+        log_time, clean, few = out_of_fold[predicted], clean[predicted], model.variant == "process"
+        extra = drift.best_extra(np.exp(log_time), np.exp(clean - log_time), disturbed, self.seed)
+        latency = np.exp(log_time) + np.interp(log_time, *extra)
+        measured = np.exp(clean) + disturbed.extra_us[predicted]
         return replace(
-            model, extra=extra, kernel_quantiles=fit_quantiles(found, clean - found, shrink, few),
-            latency_quantiles=fit_quantiles(found, np.log(measured / latency), few=few),
-        ), out_of_fold  # fmt: skip
+            model, extra=extra, kernel_quantiles=fit_quantiles(log_time, clean - log_time, few),
+            latency_quantiles=fit_quantiles(log_time, np.log(measured / latency), few),
+        )  # fmt: skip
 
-    def _trust_floor(self, model: FittedModel, baseline: Array, learned_log: Array, clean: Array) -> FittedModel:
-        """Choose `floor_trust` by the out-of-fold error."""
-        if model.floor.default_us <= 0:
-            return model
-        errors = {}
-        for trust in FLOOR_TRUSTS:
-            damped = replace(model, floor_trust=trust).damp(self.clamped, baseline, learned_log)
-            known = np.isfinite(damped)
-            errors[trust] = gmae(np.exp((baseline + damped)[known]), np.exp(clean[known]))
-        best = min(errors, key=errors.__getitem__)
-        self.notes["floor_trust"] = best
-        return replace(model, floor_trust=best)
-
-    def observed_choices(self) -> choice.ObservedChoices | None:
+    def observed_choices(self) -> ObservedChoices | None:
         """Kernels that the samples ran; None where the samples do not name them."""
-        if self.name not in ("gemm", "bmm") or len(self.train) < distil.MIN_NETWORK_SAMPLES:
+        if self.name not in ("gemm", "bmm") or len(self.train) < learned.MIN_NETWORK_SAMPLES:
             return None
         inputs, columns = features.derived_features(self.name, self.clamped, self.gpu, self.base.scope.ops)
-        return choice.read_choices(self.train, inputs, columns, self.gpu.sms)
+        return read_choices(self.train, inputs, columns, self.gpu.sms)
 
     def _fit_members(
-        self, variant: str, clean: Array, baseline: Array, observed_choices: choice.ObservedChoices | None
+        self, variant: str, clean: Array, baseline: Array, observed_choices: ObservedChoices | None
     ) -> tuple[learned.Outcome, FittedModel]:
         base = replace(self.base, inputs="raw") if variant == "mlp_paper" else self.base
-        problem = self.problem(base, clean, baseline)
+        target = clean if base.inputs == "raw" else clean - baseline
+        problem = learned.Problem(self.clamped, base.features(self.clamped), target, self.folds, base.features)
         if variant == "process":
             outcome = learned.fit_process(problem, self.seed)
         elif variant == "trees":
             outcome = learned.fit_single(problem, train_trees, self.seed)
         elif variant in ("mlp", "mlp_paper"):
-            recipe = learned.member_recipe(len(problem.target), problem.law)
+            recipe = learned.member_recipe(len(problem.target))
             if variant == "mlp_paper":
                 recipe = learned.search_recipe(problem, self.seed)
                 self.notes |= {"width": recipe.width, "layers": recipe.layers, "learning_rate": recipe.learning_rate}
-            outcome = learned.fit_single(problem, partial(learned.train_by_recipe, recipe), self.seed)
+            outcome = learned.fit_single(problem, partial(train_network, recipe=recipe), self.seed)
         elif observed_choices is not None:
-            outcome = choice_fit.fit_choice(problem, observed_choices, self.seed)
+            outcome = fit_choice(problem, observed_choices, self.seed)
         else:
-            outcome = distil.fit_average(problem, self.seed)
+            outcome = learned.fit_average(problem, self.seed)
         return outcome, base
-
-    def _log_over_floor(self, calls: pd.DataFrame) -> Array:
-        """Log of the baseline over the floor; infinite where there is no floor. Shape (rows,)."""
-        floor = self.base.floor.of(Dims(calls).text("op"))
-        with np.errstate(divide="ignore"):
-            return np.asarray(self.base.baseline(calls) - np.log(floor))
 
     def _roofline(self, baseline: Array, log_measured: Array) -> tuple[FittedModel, Array]:
         """Scale physics to the samples; with enough samples, the interval comes from its residuals."""
@@ -249,12 +201,12 @@ class Fitter:
 
     def with_out_of_fold_predictions(self, model: FittedModel, out_of_fold: Array) -> pd.DataFrame:
         """Training rows with their out-of-fold predictions, in the form of `with_predictions`."""
-        known = np.isfinite(out_of_fold)
-        out_of_fold = out_of_fold[known]
+        predicted = np.isfinite(out_of_fold)
+        out_of_fold = out_of_fold[predicted]
         latency = np.exp(out_of_fold) + np.interp(out_of_fold, *model.extra)
         low, high = (np.exp(q) for q in model.latency_quantiles.at(out_of_fold))
-        table = with_predictions(model, self.train[known])
-        measured = (self.measured if self.timed else self.train["latency_us"].to_numpy(dtype=np.float64))[known]
+        table = with_predictions(model, self.train[predicted])
+        measured = (self.measured if self.timed else self.train["latency_us"].to_numpy(dtype=np.float64))[predicted]
         return table.assign(latency_us=measured, predicted_us=latency, p10_us=latency * low, p90_us=latency * high)
 
     def with_leave_one_out_predictions(self, variant: str) -> pd.DataFrame:
@@ -265,13 +217,11 @@ class Fitter:
         tables = []
         for row in range(len(self.train)):
             others = self.train.drop(index=row).reset_index(drop=True)
-            fitter = Fitter(
-                others, self.gpu, self.name, self.seed, self.memory, self.offset_us, self.training_pool, self.effort
-            )
+            fitter = Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us)
             tables.append(with_predictions(fitter.fit(variant)[0], self.train.iloc[[row]]))
         return pd.concat(tables, ignore_index=True)
 
 
-def typical_error(found: Array, measured: Array, few: bool) -> float:
+def typical_error(predicted: Array, measured: Array, few: bool) -> float:
     """GMAE of log times, or their mean log error for few rows, where one small error dominates a geometric mean."""
-    return float(np.mean(np.abs(found - measured))) if few else gmae(np.exp(found), np.exp(measured))
+    return float(np.mean(np.abs(predicted - measured))) if few else gmae(np.exp(predicted), np.exp(measured))

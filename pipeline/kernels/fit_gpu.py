@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from pipeline.errors import InputError, UnknownNameError
+from pipeline.errors import InputError, SteptimeError, UnknownNameError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.effort import DEFAULT_EFFORT, effort_of
 from pipeline.kernels.error_metrics import gmae_by_size, metrics
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family, work_of
 from pipeline.kernels.family_model import FittedModel, write_physics
 from pipeline.kernels.fit_family import Fitter, typical_error, with_predictions
-from pipeline.kernels.fit_workers import TrainingPool, run_jobs
 from pipeline.kernels.samples import check_rates, clean_samples, families_of, split_by_shape
 
 VARIANTS = ("auto", "process", "choice", "average", "trees", "mlp", "mlp_paper", "roofline")
@@ -58,7 +56,7 @@ class FittedFamily:
     Attributes:
         model: the model, ready to predict and to save.
         metrics: gmae, mape, coverage, ... of the held-out shapes, as fractions. Without held-out shapes they come from
-            cross-validation; with a single sample they are NaN. Also `fit_s` (processor time of all processes) and
+            cross-validation; with a single sample they are NaN. Also `fit_s` (processor time) and
             `predict_us_per_row`.
         test: the rows of the metrics: dims, latency_us, predicted_us, p10_us, p90_us, floor_us.
         parameters: variant, seed and recipe, for tracking.
@@ -84,21 +82,41 @@ class FittedFamily:
         self.model.save(folder)
 
 
+@dataclass(frozen=True)
+class Split:
+    """Usable samples of one family, in the order of measurement, and those of them that are held out."""
+
+    samples: pd.DataFrame
+    train: pd.DataFrame
+    held_out: pd.DataFrame
+
+    @classmethod
+    def of(
+        cls, samples: pd.DataFrame, gpu: GpuSpec, name: str, held_out: npt.NDArray[np.bool_] | None, share: float, seed: int
+    ) -> Split:  # fmt: skip
+        """Clean and check the samples of a family; `held_out` marks rows of `samples`; if None, `share` is drawn.
+
+        Raises:
+            UnknownNameError, TableError, InputError: as `fit_family`.
+        """
+        family(name)
+        rows = (samples["family"] == name).to_numpy()
+        table = samples[rows].assign(held_out=False if held_out is None else held_out[rows]).reset_index(drop=True)
+        table = clean_samples(table, f"samples of {name}")
+        check_rates(table, gpu, name)
+        marked = table.pop("held_out").to_numpy(dtype=bool)
+        unseen = split_by_shape(table, share, seed) if held_out is None else marked
+        train = table[~unseen].reset_index(drop=True)
+        if train.empty:
+            raise InputError(f"{name}: no shape is left for training; give more samples or a smaller test share")
+        return cls(table, train, table[unseen].reset_index(drop=True))
+
+
 def fit_family(
-    samples: pd.DataFrame,
-    gpu: GpuSpec,
-    name: str,
-    variant: str = "auto",
-    seed: int = 0,
-    *,
-    test_share: float = 0.0,
-    effort: str = DEFAULT_EFFORT,
-    memory: BandwidthCurve | None = None,
-    offset_us: float = DEFAULT_OFFSET_US,
-    evidence: str = "fitted",
-    held_out: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
-    pool: Executor | None = None,
-) -> FittedFamily:
+    samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str = "auto", seed: int = 0, *, test_share: float = 0.0,
+    memory: BandwidthCurve | None = None, offset_us: float = DEFAULT_OFFSET_US, evidence: str = "fitted",
+    held_out: npt.NDArray[np.bool_] | None = None,
+) -> FittedFamily:  # fmt: skip
     """Fit one family of one GPU.
 
     Args:
@@ -108,104 +126,89 @@ def fit_family(
         variant: one of `VARIANTS`.
         seed: of split, folds and weights; the same seed gives the same model on one machine.
         test_share: share of the family's shapes held out for the metrics.
-        effort: name of one of `effort.EFFORTS`.
         memory: bandwidth curve fitted on this GPU's samples; if None, that of the spec.
         offset_us: microseconds that event timing adds to a kernel.
         evidence: label of the predictions: fitted, pack or measured.
         held_out: rows of `samples` to hold out, instead of a split by `test_share`.
-        pool: processes that train members; if None, this thread trains them.
 
     Raises:
-        UnknownNameError: no such family, variant or effort.
+        UnknownNameError: no such family or variant.
         TableError: no usable sample, or samples faster than the GPU (`samples.check_rates`).
         InputError: no training shape is left, or there are too many samples for the variant `process`.
     """
-    family(name)
+    split = Split.of(samples, gpu, name, held_out, test_share, seed)
+    return _fit_split(split, gpu, name, variant, seed, memory, offset_us, evidence)
+
+
+def _fit_split(
+    split: Split, gpu: GpuSpec, name: str, variant: str, seed: int, memory: BandwidthCurve | None, offset_us: float,
+    evidence: str,
+) -> FittedFamily:  # fmt: skip
+    """Fit a family whose samples are clean. One thread: the number of processors changes no digit of the model."""
+    from threadpoolctl import threadpool_limits
+
+    _check_variant(variant, name, split.train)
+    started, train, test = time.thread_time(), split.train, split.held_out
+    with threadpool_limits(limits=1):
+        steps = Fitter(train, gpu, name, seed, memory, offset_us)
+        model, out_of_fold = steps.fit(variant)
+        if not test.empty:
+            scores = with_predictions(model, test)
+        elif 1 < len(train) < fitter.MIN_GAUSSIAN_PROCESS_SAMPLES:
+            scores = steps.with_leave_one_out_predictions(variant)
+        else:
+            scores = steps.with_out_of_fold_predictions(model, out_of_fold)
+    figures = metrics(scores) | gmae_by_size(scores, work_of(name, scores).bytes)
+    if test.empty and len(train) == 1:
+        figures |= dict.fromkeys(("gmae", "mape", "bias", "coverage", "above_floor_gmae"), float("nan"))
+    figures |= {"fit_s": time.thread_time() - started}
+    rows, started = (train if test.empty else test).head(2000), time.perf_counter()
+    model.predict(rows)
+    figures |= {"predict_us_per_row": (time.perf_counter() - started) / len(rows) * 1e6}
+    model = replace(model, description=_describe(split, figures, evidence, seed, steps.notes))
+    parameters = {"gpu": gpu.name, "family": name, "variant": model.variant, "seed": seed, **steps.notes}
+    return FittedFamily(model, figures, scores, parameters)
+
+
+def _check_variant(variant: str, name: str, train: pd.DataFrame) -> None:
     if variant not in VARIANTS:
         raise UnknownNameError("kernel model variant", variant, list(VARIANTS))
-    started, training_pool = time.thread_time(), TrainingPool(pool)
-    own = (samples["family"] == name).to_numpy()
-    table = samples[own].assign(held_out=False if held_out is None else held_out[own]).reset_index(drop=True)
-    table = clean_samples(table, f"samples of {name}")
-    check_rates(table, gpu, name)
-    marked = table.pop("held_out").to_numpy(dtype=bool)
-    test_mask = split_by_shape(table, test_share, seed) if held_out is None else marked
-    train, test = table[~test_mask].reset_index(drop=True), table[test_mask].reset_index(drop=True)
-    if train.empty:
-        raise InputError(f"{name}: no shape is left for training; give more samples or a smaller test share")
     if variant == "process" and len(train) > MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES:
         raise InputError(
             f"{name}: {len(train)} samples, but the variant process takes at most "
             f"{MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES}; fit auto"
         )
-    steps = Fitter(train, gpu, name, seed, memory, offset_us, training_pool, effort_of(effort))
-    model, out_of_fold = steps.fit(variant)
-    if not test.empty:
-        scores = with_predictions(model, test)
-    elif 1 < len(train) < fitter.MIN_GAUSSIAN_PROCESS_SAMPLES:
-        scores = steps.with_leave_one_out_predictions(variant)
-    else:
-        scores = steps.with_out_of_fold_predictions(model, out_of_fold)
-    fit_s = time.thread_time() - started + training_pool.spent_s
-    rows = (test if not test.empty else train).head(2000)
-    at = time.perf_counter()
-    model.predict(rows)
-    speed = (time.perf_counter() - at) / len(rows) * 1e6
-    found = metrics(scores) | gmae_by_size(scores, work_of(name, scores).bytes)
-    found |= {"fit_s": fit_s, "predict_us_per_row": speed}
-    if test.empty and len(train) == 1:
-        found |= dict.fromkeys(("gmae", "mape", "bias", "coverage", "above_floor_gmae"), float("nan"))
-    description = _describe(table, train, test, found, evidence, seed, steps.notes)
-    model = replace(model, description=description)
-    parameters = {
-        "gpu": gpu.name,
-        "family": name,
-        "variant": model.variant,
-        "seed": seed,
-        "effort": effort,
-        **steps.notes,
-    }
-    return FittedFamily(model, found, scores, parameters)
 
 
 def _describe(
-    table: pd.DataFrame, train: pd.DataFrame, test: pd.DataFrame, found: dict[str, float], evidence: str, seed: int,
-    notes: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+    split: Split, figures: dict[str, float], evidence: str, seed: int, notes: dict[str, Any]
+) -> dict[str, Any]:
     """Provenance and figures for `family.json`."""
-    measured_on = sorted(table["gpu"].astype(str).unique()) if "gpu" in table.columns else []
-    sources = sorted(table["source"].astype(str).unique()) if "source" in table.columns else []
+    samples, train, held_out = split.samples, len(split.train), len(split.held_out)
+    measured_on = sorted(samples["gpu"].astype(str).unique()) if "gpu" in samples.columns else []
+    sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
     keep = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", "rows")
     return {
-        "evidence": evidence, "seed": seed, "samples": len(train), "held_out": len(test), "measured_on": measured_on,
+        "evidence": evidence, "seed": seed, "samples": train, "held_out": held_out, "measured_on": measured_on,
         "source": sources, "feature_version": features.VERSION, "notes": notes,
-        "split": "held-out shapes" if len(test) else "cross-validation by shape" if len(train) > 1 else "none",
-        "metrics": {key: round(found[key], 6) for key in keep if np.isfinite(found.get(key, np.nan))},
+        "split": "held-out shapes" if held_out else "cross-validation by shape" if train > 1 else "none",
+        "metrics": {key: round(figures[key], 6) for key in keep if np.isfinite(figures.get(key, np.nan))},
     }  # fmt: skip
 
 
 def calibrate_physics(samples: pd.DataFrame, gpu: GpuSpec) -> tuple[BandwidthCurve | None, float, float | None]:
     """(memory curve, event offset, curve error) from element-wise samples; with too few, None for curve and error."""
-    found = floors.memory_curve(samples, gpu)
-    if found is None:
+    fit = floors.memory_curve(samples, gpu)
+    if fit is None:
         return None, DEFAULT_OFFSET_US, None
-    return found.curve, found.offset_us, found.error
+    return fit.curve, fit.offset_us, fit.error
 
 
 def fit_gpu(
-    samples: pd.DataFrame,
-    gpu: GpuSpec,
-    out_dir: str | Path,
-    families: Sequence[str] | None = None,
-    variants: Sequence[str] = ("auto",),
-    seed: int = 0,
-    *,
-    test_share: float = 0.0,
-    effort: str = DEFAULT_EFFORT,
-    evidence: str = "fitted",
-    workers: int = 1,
-    on_fit: Callable[[FittedFamily], None] | None = None,
-) -> dict[str, FittedFamily]:
+    samples: pd.DataFrame, gpu: GpuSpec, out_dir: str | Path, families: Sequence[str] | None = None,
+    variants: Sequence[str] = ("auto",), seed: int = 0, *, test_share: float = 0.0, evidence: str = "fitted",
+    workers: int = 1, on_fit: Callable[[FittedFamily], None] | None = None,
+) -> dict[str, FittedFamily]:  # fmt: skip
     """Fit every family of one GPU and save the best variant of each under `out_dir/<family>/`.
 
     Args:
@@ -214,38 +217,42 @@ def fit_gpu(
         out_dir: receives one folder per family, and `copy` with the bandwidth curve where it can be fitted.
         families: families to fit; if None, all that have samples.
         variants: variants to fit; the one with the smallest `FittedFamily.rank` is saved.
-        seed, test_share, effort, evidence: as for `fit_family`.
-        workers: number of processes that train members of all families.
+        seed, test_share, evidence: as for `fit_family`.
+        workers: number of processes; each fits one family at a time.
         on_fit: called in this process after every fit (for tracking).
 
     Raises:
         TableError, UnknownNameError, InputError: as `fit_family`.
-        SteptimeError: as `run_jobs`.
+        SteptimeError: a process was killed, most likely because memory ran out.
     """
-    out_dir = Path(out_dir)
-    wanted = families_of(samples, families)
-    held = split_by_shape(samples, test_share, seed) if test_share > 0 else np.zeros(len(samples), dtype=bool)
-    memory, offset_us, error = calibrate_physics(samples[~held], gpu)
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    def job(name: str, variant: str, pool: Executor | None) -> FittedFamily:
-        own = (samples["family"] == name).to_numpy()
-        return fit_family(
-            samples[own], gpu, name, variant, seed, memory=memory, offset_us=offset_us, evidence=evidence,
-            held_out=held[own], pool=pool, effort=effort,
-        )  # fmt: skip
-
+    out_dir, wanted = Path(out_dir), families_of(samples, families)
+    held_out = split_by_shape(samples, test_share, seed) if test_share > 0 else np.zeros(len(samples), dtype=bool)
+    memory, offset_us, error = calibrate_physics(samples[~held_out], gpu)
     # the longest fits start first, so that none runs alone at the end; families with a predicted kernel take longest
     counts = samples["family"].value_counts()
     ordered = sorted(wanted, key=lambda name: (name not in fitter.AUTO_CHOICE_FAMILIES, -counts[name]))
-    jobs = [partial(job, name, variant) for name in ordered for variant in variants]
+    splits = {name: Split.of(samples, gpu, name, held_out, 0.0, seed) for name in ordered}
+    for name, variant in product(ordered, variants):
+        _check_variant(variant, name, splits[name].train)
     best: dict[str, FittedFamily] = {}
-    for fitted in run_jobs(jobs, workers):
-        name = fitted.model.family
-        if name not in best or fitted.rank < best[name].rank:
-            best[name] = fitted
-            fitted.save(out_dir / name)
-        if on_fit is not None:
-            on_fit(fitted)
+    try:
+        for fitted in Parallel(n_jobs=workers, return_as="generator_unordered")(
+            delayed(_fit_split)(splits[name], gpu, name, variant, seed, memory, offset_us, evidence)
+            for name, variant in product(ordered, variants)
+        ):
+            name = fitted.model.family
+            if name not in best or fitted.rank < best[name].rank:
+                best[name] = fitted
+                fitted.save(out_dir / name)
+            if on_fit is not None:
+                on_fit(fitted)
+    except TerminatedWorkerError:
+        raise SteptimeError(
+            "a process of the fit was killed, most likely because memory ran out; fit with fewer workers"
+        ) from None
     if memory is not None and error is not None:
         write_physics(out_dir, gpu, memory, _common_floor(best, offset_us), error, evidence, samples)
     return best

@@ -35,14 +35,10 @@ OP = "flash"
 MASKED = "efficient"
 """Op of the memory-efficient kernel, which runs in half precision with a mask.
 
-It computes the same products, including those that the mask sets to zero, and also reads the mask. No samples exist, so
-it gets the fused kernel's time plus the traffic of the mask."""
+It computes the same products and also reads the mask. Without samples, it gets the fused kernel's time plus that traffic."""
 
 MASKED_SPREAD = 1.25
-"""Factor up and down by which `MASKED` widens the interval.
-
-In the one public pair, cross-attention on an H100, this kernel takes 1.25 times as long as FlashAttention-2
-(amap-cvlab/ABot-World, pull request 14)."""
+"""Factor up and down by which `MASKED` widens the interval: the ratio of the one public pair, on an H100."""
 
 WIDTHS = (64.0, 80.0, 128.0, 256.0)
 """Head widths between which the sustained share of the peak is interpolated (in log); outside them it is constant."""
@@ -54,24 +50,19 @@ MAX_WIDTH = 256.0
 """Largest head width of the fused kernels."""
 
 BACKWARD_WORK, BACKWARD_SHARE = 2.5, 0.9
-"""Ratio of backward to forward arithmetic (five products instead of two), and ratio of their rates.
-
-On the A100, FlashAttention-2 reaches 63 % of the peak backward and 73 % forward (section 4.1 of its paper). The 63 %
-include the serial traffic below. No samples exist; `benchmarks/kernels/attention.py` compares with published pairs."""
+"""Ratio of backward to forward arithmetic (five products instead of two), and ratio of their rates (section 4.1 of the
+FlashAttention-2 paper)."""
 
 BACKWARD_TRAFFIC = 14.0
-"""Bytes per element of q that the backward pass moves before and after its main kernel.
-
-The output and its gradient are read (4). The fp32 gradient of q is cleared (4), read (4), and written in half
-precision (2)."""
+"""Bytes per element of q that the backward pass moves before and after its main kernel: output and its gradient (4), the
+fp32 gradient of q cleared (4), read (4), and written in half precision (2)."""
 
 BACKWARD_SPREAD = 1.2
 """Factor up and down by which a backward pass widens the interval: twice the error on published pairs."""
 
 OUTSIDE_SPREAD = 1.2
-"""The same for head widths that a GPU's samples lack, and for calls without a causal mask where samples are all causal.
-
-The value is the difference of the sustained share between neighbouring head widths."""
+"""The same for head widths that a GPU's samples lack, and for calls without a causal mask where samples are all causal: the
+difference of the sustained share between neighbouring head widths."""
 
 TRANSFERRED_SPREAD = 1.45
 """The same on a GPU that was not measured. The value comes from predicting each measured GPU with the constants of

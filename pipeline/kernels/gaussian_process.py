@@ -54,7 +54,6 @@ MIN_FEATURE_DEVIATION = 1e-9
 MAX_COVARIANCE_CELLS = 1 << 20
 """Maximum size of a covariance block (calls x samples) that is computed at once: 8 MB in float64."""
 
-
 MAY_BE_INFINITE = ("scale", "lengths")
 """Arrays that are infinite for a constant feature; no other feature has a scale or length of 0."""
 

@@ -1,11 +1,7 @@
 """Calibrated p10 to p90 intervals from the residuals of out-of-fold predictions.
 
-Residuals log(measured / predicted) are collected over cross-validation folds. Their 10 % and 90 % quantiles are the
-ends of the interval. The quantiles are a function of the predicted time (conformal prediction, binned by predicted
-time).
-
-The folds measure the error of single members, which is larger than the error of the members' mean. `bagging_shrink`
-corrects for this.
+Residuals log(measured / predicted) are collected over cross-validation folds. Their 10 % and 90 % quantiles, in bins of
+predicted time, are the ends of the interval (conformal prediction).
 """
 
 from __future__ import annotations
@@ -22,10 +18,6 @@ ROWS_PER_BIN = 150
 
 MAX_BINS = 12
 """Maximum number of bins of predicted time."""
-
-MIN_SHRINK = 0.95
-"""Minimum factor on residuals. Members share most of their errors. A smaller factor made the intervals of families with
-few samples too narrow on new shapes."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +50,12 @@ class Quantiles:
         return cls((0.0,), (-float(np.log(factor)),), (float(np.log(factor)),))
 
 
-def fit_quantiles(log_time: Array, residual: Array, shrink: float = 1.0, few: bool = False) -> Quantiles:
+def fit_quantiles(log_time: Array, residual: Array, few: bool = False) -> Quantiles:
     """10 % and 90 % quantiles of residuals, in bins of predicted log time.
 
     Args:
         log_time: predicted log times, shape (rows,).
         residual: log(measured / predicted) of the same rows.
-        shrink: factor on residuals, for a final model whose errors are smaller than those of the fold members.
         few: take order statistics, for few residuals: a new residual lies below the k-th of n with probability
             k / (n + 1). With many residuals both methods agree.
     """
@@ -76,33 +67,7 @@ def fit_quantiles(log_time: Array, residual: Array, shrink: float = 1.0, few: bo
         # plain quantiles of a small bin are too narrow on average, so n + 1 spacings are counted (split conformal)
         edge = (0.1 * (len(rows) + 1) - 1) / max(len(rows) - 1, 1) if few else 0.1 * (1.0 - 1.0 / (len(rows) + 1))
         edge = np.clip(edge, 0.0, 0.5)
-        ends = np.quantile(shrink * residual[rows], [edge, 1.0 - edge])
+        ends = np.quantile(residual[rows], [edge, 1.0 - edge])
         low.append(float(min(ends[0], -1e-5)))
         high.append(float(max(ends[1], 1e-5)))
     return Quantiles(tuple(knots), tuple(low), tuple(high))
-
-
-def bagging_shrink(residual: Array, members: Array, mismatch: Array) -> float:
-    """Ratio of the error of a mean of members to the error of one member.
-
-    A member's squared error is the sum of bias, noise and its own variance v. A mean of n members has the variance v/n.
-    The spread of the members on rows that no member was trained on estimates v.
-
-    Args:
-        residual: out-of-fold log residuals, shape (rows,).
-        members: predictions of every member on unseen rows, shape (members, unseen).
-        mismatch: log difference of the final model from the members' mean on unseen rows, shape (unseen,).
-    """
-    count = len(members)
-    middle = _clipped_mean_square(residual)
-    if count < 2 or middle <= 0:
-        return 1.0
-    variance = _clipped_mean_square(np.ravel(members - members.mean(axis=0))) * count / (count - 1)
-    square = 1.0 - variance / middle * (1.0 - 1.0 / count) + _clipped_mean_square(mismatch) / middle
-    return float(np.sqrt(np.clip(square, MIN_SHRINK**2, 1.2)))
-
-
-def _clipped_mean_square(values: Array) -> float:
-    """Mean square of values. Values are clipped to their central 80 % range, so that outliers do not dominate."""
-    low, high = np.quantile(values, [0.1, 0.9])
-    return float(np.mean(np.square(np.clip(values, low, high))))

@@ -42,20 +42,20 @@ MAX_UNSEEN_FLOOR_US = 32.0
 
 def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
     """Floor of each op, microseconds: the median latency of the samples with the smallest predicted kernel times."""
-    found: dict[str, float] = {}
+    floors: dict[str, float] = {}
     for op, rows in samples.reset_index(drop=True).groupby("op", observed=True).groups.items():
         at = np.asarray(rows)
         latency, expected = samples["latency_us"].to_numpy(dtype=np.float64)[at], kernel_us[at]
         small = latency[expected < SMALL_WORK_US]
         if len(small) >= FLOOR_SAMPLES:
-            found[str(op)] = float(np.median(small))
+            floors[str(op)] = float(np.median(small))
             continue
         shortest = np.argsort(expected)[:FLOOR_SAMPLES]
         typical = float(np.median(latency[shortest]))
         hidden = typical > HIDDEN_KERNEL_RATIO * float(np.median(expected[shortest]))
         # even the smallest samples may be above the floor; then the floor is at most the minimum latency
-        found[str(op)] = typical if hidden else float(min(latency[shortest].min(), MAX_UNSEEN_FLOOR_US))
-    return found
+        floors[str(op)] = typical if hidden else float(min(latency[shortest].min(), MAX_UNSEEN_FLOOR_US))
+    return floors
 
 
 def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:

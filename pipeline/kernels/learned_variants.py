@@ -1,14 +1,16 @@
-"""Learned variants: members are trained on folds and evaluated on out-of-fold rows.
+"""Learned variants: members are trained on folds, evaluated on out-of-fold rows, and averaged.
 
 Members are trees, networks and Gaussian processes (`gaussian_process.py`). Gaussian processes have smaller errors with
-few samples and are fitted in seconds. `distil` replaces many members by one small network. `mlp_paper` is the network
-that Lin et al. published; its only inputs are sizes.
+few samples and are fitted in seconds. With more samples, trees and networks of the folds are averaged with the weights
+that minimise the out-of-fold error. One student network then learns the labels of the samples, and the average's
+predictions at many sizes between them. It is as accurate as the average, predicts a million calls in seconds, and has a
+few hundred kilobytes. `mlp_paper` is the network that Lin et al. published; its only inputs are sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -17,140 +19,107 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.kernels.cublas_choice import TileNetwork
-from pipeline.kernels.effort import LONG, Effort
 from pipeline.kernels.error_metrics import gmae
-from pipeline.kernels.families import Law
-from pipeline.kernels.fit_workers import TrainingPool
 from pipeline.kernels.gaussian_process import (
     GaussianProcess,
     Hyperparameters,
     find_hyperparameters,
     train_gaussian_process,
 )
-from pipeline.kernels.network_training import train_network
-from pipeline.kernels.networks import Network, Recipe
-from pipeline.kernels.trees import Trees
-from pipeline.kernels.work import Array
+from pipeline.kernels.network_training import Recipe, train_network
+from pipeline.kernels.networks import Network
+from pipeline.kernels.sample_range import WINDOW_DIMS
+from pipeline.kernels.trees import Trees, train_trees
+from pipeline.kernels.work import Array, Dims
 
 FOLDS = 5
-"""Number of cross-validation folds of the trees."""
+"""Number of cross-validation folds."""
 
-WIDTHS = {Law.COMPUTE: (192, 5)}
-"""Width and layers of networks, by the law of the family. Times of matrix kernels jump from wave to wave, so their
-networks are wider and deeper."""
+AVERAGED_FOLDS = 3
+"""Number of folds for which members of an average are trained. Rows of other folds have no out-of-fold prediction."""
 
-DEFAULT_WIDTH = (128, 4)
-"""Width and layers of networks for all other laws, whose times are smooth."""
+MEMBER = Recipe(width=128, layers=4, batch=128, learning_rate=5e-3, weight_decay=0.1, frequencies=4, units=4)
+"""Recipe of a member network. Times jump from wave to wave; sines and cosines of the inputs follow such jumps, and plain
+layers smooth them."""
 
-SMALL_FAMILY_SAMPLES = 3000
-"""Number of samples below which a family gets the `FEW_` settings. With so few samples a wide network costs little
-time."""
+STUDENT = Recipe(width=128, layers=4, batch=128, frequencies=4, units=4)
+"""Recipe of the network that replaces an average. It sees all samples, so that longer training pays more than that of
+members."""
 
-SMALL_FAMILY_WIDTH = (256, 4)
-"""Width and layers of networks for few samples."""
+EPOCHS = 90
+"""Passes over the samples in training, within the limits of `STEPS` or `STUDENT_STEPS`."""
 
-NARROW_SMALL_FAMILY_WIDTH = (192, 4)
-"""The same in the quick way (`effort.Effort.narrow_networks`)."""
+STEPS, STUDENT_STEPS = (800, 2000), (2000, 3000)
+"""Minimum and maximum number of optimiser steps of a member network, and of a student."""
 
-NARROW_MATRIX_RATE = 5e-3
-"""Peak learning rate of the narrow networks of matrix families. They have sines and cosines, unless they are averaged with
-Gaussian processes: then sines cost time and change nothing (convolutions: 1.01 times the long way's error with both).
+MIN_NETWORK_SAMPLES = 100
+"""Samples below which an average has only trees."""
 
-Four such members, trained in the quick way, predict products as well as the eight members of the long way: GMAE 1.77 and
-1.79 %. With a rate of 3e-3 it is 1.80 % (V100 and A100, two splits each, kernels chosen by the teachers)."""
+TREE_SHARES = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0)
+"""Candidate weights of the trees in the average; the one with the smallest out-of-fold error is taken."""
 
-SMALL_FAMILY_BATCH = 128
-"""Batch size for few samples. Smaller batches reduce the error above the latency floor (layer norm, A100 and T4)."""
+SYNTHETIC_ROWS = 15_000
+"""Number of sizes at which the average is evaluated for the student."""
 
-SMALL_FAMILY_STEPS = 1500
-"""Minimum optimiser steps for few samples: half of the steps that networks without sines and cosines need."""
+JITTER = 0.25
+"""Standard deviation, in log, of a synthetic size around a sample's size."""
 
-NEAR_FLOOR_RATIO = 1.1
-"""Multiple of the latency floor up to which samples differ mostly by the floor's noise. Calls below it get separate
-weights in the average of trees and networks."""
+KEEP_SHARE = 0.35
+"""Probability that a synthetic row keeps a sampled dim, so that round, aligned sizes stay frequent."""
 
-INPUT_FREQUENCIES = 8
-"""Number of frequencies per input, each with a sine and a cosine, in networks for few samples. Where samples are
-sparse, plain layers smooth the jumps between waves. With sines and cosines the error (GMAE) of layer norm on
-development shapes fell from 0.92 to 0.67 % on A100, and from 0.50 to 0.46 % on V100. In matrix families the mean of
-several networks improved, but a single network did not (out of fold, convolutions of A100: from 8.1 to 8.5 %)."""
-
-BATCH = 256
-"""Batch size of member networks."""
-
-EPOCHS = 120
-"""Epochs of a member network, within the limits of `STEPS`."""
-
-STEPS = (1200, 4500)
-"""Minimum and maximum number of optimiser steps of a member network."""
+LABEL_REPEATS = 2
+"""Number of copies of each sample in the student's training set, to which the synthetic rows are added."""
 
 T = TypeVar("T")
 
 Member = Network | Trees | GaussianProcess
 
 Trainer = Callable[[Array, Array, int], Member]
-"""Trains a member from features (rows, columns), log times (rows,) and a seed; a new process can import it."""
+"""Trains a member from features (rows, columns), log times (rows,) and a seed."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """The regression problem of one family.
 
-    `target` is log time minus `baseline`, both of shape (rows,). `training_pool` runs the training of members.
+    `target` is the log time, or its difference from the baseline, shape (rows,).
     """
 
     calls: pd.DataFrame
     features: Array
     target: Array
-    baseline: Array
     folds: npt.NDArray[np.int64]
-    law: Law
     featurise: Callable[[pd.DataFrame], Array]
-    log_over_floor: Callable[[pd.DataFrame], Array]  # log of the baseline over the floor, shape (rows,)
-    training_pool: TrainingPool = field(default_factory=TrainingPool)
-    effort: Effort = field(default_factory=Effort)
-
-    def at_floor(self, calls: pd.DataFrame, learned: Array) -> npt.NDArray[np.bool_]:
-        """Whether each call is at the latency floor; `learned` are the members' predictions, without the baseline."""
-        return np.asarray(self.log_over_floor(calls) + learned < np.log(NEAR_FLOOR_RATIO))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Members with their weights, out-of-fold predictions, and the factor on their residuals."""
+    """Members with their weights, and out-of-fold predictions of the target, shape (rows,); NaN where there are none."""
 
     members: tuple[Network | Trees | TileNetwork | GaussianProcess, ...]
     weights: tuple[float, ...]
-    out_of_fold: Array  # out-of-fold predictions of the target, shape (rows,); NaN where there are none
-    shrink: float
+    out_of_fold: Array
     notes: dict[str, float]
 
 
-def member_recipe(rows: int, law: Law, base: Recipe | None = None, effort: Effort = LONG) -> Recipe:
-    """Training recipe of a member network in the long way, by the number of samples and the law.
+def with_steps(recipe: Recipe, rows: int, limits: tuple[int, int]) -> Recipe:
+    """The recipe with `EPOCHS` passes over that many samples, within the limits of the number of steps."""
+    return replace(recipe, steps=int(np.clip(rows * EPOCHS // recipe.batch, *limits)))
 
-    Only width, layers, sines and rate depend on `effort`.
-    """
-    few = rows < SMALL_FAMILY_SAMPLES
-    if effort.narrow_networks:
-        width, layers = NARROW_SMALL_FAMILY_WIDTH if few else DEFAULT_WIDTH
-    else:
-        width, layers = WIDTHS.get(law, SMALL_FAMILY_WIDTH if few else DEFAULT_WIDTH)
-    narrow_matrix = effort.narrow_networks and law is Law.COMPUTE and not few
-    periodic = few or (narrow_matrix and rows > effort.gaussian_process_samples)
-    recipe = base or Recipe(
-        width=width, layers=layers, weight_decay=0.1, batch=SMALL_FAMILY_BATCH if few else BATCH,
-        frequencies=INPUT_FREQUENCIES if periodic else 0,
-        learning_rate=NARROW_MATRIX_RATE if narrow_matrix else Recipe.learning_rate,
-    )  # fmt: skip
-    least, most = STEPS
-    steps = int(np.clip(rows * EPOCHS // recipe.batch, SMALL_FAMILY_STEPS if few and base is None else least, most))
-    return replace(recipe, steps=steps)
+
+def member_recipe(rows: int) -> Recipe:
+    """Training recipe of a member network, by the number of samples."""
+    return with_steps(MEMBER, rows, STEPS)
 
 
 def cross_validate(problem: Problem, train: Trainer, seed: int, folds: int = FOLDS) -> tuple[Array, list[Member]]:
     """Train one member per fold on the other folds: (out-of-fold predictions, members)."""
-    return _fold_by_fold(problem, partial(_train_and_predict, train), seed, folds)
+
+    def train_and_predict(features: Array, target: Array, seed: int, held_out: Array) -> tuple[Member, Array]:
+        member = train(features, target, seed)
+        return member, member.predict(held_out)
+
+    return _fold_by_fold(problem, train_and_predict, seed, folds)
 
 
 def _fold_by_fold(
@@ -165,43 +134,23 @@ def _fold_by_fold(
         The predictions of each fold's own rows, and the first result of each call.
     """
     out_of_fold = np.full(len(problem.target), np.nan)
-    parts, calls = [], []
+    members = []
     for number in np.unique(problem.folds)[:folds]:
-        held = problem.folds == number
+        held_out = problem.folds == number
         # if there is only one fold, its member is trained on that fold
-        fit = ~held if (~held).any() else held
-        parts.append(held)
-        calls.append((problem.features[fit], problem.target[fit], seed + int(number), problem.features[held]))
-    made = []
-    for held, (each, found) in zip(parts, problem.training_pool.all(train_and_predict, calls), strict=True):
-        out_of_fold[held] = found
-        made.append(each)
-    return out_of_fold, made
-
-
-def _train_and_predict(
-    train: Trainer, features: Array, target: Array, seed: int, held_out: Array
-) -> tuple[Member, Array]:
-    """Train a member on features and log times: (member, its predictions for the features `held_out`)."""
-    member = train(features, target, seed)
-    return member, member.predict(held_out)
-
-
-def train_one_process(features: Array, target: Array, seed: int) -> GaussianProcess:
-    """Train a single Gaussian process, as a member of an average."""
-    return train_gaussian_process(features, target, [find_hyperparameters(features, target, seed)])
-
-
-def train_by_recipe(recipe: Recipe, features: Array, target: Array, seed: int) -> Network:
-    """`train_network` with the recipe as the first argument, so that `partial` can turn it into a `Trainer`."""
-    return train_network(features, target, recipe, seed)
+        rows = ~held_out if (~held_out).any() else held_out
+        member, out_of_fold[held_out] = train_and_predict(
+            problem.features[rows], problem.target[rows], seed + int(number), problem.features[held_out]
+        )
+        members.append(member)
+    return out_of_fold, members
 
 
 def fit_single(problem: Problem, train: Trainer, seed: int) -> Outcome:
     """Train one member on all rows and evaluate it by cross-validation: the variants `trees`, `mlp` and `mlp_paper`."""
-    member = problem.training_pool.start(train, problem.features, problem.target, seed)
+    member = train(problem.features, problem.target, seed)
     out_of_fold, _ = cross_validate(problem, train, seed)
-    return Outcome((member(),), (1.0,), out_of_fold, 1.0, {})
+    return Outcome((member,), (1.0,), out_of_fold, {})
 
 
 def fit_process(problem: Problem, seed: int) -> Outcome:
@@ -209,14 +158,15 @@ def fit_process(problem: Problem, seed: int) -> Outcome:
 
     The out-of-fold prediction of a row comes from a process that was conditioned on the rows of the other folds.
     """
-    out_of_fold, settings = _fold_by_fold(problem, _find_and_predict, seed)
-    return Outcome((train_gaussian_process(problem.features, problem.target, settings),), (1.0,), out_of_fold, 1.0, {})
 
+    def find_and_predict(
+        features: Array, target: Array, seed: int, held_out: Array
+    ) -> tuple[Hyperparameters, Array]:  # fmt: skip
+        hyperparameters = find_hyperparameters(features, target, seed)
+        return hyperparameters, train_gaussian_process(features, target, [hyperparameters]).predict(held_out)
 
-def _find_and_predict(features: Array, target: Array, seed: int, held_out: Array) -> tuple[Hyperparameters, Array]:
-    """Hyperparameters from features and log times, and the predictions of such a process for `held_out`."""
-    found = find_hyperparameters(features, target, seed)
-    return found, train_gaussian_process(features, target, [found]).predict(held_out)
+    out_of_fold, settings = _fold_by_fold(problem, find_and_predict, seed)
+    return Outcome((train_gaussian_process(problem.features, problem.target, settings),), (1.0,), out_of_fold, {})
 
 
 def search_recipe(problem: Problem, seed: int, trials: int = 6) -> Recipe:
@@ -226,19 +176,69 @@ def search_recipe(problem: Problem, seed: int, trials: int = 6) -> Recipe:
     first. Lin et al. search a grid of such settings.
     """
     rng = np.random.default_rng(seed)
-    held = problem.folds == problem.folds.min()
-    recipes = [
-        Recipe(
+    held_out = problem.folds == problem.folds.min()
+    features, target = problem.features[~held_out], problem.target[~held_out]
+    recipes, errors = [], []
+    for _ in range(trials):
+        recipe = with_steps(Recipe(
             width=int(rng.choice([64, 128, 256, 512])), layers=int(rng.integers(3, 8)), residual=False,
             learning_rate=float(10 ** rng.uniform(-4, -2)), weight_decay=0.0, loss="l2",
-        )
-        for _ in range(trials)
-    ]  # fmt: skip
-    recipes = [member_recipe(len(problem.target), problem.law, recipe) for recipe in recipes]
-    features, target, held_out = problem.features[~held], problem.target[~held], problem.features[held]
-    answers = problem.training_pool.all(
-        _train_and_predict,
-        [(partial(train_by_recipe, recipe), features, target, seed, held_out) for recipe in recipes],
-    )
-    errors = [gmae(np.exp(found), np.exp(problem.target[held])) for _, found in answers]
+        ), len(problem.target), STEPS)  # fmt: skip
+        predicted = train_network(features, target, seed, recipe).predict(problem.features[held_out])
+        recipes.append(recipe)
+        errors.append(gmae(np.exp(predicted), np.exp(problem.target[held_out])))
     return recipes[int(np.argmin(np.nan_to_num(errors, nan=np.inf)))]  # a network may have diverged
+
+
+def fit_average(problem: Problem, seed: int) -> Outcome:
+    """Trees and networks of the folds, averaged with the best out-of-fold weights, distilled into one network."""
+    if len(problem.target) < MIN_NETWORK_SAMPLES:
+        by_trees, trees = cross_validate(problem, train_trees, seed)
+        return Outcome(tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, {"tree_share": 1.0})
+    by_trees, trees = cross_validate(problem, train_trees, seed, AVERAGED_FOLDS)
+    train = partial(train_network, recipe=member_recipe(len(problem.target)))
+    by_networks, networks = cross_validate(problem, train, seed, AVERAGED_FOLDS)
+    share = best_tree_share(problem.target, by_trees, by_networks)
+    inputs = problem.featurise(synthetic_calls(problem.calls, SYNTHETIC_ROWS, seed))
+    labels = mix(share, mean_prediction(trees, inputs), mean_prediction(networks, inputs))
+    student = train_network(
+        np.vstack([problem.features] * LABEL_REPEATS + [inputs]),
+        np.concatenate([problem.target] * LABEL_REPEATS + [labels]),
+        seed, with_steps(STUDENT, len(problem.target), STUDENT_STEPS),
+    )  # fmt: skip
+    notes = {"tree_share": share, "student_mismatch": float(np.median(np.abs(student.predict(inputs) - labels)))}
+    return Outcome((student,), (1.0,), mix(share, by_trees, by_networks), notes)
+
+
+def best_tree_share(target: Array, by_trees: Array, by_networks: Array) -> float:
+    """The weight of the trees with the smallest error of log times, on rows with predictions of both kinds."""
+    known = np.isfinite(by_trees + by_networks)
+    errors = {
+        share: gmae(np.exp(mix(share, by_trees, by_networks)[known]), np.exp(target[known])) for share in TREE_SHARES
+    }
+    return min(errors, key=errors.__getitem__)
+
+
+def mix(tree_share: float, by_trees: Array, by_networks: Array) -> Array:
+    """The average of predictions by trees and by networks."""
+    return np.asarray(tree_share * by_trees + (1.0 - tree_share) * by_networks)
+
+
+def mean_prediction(members: Sequence[Member], inputs: Array) -> Array:
+    """Mean of the members' predictions, shape (rows,)."""
+    return np.asarray(np.mean([member.predict(inputs) for member in members], axis=0))
+
+
+def synthetic_calls(calls: pd.DataFrame, rows: int, seed: int) -> pd.DataFrame:
+    """Random calls with sizes near those of the samples and within their range; ops and windows are from samples."""
+    rng = np.random.default_rng(seed)
+    drawn = calls.iloc[rng.integers(0, len(calls), rows)].reset_index(drop=True)
+    d = Dims(drawn)
+    for name in drawn.select_dtypes("number").columns:
+        values = d(name)
+        if name in WINDOW_DIMS or name == "trans_a" or name == "trans_b" or not np.all(values > 0):
+            continue
+        moved = np.round(values * np.exp(rng.normal(0.0, JITTER, rows)))
+        moved = np.where(rng.random(rows) < KEEP_SHARE, values, moved)
+        drawn[name] = np.clip(moved, values.min(), values.max())
+    return drawn

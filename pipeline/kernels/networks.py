@@ -1,7 +1,7 @@
 """Small neural networks. They are trained by `network_training`, stored as safetensors, and evaluated with numpy only.
 
 A network is a stack of layers of equal width with SiLU or ReLU activations; `residual` adds each hidden layer's input to
-its output. Inputs are standardised and clipped. The output is standardised log time, or one score per choice.
+its output. Inputs are standardised and clipped. The output is standardised log time.
 
 Times jump where another kernel, tile or wave begins, and smooth layers fit such jumps poorly. The first layer can
 therefore take periodic embeddings of each input, with learned frequencies ("PLR" in Gorishniy et al., "On Embeddings
@@ -10,8 +10,8 @@ for Numerical Features in Tabular Deep Learning", NeurIPS 2022).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,55 +29,11 @@ CLIP = 6.0
 """Standard deviations from the mean to which standardised inputs are clipped."""
 
 ROWS_AT_ONCE = 1024
-"""Rows predicted in one block, so that the activations of a block fit into the processor's cache. With 4096 rows the two
-networks of matrix products take 1.3 times as long."""
+"""Rows predicted in one block, so that the activations of a block fit into the processor's cache."""
 
 ROWS_IN_DOUBLE = 16_384
-"""Largest table that is evaluated in float64. In float32 the rounding of a row depends on the rows beside it, by 1e-8 of
-the time, because BLAS treats blocks of other sizes differently. In float64 the difference is below 1e-12, so a step
-predicted alone and in a grid has the same time. Larger tables, such as those of `steptime kernels predict`, keep float32,
-which is twice as fast."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to train a network.
-
-    Attributes:
-        width: units of each hidden layer.
-        layers: hidden layers.
-        residual: whether hidden layers add their input to their output.
-        steps: optimiser steps, however many samples there are.
-        batch: samples per step.
-        learning_rate: peak of a one-cycle schedule of AdamW.
-        muon_rate: the same for Muon, which then trains the weights of hidden layers; 0 for AdamW alone.
-        weight_decay: of both.
-        loss: `l1` (aims at the median), `l2`, or `odds`: cross-entropy between scores and the odds of each choice.
-        frequencies: frequencies of sines and cosines per input; 0 for no periodic embedding.
-        spread: initial standard deviation of the frequencies, in periods per standard deviation of the input.
-        units: units made of these sines and cosines, per input.
-        relu: whether hidden layers have ReLU activations, which are computed faster, instead of SiLU.
-    """
-
-    width: int = 256
-    layers: int = 4
-    residual: bool = True
-    steps: int = 3000
-    batch: int = 256
-    learning_rate: float = 3e-3
-    muon_rate: float = 0.0
-    weight_decay: float = 1e-2
-    loss: str = "l1"
-    frequencies: int = 0
-    spread: float = 0.5
-    units: int = 6
-    relu: bool = False
-
-    def has_form(self, network: Network) -> bool:
-        """Whether a network has the width, layers and frequencies of this recipe."""
-        frequencies = 0 if network.periodic is None else network.periodic.frequency.shape[1]
-        hidden = {weight.shape[1] for weight in network.weights[:-1]}
-        return (hidden, len(network.weights) - 1, frequencies) == ({self.width}, self.layers, self.frequencies)
+"""Largest table that is evaluated in float64, where the rows beside a row change its time by less than 1e-12 (BLAS): a step
+predicted alone and in a grid has the same time. Larger tables, as of `steptime kernels predict`, keep the faster float32."""
 
 
 @dataclass(frozen=True)
@@ -110,93 +66,64 @@ class Periodic:
         np.maximum(units, np.float32(0.0), out=units)
         return np.concatenate([columns, units.reshape(-1, rows)]).T
 
-    def in_double(self) -> Periodic:
-        """The same embedding in float64."""
-        return Periodic(*(values.astype(np.float64) for values in (self.frequency, self.weight, self.bias)))
-
-
-@dataclass(frozen=True)
-class _Layers:
-    """The layers of a network in one precision: that of the weights."""
-
-    weights: tuple[Floats, ...]
-    biases: tuple[Floats, ...]
-    residual: bool
-    periodic: Periodic | None
-    relu: bool
-
-    def outputs(self, x: Floats) -> Floats:
-        """Outputs of the last layer, shape (rows, outputs), from standardised inputs of shape (rows, columns)."""
-        if self.periodic is not None:
-            x = self.periodic.extend(x)
-        x = self._hidden(x, 0)
-        for layer in range(1, len(self.weights) - 1):
-            y = self._hidden(x, layer)
-            if self.residual:
-                y += x
-            x = y
-        return np.asarray(x @ self.weights[-1] + self.biases[-1])
-
-    def _hidden(self, x: Floats, layer: int) -> Floats:
-        y = x @ self.weights[layer]
-        y += self.biases[layer]
-        return np.maximum(y, 0, out=y) if self.relu else _silu(y)
-
-    def in_double(self) -> _Layers:
-        """The same layers in float64."""
-        return _Layers(
-            tuple(weight.astype(np.float64) for weight in self.weights),
-            tuple(bias.astype(np.float64) for bias in self.biases),
-            self.residual, None if self.periodic is None else self.periodic.in_double(), self.relu,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Network:
     """A trained network: standardisation and weights, float32.
 
-    `weights[i]` has shape (inputs, outputs). The last layer has one output, or one per choice. If there is `periodic`,
-    the first layer takes the outputs of `periodic.extend`.
+    `weights[i]` has shape (inputs, outputs); the last layer has one output. If there is `periodic`, the first layer takes
+    the outputs of `periodic.extend`.
     """
 
     mean: Float32
     scale: Float32
     target_mean: float
     target_scale: float
-    weights: tuple[Float32, ...]
-    biases: tuple[Float32, ...]
+    weights: tuple[Floats, ...]
+    biases: tuple[Floats, ...]
     residual: bool
     periodic: Periodic | None = None
     relu: bool = False
 
-    def predict(self, features: Array, table_rows: int = 0) -> Array:
-        """Log times of shape (rows,) from features of shape (rows, columns); `table_rows` as in `scores`."""
-        scores = self.scores(features, table_rows)[:, 0].astype(np.float64)
-        return np.asarray(scores * self.target_scale + self.target_mean)
-
-    def scores(self, features: Array, table_rows: int = 0) -> Floats:
-        """Outputs of the last layer, shape (rows, outputs).
+    def predict(self, features: Floats, table_rows: int = 0) -> Array:
+        """Log times of shape (rows,).
 
         Args:
             features: shape (rows, columns).
             table_rows: rows of the table that these rows are a block of; 0 if they are the table. Tables of at most
                 `ROWS_IN_DOUBLE` rows are evaluated in float64, larger ones in float32.
         """
-        layers = self._in_double if max(len(features), table_rows) <= ROWS_IN_DOUBLE else self._layers
-        outputs = np.empty((len(features), self.weights[-1].shape[1]), dtype=layers.weights[-1].dtype)
+        network = self._in_double if max(len(features), table_rows) <= ROWS_IN_DOUBLE else self
+        outputs = np.empty(len(features), dtype=network.weights[-1].dtype)
         for start in range(0, len(features), ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
-            outputs[rows] = layers.outputs(standardise(features[rows], self.mean, self.scale, outputs.dtype))
-        return outputs
-
-    @property
-    def _layers(self) -> _Layers:
-        return _Layers(self.weights, self.biases, self.residual, self.periodic, self.relu)
+            outputs[rows] = network._outputs(standardise(features[rows], self.mean, self.scale, outputs.dtype))
+        return np.asarray(outputs.astype(np.float64) * self.target_scale + self.target_mean)
 
     @cached_property
-    def _in_double(self) -> _Layers:
-        """The layers in float64, converted once."""
-        return self._layers.in_double()
+    def _in_double(self) -> Network:
+        """The network with layers in float64, converted once."""
+
+        def double(arrays: Sequence[Floats]) -> tuple[Floats, ...]:
+            return tuple(array.astype(np.float64) for array in arrays)
+
+        periodic = self.periodic and Periodic(
+            *double((self.periodic.frequency, self.periodic.weight, self.periodic.bias))
+        )
+        return replace(self, weights=double(self.weights), biases=double(self.biases), periodic=periodic)
+
+    def _outputs(self, x: Floats) -> Floats:
+        """Output of the last layer, shape (rows,), from standardised inputs of shape (rows, columns)."""
+        if self.periodic is not None:
+            x = self.periodic.extend(x)
+        for layer, (weight, bias) in enumerate(zip(self.weights[:-1], self.biases[:-1], strict=True)):
+            y = x @ weight
+            y += bias
+            activated = np.asarray(np.maximum(y, 0, out=y)) if self.relu else _silu(y)
+            if self.residual and layer > 0:
+                activated += x
+            x = activated
+        return np.asarray(x @ self.weights[-1] + self.biases[-1])[:, 0]
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save. Weights are saved in half precision, which changes log times by about 1e-4."""

@@ -74,17 +74,12 @@ traces (docs/kernels.md)."""
 IMAGE_FAMILIES = ("batch_norm", "pooling")
 
 BATCH_NORM_SHARE = 0.86
-"""Bandwidth of batch norm over that of element-wise kernels, from the sum of all 106 kernels of the V100 trace.
-
-A block works on one channel: it sums the channel, waits, and reads it again. If the channel fits the block's registers
-(`singleread`), it is read once. But then loads and stores do not overlap, so these kernels take as long as three
-passes."""
+"""Bandwidth of batch norm over that of element-wise kernels, from the V100 trace. A block sums a channel, waits, and reads
+it again. A channel in registers is read once, but then loads and stores do not overlap: it takes as long."""
 
 POOL_CLOCKS = 5.3
-"""SM clock cycles per pixel of the larger image in the gradient of a max pooling (NCHW layout).
-
-For each pixel, the kernel checks every window over it for the position of the maximum, with 8-byte indices. The V100
-trace has 1,113 us for 25.7 million pixels on 80 SMs at 1.53 GHz."""
+"""SM clock cycles per pixel of the larger image in the gradient of a max pooling (NCHW layout), from the V100 trace: the
+kernel checks every window over a pixel for the position of the maximum, with 8-byte indices."""
 
 
 @dataclass(frozen=True)

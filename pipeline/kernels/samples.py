@@ -38,7 +38,6 @@ TORCH_DTYPES = {
 }  # fmt: skip
 """PyTorch's names of dtypes, in lower case, where they differ from ours."""
 
-
 NO_NUMBERS = ("datetime", "timedelta", "period", "date", "time", "duration", "timestamp")
 """Types of columns that pandas would convert to numbers in another unit."""
 
@@ -61,7 +60,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
             kinds[0].startswith(NO_NUMBERS) or (kinds[0].startswith("bool") and name not in ("trans_a", "trans_b"))
         ):
             raise TableError(f"{path}: column {name} holds {kinds[0]}; give numbers")
-        if kinds == ["object"] and (odd := {type(each) for each in table[name]} & NO_NUMBER_TYPES):
+        if kinds == ["object"] and (odd := {type(value) for value in table[name]} & NO_NUMBER_TYPES):
             raise TableError(f"{path}: column {name} holds {odd.pop().__name__}; give numbers")
     named = [name for name in table.index.names if name is not None and name not in table.columns]
     return table.reset_index(level=named) if named else table
@@ -224,7 +223,7 @@ def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.uint64]:
 def assign_folds(samples: pd.DataFrame, folds: int, seed: int) -> npt.NDArray[np.int64]:
     """A fold number per row, the same for all rows of a shape; folds have equal numbers of shapes.
 
-    scikit-learn's `GroupKFold` is not used, because the published figures depend on these folds.
+    Published figures depend on these folds, and not on those of scikit-learn's `GroupKFold`.
     """
     shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
     numbers = np.arange(len(shapes)) % max(folds, 1)

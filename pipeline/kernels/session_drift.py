@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.kernels.fit_workers import TrainingPool
 from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array
 
@@ -48,18 +47,13 @@ class Drift:
     typical_us: float
 
     @property
-    def found(self) -> bool:
+    def detected(self) -> bool:
         """Whether there is a drift."""
         return self.typical_us > 0
 
 
 def estimate_drift(
-    features: Array,
-    baseline: Array,
-    latency_us: Array,
-    folds: npt.NDArray[np.int64],
-    seed: int = 0,
-    training_pool: TrainingPool | None = None,
+    features: Array, baseline: Array, latency_us: Array, folds: npt.NDArray[np.int64], seed: int = 0
 ) -> Drift:
     """Estimate the drift of a session.
 
@@ -69,9 +63,7 @@ def estimate_drift(
         latency_us: measured latency, shape (rows,).
         folds: fold number per row; the residual of a row comes from trees trained on other folds.
         seed: random seed of the trees.
-        training_pool: trains the trees; if None, this thread trains them.
     """
-    training_pool = training_pool or TrainingPool()
     rows = len(latency_us)
     nothing = Drift(np.zeros(rows), 0.0)
     if rows < MIN_SAMPLES:
@@ -82,10 +74,10 @@ def estimate_drift(
     for _ in range(ROUNDS):
         clean = np.maximum(latency_us - extra, 0.2 * latency_us)
         target, expected = np.log(clean) - baseline, np.empty(rows)
-        parts = [folds == fold for fold in np.unique(folds)]
-        calls = [(features[~held], target[~held], features[held], seed) for held in parts]
-        for held, found in zip(parts, training_pool.all(_out_of_fold, calls), strict=True):
-            expected[held] = np.exp(found + baseline[held])
+        for fold in np.unique(folds):
+            held = folds == fold
+            trees = train_trees(features[~held], target[~held], seed, BOOSTING_ROUNDS, LEARNING_RATE)
+            expected[held] = np.exp(trees.predict(features[held]) + baseline[held])
         errors.append(_typical_error(expected, clean))
         extra = _smooth_drift(position, latency_us - expected, latency_us)
         if len(errors) == 1:  # predictions of the first round contain the median drift
@@ -100,11 +92,6 @@ def estimate_drift(
 def _typical_error(expected: Array, measured: Array) -> float:
     """Median absolute error of log time."""
     return float(np.median(np.abs(np.log(expected / measured))))
-
-
-def _out_of_fold(features: Array, target: Array, held_out: Array, seed: int) -> Array:
-    """Predictions for the features `held_out`, from trees trained on features (rows, columns) and log times (rows,)."""
-    return train_trees(features, target, seed, BOOSTING_ROUNDS, LEARNING_RATE).predict(held_out)
 
 
 def _smooth_drift(position: Array, residual: Array, latency_us: Array) -> Array:
@@ -145,7 +132,7 @@ def best_extra(
     Returns:
         Knots of log time, and the microseconds to add at each.
     """
-    if not drift.found:
+    if not drift.detected:
         return (0.0,), (0.0,)
     rng = np.random.default_rng(seed)
     knots = np.quantile(np.log(time_us), np.linspace(0.02, 0.98, 9))
@@ -153,12 +140,12 @@ def best_extra(
     extra = rng.choice(drift.extra_us, draws)
     ratio = rng.choice(noise, draws)
     guesses = np.quantile(drift.extra_us, np.linspace(0.05, 0.95, 46))
-    found = []
+    best = []
     for knot in knots:
         actual = np.exp(knot) * ratio + extra
         relative = np.abs((np.exp(knot) + guesses[:, None]) / actual - 1.0)
         score = np.log(np.maximum(relative, 1e-3)).mean(axis=1)
         # neighbouring guesses differ by chance only: smooth before the minimum is taken
         smooth = np.convolve(np.pad(score, 4, mode="edge"), np.full(9, 1.0 / 9.0), mode="valid")
-        found.append(float(guesses[int(np.argmin(smooth))]))
-    return tuple(map(float, knots)), tuple(found)
+        best.append(float(guesses[int(np.argmin(smooth))]))
+    return tuple(map(float, knots)), tuple(best)

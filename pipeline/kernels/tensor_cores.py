@@ -78,10 +78,8 @@ ENERGY_RATIO_SINCE_AMPERE = 8.0
 Ampere on. At the same power, Volta and Turing sustain eight times their fp32 rate in half precision, an A100 sixteen."""
 
 GROUPS, GROUP_WIDTH = 32.0, 4.0
-"""Numbers of groups (multiples of this) and least width of a group for which cuDNN has grouped tensor-core kernels.
-
-Their names end in `_g32`. Steps of ResNeXt on an RTX 3090 have 32 groups of 4 to 64 channels. Networks with other numbers
-of groups (RegNet) take up to 2.7 times as long as such kernels would."""
+"""Numbers of groups (multiples of this) and least width of a group for which cuDNN has grouped tensor-core kernels, whose
+names end in `_g32`. From steps of ResNeXt; networks with other numbers of groups (RegNet) take up to 2.7 times as long."""
 
 
 def on_tensor_cores(d: Dims, gpu: GpuSpec) -> Flags:

@@ -82,7 +82,6 @@ class KernelSettings:
     name: str
     variants: tuple[str, ...]
     seed: int
-    effort: str
     workers: int
 
 
@@ -160,7 +159,6 @@ CHOICES = {
     "model.embedding": ("fused", "joint_sparse", "joint_rows", "sparse", "dense"),
     "model.interaction": ("by_parts", "fused"),
     "predict.critical_path": ("full", "published"),
-    "kernels.effort": ("quick", "long"),
     "overheads.observations": ("all", "own", "pooled"),
     "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
 }

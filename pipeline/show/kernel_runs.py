@@ -41,7 +41,7 @@ def fit_and_track(
     Args:
         samples: `samples` table of one GPU.
         gpu: its canonical name.
-        settings: the `kernels` section of the configuration: name, variants, seed, effort.
+        settings: the `kernels` section of the configuration: name, variants, seed.
         models: one folder per family, named `<family>/<name>`; a family without samples gets a note instead.
         tracking: MLflow folder.
         workers: number of processes.
@@ -63,7 +63,6 @@ def fit_and_track(
             scratch,
             variants=tuple(settings["variants"]),
             seed=int(settings["seed"]),
-            effort=str(settings["effort"]),
             workers=workers,
             on_fit=keep,
         )

@@ -165,8 +165,14 @@ def read_all(name: str) -> None:
         load(name)
 
 
-UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-UNSAFE_CALLS = {("torch", "load"), ("pd", "read_pickle"), ("yaml", "unsafe_load"), ("yaml", "full_load")}
+UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+UNSAFE_CALLS = {
+    ("torch", "load"),
+    ("joblib", "load"),
+    ("pd", "read_pickle"),
+    ("yaml", "unsafe_load"),
+    ("yaml", "full_load"),
+}
 
 
 def unsafe(text: str) -> list[str]:
@@ -177,6 +183,10 @@ def unsafe(text: str) -> list[str]:
             found += [alias.name for alias in node.names if alias.name.partition(".")[0] in UNSAFE_MODULES]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in UNSAFE_MODULES:
             found.append(str(node.module))
+        elif isinstance(node, ast.ImportFrom):
+            found += [
+                f"{node.module}.{alias.name}" for alias in node.names if (node.module, alias.name) in UNSAFE_CALLS
+            ]
         elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -195,7 +205,7 @@ def test_no_module_reads_a_format_that_can_run_code() -> None:
     for path in [*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "workflow").rglob("*.py")]:
         assert not unsafe(path.read_text(encoding="utf-8")), path
     assert unsafe("import pickle\nfrom joblib import load\ntorch.load(x)\nnp.load(x, allow_pickle=True)\neval(x)\n") == [
-        "pickle", "joblib", "torch.load", "np.load", "eval"]  # fmt: skip
+        "pickle", "joblib.load", "torch.load", "np.load", "eval"]  # fmt: skip
 
 
 OWN_PACKS_DIR = {

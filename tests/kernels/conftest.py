@@ -8,12 +8,12 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def v100():
     return load_gpu("V100")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def gemm_samples(v100):
     """Made-up latencies that follow physics with a floor of 60 us: what a fit must be able to learn back."""
     rng = np.random.default_rng(1)

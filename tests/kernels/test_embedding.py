@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from pipeline.kernels.embedding_lookups import Lookup
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.work import Dims
 
 
 def forward(**values):
@@ -75,10 +74,6 @@ def test_a_fused_backward_moves_more_than_the_forward(v100):
     physics = Physics.of(v100)
     back = forward().assign(family="embedding_backward", op="fused_sgd", phase="backward")
     assert physics.kernel_us("embedding_backward", back)[0] > physics.kernel_us("embedding_forward", forward())[0]
-
-
-def test_attributes_that_cannot_be_read_are_ignored():
-    assert Dims(forward(attributes="{not json")).text("attributes")[0] == "{not json"
 
 
 def test_a_few_samples_of_many_lookups_wait_for_each_row(v100):

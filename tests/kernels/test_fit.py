@@ -2,6 +2,8 @@
 
 import json
 import resource
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -9,7 +11,6 @@ import pytest
 
 from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
-from pipeline.kernels import distillation as distil
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels import trees
@@ -17,79 +18,80 @@ from pipeline.kernels.error_metrics import gmae, gmae_by_size, metrics
 from pipeline.kernels.families import Law
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fit_gpu import fit_family, fit_gpu
-from pipeline.kernels.intervals import bagging_shrink, fit_quantiles
-from pipeline.kernels.network_training import train_network
-from pipeline.kernels.networks import Network, Recipe
+from pipeline.kernels.intervals import fit_quantiles
+from pipeline.kernels.network_training import Recipe
 from pipeline.kernels.physics import PHYSICS_SPREAD
 from pipeline.kernels.samples import with_families
 from pipeline.model_files import DIGEST_KEY
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def small_networks():
     """Few optimiser steps: these tests are about the machinery, not about the last percent."""
-    monkeypatch.setattr(learned, "STEPS", (120, 120))
-    monkeypatch.setattr(learned, "SMALL_FAMILY_STEPS", 120)
-    monkeypatch.setattr(learned, "WIDTHS", {})
-    monkeypatch.setattr(learned, "SMALL_FAMILY_WIDTH", (48, 3))
-    monkeypatch.setattr(distil, "STUDENT_STEPS", 200)
-    monkeypatch.setattr(distil, "SMALL_FAMILY_STUDENT_STEPS", 200)
-    monkeypatch.setattr(distil, "SYNTHETIC_ROWS", 500)
-    monkeypatch.setattr(trees, "REGRESSION_ROUNDS", 120)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learned, "STEPS", (80, 80))
+        patch.setattr(learned, "MEMBER", replace(learned.MEMBER, width=32, layers=2, frequencies=2))
+        patch.setattr(learned, "STUDENT_STEPS", (200, 200))
+        patch.setattr(learned, "STUDENT", Recipe(width=32, layers=2))
+        patch.setattr(learned, "SYNTHETIC_ROWS", 500)
+        patch.setattr(trees, "REGRESSION_ROUNDS", 60)
+        yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def samples(gemm_samples):
     return with_families(gemm_samples, "t")
 
 
-@pytest.mark.parametrize("variant", ["auto", "average", "trees", "mlp", "roofline"])
-def test_every_variant_learns_scaled_physics(samples, v100, variant):
-    fitted = fit_family(samples, v100, "gemm", variant, test_share=0.2, offset_us=14.0)
-    assert fitted.metrics["gmae"] < 0.1
-    assert fitted.metrics["rows"] == 48
-    assert (fitted.test["kernel_us"] < fitted.test["predicted_us"]).all()
+@pytest.fixture(scope="module")
+def fitted(samples, v100, small_networks):
+    """Fits of all samples by variant; each is made once."""
+    return lru_cache(lambda variant: fit_family(samples, v100, "gemm", variant, offset_us=14.0))
 
 
-def test_the_papers_network_knows_sizes_alone(samples, v100, monkeypatch):
-    monkeypatch.setattr(learned, "STEPS", (30, 30))
-    fitted = fit_family(samples, v100, "gemm", "mlp_paper", test_share=0.2)
-    assert fitted.model.inputs == "raw"
-    assert 3 <= fitted.parameters["layers"] <= 7
+@pytest.mark.parametrize("variant", ["auto", "average", "trees", "mlp", "mlp_paper", "roofline"])
+def test_every_variant_learns_scaled_physics(samples, v100, variant, monkeypatch):
+    if variant == "mlp_paper":
+        monkeypatch.setattr(learned, "STEPS", (30, 30))
+    scored = fit_family(samples, v100, "gemm", variant, test_share=0.2, offset_us=14.0)
+    assert scored.metrics["rows"] == 48
+    if variant == "mlp_paper":
+        assert scored.model.inputs == "raw" and 3 <= scored.parameters["layers"] <= 7
+        return
+    assert scored.metrics["gmae"] < 0.1
+    assert (scored.test["kernel_us"] < scored.test["predicted_us"]).all()
 
 
-def test_a_saved_model_answers_as_before(samples, v100, tmp_path):
-    fitted = fit_family(samples, v100, "gemm", "average")
-    fitted.save(tmp_path)
-    before, after = (model.predict(samples) for model in (fitted.model, FittedModel.load(tmp_path, v100)))
+@pytest.mark.parametrize("variant", ["auto", "average"])
+def test_the_same_seed_gives_the_same_model(samples, v100, variant, fitted):
+    again = fit_family(samples, v100, "gemm", variant, offset_us=14.0).model
+    np.testing.assert_array_equal(again.predict(samples).latency, fitted(variant).model.predict(samples).latency)
+
+
+def test_a_saved_model_answers_as_before_and_leaves_no_file_of_an_earlier_one(samples, v100, tmp_path, fitted):
+    fitted("trees").save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["family.json", "trees0.txt"]
+    fitted("average").save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["family.json", "networks.safetensors"]
+    before, after = (model.predict(samples) for model in (fitted("average").model, FittedModel.load(tmp_path, v100)))
     np.testing.assert_allclose(before.latency, after.latency, rtol=2e-3)
     np.testing.assert_allclose(before.p90, after.p90, rtol=1e-2)
-    assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".txt"}
 
 
-def test_a_model_that_finds_no_room_is_one_line_and_leaves_no_part(samples, v100, tmp_path):
-    fitted = fit_family(samples, v100, "gemm", "mlp")
+def test_a_model_that_finds_no_room_is_one_line_and_leaves_no_part(tmp_path, fitted):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
         with pytest.raises(SteptimeError, match=r"networks\.safetensors: cannot be written"):
-            fitted.save(tmp_path)
+            fitted("average").save(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("variant", ["auto", "average"])
-def test_the_same_seed_gives_the_same_model(samples, v100, variant):
-    first, second = (
-        fit_family(samples, v100, "gemm", variant, seed=4).model.predict(samples).latency for _ in range(2)
-    )
-    np.testing.assert_array_equal(first, second)
-
-
 @pytest.mark.parametrize("damage", ["missing", "cut", "version", "kind"])
-def test_a_damaged_model_is_refused(samples, v100, tmp_path, damage):
-    fit_family(samples, v100, "gemm", "mlp").save(tmp_path)
+def test_a_damaged_model_is_refused(v100, tmp_path, damage, fitted):
+    fitted("average").save(tmp_path)
     weights, description = tmp_path / "networks.safetensors", tmp_path / "family.json"
     if damage == "missing":
         weights.unlink()
@@ -117,14 +119,6 @@ def test_equal_latencies_are_predicted_back(samples, v100, tmp_path, rows):
     for model in (fitted.model, FittedModel.load(tmp_path, v100)):
         np.testing.assert_allclose(model.predict(samples.head(rows)).latency, 75.0, rtol=1e-6)
         assert (model.predict(samples).kernel > 0).all()
-
-
-@pytest.mark.parametrize("rows", [5, 25])
-def test_few_samples_still_give_a_model(samples, v100, rows):
-    table = samples.head(rows)
-    found = fit_family(table, v100, "gemm")
-    assert found.model.variant in (("roofline",) if rows < 20 else ("roofline", "average"))
-    assert gmae(found.model.predict(table).latency, table["latency_us"].to_numpy()) < 0.3
 
 
 def test_few_samples_are_judged_by_models_that_have_not_seen_them(samples, v100):
@@ -175,8 +169,8 @@ def test_intervals_hold_about_eight_of_ten_new_latencies(samples, v100):
     assert np.mean(inside) == pytest.approx(0.8, abs=0.08)
 
 
-def test_kernels_under_the_floor_stay_below_the_latency_and_grow_with_size(samples, v100):
-    model = fit_family(samples, v100, "gemm", "trees", offset_us=14.0).model
+def test_kernels_under_the_floor_stay_below_the_latency_and_grow_with_size(samples, fitted):
+    model = fitted("trees").model
     small = samples.head(1).loc[[0] * 4].reset_index(drop=True).assign(M=[64, 128, 256, 512], N=64, K=64)
     found = model.predict(small)
     np.testing.assert_allclose(found.latency, 60.0, rtol=0.03)
@@ -187,25 +181,13 @@ def test_kernels_under_the_floor_stay_below_the_latency_and_grow_with_size(sampl
     np.testing.assert_allclose(long.latency - long.kernel, 14.0, atol=0.5)
 
 
-def test_trees_and_networks_mix_apart_at_the_floor():
-    shares = distil.Shares(floor=1.0, above=0.25)
-    mixed = shares.mix(np.array([True, False]), np.array([1.0, 1.0]), np.array([3.0, 3.0]))
-    np.testing.assert_allclose(mixed, [1.0, 2.5])
-
-
-def test_sizes_outside_the_samples_are_flagged_scaled_and_widened(samples, v100):
-    model = fit_family(samples, v100, "gemm", "trees").model
+def test_sizes_outside_the_samples_are_flagged_scaled_and_widened_up_to_the_width_of_physics(samples, fitted):
+    model = fitted("trees").model
     near = samples.iloc[[0]].assign(M=2000, N=2000, K=2000)
-    far = near.assign(M=128_000)
-    inside, outside = model.predict(near), model.predict(far)
+    inside, outside, far = (model.predict(near.assign(M=rows)) for rows in (2000, 128_000, 2.0**34))
     assert inside.inside[0] and not outside.inside[0]
     assert outside.kernel[0] / inside.kernel[0] == pytest.approx(64.0, rel=0.2)
     assert outside.p90[0] / outside.p10[0] > inside.p90[0] / inside.p10[0]
-
-
-def test_far_outside_the_samples_an_interval_is_no_wider_than_that_of_physics(samples, v100):
-    model = fit_family(samples, v100, "gemm", "trees").model
-    far = model.predict(samples.iloc[[0]].assign(M=[2.0**34], N=2000, K=2000))
     assert far.p90[0] / far.p10[0] <= PHYSICS_SPREAD[Law.COMPUTE] ** 2 * 1.001
     assert far.p10[0] < far.kernel[0] < far.p90[0]
 
@@ -232,12 +214,6 @@ def test_a_gpu_is_fitted_tracked_and_saved(samples, v100, tmp_path):
     assert description["metrics"]["rows"] == 48
 
 
-def test_a_model_saved_over_another_leaves_none_of_its_files(samples, v100, tmp_path):
-    for variant, files in (("trees", ["family.json", "trees0.txt"]), ("mlp", ["family.json", "networks.safetensors"])):
-        fit_family(samples, v100, "gemm", variant).save(tmp_path)
-        assert sorted(path.name for path in tmp_path.iterdir()) == files
-
-
 def test_the_commands_keep_rows_order_and_columns(gemm_samples, tmp_path):
     gemm_samples.assign(gpu="V100").to_parquet(tmp_path / "s.parquet")
     rows = fit_command(tmp_path / "s.parquet", "V100", None, tmp_path / "m", workers=1)
@@ -261,11 +237,11 @@ def test_a_growing_disturbance_is_found_and_an_absent_one_is_not():
     folds = np.arange(rows) % 3
     baseline = np.full(rows, 6.0)
     growth = np.linspace(0, 300, rows)
-    found = drift.estimate_drift(features, baseline, quiet + growth, folds)
-    assert found.found
-    assert np.corrcoef(found.extra_us, growth)[0, 1] > 0.99
-    assert found.extra_us.max() == pytest.approx(300, rel=0.15)
-    assert not drift.estimate_drift(features, baseline, quiet, folds).found
+    grown = drift.estimate_drift(features, baseline, quiet + growth, folds)
+    assert grown.detected
+    assert np.corrcoef(grown.extra_us, growth)[0, 1] > 0.99
+    assert grown.extra_us.max() == pytest.approx(300, rel=0.15)
+    assert not drift.estimate_drift(features, baseline, quiet, folds).detected
 
 
 def test_families_without_a_disturbance_are_spared_most_rounds(monkeypatch):
@@ -289,49 +265,6 @@ def test_quantiles_cover_eight_of_ten_new_residuals():
     inside = (low <= (scale * residual)[2000:]) & ((scale * residual)[2000:] <= high)
     for half in (time[2000:] < 5.5, time[2000:] > 6.5):
         assert inside[half].mean() == pytest.approx(0.8, abs=0.05)
-
-
-def test_a_mean_of_independent_members_shrinks_intervals():
-    rng = np.random.default_rng(0)
-    residual, members = rng.normal(0, 1.1, 3000), rng.normal(0, 0.45, (3, 3000))
-    assert 0.9 < bagging_shrink(residual, members, np.zeros(3000)) < 1.0
-    assert bagging_shrink(residual, np.zeros((3, 10)), np.zeros(10)) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("frequencies", [0, 4])
-def test_a_network_round_trips_through_half_precision(frequencies):
-    rng = np.random.default_rng(0)
-    features = rng.normal(0, 1, (400, 5))
-    recipe = Recipe(width=32, layers=3, steps=200, frequencies=frequencies)
-    network = train_network(features, features.sum(axis=1), recipe, 0)
-    assert (network.periodic is not None) == bool(frequencies)
-    again = Network.from_tensors(network.tensors())
-    np.testing.assert_allclose(network.predict(features), again.predict(features), atol=0.02)
-    with pytest.raises(PackError, match=r"array .* is missing"):
-        Network.from_tensors({key: value for key, value in network.tensors().items() if key != "mean"})
-
-
-def test_sines_and_cosines_see_whole_waves():
-    rng = np.random.default_rng(0)
-    features = rng.uniform(-2, 2, (1500, 3))
-    waves = (3.0 * features[:, 0]) % 1.0 + features[:, 1]
-    plain, periodic = (
-        train_network(
-            features[:1000], waves[:1000], Recipe(width=32, layers=3, steps=400, frequencies=frequencies, spread=1.0), 0
-        )
-        for frequencies in (0, 8)
-    )
-    errors = [np.abs(network.predict(features[1000:]) - waves[1000:]).mean() for network in (plain, periodic)]
-    assert errors[1] < 0.7 * errors[0], errors
-
-
-def test_waves_that_do_not_fit_the_inputs_are_refused():
-    features = np.random.default_rng(0).normal(0, 1, (200, 3))
-    tensors = train_network(features, features[:, 0], Recipe(width=8, layers=2, steps=20, frequencies=2), 0).tensors()
-    with pytest.raises(PackError, match="contradict each other"):
-        Network.from_tensors(tensors | {"periodic_frequency": tensors["periodic_frequency"][:2]})
-    with pytest.raises(PackError, match=r"array .* is missing"):
-        Network.from_tensors({name: array for name, array in tensors.items() if name != "periodic_units"})
 
 
 def test_errors_are_geometric_and_clipped():

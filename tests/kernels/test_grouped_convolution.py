@@ -107,13 +107,6 @@ def test_tf32_does_not_change_pytorchs_own_kernels(gpu: str) -> None:
         assert fp32 == pytest.approx(tf32)
 
 
-def test_a_newer_gpu_computes_a_depthwise_convolution_faster() -> None:
-    for family in FAMILIES:
-        times = [kernel_predictor(load_gpu(gpu), "auto", None).predict(call(family, B=128))["kernel_us"][0]
-                 for gpu in ("T4", "V100", "A100", "H100")]  # fmt: skip
-        assert times == sorted(times, reverse=True)
-
-
 def test_fp32_products_and_transferred_models_answer_no_grouped_convolution() -> None:
     for gpu in ("V100", "A100-SXM4-80GB", "H100"):
         calls = pd.concat([call(), call(groups=1)], ignore_index=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -96,11 +95,6 @@ def test_a_better_gpu_is_never_slower(a100, op, better):
     shape = {"attributes": form}
     for sizes in (shape | {"B": 2048, "L": 30, "E": 50_000, "D": 64}, shape | {"B": 30_000, "E": 900, "D": 96}):
         assert time_us(faster, op, **sizes) <= time_us(a100, op, **sizes) + 1e-9
-
-
-def test_equal_calls_of_a_table_take_equal_times(a100):
-    table = pd.concat([calls("fused_sgd", B=2048, L=20, E=1000, D=64)] * 3, ignore_index=True)
-    assert np.ptp(Physics.of(a100).kernel_us("embedding_backward", table)) == 0.0
 
 
 def test_what_learned_models_correct_is_the_published_formula(v100):

@@ -167,14 +167,6 @@ def test_the_large_persistent_kernel_is_taken_where_pytorch_takes_it(gpu, batch,
     assert not recurrent._uses_large_persistent(sizes, np.array(["fp32"], dtype=object), physics)[0]
 
 
-def test_a_persistent_kernel_is_no_longer_than_the_plain_one(monkeypatch):
-    table = calls({}, {"B": 8}, {"phase": "backward"}, dtype="fp16")
-    kept = us(table, by_work, "A100")
-    monkeypatch.setattr(recurrent, "_uses_large_persistent", lambda sizes, *_: np.zeros(len(sizes.batch), dtype=bool))
-    assert (kept <= us(table, by_work, "A100")).all()
-    assert kept.sum() < us(table, by_work, "A100").sum()
-
-
 def test_intervals_hold_the_products_own_and_evidence_is_theirs():
     found, evidence = recurrent_us(calls(), by_work, Physics.of(load_gpu("V100")))
     assert list(evidence) == ["pack"]
@@ -204,9 +196,3 @@ def test_predictions_rest_on_the_models_of_products(gpu, dtype, kind):
     assert found["modelled"].all()
     assert found["kernel_us"][1] > found["kernel_us"][0]
     assert (found["p10_us"] < found["kernel_us"]).all() and (found["kernel_us"] < found["p90_us"]).all()
-
-
-def test_products_of_a_layer_are_longer_than_a_roofline_of_it():
-    spec = load_gpu("V100")
-    predictor, table = kernel_predictor(spec, "auto", None), calls({"B": 128})
-    assert predictor.predict(table)["kernel_us"][0] > 1.1 * predictor.physics.kernel_us("rnn", table)[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.tensor_cores import LAYOUT_CONVERSION_SHARE, NCHW_LOADS, on_tensor_cores
-from pipeline.kernels.work import Array, ConvShape, Dims
+from pipeline.kernels.work import ConvShape, Dims
 
 FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
 NHWC = '{"layout":"nhwc"}'
@@ -175,9 +174,3 @@ def _more(gpu: GpuSpec, figure: str, factor: float) -> GpuSpec:
     changed = {"clock": ("boost_clock_mhz",), "power": ("tdp_w",), "fp32": ("fp32_gflop_per_s",),
                "tensor": ("fp16_gflop_per_s", "tf32_gflop_per_s")}[figure]  # fmt: skip
     return replace(gpu, **{name: factor * getattr(gpu, name) for name in changed})
-
-
-def test_times_are_finite_and_grow_with_the_batch() -> None:
-    for family in FAMILIES:
-        times: Array = np.array([kernel_us(convolution(family, B=b), "H100") for b in (1, 8, 64, 512)])
-        assert np.all(np.isfinite(times)) and np.all(np.diff(times) > 0)

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import UnknownNameError
-from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, family, work_of
+from pipeline.kernels.families import family, work_of
 
 
 def one(**values):
@@ -39,10 +39,6 @@ def test_half_precision_moves_half_the_bytes():
 def test_own_byte_counts_outrank_the_formula():
     calls = one(op="relu", B=4, H=8, flops=0.0, bytes_read=1000.0, bytes_written=10.0)
     assert work_of("elementwise", calls).bytes[0] == 1010.0
-
-
-def test_every_neusight_op_has_a_family():
-    assert set(NEUSIGHT_OPS.values()) <= set(FAMILIES)
 
 
 def test_an_unknown_family_lists_the_choices():

@@ -54,7 +54,7 @@ def fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlflowCl
 
     def run(table: pd.DataFrame, *variants: str, seed: int = 0) -> MlflowClient:
         gpu = str(table["gpu"].iloc[0])
-        settings = {"name": variants[0], "variants": variants, "seed": seed, "effort": "quick"}
+        settings = {"name": variants[0], "variants": variants, "seed": seed}
         fit_and_track(table, gpu, settings, [folder / gpu / "softmax" / "fitted"], folder / "mlflow")
         return MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
 
@@ -114,7 +114,7 @@ def test_a_run_names_its_data_and_script_and_has_a_place_in_the_table(fit: Calla
 
 def test_the_predictions_behind_an_error_say_what_made_them(tmp_path: Path) -> None:
     settings, models = (
-        {"name": "fitted", "variants": ("roofline",), "seed": 0, "effort": "quick"},
+        {"name": "fitted", "variants": ("roofline",), "seed": 0},
         tmp_path / "P100" / "softmax" / "fitted",
     )
     fit_and_track(samples("P100", 12), "P100", settings, [models], tmp_path / "mlflow", provenance={"commit": "abc"})
@@ -127,7 +127,7 @@ def test_the_predictions_behind_an_error_say_what_made_them(tmp_path: Path) -> N
 def test_a_single_sample_is_tracked_although_nothing_judges_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {"name": "auto", "variants": ("auto",), "seed": 0, "effort": "quick"}
+    settings = {"name": "auto", "variants": ("auto",), "seed": 0}
     fit_and_track(samples("A10", 1), "A10", settings, [folder / "A10" / "softmax" / "fitted"], folder / "mlflow")
     assert "a single sample, error unknown" in capsys.readouterr().out
     client = MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")

@@ -1,16 +1,15 @@
-"""The loop that trains all networks: same seed, same weights; a training that diverges says so."""
+"""Training of networks: same seed, same weights; a training that diverges says so; numpy evaluates what torch trained."""
 
 from functools import partial
 
 import numpy as np
 import pytest
 
-from pipeline.errors import SteptimeError
-from pipeline.kernels.training_loop import descend, minimise, shuffled_batches, uniform
+from pipeline.errors import PackError, SteptimeError
+from pipeline.kernels.network_training import Recipe, _outputs, minimise, shuffled_batches, train_network, uniform
+from pipeline.kernels.networks import Network, Periodic
 
 torch = pytest.importorskip("torch")
-
-from pipeline.kernels.muon import STEP_LENGTH, orthogonal  # noqa: E402
 
 TRUE = torch.tensor([[2.0], [-1.0], [0.5]])
 
@@ -29,7 +28,7 @@ def line(seed, steps=300, **options):
     return weight.detach().numpy()
 
 
-@pytest.mark.parametrize("options", [{}, {"fused": True}, {"warm_up": None}, {"max_gradient_norm": 1.0}])
+@pytest.mark.parametrize("options", [{}, {"warm_up": None}, {"max_gradient_norm": 1.0}])
 def test_a_line_is_found_and_the_same_seed_gives_the_same_weights(options):
     np.testing.assert_allclose(line(0, **options), TRUE.numpy(), atol=5e-3)
     np.testing.assert_array_equal(line(0, 20, **options), line(0, 20, **options))
@@ -90,41 +89,9 @@ def test_parameters_that_are_no_numbers_after_the_last_step_are_refused():
 def test_batches_pass_over_all_rows_in_a_new_order(rows, batch, per_pass):
     batches = shuffled_batches(rows, batch, torch.Generator().manual_seed(0))
     passes = [torch.cat([next(batches) for _ in range(per_pass)]).tolist() for _ in range(8)]
-    for each in passes:
-        assert len(each) == len(set(each)) == per_pass * min(batch, rows) and set(each) <= set(range(rows))
-    assert rows == 1 or any(each != passes[0] for each in passes)
-
-
-@pytest.mark.parametrize("factor", [1.0, float("nan")])
-def test_tiny_numbers_are_zero_only_while_training_runs(factor):
-    tiny, seen = torch.tensor([1e-39]), []
-    weight = torch.zeros(1)
-
-    def loss():
-        seen.append((tiny * 1.0).item())
-        return weight.sum() * factor
-
-    try:
-        minimise(loss, [weight], 2, 0.1)
-    except SteptimeError:
-        assert factor != 1.0
-    assert set(seen) == {0.0} and (tiny * 1.0).item() > 0.0
-
-
-def test_matrices_have_a_rate_of_their_own():
-    weight, matrix, path = torch.zeros(1), torch.zeros(4, 4), []
-
-    def gradient():
-        path.append((weight.item(), matrix.norm().item()))
-        weight.grad, matrix.grad = torch.ones(1), torch.eye(4)
-        return 0.0
-
-    descend(gradient, [weight], 60, 0.1, matrices=[matrix], matrix_rate=1.0, warm_up=0.5, final_divisor=100.0)
-    by_adamw, by_muon = np.abs(np.diff(path, axis=0)).T
-    assert by_adamw.max() == pytest.approx(0.1, rel=0.1)
-    length = STEP_LENGTH * np.sqrt(4) * orthogonal(torch.eye(4)).norm().item()
-    assert by_muon.max() == pytest.approx(length, rel=0.01)
-    assert abs(by_adamw.argmax() - by_muon.argmax()) <= 6 and 20 <= by_muon.argmax() <= 40
+    for order in passes:
+        assert len(order) == len(set(order)) == per_pass * min(batch, rows) and set(order) <= set(range(rows))
+    assert rows == 1 or any(order != passes[0] for order in passes)
 
 
 def test_training_runs_on_one_thread_unless_told():
@@ -139,3 +106,60 @@ def test_training_runs_on_one_thread_unless_told():
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("frequencies", [0, 3])
+def test_numpy_evaluates_a_network_as_torch_trained_it(frequencies, relu):
+    columns, recipe = 7, Recipe(width=6, layers=3, frequencies=frequencies, units=2, relu=relu)
+    generator = torch.Generator().manual_seed(2)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.4
+
+    embedding = [normal(columns, 3), normal(columns, 6, 2), normal(columns, 2)] if frequencies else []
+    sizes = [columns * 3 if frequencies else columns, 6, 6, 6, 1]
+    layers = [normal(*shape) for a, b in zip(sizes[:-1], sizes[1:], strict=True) for shape in ((a, b), (b,))]
+    x = normal(40, columns)
+    arrays, periodic = [layer.numpy() for layer in layers], [part.numpy() for part in embedding]
+    network = Network(
+        np.zeros(columns, np.float32), np.ones(columns, np.float32), 0.0, 1.0, tuple(arrays[::2]), tuple(arrays[1::2]),
+        recipe.residual, Periodic(*periodic) if periodic else None, relu,
+    )  # fmt: skip
+    expected = _outputs(x, embedding, layers, recipe).numpy()
+    np.testing.assert_allclose(network.predict(x.numpy()), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_fewer_samples_than_a_batch_are_one_batch():
+    features = np.random.default_rng(0).normal(size=(10, 2))
+    network = train_network(features, features[:, 0], 0, Recipe(width=16, layers=2, steps=300, batch=64))
+    assert np.abs(network.predict(features) - features[:, 0]).mean() < 0.05
+
+
+@pytest.mark.parametrize("frequencies", [0, 4])
+def test_a_network_round_trips_through_half_precision(frequencies):
+    features = np.random.default_rng(0).normal(0, 1, (400, 5))
+    recipe = Recipe(width=32, layers=3, steps=100, frequencies=frequencies)
+    network = train_network(features, features.sum(axis=1), 0, recipe)
+    assert (network.periodic is not None) == bool(frequencies)
+    tensors = network.tensors()
+    np.testing.assert_allclose(network.predict(features), Network.from_tensors(tensors).predict(features), atol=0.02)
+    for name in ("mean", "periodic_units") if frequencies else ("mean",):
+        with pytest.raises(PackError, match=r"array .* is missing"):
+            Network.from_tensors({key: array for key, array in tensors.items() if key != name})
+    if frequencies:
+        with pytest.raises(PackError, match="contradict each other"):
+            Network.from_tensors(tensors | {"periodic_frequency": tensors["periodic_frequency"][:2]})
+
+
+def test_sines_and_cosines_follow_whole_waves():
+    features = np.random.default_rng(0).uniform(-2, 2, (1500, 3))
+    waves = (3.0 * features[:, 0]) % 1.0 + features[:, 1]
+    plain, periodic = (
+        train_network(
+            features[:1000], waves[:1000], 0, Recipe(width=32, layers=3, steps=400, frequencies=frequencies, spread=1.0)
+        )
+        for frequencies in (0, 8)
+    )
+    errors = [np.abs(network.predict(features[1000:]) - waves[1000:]).mean() for network in (plain, periodic)]
+    assert errors[1] < 0.7 * errors[0], errors
