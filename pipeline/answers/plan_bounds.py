@@ -1,8 +1,8 @@
 """Lower bounds of step times, which rule out points of a plan without predicting them.
 
-Every kernel needs at least the time of its FLOPs at the peak rate, and that of its bytes at the bandwidth of the memory (of
-the L2 cache, if they fit there). Kernels of one stream run one after another, so a step takes at least the sum. It also
-takes at least the time that the host needs to launch them.
+Every kernel needs at least the time of its FLOPs at the peak rate, that of its bytes at the bandwidth of the memory (of the L2
+cache, if they fit there), and that of a kernel of negligible size. Kernels of one stream run one after another, so a step
+takes at least the sum. It also takes at least the time that the host needs to launch them.
 
 Calls are mapped at a few batch sizes, the knots; between two knots the roofline is taken from the line through both. That,
 and models that were fitted to measurements, may leave a prediction below its bound. A search therefore compares bounds with
@@ -24,6 +24,7 @@ from pipeline.answers.engine import Engine
 from pipeline.errors import SteptimeError
 from pipeline.graph.step_store import gpu_kind
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.physics import Physics
 from pipeline.question.question import Question
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import assemble, step_sequence
@@ -72,7 +73,10 @@ def roofline_us(calls: pd.DataFrame, gpu: GpuSpec) -> Floats:
     rates = {dtype: gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
     peak = calls["dtype"].map(rates).fillna(max(rates.values())).to_numpy(float)
     saved = np.where(family.str.startswith("conv2d"), WINOGRAD, 1.0)
-    return np.maximum(memory_us, np.where(family.isin(PRODUCTS), flops, 0.0) / (peak * saved) / 1e3)
+    arithmetic_us = np.where(family.isin(PRODUCTS), flops, 0.0) / (peak * saved) / 1e3
+    physics = Physics.of(gpu)
+    start_us = family.map({name: physics.start_us(name) for name in family.unique()}).to_numpy(float)
+    return np.asarray(np.maximum(np.maximum(memory_us, arithmetic_us), start_us))
 
 
 class StepBounds:

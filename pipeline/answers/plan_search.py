@@ -2,7 +2,8 @@
 
 1. Points that do not fit, have no price, or do not divide the global batch are ruled out.
 2. Each point gets a lower bound of its time (`plan_bounds`).
-3. Points with the lowest bounds are predicted, `POINTS_AT_ONCE` at a time.
+3. Points with the lowest bounds are predicted, `POINTS_AT_ONCE` at a time. The same step with more samples takes no less
+   time, which bounds the larger batch sizes of a predicted point.
 
 A point is ruled out if both of these hold. A predicted point is at least as fast and as cheap as its bound. `CONTENDERS`
 predicted points that meet the constraints are better than its bound. The front and the best points are therefore those of
@@ -41,8 +42,11 @@ Told = Callable[[str, int], object]
 SEARCH_DRAWS = 10
 """Draws of a prediction during the search, which uses the central time only. The best points get all draws."""
 
-POINTS_AT_ONCE = 32
-"""Points that are predicted before the bounds of the others are compared again."""
+POINTS_AT_ONCE = 128
+"""Points that are predicted before the bounds of the others are compared again: enough to share tables of kernels."""
+
+MONOTONE = 0.97
+"""Share of a predicted time that the same step with more samples takes at least: a larger batch may run other kernels."""
 
 CONTENDERS = 12
 """Number of points, best first, among which the draws decide how often the winner wins."""
@@ -165,20 +169,27 @@ class Search:
         bound_us = np.array([point.bound_us for point in self.open])
         samples = np.array([point.samples for point in self.open], dtype=float)
         price = np.array([point.price for point in self.open])
-        unpredicted = np.ones(len(self.open), dtype=bool)
+        series = _series(self.open)
+        fewer_us, unpredicted = np.zeros(len(self.open)), np.ones(len(self.open), dtype=bool)
         while True:
-            costs = self._costs(bound_us * self.ratio, samples, price)
+            costs = self._costs(np.maximum(bound_us * self.ratio, fewer_us * MONOTONE), samples, price)
             rows = np.flatnonzero(unpredicted)
             if prune:  # what is ruled out stays open: a lower ratio may bring it back
                 rows = rows[self._may_win(costs[rows])]
             self.told(SEARCHING, len(self.open) - len(rows))
             if not len(rows):
                 break
-            chunk = rows[np.argsort(self._key(costs[rows]), kind="stable")][:POINTS_AT_ONCE]
+            ranked = rows[np.argsort(self._key(costs[rows]), kind="stable")]
+            if prune:  # one of each series: it also bounds the others
+                ranked = ranked[np.sort(np.unique(series[ranked], return_index=True)[1])]
+            chunk = ranked[:POINTS_AT_ONCE]
             predicted_us = self._predict([self.open[row] for row in chunk])
             comparable = (predicted_us > 0) & (bound_us[chunk] > 0)  # NaN without a prediction
             self.ratio = min(self.ratio, (predicted_us / bound_us[chunk])[comparable].min(initial=np.inf))
             unpredicted[chunk] = False
+            for row in chunk[comparable]:  # those with more samples take no less time
+                more = (series == series[row]) & (samples >= samples[row])
+                fewer_us[more] = np.maximum(fewer_us[more], predicted_us[chunk == row])
         self._tell_why(costs[unpredicted])
 
     def _costs(self, us: Floats, samples: Floats, price: Floats) -> Floats:
@@ -311,6 +322,14 @@ class Search:
             replace(choice, prediction=prediction, wins=float(share) if several else None)
             for choice, prediction, share in zip(ranked, shown, wins, strict=True)
         ]
+
+
+def _series(points: Sequence[_Open]) -> npt.NDArray[np.int64]:
+    """A number for each point that points share if they differ in their batch size alone, shape (points,)."""
+    numbers: dict[object, int] = {}
+    keys = ((replace(point.question, batch_size=0), point.batches > 1, point.question.batch_size * (point.batches > 1))
+            for point in points)  # fmt: skip
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def _with_draws(question: Question, draws: int) -> Question:

@@ -6,7 +6,7 @@ groups. The other overrides of a question are applied to a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -104,26 +104,46 @@ def configuration(
         KeyError: an override names a key that the configuration does not have, without a plus.
         ConfigError: a file cannot be composed, or an override cannot be applied.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     directory, defaults = config_dir().resolve(), default_choices()
     for group, name in [*defaults.items(), *chosen.items()]:  # Hydra reads the default files even if others are chosen
         if name is not None:
             _read_yaml(directory / group / f"{name}.yaml")
-    content = dict(_composed_file(directory, "", ROOT))
+    sections = dict(_composed_file(directory, "", ROOT))
     for group, name in {**defaults, **chosen}.items():
         if name is not None:
-            content |= _composed_file(directory, group, name)
+            sections |= _composed_file(directory, group, name)
+    overrides = tuple(overrides)
+    # interpolations (`${model.dim}`) may lead to any section
+    resolved = any("$" in override.text for override in overrides) or "${" in repr(sections)
+    touched = set(sections) if resolved else {override.key.partition(".")[0] for override in overrides}
+    if touched:
+        sections |= _with_overrides({name: sections[name] for name in sections if name in touched}, overrides)
+    return sections, tuple(sorted(_without_value(sections)))
+
+
+def _with_overrides(sections: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
+    """Sections after overrides. Errors are those of `configuration`."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
-        config = OmegaConf.create(content)
+        config = OmegaConf.create(dict(sections))
         OmegaConf.set_struct(config, True)
         for override in overrides:
             _apply(override, config)
         plain: Any = OmegaConf.to_container(config, resolve=True)
-        return plain, tuple(sorted(OmegaConf.missing_keys(config)))
     except OmegaConfBaseException as error:
         raise ConfigError(f"configuration: {_first_line(error)}") from None
+    return {str(name): values for name, values in plain.items()}
+
+
+def _without_value(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Keys whose value is Hydra's mark of a value that must be given."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _without_value(value, f"{prefix}{key}.")
+        elif value == "???":
+            yield f"{prefix}{key}"
 
 
 def _apply(override: Override, config: Any) -> None:
