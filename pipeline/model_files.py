@@ -90,11 +90,6 @@ def check_format(path: Path, version: object, remedy: str) -> None:
         raise PackError(f"{path}: format {version}, this Steptime reads {FORMAT}; {remedy}")
 
 
-def write_by_gpu(path: Path, gpus: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-    """Write the numbers that were fitted on several GPUs as one JSON file."""
-    write_json(path, {"format": FORMAT, "provenance": provenance, "gpus": gpus})
-
-
 def read_by_gpu(path: Path, build: Callable[[Any], T]) -> dict[str, T]:
     """Read each GPU's numbers and return what `build` makes of them, by GPU.
 

@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 
 from evaluation.checks.surfer_pairs import paper_surfer
+from evaluation.training.write_packs import record_file
 from pipeline.errors import InputError
-from pipeline.packs import record_file
 from pipeline.paths import datasets_dir
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.packs import build_pack
+    from evaluation.training.write_packs import build_pack
 
     models = {Path(path).parent.name: Path(path) for path in snakemake.input.models}
     overheads = [Path(path) for path in snakemake.input.overheads]

@@ -30,9 +30,9 @@ from evaluation.training.left_out_gpu import (
 from evaluation.training.mlp_train import PUBLISHED_SIZE, SHIPPED_SIZE, train_mlp
 from evaluation.training.prior_fit import learn_prior
 from evaluation.training.utilisation_train import train_utilisation
+from evaluation.training.write_packs import record_file
 from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
-from pipeline.packs import record_file
 from pipeline.paths import datasets_dir, transfer_dir
 from pipeline.schemas import atomic_path
 from pipeline.transfer.gpu_features import COVERED_FAMILIES

@@ -21,9 +21,9 @@ from evaluation.published.aiconfigurator import SOURCE, TABLES, read_products
 from evaluation.training.build_models import interval_of_a_new_gpu
 from evaluation.training.recipes import TENSOR_CORE_RECIPE, Recipe
 from evaluation.training.utilisation_train import train_utilisation
+from evaluation.training.write_packs import record_file
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, mape
-from pipeline.packs import record_file
 from pipeline.paths import transfer_dir
 from pipeline.transfer.product_tiles import FAMILY
 from pipeline.transfer.utilisation import UtilisationModel

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evaluation.training.write_packs import record_file, write_by_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import fit_curve
 from pipeline.kernels.collective_bandwidth import FAMILY, CollectiveModel, Curves, link_gb_per_s
 from pipeline.kernels.physics import bus_factor
 from pipeline.kernels.work import Array, Dims
-from pipeline.model_files import write_by_gpu
-from pipeline.packs import record_file
 
 MAX_COLLECTIVE_LOG_LOSS = 3.0
 """Bound of the fit: the low bandwidth of a curve is at least 5 % of its peak. NCCL's protocols for small buffers are

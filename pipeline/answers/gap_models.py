@@ -38,8 +38,8 @@ from pipeline.kernels.fused_attention import AttentionModel, FittedAttention
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.tensor_cores import HALF_DTYPES, covered, misaligned
 from pipeline.kernels.work import Dims, is_one_of
-from pipeline.model_files import read_by_gpu, write_by_gpu
-from pipeline.packs import MANIFEST, SHARED, pack_models, record_file, shipped_file
+from pipeline.model_files import read_by_gpu
+from pipeline.packs import MANIFEST, SHARED, pack_models, shipped_file
 from pipeline.paths import packs_dir
 from pipeline.transfer.shipped_models import kernel_us, sampled_architectures, tensor_model, time_ratio
 from pipeline.transfer.utilisation import UtilisationModel
@@ -251,12 +251,6 @@ def with_tensor_core_gemm(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> di
 
 FILE = "attention.json"
 """Name of the file of constants in the shared pack."""
-
-
-def write_fitted(path: Path, fitted: Mapping[str, FittedAttention], provenance: Mapping[str, Any]) -> None:
-    """Write the constants fitted on several GPUs as JSON, and add the file to its folder's manifest."""
-    write_by_gpu(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
-    record_file(path)
 
 
 @lru_cache(maxsize=4)

@@ -11,6 +11,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from evaluation.training.write_packs import write_by_gpu
 from pipeline.errors import PackError, SteptimeError
 from pipeline.model_files import (
     check_shapes,
@@ -20,7 +21,6 @@ from pipeline.model_files import (
     read_json,
     reading,
     write_arrays,
-    write_by_gpu,
     write_json,
 )
 from pipeline.paths import packs_dir, transfer_dir

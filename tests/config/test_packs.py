@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from evaluation.training import write_packs
 from pipeline import packs
 from pipeline.answers.gap_models import attention_model, tensor_model
 from pipeline.errors import PackError
@@ -20,14 +21,15 @@ from pipeline.transfer.shipped_models import load_models
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(packs, "packs_dir", lambda: tmp_path)
+    for module in (packs, write_packs):
+        monkeypatch.setattr(module, "packs_dir", lambda: tmp_path)
     packs.check_pack.cache_clear()
     model = tmp_path / "made" / "gemm"
     model.mkdir(parents=True)
     (model / "family.json").write_text('{"family": "gemm"}')
     (model / "weights.safetensors").write_bytes(bytes(range(200)))
     (model / "test_predictions.parquet").write_bytes(b"large, not shipped")
-    return packs.build_pack("V100", {"gemm": model}, [], {"source": "test"})
+    return write_packs.build_pack("V100", {"gemm": model}, [], {"source": "test"})
 
 
 def test_a_pack_holds_models_and_manifest_and_nothing_else(folder: Path) -> None:
@@ -122,7 +124,7 @@ def test_shared_files_are_checked_when_they_are_loaded(copy: Path, name: str, lo
 def test_a_file_that_is_written_anew_is_entered_beside_the_others(tmp_path: Path) -> None:
     for name, text in (("a.json", "1"), ("b.json", "2"), ("a.json", "3")):
         (tmp_path / name).write_text(text)
-        packs.record_file(tmp_path / name)
+        write_packs.record_file(tmp_path / name)
     files = json.loads((tmp_path / packs.MANIFEST).read_text())["files"]
     assert {name: facts["sha256"] for name, facts in files.items()} == {
         name: packs.file_digest(tmp_path / name) for name in ("a.json", "b.json")

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.gap_models import FILE, attention_model, kernel_of, nearest, read_fitted, write_fitted
+from evaluation.training.write_packs import write_fitted
+from pipeline.answers.gap_models import FILE, attention_model, kernel_of, nearest, read_fitted
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.fused_attention import AttentionModel, Constants, FittedAttention, Shape, attention_us
