@@ -27,8 +27,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.schemas import DIMS
-from pipeline.simulate.critical_path import Form
-from pipeline.simulate.step_draws import step_times
+from pipeline.simulate.critical_path import Form, step_times
 from pipeline.simulate.step_program import Program
 from pipeline.simulate.timeline import Timeline
 

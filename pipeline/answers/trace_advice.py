@@ -17,9 +17,8 @@ from pipeline.answers.advice import Advice, Line, Refused, take_best_first
 from pipeline.answers.step_changes import SAME
 from pipeline.answers.step_errors import host_sigma, keyed_normals
 from pipeline.prediction import Prediction
-from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.critical_path import simulate, step_times
 from pipeline.simulate.program_changes import as_cuda_graphs
-from pipeline.simulate.step_draws import step_times
 from pipeline.simulate.step_program import Kind, Program
 
 Floats = npt.NDArray[np.float64]

@@ -1,18 +1,19 @@
 """The critical path in compiled code (numba): the full form of `critical_path`, for blocks of draws.
 
-The recurrence and its results are those of the plain walk, to the last bit (`tests/predict/test_step_draws.py`).
+The recurrence and its results are those of `critical_path`, to the last bit (`tests/predict/test_step_draws.py`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.simulate.numba_code import compiled, is_installed, is_loaded
-from pipeline.simulate.path_walk import BACKLOG, NO_CALL
-from pipeline.simulate.step_program import Kind, Program
+from pipeline.simulate.step_program import BACKLOG, NO_CALL, Kind, Program
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -28,12 +29,25 @@ _LAUNCH, _SYNC = int(Kind.LAUNCH), int(Kind.SYNC)
 _NO_CALL, _BACKLOG = NO_CALL, BACKLOG
 
 
+def is_loaded() -> bool:
+    """Whether this process has loaded the compiler."""
+    return "numba" in sys.modules
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Any:
+    """A compiled function; numba stores the machine code beside its module, or in the user's cache folder."""
+    from numba import njit
+
+    return njit(cache=True, nogil=True)(function)
+
+
 def load_if_it_pays(values: int) -> bool:
     """Load the compiled walk where it pays for this number of rows times draws, and say whether it is loaded.
 
     A process that has loaded it uses it for every step.
     """
-    if not is_loaded() and (values < COMPILED_FROM or not is_installed()):
+    if not is_loaded() and values < COMPILED_FROM:
         return False
     compiled(_walk)
     return True

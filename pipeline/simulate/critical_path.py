@@ -1,8 +1,11 @@
 """The critical path (Lin et al., Algorithm 1) over many draws of kernel times at once.
 
-The published form walks one host clock and one clock per stream. The full form adds what real steps need: threads,
+The published form has one host clock and one clock per stream. The full form adds what real steps need: threads,
 waits between streams, waits of the host, blocking copies and the limit of the launch queue. Both run the same
 recurrence per row. Each quantity is a vector over draws, so a thousand draws take little more time than one.
+
+The recurrence is written twice: here in NumPy, and in `compiled_walk` for many draws, with equal results to the last bit.
+Loading compiled code takes 0.5 s, which is more than a third of the time of a known question.
 
 For row i, which follows row p, with all times from the begin of the step:
 
@@ -22,9 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import InputError
-from pipeline.simulate.compiled_walk import load_if_it_pays, walk
-from pipeline.simulate.path_walk import BACKLOG, NO_CALL
-from pipeline.simulate.step_program import Kind, Program
+from pipeline.simulate.compiled_walk import Walked, load_if_it_pays, walk
+from pipeline.simulate.step_program import BACKLOG, NO_CALL, Kind, Program
 from pipeline.simulate.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]
@@ -33,6 +35,10 @@ Form = Literal["full", "published"]
 
 PUBLISHED_GAP_US = 1.0
 """Shortest time between two kernels on a stream in the published form, µs, as in Lin et al."""
+
+BLOCK_VALUES = 4_000_000
+"""Rows times draws that one simulation in NumPy holds per array: 32 MB in each of about ten arrays. With smaller blocks a
+language model takes longer: the walk takes 7 µs per row, whatever the number of draws."""
 
 
 def simulate(
@@ -54,149 +60,148 @@ def simulate(
         raise InputError(f"kernel times are for {kernels.shape[1]} calls; the program has {program.call_count}")
     if kernels.size and not (np.isfinite(kernels).all() and kernels.min() >= 0):
         raise InputError("kernel times must be finite and not negative")
-    if form == "published":  # one host clock: each row follows the row before it
-        program = replace(program, previous=np.arange(-1, len(program) - 1, dtype=np.int64))
     times, scale = np.ascontiguousarray(kernels.T), np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],))
-    if form == "full" and program.fills is None and len(kernels) == 1 and load_if_it_pays(len(program)):
-        return Timeline(program, kernels, *walk(program, times, np.arange(len(times)), scale)[1])
-    run = _Run(program, times, scale)
-    run.published() if form == "published" else run.full()
-    return Timeline(program, kernels, run.start, run.end, run.device_start, run.device_end, run.launch_cause,
-                    run.host_cause, run.device_cause)  # fmt: skip
+    if form == "published":
+        program = replace(program, previous=np.arange(-1, len(program) - 1, dtype=np.int64))  # one host clock
+        walked = _Walk(_as_published(program), times, scale).run()
+        launch = (program.kind == Kind.LAUNCH)[:, None]
+        walked = walked._replace(row_start=walked.row_start - launch * program.api_us[:, None] / 2 * scale)
+    elif program.fills is None and len(kernels) == 1 and load_if_it_pays(len(program)):
+        walked = walk(program, times, np.arange(len(times)), scale)[1]
+    else:
+        walked = _Walk(program, times, scale).run()
+    return Timeline(program, kernels, *walked)
 
 
-class _Run:
-    """State of one simulation: clocks of threads and streams, times of rows and calls (rows first, draws last)."""
+def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats, form: Form = "full") -> Floats:
+    """Step time of each draw in µs, shape (draws,).
+
+    Args:
+        program: the step.
+        times: drawn times of distinct calls, µs, shape (distinct, draws).
+        which: row of `times` for each device call, shape (calls,).
+        host_scale: factor on host times, shape (draws,).
+        form: form of the critical path, as in `simulate`.
+    """
+    draws = times.shape[1]
+    if form == "full" and program.fills is None and load_if_it_pays(len(program) * draws):
+        return walk(program, times, which, host_scale)[0]
+    size = max(BLOCK_VALUES // max(len(program), 1), 64)
+    blocks = [slice(begin, begin + size) for begin in range(0, draws, size)]
+    return np.concatenate(
+        [
+            simulate(program, times[:, block][which].T, form=form, host_scale=host_scale[block]).step_us
+            for block in blocks
+        ]
+    )
+
+
+def _as_published(program: Program) -> Program:
+    """A program for which the full form gives what Algorithm 1 gives: a launch reaches its stream in the middle of T4."""
+    rows = len(program)
+    before = np.where(program.kind == Kind.LAUNCH, program.api_us / 2, 0.0)
+    return replace(
+        program, kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind), thread=np.zeros(rows, np.int64),
+        gap_us=program.gap_us + before, api_us=program.api_us - before, latency_us=np.zeros(rows),
+        kernel_gap_us=np.full(rows, PUBLISHED_GAP_US), blocking=np.zeros(rows, bool), queue_depth=0, fills=None,
+        wait_offsets=np.zeros(rows + 1, np.int64), further=None,
+    )  # fmt: skip
+
+
+class _Walk:
+    """The full form for all draws at once: times of rows and calls, clocks of threads and streams (draws last)."""
 
     def __init__(self, program: Program, times: Floats, host_scale: Floats) -> None:
-        draws = times.shape[1]
-        self.p, self.times, self.scale, self.draws = program, times, host_scale, draws
-        self.start, self.end = np.zeros((len(program), draws)), np.zeros((len(program), draws))
-        self.device_start = np.full((program.call_count, draws), np.nan)
-        self.device_end = np.full((program.call_count, draws), np.nan)
-        self.stream = np.repeat(program.backlog_us[:, None], draws, axis=1).astype(float)
-        self.stream_call = [BACKLOG] * len(program.streams)
-        self.fills = program.fills
-        self.filling: list[list[int]] = [[] for _ in program.streams]
-        self.launch_cause = np.full(len(program), NO_CALL, np.int64)
-        self.host_cause = np.full(len(program), NO_CALL, np.int64)
-        self.device_cause = np.full(program.call_count, NO_CALL, np.int64)
+        draws, rows, calls, streams = len(host_scale), len(program), program.call_count, len(program.streams)
+        self.p, self.times, self.scale = program, times, host_scale
+        self.start, self.end = np.zeros((rows, draws)), np.zeros((rows, draws))
+        self.device_start, self.device_end = np.full((calls, draws), np.nan), np.full((calls, draws), np.nan)
+        self.stream_end = np.repeat(program.backlog_us[:, None], draws, axis=1).astype(float)
+        self.stream_call = [BACKLOG] * streams
+        self.filling: list[list[int]] = [[] for _ in range(streams)]
+        self.launch_cause, self.host_cause = np.full(rows, NO_CALL, np.int64), np.full(rows, NO_CALL, np.int64)
+        self.device_cause = np.full(calls, NO_CALL, np.int64)
 
-    def published(self) -> None:
-        p = self.p
-        self.fills = None
-        cpu = np.zeros(self.draws)
-        for i in range(len(p)):
-            cpu = cpu + (p.lead_us[i] + p.gap_us[i]) * self.scale
-            self.start[i] = cpu
-            api = p.api_us[i] * self.scale
-            if p.kind[i] == Kind.LAUNCH:
-                self._launch(i, [(cpu + api / 2, NO_CALL), *self._stream_ready(i, PUBLISHED_GAP_US)])
-            cpu = cpu + api + p.tail_us[i] * self.scale
-            self.end[i] = cpu
-
-    def full(self) -> None:
-        p = self.p
-        zero = np.zeros(self.draws)
-        threads = {int(t): zero for t in np.unique(p.thread)}
-        host = (p.lead_us + p.gap_us)[:, None] * self.scale
-        api = p.api_us[:, None] * self.scale
-        tail = p.tail_us[:, None] * self.scale
+    def run(self) -> Walked:
+        p, scale = self.p, self.scale
+        clock = dict.fromkeys(p.thread.tolist(), np.zeros(len(scale)))
+        host, api, tail = p.lead_us + p.gap_us, p.api_us, p.tail_us
         kind, previous, thread = p.kind.tolist(), p.previous.tolist(), p.thread.tolist()
-        blocking = p.blocking.tolist()
         further = [False] * len(p) if p.further is None else p.further.tolist()
         launched: list[int] = []
         for i in range(len(p)):
-            before = self.end[previous[i]] if previous[i] >= 0 else zero
-            begin = np.maximum(before + host[i], threads[thread[i]])
+            before = self.end[previous[i]] if previous[i] >= 0 else 0.0
+            self.start[i] = np.maximum(before + host[i] * scale, clock[thread[i]])
             if kind[i] == Kind.LAUNCH:
                 if p.queue_depth and len(launched) >= p.queue_depth and not further[i]:
                     oldest = launched[-p.queue_depth]
-                    begin = self._later(self.launch_cause, i, begin, self.device_start[oldest], oldest)
-                self.start[i] = begin
-                done = begin + api[i]
-                self._launch(i, [(begin + p.latency_us[i], NO_CALL), *self._stream_ready(i, float(p.kernel_gap_us[i])),
-                                 *self._awaited(i)])  # fmt: skip
+                    _wait(self.start, self.launch_cause, i, self.device_start[oldest], oldest)
+                self.end[i] = self.start[i] + api[i] * scale
+                self._launch(i)
                 if not further[i]:
                     launched.append(int(p.call[i]))
-                if blocking[i]:
-                    back = 0.0 if p.latency_us[i] == 0.0 else p.sync_return_us
-                    done = self._later(self.host_cause, i, done, self.device_end[p.call[i]] + back, int(p.call[i]))
             else:
-                self.start[i] = begin
-                done = begin + api[i]
+                self.end[i] = self.start[i] + api[i] * scale
                 if kind[i] == Kind.SYNC:
-                    done = self._synchronise(i, done)
-            self.end[i] = done + tail[i]
-            threads[thread[i]] = self.end[i]
+                    self._synchronise(i)
+            self.end[i] += tail[i] * scale
+            clock[thread[i]] = self.end[i]
+        return Walked(self.start, self.end, self.device_start, self.device_end, self.launch_cause, self.host_cause,
+                      self.device_cause)  # fmt: skip
 
-    def _stream_ready(self, i: int, gap: float) -> list[tuple[Floats, int]]:
-        s = int(self.p.stream[i])
-        busy = self.stream_call[s] >= 0 or self.p.backlog_us[s] > 0
-        return [(self.stream[s] + gap, self.stream_call[s])] if busy else []
+    def _launch(self, i: int) -> None:
+        """Start the call of row i when all that it waits for is ready."""
+        p, call, stream, gap = self.p, int(self.p.call[i]), int(self.p.stream[i]), self.p.kernel_gap_us[i]
+        self.device_start[call] = self.start[i] + p.latency_us[i]
+        if self._is_busy(stream):
+            _wait(self.device_start, self.device_cause, call, self.stream_end[stream] + gap, self.stream_call[stream])
+        for awaited in self._awaited(i):
+            if not np.isnan(self.device_end[awaited, 0]):
+                _wait(self.device_start, self.device_cause, call, self.device_end[awaited] + gap, awaited)
+        if p.fills is not None and p.competes is not None and p.competes[call]:
+            self._make_room(call, stream)
+            if p.fills[call]:
+                self.filling[stream].append(call)
+        self.device_end[call] = self.device_start[call] + self.times[call]
+        self.stream_end[stream], self.stream_call[stream] = self.device_end[call], call
+        if p.blocking[i]:
+            back = 0.0 if p.latency_us[i] == 0.0 else p.sync_return_us
+            _wait(self.end, self.host_cause, i, self.device_end[call] + back, call)
 
-    def _awaited(self, i: int) -> list[tuple[Floats, int]]:
-        p = self.p
-        calls = p.wait_calls[p.wait_offsets[i] : p.wait_offsets[i + 1]].tolist()
-        return [(self.device_end[c] + p.kernel_gap_us[i], c) for c in calls if not np.isnan(self.device_end[c, 0])]
-
-    def _launch(self, i: int, ready: list[tuple[Floats, int]]) -> None:
-        """Start the call of row i when all that it waits for is ready. Records the cause of the wait in the first draw."""
-        call, s = int(self.p.call[i]), int(self.p.stream[i])
-        start, cause = ready[0]
-        for other, by in ready[1:]:
-            cause = by if other[0] > start[0] else cause
-            start = np.maximum(start, other)
-        if self.fills is not None:
-            start, cause = self._room(call, s, start, cause)
-        self.device_start[call] = start
-        self.device_end[call] = start + self.times[call]
-        self.stream[s] = self.device_end[call]
-        self.stream_call[s] = call
-        self.device_cause[call] = cause
-
-    def _room(self, call: int, s: int, start: Floats, cause: int) -> tuple[Floats, int]:
+    def _make_room(self, call: int, stream: int) -> None:
         """Delay a kernel while a kernel of another stream fills the device, until the last blocks of that kernel run.
 
         Only the kernel that runs at that moment counts. Kernels queued behind it have no priority over this one.
         """
-        p = self.p
-        if p.competes is None or p.fills is None or not p.competes[call]:
-            return start, cause
-        out = start
+        begin = self.device_start[call].copy()
         for other, filling in enumerate(self.filling):
-            if other == s:
-                continue
-            for j in reversed(filling):  # latest first; kernels that have already ended do not matter
-                if (self.device_end[j] <= start).all():
-                    break
-                runs = (self.device_start[j] <= start) & (start < self.device_end[j])
-                if runs.any():
-                    cause = j if runs[0] and self.device_end[j, 0] > out[0] else cause
-                    out = np.where(runs, np.maximum(out, self.device_end[j]), out)
-        if p.fills[call]:
-            self.filling[s].append(call)
-        return out, cause
+            for full in reversed(filling if other != stream else []):
+                if (self.device_end[full] <= begin).all():
+                    break  # kernels launched before it have ended, too
+                runs = (self.device_start[full] <= begin) & (begin < self.device_end[full])
+                _wait(self.device_start, self.device_cause, call, np.where(runs, self.device_end[full], 0.0), full)
 
-    @staticmethod
-    def _later(cause: Ints, i: int, host: Floats, device: Floats, call: int) -> Floats:
-        """The later of a host time and a device time that row i waits for. Records the call if the device time is
-        later.
-        """
-        if device[0] > host[0]:
-            cause[i] = call
-        return np.maximum(host, device)
+    def _synchronise(self, i: int) -> None:
+        """Let the host wait for the calls that row i names, else for its stream or for all streams."""
+        p, awaited = self.p, self._awaited(i)
+        for call in awaited:
+            _wait(self.end, self.host_cause, i, self.device_end[call] + p.sync_return_us, call)
+        if not awaited:
+            for stream in range(len(p.streams)) if p.stream[i] < 0 else (int(p.stream[i]),):
+                if self._is_busy(stream):
+                    until = self.stream_end[stream] + p.sync_return_us
+                    _wait(self.end, self.host_cause, i, until, self.stream_call[stream])
 
-    def _synchronise(self, i: int, done: Floats) -> Floats:
-        s, p = int(self.p.stream[i]), self.p
-        named = p.wait_calls[p.wait_offsets[i] : p.wait_offsets[i + 1]].tolist()
-        for call in named:
-            done = self._later(self.host_cause, i, done, self.device_end[call] + p.sync_return_us, call)
-        if named:
-            return done
-        for which in range(len(self.p.streams)) if s < 0 else (s,):
-            if self.stream_call[which] >= 0 or self.p.backlog_us[which] > 0:
-                done = self._later(
-                    self.host_cause, i, done, self.stream[which] + self.p.sync_return_us, self.stream_call[which]
-                )
-        return done
+    def _awaited(self, i: int) -> list[int]:
+        calls: list[int] = self.p.wait_calls[self.p.wait_offsets[i] : self.p.wait_offsets[i + 1]].tolist()
+        return calls
+
+    def _is_busy(self, stream: int) -> bool:
+        return self.stream_call[stream] >= 0 or bool(self.p.backlog_us[stream] > 0)
+
+
+def _wait(times: Floats, cause: Ints, row: int, until: Floats, call: int) -> None:
+    """Delay a row of `times` until some time. If that is later in the first draw, the call is the row's cause."""
+    if until[0] > times[row, 0]:
+        cause[row] = call
+    np.maximum(times[row], until, out=times[row])

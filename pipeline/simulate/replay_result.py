@@ -138,7 +138,7 @@ class ReplayResult:
     def critical_path(self) -> dict[str, Any]:
         """Parts of the critical path of the predicted span, as means over the evaluated iterations.
 
-        The parts (`path_walk.CriticalPath`) add up to the predicted span, work queued before the step included.
+        The parts (`timeline.CriticalPath`) add up to the predicted span, work queued before the step included.
         """
         paths = [r.timeline.critical.parts for r in self.replayed]
         parts = {name: float(np.mean([path[name] for path in paths])) for name in paths[0]}

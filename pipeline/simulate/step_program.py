@@ -32,6 +32,9 @@ DEFAULT_KERNEL_GAP_US = 1.2
 DEFAULT_SYNC_RETURN_US = 5.0
 """Device constants in µs, used where no trace shows them: medians of the public V100 and A100 traces, rounded."""
 
+NO_CALL, BACKLOG = -1, -2
+"""Values used instead of the index of an awaited call: -1 for no wait, -2 for work queued before the step."""
+
 HOST_EVIDENCE = ("measured", "shared", "transferred")
 """Kinds of evidence of host times, best first."""
 

@@ -15,9 +15,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.schemas import DIMS
-from pipeline.simulate.path_walk import Moment
 from pipeline.simulate.step_program import Kind
-from pipeline.simulate.timeline import Timeline
+from pipeline.simulate.timeline import Moment, Timeline
 from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
 
 Event = dict[str, Any]
