@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from evaluation.figures.accuracy_data import mean_errors
+from evaluation.figures.accuracy_inputs import PAIR_ERRORS
+from evaluation.figures.measured_errors import replay_errors
 from evaluation.pages.accuracy_tables import TRANSFER_BARS
 from evaluation.pages.readme_tables import shipped_families
+from evaluation.published.published_errors import published
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.palette import SERIES
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures.figure_data import mean_errors
 from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, Board, Page, plain_ticks, save
-from pipeline.show.figures.measured_errors import replay_errors
-from pipeline.show.figures.published_errors import published
-from pipeline.show.grid_inputs import PAIR_ERRORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

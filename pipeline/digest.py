@@ -15,8 +15,8 @@ from pipeline.paths import project_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 
-SCRIPTS = tuple(project_dir() / room / "scripts" for room in ("workflow", "evaluation"))
-"""Folders of the rules' scripts."""
+SCRIPTS = tuple(project_dir() / room / "scripts" for room in ("evaluation", "workflow"))
+"""Folders of the rules' scripts. In a checkout, a script of `evaluation` goes before one of the same name."""
 
 PLUMBING = frozenset(
     f"pipeline/{name}.py"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.checks.method_names import TRACKER_METHOD
 from evaluation.pages.markdown import markdown, rewrite
 from evaluation.training.left_out_gpu import PROBES
 from pipeline.paths import transfer_dir
-from pipeline.show.figures.figure_data import TRACKER_METHOD
 from pipeline.transfer.utilisation import UtilisationModel
 
 BARS = {"gemm": 20, "bmm": 20, "conv2d_forward": 15, "elementwise": 8, "softmax": 12, "layer_norm": 12}

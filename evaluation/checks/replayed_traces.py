@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.show.figures.figure_data import FULL, KERNEL_SUM, PUBLISHED_FORM, SHARED, TRAIN_MEAN
+from evaluation.checks.method_names import FULL, KERNEL_SUM, PUBLISHED_FORM, SHARED, TRAIN_MEAN
 from pipeline.simulate.replay import PUBLISHED, replay_source
 from pipeline.simulate.replay_result import ReplayResult
 from pipeline.simulate.trace_selection import TraceSelection

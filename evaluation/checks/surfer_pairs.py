@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evaluation.checks.method_names import TRACKER_METHOD
 from evaluation.training.left_out_gpu import folds, shortened
 from evaluation.training.recipes import RECIPES
 from pipeline.datasets.neusight import read_samples
@@ -27,7 +28,6 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.schemas import read_columns
-from pipeline.show.figures.figure_data import TRACKER_METHOD
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.methods import step_calls_us
 from pipeline.transfer.shipped_models import covered

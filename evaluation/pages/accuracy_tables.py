@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.checks.method_names import FULL, KERNEL_SUM, REPLAY_METHODS, SHARED, TRACKER_METHOD
+from evaluation.figures.accuracy_data import mean_errors
 from evaluation.pages.markdown import block, markdown, table_rows
+from evaluation.published.published_errors import published
 from pipeline.errors import InputError
 from pipeline.model_files import REBUILD, read_arrays
 from pipeline.packs import check_if_shipped
-from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures.figure_data import TRACKER_METHOD
 from pipeline.show.figures.layout import in_order
-from pipeline.show.figures.published_errors import published
 
 KERNEL_BARS: dict[str, dict[str, float]] = {
     "V100": {"gemm": 2.0, "bmm": 1.7, "conv2d_forward": 7.0, "elementwise": 0.35, "softmax": 0.6, "layer_norm": 0.5},
@@ -133,17 +133,17 @@ def kernel_rows(kernels: pd.DataFrame) -> list[list[str]]:
 
 def _mean_replays(spans: pd.DataFrame) -> Iterable[list[str]]:
     """Mean over public traces: with the trace's own overheads, and with those of other hosts."""
-    table = tables.mean_errors(spans).pivot(index="trace", columns="method", values="mean_error")
+    table = mean_errors(spans).pivot(index="trace", columns="method", values="mean_error")
     wanted = [REPLAY_BARS[name] for name in table.index if name in REPLAY_BARS]
     own = f"{min(wanted):g} to {max(wanted):g}" if len(wanted) > 1 else "".join(f"{bar:g}" for bar in wanted)
     for title, method, key, bar in (
-        ("step of a trace, kernel times given", tables.FULL, "step", own),
-        ("the same, overheads of other hosts", tables.SHARED, "step_shared", f"{SHARED_OVERHEADS_BAR:g}"),
+        ("step of a trace, kernel times given", FULL, "step", own),
+        ("the same, overheads of other hosts", SHARED, "step_shared", f"{SHARED_OVERHEADS_BAR:g}"),
     ):
         known = table[table[method].notna()] if method in table else table.head(0)
         if len(known):
             yield [title, _count(len(known), "public trace"), _mean_and_worst(known[method]),
-                   f"sum of kernels {_percent(known[tables.KERNEL_SUM].mean())}; published "
+                   f"sum of kernels {_percent(known[KERNEL_SUM].mean())}; published "
                    f"{published(key)[0].percent:g}", bar]  # fmt: skip
 
 
@@ -247,7 +247,7 @@ share of calls inside the p10 to p90 interval, in %; the target is 80. Source: `
 ## Replayed traces
 
 Mean absolute error of an iteration's span in %. Kernel times are those of the evaluated iteration. Host time and
-waiting are predicted from the other half of the iterations, or from the other ranks. Under *{tables.SHARED}* they are
+waiting are predicted from the other half of the iterations, or from the other ranks. Under *{SHARED}* they are
 predicted from the traces of all other machines and one factor. Bars are in brackets. `v100x8_dlrm` has one iteration per
 rank. It therefore
 has no factor from an iteration that is not evaluated.
@@ -327,9 +327,9 @@ def _coverage(kernels: pd.DataFrame) -> str:
 
 
 def _replays(spans: pd.DataFrame) -> str:
-    errors = tables.mean_errors(spans)
+    errors = mean_errors(spans)
     table = errors.pivot(index="trace", columns="method", values="mean_error")
-    methods = [name for name in tables.REPLAY_METHODS if name in table]
+    methods = [name for name in REPLAY_METHODS if name in table]
     first = errors.drop_duplicates("trace").set_index("trace")
 
     def cells(row: pd.Series, bars: dict[str, float]) -> list[str]:
@@ -337,9 +337,9 @@ def _replays(spans: pd.DataFrame) -> str:
         return [f"{text} ({bars[name]:g})" if text and name in bars else text for name, text in texts.items()]
 
     rows = [[f"`{trace}`", str(first.loc[trace, "device"]), str(first.loc[trace, "evaluated"]),
-             *cells(table.loc[trace], {tables.FULL: REPLAY_BARS[trace]} if trace in REPLAY_BARS else {})]
+             *cells(table.loc[trace], {FULL: REPLAY_BARS[trace]} if trace in REPLAY_BARS else {})]
             for trace in first.index]  # fmt: skip
-    rows.append(["mean", "", "", *cells(table.loc[list(first.index)].mean(), {tables.SHARED: SHARED_OVERHEADS_BAR})])
+    rows.append(["mean", "", "", *cells(table.loc[list(first.index)].mean(), {SHARED: SHARED_OVERHEADS_BAR})])
     return markdown(["trace", "device", "evaluated", *methods], rows)
 
 

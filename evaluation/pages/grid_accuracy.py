@@ -11,12 +11,12 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.pages.markdown import markdown as table
+from evaluation.published.published_errors import PUBLISHED
 from pipeline.answers.who_answers import Source, kernel_source, overhead_source
 from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.question.question import LOCAL_GPU
 from pipeline.schemas import atomic_path
-from pipeline.show.figures.published_errors import PUBLISHED
 from pipeline.show.html_report import Section
 
 Cell = Callable[[pd.Series], str]
@@ -35,8 +35,9 @@ def sections(
     """All sections of the accuracy report of one grid.
 
     Args:
-        steps, errors, parts, kernels: `steps`, `errors_by_part`, `error_parts`, `kernel_errors` of
-            `pipeline.show.figures.figure_data`.
+        steps: `steps` of `pipeline.show.figures.step_times`.
+        errors, parts: `errors_by_part`, `error_parts` of `evaluation.figures.accuracy_data`.
+        kernels: `kernel_errors` of `pipeline.show.figures.figure_data`.
         missing: sentences about evidence that is not available.
     """
     by_size = kernels[kernels[DECILES[0]].notna()]

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown
+from evaluation.published.published_errors import NETWORK_METHODS, published
 from evaluation.published.published_lin2022 import DLRM_READING_MS
 from pipeline.kernels.error_metrics import gmae, mape
-from pipeline.show.figures.published_errors import NETWORK_METHODS, published
 
 OURS = "Steptime"
 

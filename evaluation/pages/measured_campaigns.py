@@ -18,9 +18,10 @@ from typing import Any
 
 import pandas as pd
 
+from evaluation.checks import error_parts as parts
+from evaluation.figures.accuracy_inputs import read_any
 from evaluation.pages.accuracy_tables import FAMILY_TITLES
 from evaluation.pages.markdown import markdown, rewrite
-from pipeline.answers import error_parts as parts
 from pipeline.collect.campaign_reader import measured_step, provenance, read_step_times
 from pipeline.errors import InputError, SteptimeError
 from pipeline.flow import Flow
@@ -28,7 +29,7 @@ from pipeline.kernels.error_metrics import gmae
 from pipeline.paths import CAMPAIGN, measurements_dir, project_dir
 from pipeline.question.compose import choices
 from pipeline.show.figures.figure_data import kernel_errors
-from pipeline.show.grid_inputs import fitted_models, read_any, with_gpus
+from pipeline.show.grid_inputs import fitted_models, with_gpus
 from pipeline.show.run_snakemake import run_snakemake
 
 PAGE, MARKER = Path("docs") / "accuracy.md", "measured"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from evaluation.checks.method_names import FULL, KERNEL_SUM
+from evaluation.figures.measured_errors import draw_passes, short_gpu
+from evaluation.published.published_errors import NETWORK_METHODS, published
 from pipeline.palette import ACTIVE, SERIES, series_colours
-from pipeline.show.figures.figure_data import FULL, KERNEL_SUM
 from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, NOTE, WIDE, Board, Page, in_order, marks, rows_height
-from pipeline.show.figures.measured_errors import draw_passes, short_gpu
-from pipeline.show.figures.published_errors import NETWORK_METHODS, published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ def result(kernels: pd.DataFrame, passes: pd.DataFrame, errors: pd.DataFrame) ->
     Args:
         kernels: `kernel_errors` table of `pipeline.show.figures.figure_data`.
         passes: `predicted_passes` of `evaluation.checks.language_passes`.
-        errors: `mean_errors` of `pipeline.show.figures.figure_data`.
+        errors: `mean_errors` of `evaluation.figures.accuracy_data`.
     """
     board = Board([3.0] * 3, Page(12.0, 3, 1.5), grid="both")
     left, middle, right = board.panels

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from evaluation.figures.accuracy_data import mean_errors
+from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.pages import pictures
 from evaluation.pages.accuracy_tables import Evidence, left_out_errors, outdated_families, page_tables, readme_table
 from evaluation.pages.markdown import rewrite
@@ -20,9 +22,7 @@ from pipeline.packs import list_packs, model_folders
 from pipeline.paths import datasets_dir, project_dir, transfer_dir
 from pipeline.show import run_snakemake as snakemake
 from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures.figure_data import mean_errors
 from pipeline.show.figures.layout import save
-from pipeline.show.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 
 RULE_GRAPH_GRID = {"gpu": "local", "model": "dlrm_small", "results": "no-results"}
 """Grid whose rule graph is drawn: the only one in which every stage runs. No artifact of an earlier run is in its folder."""

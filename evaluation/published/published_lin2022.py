@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from evaluation.published.published_busy import MODELS as DLRM_MODELS
+from evaluation.published.published_errors import NETWORK_METHODS
 from evaluation.published.published_pages import reading
-from pipeline.show.figures.published_errors import NETWORK_METHODS
 
 DLRM_FILE = "paper/lin2022_dlrm_batch_time.csv"
 CNN_FILE = "paper/lin2022_cnn_batch_time.csv"

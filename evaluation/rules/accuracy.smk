@@ -1,13 +1,38 @@
-# The accuracy tables of the grid, which its report shows too. They read artifacts only.
+# Errors of the grid: those of each measured point, and tables that the report shows too. They read artifacts only.
 
 from evaluation.pages.grid_accuracy import missing_evidence
+
+
+rule error_parts:
+    input:
+        graph=FLOW.graph_of_point,
+        calls=f"{POINT}/calls.parquet",
+        models=FLOW.models_of_point,
+        observations=FLOW.overhead_samples,
+        trace=FLOW.trace_of_point,
+        measured=FLOW.steps_of_point,
+        summary=f"{POINT}/summary.parquet",
+    output:
+        parts=f"{POINT}/parts.parquet",
+    log:
+        f"{POINT}/logs/error_parts.log",
+    params:
+        question=FLOW.question,
+        results=FLOW.artifacts.root,
+        pack=FLOW.pack_of_point,
+        packs=pack_digests(),
+        code=FLOW.code("error_parts"),
+    message:
+        "Compute the errors of {wildcards.model} at batch {wildcards.batch} by part of the step"
+    script:
+        "../scripts/error_parts.py"
 
 
 rule accuracy:
     input:
         summary=rules.summary.output.table,
         models=GRID.fitted_models(FLOW),
-        parts=GRID.error_parts(FLOW),
+        parts=ERROR_PARTS,
     output:
         text=f"{ACCURACY}.md",
         page=report(

@@ -5,18 +5,20 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
+    from evaluation.figures.accuracy_data import error_parts, errors_by_part
+    from evaluation.figures.accuracy_inputs import read_any
     from evaluation.pages import grid_accuracy as accuracy
     from pipeline.prediction import Prediction
     from pipeline.schemas import atomic_path, read_table, write_parquet
-    from pipeline.show.figures import figure_data as tables
+    from pipeline.show.figures.figure_data import kernel_errors
     from pipeline.show.figures.step_times import steps as step_table
-    from pipeline.show.grid_inputs import read_any, with_gpus
+    from pipeline.show.grid_inputs import with_gpus
 
     summary = read_table(snakemake.input.summary, "summary")
     steps = step_table(Prediction.all_of(summary))
-    by_part = tables.error_parts(summary, read_any(snakemake.input.parts))
-    kernels = tables.kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
-    parts = accuracy.sections(steps, tables.errors_by_part(by_part), by_part, kernels, snakemake.params.missing)
+    by_part = error_parts(summary, read_any(snakemake.input.parts))
+    kernels = kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
+    parts = accuracy.sections(steps, errors_by_part(by_part), by_part, kernels, snakemake.params.missing)
     title = accuracy.title_of(steps)
     for path, text in (
         (snakemake.output.text, accuracy.markdown(title, parts)),

@@ -73,7 +73,7 @@ def write_report(
         page: the HTML file to write.
         predictions: the grid's points.
         figures: folder of the figures that `draw_all` wrote.
-        tables: sections of the accuracy report.
+        tables: sections of the accuracy report; none in an installed wheel.
         models: `kernel_errors` of the grid's kernel models.
         rules: each rule of the run with those whose outputs it reads.
         timelines: HTML page of each point's timeline, by the point's name.
@@ -88,7 +88,11 @@ def write_report(
         title=grid_title(predictions),
         numbers=[step_number(predictions), error_number(predictions, models), evidence_number(predictions)],
         first=next((figure for figure in everything if figure.name == FIRST), None),
-        parts={name: [figure for figure in part if figure.name != FIRST] for name, part in parts.items()},
+        parts={
+            name: [figure for figure in part if figure.name != FIRST]
+            for name, part in parts.items()
+            if part or (name == ACCURACY and tables)
+        },
         accuracy=ACCURACY,
         tables=tables,
         rules=rules,
@@ -106,13 +110,13 @@ def read_sections(path: str | Path) -> list[Section]:
 
 
 def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:
-    """The figures of a folder by part of the report, in its order. *Accuracy* is there without figures too, for its tables."""
+    """The figures of a folder by part of the report, in its order; some parts have none."""
     index: dict[str, dict[str, Any]] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["drawn"]
     parts: dict[str, list[Drawn]] = {category: [] for category in CATEGORIES}
     for name, facts in index.items():
         wide, narrow = (_data_uri(where / f"{name}.svg") for where in (folder, folder / NARROW_FOLDER))
         parts[facts["category"]].append(Drawn(name, facts["title"], facts["says"], wide, narrow, caption(name)))
-    return {category: figures for category, figures in parts.items() if figures or category == ACCURACY}
+    return parts
 
 
 def not_drawn(folder: Path) -> dict[str, str]:

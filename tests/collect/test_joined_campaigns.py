@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evaluation.checks.error_parts import measured_active_us
 from evaluation.pages.measured_campaigns import grids
-from pipeline.answers.error_parts import measured_active_us
 from pipeline.collect import campaign_reader as reader
 from pipeline.collect import join_campaigns as join
 from pipeline.collect.campaign_folder import CampaignFolder, check, read_manifest

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from evaluation.figures.accuracy_inputs import read_any
 from pipeline import packs
 from pipeline.answers import gap_models, transferred_models, who_answers
 from pipeline.answers.gap_models import tensor_core_gemm_model
@@ -23,7 +24,6 @@ from pipeline.errors import PackError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import project_dir
 from pipeline.question.question import ask
-from pipeline.show.grid_inputs import read_any
 
 ROOT = project_dir()
 PACKS = packs.packs_dir()

@@ -10,6 +10,9 @@ import pandas as pd
 import pytest
 
 from evaluation.checks.language_passes import read_passes
+from evaluation.checks.method_names import FULL, KERNEL_SUM
+from evaluation.figures.accuracy_data import mean_errors
+from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.pages import pictures
 from evaluation.pages.accuracy_tables import (
     Evidence,
@@ -27,17 +30,16 @@ from evaluation.pages.readme_tables import PAGE, PAGE_MARKER, README, README_MAR
 from pipeline.errors import InputError, TableError
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures.figure_data import FULL, KERNEL_SUM, mean_errors
 from pipeline.show.figures.gallery import Artifacts
-from pipeline.show.grid_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 
 
 @pytest.fixture
-def found(artifacts: Artifacts) -> Evidence:
+def found(compared: Artifacts) -> Evidence:
+    errors_of = compared.further
     left_out = pd.DataFrame({"family": ["gemm", "gemm"], "gpu": ["V100", "T4"], "mape": [10.0, 20.0], "gmae": 5.0})
-    wave = pd.concat([artifacts.transfer, artifacts.transfer.assign(method="wave", mape=47.0)])
-    errors = tables.kernel_errors(artifacts.models)
-    return Evidence(errors, artifacts.replays, artifacts.passes, left_out, wave, artifacts.models_moved)
+    wave = pd.concat([errors_of["transfer"], errors_of["transfer"].assign(method="wave", mape=47.0)])
+    kernels = tables.kernel_errors(compared.models)
+    return Evidence(kernels, errors_of["replays"], errors_of["passes"], left_out, wave, errors_of["models_moved"])
 
 
 def test_the_error_of_a_trace_is_the_mean_over_its_iterations(found: Evidence) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.figures.accuracy_data import error_parts, errors_by_part
 from evaluation.pages import grid_accuracy as accuracy
 from evaluation.pages.grid_accuracy import missing_evidence
 from pipeline.flow import Flow
@@ -22,8 +23,8 @@ from pipeline.show.grid_inputs import host_observations, with_gpus
 
 def account(found: Artifacts, missing: list[str]) -> str:
     steps = step_table.steps(Prediction.all_of(found.summary))
-    by_part = tables.error_parts(found.summary)
-    errors, kernels = tables.errors_by_part(by_part), tables.kernel_errors(found.models)
+    by_part = error_parts(found.summary)
+    errors, kernels = errors_by_part(by_part), tables.kernel_errors(found.models)
     parts = accuracy.sections(steps, errors, by_part, kernels, missing)
     assert accuracy.html("A grid", parts).count("<table>") == accuracy.markdown("A grid", parts).count("\n| --- ")
     return accuracy.markdown("A grid", parts)

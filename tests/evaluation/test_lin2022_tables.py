@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 
 from evaluation.checks.lin2022_steps import DLRM_LOOP, predicted_cnn, predicted_dlrm
+from evaluation.figures.measured_errors import CONVNETS
 from evaluation.pages import lin2022_tables
 from evaluation.pages.pictures import published_networks
 from evaluation.published.published_busy import FILE as NOTEBOOK
+from evaluation.published.published_errors import NETWORK_METHODS, published
 from evaluation.published.published_lin2022 import CNN_FILE, read_cnn, read_dlrm
 from pipeline.paths import project_dir
-from pipeline.show.figures.measured_errors import CONVNETS
-from pipeline.show.figures.published_errors import NETWORK_METHODS, published
 from tests.evaluation import published_texts as texts
 
 LIN2022 = project_dir() / "benchmarks" / "steps" / "lin2022.py"

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from evaluation.checks import error_parts as parts
 from evaluation.pages import measured_campaigns as measured
-from pipeline.answers import error_parts as parts
 from pipeline.prediction import Prediction
 from pipeline.question.question import expand, from_snakemake
 from pipeline.schemas import write_table

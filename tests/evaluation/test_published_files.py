@@ -12,6 +12,7 @@ from evaluation.published import published_steps, published_translation
 from evaluation.published.published_busy import FILE as BUSY
 from evaluation.published.published_busy import read_busy
 from evaluation.published.published_dlrm import read_rows, read_steps
+from evaluation.published.published_errors import NETWORK_METHODS
 from evaluation.published.published_lin2022 import CNN_FILE, DLRM_FILE, read_cnn, read_dlrm
 from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, read_lookups
 from evaluation.published.published_steps import LAMBDA_GPUS, TUNING_GPUS, read_networks, read_resnet50, read_training
@@ -24,7 +25,6 @@ from evaluation.published.published_translation import (
 )
 from pipeline.errors import TableError
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.show.figures.published_errors import NETWORK_METHODS
 from tests.evaluation import published_texts as texts
 from tests.evaluation.published_texts import CRITEO, GNMT, NHWC, RESNET, SIZES_OF_BATCHES, TRANSFORMER
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evaluation.figures import accuracy_inputs
 from pipeline import flow as flows
 from pipeline.answers.altered_gpu import AlteredPredictor
 from pipeline.answers.kernel_predictor import KernelPredictor
@@ -26,7 +27,6 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.packs import list_packs
 from pipeline.paths import config_dir
 from pipeline.question.question import ask
-from pipeline.show import grid_inputs as grid
 from pipeline.yaml_text import load_yaml
 
 needs_pack = pytest.mark.skipif(not {"V100", "A100-PCIE-40GB"} <= set(list_packs()), reason="no packs")
@@ -233,10 +233,10 @@ def test_fits_of_a_pipeline_run_are_the_catalogue_s(monkeypatch: pytest.MonkeyPa
     assert what.models_of_point(wildcards[0]) == real.models_of_point(wildcards[1])
     assert what.kernel_settings(wildcards[0]) == real.kernel_settings(wildcards[1])
     # a step that a campaign measured is the real card's, and no error of a what-if can be had from it
-    for module in (flows, grid):
+    for module in (flows, accuracy_inputs):
         monkeypatch.setattr(module, "kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
     assert what.steps_of_point(wildcards[0]) == [] and len(real.steps_of_point(wildcards[1])) == 1
-    assert grid.error_parts(what) == [] and len(grid.error_parts(real)) == 1
+    assert accuracy_inputs.error_parts(what) == [] and len(accuracy_inputs.error_parts(real)) == 1
 
 
 @needs_pack

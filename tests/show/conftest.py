@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,6 @@ import pandas as pd
 import pytest
 
 from pipeline.prediction import Prediction
-from pipeline.show.figures import figure_data as replays
-from pipeline.show.figures.figure_data import TRACKER_METHOD
 from pipeline.show.figures.gallery import Artifacts
 from tests.show import chromium
 
@@ -41,7 +38,7 @@ def summary() -> pd.DataFrame:
 
 @pytest.fixture
 def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
-    """Everything that any figure needs."""
+    """Everything that any figure of the product needs."""
     random = np.random.default_rng(0)
     ops = np.array([f"aten::op{number}" for number in range(12)])
     count = 2000
@@ -66,31 +63,8 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
         )
         test.to_parquet(folder / "test_predictions.parquet")
         models.append(("V100", folder))
-    pairs = pd.DataFrame({"family": "gemm", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": "auto",
-                          "mape": [10.0, 20.0], "gmae": [5.0, 9.0], "rows": 30})  # fmt: skip
-    moved = pd.concat(
-        pd.DataFrame({"model": "bert_large", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": method,
-                      "measured_us": 1e5, "predicted_us": predicted, "error": [us / 1e5 - 1 for us in predicted]})
-        for method, predicted in ((TRACKER_METHOD, [1.1e5, 8e4]), ("wave", [1.5e5, 5e4]))
-    )  # fmt: skip
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
-    found = Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), pairs)
-    return dataclasses.replace(found, models_moved=moved, replays=spans(), passes=passes())
-
-
-def spans() -> pd.DataFrame:
-    """Two iterations of one trace by two methods: off by 10 and 20 %, and by half."""
-    rows = [("v100_ddp", "V100", method, number, 1000.0, 1000.0 * factor)
-            for method, factors in ((replays.FULL, (1.1, 0.8)), (replays.KERNEL_SUM, (0.5, 0.5)))
-            for number, factor in enumerate(factors)]  # fmt: skip
-    return pd.DataFrame(rows, columns=["trace", "device", "method", "number", "measured_us", "predicted_us"])
-
-
-def passes() -> pd.DataFrame:
-    """Three passes on two GPUs."""
-    return pd.DataFrame({"gpu": ["V100", "V100", "T4"], "model": "bert_large", "mode": "inference", "seq_len": 512,
-                         "batch_size": [8, 16, 8], "measured_us": [2e5, 4e5, 7e5],
-                         "predicted_us": [2.2e5, 4e5, 7.7e5]})  # fmt: skip
+    return Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models))
 
 
 @pytest.fixture(scope="module")

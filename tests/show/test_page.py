@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.figures.accuracy_data import error_parts, errors_by_part
+from evaluation.figures.accuracy_gallery import ENTRIES
 from evaluation.pages.grid_accuracy import sections, write_sections
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as step_table
-from pipeline.show.figures.gallery import CATEGORIES, GALLERY, Artifacts, draw_all
+from pipeline.show.figures.gallery import CATEGORIES, Artifacts, draw_all
 from pipeline.show.html_report import (
     Section,
     caption,
@@ -45,8 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accuracy_tables(found: Artifacts) -> list[Section]:
-    by_part = tables.error_parts(found.summary)
-    return sections(step_table.steps(Prediction.all_of(found.summary)), tables.errors_by_part(by_part), by_part,
+    by_part = error_parts(found.summary)
+    return sections(step_table.steps(Prediction.all_of(found.summary)), errors_by_part(by_part), by_part,
                     tables.kernel_errors(found.models), ["P100: nothing was measured"])  # fmt: skip
 
 
@@ -55,7 +57,7 @@ def report(folder: Path, artifacts: Artifacts) -> Path:
     """The report of a grid with few figures; written once."""
     target = folder / "report.html"
     if not target.is_file():
-        draw_all(Artifacts(artifacts.summary, models=artifacts.models), folder / "figures")
+        draw_all(Artifacts(artifacts.summary, models=artifacts.models), folder / "figures", ENTRIES)
         write_report(target, Prediction.all_of(artifacts.summary), folder / "figures", accuracy_tables(artifacts),
                      tables.kernel_errors(artifacts.models), {"map_calls": [], "predict": ["map_calls"]},
                      {"dlrm_default on V100": "<p>a 'timeline' & more</p>"})  # fmt: skip
@@ -84,7 +86,7 @@ def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:
 def test_every_figure_has_its_caption_below_it_in_the_order_of_the_parts(report: Path) -> None:
     text = report.read_text(encoding="utf-8")
     shown = re.findall(r'<figure class="figure" id="(\w+)">', text)
-    drawn = [entry.name for entry in GALLERY if f'id="{entry.name}"' in text]
+    drawn = [entry.name for entry in ENTRIES if f'id="{entry.name}"' in text]
     assert shown == drawn and len(drawn) >= 6
     assert len(re.findall(r"<figcaption><p>\w", text)) == len(shown)
     headings = re.findall(r"<h2>([^<]+)</h2>", text)
@@ -133,7 +135,7 @@ def test_the_page_fits_the_width_of_a_screen(page: Page, report: Path, width: in
 
 
 def test_every_caption_is_a_text_of_its_own() -> None:
-    captions = [caption(entry.name) for entry in GALLERY]
+    captions = [caption(entry.name) for entry in ENTRIES]
     assert len(set(captions)) == len(captions)
     assert all("system-message" not in text and len(text) > 80 for text in captions)
 

@@ -22,7 +22,8 @@ ROOMS = (
     "packs", "hardware", "prices", "question", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "flow", "scripting",
     "show", "completion", "terminal", "commands", "cli", "__main__",
-    "evaluation.published", "evaluation.workloads", "evaluation.training", "evaluation.checks", "evaluation.pages", "soak",
+    "evaluation.published", "evaluation.workloads", "evaluation.training", "evaluation.checks", "evaluation.figures",
+    "evaluation.pages", "soak",
 )  # fmt: skip
 """Rooms and single modules, from the lowest to the highest: each imports from those before it alone. The product comes first."""
 

@@ -93,7 +93,7 @@ def test_the_pipeline_runs_from_an_empty_folder(installed: Path, tmp_path: Path)
     (page,) = (tmp_path / "results" / "reports").glob("*.html")
     text = page.read_text(encoding="utf-8")
     assert "error of a kernel on held-out shapes" in text
-    assert "What is missing" not in text, "accuracy tables need a checkout"
+    assert "What is missing" not in text and "<h2>Accuracy</h2>" not in text, "errors need a checkout"
 
 
 def test_a_target_that_needs_a_checkout_says_so_in_one_line(installed: Path, tmp_path: Path) -> None:

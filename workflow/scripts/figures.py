@@ -7,17 +7,15 @@ from pipeline.scripting import job
 with job(snakemake):
     from pipeline.schemas import read_table
     from pipeline.show.figures.gallery import Artifacts, draw_all
-    from pipeline.show.grid_inputs import read_any, read_observations, read_operators, with_distinct_names, with_gpus
+    from pipeline.show.grid_inputs import read_observations, read_operators, with_distinct_names, with_gpus
 
     given = snakemake.input
-    found = Artifacts(
+    artifacts = Artifacts(
         read_table(given.summary, "summary"),
         read_observations(given.hosts),
         with_distinct_names(with_gpus([*given.models, *snakemake.params.shipped])),
         operators=read_operators(given.graphs),
         workloads=tuple(snakemake.params.workloads),
-        parts=read_any(given.parts),
-        **{kind: read_any(list(files)) for kind, files in snakemake.params.checks.items()},
     )
-    for name, reason in draw_all(found, Path(snakemake.output.folder)).items():
+    for name, reason in draw_all(artifacts, Path(snakemake.output.folder)).items():
         print(f"  {name}: not drawn, {reason}", flush=True)

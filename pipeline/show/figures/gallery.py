@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +16,9 @@ from pipeline.schemas import atomic_path
 from pipeline.show.figures import costs
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import kernel_errors as kernels
-from pipeline.show.figures import measured_errors as measured
 from pipeline.show.figures import overhead_plots as overheads
 from pipeline.show.figures import step_times as steps
-from pipeline.show.figures import transfer_errors as transfer
 from pipeline.show.figures.layout import NARROW, WIDE, Page, add_note, headline_of, save
-from pipeline.show.figures.published_errors import published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,25 +43,21 @@ class Artifacts:
         summary: `summary` table of the grid.
         observations: `overhead_samples` of the grid's hosts, with a `gpu` column that names the host.
         models: (GPU, model folder) pairs of fitted kernel models.
-        transfer: errors between GPUs from `evaluation.training.left_out_gpu.pair_errors`.
-        models_moved: errors of whole models between GPUs from `evaluation.checks.surfer_pairs.paper_surfer`.
-        parts: rows of `pipeline.answers.error_parts.error_parts` of measured points.
-        replays: `evaluation.checks.replayed_traces.replay_spans`.
-        passes: `evaluation.checks.language_passes.predict_passes`.
         operators: calls per step of the grid's models, with the columns model, op, calls.
         workloads: the grid's workloads, by the names that overhead observations have.
+        further: tables that only figures outside of `GALLERY` use, by name.
     """
 
     summary: pd.DataFrame
     observations: pd.DataFrame = field(default_factory=pd.DataFrame)
     models: tuple[tuple[str, Path], ...] = ()
-    transfer: pd.DataFrame = field(default_factory=pd.DataFrame)
-    models_moved: pd.DataFrame = field(default_factory=pd.DataFrame)
-    parts: pd.DataFrame = field(default_factory=pd.DataFrame)
-    replays: pd.DataFrame = field(default_factory=pd.DataFrame)
-    passes: pd.DataFrame = field(default_factory=pd.DataFrame)
     operators: pd.DataFrame = field(default_factory=pd.DataFrame)
     workloads: tuple[str, ...] = ()
+    further: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+
+    def steps(self) -> pd.DataFrame:
+        """The `steps` table of the grid."""
+        return steps.steps(Prediction.all_of(self.summary))
 
 
 @dataclass(frozen=True)
@@ -88,24 +81,6 @@ class Entry:
     draw: Callable[[pd.DataFrame, Page], Figure]
     missing: str
     note: Callable[[Artifacts, pd.DataFrame], str] = lambda _, __: ""
-
-
-def _steps(artifacts: Artifacts) -> pd.DataFrame:
-    return steps.steps(Prediction.all_of(artifacts.summary))
-
-
-def _measured(artifacts: Artifacts) -> pd.DataFrame:
-    points = _steps(artifacts)
-    return points[points["measured_us"].notna()].reset_index(drop=True)
-
-
-def _convnets(artifacts: Artifacts) -> pd.DataFrame:
-    points = _steps(artifacts)
-    return points[points["model_variant"].str.split().str[0].isin(measured.CONVNETS)].reset_index(drop=True)
-
-
-def _parts(artifacts: Artifacts) -> pd.DataFrame:
-    return tables.error_parts(artifacts.summary, artifacts.parts)
 
 
 def _observations(make: Callable[[Artifacts], pd.DataFrame]) -> Callable[[Artifacts], pd.DataFrame]:
@@ -139,48 +114,17 @@ def _as_in_steps(artifacts: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
     return table.iloc[order].reset_index(drop=True)
 
 
-def _transfer(artifacts: Artifacts) -> pd.DataFrame:
-    return artifacts.transfer[artifacts.transfer["method"] == "auto"] if len(artifacts.transfer) else artifacts.transfer
-
-
-def _models_moved(artifacts: Artifacts) -> pd.DataFrame:
-    return tables.model_transfer(artifacts.models_moved) if len(artifacts.models_moved) else artifacts.models_moved
-
-
-def _passes_moved(artifacts: Artifacts) -> pd.DataFrame:
-    return tables.passes_moved(artifacts.models_moved) if len(artifacts.models_moved) else artifacts.models_moved
-
-
-def _beside_published(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
-    published_errors = published("active", "step", "step_shared")
-    theirs = pd.DataFrame([{"label": error.label, "percent": error.percent} for error in published_errors])
-    return measured.error_by_part(errors, theirs, page)
-
-
-_NOT_MEASURED = "no point of this grid has a measured step: only gpu=local and GPUs under measurements/ have one"
 _NO_PRICE = "no GPU of this grid has a price that fits it: docs/prices.md says how to give one"
-_NO_CHECKS = "the public data was not replayed: run `snakemake -- checks` where the data is available"
 _NO_FIT = "no kernel model of this grid's GPUs was fitted here or shipped"
 _NO_TRACE = "no profiler trace of these hosts has this type of overhead"
 
-_NO_PAIRS = "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"
-
 GALLERY = (
-    Entry("step_times", "Step times", STEPS, _steps, steps.step_times, "no point was predicted", lambda a, _: _evidence(a.summary)),
-    Entry("throughput", "Throughput", STEPS, _steps, steps.throughput, "no point was predicted"),
-    Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(_steps(a)), costs.value_for_money, _NO_PRICE),
+    Entry("step_times", "Step times", STEPS, Artifacts.steps, steps.step_times, "no point was predicted",
+          lambda a, _: _evidence(a.summary)),
+    Entry("throughput", "Throughput", STEPS, Artifacts.steps, steps.throughput, "no point was predicted"),
+    Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(a.steps()), costs.value_for_money, _NO_PRICE),
     Entry("breakdown", "Device time by kernel family", TIME, lambda a: tables.families(Prediction.all_of(a.summary)),
           steps.breakdown, "no kernel was predicted"),
-    Entry("predicted_against_measured", "Predicted and measured steps", ACCURACY, _measured, measured.predicted_against_measured,
-          _NOT_MEASURED),
-    Entry("step_error_parts", "Error of each point by part", ACCURACY, _parts, measured.step_error_parts, _NOT_MEASURED),
-    Entry("errors_by_part", "Errors beside published ones", ACCURACY, lambda a: tables.errors_by_part(_parts(a)), _beside_published,
-          _NOT_MEASURED),
-    Entry("convolutional_networks", "Convolutional networks", ACCURACY, _convnets, measured.convolutional_networks,
-          "this grid has neither ResNet-50 nor Inception v3; use experiment=paper_cnn"),
-    Entry("replays", "Replayed traces", ACCURACY, lambda a: tables.mean_errors(a.replays) if len(a.replays) else a.replays,
-          measured.replay_errors, _NO_CHECKS),
-    Entry("whole_models", "Whole language models", ACCURACY, lambda a: a.passes, measured.whole_models, _NO_CHECKS),
     Entry("kernel_errors", "Held-out errors", KERNELS, lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),
           kernels.family_errors, _NO_FIT, _without_models),
     Entry("error_histograms", "Distribution of errors", KERNELS, lambda a: _as_in_steps(a, tables.error_histograms(a.models)),
@@ -194,20 +138,17 @@ GALLERY = (
           _other_hosts),
     Entry("t4_by_api", "T4: runtime calls", HOST, _observations(lambda a: tables.t4_by_api(a.observations)), overheads.t4_by_api,
           _NO_TRACE),
-    Entry("transfer_steps", "Whole models on another GPU", TRANSFER, _passes_moved, transfer.steps_moved, _NO_PAIRS),
-    Entry("transfer_models", "Whole models by pair of GPUs", TRANSFER, _models_moved, transfer.errors_by_pair, _NO_PAIRS),
-    Entry("transfer_kernels", "Kernels by GPU", TRANSFER, _transfer, transfer.errors_by_destination, _NO_PAIRS),
 )  # fmt: skip
-"""Every figure, in the order of the report."""
+"""Every figure of the product, in the order of the report; `evaluation.figures` adds those of errors."""
 
 
-def category_of(name: str) -> str:
-    """The report's category of a figure.
+def category_of(name: str, entries: Sequence[Entry] = GALLERY) -> str:
+    """The report's category of one of these figures.
 
     Raises:
         KeyError: there is no figure of this name.
     """
-    return {entry.name: entry.category for entry in GALLERY}[name]
+    return {entry.name: entry.category for entry in entries}[name]
 
 
 def draw(entry: Entry, artifacts: Artifacts, table: pd.DataFrame, page: Page) -> Figure:
@@ -218,10 +159,15 @@ def draw(entry: Entry, artifacts: Artifacts, table: pd.DataFrame, page: Page) ->
     return figure
 
 
-def draw_all(artifacts: Artifacts, folder: Path) -> dict[str, str]:
+def draw_all(artifacts: Artifacts, folder: Path, entries: Sequence[Entry] = GALLERY) -> dict[str, str]:
     """Draw every figure that has data as SVG and PNG, with its table as CSV; list the others with the reason.
 
     The folder `narrow` gets the same figures for narrow screens, as SVG.
+
+    Args:
+        artifacts: what the figures show.
+        folder: where to write them.
+        entries: the figures, in the order of the report.
 
     Returns:
         The reason for each figure that was not drawn, by name.
@@ -229,7 +175,7 @@ def draw_all(artifacts: Artifacts, folder: Path) -> dict[str, str]:
     narrow = folder / NARROW_FOLDER
     narrow.mkdir(parents=True, exist_ok=True)
     drawn, absent = {}, {}
-    for entry in GALLERY:
+    for entry in entries:
         table = entry.table(artifacts)
         if table.empty:
             absent[entry.name] = entry.missing

@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.answers.error_parts import MeasuredStep, parts_of
+    from evaluation.checks.error_parts import MeasuredStep, parts_of
     from pipeline.answers.step_prediction import StepParts
     from pipeline.answers.who_answers import kernel_predictor, observations_in
     from pipeline.graph.graph_file import read_graph

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from evaluation.published.published_errors import published
 from pipeline.palette import ACTIVE, series_colours
 from pipeline.readable import listed
 from pipeline.show.figures.layout import (
@@ -20,7 +21,6 @@ from pipeline.show.figures.layout import (
     rows_height,
     value_labels,
 )
-from pipeline.show.figures.published_errors import published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +106,7 @@ def steps_moved(passes: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Predicted against measured time of whole models, with a panel per origin GPU and a mark per destination.
 
     Args:
-        passes: `passes_moved` of `pipeline.show.figures.figure_data`.
+        passes: `passes_moved` of `evaluation.figures.accuracy_data`.
     """
     origins, gpus = sorted(set(passes["origin"])), sorted(set(passes["destination"]))
     board = Board([1.9 if page.columns > 1 else 2.6] * len(origins), page, grid="both")

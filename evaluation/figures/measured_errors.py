@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.error_parts import ACTIVE as ACTIVE_TIME
-from pipeline.answers.error_parts import KERNEL_SUM, OWN_OVERHEADS, SHARED_OVERHEADS
+from evaluation.checks.error_parts import ACTIVE as ACTIVE_TIME
+from evaluation.checks.error_parts import KERNEL_SUM, OWN_OVERHEADS, SHARED_OVERHEADS
+from evaluation.checks.method_names import REPLAY_METHODS
+from evaluation.published.published_errors import NETWORK_METHODS, published
 from pipeline.palette import ACTIVE, SERIES, series_colours
 from pipeline.readable import short_time
-from pipeline.show.figures.figure_data import REPLAY_METHODS
 from pipeline.show.figures.layout import (
     MARKERS,
     WIDE,
@@ -23,7 +24,6 @@ from pipeline.show.figures.layout import (
     rows_height,
     value_labels,
 )
-from pipeline.show.figures.published_errors import NETWORK_METHODS, published
 from pipeline.show.figures.step_times import spread, step_bars, step_legend
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def replay_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Mean absolute error of the span per public trace, with a mark per prediction method.
 
     Args:
-        errors: `mean_errors` of `pipeline.show.figures.figure_data`.
+        errors: `mean_errors` of `evaluation.figures.accuracy_data`.
     """
     traces = list(dict.fromkeys(errors["trace"]))
     one_each = errors.drop_duplicates("trace").set_index("trace")

@@ -1,0 +1,1 @@
+"""Figures of errors: predictions beside measured steps, public traces and published errors."""

@@ -1,0 +1,92 @@
+"""Data of the figures of errors: small tables made from artifacts, written as CSV beside each figure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from evaluation.checks import error_parts as parts
+from evaluation.checks.method_names import REPLAY_METHODS, TRACKER_METHOD
+from pipeline.kernels.error_metrics import gmae, mape
+from pipeline.prediction import Prediction
+
+
+def error_parts(summary: pd.DataFrame, computed_parts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Error parts of all measured points: the computed ones, else the parts that the summary gives.
+
+    Args:
+        summary: `summary` table.
+        computed_parts: rows of `evaluation.checks.error_parts.error_parts`, for some points or none.
+    """
+    computed = pd.DataFrame(columns=parts.COLUMNS) if computed_parts is None or computed_parts.empty else computed_parts
+    done = set(zip(computed["gpu"], computed["workload"], strict=True))
+    rest = [parts.error_parts(p) for p in Prediction.all_of(summary) if (p.gpu, p.label) not in done]
+    tables = [table for table in (computed, *rest) if len(table)]
+    return pd.concat(tables, ignore_index=True) if tables else computed
+
+
+def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """Errors over all measured points of an `error_parts` table, with a row per part.
+
+    Returns:
+        method, points, gmae, mape, worst (fractions).
+    """
+    errors = []
+    for part in (name for name in parts.PARTS if (rows["part"] == name).any()):
+        of_part = rows[rows["part"] == part]
+        predicted, measured = of_part["predicted_us"].to_numpy(float), of_part["measured_us"].to_numpy(float)
+        errors.append({"method": part, "points": len(of_part), "gmae": gmae(predicted, measured),
+                      "mape": mape(predicted, measured),
+                      "worst": float(np.abs(predicted / measured - 1).max())})  # fmt: skip
+    return pd.DataFrame(errors, columns=["method", "points", "gmae", "mape", "worst"])
+
+
+def mean_errors(spans: pd.DataFrame) -> pd.DataFrame:
+    """Mean absolute error (a fraction) per trace and method, with the number of evaluated iterations.
+
+    Returns:
+        trace, device, method, evaluated, mean_error, mean_measured_us.
+    """
+    spans = spans.assign(error=(spans["predicted_us"] / spans["measured_us"] - 1).abs())
+    groups = spans.groupby(["trace", "device", "method"], sort=False)
+    table = groups.agg(
+        evaluated=("error", "size"), mean_error=("error", "mean"), mean_measured_us=("measured_us", "mean")
+    )
+    order = {method: rank for rank, method in enumerate(REPLAY_METHODS)}
+    traces = {trace: rank for rank, trace in enumerate(dict.fromkeys(spans["trace"]))}
+    return table.reset_index().sort_values(
+        ["trace", "method"], key=lambda c: c.map(order if c.name == "method" else traces), ignore_index=True
+    )
+
+
+def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
+    """Mean error of whole models between GPUs by the tracker's method.
+
+    Args:
+        errors: table of `evaluation.checks.surfer_pairs.paper_surfer`, with model, origin, destination, method and
+            error (fraction).
+
+    Returns:
+        model, origin, destination, method, mape (%), passes.
+    """
+    tracked = errors[errors["method"] == TRACKER_METHOD].assign(mape=lambda t: 100 * t["error"].abs())
+    groups = tracked.groupby(["model", "origin", "destination", "method"], sort=True)["mape"]
+    return groups.agg(mape="mean", passes="size").reset_index()
+
+
+def passes_moved(errors: pd.DataFrame) -> pd.DataFrame:
+    """Whole models scaled from one GPU to another by the tracker and by wave scaling, with a row per pass and pair.
+
+    Args:
+        errors: as for `model_transfer`.
+
+    Returns:
+        model, mode, seq_len, batch_size, option, origin, destination, measured_us, predicted_us, wave_us.
+    """
+    key = [
+        name for name in ("model", "mode", "seq_len", "batch_size", "option", "origin", "destination") if name in errors
+    ]
+    keyed = errors.assign(**{name: errors[name].fillna("") for name in key})
+    ours, waves = (keyed[keyed["method"] == method] for method in (TRACKER_METHOD, "wave"))
+    waves = waves[[*key, "predicted_us"]].rename(columns={"predicted_us": "wave_us"})
+    return ours[[*key, "measured_us", "predicted_us"]].merge(waves, on=key, how="left", validate="one_to_one")

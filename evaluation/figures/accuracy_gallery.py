@@ -1,0 +1,91 @@
+"""All figures of a grid in a checkout: those of the product, and those of errors.
+
+The figures of errors read these tables of `Artifacts.further`; one that is missing or empty is not drawn:
+
+- `parts`: rows of `evaluation.checks.error_parts.error_parts` of measured points.
+- `replays`: `evaluation.checks.replayed_traces.replay_spans`.
+- `passes`: `evaluation.checks.language_passes.predict_passes`.
+- `transfer`: errors between GPUs from `evaluation.training.left_out_gpu.pair_errors`.
+- `models_moved`: errors of whole models between GPUs from `evaluation.checks.surfer_pairs.paper_surfer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from evaluation.figures import accuracy_data as tables
+from evaluation.figures import measured_errors as measured
+from evaluation.figures import transfer_errors as transfer
+from evaluation.published.published_errors import published
+from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, GALLERY, TRANSFER, Artifacts, Entry
+from pipeline.show.figures.layout import WIDE, Page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def _measured(artifacts: Artifacts) -> pd.DataFrame:
+    points = artifacts.steps()
+    return points[points["measured_us"].notna()].reset_index(drop=True)
+
+
+def _convnets(artifacts: Artifacts) -> pd.DataFrame:
+    points = artifacts.steps()
+    return points[points["model_variant"].str.split().str[0].isin(measured.CONVNETS)].reset_index(drop=True)
+
+
+def _parts(artifacts: Artifacts) -> pd.DataFrame:
+    return tables.error_parts(artifacts.summary, artifacts.further.get("parts"))
+
+
+def _further(
+    name: str, make: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
+) -> Callable[[Artifacts], pd.DataFrame]:
+    """Makes a figure's table from one of `Artifacts.further`; an empty table if there is none."""
+
+    def table_of(artifacts: Artifacts) -> pd.DataFrame:
+        table = artifacts.further.get(name, pd.DataFrame())
+        return make(table) if len(table) else table
+
+    return table_of
+
+
+def _by_auto(errors: pd.DataFrame) -> pd.DataFrame:
+    return errors[errors["method"] == "auto"]
+
+
+def _beside_published(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
+    published_errors = published("active", "step", "step_shared")
+    theirs = pd.DataFrame([{"label": error.label, "percent": error.percent} for error in published_errors])
+    return measured.error_by_part(errors, theirs, page)
+
+
+_NOT_MEASURED = "no point of this grid has a measured step: only gpu=local and GPUs under measurements/ have one"
+_NO_CHECKS = "the public data was not replayed: run `snakemake -- checks` where the data is available"
+_NO_PAIRS = "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"
+
+ACCURACY_FIGURES = (
+    Entry("predicted_against_measured", "Predicted and measured steps", ACCURACY, _measured, measured.predicted_against_measured,
+          _NOT_MEASURED),
+    Entry("step_error_parts", "Error of each point by part", ACCURACY, _parts, measured.step_error_parts, _NOT_MEASURED),
+    Entry("errors_by_part", "Errors beside published ones", ACCURACY, lambda a: tables.errors_by_part(_parts(a)), _beside_published,
+          _NOT_MEASURED),
+    Entry("convolutional_networks", "Convolutional networks", ACCURACY, _convnets, measured.convolutional_networks,
+          "this grid has neither ResNet-50 nor Inception v3; use experiment=paper_cnn"),
+    Entry("replays", "Replayed traces", ACCURACY, _further("replays", tables.mean_errors),
+          measured.replay_errors, _NO_CHECKS),
+    Entry("whole_models", "Whole language models", ACCURACY, _further("passes"), measured.whole_models, _NO_CHECKS),
+    Entry("transfer_steps", "Whole models on another GPU", TRANSFER, _further("models_moved", tables.passes_moved),
+          transfer.steps_moved, _NO_PAIRS),
+    Entry("transfer_models", "Whole models by pair of GPUs", TRANSFER, _further("models_moved", tables.model_transfer),
+          transfer.errors_by_pair, _NO_PAIRS),
+    Entry("transfer_kernels", "Kernels by GPU", TRANSFER, _further("transfer", _by_auto), transfer.errors_by_destination,
+          _NO_PAIRS),
+)  # fmt: skip
+"""The figures that compare with measured steps, public measurements and published errors."""
+
+ENTRIES = tuple(sorted((*GALLERY, *ACCURACY_FIGURES), key=lambda entry: CATEGORIES.index(entry.category)))
+"""Every figure, in the order of the report."""

@@ -1,0 +1,113 @@
+"""Every figure of a checkout is drawn from small tables, the same on every run, or its absence has a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from evaluation.checks import error_parts as parts
+from evaluation.checks.method_names import TRACKER_METHOD
+from evaluation.figures import accuracy_data as tables
+from evaluation.figures.accuracy_gallery import ENTRIES
+from evaluation.figures.measured_errors import within_sentence
+from pipeline.paths import project_dir
+from pipeline.prediction import Prediction
+from pipeline.show.figures import layout
+from pipeline.show.figures.gallery import INDEX, Artifacts, category_of, draw, draw_all
+from pipeline.show.figures.layout import NARROW, WIDE, Page
+from tests.show.figure_texts import problems
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few dots per inch: the pixels are not what is tested."""
+    monkeypatch.setattr(layout, "PNG_DPI", 30)
+
+
+def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(compared: Artifacts, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert draw_all(compared, one, ENTRIES) == {}
+    for entry in ENTRIES:
+        ElementTree.parse(one / f"{entry.name}.svg")
+        ElementTree.parse(one / "narrow" / f"{entry.name}.svg")
+        assert (one / f"{entry.name}.png").read_bytes().startswith(b"\x89PNG")
+        assert len(pd.read_csv(one / f"{entry.name}.csv").dropna(how="all")) >= 1
+    assert list(json.loads((one / INDEX).read_text())["drawn"]) == [entry.name for entry in ENTRIES]
+    two.mkdir()
+    for entry in ENTRIES[::4]:
+        layout.save(draw(entry, compared, entry.table(compared), WIDE), two, entry.name)
+    assert {path.name: path.read_bytes() for path in two.iterdir()} == {
+        path.name: (one / path.name).read_bytes() for path in two.iterdir()
+    }
+
+
+@pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_no_text_overlaps_another_or_leaves_the_canvas(compared: Artifacts, page: Page) -> None:
+    long = compared.summary.replace({"gpu": {"V100": "A100-SXM4-80GB-overclocked"}})
+    found = dataclasses.replace(compared, summary=long.replace({"model": {"dlrm_default": "dlrm_of_a_very_long_name"}}))
+    wrong = {
+        entry.name: problems(draw(entry, found, entry.table(found), page)) for entry in ENTRIES if entry.name != "cost"
+    }
+    assert {name: texts for name, texts in wrong.items() if texts} == {}
+
+
+def test_a_figure_without_data_is_listed_with_the_reason(summary: pd.DataFrame, tmp_path: Path) -> None:
+    unmeasured = Artifacts(summary.assign(measured_us=None, error=None))
+    absent = draw_all(unmeasured, tmp_path, ENTRIES)
+    assert "measured step" in absent["predicted_against_measured"]
+    assert not (tmp_path / "predicted_against_measured.svg").exists()
+    assert (tmp_path / "step_times.svg").exists() and (tmp_path / "narrow" / "step_times.svg").exists()
+    assert json.loads((tmp_path / INDEX).read_text())["not_drawn"] == absent
+
+
+def test_every_figure_has_a_caption_in_the_report() -> None:
+    captions = (project_dir() / "workflow/report/figures.rst").read_text(encoding="utf-8")
+    for entry in ENTRIES:
+        assert f'figure == "{entry.name}"' in captions
+        assert category_of(entry.name, ENTRIES) == entry.category
+
+
+def test_errors_count_measured_points_alone(summary: pd.DataFrame) -> None:
+    errors = tables.errors_by_part(tables.error_parts(summary)).set_index("method")
+    assert errors.loc[parts.OWN_OVERHEADS, "points"] == 2
+    assert errors.loc[parts.OWN_OVERHEADS, "gmae"] == pytest.approx(1 - 1 / 1.05)
+
+
+def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.DataFrame) -> None:
+    point = Prediction.all_of(summary)[0]
+    found = parts.error_parts(point, active_us=2 * point.active_us, own_us=900.0, shared_us=1000.0)
+    assert found["part"].to_list() == list(parts.PARTS)
+    both = tables.error_parts(summary, found)
+    of_point = both[(both["gpu"] == point.gpu) & (both["workload"] == point.label)]
+    assert of_point.reset_index(drop=True).equals(found)
+    assert set(both["workload"]) > set(found["workload"]), "the other measured point is there too"
+    unmeasured = dataclasses.replace(point, measured_us=None)
+    assert parts.error_parts(unmeasured, 1.0, 1.0, 1.0).empty
+
+
+def test_whole_models_between_gpus_are_averaged_over_their_passes() -> None:
+    errors = pd.DataFrame({"model": "m", "origin": "A", "destination": "B", "method": [TRACKER_METHOD, TRACKER_METHOD, "wave"],
+                           "error": [0.1, -0.3, 9.0]})  # fmt: skip
+    found = tables.model_transfer(errors)
+    assert found["mape"].to_list() == pytest.approx([20.0])
+    assert found["passes"].to_list() == [2]
+
+
+def test_each_pass_between_gpus_stands_beside_its_own_wave_scaling() -> None:
+    passes = pd.DataFrame({"model": "m", "batch_size": [1, 2], "option": [None, "fused"], "origin": "A", "destination": "B",
+                           "measured_us": [10.0, 20.0]})  # fmt: skip
+    errors = pd.concat([passes.assign(method="wave", predicted_us=[5.0, 6.0])[::-1],
+                        passes.assign(method=TRACKER_METHOD, predicted_us=[11.0, 19.0])])  # fmt: skip
+    found = tables.passes_moved(errors)
+    assert found["predicted_us"].to_list() == [11.0, 19.0]
+    assert found["wave_us"].to_list() == [5.0, 6.0]
+
+
+def test_the_title_of_measured_steps_counts_those_within_ten_percent() -> None:
+    assert within_sentence(pd.Series([0.05, -0.09, 0.3]), "measured steps") == "2 of 3 measured steps are within 10 %"
+    assert within_sentence(pd.Series([-0.034]), "measured steps") == "The measured step is predicted 3 % too short"
