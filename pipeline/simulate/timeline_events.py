@@ -93,7 +93,7 @@ def arrow_events(number: int, name: str, source: Event, target: Event) -> tuple[
 
 
 def process_events(pid: int, name: str, order: int) -> list[Event]:
-    """Name of a process and its place among the processes, first the smallest."""
+    """Name and sort index of a process; the smallest index is shown first."""
     return [_metadata("process_name", pid, 0, {"name": name}),
             _metadata("process_sort_index", pid, 0, {"sort_index": order})]  # fmt: skip
 

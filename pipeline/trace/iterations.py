@@ -75,9 +75,7 @@ def _not_nested(rows: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def _first_of_each_step(rows: Ints, start: Ints, learning: Ints) -> Ints:
-    """Markers without those that follow another marker before any backward or optimizer work: these are further
-    optimizers of the same step.
-    """
+    """The first marker of each step: a step with several optimizers has several."""
     if not len(learning):
         return rows
     learned = np.searchsorted(np.sort(learning), start[rows])

@@ -187,7 +187,7 @@ def test_one_iteration_has_no_time_per_batch(tmp_path: Path) -> None:
 
 
 def test_the_mean_of_halves_has_no_error_of_its_own(tmp_path: Path) -> None:
-    # the halves' means swap places: their mean is the measured mean, whatever the errors
+    # each half is predicted by the mean of the other, so the mean of both predictions is the measured mean
     figures = replay(queued(tmp_path)).as_dict()
     assert figures["baselines"]["train_mean_error"] is None
     assert figures["baselines"]["train_mean_mean_absolute_error"] > 0.1
