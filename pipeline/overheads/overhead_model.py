@@ -85,8 +85,8 @@ class OverheadModel:
         distinct = {item: place for place, item in enumerate(dict.fromkeys(items))}
         which = np.fromiter((distinct[item] for item in items), np.int64, len(items))
         names, *texts = zip(*distinct, strict=True) if distinct else ((), *([()] * (len(signatures) + 1)))
-        found = self._find(kind, names, texts[:-1], texts[-1])
-        return LookedUp(found.value_us[which], found.level[which], found.row[which])
+        of_distinct = self._find(kind, names, texts[:-1], texts[-1])
+        return LookedUp(of_distinct.value_us[which], of_distinct.level[which], of_distinct.row[which])
 
     def _find(
         self, kind: str, ops: Sequence[str], signatures: Sequence[Sequence[str | None]], apis: Sequence[str]
@@ -109,14 +109,14 @@ class OverheadModel:
             index = self._plain if is_plain else self._lookup
             keys = (_SEPARATOR.join((kind, names[i], signature[i] or "", api[i])) for i in open_rows.tolist())
             hit = np.fromiter((index.get(key, -1) for key in keys), np.int64, len(open_rows))
-            found = hit >= 0
-            rows = open_rows[found]
+            is_hit = hit >= 0
+            rows = open_rows[is_hit]
             if is_plain:
-                value[rows] = self._plain_means[hit[found]]
-                row[rows] = self._plain_rows[hit[found]]
+                value[rows] = self._plain_means[hit[is_hit]]
+                row[rows] = self._plain_rows[hit[is_hit]]
             else:
-                value[rows] = self._means[hit[found]]
-                row[rows] = hit[found]
+                value[rows] = self._means[hit[is_hit]]
+                row[rows] = hit[is_hit]
             level[rows] = at
         return LookedUp(value * self.scale, level, row)
 
@@ -227,14 +227,14 @@ def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
         if not rows.any():
             continue
         apis = list(table.loc[rows, "api"].fillna("")) if kind == "T4" else None
-        found = donor.find(kind, list(table.loc[rows, "op"]), [list(signature[rows])], apis)
+        looked_up = donor.find(kind, list(table.loc[rows, "op"]), [list(signature[rows])], apis)
         count = table.loc[rows, "count"].to_numpy(float)
         time = table.loc[rows, "mean_us"].to_numpy(float) * count
-        answered = found.level != ABSENT
+        answered = looked_up.level != ABSENT
         ours += float(time[answered].sum())
-        theirs += float((found.value_us * count)[answered].sum())
-        own = found.level < GLOBAL
-        known, matched = known + float(time[own].sum()), matched + int(own.sum())
+        theirs += float((looked_up.value_us * count)[answered].sum())
+        of_own_op = looked_up.level < GLOBAL
+        known, matched = known + float(time[of_own_op].sum()), matched + int(of_own_op.sum())
     if matched < MIN_COMMON or theirs <= 0.0:
         return Calibration(1.0, matched, known / ours if ours else 0.0)
     return Calibration(ours / theirs, matched, known / ours)

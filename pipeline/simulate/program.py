@@ -188,7 +188,7 @@ class HostTimes:
     def __init__(self, sequence: StepSequence, model: OverheadModel, counts: Ints, workload: str | None) -> None:
         self.sequence, self.model, self.counts, self.workload = sequence, model, counts, workload
         self.by_count = np.array([calls_signature(int(n)) for n in counts], object)
-        self.found: list[tuple[LookedUp, Ints]] = []
+        self.lookups: list[tuple[LookedUp, Ints]] = []
 
     def gaps(self) -> Floats:
         """T1 (or the loading gap) before each item."""
@@ -231,11 +231,11 @@ class HostTimes:
     def _find(self, kind: str, rows: Ints, owner: Ints, signatures: list[Texts], apis: Texts | None = None) -> Floats:
         if not len(rows):
             return np.zeros(0)
-        found = self.model.find(
+        looked_up = self.model.find(
             kind, list(self.sequence.items.name[owner]), signatures, None if apis is None else list(apis)
         )
-        self.found.append((found, owner))
-        return found.value_us
+        self.lookups.append((looked_up, owner))
+        return looked_up.value_us
 
     def evidence(self) -> tuple[dict[str, float], float, Texts]:
         """Share of host time per evidence, share without statistics of its own op, and evidence per item."""
@@ -247,11 +247,11 @@ class HostTimes:
         kinds = np.append(np.where(known == "transferred", 2, kinds), 2)
         n_items = len(self.sequence.items.node)
         per_item, unmatched = np.zeros((n_items, 3)), 0.0
-        for found, owner in self.found:
-            kind = kinds[found.row]
-            kind = np.where((found.level >= GLOBAL) & (kind == 0), 1, kind)
-            np.add.at(per_item, (owner, kind), found.value_us)
-            unmatched += float(found.value_us[found.level >= GLOBAL].sum())
+        for looked_up, owner in self.lookups:
+            kind = kinds[looked_up.row]
+            kind = np.where((looked_up.level >= GLOBAL) & (kind == 0), 1, kind)
+            np.add.at(per_item, (owner, kind), looked_up.value_us)
+            unmatched += float(looked_up.value_us[looked_up.level >= GLOBAL].sum())
         total = float(per_item.sum())
         shares = per_item.sum(axis=0) / total if total else np.array([1.0, 0.0, 0.0])
         names = np.array(HOST_EVIDENCE, object)[np.argmax(per_item, axis=1)] if n_items else np.empty(0, object)

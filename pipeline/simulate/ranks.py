@@ -228,9 +228,11 @@ def _paired(sources: Sequence[TraceSelection], steps: Sequence[Iteration]) -> li
     calls, kinds = [], []
     for source, step in zip(sources, steps, strict=True):
         name = [str(text).partition("(")[0] for text in source.act.trace.names[source.act.call_event[step.calls]]]
-        found = sorted((i for i, text in enumerate(name) if COLLECTIVE_KERNELS.match(text)), key=lambda i: (name[i], i))
-        calls.append(np.array(found, np.int64))
-        kinds.append(Counter(name[i] for i in found))
+        collectives = sorted(
+            (i for i, text in enumerate(name) if COLLECTIVE_KERNELS.match(text)), key=lambda i: (name[i], i)
+        )
+        calls.append(np.array(collectives, np.int64))
+        kinds.append(Counter(name[i] for i in collectives))
     for source, kind in zip(sources[1:], kinds[1:], strict=True):
         if kind != kinds[0]:
             other = min((kind - kinds[0]) + (kinds[0] - kind))

@@ -233,15 +233,17 @@ def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -
         table = summarise(samples, options.estimator, signatures=options.signatures)
         return OverheadModel(_ablated(table, options)), []
     few = fold.few.without_one_time_costs
-    own, _ = learn([few])
+    target_samples, _ = learn([few])
     waits.learn(few.act, few.keys, few.chosen)
     donor = OverheadModel(merged(samples, options.estimator))
-    found = factor_of(donor, own)
-    if found.common < MIN_COMMON:
-        return donor, [f"only {found.common} overheads in common with the other traces, so host times are not scaled"]
-    return donor.scaled(found.scale), [
-        f"host times of the other traces times {found.scale:.3f}, from {len(few.chosen)} iterations that are not "
-        f"evaluated ({found.coverage:.0%} of their host time is in ops of the other traces)"
+    calibration = factor_of(donor, target_samples)
+    if calibration.common < MIN_COMMON:
+        return donor, [
+            f"only {calibration.common} overheads in common with the other traces, so host times are not scaled"
+        ]
+    return donor.scaled(calibration.scale), [
+        f"host times of the other traces times {calibration.scale:.3f}, from {len(few.chosen)} iterations that are not "
+        f"evaluated ({calibration.coverage:.0%} of their host time is in ops of the other traces)"
     ]
 
 

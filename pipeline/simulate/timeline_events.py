@@ -133,10 +133,10 @@ def step_rows(step: Timeline, begin: float, name: str, labels: list[str], lane: 
              "idle_us": round(float(step.idle_us[0]), 3), "host_us": round(float(step.host_us[0]), 3),
              "bound": step.bound}  # fmt: skip
     events = [slice_event(name, "step", PID, STEP + LANE * lane, begin, whole, facts)]
-    slices = [(row, each) for row, part in ((HOST_PHASE, _host_phases(step)), (GPU_PHASE, _gpu_phases(step)),
+    slices = [(row, interval) for row, part in ((HOST_PHASE, _host_phases(step)), (GPU_PHASE, _gpu_phases(step)),
                                             (COMMUNICATION, _communication(step, labels)),
                                             (PATH, critical_slices(step, labels)), (IDLE, idle_slices(step)))
-              for each in part]  # fmt: skip
+              for interval in part]  # fmt: skip
     return events + [
         slice_event(name, ROWS[row], PID, row + LANE * lane, begin + start, end - start, {})
         for row, (name, start, end) in slices
@@ -148,7 +148,7 @@ def names_of_rows(events: list[Event]) -> list[Event]:
     used = sorted({int(event["tid"]) for event in events})
     names = {row: ROWS[row % LANE] + (", overlapping" if row >= LANE else "") for row in used}
     return process_events(PID, "predicted step", 0) + [
-        each for row in used for each in row_events(PID, row, names[row])
+        event for row in used for event in row_events(PID, row, names[row])
     ]
 
 
@@ -158,12 +158,12 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
     Iterations of a trace overlap where the GPU still works when the host begins the next one.
     """
     until: list[float] = []
-    found = []
+    chosen = []
     for begin, length in spans:
         lane = next((at for at, end in enumerate(until) if end <= begin), len(until))
         until[lane : lane + 1] = [begin + length]
-        found.append(lane)
-    return found
+        chosen.append(lane)
+    return chosen
 
 
 def _bands(phase: Texts, start: Floats, end: Floats) -> Iterator[tuple[str, float, float]]:
@@ -231,19 +231,19 @@ def critical_slices(step: Timeline, labels: list[str]) -> list[tuple[str, float,
         Moment.ROW_END: step.row_end[:, 0], Moment.ROW_START: step.row_start[:, 0],
         Moment.CALL_END: step.device_end[:, 0], Moment.CALL_BEGIN: step.device_start[:, 0],
     }  # fmt: skip
-    found: list[tuple[str, int, float, float]] = []  # with the item of host time, else -1
+    backwards: list[tuple[str, int, float, float]] = []  # with the item of host time, else -1
     after: tuple[Moment, int] | None = None
     for moment, at in zip(map(Moment, path.moments), path.places.tolist(), strict=True):  # from the end to the begin
         time = float(times[moment][at])
         if after is not None:
-            found.append((*_between(step, moment, after, labels), time, float(times[after[0]][after[1]])))
+            backwards.append((*_between(step, moment, after, labels), time, float(times[after[0]][after[1]])))
         after = moment, at
     if after is not None:
         on_host = after[0] in (Moment.ROW_START, Moment.ROW_END)
         first = _host(step, after[1]) if on_host else ("work from before the step", -1)
-        found.append((*first, 0.0, float(times[after[0]][after[1]])))
+        backwards.append((*first, 0.0, float(times[after[0]][after[1]])))
     out: list[tuple[str, int, float, float]] = []
-    for name, item, low, high in reversed(found):
+    for name, item, low, high in reversed(backwards):
         if out and item >= 0 and out[-1][1] == item:  # an operator is one slice, from the gap before it to its end
             out[-1] = (name, item, out[-1][2], high)
         elif high > low:

@@ -38,13 +38,13 @@ def enclosing(thread: Ints, start: Ints, end: Ints) -> Ints:
 
 def nearest(parent: Ints, wanted: Flags) -> Ints:
     """Nearest ancestor that is `wanted`, per row; -1 where there is none."""
-    found = parent.copy()
+    ancestor = parent.copy()
     passed = np.append(~wanted, False)  # position -1, no ancestor, ends the search
-    open_rows = np.flatnonzero(passed.take(found))
+    open_rows = np.flatnonzero(passed.take(ancestor))
     while len(open_rows):
-        found[open_rows] = candidate = found.take(found.take(open_rows))
+        ancestor[open_rows] = candidate = ancestor.take(ancestor.take(open_rows))
         open_rows = open_rows.compress(passed.take(candidate))
-    return found
+    return ancestor
 
 
 def outermost(parent: Ints, wanted: Flags) -> Ints:
