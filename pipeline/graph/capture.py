@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError, SteptimeError, SteptimeWarning, TraceError, collected_warnings
-from pipeline.garbage_collector import collector_paused
 from pipeline.graph.cuda_emulation import create_as_on_cuda, run_as_on_cuda
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
@@ -50,10 +49,9 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
     Raises:
         SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
     """
-    with collector_paused():
-        with collected_warnings() as said:
-            nodes, memory = record(config, batch_size)
-        return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size, tuple(said))
+    with collected_warnings() as said:
+        nodes, memory = record(config, batch_size)
+    return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size, tuple(said))
 
 
 def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:

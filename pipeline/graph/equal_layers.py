@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.garbage_collector import collector_paused
 from pipeline.graph.capture import SIZE_ERRORS
 from pipeline.graph.cuda_emulation import run_as_on_cuda
 from pipeline.graph.table import Graph, Memory
@@ -32,10 +31,9 @@ def memory_by_layers(config: Mapping[str, Any], batch_size: int, known: Graph) -
     if config.get("mode", "train") != "train" or int(config.get("layers", 0)) < 3:
         return None
     try:
-        with collector_paused():
-            if _extended(config, known.batch_size) != known.memory:
-                return None
-            return _extended(config, batch_size)
+        if _extended(config, known.batch_size) != known.memory:
+            return None
+        return _extended(config, batch_size)
     except (ConfigError, *SIZE_ERRORS):  # a capture of the whole step explains the error
         return None
 

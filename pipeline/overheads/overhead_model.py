@@ -21,6 +21,7 @@ from pipeline.overheads.statistics import summarise
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Texts = npt.NDArray[np.object_]
+Flags = npt.NDArray[np.bool_]
 
 LEVELS = ("signature", "op", "global", "absent")
 """How closely a looked-up value matches: the same item, its op, all ops, or no value (0 µs)."""
@@ -180,8 +181,6 @@ class OverheadModel:
         return self._by_plain["row"].to_numpy(np.int64)
 
 
-Flags = npt.NDArray[np.bool_]
-
 MIN_COMMON = 8
 """Smallest number of common keys for a factor. With fewer keys the factor would be unreliable, and it stays 1."""
 
@@ -238,19 +237,3 @@ def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
     if matched < MIN_COMMON or theirs <= 0.0:
         return Calibration(1.0, matched, known / ours if ours else 0.0)
     return Calibration(ours / theirs, matched, known / ours)
-
-
-def coverage(samples: pd.DataFrame, table: pd.DataFrame) -> dict[str, float]:
-    """Share of a workload's host time whose (type, op) a table of statistics contains, per type and for `all`."""
-    frame = samples[samples["type"].isin(HOST_TYPES)]
-    known = {(kind, normalised(op)) for kind, op in zip(table["type"], table["op"], strict=True)}
-    hit = np.array([(kind, normalised(op)) in known for kind, op in zip(frame["type"], frame["op"], strict=True)], bool)
-    value = frame["value_us"].to_numpy(float)
-    kinds = frame["type"].to_numpy(object)
-    shares = {str(kind): _share(value, hit, kinds == kind) for kind in sorted(set(kinds))}
-    return {**shares, "all": _share(value, hit, np.ones(len(value), bool))}
-
-
-def _share(value: Floats, hit: Flags, rows: Flags) -> float:
-    total = float(value[rows].sum())
-    return float(value[rows & hit].sum()) / total if total else 0.0

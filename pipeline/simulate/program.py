@@ -29,31 +29,16 @@ from pipeline.trace.kineto_fields import SYNC_APIS
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Texts = npt.NDArray[np.object_]
 
 
-def build_program(
-    graph: pd.DataFrame,
-    calls: pd.DataFrame,
-    overheads: OverheadModel,
-    workload: str | None = None,
-) -> Program:
-    """Program of a captured step.
+def step_sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
+    """Items and actions of a captured graph.
 
     Args:
         graph: `graph` table: ops in host order, nested by `parent_id`.
         calls: `calls` table; row i is device call i of `simulate`'s kernel times. API names of waits
             (`cudaStreamSynchronize`) make the host wait and start nothing; API `cpu` runs on the calling thread.
-        overheads: host statistics.
-        workload: name of this workload: statistics that hold observations of it count as measured.
-
-    Raises:
-        TableError: a call names a node that the graph does not have.
-    """
-    return assemble(step_sequence(graph, calls), overheads, len(calls), workload=workload)
-
-
-def step_sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
-    """Items and actions of a captured graph.
 
     Raises:
         TableError: a call names a node that the graph does not have.
@@ -115,7 +100,16 @@ def assemble(
     waits: Mapping[int, Sequence[int]] | None = None,
     backlog_us: Mapping[int, float] | None = None,
 ) -> Program:
-    """Program of items and actions, with host times from the statistics."""
+    """Program of items and actions, with host times from the statistics.
+
+    Args:
+        sequence: the items and actions.
+        overheads: host statistics.
+        call_count: number of device calls.
+        workload: name of this workload: statistics that hold observations of it count as measured.
+        waits: for each call the calls of other streams that it must await.
+        backlog_us: per stream, the time until which it is busy with earlier work.
+    """
     items, n_items = sequence.items, len(sequence.items.node)
     counts = np.bincount(sequence.action_item, minlength=n_items)
     rows_of = np.maximum(counts, 1)
@@ -177,9 +171,6 @@ def _wait_lists(call: Ints, waits: Mapping[int, Sequence[int]]) -> tuple[Ints, I
     lists = [list(waits.get(int(c), ())) if c >= 0 else [] for c in call] if waits else [[] for _ in call]
     offsets = np.concatenate([[0], np.cumsum([len(w) for w in lists])]).astype(np.int64)
     return offsets, np.array([c for w in lists for c in w], np.int64)
-
-
-Texts = npt.NDArray[np.object_]
 
 
 class HostTimes:

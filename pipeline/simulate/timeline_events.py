@@ -20,6 +20,9 @@ from pipeline.simulate.timeline import Moment, Timeline
 from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
 
 Event = dict[str, Any]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
 
 _THREADS = ("main", "autograd")
 
@@ -111,11 +114,6 @@ def _metadata(kind: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
 def thread_name(role: int) -> str:
     """Name of the host thread of a role: 0 main, 1 autograd, others by number."""
     return _THREADS[role] if role < len(_THREADS) else f"thread {role}"
-
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
 
 
 def step_rows(step: Timeline, begin: float, name: str, labels: list[str], lane: int = 0) -> list[Event]:

@@ -17,7 +17,7 @@ ROOT = project_dir()
 
 ROOMS = (
     "private_names", "errors",
-    "garbage_collector", "palette", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "plotter",
+    "palette", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "plotter",
     "prediction", "model_files",
     "packs", "hardware", "prices", "question", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "flow", "scripting",
