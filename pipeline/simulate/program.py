@@ -137,21 +137,26 @@ def assemble(
     blocking = np.zeros(total, bool)
     blocking[has_action] = sequence.blocking & ~sequence.sync
     latency, kernel_gap = _device_constants(sequence, overheads, total, has_action)
-    previous = np.arange(-1, total - 1, dtype=np.int64)
-    last_row = first_row + rows_of - 1
-    previous[first_row] = np.where(sequence.previous >= 0, last_row[sequence.previous], -1) if n_items else -1
     offsets, awaited = _wait_lists(call, waits or {})
     shares, unmatched, per_item = host.evidence()
     busy = backlog_us or {}
     return Program(
         items=Items(items.node, items.name, items.thread, items.phase, per_item), item=item, kind=kind,
-        thread=items.thread[item], previous=previous, lead_us=lead, gap_us=gap, api_us=api_us, tail_us=tail, call=call,
+        thread=items.thread[item], previous=_previous_rows(sequence, first_row, rows_of), lead_us=lead, gap_us=gap, api_us=api_us, tail_us=tail, call=call,
         stream=stream, blocking=blocking, latency_us=latency, kernel_gap_us=kernel_gap, wait_offsets=offsets,
         wait_calls=awaited, streams=streams, backlog_us=np.array([busy.get(int(s), 0.0) for s in streams], float),
         call_count=call_count,
         sync_return_us=overheads.constant("sync_return", DEFAULT_SYNC_RETURN_US),
         host_evidence=shares, unmatched_host_share=unmatched,
     )  # fmt: skip
+
+
+def _previous_rows(sequence: StepSequence, first_row: Ints, rows_of: Ints) -> Ints:
+    """The row that each row follows: the row before it, for the first of an item the last of the item that it follows."""
+    previous = np.arange(-1, int(rows_of.sum()) - 1, dtype=np.int64)
+    if len(first_row):
+        previous[first_row] = np.where(sequence.previous >= 0, (first_row + rows_of - 1)[sequence.previous], -1)
+    return previous
 
 
 def _device_constants(
