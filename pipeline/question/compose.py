@@ -38,8 +38,9 @@ class Override:
 
 def forget() -> None:
     """Forget what was composed in this process, so that changed files are read again."""
-    for function in (_composed_file, _default_choices, _read_yaml):
-        function.cache_clear()
+    _COMPOSED.clear()
+    _default_choices.cache_clear()
+    _read_yaml.cache_clear()
 
 
 def choices(group: str) -> list[str]:
@@ -108,10 +109,14 @@ def configuration(
     for group, name in [*defaults.items(), *chosen.items()]:  # Hydra reads the default files even if others are chosen
         if name is not None:
             _read_yaml(directory / group / f"{name}.yaml")
-    sections = dict(_composed_file(directory, "", ROOT))
-    for group, name in {**defaults, **chosen}.items():
-        if name is not None:
-            sections |= _composed_file(directory, group, name)
+    names = {"": ROOT, **defaults, **chosen}
+    files = [(directory, group, name) for group, name in names.items() if name is not None]
+    if not all(file in _COMPOSED for file in files):
+        composed = _compose(directory, names)
+        for file in files:
+            _COMPOSED.setdefault(file, {section: values for section, values in composed.items()
+                                        if (section if section in GROUPS else "") == file[1]})  # fmt: skip
+    sections = {section: values for file in files for section, values in _COMPOSED[file].items()}
     overrides = tuple(overrides)
     # interpolations (`${model.dim}`) may lead to any section
     resolved = any("$" in override.text for override in overrides) or "${" in repr(sections)
@@ -170,9 +175,16 @@ def _apply(override: Override, config: Any) -> None:
         raise KeyError(key) from None
 
 
-@lru_cache(maxsize=1024)
-def _composed_file(directory: Path, group: str, name: str) -> dict[str, Any]:
-    """What Hydra composes from one file of a group, by section; with the group "", the sections that are no group.
+_COMPOSED: dict[tuple[Path, str, str], dict[str, Any]] = {}
+"""What Hydra composed from each file of a group, by section; the group "" has the sections that are no group."""
+
+
+def _compose(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]:
+    """What Hydra composes from files, by section, without interpolation.
+
+    Args:
+        directory: the folder of the configuration.
+        names: the file of each group; None leaves the group out.
 
     Raises:
         ConfigError: a file is missing or damaged.
@@ -184,19 +196,19 @@ def _composed_file(directory: Path, group: str, name: str) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    _read_yaml(directory / f"{ROOT}.yaml")
     GlobalHydra.instance().clear()
-    overrides = [f"{group}={name}" if other == group else f"~{other}" for other in GROUPS]
+    groups = {group: name for group, name in names.items() if group}
+    overrides = [f"~{group}" if name is None else f"{group}={name}" for group, name in groups.items()]
     try:
         with initialize_config_dir(str(directory), version_base="1.3"):
-            composed = OmegaConf.to_container(compose(ROOT, overrides=overrides), resolve=False)
+            composed: Any = OmegaConf.to_container(compose(ROOT, overrides=overrides), resolve=False)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"configuration: {_first_line(error)}") from None
     except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(
-            f"{directory / group / name}.yaml: is damaged ({' '.join(str(error).split())[:300]})"
-        ) from None
-    assert isinstance(composed, dict)
-    return {str(section): values for section, values in composed.items() if not group or section == group}
+        files = ", ".join(f"{group}/{name}.yaml" for group, name in groups.items() if name)
+        raise ConfigError(f"{directory}: {files} is damaged ({' '.join(str(error).split())[:300]})") from None
+    return {str(section): values for section, values in composed.items()}
 
 
 @lru_cache(maxsize=1024)

@@ -287,7 +287,7 @@ def test_files_of_two_groups_are_not_composed_in_every_combination(monkeypatch: 
     monkeypatch.setattr(hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw))
     sweep = ["gpu=V100,T4,A100", "model=dlrm_small,resnet50,bert_large", "predict.draws=10,20", "batch_size=8,16"]
     points = expand(sweep)
-    assert len(points) == 36 and len(composed) == 9, "three GPUs, three models, two methods and the rest"
+    assert len(points) == 36 and len(composed) == 5
     assert points[0].workload is points[1].workload  # they differ in their batch size
     for each in points[::5]:
         compose.forget()
