@@ -49,7 +49,14 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
     return predicted(tmp_path_factory.mktemp("usual"))
 
 
-@pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES"])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "ATEN_CPU_CAPABILITY",
+        pytest.param("OPENBLAS_CORETYPE", marks=pytest.mark.nightly),
+        pytest.param("NPY_DISABLE_CPU_FEATURES", marks=pytest.mark.nightly),
+    ],
+)
 def test_intervals_do_not_depend_on_the_processor(variable: str, usual: list[list[float]], tmp_path: Path) -> None:
     value = {"ATEN_CPU_CAPABILITY": "default", "OPENBLAS_CORETYPE": "Nehalem"}.get(variable) or numpy_features()
     if not value:
