@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -13,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import SteptimeError
 from pipeline.graph.device_calls import map_calls
-from pipeline.graph.execution_trace import import_execution_trace, read_execution_trace
-from pipeline.graph.trace_reader import read_selected
+from pipeline.graph.execution_trace import import_execution_trace
 from soak.damage import cut, damaged, json_bytes, reordered, strange_json
 from soak.trace_cases import GOLDEN
-from soak.verdicts import Case, difference
+from soak.verdicts import Case
 
 SOURCE = GOLDEN / "cpu_dlrm" / "input" / "execution_trace.json.gz"
 
@@ -53,27 +50,13 @@ def facts(path: Path) -> dict[str, Any]:
     """The graph of an execution trace and its device calls.
 
     Raises:
-        AssertionError: the quick reader reads something else, or a call has a size that is none.
+        AssertionError: a call has a size that is none.
     """
     graph = import_execution_trace(path)
     calls = map_calls(graph)
     sizes = calls[["flops", "bytes_read", "bytes_written"]].to_numpy(float)
     assert np.isfinite(sizes).all() and (sizes >= 0).all(), "a call has no finite size"
-    if path.read_bytes()[:2] != b"\x1f\x8b":
-        _check_quick_reader(path)
     return {"graph": graph.table, "device": graph.device, "calls": calls}
-
-
-def _check_quick_reader(path: Path) -> None:
-    def every_third(nodes: Sequence[Any]) -> list[Any]:
-        return list(nodes)[::3]
-
-    try:
-        quick = read_selected(path, every_third)
-    except SteptimeError as refusal:
-        raise AssertionError(f"the quick reader refuses: {refusal}") from None
-    fault = difference(quick, every_third(read_execution_trace(path)), "nodes")
-    assert not fault, f"the quick reader differs: {fault}"
 
 
 def case(seeds: list[Seed], folder: Path, rng: Random) -> Case:

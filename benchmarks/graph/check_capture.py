@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
+from evaluation.checks.sequence_match import sequence_match, top_level_names
 from evaluation.workloads.rebuilt_models import gpt2_large, linear_stack
 from pipeline.graph.capture import capture, observe
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.execution_trace import import_execution_trace
-from pipeline.graph.sequence_match import sequence_match, top_level_names
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.paths import config_dir, datasets_dir
 from pipeline.workloads import make_step

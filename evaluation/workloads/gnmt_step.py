@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from evaluation.workloads.squad_step import MasterWeights
-from pipeline.workloads.loss_item import read
+from pipeline.as_on_cuda.host_reads import read
 from pipeline.workloads.training_step import Batch, Step, host_empty, phase
 from pipeline.workloads.translation import Gnmt, smoothed
 

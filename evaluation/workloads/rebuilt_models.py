@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evaluation.workloads.timm_networks import network
-from pipeline.workloads.language_layers import Projection, gelu
+from pipeline.workloads.language_models import Projection, gelu
 from pipeline.workloads.training_step import Batch, Step, phase
 
 

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.workloads.bert import Bert
-from pipeline.workloads.language_layers import initialise
-from pipeline.workloads.loss_item import read
+from pipeline.as_on_cuda.host_reads import read
+from pipeline.workloads.language_models import Bert, initialise
 from pipeline.workloads.training_step import Batch, Step, host_empty, phase
 
 TOKENS, POSITIONS = 384, 512

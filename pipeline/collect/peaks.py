@@ -173,6 +173,8 @@ def plain_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
     """Host cost per call of the basic operations of a step, and of a small training step; runs before any profile."""
     import torch
 
+    from pipeline.as_on_cuda.torch_names import wait_on_device
+
     device, count = bench.device, 50 if tiny else CALLS
     x, other = torch.ones(1, device=device), torch.ones(1)
     other = other.pin_memory() if device.type == "cuda" else other
@@ -181,7 +183,7 @@ def plain_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
         stream, event = torch.cuda.current_stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         costs |= {
-            "empty_kernel": partial(_sleep, 0),
+            "empty_kernel": partial(wait_on_device, 0),
             "stream_synchronize_idle": stream.synchronize,
             "device_synchronize_idle": torch.cuda.synchronize,
             "event_record": event.record,
@@ -221,13 +223,15 @@ def launch_costs(bench: Bench) -> Iterator[Peak]:
     """Launch times from a profile: duration of the call, delay until the kernel starts, gaps between kernels."""
     from torch.profiler import record_function
 
+    from pipeline.as_on_cuda.torch_names import wait_on_device
+
     path = bench.scratch / "launches.json"
     with profiled(bench.device, path):
         for label, (cycles, wait) in LAUNCH_PATTERNS.items():
             synchronise(bench.device)
             with record_function(label):
                 for _ in range(LAUNCHES):
-                    _sleep(cycles)
+                    wait_on_device(cycles)
                     if wait:
                         synchronise(bench.device)
             synchronise(bench.device)
@@ -310,13 +314,6 @@ def _simple_calls(x: Tensor) -> dict[str, Callable[[], Any]]:
     import torch
 
     return {"add_": partial(x.add_, 1), "view": partial(x.view, 1), "empty": partial(torch.empty, 1, device=x.device)}
-
-
-def _sleep(cycles: int) -> None:
-    """Launch a kernel that waits for a number of clock cycles."""
-    import torch
-
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
 def _small_step(device: torch.device) -> Callable[[], None]:

@@ -63,10 +63,10 @@ class ProfilerSessions:
         self.sessions += 1
         if device.type != "cuda":
             return
-        import torch
+        from pipeline.as_on_cuda.torch_names import wait_on_device
 
         for _ in range(min(self.scale * (FIRST_SPARE + SPARE_PER_SESSION * self.sessions), MAX_SPARE)):
-            torch.cuda._sleep(0)  # type: ignore[no-untyped-call]
+            wait_on_device(0)
             synchronise(device)
 
     def record_lost(self, lost: int) -> None:

@@ -18,21 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.as_on_cuda.emulation import create_as_on_cuda, run_as_on_cuda
 from pipeline.errors import InputError, SteptimeError, SteptimeWarning, TraceError, collected_warnings
-from pipeline.graph.cuda_emulation import create_as_on_cuda, run_as_on_cuda
-from pipeline.graph.execution_trace import build_nodes, import_execution_trace
+from pipeline.graph.execution_trace import build_nodes, import_execution_trace, read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
-from pipeline.graph.pytorch_errors import explain_error
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
-from pipeline.graph.trace_reader import read_selected
 from pipeline.workloads import make_step
-from pipeline.workloads.read_options import ReadOptions, unread_options
+from pipeline.workloads.user_errors import SIZE_ERRORS, explain_error
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
-
-SIZE_ERRORS = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
-"""Exceptions that PyTorch and `transformers` raise if the sizes of a model contradict each other."""
 
 MAX_STEP_BYTES = 1e16
 """Largest memory need of a step that is captured, bytes (10,000 TB). Larger ones are mistakes, and take minutes to map. The
@@ -76,44 +71,44 @@ def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: 
 
 def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memory]:
     """Record one step: its normalised nodes and its memory need."""
-    own = config.get("architecture") == "custom"
-    known: tuple[type[BaseException], ...] = (Exception, SystemExit) if own else SIZE_ERRORS
+    custom = not _is_shipped(config)
+    explained: tuple[type[BaseException], ...] = (Exception, SystemExit) if custom else SIZE_ERRORS
     try:
         try:
             return _attempt(config, batch_size, needs_fake_tensors(config))
         except NotImplementedError as error:
-            if not own or "SparseMeta" not in str(error):
+            if not custom or "SparseMeta" not in str(error):
                 raise
             return _attempt(config, batch_size, True)
     except SteptimeError:
         raise
-    except known as error:
+    except explained as error:
         raise explain_error(config, error) from error
 
 
 def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[list[Node], Memory]:
     """`record` on fake CPU tensors or on the meta device."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from pipeline.as_on_cuda.compiler_unloaded import compiler_unloaded
+    from pipeline.as_on_cuda.host_reads import assuming_true_share
+    from pipeline.as_on_cuda.torch_names import fake_tensor_mode
+    from pipeline.workloads.custom import ReadOptions, unread_options
 
-    from pipeline.workloads.compiler_unloaded import compiler_unloaded
-    from pipeline.workloads.data_dependent_shapes import assuming_true_share
-
-    own = config.get("architecture") == "custom"
+    device = "cpu" if fake else "meta"
     with (
-        FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext(),
+        fake_tensor_mode(allow_non_fake_inputs=True) if fake else nullcontext(),
         assuming_true_share(config.get("picked")),
     ):
-        if not own:
+        if _is_shipped(config):
             with compiler_unloaded():
-                return observe(make_step(config, batch_size, "cpu" if fake else "meta"), fake, config)
-        given = ReadOptions(config)
+                return observe(make_step(config, batch_size, device), fake, config)
+        options = ReadOptions(config)
         with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer (--json)
             with create_as_on_cuda():
-                step = make_step(given, batch_size, "cpu" if fake else "meta")
-            found = observe(step, fake, config)
-        for name in unread_options(given):
+                step = make_step(options, batch_size, device)
+            recorded = observe(step, fake, config)
+        for name in unread_options(options):
             warnings.warn(f"{name}: the step of {config.get('target')} never read it", SteptimeWarning, stacklevel=2)
-        return found
+        return recorded
 
 
 def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:
@@ -121,10 +116,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
 
     The first run creates the gradients and the optimizer state. A shipped workload runs once: its state is made before.
     """
-    from torch.profiler import ExecutionTraceObserver
-
-    from pipeline.graph.peak_memory import WorkingSet, saved_activations
-    from pipeline.workloads.own_optimizers import state_bytes, stepping, update_of
+    from pipeline.as_on_cuda.optimizers import state_bytes, stepping, update_of
+    from pipeline.graph.memory import WorkingSet, memory_need, saved_activations
 
     prepared = not fake and not first and _with_states(step, config)
     compiles = not _is_shipped(config)
@@ -134,43 +127,47 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
                 step.run(0)
         elif not first and not prepared:
             step.run(0)
-    made = [each for each in stepped if all(each is not one for one in step.optimizers)]
-    # a step may use its own optimizer, not the one of the configuration
-    unused = bool(made) and len(made) == len(stepped)
-    with tempfile.TemporaryDirectory(prefix="steptime-") as folder, _observer_silenced():
+    others = [optimizer for optimizer in stepped if all(optimizer is not one for one in step.optimizers)]
+    # a step may use its own optimizers, not the one of the configuration
+    unused = bool(others) and len(others) == len(stepped)
+    with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
         path = Path(folder) / "execution_trace.json"
-        observer = ExecutionTraceObserver()
-        observer.register_callback(str(path))
-        observer.start()
-        try:
-            with run_as_on_cuda(compiles), saved_activations(step) if prepared else nullcontext() as recorded:
-                step.run(0)
-        finally:
-            observer.stop()
-            observer.unregister_callback()
+        with _recording(path, compiles), saved_activations(step) if prepared else nullcontext() as recorded:
+            step.run(0)
         activations = (recorded or saved).bytes if step.training else max(working.bytes - step.input_bytes, 0)
-        memory = Memory(
-            step.parameters_bytes + step.buffers_bytes,
-            step.gradient_bytes,
-            (0 if unused else step.optimizer_bytes) + state_bytes(made),
-            activations,
-            step.input_bytes,
-        )
+        memory = memory_need(step, activations, (0 if unused else step.optimizer_bytes) + state_bytes(others))
         if memory.total > MAX_STEP_BYTES:
             raise InputError(
                 f"the step needs {memory.total / 1e12:,.0f} TB of memory, more than any machine has; check its sizes"
             )
         try:
-            raw = read_selected(path, prune if fake else prune_meta)
+            raw = read_execution_trace(path)
         except TraceError:  # this process wrote the file, so it can only be truncated
-            place = tempfile.gettempdir()
             raise SteptimeError(
-                f"{place}: the recording of the step could not be written completely; free some space, or set $TMPDIR "
-                "to another folder"
+                f"{tempfile.gettempdir()}: the recording of the step could not be written completely; free some space, "
+                "or set $TMPDIR to another folder"
             ) from None
     if unused:
-        config = {**config, "optimizer": update_of(made)}
-    return normalise(build_nodes(raw, sequential=fake), _with_allowed_tf32(config), fake), memory
+        config = {**config, "optimizer": update_of(others)}
+    nodes = build_nodes(prune(raw) if fake else prune_meta(raw), sequential=fake)
+    return normalise(nodes, _with_allowed_tf32(config), fake), memory
+
+
+@contextmanager
+def _recording(path: Path, compiles: bool) -> Iterator[None]:
+    """Record the operators that the body runs as on CUDA, as an execution trace."""
+    from torch.profiler import ExecutionTraceObserver
+
+    with _observer_silenced():
+        observer = ExecutionTraceObserver()
+        observer.register_callback(str(path))
+        observer.start()
+        try:
+            with run_as_on_cuda(compiles):
+                yield
+        finally:
+            observer.stop()
+            observer.unregister_callback()
 
 
 def _is_shipped(config: Mapping[str, Any]) -> bool:
@@ -190,7 +187,7 @@ def _with_states(step: Step, config: Mapping[str, Any]) -> bool:
         return False
     with run_as_on_cuda(compiles=False):
         for optimizer in step.optimizers:
-            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            for parameter in (weight for group in optimizer.param_groups for weight in group["params"]):
                 parameter.grad = torch.empty_like(parameter)
             optimizer.step()
             optimizer.zero_grad()

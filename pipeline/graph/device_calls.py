@@ -20,7 +20,7 @@ import pandas as pd
 
 from pipeline.errors import ConfigError
 from pipeline.graph.opmap import Row, find_row
-from pipeline.graph.sizes.registry import SIZES
+from pipeline.graph.sizes import SIZES
 from pipeline.graph.sizes.vocabulary import Work
 from pipeline.graph.table import Graph, Node
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32, refuses_bf16

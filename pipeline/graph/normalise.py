@@ -1,4 +1,4 @@
-"""Converts the nodes that the meta device records to those that CUDA would record: pruning, names, fused lookups.
+"""Converts the nodes that the meta device records to those that CUDA would record: pruning, names, lookups.
 
 A meta kernel written in Python calls operators that CUDA's kernel does not call. Therefore the children of an operator
 are kept only in two cases:
@@ -14,11 +14,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from pipeline.graph.cuda_emulation import name_standins
+from pipeline.as_on_cuda.emulation import CUDA_NAMES, CUDA_PARENTS
+from pipeline.graph.lookups import describe_lookups, name_fused_lookups
 from pipeline.graph.opmap import rows
-from pipeline.graph.sparse_optimizers import own_tables, sparse_updates
 from pipeline.graph.table import Argument, Node, Tensor
-from pipeline.kernels.embedding_lookups import Lookup
 
 SAME_CHILDREN = ("aten::_to_copy", "aten::clone")
 """Operators whose children are the same on all devices, although their dispatch keys do not show it."""
@@ -26,22 +25,15 @@ SAME_CHILDREN = ("aten::_to_copy", "aten::clone")
 CUDA_ONLY = ("aten::mish_backward", "aten::_fused_rms_norm")
 """Operators that have a kernel on CUDA only; other devices compose them (ATen/native/native_functions.yaml)."""
 
-NO_STORAGE, UNDEFINED = b',0,0,0,0,""]', b"nullptr (uninitialized)"
-"""Text of an execution trace for a tensor without storage, and for the type of an undefined tensor."""
+NO_STORAGE, UNDEFINED = ", 0, 0, 0, 0, '']", "nullptr (uninitialized)"
+"""End of the description of a tensor without storage, and the type of an undefined tensor, in an execution trace."""
 
-CUDA_NAMES = {
+NEUTRAL_NAMES = {
     "NativeBatchNormBackward0": "CudnnBatchNormBackward0",
     "aten::native_batch_norm": "aten::cudnn_batch_norm",
     "aten::native_batch_norm_backward": "aten::cudnn_batch_norm_backward",
 }
 """Device-neutral names -> names that CUDA records (source: v100_ddp and rtx2080ti_resnet traces)."""
-
-ALIASES = {
-    "aten::add_": "aten::add", "aten::_reshape_alias": "aten::view", "aten::_index_put_impl_": "aten::index_put",
-    "aten::index_put_": "aten::index_put", "aten::reshape": "aten::view", "aten::_unsafe_view": "aten::view",
-    "aten::clamp_min_": "aten::clamp_min", "aten::relu_": "aten::relu",
-}  # fmt: skip
-"""Names that count as equal when operator sequences of different PyTorch versions are compared."""
 
 TF32_OPERATORS = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::convolution_backward",
@@ -55,20 +47,14 @@ LAYOUT_DEPENDENT = ("convolution", "batch_norm", "_pool2d")
 The strides do not show the format, because the meta device's convolution always returns images in NCHW.
 """
 
-BOUNDS_CHECK = "fbgemm::bounds_check_indices"
-FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_{optimizer}_function"
-FUSED_BACKWARD = "fbgemm::split_embedding_backward_codegen_{optimizer}"
-FUSED_AUTOGRAD = "torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>"
-"""Names of FBGEMM's operators for a fused lookup; `{optimizer}` is the optimizer that runs in the backward pass."""
-
 
 def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = False) -> list[Node]:
     """Convert the (already pruned) nodes of a captured step to those of CUDA, renumbered in host order."""
     nodes = [_on_cuda(node, fake) for node in nodes]
     if fake:
         nodes = _show_input_copies(_as_real_tensors(nodes))
-    nodes = name_standins(_fused_lookups(nodes, config))
-    nodes = _describe_embeddings(nodes, config)
+    nodes = _name_standins(name_fused_lookups(nodes, config))
+    nodes = describe_lookups(nodes, config)
     if config.get("dtype") == "tf32":
         for node in nodes:
             if node.name in TF32_OPERATORS:
@@ -99,7 +85,9 @@ def renumber(nodes: Sequence[Node]) -> list[Node]:
 @cache
 def is_composite(schema: str) -> bool:
     """Whether every device implements an operator (`aten::linear`, `aten::add.Tensor`) by other operators."""
-    return schema not in CUDA_ONLY and _has_kernel(schema, "CompositeImplicitAutograd")
+    from pipeline.as_on_cuda.torch_names import has_kernel
+
+    return schema not in CUDA_ONLY and has_kernel(schema, "CompositeImplicitAutograd")
 
 
 @cache
@@ -109,17 +97,10 @@ def has_same_children_on_cuda(schema: str) -> bool:
     This holds for operators such as `aten::pixel_shuffle`: C++ code composes them for every device, and the meta device
     has no kernel of its own.
     """
-    explicit = any(_has_kernel(schema, f"CompositeExplicitAutograd{kind}") for kind in ("", "NonFunctional"))
-    return explicit and schema.split(".")[0] not in rows() and not _has_kernel(schema, "Meta")
+    from pipeline.as_on_cuda.torch_names import has_kernel
 
-
-def _has_kernel(schema: str, key: str) -> bool:
-    import torch
-
-    try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(schema, key))
-    except RuntimeError:
-        return False
+    explicit = any(has_kernel(schema, f"CompositeExplicitAutograd{kind}") for kind in ("", "NonFunctional"))
+    return explicit and schema.split(".")[0] not in rows() and not has_kernel(schema, "Meta")
 
 
 def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[str, Any]]:
@@ -147,29 +128,29 @@ def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[
 
 
 def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Apply `prune` to a step on the meta device, whose nodes come from `pipeline.graph.trace_reader`.
+    """Apply `prune` to a step on the meta device.
 
     Operators on wrapped tensors (of `torch.vmap` and similar transforms) are removed first. They have the shape of one
     sample, and the operators that run are their children.
     """
     sparse = any("sparse_coo_tensor" in node["name"] for node in raw)  # such tensors have no storage either
-    ours = [] if sparse else [node for node in raw if node["name"].startswith("aten::") and _is_wrapped(node)]
-    if not ours:
-        return prune(raw, meta=not sparse)
-    wrapped = {node["id"]: node["parent"] for node in ours}
+    operators = [] if sparse else [node for node in raw if node["name"].startswith("aten::")]
+    wrapped = {node["id"]: node["parent"] for node in operators if _is_wrapped(node)}
 
     def above(parent: int) -> int:
         while parent in wrapped:
             parent = wrapped[parent]
         return parent
 
-    return prune([{**node, "parent": above(node["parent"])} for node in raw if node["id"] not in wrapped], meta=True)
+    kept = [{**node, "parent": above(node["parent"])} for node in raw if node["id"] not in wrapped] if wrapped else raw
+    return prune(kept, meta=not sparse)
 
 
 def _is_wrapped(node: Mapping[str, Any]) -> bool:
     """Whether an operator has an input or output tensor without its own storage (undefined tensors are not counted)."""
-    text = node.get("text", b"")
-    return bool(text.count(NO_STORAGE) > text.count(UNDEFINED))
+    inputs, outputs = node["inputs"], node["outputs"]
+    count = f"{inputs['values']}{outputs['values']}".count(NO_STORAGE)
+    return count > 0 and count > f"{inputs['types']}{outputs['types']}".count(UNDEFINED)
 
 
 def _without_casting_wrappers(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -196,8 +177,8 @@ def _without_casting_wrappers(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[
 
 def _on_cuda(node: Node, fake: bool) -> Node:
     name = node.name
-    for neutral, cuda in CUDA_NAMES.items():
-        name = name.replace(neutral, cuda) if neutral in name else name
+    for neutral, cuda in NEUTRAL_NAMES.items():
+        name = name.replace(neutral, cuda)
     node.attributes.pop("schema", None)
     if fake:
         counters = node.phase == "optimizer"  # optimizers count their steps on the host
@@ -266,65 +247,37 @@ def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
     return shown
 
 
-def _fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node]:
-    """Replace the stand-ins for the fused lookup by FBGEMM's operators, and insert the check of indices."""
+def _name_standins(nodes: Sequence[Node]) -> list[Node]:
+    """Give stand-ins CUDA's names, describe recurrent layers, and insert the parents listed in `CUDA_PARENTS`."""
     named: list[Node] = []
     fresh = max((node.node_id for node in nodes), default=0) + 1
-    skipped: set[int] = set()
-    optimizer = fused_optimizer(config)
     for node in nodes:
-        if node.parent_id in skipped and not node.name.startswith("steptime::"):
-            node = replace(node, parent_id=None, is_top_level=True)
-        if node.name == "FusedLookup":
-            skipped.add(node.node_id)  # the Python function around the operator; FBGEMM's C++ operator has none
-        elif node.name == "steptime::lookup":
-            check = replace(node, node_id=fresh, name=BOUNDS_CHECK, inputs=node.inputs[1:3], values=(), outputs=(),
-                            parent_id=None)  # fmt: skip
+        operator = replace(node, name=_cuda_name(node.name))
+        if operator.name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
+            operator.attributes["rnn"] = _describe_rnn(operator)
+        if node.name in CUDA_PARENTS:
+            named.append(replace(operator, node_id=fresh, name=CUDA_PARENTS[node.name], attributes={}))
+            operator.parent_id, operator.is_top_level = fresh, False
             fresh += 1
-            named += [check, replace(node, name=FUSED_FORWARD.format(optimizer=optimizer), parent_id=None)]
-        elif node.name == "steptime::lookup_backward":
-            named.append(replace(node, name=FUSED_BACKWARD.format(optimizer=optimizer)))
-        elif "FusedLookupBackward" in node.name:
-            real = FUSED_AUTOGRAD.format(optimizer=optimizer)
-            named.append(replace(node, name=node.name.replace("FusedLookupBackward", real)))
-        else:
-            named.append(node)
+        named.append(operator)
     return named
 
 
-def fused_optimizer(config: Mapping[str, Any]) -> str:
-    """The optimizer inside a fused lookup's backward pass; SGD unless it is Adagrad or Adam."""
-    name = str(config.get("optimizer", "sgd"))
-    return name if name in ("adagrad", "adam") else "sgd"
+def _cuda_name(name: str) -> str:
+    for stand_in, real in CUDA_NAMES.items():
+        if stand_in in name:
+            return name.replace(stand_in, real)
+    return name
 
 
-def _describe_embeddings(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]:
-    """Add to lookups what their shapes do not show: rows per table, lookups, and the distribution of indices."""
-    if "embedding" not in config:
-        return sparse_updates(nodes, own_tables(nodes), str(config.get("optimizer", "sgd")))
-    from pipeline.workloads.dlrm import JOINT, tables
-
-    rows, lookups = tables(config)
-    distribution = str(config.get("distribution", "uniform"))
-    states = {"adagrad": 1, "adam": 2}.get(fused_optimizer(config), 0)
-    for node in nodes:
-        if node.name.startswith(("fbgemm::split_embedding", BOUNDS_CHECK)):
-            node.attributes.update(rows=rows, lookups=lookups, distribution=distribution, index_bytes=8)
-            if states and node.name == FUSED_BACKWARD.format(optimizer=fused_optimizer(config)):
-                node.attributes["states"] = states
-        elif "embedding_bag" in node.name or node.name == "aten::embedding":
-            node.attributes.update(distribution=distribution, index_bytes=8)
-    if config["embedding"] not in ("sparse", *JOINT):
-        return nodes
-    outputs = {
-        "aten::_embedding_bag": 2,
-        "aten::embedding": 1,
-    }  # input (offsets or indices) with one element per result
-    bags = next((node.tensor(outputs[node.name]).numel for node in nodes if node.name in outputs), 0)
-    width, joint = config["dim"], config["embedding"] in JOINT
-    batch = bags // len(rows) if joint else bags
-    sizes = [Lookup(batch, e, n, int(width), distribution) for e, n in zip(rows, lookups, strict=True)]
-    if joint:  # one table; its rows are used as often as the rows of the tables that it contains
-        used, each = sum(size.distinct_rows() for size in sizes), sum(lookups) / len(lookups)
-        sizes = [Lookup(bags, sum(rows), each, int(width), distribution, used)]
-    return sparse_updates(nodes, sizes, str(config.get("optimizer", "sgd")))
+def _describe_rnn(node: Node) -> dict[str, Any]:
+    """Read the sizes of a recurrent layer from its stand-in's arguments (`pipeline.as_on_cuda.recurrent_layers`)."""
+    backward = node.name.endswith("backward")
+    x = node.tensor(1 if backward else 0)
+    gates, hidden, layers, directions, batch_first = (int(v) for v in node.values[-5:])
+    weights: Sequence[Tensor] = node.tensor_list(2 if backward else 1)
+    batch, tokens = x.shape[:2] if batch_first else x.shape[1::-1]
+    output = weights[1].shape[-1]  # width of the recurrent input: the hidden width, unless the layer projects it
+    return {"gates": gates, "hidden": hidden, "layers": layers, "directions": directions, "batch": batch,
+            "tokens": tokens, "weight_bytes": sum(w.bytes for w in weights),
+            **({"projected": output} if output != hidden else {})}  # fmt: skip

@@ -114,7 +114,7 @@ class StepStore:
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """Memory need of a question's step in bytes, or of the same step at another batch size.
 
-        The graph is only made if no line over the batch size tells the need. Edits do not change it.
+        The graph is only made if neither a line over the batch size nor a few layers tell the need. Edits do not change it.
 
         Raises:
             SteptimeError: the workload cannot be made at this batch size.
@@ -122,12 +122,27 @@ class StepStore:
         batch_size = batch_size or question.batch_size
         if (question.workload, batch_size) not in self._memory:
             config = question.workload.plain()
-            line = _line_state(config) if _may_have_line(config) else None
-            if isinstance(line, MemoryLine) and batch_size in line:
-                self._memory[question.workload, batch_size] = line.at(batch_size).total
-            else:
+            need = _memory_without_capture(config, batch_size)
+            if need is None:
                 self.graph(replace(question, batch_size=batch_size, edit=NO_EDITS))
+            else:
+                self._memory[question.workload, batch_size] = need.total
         return self._memory[question.workload, batch_size]
+
+
+def _memory_without_capture(config: Mapping[str, Any], batch_size: int) -> Memory | None:
+    """The memory need of a step by what is known of it at other batch sizes; None if that does not tell it."""
+    state = _line_state(config) if _may_have_line(config) else None
+    if isinstance(state, MemoryLine) and batch_size in state:
+        return state.at(batch_size)
+    if type(state) is not int or state == batch_size:
+        return None
+    graph = find(GRAPH, graph_key(config, state), read_graph)
+    if graph is None:
+        return None
+    from pipeline.graph.memory import memory_by_layers
+
+    return memory_by_layers(config, batch_size, graph)
 
 
 def _recent(entries: dict[object, Value], key: object, make: Callable[[], Value]) -> Value:

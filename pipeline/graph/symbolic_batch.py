@@ -10,9 +10,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from typing import Any
-from unittest import mock
 
-from pipeline.graph.cuda_emulation import run_as_on_cuda
+from pipeline.as_on_cuda.emulation import run_as_on_cuda
+from pipeline.as_on_cuda.patches import replaced
 from pipeline.workloads import builder
 
 HINT = 1009
@@ -43,28 +43,22 @@ def _decisions(config: Mapping[str, Any]) -> list[str]:
     """What a step decides by its batch size, as PyTorch writes it."""
     import torch
     import torch.nn.functional as F
-    from torch._dynamo.source import ConstantSource
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from pipeline.as_on_cuda.torch_names import constant_pad, fake_tensor_mode, symbolic_size
+
+    def pad(x: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+        if mode != "constant":
+            raise NotImplementedError(mode)
+        return constant_pad(x, pad, value or 0)
 
     sizes = ShapeEnv(duck_shape=False, specialize_zero_one=True)
-    source = ConstantSource("batch_size")
-    symbol = sizes.create_symbol(HINT, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-    batch: Any = sizes.create_symintnode(symbol, hint=HINT, source=source)
+    symbol, batch_size = symbolic_size(sizes, "batch_size", HINT)
     build = builder(str(config["architecture"]))
-    with FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True), mock.patch.object(F, "pad", _pad):
-        step = build(config, batch, "meta")
+    with fake_tensor_mode(shape_env=sizes, allow_non_fake_inputs=True), replaced(F, pad=pad):
+        step = build(config, batch_size, "meta")
         with run_as_on_cuda():
             step.run(0)
     values = sizes.var_to_range[symbol]
     narrowed = [] if values.lower == 2 and values.upper > torch.iinfo(torch.int64).max - 1 else [str(values)]
-    return narrowed + [str(guard.expr) for guard in sizes.guards] + [str(each) for each in sizes.replacements]
-
-
-def _pad(x: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
-    """`F.pad` by PyTorch's own Python code: its C++ code takes no symbols."""
-    from torch._refs import constant_pad_nd
-
-    if mode != "constant":
-        raise NotImplementedError(mode)
-    return constant_pad_nd(x, pad, value or 0)
+    return narrowed + [str(guard.expr) for guard in sizes.guards] + [str(one) for one in sizes.replacements]

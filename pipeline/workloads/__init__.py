@@ -60,9 +60,9 @@ def builder(architecture: str) -> Builder:
         case "dlrm":
             from pipeline.workloads.dlrm import build
         case "resnet" | "inception":
-            from pipeline.workloads.vision import build
+            from pipeline.workloads.vision import build_classifier as build
         case "dcgan":
-            from pipeline.workloads.dcgan import build
+            from pipeline.workloads.vision import build_dcgan as build
         case "transformer" | "gnmt":
             from pipeline.workloads.translation import build
         case "bert" | "gpt2" | "opt":

@@ -13,7 +13,7 @@
 `interaction` is the way to multiply pairs of vectors:
 
   by_parts      PyTorch's operators: a batched product, an index of its lower triangle, a concatenation.
-  fused         One kernel in each direction (`pipeline.workloads.interaction`).
+  fused         One kernel in each direction (`pipeline.workloads.dlrm_operators`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipeline.as_on_cuda.shape_operators import apply
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
-from pipeline.workloads.fused_lookup import STATES, FusedLookup
-from pipeline.workloads.interaction import FusedInteraction
-from pipeline.workloads.interaction import width as interaction_width
-from pipeline.workloads.shape_only_ops import apply
+from pipeline.workloads.dlrm_operators import STATES, FusedInteraction, FusedLookup, interaction_width
 from pipeline.workloads.training_step import Batch, Step, host_empty, is_dry
 from pipeline.workloads.workload_files import table_configs_path
 

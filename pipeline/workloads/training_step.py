@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from pipeline.as_on_cuda.host_reads import read
+from pipeline.as_on_cuda.mixed_precision import DTYPES, autocast
+from pipeline.as_on_cuda.shape_operators import is_fake
 from pipeline.errors import ConfigError, InputError
-from pipeline.workloads.autocast import DTYPES, autocast
-from pipeline.workloads.fused_lookup import epsilon
-from pipeline.workloads.loss_item import read
-from pipeline.workloads.shape_only_ops import is_fake
 
 Batch = tuple[Tensor, ...]
 """Tensors of one batch, on the host."""
@@ -28,9 +27,21 @@ OPTIMIZER_STATES = {"none": 0, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam"
 """Optimizers -> number of tensors of a parameter's size that each keeps."""
 
 
+HALF_EPSILON = 1e-4
+"""Epsilon that optimizers add to a square root in fp16, without unit.
+
+The smallest positive number in fp16 is 6e-8. The usual epsilon would become zero, and 0 / 0 would follow.
+"""
+
+
 def phase(name: str) -> AbstractContextManager[Any]:
     """Annotate a phase of the step."""
     return record_function(f"## {name} ##")
+
+
+def epsilon(weight: Tensor, usual: float) -> float:
+    """The epsilon that an optimizer adds to the square root of a weight's squared gradients."""
+    return HALF_EPSILON if weight.dtype == torch.float16 else usual
 
 
 def make_optimizer(
@@ -56,7 +67,7 @@ def make_optimizers(
     """Make the optimizers of a module's parameters.
 
     With Adagrad and Adam, parameters with sparse gradients have a separate optimizer. If nothing is computed (`dry`),
-    it is SGD, which capture replaces by the real optimizer (`pipeline.graph.sparse_optimizers`).
+    it is SGD, which capture replaces by the real optimizer (`pipeline.graph.lookups`).
 
     Raises:
         ConfigError: momentum is requested for sparse gradients; capture cannot record its sparse state.

@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.attention_layers import eager_attention, plain_layers
-from pipeline.workloads.recurrent_layers import Lstm
+from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.torch_names import log_softmax_of_half
+from pipeline.workloads.language_models import attend
 from pipeline.workloads.training_step import Step, host_empty, is_dry
+
+
+def plain_attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, **_: Any,
+) -> Tensor:  # fmt: skip
+    """softmax(q·kᵀ/√d + mask)·v with two matrix products and a softmax; q, k, v (..., T, D)."""
+    scale = scale or 1.0 / math.sqrt(q.shape[-1])
+    return attend(q, k, v, attn_mask, scale, lambda weights: F.dropout(weights, dropout_p, dropout_p > 0))
+
+
+@contextmanager
+def eager_attention(on: bool) -> Iterator[None]:
+    """While the body runs, `F.scaled_dot_product_attention` is computed with separate operators."""
+    if not on:
+        yield
+        return
+    with replaced(F, scaled_dot_product_attention=plain_attention):
+        yield
+
+
+@contextmanager
+def plain_layers() -> Iterator[None]:
+    """While the body runs, `nn.TransformerEncoderLayer` does not use its fused fast path in inference."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class Lstm(nn.LSTM):
+    """A batch-first LSTM that returns only its output sequence."""
+
+    def __init__(self, inputs: int, hidden: int, layers: int = 1, bidirectional: bool = False) -> None:
+        super().__init__(inputs, hidden, layers, batch_first=True, bidirectional=bidirectional)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """(B, T, I) -> (B, T, H·directions)."""
+        output: Tensor = super().forward(x)[0]
+        return output
 
 
 class Translator(nn.Module):
@@ -92,11 +137,11 @@ def smoothed(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     GNMT.
     """
     if logits.dtype is torch.float16 and logits.device.type != "cpu":
-        found = torch._log_softmax(logits, -1, True)  # one kernel; in other cases there is a cast before it
+        logs = log_softmax_of_half(logits)  # one kernel; in other cases there is a cast before it
     else:
-        found = logits.log_softmax(-1, dtype=torch.float32)
-    own = -found.gather(1, labels.unsqueeze(1)).squeeze(1)
-    return ((1.0 - smoothing) * own - smoothing * found.mean(1)).mean()
+        logs = logits.log_softmax(-1, dtype=torch.float32)
+    of_label = -logs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return ((1.0 - smoothing) * of_label - smoothing * logs.mean(1)).mean()
 
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
@@ -117,8 +162,8 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
     def forward(source: Tensor, target: Tensor, label: Tensor) -> Tensor:
         with plain_layers(), eager_attention(eager):
-            found: Tensor = model(source, target)
-        return found
+            logits: Tensor = model(source, target)
+        return logits
 
     def loss(output: Tensor, source: Tensor, target: Tensor, label: Tensor) -> Tensor:
         if smoothing:

@@ -1,20 +1,21 @@
-"""Residual networks (He et al. 2016) and Inception v3 (Szegedy et al. 2016) in plain PyTorch, in torchvision's sizes.
+"""Residual networks, Inception v3 and DCGAN in plain PyTorch.
 
-torchvision's own models would give the same device calls (`tests/workloads/test_torchvision.py`). They are not used where
-they are installed: predictions would depend on its version, and a build for another torch fails when it is imported.
+* Residual networks (He et al. 2016) and Inception v3 (Szegedy et al. 2016, "Rethinking the Inception Architecture") have
+  torchvision's sizes, and give the same device calls (`tests/workloads/test_torchvision.py`). torchvision is not used:
+  predictions would depend on its version, and a build for another torch fails when it is imported.
+* DCGAN (Radford et al. 2016) makes images of 64 x 64 pixels: one step of the discriminator, one of the generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.inception import InceptionV3
-from pipeline.workloads.training_step import Step, host_empty, is_dry
+from pipeline.workloads.training_step import Batch, Step, host_empty, is_dry, phase, stored_dtype
 
 AUXILIARY_WEIGHT = 0.4
 """Weight of the auxiliary head's loss, without unit (Szegedy et al. 2016; torchvision's training uses this value)."""
@@ -70,7 +71,151 @@ def resnet(counts: tuple[int, ...], bottleneck: bool, groups: int, base: int, cl
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
 
 
-def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
+Size = int | tuple[int, int]
+
+
+class Conv(nn.Module):
+    """Convolution without bias, batch norm, ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: Size, stride: int = 1, padding: Size = 0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
+        self.bn = nn.BatchNorm2d(outputs, eps=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) -> (B, outputs, H', W')."""
+        return F.relu(self.bn(self.conv(x)), inplace=True)
+
+
+class AveragePooled(nn.Module):
+    """3x3 average pooling, then a 1x1 convolution."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = Conv(inputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same image size."""
+        out: Tensor = self.conv(F.avg_pool2d(x, kernel_size=3, stride=1, padding=1))
+        return out
+
+
+class Forked(nn.Module):
+    """A chain of convolutions whose result is the input of two parallel convolutions (1x3 and 3x1)."""
+
+    def __init__(self, before: Sequence[nn.Module], width: int) -> None:
+        super().__init__()
+        self.before = nn.Sequential(*before)
+        self.wide, self.high = Conv(width, 384, (1, 3), padding=(0, 1)), Conv(width, 384, (3, 1), padding=(1, 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both results, concatenated."""
+        y = self.before(x)
+        return torch.cat([self.wide(y), self.high(y)], 1)
+
+
+class Branches(nn.Module):
+    """Parallel branches, concatenated over channels."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, sum of the branches' channels, H', W')."""
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+def block_a(inputs: int, pooled: int) -> Branches:
+    """A block for images of 35 x 35 pixels."""
+    return Branches(
+        Conv(inputs, 64, 1),
+        nn.Sequential(Conv(inputs, 48, 1), Conv(48, 64, 5, padding=2)),
+        nn.Sequential(Conv(inputs, 64, 1), Conv(64, 96, 3, padding=1), Conv(96, 96, 3, padding=1)),
+        AveragePooled(inputs, pooled),
+    )
+
+
+def block_b(inputs: int) -> Branches:
+    """A block that reduces images from 35 x 35 to 17 x 17 pixels."""
+    double = nn.Sequential(Conv(inputs, 64, 1), Conv(64, 96, 3, padding=1), Conv(96, 96, 3, stride=2))
+    return Branches(Conv(inputs, 384, 3, stride=2), double, nn.MaxPool2d(3, 2))
+
+
+def block_c(inputs: int, width: int) -> Branches:
+    """A block for images of 17 x 17 pixels, with factorised 7x7 convolutions."""
+    across: tuple[Size, Size] = ((1, 7), (0, 3))
+    down: tuple[Size, Size] = ((7, 1), (3, 0))
+    return Branches(
+        Conv(inputs, 192, 1),
+        nn.Sequential(Conv(inputs, width, 1), Conv(width, width, across[0], padding=across[1]),
+                      Conv(width, 192, down[0], padding=down[1])),
+        nn.Sequential(Conv(inputs, width, 1), Conv(width, width, down[0], padding=down[1]),
+                      Conv(width, width, across[0], padding=across[1]), Conv(width, width, down[0], padding=down[1]),
+                      Conv(width, 192, across[0], padding=across[1])),
+        AveragePooled(inputs, 192),
+    )  # fmt: skip
+
+
+def block_d(inputs: int) -> Branches:
+    """A block that reduces images from 17 x 17 to 8 x 8 pixels."""
+    factorised = nn.Sequential(Conv(inputs, 192, 1), Conv(192, 192, (1, 7), padding=(0, 3)),
+                               Conv(192, 192, (7, 1), padding=(3, 0)), Conv(192, 192, 3, stride=2))  # fmt: skip
+    return Branches(nn.Sequential(Conv(inputs, 192, 1), Conv(192, 320, 3, stride=2)), factorised, nn.MaxPool2d(3, 2))
+
+
+def block_e(inputs: int) -> Branches:
+    """A block for images of 8 x 8 pixels."""
+    return Branches(
+        Conv(inputs, 320, 1),
+        Forked([Conv(inputs, 384, 1)], 384),
+        Forked([Conv(inputs, 448, 1), Conv(448, 384, 3, padding=1)], 384),
+        AveragePooled(inputs, 192),
+    )
+
+
+class Auxiliary(nn.Module):
+    """The classifier on the 17 x 17 features, used in training."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.conv0, self.conv1 = Conv(inputs, 128, 1), Conv(128, 768, 5)
+        self.fc = nn.Linear(768, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, 17, 17) -> logits (B, classes)."""
+        y = self.conv1(self.conv0(F.avg_pool2d(x, kernel_size=5, stride=3)))
+        logits: Tensor = self.fc(torch.flatten(F.adaptive_avg_pool2d(y, (1, 1)), 1))
+        return logits
+
+
+class InceptionV3(nn.Module):
+    """Stem, three A, one B, four C, one D and two E blocks, with the auxiliary head."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            Conv(3, 32, 3, stride=2), Conv(32, 32, 3), Conv(32, 64, 3, padding=1), nn.MaxPool2d(3, 2),
+            Conv(64, 80, 1), Conv(80, 192, 3), nn.MaxPool2d(3, 2),
+        )  # fmt: skip
+        self.middle = nn.Sequential(
+            block_a(192, 32), block_a(256, 64), block_a(288, 64), block_b(288),
+            block_c(768, 128), block_c(768, 160), block_c(768, 160), block_c(768, 192),
+        )  # fmt: skip
+        self.auxiliary = Auxiliary(768, classes)
+        self.late = nn.Sequential(block_d(768), block_e(1280), block_e(2048))
+        self.dropout, self.fc = nn.Dropout(), nn.Linear(2048, classes)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """(B, 3, 299, 299) -> logits (B, classes); in training also the logits of the auxiliary head."""
+        y = self.middle(self.stem(x))
+        auxiliary = self.auxiliary(y) if self.training else None
+        y = F.adaptive_avg_pool2d(self.late(y), (1, 1))
+        logits: Tensor = self.fc(torch.flatten(self.dropout(y), 1))
+        return logits if auxiliary is None else (logits, auxiliary)
+
+
+def build_classifier(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of an image classifier on random images."""
     residual = config["architecture"] == "resnet"
     classes, side = int(config.get("classes", 1000)), int(config.get("image_size", 224 if residual else 299))
@@ -86,3 +231,80 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         return F.cross_entropy(output[0], label) + AUXILIARY_WEIGHT * F.cross_entropy(output[1], label)
 
     return Step([model], [(image, label)], lambda x, y: model(x), loss, device, config)
+
+
+def generator(noise: int, width: int) -> nn.Sequential:
+    """(B, noise, 1, 1) -> (B, 3, 64, 64)."""
+    layers: list[nn.Module] = []
+    sizes = [noise, 8 * width, 4 * width, 2 * width, width]
+    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        layers += [
+            nn.ConvTranspose2d(a, b, 4, 2 if i else 1, 1 if i else 0, bias=False),
+            nn.BatchNorm2d(b),
+            nn.ReLU(True),
+        ]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False), nn.Tanh())
+
+
+def discriminator(width: int) -> nn.Sequential:
+    """(B, 3, 64, 64) -> logits (B,)."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, True)]
+    for k in (1, 2, 4):
+        layers += [nn.Conv2d(k * width, 2 * k * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * k * width),
+                   nn.LeakyReLU(0.2, True)]  # fmt: skip
+    return nn.Sequential(*layers, nn.Conv2d(8 * width, 1, 4, 1, 0, bias=False), nn.Flatten(0))
+
+
+def build_dcgan(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
+    """Build the step of a DCGAN; inference runs only the generator."""
+    width, size = int(config.get("width", 64)), int(config.get("noise", 100))
+    dtype = stored_dtype(config)
+    with torch.device(device):
+        critic, painter = discriminator(width), generator(size, width)
+        ones, zeros = torch.ones(batch_size, dtype=dtype), torch.zeros(batch_size, dtype=dtype)
+    image = host_empty(batch_size, 3, 64, 64) if is_dry(device) else torch.rand(batch_size, 3, 64, 64) * 2 - 1
+    bce = F.binary_cross_entropy_with_logits
+
+    def procedure(batch: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        (real,) = batch
+        noise = torch.randn(batch_size, size, 1, 1, device=device, dtype=dtype)
+        step.zero_grad(optimizers[:1])
+        fake = painted(noise)
+        for images, target in ((real, ones), (fake.detach(), zeros)):
+            _backward(step, critic, bce, images, target)
+        _update(optimizers[:1])
+        step.zero_grad(optimizers[1:])
+        value = _backward(step, critic, bce, fake, ones)
+        _update(optimizers[1:])
+        step.read(value, "at_end")
+
+    def painted(noise: Tensor) -> Tensor:
+        with step.autocast(), phase("forward"):
+            images: Tensor = painter(noise)
+        return images
+
+    def generate(image: Tensor) -> Tensor:
+        images: Tensor = painter(torch.randn(batch_size, size, 1, 1, device=device, dtype=dtype))
+        return images
+
+    step = Step([critic, painter], [(image,)], generate, None, device, config, procedure=procedure)
+    return step
+
+
+def _update(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    with phase("optimizer"):
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def _backward(step: Step, critic: nn.Module, criterion: Any, images: Tensor, target: Tensor) -> Any:
+    """Run the forward and backward pass of one loss and return the loss."""
+    with step.autocast():
+        with phase("forward"):
+            logits = critic(images)
+        with phase("loss"):
+            value = criterion(logits, target)
+    step.read(value, "before_backward")
+    with phase("backward"):
+        value.backward()
+    return value

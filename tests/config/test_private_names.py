@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pytest
+import torch
+
+from pipeline.as_on_cuda.torch_names import NAMES, PrivateName
 from pipeline.paths import project_dir
 
 
@@ -30,29 +36,46 @@ def private_names(tree: ast.Module) -> Iterator[str]:
             yield ".".join([place.id, *reversed(parts)])
 
 
-def used() -> set[tuple[str, str]]:
-    """(package, dotted name) of every private name of another package in the project's code."""
+OPERATORS = re.compile(r"torch\.(_foreach_\w+|ops\..*)")
+"""Operators, whose names are those of traces and of the operator map."""
+
+
+@cache
+def used() -> set[tuple[str, str, str]]:
+    """(package, dotted name, file) of every private name of another package in the project's code."""
     root = project_dir()
-    found = set()
+    uses = set()
     for path in [*root.glob("pipeline/**/*.py"), *root.glob("workflow/scripts/*.py")]:
         for name in private_names(ast.parse(path.read_text())):
             package, *parts = name.split(".")
-            private = any(re.match(r"_[^_]", part) for part in parts)
+            private = any(re.match(r"_[^_]", part) for part in parts) and not OPERATORS.fullmatch(name)
             if private and package != "pipeline" and package not in sys.stdlib_module_names:
-                found.add((package, name))
-    return found
+                uses.add((package, name, path.relative_to(root).as_posix()))
+    return uses
 
 
 def test_private_names_are_of_packages_with_an_upper_bound() -> None:
     stated = tomllib.loads((project_dir() / "pyproject.toml").read_text())["project"]["dependencies"]
     bounded = {re.split(r"[<>=!~ ]", each)[0] for each in stated if "<" in each or "==" in each}
-    names = used()
-    assert any(package == "torch" for package, _ in names), "the search finds those that there are"
-    assert {package for package, _ in names} <= bounded
+    assert {package for package, _, _ in used()} <= bounded
+
+
+def test_private_names_of_pytorch_are_in_one_module() -> None:
+    assert {path for package, _, path in used() if package == "torch"} == {"pipeline/as_on_cuda/torch_names.py"}
+    text = "\n".join(path.read_text() for path in Path(project_dir() / "pipeline").rglob("*.py"))
+    assert "unittest.mock" not in text and "import mock" not in text
+
+
+@pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
+def test_listed_private_names_exist_where_the_list_says_so(private: PrivateName) -> None:
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    owner, _, name = private.name.rpartition(".")
+    assert hasattr(pkgutil.resolve_name(owner), name) or release < private.since
 
 
 def test_processes_of_a_pool_are_found_by_public_names() -> None:
     """The standard library bounds nothing: what begins with an underscore there may go with any version."""
-    source = "\n".join(path.read_text() for path in Path(project_dir() / "pipeline").rglob("*.py"))
+    paths = [path for path in (project_dir() / "pipeline").rglob("*.py") if path.name != "torch_names.py"]
+    source = "\n".join(path.read_text() for path in paths)
     assert not re.search(r"\._(processes|pool|config|current_process|children|executor_manager\w*)\b", source)
     assert "hydra._internal" not in source

@@ -4,11 +4,11 @@ import pytest
 import yaml
 
 from evaluation.checks.operator_map_check import TRACES, check
+from evaluation.checks.sequence_match import sequence_match, top_level_names
 from evaluation.workloads import rebuilt_models
 from pipeline.graph.capture import capture, observe
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.execution_trace import import_execution_trace
-from pipeline.graph.sequence_match import sequence_match, top_level_names
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.paths import config_dir
 from pipeline.schemas import to_arrow

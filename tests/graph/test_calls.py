@@ -6,8 +6,8 @@ import pytest
 
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.opmap import rows
+from pipeline.graph.sizes import SIZES
 from pipeline.graph.sizes.optimizer import launches
-from pipeline.graph.sizes.registry import SIZES
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.kernels.families import FAMILIES
 

@@ -10,7 +10,7 @@ import yaml
 from pipeline.errors import ConfigError, SteptimeError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
-from pipeline.graph.normalise import FUSED_AUTOGRAD, FUSED_FORWARD
+from pipeline.graph.lookups import FUSED_AUTOGRAD, FUSED_FORWARD
 from pipeline.graph.table import Graph
 from pipeline.paths import config_dir
 from pipeline.schemas import read_table, to_arrow, write_table

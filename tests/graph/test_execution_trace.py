@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from evaluation.checks.sequence_match import sequence_match, top_level_names
 from pipeline.errors import TraceError
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.execution_trace import import_execution_trace
-from pipeline.graph.sequence_match import sequence_match, top_level_names
 from pipeline.paths import datasets_dir
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.graph.sizes.library_launches import splits_product
-from pipeline.graph.sizes.reduce import blocks_share_outputs
+from pipeline.graph.sizes.reduction import blocks_share_outputs
 
 A100, V100, RTX2080TI = (108, 8.0), (80, 7.0), (68, 7.5)
 

@@ -8,7 +8,7 @@ from torch import nn
 from pipeline.answers.engine import STEPS
 from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.graph.capture import capture
-from pipeline.graph.peak_memory import WorkingSet
+from pipeline.graph.memory import WorkingSet
 from pipeline.paths import config_dir
 from pipeline.question.question import ask
 

@@ -19,7 +19,7 @@ ROOMS = (
     "private_names", "errors",
     "palette", "readable", "yaml_text", "paths", "digest", "schemas", "user_cache", "plotter",
     "prediction", "model_files",
-    "packs", "hardware", "prices", "question", "workloads", "trace", "kernels", "graph",
+    "packs", "hardware", "prices", "question", "as_on_cuda", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "flow", "scripting",
     "show", "completion", "terminal", "commands", "cli", "__main__",
     "evaluation.published", "evaluation.workloads", "evaluation.training", "evaluation.checks", "evaluation.figures",

@@ -6,11 +6,11 @@ import pytest
 import torch
 import yaml
 
+from pipeline.as_on_cuda.mixed_precision import LOWER_NAMES, UPPER_NAMES, WIDEST_NAMES, autocast
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.paths import config_dir
-from pipeline.workloads.autocast import LOWER_NAMES, UPPER_NAMES, WIDEST_NAMES, autocast
 
 ELSEWHERE = {
     "_convolution", "convolution", "cudnn_convolution", "cudnn_convolution_transpose",  # under the named convolutions

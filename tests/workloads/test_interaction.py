@@ -6,7 +6,7 @@ import torch
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.workloads import make_step
-from pipeline.workloads.interaction import FusedInteraction, width
+from pipeline.workloads.dlrm_operators import FusedInteraction, interaction_width
 from tests.workloads.small import config_of
 
 
@@ -20,7 +20,7 @@ def test_one_kernel_gives_the_same_products_and_gradients_as_the_parts():
     vectors, dense = torch.rand(3, 4, 5, requires_grad=True), torch.rand(3, 5, requires_grad=True)
     plain = by_parts(vectors, dense)
     found = FusedInteraction.apply(vectors, dense)
-    assert found.shape == (3, width(4, 5)) == (3, 16)
+    assert found.shape == (3, interaction_width(4, 5)) == (3, 16)
     torch.testing.assert_close(found[:, :11], plain)
     assert (found[:, 11:] == 0).all()
     weight = torch.rand(3, 16)
@@ -30,7 +30,7 @@ def test_one_kernel_gives_the_same_products_and_gradients_as_the_parts():
 
 @pytest.mark.parametrize("features, dim, columns", [(27, 128, 480), (9, 128, 168), (5, 6, 16)])
 def test_the_joined_row_is_as_wide_as_tensor_cores_like_it(features, dim, columns):
-    assert width(features, dim) == columns
+    assert interaction_width(features, dim) == columns
 
 
 @pytest.mark.parametrize("embedding", ["fused", "joint_sparse", "sparse", "dense"])

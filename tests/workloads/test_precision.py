@@ -155,7 +155,7 @@ def test_another_batch_size_needs_no_recapture():
 
 
 def test_autocast_on_the_meta_device_lowers_and_raises_what_cuda_does():
-    from pipeline.workloads.autocast import autocast
+    from pipeline.as_on_cuda.mixed_precision import autocast
 
     square, line, kernel = (torch.rand(*size, device="meta") for size in ((4, 4), (2, 4, 9), (4, 4, 3)))
     half = square.half()

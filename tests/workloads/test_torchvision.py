@@ -7,9 +7,9 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
+from evaluation.checks.sequence_match import top_level_names
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.graph.sequence_match import top_level_names
 from pipeline.schemas import DIMS
 from pipeline.workloads import vision
 from tests.workloads.small import config_of

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from evaluation.checks.sequence_match import top_level_names
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.graph.sequence_match import top_level_names
 from pipeline.graph.table import Graph
 from pipeline.schemas import DIMS
 from pipeline.workloads import make_step
-from pipeline.workloads.language_layers import gelu
+from pipeline.workloads.language_models import gelu
 from pipeline.workloads.training_step import Step, host_empty
 from tests.workloads.small import config_of
 

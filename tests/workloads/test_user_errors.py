@@ -14,8 +14,8 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture
 from pipeline.question.question import expand
-from pipeline.workloads.read_options import MissingOptionError, ReadOptions
-from pipeline.workloads.user_code import place_in_user_code
+from pipeline.workloads.custom import MissingOptionError, ReadOptions
+from pipeline.workloads.user_errors import place_in_user_code
 
 MODULE = """
 import torch

@@ -13,7 +13,7 @@ from pipeline.graph.graph_file import read_graph, write_graph
 from pipeline.graph.table import Graph
 from pipeline.question.compose import choices
 from pipeline.question.question import expand
-from pipeline.workloads.read_options import ReadOptions, unread_options
+from pipeline.workloads.custom import ReadOptions, unread_options
 
 MODULE = """
 import torch

@@ -1,1 +1,13 @@
-"""Sizes of an operator's device calls: one small function per kind of kernel, found by name (`registry.py`)."""
+"""Size functions by the name that `opmap.yaml` uses for them: from an operator's shapes to dims, FLOPs and bytes.
+
+Bytes are the actual memory traffic: a broadcast operand counts once, and an in-place operand counts once.
+"""
+
+from pipeline.graph.sizes import convolution, embedding, matmul, movement, optimizer, pointwise, reduction, rows
+from pipeline.graph.sizes.vocabulary import REGISTERED
+
+MODULES = (convolution, embedding, matmul, movement, optimizer, pointwise, reduction, rows)
+"""Modules that register their functions when they are imported."""
+
+SIZES = dict(REGISTERED)
+"""Size functions by name."""

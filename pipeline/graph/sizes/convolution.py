@@ -1,14 +1,22 @@
-"""Sizes of convolutions: forward, gradient of the data, gradient of the weight, and biases."""
+"""Sizes of convolutions: forward, gradient of the data, gradient of the weight, and biases.
+
+In bf16 on GPUs without bf16, convolutions are PyTorch's own, because cuDNN has none for them. PyTorch unfolds the image of
+one sample into a matrix (im2col), multiplies it by the weights with cuBLAS, and continues with the next sample
+(ATen/native/cuda/ConvolutionMM2d.cu). The gradient of the image is a product per sample and the reverse of the unfolding
+(col2im). Depthwise convolutions have a kernel of their own and are not unfolded.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.graph.sizes.library_launches import convolution_extra
-from pipeline.graph.sizes.unfolded_convolution import Direction, is_unfolded, unfolded
-from pipeline.graph.sizes.vocabulary import Rule, Work, image_attributes, rows_width, size
-from pipeline.graph.table import Node, Tensor
+from pipeline.graph.sizes.vocabulary import Rule, Work, computing_dtype, image_attributes, over, size
+from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
+
+Direction = Literal["forward", "data", "weight"]
+"""Result, gradient of the image, and gradient of the weight, of a convolution that is not transposed."""
 
 
 @size("convolution")
@@ -21,16 +29,16 @@ def convolution(node: Node, rule: Rule) -> list[Work] | None:
     transposed = bool(node.value(6, False))
     dims = _dims(node, x, w, out, 3, transposed)
     family = "conv2d_backward_data" if transposed else "conv2d_forward"
-    dtype, layout = _dtype(node, x), _attributes(node, w, dims, transposed)
+    dtype, layout = computing_dtype(node, x), _attributes(node, w, dims, transposed)
     if is_unfolded(dtype, dims, rule.native_bf16):
         works = unfolded("data", dims, w, out, x) if transposed else unfolded("forward", dims, w, x, out)
     else:
-        works = [Work(dims, _flops(dims, w, out if not transposed else x), float(x.bytes + w.bytes), float(out.bytes),
-                      dtype, family, attributes=layout)]  # fmt: skip
+        flops = _flops(dims, w, x if transposed else out)
+        works = [Work(dims, flops, x.bytes + w.bytes, out.bytes, dtype, family, attributes=layout)]
         works += convolution_extra(family, dims, dtype, layout, rule.capability)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if isinstance(bias, Tensor):
-        works.append(_bias(out, bias))
+        works.append(over(out, out.numel, out.bytes + bias.bytes, out.bytes, out.dtype, "elementwise", "add"))
     return works
 
 
@@ -43,36 +51,27 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
     mask = next((v for v in reversed(node.values) if isinstance(v, list) and len(v) == 3), [True, True, False])
     transposed = bool(node.value(7, False))
     dims = _dims(node, x, w, grad, 4, transposed)
-    flops, dtype = _flops(dims, w, grad if not transposed else x), _dtype(node, x)
+    flops, dtype = _flops(dims, w, x if transposed else grad), computing_dtype(node, x)
+    layout = _attributes(node, w, dims, transposed)
     works: list[Work] = []
-    layout, apart = _attributes(node, w, dims, transposed), is_unfolded(dtype, dims, rule.native_bf16)
-    if apart:
+    if is_unfolded(dtype, dims, rule.native_bf16):
         image, result = (grad, x) if transposed else (x, grad)
-        wanted: list[Direction] = ["forward" if transposed else "data", "weight"]
-        for direction, asked in zip(wanted, mask, strict=False):
-            works += unfolded(direction, dims, w, image, result) if asked else []
-    elif mask[0]:
-        family = "conv2d_forward" if transposed else "conv2d_backward_data"
-        works.append(Work(dims, flops, float(grad.bytes + w.bytes), float(x.bytes), dtype, family, attributes=layout))
-        works += convolution_extra(family, dims, dtype, layout, rule.capability)
-    if mask[1] and not apart:
-        works.append(Work(dims, flops, float(grad.bytes + x.bytes), float(w.bytes), dtype, "conv2d_backward_weight",
-                          attributes=layout))  # fmt: skip
-        works += convolution_extra("conv2d_backward_weight", dims, dtype, layout, rule.capability)
+        directions: list[Direction] = ["forward" if transposed else "data", "weight"]
+        for direction, wanted in zip(directions, mask, strict=False):
+            works += unfolded(direction, dims, w, image, result) if wanted else []
+    else:
+        families = ("conv2d_forward" if transposed else "conv2d_backward_data", "conv2d_backward_weight")
+        for family, other, target, wanted in zip(families, (w, x), (x, w), mask, strict=False):
+            if wanted:
+                works.append(
+                    Work(dims, flops, grad.bytes + other.bytes, target.bytes, dtype, family, attributes=layout)
+                )
+                works += convolution_extra(family, dims, dtype, layout, rule.capability)
     if mask[2]:
-        channels = grad.shape[1] * 4
-        sums = {"B": grad.numel // grad.shape[1], "H": grad.shape[1], "inputs": grad.bytes, "outputs": channels}
-        works.append(
-            Work(sums, float(grad.numel), float(grad.bytes), float(channels), grad.dtype, "reduction", "sum_rows")
-        )
+        channels = grad.shape[1]
+        rows = (grad.numel // channels, channels)
+        works.append(over(rows, grad.numel, grad.bytes, channels * 4, grad.dtype, "reduction", "sum_rows"))
     return works
-
-
-def _bias(out: Tensor, bias: Tensor) -> Work:
-    dims = {**rows_width(out), "inputs": out.bytes + bias.bytes, "outputs": out.bytes}
-    return Work(
-        dims, float(out.numel), float(out.bytes + bias.bytes), float(out.bytes), out.dtype, "elementwise", "add"
-    )
 
 
 def _attributes(node: Node, w: Tensor, dims: dict[str, int], transposed: bool) -> dict[str, Any]:
@@ -80,10 +79,6 @@ def _attributes(node: Node, w: Tensor, dims: dict[str, int], transposed: bool) -
     volume = len(w.shape) == 5 and w.shape[1] == 1
     said = {"transposed": transposed, "volume": volume} if dims["groups"] > 1 else {}
     return image_attributes(node) | {key: True for key, value in said.items() if value}
-
-
-def _dtype(node: Node, x: Tensor) -> str:
-    return "tf32" if node.attributes.get("tf32") and x.dtype == "fp32" else x.dtype
 
 
 def _pair(value: Any, default: int) -> tuple[int, int]:
@@ -152,3 +147,39 @@ def cudnn_convolution(node: Node, rule: Rule) -> list[Work] | None:
     values = (None, None, None, stride, padding, dilation, rule.family == "conv2d_backward_data", None, groups)
     return convolution(Node(node.node_id, node.name, inputs=(x, w, None), values=values, outputs=node.outputs,
                             attributes=node.attributes), rule)  # fmt: skip
+
+
+def is_unfolded(dtype: str, dims: dict[str, int], native_bf16: bool) -> bool:
+    """Whether a convolution of these dims runs as one product per sample."""
+    depthwise = dims["groups"] > 1 and dims["groups"] == dims["in_channels"]
+    return dtype == "bf16" and not native_bf16 and not depthwise
+
+
+def unfolded(direction: Direction, dims: dict[str, int], weight: Tensor, image: Tensor, result: Tensor) -> list[Work]:
+    """The launches of one direction: for each sample and group a product, and an unfolding unless the kernel is 1 x 1.
+
+    Args:
+        direction: what is computed; the forward pass of a transposed convolution computes `data`.
+        dims: of the convolution in terms of one that is not transposed.
+        weight: of shape (channels of `result`, channels of `image` per group, kernel sizes).
+        image: the larger side, from which windows are taken.
+        result: the side with one element per window.
+    """
+    groups, size = dims["groups"], DTYPE_BYTES["bf16"]
+    window, channels = weight.numel // max(weight.shape[0], 1), weight.shape[0] // groups
+    pixels = math.prod(result.shape[2:])
+    if not window * channels * pixels:
+        return []
+    shape = {"forward": (channels, window, pixels), "data": (window, channels, pixels),
+             "weight": (channels, pixels, window)}[direction]  # fmt: skip
+    rows, summed, columns = shape
+    read, written = (rows * summed + summed * columns) * size, rows * columns * size
+    factors = {"B": 1, "M": rows, "N": summed, "K": columns}
+    product = Work(factors, 2.0 * rows * summed * columns, read, written, "bf16", "gemm", "mm")
+    sample, matrix = image.numel // max(image.shape[0], 1) // groups * size, window * pixels * size
+    moved = (matrix, sample) if direction == "data" else (sample, matrix)
+    unfolding = over((window, pixels), 0, *moved, "bf16", "copy", "col2im" if direction == "data" else "im2col")
+    plain = all(dims[key] == 1 and dims.get(f"{key}_w", 1) == 1 for key in ("kernel_size", "stride"))
+    plain = plain and not dims["padding"] and not dims.get("padding_w", 0)
+    launches = [product] if plain else [product, unfolding] if direction == "data" else [unfolding, product]
+    return launches * (result.shape[0] * groups)

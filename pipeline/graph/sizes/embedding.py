@@ -1,8 +1,11 @@
-"""Sizes of embedding lookups and their gradients, for FBGEMM's fused operator and for PyTorch's operators.
+"""Sizes of embedding lookups and their gradients, dense and sparse, for FBGEMM's fused operator and for PyTorch's.
 
 Dims: B samples, T tables of E rows and width D, L lookups per sample and table. If tables differ, E and L are means
 (rounded) and `attributes` contains the lists. Bytes are those of a model without a cache: every row is read from DRAM,
 in sectors of 32 bytes (docs/kernels.md). Kernel models that include the L2 cache use the dims instead.
+
+A node of a sparse gradient has two attributes: `sparse_rows` is the number of rows in the sparse tensor, and
+`distinct_rows` is their number after coalescing.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.graph.sizes.movement import contiguous_copy, sort_works
-from pipeline.graph.sizes.vocabulary import NUMBER, Rule, Work, filled, on_device, size
+from pipeline.graph.sizes.vocabulary import NUMBER, Rule, Work, filled, on_device, over, read_by_host, size
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 SECTOR = 32
@@ -42,13 +45,8 @@ def fused_forward(node: Node, rule: Rule) -> Work:
 @size("bounds_check")
 def bounds_check(node: Node, rule: Rule) -> list[Work]:
     """FBGEMM's check of indices and offsets; before it, the counter of warnings is set to zero."""
-    indices = node.tensor(0)
-    read = float(sum(t.bytes for t in node.tensors()))
-    dims = {"B": 1, "H": indices.numel, "inputs": int(read), "outputs": 0}
-    return [
-        filled(NUMBER),
-        Work(dims, float(indices.numel), read, 0.0, "int64", "index", "bounds_check"),
-    ]
+    count, read = node.tensor(0).numel, sum(t.bytes for t in node.tensors())
+    return [filled(NUMBER), over((1, count), count, read, 0, "int64", "index", "bounds_check")]
 
 
 @size("fused_backward")
@@ -62,26 +60,22 @@ def fused_backward(node: Node, rule: Rule) -> list[Work]:
     shape = _fused_shape(node, weight)
     count = int(sum(shape["B"] * lookups for lookups in shape["lookups"]))
     index = int(node.attributes.get("index_bytes", 8))
-    key_bits = max(1, math.ceil(math.log2(sum(shape["rows"]) + 1)))
-    line = {"B": 1, "H": count}
-    sizes = (count * index * 1.0, count * 4.0)
-    linear = Work({**line, "inputs": int(sizes[0]), "outputs": int(sum(sizes))}, 2.0 * count, sizes[0], sum(sizes),
-                  "int64", "index", "linearize_index")  # fmt: skip
+    indices, counts = count * index, count * 4
+    line, one = (1, count), (1, 1)
+    linear = over(line, 2 * count, indices, indices + counts, "int64", "index", "linearize_index")
     counter = filled(Tensor((1,), "int32"))
     zeros = [filled(Tensor((count,), "int32")), counter]
-    runs = Work({**line, "inputs": int(sizes[0]), "outputs": int(sum(sizes))}, float(count), sizes[0], sum(sizes),
-                "int64", "sort", "run_length_encode")  # fmt: skip
-    scan = Work({**line, "inputs": int(sizes[1]), "outputs": int(sizes[1])}, float(count), sizes[1], sizes[1], "int32",
-                "sort", "scan")  # fmt: skip
-    start = Work({"B": 1, "H": 1, "inputs": 0, "outputs": 128}, 0.0, 0.0, 128.0, "int32", "sort", "scan_init")
-    find = Work({**line, "inputs": int(sizes[1]), "outputs": 4}, float(count), sizes[1], 4.0, "int32", "index",
-                "find_long_segments")  # fmt: skip
+    runs = over(line, count, indices, indices + counts, "int64", "sort", "run_length_encode")
+    scan = over(line, count, counts, counts, "int32", "sort", "scan")
+    start = over(one, 0, 0, 128, "int32", "sort", "scan_init")
+    find = over(line, count, counts, 4, "int32", "index", "find_long_segments")
     tables = range(shape["T"])
     long = [t for t in tables if shape["B"] * shape["lookups"][t] / shape["rows"][t] >= LONG_SEGMENT]
     short = [t for t in tables if t not in long]
     wide = {**shape, "D": shape["D"] * (1 + int(node.attributes.get("states", 0)))}
     updates = [_update(wide, long, node, "fused_sgd"), _update(wide, short, node, "fused_sgd")]
-    return [linear, *sort_works(count, key_bits, index + 4.0), *zeros, start, runs, counter, start, scan,
+    sorted_ = sort_works(count, _key_bits(sum(shape["rows"])), index + 4.0)
+    return [linear, *sorted_, *zeros, start, runs, counter, start, scan,
             counter, counter, find, *updates, *contiguous_copy(gradient)]  # fmt: skip
 
 
@@ -108,7 +102,7 @@ def bag_backward(node: Node, rule: Rule) -> list[Work]:
         moved = float(count * dim * DTYPE_BYTES.get(gradient.dtype, 4))
         shape = _bag_shape(Tensor((rows, dim), gradient.dtype), indices, bags)
         dims, lists = _dims(shape, [0])
-        read = float(gradient.bytes) + 16.0 * count  # gradient rows repeat within a bag and come from the cache
+        read = gradient.bytes + 16.0 * count  # gradient rows repeat within a bag and come from the cache
         return [Work(dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=_describe(node, lists))]
     weight = Tensor((rows, dim), gradient.dtype)
     return _dense_gradient(_bag_shape(weight, indices, bags), weight, count, node, "dense")
@@ -161,8 +155,7 @@ def _looked_up(like: Tensor, count: int, reads: int, writes: bool) -> Work:
     row = width * DTYPE_BYTES.get(like.dtype, 4)
     read = float(reads * count * row + 8 * count)
     written = float(count * row if writes else count * DTYPE_BYTES.get(like.dtype, 4))
-    dims = {"B": count, "H": width, "inputs": int(read), "outputs": int(written)}
-    return Work(dims, 2.0 * count * width, read, written, like.dtype)
+    return over((count, width), 2 * count * width, read, written, like.dtype)
 
 
 def _fused_shape(node: Node, weight: Tensor) -> dict[str, Any]:
@@ -190,13 +183,8 @@ def _shape(batch: int, rows: Sequence[int], lookups: Sequence[float], weight: Te
 def _dims(shape: dict[str, Any], tables: Sequence[int]) -> tuple[dict[str, int], dict[str, Any]]:
     rows, lookups = [shape["rows"][t] for t in tables], [shape["lookups"][t] for t in tables]
     count = max(1, len(tables))
-    dims = {
-        "B": shape["B"],
-        "T": len(tables),
-        "E": round(sum(rows) / count),
-        "L": max(1, round(sum(lookups) / count)),
-        "D": shape["D"],
-    }
+    dims = {"B": shape["B"], "T": len(tables), "E": round(sum(rows) / count), "L": max(1, round(sum(lookups) / count)),
+            "D": shape["D"]}  # fmt: skip
     return dims, {"rows": rows, "lookups": lookups}
 
 
@@ -211,15 +199,8 @@ def _lookup(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -
     per_output = [sectors(index * n) + n * row + 2 * SECTOR + SECTOR for n in lists["lookups"]]
     read = float(shape["B"] * sum(per_output))
     adds = float(shape["B"] * sum(lists["lookups"]) * shape["D"])
-    return Work(
-        dims,
-        adds,
-        read,
-        float(shape["B"] * len(tables) * row),
-        shape["dtype"],
-        op=op,
-        attributes=_describe(node, lists),
-    )
+    written = shape["B"] * len(tables) * row
+    return Work(dims, adds, read, written, shape["dtype"], op=op, attributes=_describe(node, lists))
 
 
 def _update(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -> Work:
@@ -232,8 +213,7 @@ def _update(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -
     uses = float(shape["B"] * sum(lists["lookups"]))
     distinct = sum(distinct_rows(rows, shape["B"] * n) for rows, n in zip(lists["rows"], lists["lookups"], strict=True))
     if not tables:  # the kernel is launched, but has no work
-        empty = {"B": 1, "H": 1, "inputs": SECTOR, "outputs": 0}
-        return Work(empty, 0.0, float(SECTOR), 0.0, shape["dtype"], "index", f"{op}_empty")
+        return over((1, 1), 0, SECTOR, 0, shape["dtype"], "index", f"{op}_empty")
     gradient = float(shape["B"] * len(tables) * row)
     return Work(dims, uses * shape["D"], gradient + distinct * row + uses * 12.0, distinct * row, shape["dtype"],
                 "embedding_backward", op, attributes=_describe(node, lists))  # fmt: skip
@@ -246,17 +226,80 @@ def distinct_rows(rows: int, uses: int) -> float:
 
 def _dense_gradient(shape: dict[str, Any], weight: Tensor, count: int, node: Node, op: str) -> list[Work]:
     """Dense gradient: fill zeros, sort indices, find segments of one row each, and sum each segment."""
-    line = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
-    small = Work(line, float(count), 8.0 * count, 8.0 * count, "int64", "elementwise", "index_arithmetic")
-    step = Work(line, float(count), 8.0 * count, 8.0 * count, "int64", "sort", "segments")
-    key_bits = max(1, math.ceil(math.log2(weight.shape[0] + 1)))
-    partial = Work({"B": count, "H": weight.shape[-1], "inputs": 0, "outputs": 0}, 0.0, float(12 * count),
-                   float(4 * count), weight.dtype, "index", "segment_offsets")  # fmt: skip
-    return [small, *sort_works(count, key_bits, 16.0), filled(weight), step, step, partial,
-            _update(shape, [0], node, op), partial]  # fmt: skip
+    small = over((1, count), count, 8 * count, 8 * count, "int64", "elementwise", "index_arithmetic")
+    step = over((1, count), count, 8 * count, 8 * count, "int64", "sort", "segments")
+    offsets = {"B": count, "H": weight.shape[-1], "inputs": 0, "outputs": 0}
+    partial = Work(offsets, 0, 12 * count, 4 * count, weight.dtype, "index", "segment_offsets")
+    sorted_ = sort_works(count, _key_bits(weight.shape[0]), 16.0)
+    return [small, *sorted_, filled(weight), step, step, partial, _update(shape, [0], node, op), partial]
+
+
+def _key_bits(rows: int) -> int:
+    """Bits of the index of a row, by which indices are sorted."""
+    return max(1, math.ceil(math.log2(rows + 1)))
 
 
 def _is_sparse(node: Node) -> bool:
     """The `sparse` flag of _embedding_bag_backward, an argument after scale_grad_by_freq and mode."""
-    flags = [v for v in node.values if isinstance(v, bool)]
+    flags = [value for value in node.values if isinstance(value, bool)]
     return len(flags) > 1 and flags[1]
+
+
+@size("sparse_add")
+def sparse_add(node: Node, rule: Rule) -> list[Work]:
+    """param.add_(sparse gradient, alpha): values are scaled unless coalesced, then added row by row.
+
+    Source: ATen/native/sparse/cuda/SparseCUDATensorMath.cu.
+    """
+    weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
+    dim, row = weight.shape[-1], sectors(weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4))
+    joined = "distinct_rows" in node.attributes
+    moved = count * row
+    updated = moved if joined else distinct_rows(weight.shape[0], count) * row
+    dims = {"B": count, "H": dim, "inputs": int(moved + updated), "outputs": int(updated)}
+    add = Work(dims, count * dim, moved + updated + 8.0 * count, updated, weight.dtype, "index", "index_add")
+    return (
+        [add] if joined else [over((count, dim), count * dim, moved, moved, weight.dtype, "elementwise", "mulu"), add]
+    )
+
+
+@size("sparse_join")
+def sparse_join(node: Node, rule: Rule) -> list[Work]:
+    """The sum of two sparse gradients: their indices and values are concatenated.
+
+    Source: `add_out_sparse_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu.
+    """
+    weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
+    parts = ((8, 1), (weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4), weight.shape[-1]))
+    sizes = [(count * size_, width) for size_, width in parts]
+    dtypes = ("int64", weight.dtype)
+    return [
+        Work({"bytes": int(moved), "tensors": 2, "B": count, "H": width}, 0.0, moved, moved, dtype)
+        for (moved, width), dtype in zip(sizes, dtypes, strict=True)
+    ]
+
+
+@size("coalesce")
+def coalesce(node: Node, rule: Rule) -> list[Work]:
+    """coalesce(): indices are numbered and sorted, equal indices form a segment, and the rows of a segment are summed.
+
+    The host waits for the number of segments. Source: ATen/native/sparse/cuda/SparseCUDATensor.cu.
+    """
+    weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
+    used, dim = int(node.attributes["distinct_rows"]), weight.shape[-1]
+    row = sectors(dim * DTYPE_BYTES.get(weight.dtype, 4))
+    line = {"B": 1, "H": count, "inputs": 16 * count, "outputs": 8 * count}
+    number = over((1, count), count, 0, 8 * count, "int64", "elementwise", "arange")
+    runs = Work(line, count, 16.0 * count, 16.0 * count, "int64", "sort", "unique")
+    read, written = float(count * row + 16 * count), used * row
+    summed = over((count, dim), count * dim, read, written, weight.dtype, "index", "coalesce")
+    return [number, number, *sort_works(count, _key_bits(weight.shape[0]), 16.0), runs, read_by_host(NUMBER), summed]
+
+
+@size("sparse_mask")
+def sparse_mask(node: Node, rule: Rule) -> Work:
+    """dense.sparse_mask(sparse): picks the rows of the dense tensor at the indices of the sparse tensor."""
+    weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
+    moved = float(count * sectors(weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4)))
+    dims = {"B": count, "H": weight.shape[-1], "inputs": int(moved + 8 * count), "outputs": int(moved)}
+    return Work(dims, 0.0, moved + 8.0 * count, moved, weight.dtype, "index", "index_select")

@@ -1,11 +1,13 @@
-"""Sizes of matrix products (B x M x N) times (N x K); N is the reduction dimension."""
+"""Sizes of matrix products (B x M x N) times (N x K); N is the reduction dimension. Distances are such products too."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from pipeline.graph.sizes.library_launches import auxiliary, splits_product
-from pipeline.graph.sizes.vocabulary import Rule, Work, read_by_host, size
+from pipeline.graph.sizes.pointwise import one_pass
+from pipeline.graph.sizes.vocabulary import Rule, Work, computing_dtype, filled, over, read_by_host, size
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 
@@ -32,11 +34,10 @@ def matmul(node: Node, rule: Rule) -> list[Work] | None:
         fused = vector and n > 1 and k > 1
         read += added.stored_bytes if fused else out.bytes
         if not fused and node.value(3, 1) != 0:
-            rows = {"B": m, "H": k, "inputs": int(added.stored_bytes), "outputs": out.bytes}
-            works.append(Work(rows, 0.0, float(added.stored_bytes), float(out.bytes), a.dtype, "elementwise", "copy"))
+            works.append(over((m, k), 0, added.stored_bytes, out.bytes, a.dtype, "elementwise", "copy"))
     operation = rule.op if added is not None or rule.family != "gemm" else "mm"
-    dtype = "tf32" if node.attributes.get("tf32") and a.dtype == "fp32" else a.dtype
-    works.append(Work(dims, 2.0 * batch * m * n * k, read, float(out.bytes), dtype, op=operation))
+    dtype = computing_dtype(node, a)
+    works.append(Work(dims, 2.0 * batch * m * n * k, read, out.bytes, dtype, op=operation))
     turned = dims["trans_b"] == 1 or (dims["trans_b"] is None and added is not None)  # the weight of a layer
     split = batch == 1 and splits_product(m, n, k, turned, rule.sms, rule.capability)
     return [*works, auxiliary(dtype, "split_k")] if split else works
@@ -55,8 +56,8 @@ def addbmm(node: Node, rule: Rule) -> list[Work] | None:
         return None
     products[0].read += products[0].written
     out = int(products[0].written)
-    rows = {"B": pair[0].shape[0], "H": pair[1].shape[1], "inputs": added.stored_bytes, "outputs": out}
-    start = Work(rows, 0.0, float(added.stored_bytes), float(out), added.dtype, "elementwise", "copy")
+    rows = (pair[0].shape[0], pair[1].shape[1])
+    start = over(rows, 0, added.stored_bytes, out, added.dtype, "elementwise", "copy")
     return [start, *products * factors[0].shape[0]]
 
 
@@ -91,7 +92,7 @@ def grouped(node: Node, rule: Rule) -> list[Work] | None:
         k = -(-k // groups)
     result = node.result()
     written = float(result.bytes if result else groups * m * k * DTYPE_BYTES.get(a.dtype, 4))
-    dtype = "tf32" if node.attributes.get("tf32") and a.dtype == "fp32" else a.dtype
+    dtype = computing_dtype(node, a)
     dims = {"B": groups, "M": m, "N": n, "K": k, "trans_a": _transposed(a), "trans_b": _transposed(b)}
     if (a.dtype == "bf16" and int(rule.capability) in GROUPED_KERNEL) or not isinstance(offsets, Tensor):
         return [Work(dims, flops, float(a.bytes + b.bytes), written, dtype)]
@@ -106,10 +107,45 @@ def linear(node: Node, rule: Rule) -> list[Work] | None:
     rows, width = x.rows_width()
     flat = replace(node, inputs=(Tensor((rows, width), x.dtype), Tensor((w.shape[1], w.shape[0]), w.dtype, (1, width))),
                    values=())  # fmt: skip
-    found = matmul(flat, rule)
-    for work in found or []:
+    works = matmul(flat, rule)
+    for work in works or []:
         work.op = "linear" if len(node.tensors()) > 2 else "mm"
-    return found
+    return works
+
+
+@size("euclidean")
+def euclidean(node: Node, rule: Rule) -> list[Work]:
+    """_euclidean_dist(x1, x2) with x1 (..., P, M) and x2 (..., R, M) (source: ATen/native/Distance.cpp).
+
+    The steps are squares, their sums, two concatenations, one product, a clamp at zero, and a square root.
+    """
+    works, joined = [], []
+    for place, x in enumerate((node.tensor(0), node.tensor(1))):
+        norm = Tensor((*x.shape[:-1], 1), x.dtype)
+        wide = Tensor((*x.shape[:-1], x.shape[-1] + 2), x.dtype)
+        works += [
+            one_pass(x, x, x.numel, x.dtype, "powu"),
+            over(x, x.numel, x.bytes, norm.bytes, x.dtype, "reduction", "sum_columns"),
+            filled(norm),
+        ]
+        works += [one_pass(x, x, x.numel, x.dtype, "mulu")] if place == 0 else []
+        joined_dims = {"bytes": wide.bytes, "tensors": 3, "B": wide.rows_width()[0], "H": wide.shape[-1]}
+        works.append(Work(joined_dims, 0, wide.bytes, wide.bytes, x.dtype, "concat", "cat"))
+        joined.append(wide)
+    a, b = joined
+    batch = math.prod(a.shape[:-2])
+    width = a.shape[-1]
+    left = Tensor((batch, a.shape[-2], width), a.dtype) if batch > 1 else Tensor((a.shape[-2], width), a.dtype)
+    right = Tensor((batch, width, b.shape[-2]), b.dtype) if batch > 1 else Tensor((width, b.shape[-2]), b.dtype)
+    family = "bmm" if batch > 1 else "gemm"
+    product = matmul(replace(node, inputs=(left, right), values=()), replace(rule, family=family, op=family))
+    out = Tensor((batch, a.shape[-2], b.shape[-2]), a.dtype)
+    works += [replace(work, family=family if work.family is None else work.family) for work in product or []]
+    return [
+        *works,
+        one_pass(out, out, out.numel, out.dtype, "relu"),
+        one_pass(out, out, out.numel, out.dtype, "sqrt"),
+    ]
 
 
 def _dims(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pipeline.graph.sizes.vocabulary import (
     NUMBER,
     Rule,
     Work,
+    copied,
     filled,
     main_dtype,
     on_device,
+    over,
     plain_result,
     read_by_host,
     read_bytes,
@@ -39,10 +42,7 @@ def concat(node: Node, rule: Rule) -> list[Work] | None:
         return None
     result = node.result()
     if len(parts) == 1:
-        one = parts[0].bytes
-        return [
-            Work({"bytes": one}, 0.0, float(one), float(one), parts[0].dtype, "memcpy_d2d", "memcpy", "cudaMemcpyAsync")
-        ]
+        return [copied(parts[0], "memcpy_d2d", "memcpy", "cudaMemcpyAsync")]
     works = []
     for start in range(0, len(parts), CAT_BATCH):
         group = parts[start : start + CAT_BATCH]
@@ -50,7 +50,7 @@ def concat(node: Node, rule: Rule) -> list[Work] | None:
         dims = {"bytes": total, "tensors": len(group)}
         if result is not None and start == 0:
             dims |= rows_width(result)
-        works.append(Work(dims, 0.0, float(total), float(total), group[0].dtype, attributes={"widths": _widths(group)}))
+        works.append(Work(dims, 0, total, total, group[0].dtype, attributes={"widths": _widths(group)}))
     return works
 
 
@@ -59,13 +59,18 @@ def slice_backward(node: Node, rule: Rule) -> list[Work]:
     """slice_backward and select_backward: fill the whole tensor with zeros, then copy the part."""
     part = node.tensor(0)
     whole = node.result() or part
-    copy_dims = {**rows_width(part), "bytes": part.bytes, "inputs": part.bytes, "outputs": part.bytes}
-    family, op, api = ("memcpy_d2d", "memcpy", "cudaMemcpyAsync") if whole.numel == part.numel else (
-        "copy", "transpose", "cudaLaunchKernel")  # fmt: skip
-    return [
-        filled(whole),
-        Work(copy_dims, 0.0, float(part.bytes), float(part.bytes), part.dtype, family, op, api),
-    ]
+    if whole.numel == part.numel:
+        copy = replace(_moved(part, "memcpy_d2d", "memcpy"), api="cudaMemcpyAsync")
+    else:
+        copy = replace(_moved(part, "copy", "transpose"), api="cudaLaunchKernel")
+    return [filled(whole), copy]
+
+
+def _moved(tensor: Tensor, family: str | None, op: str) -> Work:
+    """A kernel that copies a tensor element by element."""
+    size = tensor.bytes
+    dims = {**rows_width(tensor), "bytes": size, "inputs": size, "outputs": size}
+    return Work(dims, 0, size, size, tensor.dtype, family, op)
 
 
 @size("gather")
@@ -76,8 +81,7 @@ def gather(node: Node, rule: Rule) -> Work | None:
         return None
     indices = sum(t.bytes for t in on_device(node.tensors()) if t.dtype in ("int64", "int32"))
     read = float(result.bytes + indices)
-    dims = {**rows_width(result), "inputs": int(read), "outputs": result.bytes}
-    return Work(dims, 0.0, read, float(result.bytes), main_dtype(node))
+    return over(result, 0, read, result.bytes, main_dtype(node))
 
 
 @size("scatter")
@@ -87,8 +91,7 @@ def scatter(node: Node, rule: Rule) -> Work | None:
     if not values.numel:
         return None
     read = read_bytes(t for t in node.tensors()[1:]) + values.bytes
-    dims = {**rows_width(values), "inputs": int(read), "outputs": values.bytes}
-    return Work(dims, float(values.numel), read, float(values.bytes), main_dtype(node))
+    return over(values, values.numel, read, values.bytes, main_dtype(node))
 
 
 @size("index")
@@ -112,7 +115,7 @@ def nonzero(node: Node, rule: Rule) -> list[Work]:
     4. One kernel converts each position to an index per dimension.
     """
     result = node.result()
-    return _places(node.tensor(0), result.shape[0] if result and result.shape else node.tensor(0).numel)
+    return _positions(node.tensor(0), result.shape[0] if result and result.shape else node.tensor(0).numel)
 
 
 @size("nonzero_of_masks")
@@ -126,19 +129,15 @@ def nonzero_of_masks(node: Node, rule: Rule) -> list[Work]:
     masks = masks if picked not in masks or len(masks) > 1 else []
     rest = math.prod(node.tensor(0).shape[len(masks[0].shape) :]) if masks else 1
     count = max(1, picked.numel // max(rest, 1)) if picked else 1
-    return [work for mask in masks for work in _places(mask, count)]
+    return [work for mask in masks for work in _positions(mask, count)]
 
 
-def _places(mask: Tensor, count: int) -> list[Work]:
-    wide, found = mask.numel, 8 * count
-    line = {"B": 1, "H": wide, "inputs": mask.bytes, "outputs": found}
-    counted = Work({**line, "outputs": 8}, float(wide), float(mask.bytes), 8.0, mask.dtype, "reduction", "sum_all")
-    put = Work(line, float(wide), float(mask.bytes), float(found), mask.dtype)
-    sides = {"B": 1, "H": count, "inputs": found, "outputs": found * len(mask.shape)}
-    split = Work(
-        sides, float(count), float(found), float(found * len(mask.shape)), "int64", "elementwise", "index_arithmetic"
-    )
-    return [counted, read_by_host(NUMBER), filled(NUMBER), put, split]
+def _positions(mask: Tensor, count: int) -> list[Work]:
+    line, found = (1, mask.numel), 8 * count
+    counted = over(line, mask.numel, mask.bytes, 8, mask.dtype, "reduction", "sum_all")
+    listed = over(line, mask.numel, mask.bytes, found, mask.dtype)
+    split = over((1, count), count, found, found * len(mask.shape), "int64", "elementwise", "index_arithmetic")
+    return [counted, read_by_host(NUMBER), filled(NUMBER), listed, split]
 
 
 @size("index_put")
@@ -163,8 +162,7 @@ def index_put(node: Node, rule: Rule) -> list[Work] | None:
         main.dims = {"B": target.shape[0], "F": features}
         main.family, main.op = "tril_index_backward", "index_put"
     count = max((values.shape[0] if t.dtype == "bool" and values.shape else t.numel for t in indices), default=1)
-    small = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
-    one = Work(small, float(count), 8.0 * count, 8.0 * count, "int64", "elementwise", "index_arithmetic")
+    one = over((1, count), count, 8 * count, 8 * count, "int64", "elementwise", "index_arithmetic")
     arithmetic = sum(3 if not t.host else 0 for t in indices)  # remainder, multiply, add per index tensor
     return [*[one] * arithmetic, *contiguous_copy(values), one, one, *sort_works(count, 64, 16.0), main]
 
@@ -172,8 +170,7 @@ def index_put(node: Node, rule: Rule) -> list[Work] | None:
 def scatter_into(values: Tensor, indices: list[Tensor]) -> Work:
     """Add values to elements of a tensor: reads the values, reads and writes their targets."""
     read = 2.0 * values.bytes + sum(t.bytes for t in indices)
-    dims = {**rows_width(values), "inputs": int(read), "outputs": values.bytes}
-    return Work(dims, float(values.numel), read, float(values.bytes), values.dtype, "index", "index_put")
+    return over(values, values.numel, read, values.bytes, values.dtype, "index", "index_put")
 
 
 def sort_works(count: int, key_bits: int, pair_bytes: float) -> list[Work]:
@@ -228,8 +225,7 @@ def contiguous_copy(values: Tensor) -> list[Work]:
     """The copy that makes a tensor contiguous; none if it already is."""
     if values.contiguous:
         return []
-    dims = {**rows_width(values), "bytes": values.bytes, "inputs": values.bytes, "outputs": values.bytes}
-    return [Work(dims, 0.0, float(values.bytes), float(values.bytes), values.dtype, "copy", "transpose")]
+    return [_moved(values, "copy", "transpose")]
 
 
 @size("item")
@@ -249,9 +245,7 @@ def index_put_nested(node: Node, rule: Rule) -> list[Work] | None:
 @size("pad")
 def pad(node: Node, rule: Rule) -> Work:
     """constant_pad_nd: copies the input into the middle of the filled result."""
-    x = node.tensor(0)
-    dims = {**rows_width(x), "bytes": x.bytes, "inputs": x.bytes, "outputs": x.bytes}
-    return Work(dims, 0.0, float(x.bytes), float(x.bytes), x.dtype, op="transpose")
+    return _moved(node.tensor(0), None, "transpose")
 
 
 @size("interaction")

@@ -33,7 +33,7 @@ def foreach(node: Node, rule: Rule) -> list[Work] | None:
     for elements, tensors in launches([t.numel for t in lists[0]], min(max(depth, 1), 5)):
         each = elements * (lists[0][0].bytes // lists[0][0].numel)
         dims = {"bytes": each, "tensors": tensors, "inputs": reads * each, "outputs": writes * each}
-        works.append(Work(dims, float(elements * reads), float(reads * each), float(writes * each), lists[0][0].dtype))
+        works.append(Work(dims, elements * reads, reads * each, writes * each, lists[0][0].dtype))
     return works
 
 

@@ -1,25 +1,26 @@
-"""Sizes of kernels that touch each element once: elementwise operators, fills, copies, reductions, losses."""
+"""Sizes of kernels that touch each element once: elementwise operators, fills, copies, losses, Fourier transforms."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from pipeline.graph.sizes.reduce import blocks_share_outputs
 from pipeline.graph.sizes.vocabulary import (
     Rule,
     Work,
+    copied,
     filled,
     main_dtype,
     on_device,
+    over,
     plain_result,
     read_bytes,
-    rows_width,
     size,
 )
 from pipeline.graph.table import Node, Tensor, contiguous_strides
 
-KERNEL = "cudaLaunchKernel"
+REAL = {"complex64": "fp32", "complex128": "fp64"}
+"""Complex dtype -> dtype of its real and imaginary parts."""
 
 
 @size("elementwise")
@@ -34,9 +35,8 @@ def elementwise(node: Node, rule: Rule) -> Work | None:
     op = rule.op
     if "scalar" in rule.options and sum(t.numel > 1 or not t.host for t in node.tensors()) < 2:
         op = str(rule.options["scalar"])
-    dims = {**rows_width(result), "inputs": int(read), "outputs": int(written)}
-    return Work(dims, float(result.numel) * float(rule.options.get("flops", 1)), read, float(written), main_dtype(node),
-                rule.family, op)  # fmt: skip
+    flops = result.numel * float(rule.options.get("flops", 1))
+    return over(result, flops, read, written, main_dtype(node), rule.family, op)
 
 
 @size("unary_in_turn")
@@ -52,8 +52,7 @@ def fill(node: Node, rule: Rule) -> Work | None:
     result = plain_result(node)
     if not result.numel or result.host:
         return None
-    dims = {**rows_width(result), "inputs": 0, "outputs": result.bytes}
-    return Work(dims, 0.0, 0.0, float(result.bytes), result.dtype)
+    return over(result, 0, 0, result.bytes, result.dtype)
 
 
 @size("diagonal")
@@ -62,10 +61,8 @@ def diagonal(node: Node, rule: Rule) -> Work | None:
     result = plain_result(node)
     if not result.numel or result.host:
         return None
-    each = result.bytes // result.numel * min(result.shape[-2:])
-    return Work(
-        {"B": 1, "H": min(result.shape[-2:]), "inputs": 0, "outputs": each}, 0.0, 0.0, float(each), result.dtype
-    )
+    length = min(result.shape[-2:])
+    return over((1, length), 0, 0, result.bytes // result.numel * length, result.dtype)
 
 
 @size("fill_input")
@@ -91,18 +88,16 @@ def copy(node: Node, rule: Rule) -> Work | None:
         return None
     if source.host or target.host:
         return _host_device_copy(source, target, node)
-    moved = float(source.stored_bytes)
-    attributes = {"shape": list(source.shape), "strides": list(source.strides or ())}
-    same = source.dtype == target.dtype and _same_layout(source, target)
-    if same and not _expanded(source):
-        return Work({"bytes": target.bytes}, 0.0, moved, float(target.bytes), source.dtype, "memcpy_d2d", "memcpy",
-                    "cudaMemcpyAsync")  # fmt: skip
-    dims = {**rows_width(target), "bytes": target.bytes, "inputs": int(moved), "outputs": target.bytes}
+    alike = source.dtype == target.dtype and _same_layout(source, target)
+    if alike and not _expanded(source):
+        return copied(target, "memcpy_d2d", "memcpy", "cudaMemcpyAsync")
+    family, op, attributes = "copy", "transpose", {"shape": list(source.shape), "strides": list(source.strides or ())}
     if source.dtype != target.dtype:
-        return Work(dims, 0.0, moved, float(target.bytes), main_dtype(node), "elementwise", "cast", KERNEL)
-    if source.contiguous and target.contiguous:
-        return Work(dims, 0.0, moved, float(target.bytes), source.dtype, "elementwise", "copy", KERNEL)
-    return Work(dims, 0.0, moved, float(target.bytes), source.dtype, "copy", "transpose", KERNEL, attributes=attributes)
+        family, op, attributes = "elementwise", "cast", {}
+    elif source.contiguous and target.contiguous:
+        family, op, attributes = "elementwise", "copy", {}
+    moved = over(target, 0, source.stored_bytes, target.bytes, main_dtype(node), family, op, attributes=attributes)
+    return replace(moved, dims={**moved.dims, "bytes": target.bytes}, api="cudaLaunchKernel")
 
 
 @size("clone")
@@ -116,46 +111,14 @@ def clone(node: Node, rule: Rule) -> Work | None:
     return copy(replace(node, name="aten::copy_", inputs=(target, source), outputs=()), rule)
 
 
-@size("reduction")
-def reduction(node: Node, rule: Rule) -> list[Work] | Work | None:
-    """sum, mean and similar: B rows of width H in the layout of the input; the op's suffix is the reduced side.
-
-    Option `dim`: position of the dimensions among the arguments (default 1).
-    """
-    source = on_device(node.tensors())[0] if on_device(node.tensors()) else node.tensors()[0]
-    dims, side = _reduced(node, source, int(rule.options.get("dim", 1)))
-    if not source.numel:
-        return None
-    written = math.prod(size for i, size in enumerate(source.shape) if i not in dims)
-    element = source.bytes // source.numel
-    rows, width = _split(source.shape, dims, side)
-    read = float(source.stored_bytes)
-    main = Work({"B": rows, "H": width, "inputs": int(read), "outputs": written * element}, float(source.numel), read,
-                float(written * element), source.dtype, op=f"{rule.op}_{side}")  # fmt: skip
-    if not _across_blocks(rows, width, side, rule.sms):
-        return main
-    zeroed = Work({"bytes": 4 * written}, 0.0, 0.0, 4.0 * written, "int32", "memset", "semaphores", "cudaMemsetAsync")
-    return [zeroed, main]
-
-
-@size("extremum")
-def extremum(node: Node, rule: Rule) -> list[Work] | Work | None:
-    """max and min: elementwise for two tensors; for one tensor, along a dimension or over all elements."""
-    if len(node.tensors()) > 1:
-        return elementwise(node, replace(rule, family="elementwise", op=f"{rule.op}imum"))
-    return reduction(node, rule)
-
-
 @size("loss")
 def loss(node: Node, rule: Rule) -> list[Work]:
     """An elementwise loss, followed by a mean or a sum unless the loss is not reduced."""
     x = node.tensor(0)
     read = read_bytes(node.tensors())
-    dims = {**rows_width(x), "inputs": int(read), "outputs": x.bytes}
-    works = [Work(dims, 4.0 * x.numel, read, float(x.bytes), x.dtype)]
+    works = [over(x, 4 * x.numel, read, x.bytes, x.dtype)]
     if node.value(int(rule.options.get("reduction", 2)), 1) != 0:
-        all_dims = {**rows_width(x), "inputs": x.bytes, "outputs": 4}
-        works.append(Work(all_dims, float(x.numel), float(x.bytes), 4.0, x.dtype, "reduction", "mean_all"))
+        works.append(over(x, x.numel, x.bytes, 4, x.dtype, "reduction", "mean_all"))
     return works
 
 
@@ -167,7 +130,7 @@ def _host_device_copy(source: Tensor, target: Tensor, node: Node) -> Work:
     kind = "h2d" if source.host else "d2h"
     waits = not bool(node.value(2, False))
     dims = {"bytes": max(source.bytes, target.bytes)}
-    return Work(dims, 0.0, float(source.bytes), float(target.bytes), target.dtype, f"memcpy_{kind}",
+    return Work(dims, 0.0, source.bytes, target.bytes, target.dtype, f"memcpy_{kind}",
                 "pageable" if waits else "pinned", "cudaMemcpyAsync", waits)  # fmt: skip
 
 
@@ -184,44 +147,41 @@ def _same_layout(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors store their elements in the same order without gaps (unknown strides count as contiguous)."""
     if not a.strides or not b.strides or a.shape != b.shape:
         return a.contiguous and b.contiguous and a.numel == b.numel
-    matters = [i for i, size in enumerate(a.shape) if size != 1]
-    return a.dense and b.dense and all(a.strides[i] == b.strides[i] for i in matters)
+    return a.dense and b.dense and all(a.strides[i] == b.strides[i] for i, size in enumerate(a.shape) if size != 1)
 
 
 def _expanded(tensor: Tensor) -> bool:
     return tensor.stored_bytes != tensor.bytes
 
 
-def _reduced(node: Node, source: Tensor, at: int) -> tuple[set[int], str]:
-    """Reduced dimensions (argument `at`) and the reduced side: rows, columns or all."""
-    given = next(
-        (
-            v
-            for v in node.values[at : at + 1]
-            if isinstance(v, list) or (isinstance(v, int) and not isinstance(v, bool))
-        ),
-        None,
-    )
-    axes = [given] if isinstance(given, int) else given
-    rank = len(source.shape)
-    every = set(range(rank))
-    dims = {axis % rank for axis in axes} if axes and rank else every
-    if {i for i in every - dims if source.shape[i] > 1} == set():
-        return every, "all"
-    return dims, "columns" if rank - 1 in dims else "rows"
+@size("fft")
+def fft(node: Node, rule: Rule) -> list[Work]:
+    """_fft_r2c, _fft_c2r, _fft_c2c (source: ATen/native/cuda/SpectralOps.cpp).
+
+    * One memory-bound pass over all elements per dimension.
+    * One multiplication if the result is normalised.
+    * For c2r, a copy of the input, because cuFFT overwrites it.
+
+    FLOPs are the usual 5·n·log2(n) of a complex transform of n elements, or half of this if one side is real.
+    """
+    x = node.tensor(0)
+    result = node.result() or x
+    sides = node.value(1)
+    dims = [sides] if isinstance(sides, int) else list(sides or [-1])
+    larger = x if x.numel >= result.numel else result
+    real = x.dtype not in REAL or result.dtype not in REAL
+    dtype = REAL.get(x.dtype, x.dtype)
+    works = [one_pass(x, x, 0.0, dtype, "copy")] if node.name.endswith("c2r") else []
+    for place, dim in enumerate(dims):
+        length = max(larger.shape[dim] if larger.shape else 1, 2)
+        flops = 5.0 * larger.numel * math.log2(length) * (0.5 if real else 1.0)
+        source = x if place == 0 else result
+        works.append(one_pass(source, result, flops, dtype, rule.op))
+    if node.value(2, 0):
+        works.append(one_pass(result, result, 2.0 * result.numel, dtype, "mulu"))
+    return works
 
 
-def _across_blocks(rows: int, width: int, side: str, sms: int) -> bool:
-    """Whether several blocks share one output, so that a memset clears semaphores first."""
-    if side == "all":
-        return blocks_share_outputs(1, rows * width, True, sms)
-    columns = side == "columns"
-    return blocks_share_outputs(rows if columns else width, width if columns else rows, columns, sms)
-
-
-def _split(shape: tuple[int, ...], dims: set[int], side: str) -> tuple[int, int]:
-    reduced = math.prod(size for i, size in enumerate(shape) if i in dims)
-    kept = math.prod(size for i, size in enumerate(shape) if i not in dims)
-    if side == "all":
-        return math.prod(shape[:-1]), shape[-1] if shape else 1
-    return (kept, reduced) if side == "columns" else (reduced, kept)
+def one_pass(source: Tensor, target: Tensor, flops: float, dtype: str, op: str) -> Work:
+    """An elementwise kernel that reads one tensor and writes another."""
+    return over(target, flops, source.bytes, target.bytes, dtype, "elementwise", op)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import math
 
-from pipeline.graph.sizes.vocabulary import Rule, Work, image_attributes, main_dtype, read_bytes, size
+from pipeline.graph.sizes.vocabulary import (
+    Rule,
+    Work,
+    computing_dtype,
+    image_attributes,
+    main_dtype,
+    over,
+    read_bytes,
+    size,
+)
 from pipeline.graph.table import Node, Tensor
 
 
@@ -18,8 +27,7 @@ def softmax(node: Node, rule: Rule) -> Work | None:
     width = x.shape[axis] if x.shape else 1
     result = node.result() or x
     read = read_bytes(node.tensors())
-    dims = {"B": x.numel // width, "H": width, "inputs": int(read), "outputs": result.bytes}
-    return Work(dims, 5.0 * x.numel, read, float(result.bytes), x.dtype)
+    return over((x.numel // width, width), 5 * x.numel, read, result.bytes, x.dtype)
 
 
 @size("layer_norm")
@@ -28,7 +36,7 @@ def layer_norm(node: Node, rule: Rule) -> Work:
     x = node.tensor(0)
     width = math.prod(node.value(1, None) or [x.shape[-1]])
     dims = {"B": x.numel // width, "H": width, "inputs": x.bytes, "outputs": x.bytes}
-    return Work(dims, 8.0 * x.numel, read_bytes(node.tensors()), float(x.bytes), x.dtype)
+    return Work(dims, 8.0 * x.numel, read_bytes(node.tensors()), x.bytes, x.dtype)
 
 
 @size("layer_norm_backward")
@@ -38,10 +46,8 @@ def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
     width = math.prod(node.value(2, None) or [x.shape[-1]])
     dims = {"B": x.numel // width, "H": width, "inputs": 2 * x.bytes, "outputs": x.bytes}
     return [
-        Work(dims, 8.0 * x.numel, 2.0 * x.bytes, float(x.bytes), x.dtype, op="layer_norm_input"),
-        Work(
-            {**dims, "outputs": 8 * width}, 4.0 * x.numel, 2.0 * x.bytes, 8.0 * width, x.dtype, op="layer_norm_weight"
-        ),
+        Work(dims, 8 * x.numel, 2 * x.bytes, x.bytes, x.dtype, op="layer_norm_input"),
+        Work({**dims, "outputs": 8 * width}, 4 * x.numel, 2 * x.bytes, 8 * width, x.dtype, op="layer_norm_weight"),
     ]
 
 
@@ -56,8 +62,7 @@ def group_norm(node: Node, rule: Rule) -> list[Work]:
     x = node.tensor(0)
     batch, count, groups = int(node.value(3, x.shape[0])), int(node.value(4, x.shape[1])), int(node.value(6, 1))
     rows = batch * groups
-    dims = {"B": rows, "H": x.numel // rows, "inputs": x.bytes, "outputs": 8 * rows}
-    moments = Work(dims, 4.0 * x.numel, float(x.bytes), 8.0 * rows, x.dtype, "reduction", "var_columns")
+    moments = over((rows, x.numel // rows), 4 * x.numel, x.bytes, 8 * rows, x.dtype, "reduction", "var_columns")
     return [moments, *_per_channel(node, batch * count), _applied(x, reads=1)]
 
 
@@ -65,25 +70,21 @@ def group_norm(node: Node, rule: Rule) -> list[Work]:
 def group_norm_backward(node: Node, rule: Rule) -> list[Work]:
     """Group norm, backward: sums over the pixels of every channel, factors from these sums, and the gradients."""
     x = node.tensor(1)
-    batch, count = x.shape[0], x.shape[1]
-    dims = {"B": batch * count, "H": x.numel // (batch * count), "inputs": 2 * x.bytes, "outputs": 8 * batch * count}
-    sums = Work(dims, 4.0 * x.numel, 2.0 * x.bytes, 8.0 * batch * count, x.dtype, "reduction", "sum_columns")
-    factors = _per_channel(node, batch * count)
+    rows = x.shape[0] * x.shape[1]
+    sums = over((rows, x.numel // rows), 4 * x.numel, 2 * x.bytes, 8 * rows, x.dtype, "reduction", "sum_columns")
+    factors = _per_channel(node, rows)
     return [sums, *factors, _applied(x, reads=2), *factors]
 
 
 def _per_channel(node: Node, count: int) -> list[Work]:
     """A small kernel over the channels of all samples; none if the norm has no weight."""
-    dims = {"B": 1, "H": count, "inputs": 8 * count, "outputs": 8 * count}
     weighed = any(len(tensor.shape) == 1 for tensor in node.tensors())
-    return [Work(dims, 2.0 * count, 8.0 * count, 8.0 * count, "fp32", "elementwise", "addcmul")] if weighed else []
+    return [over((1, count), 2 * count, 8 * count, 8 * count, "fp32", "elementwise", "addcmul")] if weighed else []
 
 
 def _applied(x: Tensor, reads: int) -> Work:
     """One pass over all elements."""
-    rows, width = x.rows_width()
-    dims = {"B": rows, "H": width, "inputs": reads * x.bytes, "outputs": x.bytes}
-    return Work(dims, 2.0 * x.numel, float(reads * x.bytes), float(x.bytes), x.dtype, "elementwise", "addcmul")
+    return over(x, 2 * x.numel, reads * x.bytes, x.bytes, x.dtype, "elementwise", "addcmul")
 
 
 @size("logsumexp")
@@ -175,16 +176,12 @@ def rnn(node: Node, rule: Rule) -> Work:
     projected = int(shape.get("projected", 0))
     fed = projected or width
     per_layer = [x.shape[-1], *[fed * directions] * (layers - 1)]
-    flops = (
-        sum(2.0 * width * (gates * (inputs + fed) + projected) for inputs in per_layer)
-        * directions
-        * shape["tokens"]
-        * shape["batch"]
-    )
-    out = shape["tokens"] * shape["batch"] * fed * directions * (x.bytes // max(1, x.numel))
+    steps = shape["tokens"] * shape["batch"] * directions
+    flops = sum(2.0 * width * (gates * (inputs + fed) + projected) for inputs in per_layer) * steps
+    out = steps * fed * (x.bytes // max(1, x.numel))
     dims = {"B": shape["batch"], "T": shape["tokens"], "I": x.shape[-1], "H": width, "layers": layers}
     factor = 2.0 if rule.options.get("backward") else 1.0
-    dtype = "tf32" if node.attributes.get("tf32") and x.dtype == "fp32" else x.dtype
+    dtype = computing_dtype(node, x)
     said = {"directions": directions, "gates": gates} | ({"projected": projected} if projected else {})
     return Work(dims, factor * flops, factor * (x.bytes + weights), factor * layers * out, dtype, attributes=said)
 
@@ -198,8 +195,3 @@ def _window(node: Node, rule: Rule) -> dict[str, int]:
             if isinstance(value, list) and value:
                 found[name] = int(value[0])
     return found
-
-
-def rows_of(tensor: Tensor) -> int:
-    """Number of rows."""
-    return tensor.rows_width()[0]

@@ -48,7 +48,7 @@ class Work:
 
 Size = Callable[[Node, Rule], "Work | Sequence[Work] | None"]
 REGISTERED: dict[str, Size] = {}
-"""Size functions by name, of the modules imported so far; `registry.SIZES` has all of them."""
+"""Size functions by name, of the modules imported so far; `pipeline.graph.sizes` imports all of them."""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -62,6 +62,19 @@ def size(name: str) -> Callable[[Function], Function]:
         return function
 
     return register
+
+
+def over(
+    rows: Tensor | tuple[int, int], flops: float, read: float, written: float, dtype: str, family: str | None = None,
+    op: str | None = None, **more: Any,
+) -> Work:  # fmt: skip
+    """A kernel over rows (number, width) of elements. The bytes that it reads and writes are its dims too.
+
+    `more`: other fields of `Work`.
+    """
+    count, width = rows.rows_width() if isinstance(rows, Tensor) else rows
+    dims = {"B": count, "H": width, "inputs": int(read), "outputs": int(written)}
+    return Work(dims, flops, read, written, dtype, family, op, **more)
 
 
 def on_device(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -79,6 +92,11 @@ def main_dtype(node: Node) -> str:
     tensors = on_device(node.tensors()) + node.results()
     floating = next((t.dtype for t in tensors if t.dtype in FLOATING), None)
     return floating or next((t.dtype for t in tensors), "fp32")
+
+
+def computing_dtype(node: Node, operand: Tensor) -> str:
+    """The dtype of products: TF32 for fp32 operands if it is allowed."""
+    return "tf32" if node.attributes.get("tf32") and operand.dtype == "fp32" else operand.dtype
 
 
 def image_attributes(node: Node) -> dict[str, Any]:
@@ -106,14 +124,18 @@ def plain_result(node: Node) -> Tensor:
 
 def filled(tensor: Tensor) -> Work:
     """A kernel that writes a constant to all elements of a tensor."""
-    dims = {**rows_width(tensor), "inputs": 0, "outputs": tensor.bytes}
-    return Work(dims, 0.0, 0.0, float(tensor.bytes), tensor.dtype, "elementwise", "fill")
+    return over(tensor, 0, 0, tensor.bytes, tensor.dtype, "elementwise", "fill")
 
 
 def read_by_host(tensor: Tensor) -> Work:
     """A copy of a tensor to pageable host memory; the host waits for it."""
-    return Work({"bytes": tensor.bytes}, 0.0, float(tensor.bytes), float(tensor.bytes), tensor.dtype, "memcpy_d2h", "pageable",
-                "cudaMemcpyAsync", True)  # fmt: skip
+    return copied(tensor, "memcpy_d2h", "pageable", "cudaMemcpyAsync", blocking=True)
+
+
+def copied(tensor: Tensor, family: str, op: str, api: str, blocking: bool = False) -> Work:
+    """A copy of all bytes of a tensor."""
+    moved = tensor.bytes
+    return Work({"bytes": moved}, 0, moved, moved, tensor.dtype, family, op, api, blocking)
 
 
 NUMBER = Tensor((1,), "int64")

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipeline.workloads.autocast import lowered
-from pipeline.workloads.shape_only_ops import meta_operators
+from pipeline.as_on_cuda.mixed_precision import lowered
+from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.shape_operators import meta_operators
+from pipeline.as_on_cuda.torch_names import RECURRENT_FUNCTIONS
 
 
 class CudnnRnn(torch.autograd.Function):
@@ -34,15 +35,14 @@ class CudnnRnn(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         """One operator; its reserve space is not modelled."""
         x, _, *tensors = ctx.saved_tensors
-        given = [gradient for gradient in gradients if gradient is not None]
         states, weights = tensors[: ctx.states], tensors[ctx.states :]
-        found = _operators().rnn_backward(given, x, weights, states, *ctx.sizes)
-        of_x, of_weights, of_states = found[0], found[1 : len(weights) + 1], found[len(weights) + 1 :]
-        return (None, None, of_x, *of_states, *of_weights)
+        of_output = [gradient for gradient in gradients if gradient is not None]
+        of_x, *of_tensors = _operators().rnn_backward(of_output, x, weights, states, *ctx.sizes)
+        return (None, None, of_x, *of_tensors[len(weights) :], *of_tensors[: len(weights)])
 
 
 class CudnnLstm(CudnnRnn):
-    """Stand-in for an LSTM; capture finds its CUDA name by the class name (`pipeline.graph.cuda_emulation`)."""
+    """Stand-in for an LSTM; capture finds its CUDA name by the class name (`pipeline.as_on_cuda.emulation`)."""
 
 
 class CudnnGru(CudnnRnn):
@@ -51,18 +51,6 @@ class CudnnGru(CudnnRnn):
 
 class CudnnTanh(CudnnRnn):
     """Stand-in for `nn.RNN`, with either activation."""
-
-
-class Lstm(nn.LSTM):
-    """A batch-first LSTM that returns only its output sequence."""
-
-    def __init__(self, inputs: int, hidden: int, layers: int = 1, bidirectional: bool = False) -> None:
-        super().__init__(inputs, hidden, layers, batch_first=True, bidirectional=bidirectional)
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """(B, T, I) -> (B, T, H·directions)."""
-        found: Tensor = super().forward(x)[0]
-        return found
 
 
 LAYERS: dict[str, tuple[type[CudnnRnn], int]] = {
@@ -74,19 +62,19 @@ LAYERS: dict[str, tuple[type[CudnnRnn], int]] = {
 @contextmanager
 def cudnn_layers() -> Iterator[None]:
     """While the body runs, recurrent layers on the meta device are cuDNN's; packed sequences still run as cells."""
-    functions: Any = torch._VF
-    before = {name: getattr(functions, name) for name in LAYERS}
-    stand_ins: dict[str, Any] = {name: partial(_layer, before[name], *found) for name, found in LAYERS.items()}
-    with mock.patch.multiple(functions, create=True, **stand_ins):
+    stand_ins: dict[str, Any] = {
+        name: partial(_layer, getattr(RECURRENT_FUNCTIONS, name), kind, gates) for name, (kind, gates) in LAYERS.items()
+    }
+    with replaced(RECURRENT_FUNCTIONS, **stand_ins):
         yield
 
 
 def _layer(plain: Callable[..., Any], kind: type[CudnnRnn], gates: int, x: Tensor, *rest: Any) -> Any:
-    """The result of `torch._VF.lstm` and similar functions: output and last states."""
+    """Output and last states of a recurrent layer."""
     if x.device.type != "meta" or not isinstance(rest[1], list):  # for a packed sequence, the lengths come first
         return plain(x, *rest)
-    given, weights, _, layers, _, _, bidirectional, batch_first = rest
-    states = [given] if isinstance(given, Tensor) else list(given)
+    first, weights, _, layers, _, _, bidirectional, batch_first = rest
+    states = [first] if isinstance(first, Tensor) else list(first)
     sizes = gates, weights[0].shape[0] // gates, layers, 2 if bidirectional else 1, int(batch_first)
     tensors = lowered([x, *states, *weights])
     return kind.apply(sizes, len(states), *tensors)  # type: ignore[no-untyped-call]
@@ -94,7 +82,6 @@ def _layer(plain: Callable[..., Any], kind: type[CudnnRnn], gates: int, x: Tenso
 
 @cache
 def _operators() -> Any:
-    """The two operators of the meta device, registered at the first use."""
     common = "Tensor x, Tensor[] weights, Tensor[] states, int gates, int hidden, int layers, int directions, int first"
 
     def forward(x: Tensor, weights: Any, states: list[Tensor], g: int, h: int, n: int, directions: int, f: int) -> Any:

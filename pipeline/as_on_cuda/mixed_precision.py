@@ -1,8 +1,11 @@
-"""Mixed precision: PyTorch's autocast on real devices, and an emulation of its CUDA rules on the meta device.
+"""Mixed precision: PyTorch's autocast on real devices, and on the meta device the rules of CUDA's.
 
 PyTorch's autocast does not support meta tensors. A function mode that casts the arguments of the listed functions has
 the same effect. The lists are from ATen/autocast_mode.h. `tests/workloads/test_autocast.py` compares them with the
 installed PyTorch.
+
+A step's own `GradScaler` stays enabled too. It multiplies the loss, divides every gradient and searches for infinities
+(one more pass over all gradients). Before the optimizer may step, the host reads whether there were infinities.
 """
 
 from __future__ import annotations
@@ -10,14 +13,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from pipeline.as_on_cuda.host_reads import read
+from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.torch_names import (
+    FUNCTIONS_OF_AUTOCAST,
+    IS_ANY_AUTOCAST_ENABLED,
+    NATIVE,
+    SCALER_STEP,
+    has_kernel,
+    tree_leaves,
+)
 from pipeline.errors import InputError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,19 +61,15 @@ WIDEST_NAMES = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put 
 
 def _functions(names: str) -> set[Any]:
     """All Python functions and methods of PyTorch with these names."""
-    places: tuple[Any, ...] = (torch, Tensor, F, torch._C._nn, vars(torch._C)["_linalg"])
-    return {getattr(place, name) for name in names.split() for place in places if hasattr(place, name)}
-
-
-def _is_listed(name: str) -> bool:
-    """Whether autocast of the installed PyTorch casts the arguments of an operator."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"))
+    owners: tuple[Any, ...] = (torch, Tensor, F, *FUNCTIONS_OF_AUTOCAST)
+    return {getattr(owner, name) for name in names.split() for owner in owners if hasattr(owner, name)}
 
 
 LOWER = _functions(LOWER_NAMES)
-UPPER = _functions(UPPER_NAMES) - (set() if _is_listed("rms_norm") else _functions("rms_norm"))  # newer than the others
+UPPER = _functions(UPPER_NAMES)
+if not has_kernel("aten::rms_norm", "AutocastCUDA"):  # in older versions
+    UPPER -= _functions("rms_norm")
 WIDEST = _functions(WIDEST_NAMES)
-
 
 EMULATED_DEVICES = ("cuda", "meta")
 """Devices whose autocast is emulated while a step is captured."""
@@ -89,8 +97,8 @@ class MetaAutocast(TorchFunctionMode):
 
     def cast(self, tensor: Tensor) -> Tensor:
         """One tensor in the lower precision."""
-        found: Tensor = tensor if self.dtype is None else self._cast(tensor, self.dtype)
-        return found
+        lowered_tensor: Tensor = tensor if self.dtype is None else self._cast(tensor, self.dtype)
+        return lowered_tensor
 
     def _cast(self, value: Any, target: torch.dtype) -> Any:
         if isinstance(value, list | tuple):
@@ -106,7 +114,7 @@ class MetaAutocast(TorchFunctionMode):
         return self.cache[id(value)]
 
 
-def _target(func: Any, lower: torch.dtype, given: Any) -> torch.dtype | None:
+def _target(func: Any, lower: torch.dtype, arguments: Any) -> torch.dtype | None:
     """The dtype to which autocast casts the arguments of a function; None if it does not cast them."""
     if func in LOWER:
         return lower
@@ -114,7 +122,7 @@ def _target(func: Any, lower: torch.dtype, given: Any) -> torch.dtype | None:
         return torch.float32
     if func not in WIDEST:
         return None
-    floating = [t.dtype for t in tree_leaves(given) if isinstance(t, Tensor) and t.is_floating_point()]
+    floating = [t.dtype for t in tree_leaves(arguments) if isinstance(t, Tensor) and t.is_floating_point()]
     return max(floating, key=lambda dtype: dtype.itemsize, default=None)
 
 
@@ -131,7 +139,7 @@ def raised(function: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Cast the inputs of the stand-in for `function` to fp32, if autocast does so for `function`."""
     on = bool(_ACTIVE) and _ACTIVE[-1].dtype is not None and function in UPPER
     halves = (torch.float16, torch.bfloat16)
-    return [each.float() if on and each.dtype in halves else each for each in tensors]
+    return [tensor.float() if on and tensor.dtype in halves else tensor for tensor in tensors]
 
 
 @contextmanager
@@ -144,17 +152,12 @@ def _on_meta(dtype: torch.dtype | None) -> Iterator[None]:
     """
     mode = MetaAutocast(dtype)
     _ACTIVE.append(mode)
-    asking: Any = {f"has_torch_function{kind}": _nobody for kind in ("", "_unary", "_variadic")}
+    questions: Any = {f"has_torch_function{kind}": lambda *_: False for kind in ("", "_unary", "_variadic")}
     try:
-        with mode, mock.patch.multiple(F, **asking):
+        with mode, replaced(F, **questions):
             yield
     finally:
         _ACTIVE.pop()
-
-
-def _nobody(*tensors: Any) -> bool:
-    """Report that no argument of a function overrides it."""
-    return False
 
 
 def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
@@ -188,7 +191,7 @@ def own_autocast() -> Iterator[None]:
         if not hasattr(self, "entered"):
             if self.device != "cuda":
                 return enter(self)
-            self.lower, self.entered = _made_before(self), []
+            self.lower, self.entered = _lower_of_earlier(self), []
         self.entered.append(_on_meta(self.lower))
         self.entered[-1].__enter__()
         return self
@@ -197,27 +200,44 @@ def own_autocast() -> Iterator[None]:
         return self.entered.pop().__exit__(*error) if hasattr(self, "entered") else leave(self, *error)
 
     available, enabled, dtype_of = torch.amp.is_autocast_available, torch.is_autocast_enabled, torch.get_autocast_dtype
+
+    def is_available(device: str) -> bool:
+        return device in EMULATED_DEVICES or available(device)
+
+    def is_enabled(device: str = "cuda") -> bool:
+        return _lower() is not None if device in EMULATED_DEVICES else enabled(device)
+
+    def get_dtype(device: str) -> torch.dtype:
+        return _lower() or dtype_of("cuda") if device in EMULATED_DEVICES else dtype_of(device)
+
     with (
-        mock.patch.multiple(kind, __init__=begin, __enter__=on_enter, __exit__=on_exit),
-        mock.patch.object(
-            torch.amp, "is_autocast_available", lambda device: device in EMULATED_DEVICES or available(device)
-        ),
-        mock.patch.object(
-            torch,
-            "is_autocast_enabled",
-            lambda device="cuda": _lower() is not None if device in EMULATED_DEVICES else enabled(device),
-        ),
-        mock.patch.object(
-            torch,
-            "get_autocast_dtype",
-            lambda device: _lower() or dtype_of("cuda") if device in EMULATED_DEVICES else dtype_of(device),
-        ),
-        mock.patch.object(torch._C, "_is_any_autocast_enabled", lambda: _lower() is not None),
+        replaced(kind, __init__=begin, __enter__=on_enter, __exit__=on_exit),
+        replaced(torch.amp, is_autocast_available=is_available),
+        replaced(torch, is_autocast_enabled=is_enabled, get_autocast_dtype=get_dtype),
+        replaced(NATIVE, **{IS_ANY_AUTOCAST_ENABLED: lambda: _lower() is not None}),
     ):
         yield
 
 
-def _made_before(context: Any) -> torch.dtype | None:
+@contextmanager
+def own_scaler() -> Iterator[None]:
+    """While the body runs, a scaler of a step acts on the meta device as on CUDA; no value overflows."""
+    init, availability = GradScaler.__init__, torch.cuda.amp.common
+
+    def begin(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        with replaced(availability, amp_definitely_not_available=lambda: False):
+            init(self, "cuda" if device == "meta" else device, *args, **kwargs)
+
+    def step(self: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        for found_inf in state["found_inf_per_device"].values():
+            read(found_inf)
+        return optimizer.step(*args, **kwargs)
+
+    with replaced(GradScaler, __init__=begin, **{SCALER_STEP: step}):
+        yield
+
+
+def _lower_of_earlier(context: Any) -> torch.dtype | None:
     """The lower precision of a `torch.autocast("cuda")` that was created before the capture, by PyTorch's own code.
 
     Raises:

@@ -8,50 +8,45 @@ make.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from importlib import import_module
+from inspect import signature
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from pipeline.workloads.shape_only_ops import is_fake
+from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.shape_operators import is_fake
+from pipeline.as_on_cuda.torch_names import CAPTURABLE, DEVICE_LIST_MODULES, DEVICE_LISTS, has_kernel
 
 WITHOUT_META_KERNEL = ("_fused_sgd_", "_fused_adagrad_")
 """Fused optimizers without a kernel for the meta device in PyTorch; Adam has one."""
 
-
-MODULES = tuple(import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"))
-"""Modules in which optimizers and gradient clipping look up the devices with `foreach` and fused kernels."""
-
-CAPTURABLE = "_get_capturable_supported_devices"
-"""Name of the function that tells an optimizer which devices may store its counters (`capturable=True`).
-
-Every optimizer calls it in its own module.
-"""
+UPDATES_IN_PLACE = (
+    *(f"{name}_.{kind}" for name in ("add", "mul", "div") for kind in ("Scalar", "List", "ScalarList")),
+    *(f"{name}_.{kind}" for name in ("addcmul", "addcdiv") for kind in ("Scalar", "ScalarList")), "lerp_.Scalar",
+)  # fmt: skip
+"""Operators of optimizers over lists of tensors (`aten::_foreach_add_.Scalar`) that change their first list in place."""
 
 
 @contextmanager
 def foreach_on_meta() -> Iterator[None]:
     """While the body runs, optimizers and gradient clipping treat the meta device like CUDA."""
-    _fill_in()
+    _register_shapes()
+    optimizers = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")]
     with ExitStack() as stack:
-        for module in MODULES:
-            for kind in ("foreach", "fused"):
-                name = f"_get_{kind}_kernels_supported_devices"
-                usual = getattr(module, name)
-                stack.enter_context(mock.patch.object(module, name, lambda usual=usual: [*usual(), "meta"]))
-        for name, module in list(sys.modules.items()):
-            if name.startswith("torch.optim.") and hasattr(module, CAPTURABLE):
-                usual = getattr(module, CAPTURABLE)
-                stack.enter_context(
-                    mock.patch.object(module, CAPTURABLE, lambda *_, usual=usual, **__: [*usual(), "meta"])
-                )
+        for module in (*DEVICE_LIST_MODULES, *optimizers):
+            names = [name for name in (*DEVICE_LISTS, CAPTURABLE) if name in vars(module)]
+            stack.enter_context(replaced(module, **{name: _with_meta(getattr(module, name)) for name in names}))
         yield
+
+
+def _with_meta(devices: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    return lambda *args, **kwargs: [*devices(*args, **kwargs), "meta"]
 
 
 @contextmanager
@@ -60,7 +55,7 @@ def stepping() -> Iterator[list[Optimizer]]:
     seen: list[Optimizer] = []
 
     def note(optimizer: Optimizer, *_: Any) -> None:
-        if all(each is not optimizer for each in seen):
+        if all(other is not optimizer for other in seen):
             seen.append(optimizer)
 
     handle = register_optimizer_step_post_hook(note)
@@ -75,11 +70,11 @@ def sparse_updates_shown() -> Iterator[None]:
     """While the body runs, optimizers add each sparse fake gradient to its weight instead of their usual update.
 
     Fake tensors do not know the number of rows in a sparse gradient; with zero rows the update would do nothing.
-    Capture replaces the addition by the operators of the real optimizer (`pipeline.graph.sparse_optimizers`).
+    Capture replaces the addition by the operators of the real optimizer (`pipeline.graph.lookups`).
     """
     with ExitStack() as stack:
         for kind in (torch.optim.SparseAdam, torch.optim.Adagrad):
-            stack.enter_context(mock.patch.object(kind, "step", Optimizer.profile_hook_step(_adding(kind.step))))
+            stack.enter_context(replaced(kind, step=Optimizer.profile_hook_step(_adding(kind.step))))
         yield
 
 
@@ -100,14 +95,14 @@ def _adding(usual: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sparse_parameters(optimizer: Optimizer) -> list[Tensor]:
-    given = [weight for group in optimizer.param_groups for weight in group["params"]]
-    return [weight for weight in given if weight.grad is not None and weight.grad.is_sparse]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return [weight for weight in weights if weight.grad is not None and weight.grad.is_sparse]
 
 
 def update_of(optimizers: Sequence[Optimizer]) -> str:
     """The update that a step's own optimizers apply to sparse gradients, as a value of the option `optimizer`."""
     names = {torch.optim.SparseAdam: "adam", torch.optim.Adagrad: "adagrad"}
-    return next((name for kind, name in names.items() for each in optimizers if isinstance(each, kind)), "sgd")
+    return next((name for kind, name in names.items() if any(isinstance(one, kind) for one in optimizers)), "sgd")
 
 
 def state_bytes(optimizers: Sequence[Optimizer]) -> int:
@@ -118,10 +113,18 @@ def state_bytes(optimizers: Sequence[Optimizer]) -> int:
 
 
 @cache
-def _fill_in() -> Any:
-    """Shape functions of the fused optimizers in `WITHOUT_META_KERNEL`, registered at the first use."""
+def _register_shapes() -> Any:
+    """Register the shape functions of `WITHOUT_META_KERNEL` and `UPDATES_IN_PLACE`; none of them makes a new shape.
+
+    PyTorch's own functions for updates in place run as thousands of small operators, a third of the capture of a language
+    model. PyTorch 2.6 cannot replace them.
+    """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in WITHOUT_META_KERNEL:
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+        if not has_kernel(f"aten::{name}", "Meta"):
             library.impl(name, lambda *_, **__: None, "Meta")
+    if "allow_override" in signature(torch.library.Library.impl).parameters:
+        with warnings.catch_warnings(action="ignore"):  # the warning that functions are replaced
+            for name in UPDATES_IN_PLACE:
+                library.impl(f"_foreach_{name}", lambda *_, **__: None, "Meta", allow_override=True)
     return library

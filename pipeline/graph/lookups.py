@@ -1,4 +1,4 @@
-"""Optimizers of sparse gradients, as PyTorch runs them on CUDA.
+"""Embedding lookups in a captured step: FBGEMM's names, what shapes do not show, and optimizers of sparse gradients.
 
 Neither meta nor fake tensors know the number of rows in a sparse gradient. Capture therefore runs the simplest
 optimizer on such weights: one addition per weight. This module adds the number of rows to these additions. For Adagrad
@@ -10,9 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pipeline.graph.table import Node, Tensor
 from pipeline.kernels.embedding_lookups import Lookup
+
+BOUNDS_CHECK = "fbgemm::bounds_check_indices"
+FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_{optimizer}_function"
+FUSED_BACKWARD = "fbgemm::split_embedding_backward_codegen_{optimizer}"
+FUSED_AUTOGRAD = "torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>"
+"""Names of FBGEMM's operators for a fused lookup; `{optimizer}` is the optimizer that runs in the backward pass."""
 
 Line = tuple[str, str]
 """An operator and the code of its inputs.
@@ -49,7 +56,71 @@ BACKWARD = ("EmbeddingBackward", "EmbeddingBagBackward")
 """Prefixes of the names of autograd's nodes for lookups; each node has the sequence number of its lookup."""
 
 
-def own_tables(nodes: Sequence[Node]) -> list[Lookup]:
+def name_fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list[Node]:
+    """Replace the stand-ins for the fused lookup by FBGEMM's operators, and insert the check of indices."""
+    named: list[Node] = []
+    fresh = max((node.node_id for node in nodes), default=0) + 1
+    skipped: set[int] = set()
+    optimizer = fused_optimizer(config)
+    for node in nodes:
+        if node.parent_id in skipped and not node.name.startswith("steptime::"):
+            node = replace(node, parent_id=None, is_top_level=True)
+        if node.name == "FusedLookup":
+            skipped.add(node.node_id)  # the Python function around the operator; FBGEMM's C++ operator has none
+        elif node.name == "steptime::lookup":
+            check = replace(node, node_id=fresh, name=BOUNDS_CHECK, inputs=node.inputs[1:3], values=(), outputs=(),
+                            parent_id=None)  # fmt: skip
+            fresh += 1
+            named += [check, replace(node, name=FUSED_FORWARD.format(optimizer=optimizer), parent_id=None)]
+        elif node.name == "steptime::lookup_backward":
+            named.append(replace(node, name=FUSED_BACKWARD.format(optimizer=optimizer)))
+        elif "FusedLookupBackward" in node.name:
+            real = FUSED_AUTOGRAD.format(optimizer=optimizer)
+            named.append(replace(node, name=node.name.replace("FusedLookupBackward", real)))
+        else:
+            named.append(node)
+    return named
+
+
+def fused_optimizer(config: Mapping[str, Any]) -> str:
+    """The optimizer inside a fused lookup's backward pass; SGD unless it is Adagrad or Adam."""
+    name = str(config.get("optimizer", "sgd"))
+    return name if name in ("adagrad", "adam") else "sgd"
+
+
+def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]:
+    """Add to lookups what their shapes do not show: rows per table, lookups, and the distribution of indices."""
+    if "embedding" not in config:
+        return sparse_updates(nodes, tables_of_custom_step(nodes), str(config.get("optimizer", "sgd")))
+    from pipeline.workloads.dlrm import JOINT, tables
+
+    rows, lookups = tables(config)
+    distribution = str(config.get("distribution", "uniform"))
+    states = {"adagrad": 1, "adam": 2}.get(fused_optimizer(config), 0)
+    for node in nodes:
+        if node.name.startswith(("fbgemm::split_embedding", BOUNDS_CHECK)):
+            node.attributes.update(rows=rows, lookups=lookups, distribution=distribution, index_bytes=8)
+            if states and node.name == FUSED_BACKWARD.format(optimizer=fused_optimizer(config)):
+                node.attributes["states"] = states
+        elif "embedding_bag" in node.name or node.name == "aten::embedding":
+            node.attributes.update(distribution=distribution, index_bytes=8)
+    if config["embedding"] not in ("sparse", *JOINT):
+        return nodes
+    outputs = {
+        "aten::_embedding_bag": 2,
+        "aten::embedding": 1,
+    }  # input (offsets or indices) with one element per result
+    bags = next((node.tensor(outputs[node.name]).numel for node in nodes if node.name in outputs), 0)
+    width, joint = config["dim"], config["embedding"] in JOINT
+    batch = bags // len(rows) if joint else bags
+    sizes = [Lookup(batch, e, n, int(width), distribution) for e, n in zip(rows, lookups, strict=True)]
+    if joint:  # one table; its rows are used as often as the rows of the tables that it contains
+        used, each = sum(size.distinct_rows() for size in sizes), sum(lookups) / len(lookups)
+        sizes = [Lookup(bags, sum(rows), each, int(width), distribution, used)]
+    return sparse_updates(nodes, sizes, str(config.get("optimizer", "sgd")))
+
+
+def tables_of_custom_step(nodes: Sequence[Node]) -> list[Lookup]:
     """Find the tables with sparse gradients in a custom step, in the order of the optimizer's additions.
 
     Lookups of one table count together, because autograd adds their gradients. The shapes do not show how often rows

@@ -10,18 +10,14 @@ from functools import cache
 from inspect import getclosurevars, unwrap
 from types import FunctionType
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._compile import _disable_dynamo
 
-COMPILER = "torch._dynamo"
+from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.torch_names import COMPILER, SHIELDED, disable_dynamo
 
 OPTIMIZERS = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam)
 """Optimizers of shipped workloads."""
-
-SHIELDED = "__dynamo_disable"
-"""Attribute of a function under which PyTorch keeps the form of it that the compiler leaves alone."""
 
 
 @contextmanager
@@ -35,14 +31,13 @@ def compiler_unloaded() -> Iterator[None]:
     if COMPILER in sys.modules:
         yield
         return
-    functions = [each for each in _to_shield() if not hasattr(each, SHIELDED)]
+    functions = [function for function in _to_shield() if not hasattr(function, SHIELDED)]
     for function in functions:
         setattr(function, SHIELDED, function)
     try:
         with ExitStack() as stack:
             for kind in OPTIMIZERS:
-                plain = torch.no_grad()(unwrap(kind.step))
-                stack.enter_context(mock.patch.object(kind, "step", plain))
+                stack.enter_context(replaced(kind, step=torch.no_grad()(unwrap(kind.step))))
             yield
     finally:
         for function in functions:
@@ -52,9 +47,9 @@ def compiler_unloaded() -> Iterator[None]:
 @cache
 def _to_shield() -> list[Any]:
     """The functions that PyTorch shields when they are first called. All their wrappers have the same code."""
-    example = _disable_dynamo(_to_shield)
+    example = disable_dynamo(_to_shield)
     if not isinstance(example, FunctionType):
         return []
-    wrappers = [each for each in gc.get_referrers(example.__code__) if isinstance(each, FunctionType)]
-    found = {id(fn): fn for each in wrappers if (fn := getclosurevars(each).nonlocals.get("fn")) is not None}
-    return [each for each in found.values() if each is not _to_shield]
+    wrappers = [wrapper for wrapper in gc.get_referrers(example.__code__) if isinstance(wrapper, FunctionType)]
+    functions = {id(fn): fn for wrapper in wrappers if (fn := getclosurevars(wrapper).nonlocals.get("fn")) is not None}
+    return [function for function in functions.values() if function is not _to_shield]

@@ -1,4 +1,4 @@
-"""Operators that compute only shapes, for the meta device; `pipeline.graph.cuda_emulation` renames them."""
+"""Operators of this project that compute only shapes, for the meta device. Capture gives them the names of CUDA's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _LIBRARIES: list[Any] = []
-"""Libraries made so far; the list keeps them alive, because their operators are deleted with them."""
+"""Keeps the libraries alive, because their operators are deleted with them."""
 
 
 def meta_operators(namespace: str, operators: Mapping[str, Callable[..., Any]]) -> Any:
@@ -33,6 +33,11 @@ def meta_operators(namespace: str, operators: Mapping[str, Callable[..., Any]]) 
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor is one of FakeTensorMode's."""
     return type(tensor).__name__ == "FakeTensor"
+
+
+def is_empty(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape but no data."""
+    return tensor.device.type == "meta" or is_fake(tensor)
 
 
 def apply(function: Any, *arguments: Any) -> Tensor:

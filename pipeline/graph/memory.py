@@ -1,24 +1,33 @@
-"""Counts the peak memory of a step beside weights, gradients and optimizer state, while the step runs without data.
+"""The memory need of a step, counted while the step runs without data.
 
-In training, this is what autograd saves until the backward pass has used it. Without gradients, it is the largest set
-of results that are alive at once.
+Beside weights, gradients and optimizer state it is, in training, what autograd saves until the backward pass has used it.
+Without gradients, it is the largest set of results that are alive at once.
+
+A training step of equal layers needs what it needs with one layer, plus what the second layer adds for each other layer:
+every layer gets tensors of the sizes that the layer before it got.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from pipeline.as_on_cuda.compiler_unloaded import compiler_unloaded
+from pipeline.as_on_cuda.emulation import run_as_on_cuda
+from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.torch_names import RECOMPUTATION_HOOK, TorchDispatchMode, storage_id, tree_leaves
+from pipeline.errors import ConfigError
+from pipeline.graph.table import Graph, Memory
+from pipeline.workloads import make_step
 from pipeline.workloads.training_step import Step
+from pipeline.workloads.user_errors import SIZE_ERRORS
 
 
 class LiveStorages:
@@ -29,12 +38,11 @@ class LiveStorages:
         self._holders: dict[int, int] = {}
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return storage_of(tensor) in self._holders
+        return storage_id(tensor) in self._holders
 
     def hold(self, tensor: Tensor, holder: object) -> None:
         """Count a tensor's storage until `holder` and all its other holders are deleted."""
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage_id(tensor), tensor.untyped_storage().nbytes()
         if key not in self._holders:
             self._holders[key] = 0
             self._now += size
@@ -49,22 +57,12 @@ class LiveStorages:
             self._now -= size
 
 
-def storage_of(tensor: Tensor) -> int:
-    """Identity of a tensor's storage; views of one tensor share it."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 class WorkingSet(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the peak bytes of results that are alive at once while the body runs; a shared storage counts once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._alive = LiveStorages()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: nothing is compiled while this mode is on. PyTorch would load its compiler only to skip the mode."""
-        return False
 
     @property
     def bytes(self) -> int:
@@ -73,11 +71,11 @@ class WorkingSet(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count its results; views and in-place results share a storage that is counted already."""
-        given = {storage_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        inputs = {storage_id(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             # an input whose storage is not counted is a weight
-            if isinstance(tensor, Tensor) and (tensor in self._alive or storage_of(tensor) not in given):
+            if isinstance(tensor, Tensor) and (tensor in self._alive or storage_id(tensor) not in inputs):
                 self._alive.hold(tensor, tensor)
         return result
 
@@ -97,7 +95,7 @@ class SavedActivations:
 
     def __init__(self, ignored: Sequence[Tensor]) -> None:
         self._alive = LiveStorages()
-        self._ignored = {storage_of(t) for t in ignored}
+        self._ignored = {storage_id(t) for t in ignored}
 
     @property
     def bytes(self) -> int:
@@ -107,7 +105,7 @@ class SavedActivations:
     def add(self, tensor: Tensor) -> SavedTensor:
         """Count a tensor's storage once, until nothing holds it."""
         kept = SavedTensor(tensor)
-        if storage_of(tensor) not in self._ignored:
+        if storage_id(tensor) not in self._ignored:
             self._alive.hold(tensor, kept)
         return kept
 
@@ -116,16 +114,16 @@ class SavedActivations:
 def saved_activations(step: Step) -> Iterator[SavedActivations]:
     """Count what autograd saves while the body runs, including what `torch.utils.checkpoint` recomputes."""
     saved = SavedActivations([*step.parameters(), *step.in_kernel])
-    again: Any = torch.utils.checkpoint._recomputation_hook
+    hook: Any = getattr(torch.utils.checkpoint, RECOMPUTATION_HOOK)
 
-    class Counted(again):  # type: ignore[misc]
+    class Counted(hook):  # type: ignore[misc]
         """Recomputation hook that counts too: it replaces the hooks of `saved_activations` while a part is recomputed.
 
         All tensors that it keeps are alive together at the end of the recomputation.
         """
 
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
             kept: list[SavedTensor] = []
             keep: Callable[[Tensor], Any] = vars(self)["pack_hook"]
 
@@ -141,6 +139,53 @@ def saved_activations(step: Step) -> Iterator[SavedActivations]:
 
     with (
         torch.autograd.graph.saved_tensors_hooks(saved.add, lambda kept: kept.tensor),
-        mock.patch.object(torch.utils.checkpoint, "_recomputation_hook", Counted),
+        replaced(torch.utils.checkpoint, **{RECOMPUTATION_HOOK: Counted}),
     ):
         yield saved
+
+
+def memory_need(step: Step, activations: int, optimizer: int | None = None) -> Memory:
+    """The memory need of a step whose activations are counted; `optimizer`: bytes of its state, if not the usual ones."""
+    return Memory(
+        step.parameters_bytes + step.buffers_bytes,
+        step.gradient_bytes,
+        step.optimizer_bytes if optimizer is None else optimizer,
+        activations,
+        step.input_bytes,
+    )
+
+
+def memory_by_layers(config: Mapping[str, Any], batch_size: int, captured: Graph) -> Memory | None:
+    """The memory need of a step at another batch size, without a run of all its layers.
+
+    Args:
+        config: content of `config/model/<name>.yaml` after overrides, of a shipped workload that runs on the meta device.
+        batch_size: samples per step.
+        captured: the captured graph of the same step at any batch size.
+
+    Returns:
+        None if the step has no equal layers, or if they do not give the memory need of the captured graph.
+    """
+    if config.get("mode", "train") != "train" or int(config.get("layers", 0)) < 3:
+        return None
+    try:
+        if _extended(config, captured.batch_size) != captured.memory:
+            return None
+        return _extended(config, batch_size)
+    except (ConfigError, *SIZE_ERRORS):  # a capture of the whole step explains the error
+        return None
+
+
+def _extended(config: Mapping[str, Any], batch_size: int) -> Memory:
+    """The memory need of a step by that with one layer and what the second layer adds."""
+    one, two = (asdict(_of_one_run({**config, "layers": layers}, batch_size)) for layers in (1, 2))
+    more = int(config["layers"]) - 1
+    return Memory(**{part: one[part] + more * (two[part] - one[part]) for part in one})
+
+
+def _of_one_run(config: Mapping[str, Any], batch_size: int) -> Memory:
+    with compiler_unloaded():
+        step = make_step(config, batch_size, "meta")
+        with run_as_on_cuda(compiles=False), saved_activations(step) as saved:
+            step.run(0)
+    return memory_need(step, saved.bytes)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.graph.normalise import ALIASES
 from pipeline.graph.table import Graph
+
+ALIASES = {
+    "aten::add_": "aten::add", "aten::_reshape_alias": "aten::view", "aten::_index_put_impl_": "aten::index_put",
+    "aten::index_put_": "aten::index_put", "aten::reshape": "aten::view", "aten::_unsafe_view": "aten::view",
+    "aten::clamp_min_": "aten::clamp_min", "aten::relu_": "aten::relu",
+}  # fmt: skip
+"""Names that count as equal when operator sequences of different PyTorch versions are compared."""
 
 
 def top_level_names(graph: Graph) -> list[str]:

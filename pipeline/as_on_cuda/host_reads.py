@@ -1,0 +1,204 @@
+"""What a step asks the device, where nothing is computed: values that the host reads, and the sizes of selections.
+
+The host waits for a value (`loss.item()`) until the device has finished the work before it. Loops that only log read
+the loss at the end of a step; facebookresearch/dlrm reads it before the backward pass. A stand-in operator replaces the
+read. A value that a custom step reads gets the answer of a run without problems. If there is no such usual answer, the
+read is an error.
+
+The number of elements that a mask selects (`x[mask]`, `torch.nonzero`, `torch.where(mask)`) depends on the data as well.
+The user gives the share of selected elements (`model.picked`). Without it, PyTorch raises its usual error.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.shape_operators import is_empty, is_fake, meta_operators
+from pipeline.as_on_cuda.torch_names import assumes_all_nonzero
+from pipeline.errors import ConfigError
+
+ASSUMED_NUMBER = 1.0
+"""Assumed value, without unit, of a floating-point number that a step reads: finite and positive."""
+
+ASSUMED_CHECKS = {
+    "all": True,
+    "any": False,
+    "isfinite": True,
+    "isnan": False,
+    "isinf": False,
+    "_is_all_true": True,
+    "_is_any_true": False,
+}
+"""Assumed result of each check, as in a run without problems: values are valid and finite, and no error flag is set."""
+
+
+READS: dict[str, Callable[[Any], Any]] = {"item": lambda value: value, "__bool__": bool, "__float__": float}
+"""Methods by which the host reads a number -> the type of what they return."""
+
+
+def read(value: Tensor) -> None:
+    """Read a tensor of one element on the host."""
+    if is_empty(value):
+        with torch.no_grad():
+            _read_operator().read(value)
+    else:
+        value.item()
+
+
+@contextmanager
+def assumed_reads() -> Iterator[None]:
+    """While the body runs, the host waits for each number or check that a step reads, and gets an assumed answer.
+
+    The answers are `ASSUMED_NUMBER` and `ASSUMED_CHECKS`. A copy to the host (`.cpu()`) is also a wait; it returns only the shape.
+
+    Floating-point numbers are mostly logged or checked to be finite. Integers (which become sizes) and results of
+    comparisons have no usual answer, so PyTorch raises its error for them.
+    """
+    usual: Any = {name: getattr(Tensor, name) for name in (*READS, "cpu")}
+
+    def answering(name: str, kind: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
+        def answer(self: Tensor) -> Any:
+            assumed = _answer(self)
+            return kind(usual[name](self) if assumed is None else assumed)
+
+        return answer
+
+    def cpu(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not is_empty(self) or is_fake(self):
+            return usual["cpu"](self, *args, **kwargs)
+        read(self)  # the copy has all bytes; later work on the result is on the host
+        return self.view_as(self)
+
+    with ExitStack() as stack:
+        answers: dict[str, Any] = {name: answering(name, kind) for name, kind in READS.items()}
+        stack.enter_context(replaced(Tensor, cpu=cpu, **answers))
+        for owner in (torch, Tensor):
+            checks = {name: usual for name, usual in ASSUMED_CHECKS.items() if hasattr(owner, name)}
+            wrapped = {name: _with_assumed_result(getattr(owner, name), usual) for name, usual in checks.items()}
+            stack.enter_context(replaced(owner, **wrapped))
+        yield
+
+
+def _answer(value: Tensor) -> bool | float | None:
+    """The assumed value of a tensor, after the host has waited for it.
+
+    None if the tensor has a real value, or if there is no usual answer.
+    """
+    usual: bool | None = getattr(value, "_steptime_usual", None)
+    has_value = not is_empty(value) or getattr(value, "constant", None) is not None  # a fake tensor with a known number
+    if has_value or value.numel() != 1 or (usual is None and not value.is_floating_point()):
+        return None
+    read(value)
+    return ASSUMED_NUMBER if usual is None else usual
+
+
+def _with_assumed_result(check: Callable[..., Any], usual: bool) -> Callable[..., Any]:
+    """Wrap a check so that its result carries the usual answer."""
+
+    def with_answer(*args: Any, **kwargs: Any) -> Any:
+        result = check(*args, **kwargs)
+        if isinstance(result, Tensor) and is_empty(result):
+            result._steptime_usual = usual  # type: ignore[attr-defined]
+        return result
+
+    return with_answer
+
+
+@cache
+def _read_operator() -> Any:
+    return meta_operators("steptime_loss", {"read(Tensor value) -> ()": lambda value: None})
+
+
+_SHARE: list[float] = []
+"""Shares that are currently set; the last one is used."""
+
+
+@contextmanager
+def assuming_true_share(share: object) -> Iterator[None]:
+    """While the body runs, assume that this share of the elements of every mask is true.
+
+    None: selections by masks raise an error on the meta device.
+
+    Raises:
+        ConfigError: the share is not above 0 and at most 1.
+    """
+    if share is None:
+        yield
+        return
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ConfigError(f"model.picked={share}: give the share of mask elements that are true, above 0 and at most 1")
+    _replace_nonzero()
+    with ExitStack() as stack:
+        for owner in (torch, Tensor):
+            select: Any = vars(owner).get("masked_select", Tensor.masked_select)
+            stack.enter_context(replaced(owner, masked_select=_by_index(select)))
+        _SHARE.append(float(share))
+        try:
+            yield
+        finally:
+            _SHARE.pop()
+
+
+def _by_index(usual: Any) -> Any:
+    """`masked_select` as on CUDA: both tensors are broadcast, then the mask is used as an index (IndexKernel.cpp)."""
+
+    def select(x: Tensor, mask: Tensor, **kwargs: Any) -> Any:
+        if not is_empty(x):
+            return usual(x, mask, **kwargs)
+        spread, where = torch.broadcast_tensors(x, mask)  # type: ignore[no-untyped-call]
+        return spread[where]
+
+    return select
+
+
+@cache
+def _replace_nonzero() -> Any:
+    """Register a shape function of `nonzero` for the meta device."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+    def nonzero(x: Tensor) -> Tensor:
+        if not _SHARE and not assumes_all_nonzero():
+            raise NotImplementedError("torch.nonzero: the number of elements that it finds depends on data")
+        count = math.ceil(x.numel() * (_SHARE[-1] if _SHARE else 1.0))
+        return torch.empty_strided((count, x.dim()), (1, max(count, 1)), dtype=torch.long, device=x.device)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the warning that PyTorch's own function, which only raises, is replaced
+        try:
+            library.impl("nonzero", nonzero, "Meta", allow_override=True)
+        except TypeError:  # this PyTorch version has no `allow_override` and always overrides
+            library.impl("nonzero", nonzero, "Meta")
+    return library
+
+
+@contextmanager
+def whole_sequences() -> Iterator[None]:
+    """While the body runs, `transformers` does not read two facts from the device, for which the host would wait.
+
+    * Whether sequences are packed: they are not.
+    * Whether a mask hides any token: a mask that a step gives is assumed to do so, as in a batch with padding.
+
+    Nothing is done if `transformers` is not loaded, or is older than its module of masks.
+    """
+    masking_utils: Any = sys.modules.get("transformers.masking_utils")
+    with ExitStack() as stack:
+        if hasattr(masking_utils, "find_packed_sequence_indices"):
+            stack.enter_context(replaced(masking_utils, find_packed_sequence_indices=lambda position_ids: None))
+        if hasattr(masking_utils, "is_tracing"):
+            asked = masking_utils.is_tracing
+
+            def is_tracing(tensor: Tensor | None = None) -> bool:
+                return bool(asked(tensor)) or (tensor is not None and tensor.device.type == "meta")
+
+            stack.enter_context(replaced(masking_utils, is_tracing=is_tracing))
+        yield

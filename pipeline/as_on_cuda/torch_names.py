@@ -1,0 +1,157 @@
+"""Every private name of PyTorch that the project uses: what it is for, and in which supported versions it exists.
+
+Other modules import from here, so that a new version of PyTorch needs changes in this module only.
+`tests/config/test_private_names.py` checks that no other module uses a private name, and that each of these exists.
+Operators (`torch._foreach_add_`, `torch.ops.aten._embedding_bag`) are no private names: traces and the map call them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+
+
+@dataclass(frozen=True)
+class PrivateName:
+    """A private name, from which version of PyTorch on it exists (all: 2.6), and what it is used for."""
+
+    name: str
+    since: tuple[int, int]
+    purpose: str
+
+
+ALL = (2, 6)
+
+NAMES = (
+    PrivateName("torch.utils._python_dispatch.TorchDispatchMode", ALL, "sees every operator: the memory of inference"),
+    PrivateName("torch.utils._pytree.tree_leaves", ALL, "tensors in nested arguments"),
+    PrivateName("torch._subclasses.fake_tensor.FakeTensorMode", ALL, "steps with sparse gradients; symbolic sizes"),
+    PrivateName("torch._C._dispatch_has_kernel_for_dispatch_key", ALL, "which devices implement an operator"),
+    PrivateName("torch._C._is_any_autocast_enabled", ALL, "recomputation asks whether autocast is on"),
+    PrivateName("torch._C._nn", ALL, "functions that autocast casts"),
+    PrivateName("torch._C._linalg", ALL, "functions that autocast casts"),
+    PrivateName("torch._VF", ALL, "recurrent layers call their functions there"),
+    PrivateName("torch._log_softmax", ALL, "the loss of NVIDIA's GNMT, which casts within its kernel"),
+    PrivateName("torch._refs.constant_pad_nd", ALL, "`F.pad` for symbolic sizes"),
+    PrivateName("torch._compile._disable_dynamo", ALL, "finds the functions that PyTorch shields from its compiler"),
+    PrivateName("torch._dynamo.source.ConstantSource", ALL, "the name of a symbolic batch size"),
+    PrivateName("torch._meta_registrations._meta_grouped_mm_common", (2, 8), "grouped products in every dtype"),
+    PrivateName("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero", ALL, "selections by masks"),
+    PrivateName("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", ALL, "foreach on the meta device"),
+    PrivateName("torch.utils._foreach_utils._get_fused_kernels_supported_devices", ALL, "fused on the meta device"),
+    PrivateName("torch.optim.adam._get_capturable_supported_devices", ALL, "counters on the meta device"),
+    PrivateName("torch.utils.checkpoint._recomputation_hook", ALL, "memory of recomputed activations"),
+    PrivateName("torch.amp.GradScaler._maybe_opt_step", ALL, "the host reads whether gradients are finite"),
+    PrivateName("torch.cuda._sleep", ALL, "a kernel that waits: measurements fill the queue with it"),
+    PrivateName("torch.UntypedStorage._cdata", ALL, "identity of a tensor's memory"),
+)
+
+
+def _private(name: str) -> Any:
+    """The object of a name in `NAMES`; None if the installed PyTorch does not have it."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module), attribute, None)
+
+
+def fake_tensor_mode(**options: Any) -> Any:
+    """Context in which operators compute the shapes of CPU tensors, which have no data."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(**options)
+
+
+def symbolic_size(sizes: Any, name: str, hint: int) -> tuple[Any, Any]:
+    """A size that stands for any number of at least 2, in a `ShapeEnv`: its symbol, and the number for shapes."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource(name)
+    symbol = sizes.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    return symbol, sizes.create_symintnode(symbol, hint=hint, source=source)
+
+
+def constant_pad(x: Tensor, pad: Sequence[int], value: float) -> Any:
+    """`F.pad` by PyTorch's own Python code: its C++ code takes no symbolic sizes."""
+    from torch._refs import constant_pad_nd
+
+    return constant_pad_nd(x, list(pad), value)
+
+
+def has_kernel(schema: str, key: str) -> bool:
+    """Whether an operator (`aten::add.Tensor`) has a kernel for a dispatch key; False if there is no such operator."""
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(schema, key))
+    except RuntimeError:
+        return False
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Identity of a tensor's storage; views of one tensor share it."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def wait_on_device(cycles: int) -> None:
+    """Launch a kernel that waits for a number of clock cycles."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def log_softmax_of_half(logits: Tensor) -> Tensor:
+    """The log-softmax of fp16 logits in fp32, as one kernel."""
+    return torch._log_softmax(logits, -1, True)
+
+
+def assumes_all_nonzero() -> bool:
+    """Whether the user told PyTorch to assume that `nonzero` finds every element."""
+    return bool(_private("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero"))
+
+
+COMPILER = "torch._dynamo"
+"""Name of the module whose import loads the compiler."""
+
+disable_dynamo: Any = torch._compile._disable_dynamo
+"""PyTorch's decorator of functions that it shields from its compiler."""
+
+SHIELDED = "__dynamo_disable"
+"""Attribute of a function under which PyTorch keeps the form of it that the compiler leaves alone."""
+
+NATIVE: Any = torch._C
+"""PyTorch's C++ functions, among them `IS_ANY_AUTOCAST_ENABLED`."""
+
+IS_ANY_AUTOCAST_ENABLED = "_is_any_autocast_enabled"
+
+FUNCTIONS_OF_AUTOCAST = (torch._C._nn, vars(torch._C)["_linalg"])
+"""Private modules with functions that autocast casts."""
+
+RECURRENT_FUNCTIONS: Any = torch._VF
+"""Module in which recurrent layers find `lstm`, `gru` and similar functions."""
+
+GROUPED_PRODUCTS = "_meta_grouped_mm_common"
+"""Name of PyTorch's shape function for grouped products."""
+
+
+def grouped_products_module() -> Any:
+    """The module with the function `GROUPED_PRODUCTS`, which older versions do not have."""
+    return import_module("torch._meta_registrations")
+
+
+DEVICE_LISTS = ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices")
+"""Functions that tell optimizers and gradient clipping which devices have `foreach` and fused kernels."""
+
+DEVICE_LIST_MODULES = tuple(import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"))
+"""Modules in which they are looked up."""
+
+CAPTURABLE = "_get_capturable_supported_devices"
+"""Function that tells an optimizer which devices may store its counters; each optimizer's module has it."""
+
+RECOMPUTATION_HOOK = "_recomputation_hook"
+"""Class in `torch.utils.checkpoint` that keeps what is recomputed."""
+
+SCALER_STEP = "_maybe_opt_step"
+"""Method of `GradScaler` that runs the optimizer unless a gradient is infinite."""
