@@ -143,7 +143,8 @@ def assemble(
     return Program(
         items=Items(items.node, items.name, items.thread, items.phase, per_item), item=item, kind=kind,
         thread=items.thread[item], previous=_previous_rows(sequence, first_row, rows_of), lead_us=lead, gap_us=gap,
-        api_us=api_us, tail_us=tail, call=call, stream=stream, blocking=blocking, latency_us=latency, kernel_gap_us=kernel_gap, wait_offsets=offsets,
+        api_us=api_us, tail_us=tail, call=call, stream=stream, blocking=blocking, latency_us=latency,
+        kernel_gap_us=kernel_gap, wait_offsets=offsets,
         wait_calls=awaited, streams=streams, backlog_us=np.array([busy.get(int(s), 0.0) for s in streams], float),
         call_count=call_count,
         sync_return_us=overheads.constant("sync_return", DEFAULT_SYNC_RETURN_US),
