@@ -64,7 +64,7 @@ def section(rounds: int) -> str:
         "sizes: 1,000 points. The captured steps are in the user's cache.\n\n"
         f"{cost_table(found)}\n\n"
         f"A question that was asked before takes {found[ASKED].cpu_s / tables.cpu_s:.1f} times the CPU time of importing "
-        "pandas and pyarrow: it loads neither PyTorch nor Hydra.\n\n"
+        "pandas and pyarrow: it loads no PyTorch.\n\n"
         f"The grid takes {found[TOGETHER].cpu_s / torch.cpu_s:.1f} times the CPU time of importing PyTorch, {per_point:.0f} "
         f"ms per point, imports and intervals included. One by one, a point takes {single:.0f} ms. The numbers of the 24 "
         f"points are equal to {RELATIVE:.0e}."
