@@ -64,8 +64,8 @@ def forget_everything() -> None:
     STEPS.forget()
 
 
-KEPT = ("pipeline.digest", "pipeline.yaml_text", "pipeline.workloads.")
+KEPT = ("pipeline.digest", "pipeline.yaml_text", "pipeline.workloads.", "pipeline.as_on_cuda.")
 """Modules whose cached values do not depend on any file that a case changes.
 
-What the workloads cache is operators registered with PyTorch, which refuses to register one twice.
+Workloads, and what makes them run as on CUDA, cache operators registered with PyTorch, which refuses to register one twice.
 """
