@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.graph.sizes.vocabulary import Rule
+from pipeline.kernels.families import family
 from pipeline.yaml_text import load_yaml
 
 TABLE = Path(__file__).with_name("opmap.yaml")
@@ -80,6 +81,7 @@ def rows() -> dict[str, Row]:
 def _rule(call: dict[str, Any], evidence: Sequence[str]) -> Rule:
     known = {key: call[key] for key in ("family", "op", "size", "api") if key in call}
     options = {key: value for key, value in call.items() if key not in known}
+    family(call["family"])  # a misspelt family would be predicted from its bytes, without a word
     return Rule(**known, evidence=_text(evidence), options=options)
 
 

@@ -67,6 +67,8 @@ def builder(architecture: str) -> Builder:
             from pipeline.workloads.translation import build
         case "bert" | "gpt2" | "opt":
             from pipeline.workloads.language_models import build
-        case _:
+        case "custom":
             from pipeline.workloads.custom import build
+        case _:
+            raise InputError(f"architecture {architecture!r} has no builder in pipeline/workloads/__init__.py")
     return build

@@ -175,3 +175,11 @@ def test_the_launches_of_a_huge_tensor_are_counted_at_once():
     found = launches([10**12, 5], 3)
     assert sum(elements for elements, _ in found) == 10**12 + 5 and found[-1][1] == 2
     assert time.process_time() - begin < 2
+
+
+def test_a_family_that_is_not_registered_is_refused_when_the_map_is_read() -> None:
+    from pipeline.errors import UnknownNameError
+    from pipeline.graph.opmap import _rule
+
+    with pytest.raises(UnknownNameError, match="elementwise"):
+        _rule({"family": "elementwis", "op": "add", "size": "elementwise"}, ("trace",))
