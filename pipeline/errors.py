@@ -25,10 +25,9 @@ class InputError(SteptimeError):
 class UnknownNameError(InputError):
     """A GPU, model, family or option that does not exist; the message names the nearest and lists the choices."""
 
-    def __init__(self, kind: str, name: object, choices: list[str]) -> None:
-        super().__init__(
-            f"unknown {kind} {shown(name)}: {did_you_mean(name, choices)}choose one of {', '.join(sorted(choices))}"
-        )
+    def __init__(self, kind: str, name: object, choices: list[str], nearest: str = "", remedy: str = "") -> None:
+        nearest = nearest or did_you_mean(name, choices)
+        super().__init__(f"unknown {kind} {shown(name)}: {nearest}choose one of {', '.join(sorted(choices))}{remedy}")
 
 
 class SteptimeWarning(UserWarning):

@@ -6,10 +6,14 @@ Only this module defines file names; rules, scripts and the command line use it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import platformdirs
+
+from pipeline.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -18,6 +22,12 @@ CAMPAIGN = "manifest.json"
 
 KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
 """The two trace files of a measured step."""
+
+USER_GROUPS = ("gpu", "host")
+"""Config groups of which a user may have files elsewhere: in a folder (`user_config_dir`), or given by path."""
+
+_GIVEN_FILES = "STEPTIME_GIVEN_FILES"
+"""Environment variable with the config files given by path, one `GROUP=PATH` a line, so that jobs know them too."""
 
 
 def is_checkout() -> bool:
@@ -33,6 +43,51 @@ def project_dir() -> Path:
 def config_dir() -> Path:
     """The folder of Hydra's config groups."""
     return project_dir() / "config"
+
+
+def user_config_dir() -> Path | None:
+    """The user's folder of `gpu/*.yaml` and `host/*.yaml`: $STEPTIME_CONFIG, else in the user's config folder.
+
+    None if $STEPTIME_CONFIG is empty or `none`: then only shipped files and those given by path count.
+    """
+    named = os.environ.get("STEPTIME_CONFIG")
+    if named is not None:
+        return Path(named).expanduser().absolute() if named not in ("", "none") else None
+    return Path(platformdirs.user_config_dir("steptime"))
+
+
+def config_files(group: str) -> dict[str, Path]:
+    """The files of a config group by name. Of one name, a file given by path counts, else the user's, else the shipped."""
+    own = user_config_dir() if group in USER_GROUPS else None
+    folders = (config_dir() / group, *([own / group] if own else []))
+    given = [line.partition("=") for line in os.environ.get(_GIVEN_FILES, "").splitlines()]
+    return files_by_name(folders, tuple(path for of_group, _, path in given if of_group == group))
+
+
+@lru_cache(maxsize=64)
+def files_by_name(folders: tuple[Path, ...], given: tuple[str, ...]) -> dict[str, Path]:
+    """The files of folders, and given ones, by name; the last of each name counts."""
+    paths = [path for folder in folders for path in sorted(folder.glob("*.yaml"))]
+    return {path.stem: path for path in (*paths, *map(Path, given)) if path.is_file()}
+
+
+def name_of_config(group: str, named: str, check: Callable[[Path], object]) -> str:
+    """The name of a file of `USER_GROUPS` that is given by its name or its path (`gpu=mine/H900.yaml`).
+
+    A path that `check` does not refuse is known by its name from then on, in this process and those that it starts.
+
+    Raises:
+        ConfigError: the path leads to no file.
+    """
+    if not named.endswith((".yaml", ".yml")):
+        return named
+    path = Path(named).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"{group}={named}: no such file; give the path of a file like those of config/{group}/")
+    check(path)
+    line, lines = f"{group}={path}", os.environ.get(_GIVEN_FILES, "").splitlines()
+    os.environ[_GIVEN_FILES] = "\n".join([*(other for other in lines if other != line), line])
+    return path.stem
 
 
 def packs_dir() -> Path:

@@ -1,4 +1,4 @@
-"""Looks up GPUs: the files under `config/gpu/`, the device of this machine, and GPUs with the same chip."""
+"""Looks up GPUs: the shipped files under `config/gpu/` and the user's, the device of this machine, and GPUs with the same chip."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterable
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import lru_cache
 from math import log
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.occupancy import ARCHITECTURE_NAMES, ARCHITECTURES
 from pipeline.hardware.spec import MIB, PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec
-from pipeline.paths import config_dir
+from pipeline.paths import config_files, name_of_config, user_config_dir
 from pipeline.yaml_text import YamlError, load_yaml
 
 LOCAL = "local"
@@ -32,7 +33,7 @@ CPU_CLOCK_MHZ = 2500.0
 
 
 def load_gpu(name: str) -> GpuSpec:
-    """The spec of a GPU by name or alias, ignoring case; `local` is the device of this machine.
+    """The spec of a GPU by name, alias or path of a file; `local` is the device of this machine.
 
     Raises:
         UnknownNameError: no file has that name or alias; the message lists the names.
@@ -42,22 +43,32 @@ def load_gpu(name: str) -> GpuSpec:
 
 
 def load_gpu_file(name: str) -> GpuSpec:
-    """The spec of a GPU by name or alias, ignoring case, from the files under `config/gpu/`.
+    """The spec of a GPU by name or alias, ignoring case, from the GPU files (`paths.config_files`), or by path of a file.
 
     Raises:
-        UnknownNameError: no file has that name or alias; the message lists the names.
+        UnknownNameError: no file has that name or alias; the message names the nearest, and says how to add a GPU.
         ConfigError: a file is damaged or implausible.
     """
-    specs, name_by_alias = _load_directory(config_dir() / "gpu")
+    name = name_of_config("gpu", name, _read_spec)
+    specs, name_by_alias = _gpu_files()
     file_name = name_by_alias.get(_comparable_name(name))
     if file_name is None:
-        raise UnknownNameError("GPU", name, [*specs, LOCAL])
+        close = get_close_matches(_comparable_name(name), name_by_alias, n=1)
+        nearest = f"did you mean {name_by_alias[close[0]]!r}? " if close else ""
+        raise UnknownNameError("GPU", name, [*specs, LOCAL], nearest, f"; {describe_gpu()}")
     return specs[file_name]
+
+
+def describe_gpu() -> str:
+    """How to name a GPU that has no file."""
+    folder = user_config_dir()
+    kept = f" or keep that file in {folder / 'gpu'}" if folder else ""
+    return f"for another GPU give a file with its figures, gpu=FILE.yaml,{kept} (docs/extending.md)"
 
 
 def list_gpus() -> list[GpuSpec]:
     """Every GPU that has a file, by name."""
-    return [spec for _, spec in sorted(_load_directory(config_dir() / "gpu")[0].items())]
+    return [spec for _, spec in sorted(_gpu_files()[0].items())]
 
 
 def same_chip(a: GpuSpec, b: GpuSpec) -> bool:
@@ -194,28 +205,44 @@ def _memory_bytes() -> int:
         return 8 << 30
 
 
+def _gpu_files() -> tuple[dict[str, GpuSpec], dict[str, str]]:
+    files = tuple(config_files("gpu").values())
+    stamps = tuple(path.stat().st_mtime_ns for path in files if path.parent != files[0].parent)
+    return _load_files(files, stamps)
+
+
 @lru_cache(maxsize=4)
-def _load_directory(directory: Path) -> tuple[dict[str, GpuSpec], dict[str, str]]:
-    """The specs of a folder by name, and these names by every name and alias (`_comparable_name`)."""
-    specs: dict[str, GpuSpec] = {}
-    name_by_alias: dict[str, str] = {}
-    for path in sorted(directory.glob("*.yaml")):
-        try:
-            values = load_yaml(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, YamlError) as error:
-            raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: expected a mapping of figures")
-        spec = GpuSpec.from_mapping(values, str(path))
-        if spec.name != path.stem:
-            raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r}, the name of the file")
+def _load_files(files: tuple[Path, ...], _stamps: tuple[int, ...]) -> tuple[dict[str, GpuSpec], dict[str, str]]:
+    """The specs of files by name, and these names by every name and alias (`_comparable_name`).
+
+    Names count before aliases, and aliases of a user's files, which are last, before those of shipped ones. `_stamps`
+    tell an edited file of the user from the file before.
+    """
+    specs = {path.stem: _read_spec(path) for path in files}
+    name_by_alias = {_comparable_name(name): name for name in specs}
+    for path in sorted(files, key=lambda path: path.parent == files[0].parent):
+        spec = specs[path.stem]
         for alias in (spec.name, *spec.aliases):
             other = name_by_alias.setdefault(_comparable_name(alias), spec.name)
-            if other != spec.name:
+            if other != spec.name and path.with_stem(other) in files:
                 remedy = "give every GPU its own name and aliases"
                 raise ConfigError(f"{path}: {alias!r} is also a name of {other}; {remedy}")
-        specs[spec.name] = spec
     return specs, name_by_alias
+
+
+def _read_spec(path: Path) -> GpuSpec:
+    try:
+        values = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YamlError) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of figures")
+    spec = GpuSpec.from_mapping(values, str(path))
+    if spec.name == LOCAL:
+        raise ConfigError(f"{path}: {LOCAL} is the name of this machine's device; call the file and the GPU otherwise")
+    if spec.name != path.stem:
+        raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r}, the name of the file")
+    return spec
 
 
 def _comparable_name(name: str) -> str:

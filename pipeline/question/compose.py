@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
-from pipeline.paths import config_dir
+from pipeline.paths import config_dir, config_files, files_by_name
 from pipeline.yaml_text import YamlError, load_yaml
 
 GROUPS = ("gpu", "model", "kernels", "overheads")
@@ -41,11 +41,12 @@ def forget() -> None:
     _COMPOSED.clear()
     _default_choices.cache_clear()
     _read_yaml.cache_clear()
+    files_by_name.cache_clear()
 
 
 def choices(group: str) -> list[str]:
     """Names that exist in a config group, in alphabetical order."""
-    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+    return sorted(config_files(group))
 
 
 def parse_grid(texts: Sequence[str]) -> list[tuple[Override, ...]]:
@@ -105,14 +106,19 @@ def configuration(
         KeyError: an override names a key that the configuration does not have, without a plus.
         ConfigError: a file cannot be composed, or an override cannot be applied.
     """
-    directory, defaults = config_dir().resolve(), default_choices()
-    for group, name in [*defaults.items(), *chosen.items()]:  # Hydra reads the default files even if others are chosen
-        if name is not None:
-            _read_yaml(directory / group / f"{name}.yaml")
+    directory, defaults = config_dir(), default_choices()
     names = {"": ROOT, **defaults, **chosen}
-    files = [(directory, group, name) for group, name in names.items() if name is not None]
+    files = [(_file(group, name), group) for group, name in names.items() if name is not None]
+    for group, name in defaults.items():  # Hydra reads the default files even if others are chosen
+        _read_yaml(directory / group / f"{name}.yaml")
+    for path, group in files:
+        if path.parent == directory / group:
+            _read_yaml(path)
+        else:  # a user's file, which Hydra does not see and the user may edit
+            _COMPOSED[path, group] = {group: _yaml_in(path)}
+            names[group] = defaults[group]
     if not all(file in _COMPOSED for file in files):
-        composed = _compose(directory, names)
+        composed = _compose(directory.resolve(), names)
         for file in files:
             _COMPOSED.setdefault(file, {section: values for section, values in composed.items()
                                         if (section if section in GROUPS else "") == file[1]})  # fmt: skip
@@ -124,6 +130,10 @@ def configuration(
     if touched:
         sections |= _with_overrides({name: sections[name] for name in sections if name in touched}, overrides)
     return sections, tuple(sorted(_without_value(sections)))
+
+
+def _file(group: str, name: str) -> Path:
+    return config_files(group).get(name, config_dir() / group / f"{name}.yaml")
 
 
 def _with_overrides(sections: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
@@ -175,7 +185,7 @@ def _apply(override: Override, config: Any) -> None:
         raise KeyError(key) from None
 
 
-_COMPOSED: dict[tuple[Path, str, str], dict[str, Any]] = {}
+_COMPOSED: dict[tuple[Path, str], dict[str, Any]] = {}
 """What Hydra composed from each file of a group, by section; the group "" has the sections that are no group."""
 
 
@@ -213,11 +223,15 @@ def _compose(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]
 
 @lru_cache(maxsize=1024)
 def _read_yaml(file: Path) -> Any:
-    """The values of a configuration file; Hydra would take minutes for a few lines of aliases of aliases.
+    """The values of a shipped file; Hydra would take minutes for a few lines of aliases of aliases.
 
     Raises:
         ConfigError: it cannot be read, or is not YAML.
     """
+    return _yaml_in(file)
+
+
+def _yaml_in(file: Path) -> Any:
     try:
         return load_yaml(file.read_text(encoding="utf-8"))
     except YamlError as error:

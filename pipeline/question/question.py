@@ -276,7 +276,7 @@ def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[di
 
 
 def _name_in_group(override: Override) -> str:
-    """The file that `gpu=`, `model=`, `kernels=` or `overheads=` names; an alias of a GPU becomes its name.
+    """The file that `gpu=`, `model=`, `kernels=` or `overheads=` names; an alias of a GPU and a path become its name.
 
     Raises:
         UnknownNameError: there is no such file.
