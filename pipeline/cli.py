@@ -155,7 +155,8 @@ def compare(
     prices = prices_of([question.gpu.name for question in questions])
     if sort is Order.cost and prices.empty:
         raise InputError("--sort cost: none of these GPUs has a price; give one in prices.yaml (docs/prices.md)")
-    answers = progress(engine(**results).predict(questions), len(questions), "predicting")
+    answering = engine(**results)
+    answers = progress(answering.predict(questions), len(questions), "predicting")
     if out is not None:
         if sort is not None:
             raise InputError("--out writes rows as they are done: leave --sort away")
@@ -163,7 +164,7 @@ def compare(
         lost = f", {counts['unpredicted']:,} of them without a prediction" if counts["unpredicted"] else ""
         print_json(counts) if as_json else print(f"{counts['points']:,} points{lost} -> {out}")
         return
-    comparison = compared(questions, answers)
+    comparison = compared(questions, answers, answering)
     predictions, unpredicted = list(comparison.predictions), comparison.unpredicted
     # exact where a step does not fit, because its prediction searched for what does
     largest = {_design(p): p.largest_batch for p in predictions if not p.fits}
@@ -180,11 +181,12 @@ def compare(
     if as_json:
         rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
         facts = {"predictions": rows, "unpredicted": [asdict(each) for each in unpredicted],
-                 "largest_batch": largest, "largest_batch_estimated": sorted(estimated)}  # fmt: skip
+                 "largest_batch": largest, "largest_batch_estimated": sorted(estimated),
+                 "hosts": comparison.hosts}  # fmt: skip
         print_json(facts | ({"prices": prices.to_dict("records")} if len(prices) else {}))
         return
 
-    console().print(Comparison(predictions, largest, prices, unpredicted, frozenset(estimated)))
+    console().print(Comparison(predictions, largest, prices, unpredicted, frozenset(estimated), comparison.hosts))
 
 
 def _design(prediction: Prediction) -> str:

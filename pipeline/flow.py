@@ -109,7 +109,7 @@ class Flow:
     @cached_property
     def _devices(self) -> list[SimpleNamespace]:
         """Wildcards of a point for each GPU and method."""
-        points = {(p.gpu.name, p.kernels, p.overheads): p for p in self.points}
+        points = {(p.gpu.name, p.host, p.kernels, p.overheads): p for p in self.points}
         return [wildcards_of(point) for point in points.values()]
 
     def files_of_plan(self) -> dict[str, str]:
@@ -181,7 +181,9 @@ class Flow:
     def gpus_from(self, kind: str, *sources: Source) -> str:
         """Wildcard constraint: GPUs whose kernels (or overheads) come from one of these sources."""
         source = {"kernels": kernel_source, "overheads": overhead_source}[kind]
-        names = [re.escape(gpu) for gpu in dict.fromkeys([*self.gpus, *PUBLIC_KERNEL_GPUS]) if source(gpu) in sources]
+        hosts = [point.host.observations for point in self.points]
+        known = dict.fromkeys([*self.gpus, *PUBLIC_KERNEL_GPUS, *hosts])
+        names = [re.escape(gpu) for gpu in known if source(gpu) in sources]
         return "|".join(names) or NEVER
 
     def families(self, source: Source) -> tuple[str, ...]:
@@ -216,7 +218,8 @@ class Flow:
 
     def overheads_of_point(self, wildcards: Any) -> str:
         """Input function: the overhead statistics that a point uses."""
-        return self.artifacts.overheads(wildcards.gpu, self.point(wildcards).overheads_label)
+        point = self.point(wildcards)
+        return self.artifacts.overheads(point.host.observations, point.overheads_label)
 
     def overhead_samples(self, wildcards: Any) -> str:
         """Input function: observations of a GPU's host from traces; the shipped ones if there are no traces here."""

@@ -175,8 +175,9 @@ class Prediction:
         active, idle = milliseconds(self.active_us), milliseconds(self.idle_us)
         rows.append(("device active / idle", f"{active} / {idle}  ({self.active_us / self.predicted_us:.0%} busy)"))
         rows.append(("host done after", f"{milliseconds(self.host_us)}   → {self.bound}-bound"))
+        if self.host:
+            rows.append(("host", self.host))
         if self.bound == "host" and self.host:
-            rows.append(("host assumed", self.host))
             rows.append(("break-even", self._break_even()))
         unit = "steps/s" if self.traced is not None and self.batch_size == 1 else "samples/s"
         rows.append(("throughput", f"{rate(self.samples_per_s)} {unit}"))

@@ -126,7 +126,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 SCHEMAS["plan"] = _schema(
     {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "overrides": _S, "accumulated": _I, "step_us": _F,
      "p10_us": _F, "p90_us": _F, "samples_per_s": _F, "memory_bytes": _I, "bound": _S, "evidence": _S, "on_front": _B},
-    {"rank": _I, "wins": _F, "samples_per_dollar": _F, "time_per_epoch_s": _F, "cost_per_epoch": _F},
+    {"rank": _I, "host": _S, "wins": _F, "samples_per_dollar": _F, "time_per_epoch_s": _F, "cost_per_epoch": _F},
 )  # fmt: skip
 """One row per point of a plan's front, and per point of its best. `rank` counts the best from 1."""
 

@@ -115,7 +115,9 @@ class MeasuredStep:
         if chosen.empty:
             return None
         settings = replace(question.overheads, observations="own" if own else "pooled")
-        overheads = overheads_from(overhead_statistics(chosen, question.gpu.name, settings), settings, name)
+        overheads = overheads_from(
+            overhead_statistics(chosen, question.host.observations, settings), settings, question.host, name
+        )
         program = assemble(self.parts.sequence, overheads, len(self.parts.which), workload=name)
         once = replace(question, predict=replace(question.predict, draws=1))
         times = self.kernels.predict(self.parts.calls)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from evaluation.pages.markdown import markdown as table
 from evaluation.published.published_errors import PUBLISHED
-from pipeline.answers.who_answers import Source, kernel_source, overhead_source
+from pipeline.answers.who_answers import Source, kernel_source
 from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.question.question import LOCAL_GPU
@@ -66,7 +66,8 @@ def missing_evidence(flow: Flow) -> list[str]:
     lines = flow.not_fitted()
     for gpu in flow.gpus:
         campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
-        kernels, host = kernel_source(gpu), overhead_source(gpu)
+        kernels = kernel_source(gpu)
+        inferred = sorted({point.host.name for point in flow.points if point.gpu.name == gpu and point.host.inferred})
         if kernels is Source.PACK:
             lines.append(
                 f"{gpu}: no kernel samples are available; the shipped pack is used. Set $STEPTIME_DATASETS to refit."
@@ -75,10 +76,8 @@ def missing_evidence(flow: Flow) -> list[str]:
             lines.append(
                 f"{gpu}: no kernel samples; models of other GPUs are scaled to it. To change that, {campaign}."
             )
-        if host is Source.TRANSFER:
-            lines.append(
-                f"{gpu}: no trace of its host; overheads of another GPU's host are used. To change that, {campaign}."
-            )
+        if inferred:
+            lines.append(f"{gpu}: its host ({', '.join(inferred)}) is inferred. To change that, {campaign}.")
         if gpu != LOCAL_GPU and kernels is not Source.MEASUREMENTS:
             lines.append(f"{gpu}: no measured steps, so the error of the step is unknown. To change that, {campaign}.")
     return lines

@@ -136,7 +136,9 @@ class DeclaredModels:
 
     def overheads(self, question: Question) -> OverheadModel:
         """Overheads from the declared statistics."""
-        return overheads_from(read_table(self.statistics, "overheads"), question.overheads, question.step_name)
+        return overheads_from(
+            read_table(self.statistics, "overheads"), question.overheads, question.host, question.step_name
+        )
 
     def measured(self, question: Question) -> Prediction | None:
         """None: a rule predicts."""
@@ -164,15 +166,15 @@ class AvailableModels:
 
     def overheads(self, question: Question) -> OverheadModel:
         """Overheads of a question's host; GPUs with equal overheads get the same object."""
-        name, settings = question.gpu.name, question.overheads
+        host, settings = question.host, question.overheads
         step_name = question.step_name if settings.observations == "own" else ""
 
         def read() -> OverheadModel:
-            model = overhead_model(name, settings, question.overheads_label, self.results, question.step_name)
+            model = overhead_model(host, settings, question.overheads_label, self.results, question.step_name)
             models = (other for other in self._read.values() if isinstance(other, OverheadModel))
             return next((other for other in models if other.equals(model)), model)
 
-        return self._once(("overheads", name, settings, step_name), read)
+        return self._once(("overheads", host, settings, step_name), read)
 
     def measured(self, question: Question) -> Prediction | None:
         """The prediction that a run with `gpu=local` left under the results.

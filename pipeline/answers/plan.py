@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.answers.engine import engine
+from pipeline.answers.host_share import host_note
 from pipeline.answers.plan_results import Limits, Objective, Plan, front_of
 from pipeline.answers.plan_search import Predict, Search, Told
 from pipeline.errors import InputError
@@ -137,7 +138,10 @@ def make_plan(
     contender_of = {choice.question: choice for choice in contenders}
     lost = search.lost + Counter(search.why(choice, ranked[0]) for choice in search.choices if choice is not ranked[0])
     front = [contender_of.get(choice.question, choice) for choice in front]
+    hosts = host_note(
+        [choice.question for choice in contenders], [choice.prediction for choice in contenders], answering
+    )
     return Plan(
         objective, limits, contenders[0], tuple(front), tuple(contenders), dict(lost.most_common()), len(points),
-        len(search.choices), search.currency, search.notes,
+        len(search.choices), search.currency, search.notes, hosts,
     )  # fmt: skip

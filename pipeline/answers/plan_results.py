@@ -113,7 +113,7 @@ class Choice:
             "p10_us": prediction.p10_us, "p90_us": prediction.p90_us, "samples_per_s": 1e6 / self.us_per_sample,
             "samples_per_dollar": None if self.cost_per_sample is None else 1 / self.cost_per_sample,
             "time_per_epoch_s": epoch, "cost_per_epoch": priced, "memory_bytes": prediction.memory_bytes,
-            "bound": prediction.bound, "evidence": prediction.evidence, "wins": self.wins,
+            "bound": prediction.bound, "host": prediction.host, "evidence": prediction.evidence, "wins": self.wins,
         }  # fmt: skip
 
 
@@ -136,6 +136,8 @@ class Plan:
     currency: str
     prices: tuple[str, ...] = ()
     """Whose prices these are, one line each."""
+    hosts: str | None = None
+    """A line on hosts that differ among the contenders, from `host_note`."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -145,7 +147,7 @@ class Plan:
             "currency": self.currency, "best": self.best.as_dict(samples),
             "front": [choice.as_dict(samples) for choice in self.front],
             "contenders": [choice.as_dict(samples) for choice in self.contenders], "lost": self.lost,
-            "prices": list(self.prices),
+            "prices": list(self.prices), "hosts": self.hosts,
         }  # fmt: skip
 
     def table(self) -> pd.DataFrame:

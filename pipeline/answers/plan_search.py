@@ -151,7 +151,7 @@ class Search:
         """Bounds of one step's questions; `looked_at` others came before those of this step, which are `count`."""
         devices: dict[object, list[Question]] = {}
         for question in questions:
-            key = question.gpu, question.overheads, question.predict.cuda_graph
+            key = question.gpu, question.host, question.overheads, question.predict.cuda_graph
             devices.setdefault(key, []).append(question)
         step = StepBounds(self.engine, sorted({question.batch_size for question in questions}))
         firsts = [same_device[0] for same_device in devices.values()]

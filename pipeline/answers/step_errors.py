@@ -17,6 +17,7 @@ therefore do not change what a source draws.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -130,9 +131,13 @@ class StepErrors:
 
     @classmethod
     def of(
-        cls, sources: ErrorSources, predicted: pd.DataFrame, host_evidence: Mapping[str, float] | None = None
+        cls,
+        sources: ErrorSources,
+        predicted: pd.DataFrame,
+        host_evidence: Mapping[str, float] | None = None,
+        host_log_sd: float = 0.0,
     ) -> StepErrors:
-        """From what the kernel models predict for the calls, and the shares of host time by evidence."""
+        """From what the kernel models predict for the calls, the shares of host time by evidence, and `Host.log_sd`."""
         low, high = predicted["p10_us"].to_numpy(float), predicted["p90_us"].to_numpy(float)
         centre = predicted["kernel_us"].to_numpy(float)
         width = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
@@ -140,7 +145,7 @@ class StepErrors:
         return cls(
             sources, centre, np.sqrt(sources.share) * sigma, np.sqrt(1 - sources.share) * sigma,
             np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA),
-            host_sigma(host_evidence or {}),
+            host_sigma(host_evidence or {}, host_log_sd),
         )  # fmt: skip
 
     def log_errors(self, normals: Floats) -> Floats:
@@ -238,8 +243,13 @@ def _enough_draws(log_times: Floats, rows: int) -> int:
     return draws
 
 
-def host_sigma(evidence: Mapping[str, float]) -> float:
-    """Width of the error of host times, from the shares of host time by evidence."""
+def host_sigma(evidence: Mapping[str, float], host_log_sd: float = 0.0) -> float:
+    """Width of the error of host times, from the shares of host time by evidence.
+
+    A host that is only inferred (`Host.log_sd`) adds what is not known of it to the error of shared overheads.
+    """
+    if host_log_sd > 0:
+        return math.hypot(HOST_SIGMA["shared"], host_log_sd)
     return sum(share * HOST_SIGMA.get(kind, max(HOST_SIGMA.values())) for kind, share in evidence.items())
 
 

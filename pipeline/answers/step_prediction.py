@@ -156,7 +156,7 @@ def predict_step(
         program, measured_us = as_cuda_graphs(program), None  # the measured step launched each kernel separately
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
     timeline = simulate(program, central_us, form=form)
-    errors = StepErrors.of(step.sources, predicted, program.host_evidence)
+    errors = StepErrors.of(step.sources, predicted, program.host_evidence, question.host.log_sd)
     low, high = step_interval(errors, timeline, step.which, settings.draws, settings.seed, form)
     step_us = float(timeline.step_us[0])
     prediction = Prediction(
@@ -174,7 +174,7 @@ def predict_step(
         **_device_time(step, predicted, timeline),
         host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
         bound=timeline.bound,
-        host=host_name(question.gpu.name, question.overheads),
+        host=host_name(question.host, question.overheads),
         device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
         overrides=question.overrides,

@@ -9,7 +9,8 @@ Kernel models of a GPU, best first:
 5. Physics and the GPU's file (`pipeline/kernels/physics.py`).
 
 A GPU with altered figures is predicted by the models of the unaltered GPU, and each call is scaled (`altered_gpu.py`).
-Overheads come from the host's own traces, shipped observations of it, or those of another GPU's host.
+Overheads are those of the question's host (`pipeline/hardware/hosts.py`): statistics of its traces, or of its shipped
+observations, times its factor.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pipeline.digest import module_digest
 from pipeline.errors import InputError
 from pipeline.hardware.altered_figures import catalogue_spec, differing_figures, proportional_factor
 from pipeline.hardware.find_gpu import LOCAL
+from pipeline.hardware.hosts import Host
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.family_model import DESCRIPTION, find_families
 from pipeline.overheads.overhead_model import OverheadModel
@@ -56,10 +58,6 @@ PUBLIC_KERNEL_GPUS = ("V100", "P100", "P4", "T4", "A100-PCIE-40GB")
 
 PUBLIC_OVERHEAD_GPUS = ("V100", "A100-PCIE-40GB")
 """GPUs with a pack whose host appears in public training traces (`pipeline/overheads/trace_overheads.py`)."""
-
-
-OVERHEAD_DONOR = "V100"
-"""The GPU whose host overheads are used where a GPU has none of its own."""
 
 
 HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
@@ -91,9 +89,16 @@ def overhead_source(gpu: str) -> Source:
 
 
 def shipped_overheads(gpu: str) -> Path:
-    """The shipped overhead observations for a GPU: of its own host, else those of another GPU's host."""
+    """The shipped overhead observations of a GPU's host.
+
+    Raises:
+        InputError: none ship.
+    """
     path = _pack_overheads(gpu)
-    return path if path.is_file() else _pack_overheads(OVERHEAD_DONOR)
+    if not path.is_file():
+        names = sorted(folder.parent.name for folder in packs_dir().glob("*/overhead_samples.parquet"))
+        raise InputError(f"a host states observations: {gpu}, which has none; take one of {', '.join(names)}")
+    return path
 
 
 def _pack_overheads(gpu: str) -> Path:
@@ -178,24 +183,25 @@ def _with_measured_peaks(gpu: GpuSpec, stated: GpuSpec) -> GpuSpec:
 
 
 def overhead_model(
-    gpu: str, settings: OverheadSettings, label: str, results: str | Path | None, workload: str
+    host: Host, settings: OverheadSettings, label: str, results: str | Path | None, workload: str
 ) -> OverheadModel:
-    """Host overheads for a GPU, from the same sources that the pipeline's rules would use now.
+    """Overheads of a host, from the same sources that the pipeline's rules would use now.
 
     `label` names the statistics of these settings (`Question.overheads_label`).
 
     Statistics under `results` are used if the traces that they were made from still exist. Otherwise the shipped
     observations are used, and statistics of an earlier run are ignored.
     """
+    gpu = host.observations
     if results is not None and overhead_source(gpu) in HAS_MODELS:
         artifacts = Artifacts(str(results))
         table = Path(artifacts.overheads(gpu, label))
         if table.is_file() and Path(artifacts.overhead_samples(gpu)).is_file():
-            return overheads_from(read_table(table, "overheads"), settings, workload)
+            return overheads_from(read_table(table, "overheads"), settings, host, workload)
     shipped = shipped_overheads(gpu)
     check_if_shipped(shipped)  # statistics of these bytes may be in the cache
     version = overhead_source(gpu), shipped.stat().st_mtime_ns
-    return overheads_from(_shipped_statistics(shipped, gpu, version, settings), settings, workload)
+    return overheads_from(_shipped_statistics(shipped, gpu, version, settings), settings, host, workload)
 
 
 def observations_in(path: str | Path) -> pd.DataFrame:
@@ -209,17 +215,10 @@ def observations_in(path: str | Path) -> pd.DataFrame:
     return read_table(path, "overhead_samples")
 
 
-def host_name(gpu: str, settings: OverheadSettings) -> str:
-    """The host that is assumed for a GPU, in words, with the configured factor on its times."""
-    source = overhead_source(gpu)
-    if source is Source.LOCAL:
-        name = "this machine"
-    elif source is Source.MEASUREMENTS:
-        name = f"the host of the measured {gpu}"
-    else:
-        name = f"the host of public {shipped_overheads(gpu).parent.name} traces"
+def host_name(host: Host, settings: OverheadSettings) -> str:
+    """The name of a host, with the configured factor on its times."""
     factor = settings.host_scale
-    return name if factor == 1 else f"{name}, its times multiplied by {factor:g}"
+    return host.name if factor == 1 else f"{host.name}, its times multiplied by {factor:g}"
 
 
 @lru_cache(maxsize=16)
@@ -247,11 +246,10 @@ def _shipped_statistics(
 def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: OverheadSettings) -> pd.DataFrame:
     """Statistics of a host's observations with the configured estimator, less the profiler's cost."""
     measured = gpu == LOCAL or overhead_source(gpu) is Source.MEASUREMENTS
-    donated = overhead_source(gpu) is Source.TRANSFER
-    evidence = "measured" if measured else "transferred" if donated else "shared"
+    evidence = "measured" if measured else "shared"
     cost, estimator = _profiler_cost(gpu, settings), settings.estimator
     if settings.observations == "pooled":
-        return summarise(observations, estimator, cost, "transferred" if donated else "shared", signatures=False)
+        return summarise(observations, estimator, cost, "shared", signatures=False)
     if settings.observations == "all":
         return summarise(observations, estimator, cost, evidence, signatures=measured)
     each = [summarise(part, estimator, cost, evidence) for _, part in observations.groupby("workload", sort=True)]
@@ -267,8 +265,8 @@ def _profiler_cost(gpu: str, settings: OverheadSettings) -> ProfilerCost:
     return ProfilerCost(configured if event_us is None else event_us, settings.profiler_launch_us)
 
 
-def overheads_from(table: pd.DataFrame, settings: OverheadSettings, workload: str) -> OverheadModel:
-    """The overhead model of a statistics table, scaled to the host.
+def overheads_from(table: pd.DataFrame, settings: OverheadSettings, host: Host, workload: str) -> OverheadModel:
+    """The overhead model of a statistics table, scaled to the host; where a host is inferred, its evidence is `transferred`.
 
     Raises:
         InputError: only the workload's own observations are wanted, and there are none.
@@ -277,4 +275,5 @@ def overheads_from(table: pd.DataFrame, settings: OverheadSettings, workload: st
         table = table[table["workloads"] == workload]
         if table.empty:
             raise InputError(f"{workload}: no trace of it exists on this host; use overheads=shared")
-    return OverheadModel(table, settings.host_scale)
+    table = table.assign(evidence="transferred") if host.inferred else table
+    return OverheadModel(table, settings.host_scale * host.scale)

@@ -14,7 +14,7 @@ from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.completion import complete_model
 from pipeline.packs import SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
-from pipeline.show.catalogue import gpu_rows, model_rows, option_rows
+from pipeline.show.catalogue import gpu_rows, host_rows, model_rows, option_rows
 from pipeline.show.tracking import OVERHEADS, log_run
 from pipeline.terminal import Json, catalogue, examples, working
 
@@ -25,6 +25,12 @@ app = typer.Typer()
 def gpus(as_json: Json = False) -> None:
     """List the GPUs that can be predicted, with the evidence available for each."""
     catalogue(gpu_rows(), as_json)
+
+
+@app.command(epilog=examples("hosts"))
+def hosts(as_json: Json = False) -> None:
+    """List the hosts that launch the work of a GPU: where their overheads come from, and how sure they are."""
+    catalogue(host_rows(), as_json)
 
 
 @app.command(epilog=examples("models", "models dlrm_default"))

@@ -277,9 +277,9 @@ def _values(text: str) -> list[Override]:
         written = written.lower() if isinstance(parsed.value(), bool) else written  # Hydra writes `true` as `True`
         return [Override(key, parsed.value(), f"{plus}{key}={written}", plus)]
     if isinstance(pattern := parsed.value(), Glob):
-        names = pattern.filter(choices(key)) if key in GROUPS else []
+        names = pattern.filter(choices(key)) if key in (*GROUPS, "host") else []
         if not names:
-            raise ConfigError(f"{text}: no name fits this pattern, which {' and '.join(GROUPS)} may have")
+            raise ConfigError(f"{text}: no name fits this pattern, which {', '.join(GROUPS)} and host may have")
         return [Override(key, name, f"{key}={name}", plus) for name in names]
     if not parsed.is_discrete_sweep():
         raise ConfigError(f"{text}: a range without steps; write several values as a,b")
@@ -299,7 +299,7 @@ def _parse(text: str) -> Any:
     try:
         return OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError):  # Python converts no number of thousands of digits
-        key, options = text.partition("=")[0], (*GROUPS, "experiment", "batch_size", "overrides", "results")
+        key, options = text.partition("=")[0], (*GROUPS, "host", "experiment", "batch_size", "overrides", "results")
         close = "" if key in options else did_you_mean(key, options)
         raise ConfigError(
             f"cannot read the override {shown(text)}: {close}write key=value, several values as a,b"

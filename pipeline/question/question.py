@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu, differing_figures
 from pipeline.hardware.find_gpu import LOCAL, load_gpu
+from pipeline.hardware.hosts import Host, host_of, usual_host
 from pipeline.hardware.spec import GpuSpec, is_known_key
 from pipeline.question.compose import (
     GROUPS,
@@ -67,6 +68,8 @@ class Question:
     """What to predict: a GPU, a workload, a batch size, and how. It is hashable, and equal questions have equal answers."""
 
     gpu: GpuSpec
+    host: Host
+    """The host that launches the step: what `host=` names, or the usual one of the GPU."""
     workload: FrozenDict
     """Section `model`: what the workload's builder reads."""
     batch_size: int
@@ -126,7 +129,7 @@ class Question:
     def of(cls, values: Mapping[str, Any]) -> Question:
         """The question of `plain` values."""
         sections = {
-            "gpu": GpuSpec, "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings,
+            "gpu": GpuSpec, "host": Host, "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings,
             "collect": CollectSettings, "edit": EditSettings,
         }  # fmt: skip
         read = {name: kind(**_tuples(values[name])) for name, kind in sections.items()}
@@ -193,8 +196,10 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     chosen = {override.key: _name_in_group(override) for override in overrides if override.key in GROUPS}
     config, base = _composed(chosen, [override for override in overrides if override.key not in GROUPS])
     usual_batch = config["model"].get("batch_size")
+    host_name = str(config["host"])
     for sections in (config, base):
         sections.pop("batch_size", None)
+        sections.pop("host", None)
         sections["model"] = {key: value for key, value in sections["model"].items() if key != "batch_size"}
     if config["model"].get("architecture") != base["model"].get("architecture"):
         raise ConfigError(
@@ -207,8 +212,12 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         raise ConfigError(f"{edit.texts[0]}: gpu=local is measured as it is; name a GPU, such as gpu=V100")
     usual = default_choices()
     methods = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
+    gpu = load_gpu(LOCAL_GPU) if local else composed_gpu(config["gpu"])[0]
+    host = host_of(gpu, host_name)
+    methods += [f"host-{host.name}"] if host != usual_host(gpu) else []
     question = Question(
-        gpu=load_gpu(LOCAL_GPU) if local else composed_gpu(config["gpu"])[0],
+        gpu=gpu,
+        host=host,
         workload=FrozenDict(config["model"]),
         batch_size=0,
         kernels=KernelSettings(**_tuples(config["kernels"])),

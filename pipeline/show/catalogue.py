@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from pipeline.answers.gap_models import measured_gpus
-from pipeline.answers.who_answers import Source, kernel_source, overhead_source
+from pipeline.answers.who_answers import Source, kernel_source
 from pipeline.errors import UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus
+from pipeline.hardware.hosts import list_hosts, usual_host
 from pipeline.paths import config_dir
 from pipeline.question.compose import choices
 from pipeline.question.question import LOCAL_GPU
@@ -26,11 +27,10 @@ _ABOUT = ("name", "architecture", "description")
 """Keys of a workload's file that say what it is; they are no options."""
 _COMMENT = re.compile(r"^(\w+):.*?\s#\s*(.*)$", re.MULTILINE)
 """A line of a workload's file with a comment: the key and the comment."""
-_OVERHEADS = {**_KERNELS, Source.PUBLIC: "public traces", Source.TRANSFER: "of another host"}
 
 
 def gpu_rows() -> list[dict[str, Any]]:
-    """One row per GPU: its properties, and the current sources of its kernel times and overheads."""
+    """One row per GPU: its properties, and the current sources of its kernel times, and its usual host."""
     half = dict.fromkeys(measured_gpus(), "; bf16 products: pack")
     rows = [
         {
@@ -42,13 +42,28 @@ def gpu_rows() -> list[dict[str, Any]]:
             "fp32 TFLOP/s": round(spec.peak_gflop_per_s("fp32") / 1000, 1),
             "peaks": "measured" if spec.measured_dram_gb_per_s else "datasheet",
             "kernels": _KERNELS[kernel_source(spec.name)] + half.get(spec.name, ""),
-            "overheads": _OVERHEADS[overhead_source(spec.name)],
+            "host": usual_host(spec).name,
             "aliases": ", ".join(spec.aliases),
         }
         for spec in list_gpus()
     ]
     local = dict.fromkeys(rows[0], "") | {"gpu": LOCAL_GPU, "architecture": "this machine"}
-    return [*rows, local | {"kernels": _KERNELS[Source.LOCAL], "overheads": _OVERHEADS[Source.LOCAL]}]
+    return [*rows, local | {"kernels": _KERNELS[Source.LOCAL], "host": LOCAL_GPU}]
+
+
+def host_rows() -> list[dict[str, Any]]:
+    """One row per host: what it is, whose overheads it has, its factor on them, and the GPUs that usually sit in it."""
+    return [
+        {
+            "host": host.name,
+            "what": host.what,
+            "overheads of": host.observations,
+            "times": f"{host.scale:g}",
+            "log sd": f"{host.log_sd:g}",
+            "usual for": ", ".join(host.usual_for),
+        }
+        for host in list_hosts()
+    ]
 
 
 def model_rows() -> list[dict[str, Any]]:

@@ -19,8 +19,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.answers.engine import Answer, engine
+from pipeline.answers.engine import Answer, Engine, engine
 from pipeline.answers.engine import in_order as answers_in_order
+from pipeline.answers.host_share import host_note
 from pipeline.answers.predict import grid_table, warn_of
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 PER_PRICE = "samples/price"
 """The column of samples per unit of the currency; its head names the currency."""
 
-LEFT_OUT_FIRST = ("evidence", "busy", "max batch", "memory", "measured", PER_PRICE, "bound", "p10-p90 ms")
+LEFT_OUT_FIRST = ("host", "evidence", "busy", "max batch", "memory", "measured", PER_PRICE, "bound", "p10-p90 ms")
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
 
 SPLIT_AFTER = 2
 """Number of columns that are left out of one table of all models, before each model gets a table of its own."""
 
 
-WORDS = ("GPU", "model", "options", "bound", "evidence")
+WORDS = ("GPU", "model", "options", "host", "bound", "evidence")
 """Columns of text, which are aligned to the left."""
 
 
@@ -104,6 +105,8 @@ class Comparison:
     unpredicted: Sequence[Unpredicted] = ()
     estimated: frozenset[str] = frozenset()
     """Keys of `largest` whose batch is an estimate; the others are exact."""
+    hosts: str | None = None
+    """A line on hosts that differ, from `host_note`."""
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -174,10 +177,12 @@ class Comparison:
         signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
         if signs:
             yield Text(", ".join(signs), style="dim")
-        if left_out:
+        if left_out := [name for name in left_out if name != "host" or not self.hosts]:
             yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
         for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():
             yield Text(text, style="dim")
+        if self.hosts:
+            yield Text(self.hosts, style="dim")
         for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
             yield Text(f"warning: {text}", style="yellow")
         for reason in dict.fromkeys(row.reason for row in self.unpredicted):
@@ -191,7 +196,7 @@ class Comparison:
         shared = [text for text in _options(rows[0]) if all(text in _options(row) for row in rows)] if rows else []
         cells = [self._cells(row, shared) for row in rows]
         names = list(dict.fromkeys(name for row in cells for name in row))
-        same = [name for name in ("GPU", "model", "batch") if len({row[name] for row in cells}) == 1]
+        same = [name for name in ("GPU", "model", "batch", "host") if len({row[name] for row in cells} - {""}) <= 1]
         same += [] if any(row["options"] != "default" for row in cells) else ["options"]
         heading = _heading(cells[0], same, shared) if cells else ""
         table = Table(
@@ -213,9 +218,10 @@ class Comparison:
         of_row = " ".join(text for text in _options(row) if text not in shared)
         named = {"GPU": row.gpu, "model": row.model, "options": of_row or "default", "batch": str(row.batch_size)}
         if isinstance(row, Unpredicted):
-            return named | {"step": "none", "p10-p90 ms": "", "bound": ""}
+            return named | {"host": "", "step": "none", "p10-p90 ms": "", "bound": ""}
         p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
         cells = named | {
+            "host": p.host,
             "step": milliseconds(p.predicted_us),
             "p10-p90 ms": interval(p.p10_us, p.p90_us),
             "busy": f"{p.active_us / p.predicted_us:.0%}",
@@ -268,6 +274,7 @@ def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str
     """What all rows of a table share, such as `dlrm_default on V100, batch 2048 (embedding=sparse)`."""
     model = [cells["model"]] if "model" in same else []
     gpu = [f"on {cells['GPU']}"] if "GPU" in same else []
+    gpu += [f"with host {cells['host']}"] if "host" in same and cells["host"] else []
     text = " ".join([*model, *gpu])
     batch = f"batch {cells['batch']}" if "batch" in same else ""
     options = f"({' '.join(shared)})" if shared else ""
@@ -294,13 +301,14 @@ def compare(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
         SteptimeError: a name or value does not exist, or no point can be predicted.
     """
     questions = questions_of(gpu, model, overrides)
-    comparison = compared(questions, engine().predict(questions))
+    answering = engine()
+    comparison = compared(questions, answering.predict(questions), answering)
     warn_of(comparison.predictions)
     return comparison
 
 
-def compared(questions: Sequence[Question], answers: Iterable[Answer]) -> Comparison:
-    """The answers side by side, in the order of the questions.
+def compared(questions: Sequence[Question], answers: Iterable[Answer], answering: Engine) -> Comparison:
+    """The answers side by side, in the order of the questions, with a line on their hosts from the engine `answering`.
 
     Raises:
         SteptimeError: there is no prediction at all, or the price list is damaged.
@@ -311,7 +319,9 @@ def compared(questions: Sequence[Question], answers: Iterable[Answer]) -> Compar
     if not predictions:
         raise next(answer.error for answer in ordered if answer.error is not None)
     unpredicted = [Unpredicted.of(answer.question, answer.reason) for answer in ordered if answer.reason is not None]
-    return Comparison(predictions, prices=prices, unpredicted=unpredicted)
+    asked = [answer.question for answer in ordered if answer.prediction is not None]
+    hosts = host_note(asked, predictions, answering)
+    return Comparison(predictions, prices=prices, unpredicted=unpredicted, hosts=hosts)
 
 
 def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:

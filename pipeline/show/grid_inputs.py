@@ -36,8 +36,9 @@ def shipped_models(flow: Flow) -> list[str]:
 
 
 def host_observations(flow: Flow) -> list[str]:
-    """Overhead observations of the grid's hosts, without duplicates: several GPUs may use the same substitute host."""
-    return list(dict.fromkeys(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in flow.gpus))
+    """Overhead observations of the grid's hosts, each once."""
+    gpus = dict.fromkeys(point.host.observations for point in flow.points)
+    return list(dict.fromkeys(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in gpus))
 
 
 def step_graphs(flow: Flow) -> list[str]:

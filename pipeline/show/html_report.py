@@ -66,6 +66,7 @@ def write_report(
     models: pd.DataFrame,
     rules: Mapping[str, Sequence[str]],
     timelines: Mapping[str, str] | None = None,
+    hosts: str | None = None,
 ) -> None:
     """Write the report.
 
@@ -77,6 +78,7 @@ def write_report(
         models: `kernel_errors` of the grid's kernel models.
         rules: each rule of the run with those whose outputs it reads.
         timelines: HTML page of each point's timeline, by the point's name.
+        hosts: a line on hosts that differ, from `host_note`.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -86,6 +88,7 @@ def write_report(
     everything = [figure for part in parts.values() for figure in part]
     text = environment.get_template(PAGE).render(
         title=grid_title(predictions),
+        hosts=hosts,
         numbers=[step_number(predictions), error_number(predictions, models), evidence_number(predictions)],
         first=next((figure for figure in everything if figure.name == FIRST), None),
         parts={
@@ -193,7 +196,8 @@ def evidence_number(predictions: Sequence[Prediction]) -> Number:
         device, host = (
             percentages(mean_shares([getattr(p, name) for p in of_gpu])) for name in ("evidence", "host_evidence")
         )
-        more.append(f"{gpu}: {device}; host {host}")
+        names = listed(list(dict.fromkeys(p.host for p in of_gpu if p.host)))
+        more.append(f"{gpu}: {device}; host {names} {host}")
     return Number(f"{100 * whole[kind]:.0f} % {kind}", "evidence of the device time", ". ".join(more))
 
 

@@ -99,7 +99,7 @@ def show_plan(plan: Plan) -> None:
     if lost:
         screen.print(Text(f"others lost: {lost}", style="dim"), soft_wrap=True)
     notes = list(dict.fromkeys(note for choice in plan.contenders for note in choice.prediction.warnings))
-    for note in [*plan.prices, *(f"warning: {text}" for text in notes)]:
+    for note in [*plan.prices, *([plan.hosts] if plan.hosts else []), *(f"warning: {text}" for text in notes)]:
         screen.print(Text(note, style="dim"), soft_wrap=True)
 
 

@@ -22,6 +22,7 @@ from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.who_answers import kernel_predictor, observations_in, overhead_model
 from pipeline.errors import PackError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.hosts import load_host
 from pipeline.paths import project_dir
 from pipeline.question.question import ask
 
@@ -98,7 +99,7 @@ def test_commands_check_the_pack_too(copy: Path, tmp_path: Path) -> None:
             predict_command("V100", None, _calls(tmp_path), tmp_path / "out.parquet")
         packs.check_pack.cache_clear()
         with pytest.raises(PackError, match="damaged"):
-            overhead_model("V100", ask(["gpu=V100"]).overheads, "shared", None, "dlrm_default")
+            overhead_model(load_host("v100-traces"), ask(["gpu=V100"]).overheads, "shared", None, "dlrm_default")
     finally:
         path.write_bytes(whole)
 

@@ -85,7 +85,10 @@ def test_a_grid_is_a_table_with_a_row_per_point() -> None:
     for key, value in alone.as_dict().items():
         for name, each in value.items() if isinstance(value, dict) else [("", value)]:
             found = table[f"{key}.{name}" if name else key].iloc[3]
-            assert found == (pytest.approx(each, rel=RELATIVE) if isinstance(each, float) else each), key
+            if each is None:
+                assert pd.isna(found), key
+            else:
+                assert found == (pytest.approx(each, rel=RELATIVE) if isinstance(each, float) else each), key
 
 
 def test_a_point_that_cannot_be_predicted_does_not_end_the_grid() -> None:

@@ -102,7 +102,7 @@ def test_the_break_even_of_a_host_bound_step() -> None:
     shown = page("docs/workloads.md").partition("## The host")[2].partition("```text\n")[2].partition("```")[0]
     rows = dict(predict("V100", batch_size=512, **DDP).rows())
     lines = [(label.strip(), value) for label, value in (line.split("  ", 1) for line in shown.splitlines())]
-    assert [label for label, _ in lines] == ["host done after", "host assumed", "break-even"]
+    assert [label for label, _ in lines] == ["host done after", "host", "break-even"]
     for label, value in lines:
         assert numbers(value) == pytest.approx(numbers(rows[label]), rel=NEAR, abs=0.011)
         assert re.sub(NUMBER, "#", value.strip()) == re.sub(NUMBER, "#", rows[label])

@@ -1,0 +1,80 @@
+"""Infers the factor of the usual host of 2020 to 2022 on the host times of the public V100 traces.
+
+    python benchmarks/steps/hosts.py [DATASETS_DIR]
+
+Two hosts of A100s were traced: the factor of their traces (`calibrate`). Four other hosts ran a BERT training loop that waits
+for the host (Lambda's benchmark, fp32 or TF32; rows of GPUs that were used for tuning): the factor at which the predicted step
+equals the measured one. A host counts once, with the geometric mean of its rows. Rows of other GPUs are not read.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from evaluation.published.published_steps import COUNTED_SHARE, LAMBDA_GPUS, WORKLOADS
+from pipeline import predict
+from pipeline.answers.who_answers import observations_in, shipped_overheads
+from pipeline.errors import InputError
+from pipeline.overheads.overhead_model import OverheadModel, calibrate, merged
+from pipeline.overheads.trace_overheads import extract_traces
+from pipeline.paths import datasets_dir
+
+TRACED = ("a100x8_dlrm", "a100_unrecorded_work")
+"""Folders of traces of hosts of 2020 to 2022."""
+
+TRAINED = {"A100-PCIE-40GB": "tf32", "A100-PCIE-80GB": "tf32", "A100-SXM4-80GB": "tf32", "RTX3090": "tf32"}
+"""GPUs whose BERT steps are read, and what `fp32` means there."""
+
+SCALES = np.geomspace(0.25, 1.4, 8)
+"""Factors at which each step is predicted; between them the logarithm is interpolated."""
+
+
+def traced_factor(folder: Path) -> float:
+    """The factor of a traced host; times of both traces contain the profiler's cost."""
+    donor = OverheadModel(merged(observations_in(shipped_overheads("V100"))))
+    return calibrate(donor, extract_traces([(folder.name, folder / "kineto.json.gz")])).scale
+
+
+def trained_factor(gpu: str, model: str, batch_size: int, measured_us: float) -> float:
+    """The factor at which the predicted step of BERT takes the measured time; NaN if none does."""
+    options = {
+        "model.target": "evaluation.workloads.squad_step:make_step", "+model.options.size": model,
+        "+model.options.zero": True, "model.optimizer": "none", "model.dtype": TRAINED[gpu], "predict.draws": 10,
+    }  # fmt: skip
+    ratios = [
+        predict(gpu, "custom", batch_size=batch_size, host="v100-traces", **options, **{"overheads.host_scale": scale})
+        .predicted_us / measured_us for scale in SCALES.tolist()
+    ]  # fmt: skip
+    log_scale = np.interp(0.0, np.log(ratios), np.log(SCALES), left=np.nan, right=np.nan)
+    return float(np.exp(log_scale))
+
+
+def main() -> None:
+    """Print the factor of each host, their geometric mean, and how much they differ."""
+    datasets = Path(sys.argv[1]) if len(sys.argv) > 1 else datasets_dir()
+    if datasets is None:
+        raise InputError("public data is not available: give its folder")
+    rows = [(name, "trace", traced_factor(datasets / "traces" / name)) for name in TRACED]
+    steps = pd.read_parquet(datasets / "multi_gpu" / "steps.parquet")
+    steps = steps[(steps["table"] == "lambda") & (steps["gpus"] == 1) & steps["precision"].str.startswith("fp32")]
+    for name, gpu in LAMBDA_GPUS.items():
+        for column, model in WORKLOADS.items():
+            of_gpu = steps[(steps["gpu"] == name) & (steps["model"] == column)]
+            if gpu in TRAINED and model != "resnet50" and len(of_gpu):
+                size, rate = int(float(of_gpu["batch_per_gpu"].iloc[0])), float(of_gpu["value"].iloc[0])
+                measured_us = 1e6 * size / rate * COUNTED_SHARE[model]
+                rows.append((gpu, f"{model} b{size}", trained_factor(gpu, model, size, measured_us)))
+    table = pd.DataFrame(rows, columns=["host of", "from", "factor"]).dropna()
+    print(table.to_string(index=False, float_format="{:.2f}".format))
+    hosts = np.log(table["factor"]).groupby(table["host of"]).mean()
+    print(
+        f"{len(hosts)} hosts: geometric mean {np.exp(hosts.mean()):.2f}, standard deviation of logs {hosts.std():.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Hosts: the CPU and software that launch the work of a GPU, one file each under `config/host/`.
+
+A host states whose traces its overheads come from (`observations`), a factor on these times, and how uncertain the
+factor is. `host=usual` is the host that a card of that generation usually sits in; it never is slower for a newer card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware.find_gpu import LOCAL
+from pipeline.hardware.spec import GpuSpec
+from pipeline.paths import CAMPAIGN, config_dir, measurements_dir
+from pipeline.yaml_text import YamlError, load_yaml
+
+USUAL = "usual"
+"""Value of `host` that takes the usual host of the GPU."""
+
+NEWEST = "typical-2020"
+"""The usual host of a GPU whose architecture no file of a host names."""
+
+_KEYS = ("name", "what", "observations", "scale", "log_sd", "usual_for", "sources")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host that launches the work of a GPU."""
+
+    name: str
+    what: str
+    """What it is, in a few words."""
+    observations: str
+    """The GPU on whose host the overheads of operators were observed: a pack, a campaign, or `local`."""
+    scale: float = 1.0
+    """Host times over those observed."""
+    log_sd: float = 0.0
+    """Standard deviation of the log of the factor: what is not known of this host. 0 for the observed host itself."""
+    usual_for: tuple[str, ...] = ()
+    """Architectures of the GPUs that usually sit in it."""
+
+    @property
+    def inferred(self) -> bool:
+        """Whether its overheads were observed on another host, and scaled."""
+        return self.log_sd > 0.0 or self.scale != 1.0
+
+
+def load_host(name: str) -> Host:
+    """The host of a name in `config/host/`, of a file (`my_host.yaml`), or of a campaign (the name of its GPU).
+
+    Raises:
+        UnknownNameError: there is no such host.
+        ConfigError: its file is damaged.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return _read(Path(name), named_as_file=False)
+    hosts = {host.name: host for host in list_hosts()}
+    if name not in hosts:
+        raise UnknownNameError("host", name, [*hosts, USUAL])
+    return hosts[name]
+
+
+def list_hosts() -> list[Host]:
+    """All hosts: those with a file, then those of campaigns, by name."""
+    files = [_read(path) for path in sorted((config_dir() / "host").glob("*.yaml"))]
+    campaigns = sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
+    return [*files, *map(_of_campaign, campaigns)]
+
+
+def usual_host(gpu: GpuSpec) -> Host:
+    """The host of a GPU for which none is named: where it was measured, that host; else the usual one of its generation."""
+    if gpu.name == LOCAL:
+        return Host(LOCAL, "this machine", LOCAL)
+    if (measurements_dir() / gpu.name / CAMPAIGN).is_file():
+        return _of_campaign(gpu.name)
+    usual = (host for host in list_hosts() if gpu.architecture in host.usual_for)
+    return next(usual, None) or load_host(NEWEST)
+
+
+def host_of(gpu: GpuSpec, name: str) -> Host:
+    """The host that `host=NAME` means for a GPU.
+
+    Raises:
+        UnknownNameError: there is no such host.
+        ConfigError: its file is damaged, or the GPU is this machine's, which is measured with its own host.
+    """
+    usual = usual_host(gpu)
+    if name in (USUAL, usual.name):
+        return usual
+    if gpu.name == LOCAL:
+        raise ConfigError(f"host={name}: gpu=local is measured with the host of this machine; leave host out")
+    return load_host(name)
+
+
+def _of_campaign(gpu: str) -> Host:
+    return Host(gpu, f"the host of the measured {gpu}", gpu)
+
+
+def _read(path: Path, named_as_file: bool = True) -> Host:
+    """The host of a file. Its errors are those of `load_host`."""
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError as error:
+        raise ConfigError(f"host={path}: not readable ({error.strerror})") from None
+    host = _parsed(path, stamp)
+    if named_as_file and host.name != path.stem:
+        raise ConfigError(f"{path}: name is {host.name!r}, expected {path.stem!r}, the name of the file")
+    return host
+
+
+@lru_cache(maxsize=256)
+def _parsed(path: Path, _stamp: int) -> Host:
+    try:
+        values = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YamlError) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of values, as in config/host/{NEWEST}.yaml")
+    return _checked(values, path)
+
+
+def _checked(values: Mapping[str, Any], path: Path) -> Host:
+    """The host of a file's values.
+
+    Raises:
+        ConfigError: a key is missing or unknown, or a value makes no sense.
+    """
+    if unknown := [key for key in values if key not in _KEYS]:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a host has {', '.join(_KEYS)}")
+    texts = {key: values.get(key) for key in ("name", "what", "observations")}
+    for key, text in texts.items():
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"{path}: {key} is missing; give a text")
+    if not all(character.isalnum() or character in "-_" for character in texts["name"] or ""):
+        raise ConfigError(f"{path}: folders get this name: give it letters, digits, - and _ alone")
+    numbers = {"scale": values.get("scale", 1.0), "log_sd": values.get("log_sd", 0.0)}
+    for key, number in numbers.items():
+        usable = isinstance(number, (int, float)) and not isinstance(number, bool) and isfinite(number)
+        if not usable or number < 0 or (key == "scale" and number == 0) or number > 1000:
+            raise ConfigError(f"{path}: {key} is {number!r}: give a number {'0 or' if key == 'log_sd' else ''} above 0")
+    architectures = values.get("usual_for", ())
+    if not isinstance(architectures, (list, tuple)):
+        raise ConfigError(f"{path}: usual_for is {architectures!r}: give a list of architectures")
+    return Host(**texts, **numbers, usual_for=tuple(map(str, architectures)))  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""Hosts: which one a GPU usually sits in, what a file may say, and what another host changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline import compare, predict
+from pipeline.answers.step_errors import host_sigma
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware.find_gpu import list_gpus, load_gpu
+from pipeline.hardware.hosts import list_hosts, load_host, usual_host
+from pipeline.paths import Artifacts
+from pipeline.question.question import ask, expand
+
+ORDER = ("pascal", "volta", "turing", "ampere", "cdna2", "ada", "hopper", "cdna3", "blackwell")
+"""Architectures by year."""
+
+DDP = {"model": "dlrm_ddp", "batch_size": 512}
+"""A step that waits for its host."""
+
+
+def test_a_newer_gpu_never_has_a_slower_usual_host() -> None:
+    assert {gpu.architecture for gpu in list_gpus()} <= set(ORDER)
+    scales = [usual_host(gpu).scale for gpu in sorted(list_gpus(), key=lambda gpu: ORDER.index(gpu.architecture))]
+    assert scales == sorted(scales, reverse=True) and len(set(scales)) > 1
+
+
+def test_each_architecture_has_one_usual_host() -> None:
+    named = [architecture for host in list_hosts() for architecture in host.usual_for]
+    assert sorted(named) == sorted(set(named)) and set(named) <= set(ORDER)
+
+
+def test_a_point_has_one_answer_alone_and_in_a_grid() -> None:
+    together = compare("V100,A100,H100", **DDP).predictions
+    for prediction in together:
+        assert predict(prediction.gpu, **DDP).predicted_us == pytest.approx(prediction.predicted_us, rel=1e-9)
+    v100, a100, h100 = (prediction.predicted_us for prediction in together)
+    assert v100 > a100 and v100 > h100, "the newer card has no slower host"
+
+
+def test_the_usual_host_by_its_name_is_the_same_point() -> None:
+    usual, named, other = (ask(["gpu=A100", f"host={name}"]) for name in ("usual", "typical-2020", "typical-2017"))
+    assert usual.variant == named.variant == "default" and usual.host == named.host
+    assert other.variant == "host-typical-2017" and "host=typical-2017" in other.overrides
+    assert len(expand(["gpu=A100", "host=usual,typical-2020,typical-2017"])) == 2
+    assert len(expand(["gpu=A100", "host=glob(*)"])) == len(list_hosts())
+
+
+def test_the_factor_of_a_host_multiplies_host_times_alone(tmp_path: Path) -> None:
+    file = tmp_path / "fast.yaml"
+    file.write_text("name: fast\nwhat: a fast host\nobservations: V100\nscale: 0.5\nlog_sd: 0.1\n")
+    slow, fast = (predict("V100", host=name, **DDP) for name in ("v100-traces", str(file)))
+    halved = predict("V100", host="v100-traces", overheads__host_scale=0.5, **DDP)
+    assert fast.host == "fast" and fast.host_us == pytest.approx(halved.host_us) and fast.host_us < 0.6 * slow.host_us
+    assert fast.active_us == pytest.approx(slow.active_us, rel=0.02)
+    assert list(fast.host_evidence) == ["transferred"] and list(slow.host_evidence) == ["shared"]
+
+
+def test_what_is_not_known_of_a_host_widens_the_interval() -> None:
+    known, usual = (predict("V100", host=name, **DDP) for name in ("v100-traces", "typical-2017"))
+    assert usual.predicted_us == pytest.approx(known.predicted_us)
+    assert usual.p90_us / usual.p10_us > 1.3 * known.p90_us / known.p10_us
+    assert host_sigma({"shared": 1.0}, 0.28) == pytest.approx((0.15**2 + 0.28**2) ** 0.5)
+    assert host_sigma({"shared": 1.0}) == 0.15
+
+
+def test_a_comparison_says_what_the_host_changes() -> None:
+    line = compare("V100,A100", **DDP).hosts
+    a100 = predict("A100", host="typical-2017", **DDP)
+    assert line is not None and f"with typical-2017: A100-PCIE-40GB {a100.predicted_us / 1e3:.2f} ms instead of" in line
+    assert compare("V100,P100", **DDP).hosts is None
+    assert "no step" in (compare("V100,A100", model="resnet50", batch_size=64).hosts or "")
+
+
+def test_statistics_are_made_once_for_all_gpus_of_a_host() -> None:
+    from pipeline.flow import Flow
+
+    flow = Flow.from_config({"gpu": "V100,A100,H100", "model": "dlrm_default"})
+    overheads = {flow.overheads_of_point(type("Wildcards", (), {
+        "gpu": p.gpu.name, "model": p.model, "variant": p.variant, "batch": p.batch_size})) for p in flow.points}  # fmt: skip
+    assert overheads == {Artifacts("results").overheads("V100", "shared")}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: x\nwhat: y\n", "observations is missing"),
+        ("name: x\nwhat: y\nobservations: V100\nscale: 0\n", "scale is 0"),
+        ("name: x\nwhat: y\nobservations: V100\nscale: fast\n", "scale is 'fast'"),
+        ("name: x\nwhat: y\nobservations: V100\nlog_sd: -1\n", "log_sd is -1"),
+        ("name: x\nwhat: y\nobservations: V100\nspeed: 2\n", "unknown key 'speed'"),
+        ("name: a/b\nwhat: y\nobservations: V100\n", "letters, digits"),
+        ("- x\n", "mapping"),
+        ("a: [", "not readable as YAML"),
+    ],
+)
+def test_a_damaged_file_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "host.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_host(str(file))
+
+
+def test_a_host_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'typical-2020'"):
+        ask(["gpu=V100", "host=typical2020"])
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: not readable"):
+        ask(["gpu=V100", "host=nowhere.yaml"])
+    with pytest.raises(ConfigError, match="gpu=local is measured with the host of this machine"):
+        ask(["gpu=local", "host=typical-2020"])
+
+
+def test_observations_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "host.yaml"
+    file.write_text("name: x\nwhat: y\nobservations: H100\n")
+    with pytest.raises(Exception, match="observations: H100, which has none; take one of A100-PCIE-40GB, V100"):
+        predict("V100", host=str(file), **DDP)
+
+
+def test_no_card_of_the_catalogue_is_left_to_the_newest_host_by_chance() -> None:
+    named = {architecture for host in list_hosts() for architecture in host.usual_for}
+    assert {gpu.architecture for gpu in list_gpus()} <= named
+    assert usual_host(load_gpu("V100")).name == "typical-2017"
