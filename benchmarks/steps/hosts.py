@@ -63,7 +63,7 @@ def main() -> None:
     steps = steps[(steps["table"] == "lambda") & (steps["gpus"] == 1) & steps["precision"].str.startswith("fp32")]
     for name, gpu in LAMBDA_GPUS.items():
         for column, model in WORKLOADS.items():
-            of_gpu = steps[(steps["gpu"] == name) & (steps["model"] == column)]
+            of_gpu = steps[(steps["gpu"] == name.replace("1x ", "")) & (steps["model"] == column)]
             if gpu in TRAINED and model != "resnet50" and len(of_gpu):
                 size, rate = int(float(of_gpu["batch_per_gpu"].iloc[0])), float(of_gpu["value"].iloc[0])
                 measured_us = 1e6 * size / rate * COUNTED_SHARE[model]

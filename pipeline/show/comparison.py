@@ -208,7 +208,7 @@ class Comparison:
         for row, values in zip(rows, cells, strict=True):
             best = isinstance(row, Prediction) and self._best(row)
             table.add_row(*(values.get(name, "") for name in shown), style="bold" if best else None)
-        return heading, table, [self._header(name) for name in left_out if name in names]
+        return heading, table, [self._header(name) for name in left_out if name in names and name not in same]
 
     def _header(self, name: str) -> str:
         """The head of a column; that of samples per price names the currency."""

@@ -196,8 +196,8 @@ def evidence_number(predictions: Sequence[Prediction]) -> Number:
         device, host = (
             percentages(mean_shares([getattr(p, name) for p in of_gpu])) for name in ("evidence", "host_evidence")
         )
-        names = listed(list(dict.fromkeys(p.host for p in of_gpu if p.host)))
-        more.append(f"{gpu}: {device}; host {names} {host}")
+        hosts = ", ".join(dict.fromkeys(p.host for p in of_gpu if p.host))
+        more.append(f"{gpu}: {device}; host {hosts} {host}".replace("  ", " "))
     return Number(f"{100 * whole[kind]:.0f} % {kind}", "evidence of the device time", ". ".join(more))
 
 

@@ -133,7 +133,7 @@ def test_the_first_example_of_the_readme() -> None:
             parts = [part.strip() for part in value.split("  ") if part.strip()]
             assert label in shown
             for part in parts:
-                have = [line for line in shown.splitlines() if label in line]
+                have = [line for line in shown.splitlines() if f"{label}  " in line]
                 assert any(re.sub(NUMBER, "#", part) in re.sub(NUMBER, "#", line) for line in have), part
-                told = numbers(have[0].partition(label)[2])
+                told = numbers(have[0].partition(f"{label}  ")[2])
                 assert told[: len(numbers(value))] == pytest.approx(numbers(value), rel=NEAR, abs=0.006)
