@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
-from pipeline.paths import CAMPAIGN, config_dir, measurements_dir
+from pipeline.paths import CAMPAIGN, config_files, measurements_dir, name_of_config
 from pipeline.yaml_text import YamlError, load_yaml
 
 USUAL = "usual"
@@ -51,14 +51,13 @@ class Host:
 
 
 def load_host(name: str) -> Host:
-    """The host of a name in `config/host/`, of a file (`my_host.yaml`), or of a campaign (the name of its GPU).
+    """The host of a name (`paths.config_files`), of a file given by path, or of a campaign (the name of its GPU).
 
     Raises:
         UnknownNameError: there is no such host.
         ConfigError: its file is damaged.
     """
-    if name.endswith((".yaml", ".yml")):
-        return _read(Path(name), named_as_file=False)
+    name = name_of_config("host", name, _read)
     hosts = {host.name: host for host in list_hosts()}
     if name not in hosts:
         raise UnknownNameError("host", name, [*hosts, USUAL])
@@ -67,18 +66,21 @@ def load_host(name: str) -> Host:
 
 def list_hosts() -> list[Host]:
     """All hosts: those with a file, then those of campaigns, by name."""
-    files = [_read(path) for path in sorted((config_dir() / "host").glob("*.yaml"))]
+    files = [_read(path) for path in config_files("host").values()]
     campaigns = sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
     return [*files, *map(_of_campaign, campaigns)]
 
 
 def usual_host(gpu: GpuSpec) -> Host:
-    """The host of a GPU for which none is named: where it was measured, that host; else the usual one of its generation."""
+    """The host of a GPU for which none is named: where it was measured, that host; else the usual one of its generation.
+
+    A user's own file that is `usual_for` an architecture counts before the shipped ones.
+    """
     if gpu.name == LOCAL:
         return Host(LOCAL, "this machine", LOCAL)
     if (measurements_dir() / gpu.name / CAMPAIGN).is_file():
         return _of_campaign(gpu.name)
-    usual = (host for host in list_hosts() if gpu.architecture in host.usual_for)
+    usual = (host for host in reversed(list_hosts()) if gpu.architecture in host.usual_for)
     return next(usual, None) or load_host(NEWEST)
 
 
@@ -101,16 +103,9 @@ def _of_campaign(gpu: str) -> Host:
     return Host(gpu, f"the host of the measured {gpu}", gpu)
 
 
-def _read(path: Path, named_as_file: bool = True) -> Host:
+def _read(path: Path) -> Host:
     """The host of a file. Its errors are those of `load_host`."""
-    try:
-        stamp = path.stat().st_mtime_ns
-    except OSError as error:
-        raise ConfigError(f"host={path}: not readable ({error.strerror})") from None
-    host = _parsed(path, stamp)
-    if named_as_file and host.name != path.stem:
-        raise ConfigError(f"{path}: name is {host.name!r}, expected {path.stem!r}, the name of the file")
-    return host
+    return _parsed(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=256)
@@ -121,7 +116,10 @@ def _parsed(path: Path, _stamp: int) -> Host:
         raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of values, as in config/host/{NEWEST}.yaml")
-    return _checked(values, path)
+    host = _checked(values, path)
+    if host.name != path.stem:
+        raise ConfigError(f"{path}: name is {host.name!r}, expected {path.stem!r}, the name of the file")
+    return host
 
 
 def _checked(values: Mapping[str, Any], path: Path) -> Host:

@@ -92,6 +92,7 @@ def test_statistics_are_made_once_for_all_gpus_of_a_host() -> None:
         ("name: x\nwhat: y\nobservations: V100\nlog_sd: -1\n", "log_sd is -1"),
         ("name: x\nwhat: y\nobservations: V100\nspeed: 2\n", "unknown key 'speed'"),
         ("name: a/b\nwhat: y\nobservations: V100\n", "letters, digits"),
+        ("name: x\nwhat: y\nobservations: V100\n", "expected 'host'"),
         ("- x\n", "mapping"),
         ("a: [", "not readable as YAML"),
     ],
@@ -106,14 +107,14 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, text: str, words: str) -> No
 def test_a_host_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'typical-2020'"):
         ask(["gpu=V100", "host=typical2020"])
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: not readable"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file"):
         ask(["gpu=V100", "host=nowhere.yaml"])
     with pytest.raises(ConfigError, match="gpu=local is measured with the host of this machine"):
         ask(["gpu=local", "host=typical-2020"])
 
 
 def test_observations_that_do_not_exist_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "host.yaml"
+    file = tmp_path / "x.yaml"
     file.write_text("name: x\nwhat: y\nobservations: H100\n")
     with pytest.raises(Exception, match="observations: H100, which has none; take one of A100-PCIE-40GB, V100"):
         predict("V100", host=str(file), **DDP)
@@ -123,3 +124,12 @@ def test_no_card_of_the_catalogue_is_left_to_the_newest_host_by_chance() -> None
     named = {architecture for host in list_hosts() for architecture in host.usual_for}
     assert {gpu.architecture for gpu in list_gpus()} <= named
     assert usual_host(load_gpu("V100")).name == "typical-2017"
+
+
+def test_a_users_host_is_usual_for_the_cards_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "host").mkdir()
+    file = tmp_path / "host" / "lab.yaml"
+    file.write_text("name: lab\nwhat: our host\nobservations: V100\nscale: 0.4\nusual_for: [hopper]\n")
+    monkeypatch.setenv("STEPTIME_CONFIG", str(tmp_path))
+    assert ask(["gpu=H100"]).host.name == "lab" and ask(["gpu=A100"]).host.name == "typical-2020"
+    assert ask(["gpu=A100", "host=lab"]).host.scale == 0.4
