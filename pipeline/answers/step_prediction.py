@@ -179,7 +179,7 @@ def predict_step(
         measured_us=measured_us,
         overrides=question.overrides,
         models_from=folders,
-        warnings=(*step.warnings, *dtype_notes(question.gpu, step.asks_tf32, step.calls)),
+        warnings=(*step.warnings, *question.gpu.notes, *dtype_notes(question.gpu, step.asks_tf32, step.calls)),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
     )
     return prediction, timeline

@@ -3,7 +3,7 @@
 Sources of the limits, by compute capability:
 - NVIDIA: CUDA C Programming Guide, "Technical Specifications per Compute Capability" and "Arithmetic Instructions".
 - Allocation units and partitions: the occupancy calculator of the CUDA toolkit (cuda_occupancy.h).
-- CDNA2: AMD "CDNA 2" whitepaper and the MI200 ISA guide.
+- CDNA2 and CDNA3: AMD "CDNA 2" and "CDNA 3" whitepapers and the ISA guides of MI200 and MI300.
 
 A GPU file may override any of the first five limits. The arithmetic of resident blocks is that of NVIDIA's occupancy
 calculator, vectorised. Registers are allocated to warps, each within one partition of the SM. A block of two warps
@@ -80,10 +80,12 @@ ARCHITECTURES: dict[tuple[str, float], Architecture] = {
     ("blackwell", 12.0): _nvidia(1536, 24, 100, 128, **_AMPERE_UNITS),
     # gfx90a: 4 SIMDs of 8 wavefronts of 64 threads, 512 KiB of vector registers and 64 KiB of local data share
     ("cdna2", 9.0): Architecture(2048, 32, 32, 131072, 65536, 64, warp_size=64, register_unit=512),
+    # gfx942: as gfx90a, with two fp32 multiply-adds per lane and clock
+    ("cdna3", 9.4): Architecture(2048, 32, 32, 131072, 65536, 128, warp_size=64, register_unit=512),
 }
 """Limits by (architecture, compute capability)."""
 
-ARCHITECTURE_NAMES = {capability: name for name, capability in ARCHITECTURES if name != "cdna2"}
+ARCHITECTURE_NAMES = {capability: name for name, capability in ARCHITECTURES if not name.startswith("cdna")}
 """NVIDIA architecture name by compute capability, for detected devices without a file."""
 
 DEFAULT_LIMITS = Architecture(2048, 64, 32, 65536, 98304, 64)

@@ -87,6 +87,11 @@ class GpuSpec:
         """Limits of one SM: those of the architecture, replaced by those that the GPU file states."""
         return replace(self.limits or DEFAULT_LIMITS, **{key: getattr(self, key) for key in _PER_SM})
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an answer about this GPU must say: a user's file may lack sources."""
+        return () if self.sources else (f"the figures of {self.name} have no source: its file has no `sources`",)
+
     def peak_gflop_per_s(self, dtype: str = "fp32") -> float:
         """Attainable matrix throughput of a dtype, GFLOP/s: measured, else the datasheet's times `FP32_DERATE`.
 

@@ -356,5 +356,5 @@ def test_a_damaged_file_given_by_path_is_one_line_and_forgotten(own_files: Path,
 
 
 def test_an_unknown_gpu_says_where_its_file_goes(own_files: Path) -> None:
-    with pytest.raises(InputError, match=rf"did you mean 'L40S'\? .*gpu=FILE\.yaml.*{own_files}/gpu"):
+    with pytest.raises(InputError, match=rf"did you mean 'L40S?'\? .*gpu=FILE\.yaml.*{own_files}/gpu"):
         expand(["gpu=NVIDIA-L40T"])

@@ -11,14 +11,16 @@ import yaml
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import spec as spec_module
-from pipeline.hardware.find_gpu import cpu_spec, cuda_spec, list_gpus, load_gpu
+from pipeline.hardware.altered_figures import differing_figures
+from pipeline.hardware.find_gpu import cpu_spec, cuda_spec, list_gpus, load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32, refuses_bf16
 from pipeline.paths import config_dir
 
 WANTED = {
     "V100", "P100", "P4", "T4", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-40GB", "A100-SXM4-80GB", "L4", "H100",
     "H100-PCIe", "H200", "RTX2080Ti", "RTX3090", "A10", "A40", "L40S", "B200", "B300", "GB200", "GB300", "RTXPRO6000", "Xp",
-    "P4000", "RTX2070", "MI250", "GV100",
+    "P4000", "RTX2070", "MI250", "GV100", "MI300X", "MI250X", "A10G", "L40", "H20", "H800", "H100-NVL", "GH200", "TITANRTX",
+    "RTX6000", "A800-SXM4-80GB", "V100-PCIE-16GB", "P100-SXM2-16GB",
 }  # fmt: skip
 FILES = sorted((config_dir() / "gpu").glob("*.yaml"))
 
@@ -41,7 +43,13 @@ def test_every_figure_has_a_source(path: Path) -> None:
     ("alias", "name"),
     [("A100", "A100-PCIE-40GB"), ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"), ("NVIDIA H100 80GB HBM3", "H100"),
      ("titan xp", "Xp"), ("Tesla V100-PCIE-32GB", "V100"), ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
-     ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"), ("h100", "H100")],
+     ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"), ("h100", "H100"), ("Tesla V100-DGXS-32GB", "V100-SXM2-32GB"),
+     ("Tesla V100-PCIE-16GB", "V100-PCIE-16GB"), ("Tesla V100-SXM3-32GB", "V100-SXM2-32GB"),
+     ("Tesla V100-SXM2-32GB-LS", "V100-SXM2-32GB"), ("Tesla P100-SXM2-16GB", "P100-SXM2-16GB"),
+     ("Quadro RTX 6000", "RTX6000"), ("NVIDIA TITAN RTX", "TITANRTX"), ("NVIDIA A10G", "A10G"), ("NVIDIA L40", "L40"),
+     ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"), ("NVIDIA H800", "H800"), ("NVIDIA H20", "H20"),
+     ("NVIDIA H100 NVL", "H100-NVL"), ("NVIDIA GH200 480GB", "GH200"), ("AMD Instinct MI250X", "MI250X"),
+     ("AMD Instinct MI250X/MI250", "MI250X"), ("AMD Instinct MI300X", "MI300X")],
 )  # fmt: skip
 def test_aliases_and_driver_names_find_their_gpu(alias: str, name: str) -> None:
     assert load_gpu(alias).name == name
@@ -77,6 +85,17 @@ def test_derating_ratios_are_the_medians_of_the_measured_gpus() -> None:
     assert median(l2) == pytest.approx(spec_module.L2_BYTES_PER_SM_CLOCK, abs=0.1)
 
 
+def test_a_card_with_the_chip_of_another_has_its_figures_but_for_those_that_its_datasheet_changes() -> None:
+    """H800 and A800 are H100 and A100 with slower NVLink; the V100 with 16 GB differs from that with 32 GB in memory."""
+    for slow, full in (("H800", "H100"), ("A800-SXM4-80GB", "A100-SXM4-80GB")):
+        assert differing_figures(load_gpu(slow), load_gpu(full)) == {"nvlink_gb_per_s"}
+        assert load_gpu(slow).nvlink_gb_per_s == 200
+    assert load_gpu("V100-PCIE-16GB").memory_bytes == 16 << 30 and same_chip(
+        load_gpu("V100-PCIE-16GB"), load_gpu("V100")
+    )
+    assert load_gpu("MI300X").sms == 304 and load_gpu("A10G").sms == 80  # as deviceProperties of traces say
+
+
 def test_measured_peaks_win_over_the_datasheet() -> None:
     assert load_gpu("A100").peak_dram_gb_per_s() == 1391
     assert load_gpu("H200").peak_dram_gb_per_s() == pytest.approx(spec_module.DRAM_DERATE * 4800)
@@ -97,6 +116,12 @@ def _figures(**changes: object) -> dict[str, object]:
 def test_implausible_or_incomplete_files_are_refused_by_name(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GpuSpec.from_mapping(_figures(**changes), "T4.yaml")
+
+
+def test_a_file_without_sources_says_so_in_every_answer() -> None:
+    without = GpuSpec.from_mapping({key: value for key, value in _figures().items() if key != "sources"})
+    assert without.notes == ("the figures of T4 have no source: its file has no `sources`",)
+    assert load_gpu("T4").notes == cpu_spec().notes == ()
 
 
 def test_the_cpu_is_a_device_too() -> None:
