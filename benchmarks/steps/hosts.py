@@ -5,6 +5,9 @@
 Two hosts of A100s were traced: the factor of their traces (`calibrate`). Four other hosts ran a BERT training loop that waits
 for the host (Lambda's benchmark, fp32 or TF32; rows of GPUs that were used for tuning): the factor at which the predicted step
 equals the measured one. A host counts once, with the geometric mean of its rows. Rows of other GPUs are not read.
+
+It also compares what `steptime host` would say of traced hosts (`probe_factor` on their traces) with the factor of all other
+host times in these traces.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from evaluation.published.published_steps import COUNTED_SHARE, LAMBDA_GPUS, WOR
 from pipeline import predict
 from pipeline.answers.who_answers import observations_in, shipped_overheads
 from pipeline.errors import InputError
+from pipeline.overheads.host_probe import DONOR, probe_factor, probe_samples
 from pipeline.overheads.overhead_model import OverheadModel, calibrate, merged
 from pipeline.overheads.trace_overheads import extract_traces
 from pipeline.paths import datasets_dir
@@ -29,14 +33,36 @@ TRACED = ("a100x8_dlrm", "a100_unrecorded_work")
 TRAINED = {"A100-PCIE-40GB": "tf32", "A100-PCIE-80GB": "tf32", "A100-SXM4-80GB": "tf32", "RTX3090": "tf32"}
 """GPUs whose BERT steps are read, and what `fp32` means there."""
 
+PROBED = {
+    "a100x8_dlrm": "kineto", "a100_unrecorded_work": "kineto", "rtx2080ti_linear": "kineto", "rtx2080ti_resnet": "kineto",
+    "v100dgx_resnet50": "kineto", "mi300": "resnet50_checkpointing_ddp bert_small", "h100_inference": "vit bert_small",
+}  # fmt: skip
+"""Folders and files of traces of other hosts than the donor's."""
+
 SCALES = np.geomspace(0.25, 1.4, 8)
 """Factors at which each step is predicted; between them the logarithm is interpolated."""
 
 
+def donor() -> OverheadModel:
+    """The host of the V100 traces; its times contain the profiler's cost, as those of the traces here."""
+    return OverheadModel(merged(observations_in(shipped_overheads(DONOR))))
+
+
 def traced_factor(folder: Path) -> float:
-    """The factor of a traced host; times of both traces contain the profiler's cost."""
-    donor = OverheadModel(merged(observations_in(shipped_overheads("V100"))))
-    return calibrate(donor, extract_traces([(folder.name, folder / "kineto.json.gz")])).scale
+    """The factor of a traced host."""
+    return calibrate(donor(), extract_traces([(folder.name, folder / "kineto.json.gz")])).scale
+
+
+def probe_errors(datasets: Path) -> pd.DataFrame:
+    """For each trace of another host: the factor of the probe, and that of all other host times."""
+    rows = []
+    for folder, names in PROBED.items():
+        for name in names.split():
+            samples = extract_traces([(folder, datasets / "traces" / folder / f"{name}.json.gz")])
+            probed = probe_samples(samples)
+            rest = calibrate(donor(), samples.drop(probed.index)).scale
+            rows.append((f"{folder}/{name}", probe_factor(samples, donor()), rest))
+    return pd.DataFrame(rows, columns=["trace", "probe", "others"])
 
 
 def trained_factor(gpu: str, model: str, batch_size: int, measured_us: float) -> float:
@@ -70,6 +96,9 @@ def main() -> None:
                 rows.append((gpu, f"{model} b{size}", trained_factor(gpu, model, size, measured_us)))
     table = pd.DataFrame(rows, columns=["host of", "from", "factor"]).dropna()
     print(table.to_string(index=False, float_format="{:.2f}".format))
+    probes = probe_errors(datasets)
+    print(probes.to_string(index=False, float_format="{:.2f}".format))
+    print(f"error of the probe: standard deviation of logs {np.log(probes['others'] / probes['probe']).std():.2f}")
     hosts = np.log(table["factor"]).groupby(table["host of"]).mean()
     print(
         f"{len(hosts)} hosts: geometric mean {np.exp(hosts.mean()):.2f}, standard deviation of logs {hosts.std():.2f}"

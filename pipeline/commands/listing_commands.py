@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -11,12 +13,17 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.answers.gap_models import FOLDER, measured_gpus
+from pipeline.answers.step_errors import NORMAL_P90
+from pipeline.answers.who_answers import observations_in, shipped_overheads
 from pipeline.completion import complete_model
+from pipeline.errors import InputError
+from pipeline.overheads.host_probe import DONOR, probe_host, write_host
 from pipeline.packs import SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
+from pipeline.question.question import NAME
 from pipeline.show.catalogue import gpu_rows, host_rows, model_rows, option_rows
 from pipeline.show.tracking import OVERHEADS, log_run
-from pipeline.terminal import Json, catalogue, examples, working
+from pipeline.terminal import Json, catalogue, examples, print_json, working
 
 app = typer.Typer()
 
@@ -31,6 +38,30 @@ def gpus(as_json: Json = False) -> None:
 def hosts(as_json: Json = False) -> None:
     """List the hosts that launch the work of a GPU: where their overheads come from, and how sure they are."""
     catalogue(host_rows(), as_json)
+
+
+@app.command(epilog=examples("host", "host --out lab.yaml"))
+def host(
+    out: Annotated[Path, typer.Option(help="the file to write; its name is the name of the host")] = Path(
+        "my_host.yaml"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Probe this machine's CPU in a minute or two, without a GPU, and write a file for host=FILE."""
+    if out.suffix != ".yaml" or not re.fullmatch(NAME, out.stem):
+        raise InputError(f"--out {out}: name a .yaml file with letters, digits, - and _; the host gets its name")
+    if out.exists():
+        raise InputError(f"--out {out}: exists already; give another name, or remove it")
+    with working("probing the host") as say:
+        probed = probe_host(out.stem, observations_in(shipped_overheads(DONOR)), say)
+    write_host(probed, out)
+    low, high = (probed.scale * math.exp(sign * NORMAL_P90 * probed.log_sd) for sign in (-1, 1))
+    facts = {"host": probed.name, "times": probed.scale, "p10": low, "p90": high, "file": str(out)}
+    if as_json:
+        print_json(facts)
+        return
+    print(f"{out}: host times are {probed.scale:.2f} (p10-p90: {low:.2f} to {high:.2f}) of those of v100-traces")
+    print(f"use it: steptime predict gpu=H100 model=dlrm_default host={out}")
 
 
 @app.command(epilog=examples("models", "models dlrm_default"))

@@ -1,0 +1,111 @@
+"""Probes the CPU of this machine, without a GPU, for a host file: `steptime host`.
+
+A small training step runs on the CPU under the profiler. What does not depend on the device is compared with the public V100
+traces: the time between operators (T1: Python and autograd), and that of operators that only make views. Their ratio is
+taken as the factor of all host times. On nine public traces of six hosts it was right within a standard deviation of 0.22
+of the logarithm, for factors from 0.7 to 3 (`benchmarks/steps/hosts.py`); no machine was both probed and traced with a GPU.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+
+from pipeline.collect.device import describe, fix_threads
+from pipeline.collect.measured_steps import warm_up
+from pipeline.collect.profiling import profile_steps
+from pipeline.errors import MeasurementError
+from pipeline.hardware.hosts import Host
+from pipeline.overheads.overhead_model import MIN_COMMON, OverheadModel, calibrate, merged
+from pipeline.overheads.trace_overheads import extract_traces
+from pipeline.question.question import ask
+from pipeline.schemas import atomic_path
+from pipeline.workloads import make_step
+
+DONOR = "V100"
+"""The GPU whose host's observations the probe is compared with."""
+
+WORKLOADS = {"dlrm_small": 16, "dlrm_ddp": 16}
+"""The steps of the probe with their batch sizes: like the traced ones, small enough to be launches alone."""
+
+ROUNDS, ITERATIONS = 5, 12
+"""Profiles of each step, of which the median counts, and steps in each."""
+
+PROBE_LOG_SD = 0.22
+"""Standard deviation of the log of the factor that the probe gives (`benchmarks/steps/hosts.py`)."""
+
+VIEWS = tuple(
+    f"aten::{name}"
+    for name in (
+        "as_strided", "detach", "empty", "expand", "lift_fresh", "permute", "reshape", "select", "slice", "squeeze", "t",
+        "transpose", "unsqueeze", "view",
+    )
+)  # fmt: skip
+"""Operators that compute nothing, and take the same time on tensors of any device."""
+
+
+def probe_samples(observations: pd.DataFrame) -> pd.DataFrame:
+    """The observations (`overhead_samples`) that do not depend on the device."""
+    kind, op = observations["type"], observations["op"]
+    return observations[(kind == "T1") | ((kind == "T5") & op.isin(VIEWS))]
+
+
+def probe_factor(observations: pd.DataFrame, donor: OverheadModel) -> float:
+    """Host time over that of the donor, from the observations that do not depend on the device.
+
+    Raises:
+        MeasurementError: too few of them occur in the donor's traces.
+    """
+    result = calibrate(donor, probe_samples(observations))
+    if result.common < MIN_COMMON:
+        raise MeasurementError(
+            f"the probe has {result.common} operators in common with the known host; {MIN_COMMON} are needed"
+        )
+    return result.scale
+
+
+def probe_host(name: str, donor: pd.DataFrame, say: Callable[[str], object] = lambda _: None) -> Host:
+    """Measure this machine's CPU.
+
+    Args:
+        name: name of the host.
+        donor: observations of `DONOR`'s host (`overhead_samples`).
+        say: called with the progress.
+
+    Raises:
+        MeasurementError: the profiler records no step, or a step fails on this machine.
+    """
+    import torch
+
+    device, known = torch.device("cpu"), OverheadModel(merged(donor))
+    fix_threads(device)
+    factors = []
+    for model, batch_size in WORKLOADS.items():
+        step = make_step(ask([f"gpu={DONOR}", f"model={model}"]).section("model"), batch_size, "cpu")
+        warm_up(step.run, device)
+        for number in range(1, ROUNDS + 1):
+            say(f"probing the host: {model}, {number} of {ROUNDS}")
+            with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+                profile = profile_steps(step.run, device, ITERATIONS, Path(scratch) / "kineto.json")
+                factors.append(probe_factor(extract_traces([(model, profile.path)]), known))
+    return Host(name, "this machine, probed without a GPU", DONOR, round(median(factors), 3), PROBE_LOG_SD)
+
+
+def write_host(host: Host, file: Path) -> None:
+    """Write the file of a probed host, with the CPU and the software that it was probed on."""
+    import torch
+
+    facts = describe(torch.device("cpu"))
+    machine = f"{facts['cpu'] or 'an unknown CPU'}, torch {facts['torch']}, Python {facts['python']}"
+    with atomic_path(file) as part:
+        part.write_text(
+            f"# Made by `steptime host` on {machine}.\n"
+            f"name: {host.name}\nwhat: {host.what}\nobservations: {host.observations}\n"
+            f"scale: {host.scale:g}\nlog_sd: {host.log_sd:g}\n"
+            'sources:\n  scale: "probe of the CPU (pipeline/overheads/host_probe.py)"\n',
+            encoding="utf-8",
+        )

@@ -1,0 +1,59 @@
+"""The probe of this machine's CPU as a host: what it compares, and the file that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from pipeline import cli, predict
+from pipeline.answers.who_answers import observations_in, shipped_overheads
+from pipeline.errors import MeasurementError
+from pipeline.hardware.hosts import load_host
+from pipeline.overheads import host_probe
+from pipeline.overheads.host_probe import DONOR, PROBE_LOG_SD, probe_factor, probe_samples
+from pipeline.overheads.overhead_model import OverheadModel, merged
+
+
+@pytest.fixture(scope="module")
+def observations() -> pd.DataFrame:
+    return observations_in(shipped_overheads(DONOR))
+
+
+def test_what_depends_on_the_device_is_left_out(observations: pd.DataFrame) -> None:
+    probed = probe_samples(observations)
+    assert set(probed["type"]) == {"T1", "T5"}
+    inside = probed[probed["type"] == "T5"]
+    assert len(inside) and not inside["op"].isin(["aten::mm", "aten::add_", "aten::copy_"]).any()
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_a_host_that_is_slower_by_a_factor_has_this_factor(observations: pd.DataFrame, factor: float) -> None:
+    other = observations.assign(value_us=observations["value_us"] * factor)
+    assert probe_factor(other, OverheadModel(merged(observations))) == pytest.approx(factor, rel=0.06)
+    device = ~observations.index.isin(probe_samples(observations).index)
+    slow_driver = observations.assign(value_us=observations["value_us"].mask(device, observations["value_us"] * 9))
+    assert probe_factor(slow_driver, OverheadModel(merged(observations))) == pytest.approx(1.0, rel=0.06)
+
+
+def test_too_little_in_common_is_one_line(observations: pd.DataFrame) -> None:
+    with pytest.raises(MeasurementError, match="operators in common"):
+        probe_factor(observations.assign(op="mine::op"), OverheadModel(merged(observations)))
+
+
+def test_the_command_writes_a_host_that_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_probe, "ROUNDS", 1)
+    monkeypatch.setattr(host_probe, "WORKLOADS", {"dlrm_ddp": 16})
+    file = tmp_path / "lab.yaml"
+    result = CliRunner().invoke(cli.app, ["host", "--out", str(file)])
+    assert result.exit_code == 0 and f"host={file}" in result.output, result.output
+    host = load_host(str(file))
+    assert host.name == "lab" and host.observations == DONOR and host.log_sd == PROBE_LOG_SD and 0.05 < host.scale < 50
+    assert "torch" in file.read_text()
+    assert predict("H100", "dlrm_ddp", batch_size=64, host=str(file)).host == "lab"
+    again = CliRunner().invoke(cli.app, ["host", "--out", str(file)])
+    assert again.exit_code != 0 and "exists already" in str(again.exception)
+    wrong = CliRunner().invoke(cli.app, ["host", "--out", str(tmp_path / "a b.yaml")])
+    assert wrong.exit_code != 0 and "letters, digits" in str(wrong.exception)
