@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -23,34 +24,33 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.advice import Advice
-from pipeline.answers.gap_models import FAMILIES as TENSOR_FAMILIES
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace
-from pipeline.errors import InputError, UnknownNameError
-from pipeline.hardware.find_gpu import list_gpus, load_gpu
+from pipeline.errors import InputError, SteptimeWarning, UnknownNameError
+from pipeline.hardware.find_gpu import describe_gpu, list_gpus, load_gpu, nearest_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.physics import raised_to_min_duration
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.prediction import Prediction, TracedStep
 from pipeline.prices import with_prices
+from pipeline.readable import milliseconds
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program_changes import device_bound_from
 from pipeline.simulate.replay import build
 from pipeline.simulate.step_program import Program
 from pipeline.simulate.trace_program import Iteration, queued_before_us, time_per_batch_us
-from pipeline.simulate.trace_selection import TraceSelection, learn
-from pipeline.trace.linked_trace import Trace
+from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace
+from pipeline.trace.linked_trace import UNNAMED, Trace
 from pipeline.trace.load import load_trace as read_trace
-from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, on_tensor_cores, step_calls_us
 from pipeline.transfer.probes import P90_SIGMAS
-from pipeline.transfer.shipped_models import load_models
-from pipeline.transfer.trace_calls import named_families, trace_calls
+from pipeline.transfer.trace_calls import named_families, trace_calls, transferred
 
 Array = npt.NDArray[np.float64]
 
 DRAWS = 200
 """Number of draws of kernel times for the interval of a step."""
+
+MAX_SCALE = 0.2
+"""Relative difference between the measured and the simulated step of a trace from which a prediction is warned of."""
 
 SHARED_SHARE = 0.5
 """Share of a transfer's log-variance that all kernels have in common, because the errors of one method have the same
@@ -64,14 +64,15 @@ class TrackedTrace:
         trace: the linked trace of one or more iterations on a GPU.
         batch_size: samples per step, for throughput and cost; with 1, both are per step.
         model: name for reports; by default from the path of the trace (`workload_name`).
+        gpu: the GPU that was traced, where the trace does not name it; a name, alias or path of a file.
 
     Raises:
         InputError: the batch size is not a whole number of at least 1.
     """
 
-    def __init__(self, trace: Trace, batch_size: int = 1, model: str = "") -> None:
+    def __init__(self, trace: Trace, batch_size: int = 1, model: str = "", gpu: str = "") -> None:
         _check_batch_size(batch_size)
-        self.trace, self.batch_size = trace, batch_size
+        self.trace, self.batch_size, self.gpu = trace, batch_size, gpu
         self.model = model or workload_name(trace.path)
 
     @cached_property
@@ -84,11 +85,15 @@ class TrackedTrace:
         if self.trace.device in ("", "cpu"):
             raise InputError(f"{self.trace.path}: nothing ran on a GPU, so there is no kernel time to scale")
         try:
-            return load_gpu(self.trace.device)
+            return load_gpu(self.gpu or self.trace.device)
         except UnknownNameError:
-            raise InputError(
-                f"{self.trace.path}: traced on {self.trace.device}, which has no file under config/gpu: add one"
-            ) from None
+            if self.gpu:
+                raise
+            near = nearest_gpu(self.trace.metadata.get("deviceProperties"))
+            device, like = self.trace.device, " (the nearest by multiprocessors and memory)" if near else ""
+            named = "the trace does not name its GPU" if device == UNNAMED else f"no GPU file has the name {device}"
+            say = f'say which GPU it is, load_trace(path, gpu="{near or "V100"}"){like}, for commands gpu=NAME'
+            raise InputError(f"{self.trace.path}: {named}: {say}; {describe_gpu()}") from None
 
     @cached_property
     def _steps(self) -> _Steps:
@@ -97,7 +102,7 @@ class TrackedTrace:
     def calls(self, gpu: str) -> pd.DataFrame:
         """Device calls of one iteration with their time on the origin and on `gpu`, and the method of each."""
         frame = self._steps.calls
-        return frame.join(_transfer(frame, self.origin, load_gpu(gpu)))
+        return frame.join(transferred(frame, self.origin, load_gpu(gpu)))
 
     def to(self, gpu: str) -> Prediction:
         """The step on another GPU: host times stay as traced, and kernel times are transferred.
@@ -105,12 +110,14 @@ class TrackedTrace:
         The program of the traced iteration (`pipeline.simulate`) runs with both sets of kernel times. The ratio of the
         two steps scales the measured span. For the origin itself, the result is therefore its measurement.
 
+        A ratio far from 1 is a warning, also of the prediction: the trace then holds too little, or something else.
+
         Raises:
             UnknownNameError: no such GPU.
             InputError: the trace holds no work of a GPU that has a specification.
         """
         destination, steps = load_gpu(gpu), self._steps
-        moved = _transfer(steps.calls, self.origin, destination)
+        moved = transferred(steps.calls, self.origin, destination)
         measured = steps.calls["latency_us"].to_numpy(dtype=np.float64)
         predicted = moved["predicted_us"].to_numpy(dtype=np.float64)
         # traces contain events of zero duration
@@ -124,14 +131,17 @@ class TrackedTrace:
         there = simulate(steps.program, np.vstack([predicted, draws]))
         scale = steps.step_us / float(here.step_us[0])
         times = there.step_us * scale
+        notes = (*steps.notes(scale), *self.origin.notes, *destination.notes)
+        for note in notes:
+            warnings.warn(note, SteptimeWarning, stacklevel=3)
         share = pd.Series(predicted).groupby(moved["evidence"].to_numpy()).sum() / max(predicted.sum(), 1e-12)
         families = pd.Series(predicted).groupby(named_families(steps.calls)).sum().sort_values(ascending=False)
         host_bound = there.bound == "host"
         at_origin = destination == self.origin
         return Prediction(
             gpu=destination.name, model=self.model, variant="traced", batch_size=self.batch_size,
-            predicted_us=float(times[0]), active_us=float(min(there.active_us[0] * scale, times[0])),
-            host_us=float(there.host_us[0] * scale),
+            predicted_us=float(times[0]), active_us=float(min(there.active_us[0], times[0])),
+            host_us=float(min(there.host_us[0], times[0])),
             p10_us=float(min(np.quantile(times[1:], 0.1), times[0])),
             p90_us=float(max(np.quantile(times[1:], 0.9), times[0])), bound=there.bound,
             memory_bytes=0, fits=True,
@@ -145,6 +155,7 @@ class TrackedTrace:
             device_bound_from=device_bound_from(steps.program, predicted) if host_bound else None,
             traced=TracedStep(self.origin.name, steps.queued_us + steps.step_us, steps.queued_us, steps.step_us,
                               steps.time_per_batch_us),
+            warnings=notes,
         )  # fmt: skip
 
     def advise(self, same_results: bool = False) -> Advice:
@@ -219,6 +230,15 @@ class _Steps:
     step_us: float
     queued_us: float
     time_per_batch_us: float | None
+    not_in_trace: tuple[str, ...]
+
+    def notes(self, scale: float) -> list[str]:
+        """What a prediction must say that multiplies the simulated step by `scale`."""
+        if 1.0 / (1.0 + MAX_SCALE) < scale < 1.0 + MAX_SCALE:
+            return list(self.not_in_trace)
+        simulated, measured = milliseconds(self.step_us / scale), milliseconds(self.step_us)
+        text = f"simulated from its recorded work, the traced step takes {simulated}, measured {measured}"
+        return [f"{text}: its prediction is scaled by that ratio, {scale:.2f}", *self.not_in_trace]
 
     @classmethod
     def of(cls, trace: Trace) -> _Steps:
@@ -237,46 +257,8 @@ class _Steps:
         program = build(source, middle, OverheadModel(summarise(samples)), waits)
         program = replace(program, backlog_us=np.zeros_like(program.backlog_us))
         queued = queued_before_us(source.act, middle)
-        return cls(program, trace_calls(source.act, middle.calls), own_us(middle), queued, per_batch)
-
-
-def _transfer(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
-    """Times of traced calls on the destination. Traced times are kernel times, without a latency floor."""
-    moved = by_wave(calls.assign(family="other"), origin, destination)
-    if origin == destination:
-        return moved
-    measured = calls["latency_us"].to_numpy(dtype=np.float64)
-    predicted, method = moved["predicted_us"].to_numpy(dtype=np.float64, copy=True), moved["method"].to_numpy(copy=True)
-    half = float(np.exp(P90_SIGMAS * WAVE_LOG_SIGMA))
-    bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
-    ratios = {"link": origin.pcie_gb_per_s / destination.pcie_gb_per_s, "copy": bandwidth, "collective": 1.0}
-    names = {"link": "link_ratio", "copy": "bandwidth_ratio", "collective": "unchanged"}
-    for kind, ratio in ratios.items():
-        at = np.flatnonzero(calls["kind"] == kind)
-        predicted[at], method[at] = measured[at] * ratio, names[kind]
-    low, high = np.full(len(calls), 1.0 / half), np.full(len(calls), half)
-    for family, model in load_models().items():
-        at = np.flatnonzero(calls["family"] == family)
-        if not len(at):
-            continue
-        part = calls.iloc[at].assign(op=model.ops[0])
-        predicted[at] = step_calls_us(
-            model, part, moved["predicted_us"].to_numpy(dtype=np.float64)[at], origin, destination
-        )
-        method[at] = "utilisation+wave" if STEP_WAVE_SHARE.get(family) else "utilisation"
-        low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
-        if family not in (*TENSOR_FAMILIES, "conv2d_forward"):
-            continue
-        at = at[(part["dtype"] != "fp32").to_numpy()]
-        times = on_tensor_cores(model, calls.iloc[at].assign(op=model.ops[0]), origin, destination) if len(at) else None
-        if times is not None:
-            predicted[at], method[at] = times, "tensor"
-    for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
-        kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]
-        predicted[kernels] = raised_to_min_duration(predicted[kernels], str(name), destination, measured[kernels])
-    moved["predicted_us"], moved["method"] = predicted, method
-    moved["p10_us"], moved["p90_us"] = predicted * low, predicted * high
-    return moved
+        lacking = tuple(not_in_trace(source.only([middle])))
+        return cls(program, trace_calls(source.act, middle.calls), own_us(middle), queued, per_batch, lacking)
 
 
 @dataclass(repr=False)
@@ -286,10 +268,12 @@ class MovableTrace(Trace):
     Attributes:
         batch_size: samples per step; with 1, throughput and cost are per step.
         model: name of the workload; empty for the name from the path.
+        gpu: the GPU that was traced; empty for the one that the trace names.
     """
 
     batch_size: int = 1
     model: str = ""
+    gpu: str = ""
 
     def to(self, gpu: str) -> Prediction:
         """The traced step on another GPU, from its measured kernels; see `TrackedTrace.to`.
@@ -309,25 +293,29 @@ class MovableTrace(Trace):
 
     @cached_property
     def _tracked(self) -> TrackedTrace:
-        return TrackedTrace(self, self.batch_size, self.model)
+        return TrackedTrace(self, self.batch_size, self.model, self.gpu)
 
 
-def load_trace(path: str | Path, batch_size: int = 1, model: str = "") -> MovableTrace:
+def load_trace(path: str | Path, batch_size: int = 1, model: str = "", gpu: str = "") -> MovableTrace:
     """Read and link a profiler trace; the public function of `pipeline`.
 
     Args:
         path: the file.
         batch_size: samples per step, for throughput and cost; with 1, both are per step.
         model: name of the workload for reports; by default from the path (`workload_name`).
+        gpu: the GPU that was traced, where the trace does not name it (PyTorch 1.8 did not), or by an unknown name.
 
     Raises:
+        UnknownNameError: no such GPU.
         TraceError: the file is missing, damaged, or no profiler trace.
         InputError: the batch size is no whole number of at least 1.
     """
     _check_batch_size(batch_size)
+    if gpu:
+        load_gpu(gpu)  # an unknown name is refused before the file is read
     trace = read_trace(path)
     linked = {each.name: getattr(trace, each.name) for each in fields(trace)}
-    return MovableTrace(**linked, batch_size=batch_size, model=model)
+    return MovableTrace(**linked, batch_size=batch_size, model=model, gpu=gpu)
 
 
 @dataclass

@@ -41,10 +41,13 @@ def advise(
     """Say what would make one training step faster, best first, each with its predicted gain."""
     given, results = split_results(overrides)
     if trace is not None:
-        if overrides:
-            raise InputError("--trace: the trace is the step; leave the overrides away")
+        gpus = [text.removeprefix("gpu=") for text in given if text.startswith("gpu=")]
+        if len(given) > len(gpus) or len(gpus) > 1:
+            raise InputError(
+                "--trace: the trace is the step; leave the overrides away, but for gpu=NAME of the traced GPU"
+            )
         with working("simulating the trace"):
-            advice = load_trace(trace).advise(same_results)
+            advice = load_trace(trace, gpu="".join(gpus)).advise(same_results)
     else:
         advice = _of_question(ask(given), same_results, results)
     if as_json:

@@ -66,6 +66,23 @@ def describe_gpu() -> str:
     return f"for another GPU give a file with its figures, gpu=FILE.yaml,{kept} (docs/extending.md)"
 
 
+def nearest_gpu(properties: Any) -> str:
+    """The known GPU nearest to the first of a trace's `deviceProperties`: of its compute capability, by multiprocessors and
+    memory. Empty where they are not stated.
+    """
+    first = properties[0] if isinstance(properties, list) and properties else None
+    keys = ("computeMajor", "computeMinor", "numSms", "totalGlobalMem")
+    if not isinstance(first, dict) or not all(type(first.get(key)) is int and first[key] >= 0 for key in keys):
+        return ""
+    major, minor, sms, memory = (first[key] for key in keys)
+    alike = [spec for spec in list_gpus() if spec.compute_capability == float(f"{major}.{minor}")]
+
+    def distance(spec: GpuSpec) -> float:
+        return abs(log(spec.sms / max(sms, 1))) + abs(log(spec.memory_bytes / max(memory, 1)))
+
+    return min(alike, key=distance).name if alike else ""
+
+
 def list_gpus() -> list[GpuSpec]:
     """Every GPU that has a file, by name."""
     return [spec for _, spec in sorted(_gpu_files()[0].items())]

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.overheads.op_names import ANY_OP, full_signature, switch_signature
-from pipeline.trace.host_activity import Activity, activity
+from pipeline.trace.host_activity import EARLY_NS, Activity, activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, RESOURCE_APIS, SYNC_APIS
 from pipeline.trace.linked_trace import Trace
 
@@ -207,19 +207,20 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     start, end = act.call_start, act.call_end
     before_end = previous_end(act)
     iteration = act.iteration[act.action_item[act.call_action]]
-    kept = use[act.action_item[act.call_action]]
+    unexplained = (act.unrecorded_ns > 0) | (act.unseen_queue_ns > EARLY_NS)
+    kept = use[act.action_item[act.call_action]] & ~unexplained
     ends = np.sort(end)
     ready = np.searchsorted(ends, np.maximum(launch_start, before_end), side="right")
     # this call may have waited for a call of another stream that ended in between
     kept &= np.searchsorted(ends, start, side="right") - (end <= start) <= ready
-    idle = np.flatnonzero(kept & (before_end < launch_start) & (before_end > -(2**62)).any())
+    idle = np.flatnonzero(kept & (before_end < launch_start) & (before_end > EARLY_NS).any())
     queued = np.flatnonzero(kept & (before_end > launch_end + QUEUED_NS))
     apis = act.apis[act.call_action]
     any_name = np.full(len(act.call_event), ANY_OP, object)
     stream_key = np.where(act.call_stream == act.call_stream[0], "main", "other").astype(object)
     waits = np.flatnonzero(act.action_sync & use[act.action_item])
     at = np.searchsorted(ends, act.action_end[waits], side="right") - 1
-    awaited = np.where(at >= 0, ends[np.maximum(at, 0)], -(2**62))
+    awaited = np.where(at >= 0, ends[np.maximum(at, 0)], EARLY_NS)
     waited = awaited > act.action_start[waits]
     waits, awaited = waits[waited], awaited[waited]
     return [
@@ -236,8 +237,8 @@ def previous_end(act: Activity) -> Ints:
     """End of the previous call on the stream of each call, in ns; a very early time for the first call."""
     order = np.lexsort((act.call_start, act.call_stream))
     stream, end = act.call_stream[order], act.call_end[order]
-    out = np.full(len(order), -(2**62), np.int64)
-    out[order[1:]] = np.where(stream[1:] == stream[:-1], end[:-1], -(2**62))
+    out = np.full(len(order), EARLY_NS, np.int64)
+    out[order[1:]] = np.where(stream[1:] == stream[:-1], end[:-1], EARLY_NS)
     return out
 
 

@@ -29,7 +29,6 @@ from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_program import Iteration
 from pipeline.simulate.trace_selection import TraceSelection, learn, unforeseen
 from pipeline.simulate.waits import WaitModel
-from pipeline.trace.iterations import step_number
 from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
 from pipeline.trace.load import load_trace
 
@@ -198,7 +197,7 @@ def _refuse_twice(sources: Sequence[TraceSelection]) -> None:
 
 def _same_step(sources: Sequence[TraceSelection]) -> list[Iteration]:
     """The last step that the traces of all ranks contain, one iteration per rank."""
-    numbered = [{step_number(source.act.trace, it.number): it for it in source.chosen} for source in sources]
+    numbered = [{it.step: it for it in source.chosen} for source in sources]
     steps = [source.chosen[-1] for source in sources]
     if all(None not in numbers for numbers in numbered):
         common = set.intersection(*(set(numbers) for numbers in numbered))

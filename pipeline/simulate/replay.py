@@ -26,7 +26,7 @@ from pipeline.simulate.replay_result import Replayed, ReplayResult
 from pipeline.simulate.step_program import Kind, Program
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.simulate.trace_program import Iteration, program_from_trace, queued_before_us, time_per_batch_us
-from pipeline.simulate.trace_selection import TraceSelection, learn, unforeseen
+from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace, unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.kineto_fields import API_CATEGORIES, KERNEL_LAUNCHES
 from pipeline.trace.load import load_trace
@@ -108,8 +108,10 @@ def replay(
         refuse_overwriting(timeline, path, *overheads)
     target = TraceSelection.of(load_trace(path))
     if not target.chosen or not any(iteration.span_us > 0 for iteration in target.chosen):
+        notes = "; ".join(["", *target.act.trace.notes])
         raise TraceError(
-            f"{path}: no operators in any iteration; record the trace with activities=[CPU, CUDA] and at least one step"
+            f"{path}: no operators in any iteration{notes}; record the trace with activities=[CPU, CUDA] and at least one "
+            "step"
         )
     refuse_unlinked(target)
     target = target.only([iteration for iteration in target.chosen if iteration.span_us > 0])
@@ -177,6 +179,7 @@ def replay_source(
         notes += remark
         replayed += list(_evaluate(fold, model, seen[1], options))
     replayed.sort(key=lambda r: r.iteration.number)
+    notes += not_in_trace(target.only([r.iteration for r in replayed]))
     if split != "none":
         notes += [*_left_out(folds), *_unmatched(replayed)]
         notes += [text for r in replayed for text in unforeseen(target, r.iteration)]

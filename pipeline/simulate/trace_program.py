@@ -24,6 +24,7 @@ from pipeline.simulate.step_program import Items, Kind, Program, StepSequence
 from pipeline.simulate.timeline import union_us
 from pipeline.trace.event_links import DATA, PHASES
 from pipeline.trace.host_activity import Activity
+from pipeline.trace.iterations import step_number
 from pipeline.trace.kineto_fields import API_CATEGORIES, EVENT_SYNC_APIS, MISSING, RECORD_APIS, Category
 from pipeline.trace.linked_trace import first_after_warm_up
 
@@ -38,6 +39,7 @@ class Iteration:
 
     Attributes:
         number: index of the iteration in the trace.
+        step: number of its step, as `ProfilerStep#n` states it; None without that.
         items: positions of its items in the activity.
         actions: positions of its actions.
         calls: positions of its calls, in launch order.
@@ -48,6 +50,7 @@ class Iteration:
     """
 
     number: int
+    step: int | None
     items: Ints
     actions: Ints
     calls: Ints
@@ -86,7 +89,7 @@ def iterations(act: Activity) -> list[Iteration]:
         begin, finish = (call_start[calls, None] - start) / 1000.0, (call_end[calls, None] - start) / 1000.0
         out.append(
             Iteration(
-                number=number, items=items, actions=np.flatnonzero(of_action), calls=calls,
+                number=number, step=step_number(act.trace, number), items=items, actions=np.flatnonzero(of_action), calls=calls,
                 start_ns=start, end_ns=end, kernel_us=(call_end - call_start)[calls] / 1000.0,
                 active_us=float(union_us(begin, finish)[0]),
             )
@@ -102,10 +105,15 @@ def _bare_waits(act: Activity) -> Flags:
 
 
 def backlog_us(act: Activity, iteration: Iteration) -> dict[int, float]:
-    """Time until which each stream is busy with work launched before the iteration, in µs from its begin."""
+    """Time until which each stream is busy with work launched before the iteration, in µs from its begin.
+
+    Where the trace does not hold that launch, the first call that waited shows the work (`Activity.unseen_queue_ns`).
+    """
     begin = iteration.start_ns
     earlier = (act.action_start[act.call_action] < begin) & (act.call_end > begin)
-    stream, end = act.call_stream[earlier], act.call_end[earlier]
+    unseen = iteration.calls[act.unseen_queue_ns[iteration.calls] > begin]
+    stream = np.concatenate([act.call_stream[earlier], act.call_stream[unseen]])
+    end = np.concatenate([act.call_end[earlier], act.unseen_queue_ns[unseen]])
     return {int(s): float((end[stream == s].max() - begin) / 1000.0) for s in np.unique(stream)}
 
 
@@ -121,13 +129,16 @@ def queued_before_us(act: Activity, iteration: Iteration) -> float:
 def time_per_batch_us(chosen: Sequence[Iteration]) -> float | None:
     """Mean time in µs from the end of an iteration to the end of the next, loading and waits included.
 
-    The warm-up iteration is left out (`first_after_warm_up`). None for traces without two consecutive iterations.
+    The warm-up iteration is left out (`first_after_warm_up`), and so are pauses: only steps with consecutive numbers
+    count. None for traces without two such steps.
     """
     settled = {iteration.number for iteration in chosen[first_after_warm_up(len(chosen)) :]}
     times = [
         (after.end_ns - before.end_ns) / 1000.0
         for before, after in pairwise(chosen)
-        if after.number == before.number + 1 and after.number in settled
+        if after.number == before.number + 1
+        and after.number in settled
+        and (before.step is None or after.step is None or after.step == before.step + 1)
     ]
     return float(np.mean(times)) if times else None
 

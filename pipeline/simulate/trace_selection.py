@@ -18,7 +18,7 @@ import pandas as pd
 from pipeline.overheads.extraction import ItemKeys, extract_overheads, item_keys, one_time_calls, without_one_time_costs
 from pipeline.simulate.trace_program import Iteration, iterations
 from pipeline.simulate.waits import WaitModel
-from pipeline.trace.host_activity import Activity, activity
+from pipeline.trace.host_activity import EARLY_NS, Activity, activity
 from pipeline.trace.linked_trace import Trace, first_after_warm_up
 
 Flags = npt.NDArray[np.bool_]
@@ -96,6 +96,29 @@ MAX_NAMED = 3
 def unforeseen(source: TraceSelection, iteration: Iteration) -> list[str]:
     """Notes on one-time calls and idle intervals of the host that take a large share of an iteration's span."""
     return [*_calls(source, iteration), *_gaps(source, iteration)]
+
+
+def not_in_trace(source: TraceSelection) -> list[str]:
+    """Notes on work of the chosen iterations that the trace does not hold, which the device shows by waiting."""
+    act, notes = source.act, []
+    unseen = act.unseen_queue_ns
+    waited = [it for it in source.chosen if (unseen[it.calls] > it.start_ns).any()]
+    if waited:
+        waits = [float((unseen[it.calls].max() - it.start_ns) / 1000.0) for it in waited]
+        which = f"iteration{'s' * (len(waited) > 1)} {', '.join(str(it.number) for it in waited[:MAX_NAMED])}"
+        more = f" and {len(waited) - MAX_NAMED} more" if len(waited) > MAX_NAMED else ""
+        notes.append(
+            f"{which}{more}: the first launch waited {_time(max(waits))} for work that the trace does not hold; it counts as "
+            "queued before the step"
+        )
+    lost = [float(act.unrecorded_ns[it.calls[unseen[it.calls] == EARLY_NS]].sum() / 1000.0) for it in source.chosen]
+    share = sum(lost) / sum(it.span_us for it in source.chosen)
+    if share >= MIN_REPORTED_SHARE:
+        notes.append(
+            f"the device idled {share:.0%} of the span although work was queued; this work was not recorded, so kernel "
+            "times and the predicted span are too short"
+        )
+    return notes
 
 
 def _calls(source: TraceSelection, iteration: Iteration) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import TraceError
 from pipeline.trace import nesting
 from pipeline.trace.event_order import tied_rows
 from pipeline.trace.iterations import iteration_of, windows
@@ -21,11 +22,12 @@ from pipeline.trace.kineto_fields import (
     MISSING,
     OPTIMIZER_PREFIX,
     OPTIMIZER_STEP,
+    OTHER_DEVICES,
     STEP_MARKER,
     ZERO_GRAD_MARKER,
     Category,
 )
-from pipeline.trace.linked_trace import Trace
+from pipeline.trace.linked_trace import UNNAMED, Trace
 
 CLOCK_NS = 2_000
 """Time in ns by which a device event may begin before its launch, because both timestamps are rounded to a
@@ -78,6 +80,8 @@ def link(trace: Trace) -> None:
     columns["op"] = np.where(op, -1, to_events(nesting.nearest(parent, is_op)))
     columns["launch"] = np.full(len(trace), -1, np.int64)
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
+    unnamed = device[(columns["stream"][device] == MISSING) & (columns["tid"][device] >= 0)]
+    columns["stream"][unnamed] = columns["tid"][unnamed]  # Kineto shows a stream as a thread of the GPU
     runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
     linked = _launches(
         columns["correlation"][device], columns["ts_ns"][device],
@@ -238,6 +242,21 @@ def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> l
     return notes
 
 
+def refuse_other_devices(trace: Trace) -> None:
+    """Raise for a trace of a device that is neither a GPU of NVIDIA or AMD nor the CPU.
+
+    Raises:
+        TraceError: the trace holds runtime calls of such a device.
+    """
+    for category in trace.vocabulary["category"]:
+        for prefix, maker in OTHER_DEVICES.items():
+            if category.startswith(prefix):
+                raise TraceError(
+                    f"{trace.path}: traces of {maker} ({category}) are not supported; Steptime reads traces of NVIDIA and "
+                    "AMD GPUs, and of the CPU alone"
+                )
+
+
 def _device_name(metadata: dict[str, Any], columns: Mapping[str, Ints], device: Ints) -> str:
     """The GPU on which the device events of the trace ran; `cpu` where there are none."""
     if not len(device):
@@ -245,8 +264,8 @@ def _device_name(metadata: dict[str, Any], columns: Mapping[str, Ints], device: 
     properties = metadata.get("deviceProperties")
     listed = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
     used = int(columns["device"][device[0]])
-    named = [str(p["name"]) for p in listed if p.get("id") == used and "name" in p]
-    return (named or [str(p["name"]) for p in listed if "name" in p] or ["unknown"])[0]
+    named = [str(p["name"]) for p in listed if str(p.get("id")) == str(used) and "name" in p]
+    return (named or [str(p["name"]) for p in listed if "name" in p] or [UNNAMED])[0]
 
 
 def _launches(

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace.kineto_fields import LOADER_MARKER, STEP_MARKER, ZERO_GRAD_MARKER, Category
+from pipeline.trace.kineto_fields import LOADER_MARKER, STEP_MARKER, ZERO_GRAD_MARKER
 from pipeline.trace.linked_trace import Trace
 
 Ints = npt.NDArray[np.int64]
@@ -86,10 +86,12 @@ def step_number(trace: Trace, iteration: int) -> int | None:
     """The number that `ProfilerStep#n` gives to an iteration of a trace; None without such a marker."""
     if trace.marker != STEP_MARKER:
         return None
-    here = (trace.columns["ts_ns"] == trace.opens[iteration]) & (trace.columns["pid"] == trace.process)
-    for name in trace.names[here & trace.is_category(Category.ANNOTATION)]:
-        if name.startswith(STEP_MARKER) and name.partition("#")[2].isdecimal():
-            return int(name.partition("#")[2])
+    columns, opens = trace.columns, trace.opens[iteration]
+    first, end = np.searchsorted(columns["ts_ns"], [opens, opens + 1])
+    for event in range(first, end):  # those that begin with the iteration
+        prefix, _, number = trace.names[event].partition("#")
+        if prefix == STEP_MARKER and number.isdecimal() and columns["pid"][event] == trace.process:
+            return int(number)
     return None
 
 

@@ -51,6 +51,13 @@ API_CATEGORIES = (Category.RUNTIME, Category.DRIVER)
 HOST_CATEGORIES = (Category.OP, Category.ANNOTATION, *API_CATEGORIES)
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
+OTHER_DEVICES = {
+    "xpu_": "Intel GPUs", "mtia_": "Meta's MTIA", "hpu_": "Intel's Gaudi", "musa_": "Moore Threads GPUs",
+    "privateuse1_": "devices of other makers",
+}  # fmt: skip
+"""Prefixes of categories (`xpu_runtime`) of devices whose traces cannot be read, as libkineto's ActivityType.cpp and forks
+of it name them."""
+
 INTEGER_ARGS: dict[str, tuple[str, ...]] = {
     "stream": ("stream",),
     "device": ("device",),

@@ -23,6 +23,10 @@ LINKS = frozenset({"iteration", "parent", "top", "op", "launch"})
 """Columns of positions, where -1 means none."""
 
 
+UNNAMED = "unknown"
+"""Device of a trace that does not name its GPU."""
+
+
 def absent(column: str) -> int:
     """The number that means absent in an integer column."""
     return -1 if column in LINKS else MISSING

@@ -17,7 +17,8 @@ from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
 from pipeline.trace.event_order import in_order, without_duplicates
 from pipeline.trace.file_scan import Scanner
-from pipeline.trace.linked_trace import Trace
+from pipeline.trace.kineto_fields import MISSING
+from pipeline.trace.linked_trace import Ints, Trace
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -30,7 +31,7 @@ def load_trace(path: str | Path) -> Trace:
     scanner, events = Scanner(path), Columns(path)
     for batch in scanner.batches():
         events.add(batch)
-    columns = events.finish()
+    columns, lost = _without_lost(events.finish())
     columns["ts_ns"] += _base_ns(path, scanner.metadata)
     columns, vocabulary = in_order(columns, events.vocabulary)
     columns, duplicates = without_duplicates(columns)
@@ -46,7 +47,39 @@ def load_trace(path: str | Path) -> Trace:
         notes=_notes(events, scanner, duplicates),
     )
     link(trace)
+    if len(lost):
+        _leave_out(trace, lost)
     return trace
+
+
+def _without_lost(columns: dict[str, Ints]) -> tuple[dict[str, Ints], Ints]:
+    """Columns without the events whose times the profiler lost, and the correlation ids of these events.
+
+    They begin at 0 and last 0 (pytorch/kineto#109), while all others begin later.
+    """
+    lost = (columns["ts_ns"] == 0) & (columns["dur_ns"] == 0)
+    if not lost.any() or lost.all() or columns["ts_ns"][~lost].min() <= 0:
+        return columns, np.empty(0, np.int64)
+    return {name: values[~lost] for name, values in columns.items()}, columns["correlation"][lost]
+
+
+def _leave_out(trace: Trace, lost: Ints) -> None:
+    """Take the iterations that miss a launch or its work out of a trace: their events get no iteration.
+
+    Args:
+        trace: the trace, without its lost events.
+        lost: correlation ids of the lost events.
+    """
+    columns = trace.columns
+    partners = np.flatnonzero(np.isin(columns["correlation"], lost[lost != MISSING]))
+    inside = columns["iteration"][partners]
+    # work without its launch has no iteration: it is in the one in which it runs
+    at = np.searchsorted(trace.opens, columns["ts_ns"][partners], side="right") - 1
+    numbers = np.unique(np.where(inside >= 0, inside, at))
+    numbers = numbers[numbers >= 0]
+    columns["iteration"][np.isin(columns["iteration"], numbers)] = -1
+    left_out = f"; iterations that miss some of it are left out: {', '.join(map(str, numbers))}" if len(numbers) else ""
+    trace.notes.append(f"{len(lost)} events have no time (ts 0): the profiler lost it{left_out}")
 
 
 def _base_ns(path: Path, metadata: dict[str, Any]) -> int:

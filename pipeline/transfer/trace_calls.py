@@ -16,8 +16,14 @@ import pandas as pd
 
 from pipeline.graph.execution_trace import DTYPES
 from pipeline.graph.opmap import find_row
+from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import sustained_dram_gb_per_s
+from pipeline.kernels.physics import raised_to_min_duration
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category
+from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, on_tensor_cores, step_calls_us
+from pipeline.transfer.probes import P90_SIGMAS
+from pipeline.transfer.shipped_models import load_models
 
 Ints = npt.NDArray[np.int64]
 
@@ -188,3 +194,42 @@ def _family(op: str, kernel: str, kind: str, family: str) -> str:
     if last == "conv2d_backward_data":
         return next((name for word, name in CONVOLUTION_GRADIENTS.items() if word in kernel), last)
     return last
+
+
+def transferred(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
+    """Times of traced calls on another GPU. Traced times are kernel times, without a latency floor."""
+    moved = by_wave(calls.assign(family="other"), origin, destination)
+    if origin == destination:
+        return moved
+    measured = calls["latency_us"].to_numpy(dtype=np.float64)
+    predicted, method = moved["predicted_us"].to_numpy(dtype=np.float64, copy=True), moved["method"].to_numpy(copy=True)
+    half = float(np.exp(P90_SIGMAS * WAVE_LOG_SIGMA))
+    bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
+    ratios = {"link": origin.pcie_gb_per_s / destination.pcie_gb_per_s, "copy": bandwidth, "collective": 1.0}
+    names = {"link": "link_ratio", "copy": "bandwidth_ratio", "collective": "unchanged"}
+    for kind, ratio in ratios.items():
+        at = np.flatnonzero(calls["kind"] == kind)
+        predicted[at], method[at] = measured[at] * ratio, names[kind]
+    low, high = np.full(len(calls), 1.0 / half), np.full(len(calls), half)
+    for family, model in load_models().items():
+        at = np.flatnonzero(calls["family"] == family)
+        if not len(at):
+            continue
+        part = calls.iloc[at].assign(op=model.ops[0])
+        predicted[at] = step_calls_us(
+            model, part, moved["predicted_us"].to_numpy(dtype=np.float64)[at], origin, destination
+        )
+        method[at] = "utilisation+wave" if STEP_WAVE_SHARE.get(family) else "utilisation"
+        low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
+        if family not in ("gemm", "bmm", "conv2d_forward"):
+            continue
+        at = at[(part["dtype"] != "fp32").to_numpy()]
+        times = on_tensor_cores(model, calls.iloc[at].assign(op=model.ops[0]), origin, destination) if len(at) else None
+        if times is not None:
+            predicted[at], method[at] = times, "tensor"
+    for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
+        kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]
+        predicted[kernels] = raised_to_min_duration(predicted[kernels], str(name), destination, measured[kernels])
+    moved["predicted_us"], moved["method"] = predicted, method
+    moved["p10_us"], moved["p90_us"] = predicted * low, predicted * high
+    return moved

@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.tracker import _transfer
 from pipeline.answers.transferred_models import same_chip_models
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.packs import list_packs
 from pipeline.transfer.methods import by_auto
 from pipeline.transfer.shipped_models import load_models, predict_calls
+from pipeline.transfer.trace_calls import transferred
 
 
 def test_a_short_time_is_raised_and_a_long_one_is_left() -> None:
@@ -40,7 +40,7 @@ def test_scaling_a_measurement_keeps_the_shortest() -> None:
     rows = pd.DataFrame({"family": ["other", "other"], "op": ["roll"] * 2, "latency_us": [4.0, 0.5], "kind": "kernel"})
     origin, destination = load_gpu("P4"), load_gpu("H100")
     start = Physics.of(destination).start_us("other")
-    for moved in (by_auto(rows, origin, destination, {}), _transfer(rows, origin, destination)):
+    for moved in (by_auto(rows, origin, destination, {}), transferred(rows, origin, destination)):
         predicted = moved["predicted_us"].to_numpy()
         assert predicted[0] == pytest.approx(start) and predicted[1] == pytest.approx(0.5)
         assert (moved["p10_us"] <= moved["predicted_us"]).all() and (moved["predicted_us"] <= moved["p90_us"]).all()

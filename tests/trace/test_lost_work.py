@@ -1,0 +1,194 @@
+"""Traces that do not hold all work: cut out of a run, with lost events or times, without the GPU's name, of other devices."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.answers.tracker import load_trace as movable_trace
+from pipeline.commands import codesign_commands
+from pipeline.errors import InputError, SteptimeWarning, TraceError, UnknownNameError
+from pipeline.overheads.extraction import extract_overheads
+from pipeline.simulate.replay import replay
+from pipeline.trace.host_activity import activity
+from pipeline.trace.load import load_trace
+from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write
+
+Events = list[dict[str, Any]]
+
+V100 = [{"id": 0, "name": "Tesla V100-PCIE-32GB"}]
+
+
+def step(at: float, number: int, first: float = 9, hole: float = 1) -> Events:
+    """A step of one operator with two kernels of 10 us, `hole` us apart; the first starts `first` us after the step.
+
+    main [mm  L0 L1       ]
+    s7          [k0 ]<hole>[k1 ]
+    """
+    begin, second = at + first, at + first + 10 + hole
+    return [
+        annotation(f"ProfilerStep#{number}", at, max(second + 15, at + 45)), op("aten::mm", at + 1, at + 21),
+        launch(at + 3, at + 5, 2 * number + 1), kernel("k0", begin, begin + 10, 2 * number + 1),
+        launch(at + 6, at + 8, 2 * number + 2), kernel("k1", second, second + 10, 2 * number + 2),
+    ]  # fmt: skip
+
+
+def run(count: int, **figures: float) -> Events:
+    return [event for number in range(count) for event in step(2000 * number, number, **figures)]
+
+
+def lose(events: Events, *positions: int) -> Events:
+    """The events with the times of some of them lost, as Kineto writes those."""
+    for position in positions:
+        events[position] |= {"ts": 0, "dur": 0}
+    return events
+
+
+def test_only_steps_with_consecutive_numbers_count_for_the_time_per_batch(tmp_path: Path) -> None:
+    begins = {3: 0, 4: 100, 5: 200, 13: 500_000, 14: 500_100, 15: 500_200}
+    path = write(tmp_path, [event for number, at in begins.items() for event in step(at, number)])
+    assert replay(path).time_per_batch_us == 100
+    every_other = [event for number in (0, 2, 4, 6) for event in step(100 * number, number)]
+    assert replay(write(tmp_path, every_other)).time_per_batch_us is None
+
+
+def test_work_that_was_not_recorded_is_said_and_teaches_no_latency(tmp_path: Path) -> None:
+    path = write(tmp_path, run(5, hole=1000), deviceProperties=V100)
+    result = replay(path)
+    # of 1028 us from the operator's begin to the end of the second kernel, the device waits 1000
+    assert [note for note in result.notes if "the device idled 97% of the span although work was queued" in note]
+    assert result.as_dict()["overheads"]["launch_latency"]["mean_us"] == 6 and "kernel_gap" not in set(
+        result.overheads["type"]
+    )
+    with pytest.warns(
+        SteptimeWarning, match=r"takes 0.0\d+ ms, measured 1.03 ms: its prediction is scaled by that ratio"
+    ):
+        here = movable_trace(path).to("V100")
+    assert here.predicted_us == 1028 and here.active_us == 20  # what was recorded, not scaled
+    assert "the device idled 97%" in here.warnings[1] and len(here.warnings) == 2
+
+
+@pytest.mark.parametrize("hole", [1, 90])
+def test_a_whole_trace_has_no_such_notes(tmp_path: Path, hole: float) -> None:
+    path = write(tmp_path, run(5, hole=hole), deviceProperties=V100)
+    assert replay(path).as_dict()["notes"] == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SteptimeWarning)
+        assert movable_trace(path).to("T4").warnings == ()
+
+
+def test_a_first_launch_that_waits_shows_work_queued_before_the_step(tmp_path: Path) -> None:
+    path = write(tmp_path, step(0, 0, first=400_000), deviceProperties=V100)
+    result = replay(path)
+    facts = result.as_dict()
+    assert facts["queued_us"] == 400_000 - 1 and facts["step_measured_us"] == 21
+    assert "launch_latency" not in facts["overheads"]
+    assert any(
+        "iteration 0: the first launch waited 400.0 ms for work that the trace does not hold" in n for n in result.notes
+    )
+    with pytest.warns(SteptimeWarning, match="counts as queued before the step"):
+        there = movable_trace(path).to("T4")
+    assert there.predicted_us < 100 and there.traced is not None and there.traced.queued_us == 399_999
+
+
+def test_recorded_work_without_its_launch_is_queued_work_too(tmp_path: Path) -> None:
+    earlier = kernel("earlier", -50, 5000, 77)
+    path = write(tmp_path, [earlier, *step(0, 0, first=5002)])
+    assert replay(path).as_dict()["queued_us"] == 5000 - 1
+    elsewhere = write(tmp_path, [kernel("earlier", -50, 5000, 77, stream=8), *step(0, 0, first=5002)])
+    assert replay(elsewhere).as_dict()["queued_us"] == 0  # it may have waited for an event of that stream
+
+
+def test_a_wait_for_another_stream_is_no_lost_work(tmp_path: Path) -> None:
+    events = [op("aten::mm", 1, 21), launch(3, 5, 1), kernel("k0", 9, 6009, 1), launch(6, 8, 2)]
+    path = write(tmp_path, [*events, kernel("k1", 6010, 6020, 2, stream=8)])
+    act = activity(load_trace(path))
+    assert not act.unrecorded_ns.any() and replay(path).as_dict()["queued_us"] == 0
+
+
+# positions within a step: 3 is its first kernel, 2 the launch of it
+@pytest.mark.parametrize("lost", [3, 2])
+def test_iterations_with_lost_times_are_left_out(tmp_path: Path, lost: int) -> None:
+    result = replay(write(tmp_path, lose(run(5), 2 * 6 + lost), deviceProperties=V100))
+    facts = result.as_dict()
+    assert [each["iteration"] for each in facts["per_iteration"]] == [1, 3, 4]
+    assert (
+        "1 events have no time (ts 0): the profiler lost it; iterations that miss some of it are left out: 2"
+        in facts["notes"]
+    )
+    assert facts["active_measured_us"] == 20 and facts["time_per_batch_us"] == 2000
+    assert not (extract_overheads(load_trace(result.trace.path))["iteration"] == 2).any()
+
+
+def test_a_file_of_which_every_step_lost_a_time_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"no operators in any iteration; 3 events have no time \(ts 0\)"):
+        replay(write(tmp_path, lose(run(3), 3, 9, 15)))
+
+
+def test_times_that_begin_at_0_are_no_lost_times(tmp_path: Path) -> None:
+    events = run(3)
+    for event in events:
+        event["ts"] -= 1000  # the first annotation begins at 0
+    path = write(tmp_path, [*events, op("aten::detach", -1000, -1000)])
+    assert load_trace(path).notes == [] and len(load_trace(path)) == 19
+
+
+@pytest.mark.parametrize("category, maker", [("xpu_runtime", "Intel GPUs"), ("mtia_runtime", "Meta's MTIA")])
+def test_traces_of_other_devices_are_refused_by_their_name(tmp_path: Path, category: str, maker: str) -> None:
+    events = run(3)
+    for event in events:
+        event["cat"] = category if event["cat"] == "cuda_runtime" else event["cat"]
+    path = write(tmp_path, [event for event in events if maker != "Meta's MTIA" or event["cat"] != "kernel"])
+    for answer in (lambda: replay(path), lambda: movable_trace(path).to("V100")):
+        with pytest.raises(TraceError, match=rf"trace\.json: traces of {maker} \({category}\) are not supported"):
+            answer()
+    assert len(load_trace(path))  # its events can be read
+
+
+def test_a_trace_without_the_name_of_its_gpu_takes_a_given_one(tmp_path: Path) -> None:
+    named = movable_trace(write(tmp_path, run(3), deviceProperties=V100)).to("T4").predicted_us
+    path = write(tmp_path, run(3), deviceProperties=None)
+    with pytest.raises(
+        InputError, match=r'trace\.json: the trace does not name its GPU: .*load_trace\(path, gpu="V100"\)'
+    ):
+        movable_trace(path).to("T4")
+    assert movable_trace(path, gpu="V100").to("T4").predicted_us == named
+    assert (
+        CliRunner().invoke(codesign_commands.app, ["advise", "--trace", str(path), "gpu=V100", "--json"]).exit_code == 0
+    )
+    with pytest.raises(UnknownNameError, match="unknown GPU 'V1000'"):
+        movable_trace(path, gpu="V1000")
+
+
+def test_an_unknown_name_comes_with_the_nearest_gpu(tmp_path: Path) -> None:
+    properties = PROPERTIES[0] | {"computeMajor": 9, "computeMinor": 0, "numSms": 78, "totalGlobalMem": 96 << 30}
+    path = write(tmp_path, run(3), deviceProperties=[properties])
+    with pytest.raises(
+        InputError, match=r'no GPU file has the name Test GPU: .*gpu="H20"\) \(the nearest by .*gpu=FILE'
+    ):
+        movable_trace(path).to("T4")
+
+
+def test_the_gpu_is_the_one_that_worked_also_where_ids_are_text(tmp_path: Path) -> None:
+    events = run(3)
+    for event in events:
+        event["args"] |= {"device": "1"} if event["cat"] == "kernel" else {}
+    two = [{"id": "0", "name": "Tesla T4"}, {"id": "1", "name": "Tesla P4"}]
+    assert load_trace(write(tmp_path, events, deviceProperties=two)).device == "Tesla P4"
+
+
+def test_streams_that_are_not_named_are_the_threads_of_the_gpu(tmp_path: Path) -> None:
+    events = [
+        op("aten::mm", 1, 21),
+        launch(3, 5, 1),
+        kernel("k0", 9, 29, 1),
+        launch(6, 8, 2),
+        kernel("k1", 12, 20, 2, stream=8),
+    ]
+    for event in events:
+        event["args"].pop("stream", None)
+    assert sorted(activity(load_trace(write(tmp_path, events))).call_stream.tolist()) == [7, 8]
