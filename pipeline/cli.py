@@ -182,11 +182,14 @@ def compare(
         rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
         facts = {"predictions": rows, "unpredicted": [asdict(each) for each in unpredicted],
                  "largest_batch": largest, "largest_batch_estimated": sorted(estimated),
-                 "hosts": comparison.hosts}  # fmt: skip
+                 "hosts": comparison.hosts,
+                 "ties": {f"{model}, {what}": tie.as_dict() for (model, what), tie in comparison.ties.items()}}  # fmt: skip
         print_json(facts | ({"prices": prices.to_dict("records")} if len(prices) else {}))
         return
 
-    console().print(Comparison(predictions, largest, prices, unpredicted, frozenset(estimated), comparison.hosts))
+    console().print(
+        Comparison(predictions, largest, prices, unpredicted, frozenset(estimated), comparison.hosts, comparison.ties)
+    )
 
 
 def _design(prediction: Prediction) -> str:

@@ -26,6 +26,10 @@ NAMED_GPUS = 3
 """Number of GPUs that a table names, of those on which a step fits."""
 
 
+ASKED = ("dtype", "optimizer", "attention")
+"""Keys of `Prediction.asked`."""
+
+
 @dataclass(frozen=True)
 class TracedStep:
     """What a trace shows of the step that a prediction starts from. Times are µs."""
@@ -93,6 +97,10 @@ class Prediction:
     """Folders that the kernel models of this GPU were read from, best first; empty where it has no models of its own."""
     warnings: tuple[str, ...] = ()
     """What differs from what was asked, and what the prediction leaves out, one sentence each."""
+    asked: dict[str, str] = field(default_factory=dict)
+    """The workload's dtype, optimizer and attention, where it has them."""
+    notes: tuple[str, ...] = ()
+    """How what was asked was understood, one sentence each."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     """Per operator and device call, in the `prediction` schema."""
 
@@ -194,7 +202,9 @@ class Prediction:
         if self.unmodelled_share > 0:
             names = ", ".join(list(self.unmodelled_us)[:3])
             rows.append(("not modelled", f"{self.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}"))
-        return rows + [("warning", text) for text in self.warnings]
+        if self.asked:
+            rows.append(("computed with", ", ".join(f"{key} {value}" for key, value in self.asked.items())))
+        return [*rows, *(("note", text) for text in self.notes), *(("warning", text) for text in self.warnings)]
 
     def _break_even(self) -> str:
         if self.device_bound_from is None:
@@ -219,7 +229,8 @@ class Prediction:
             "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled_us,
             "families_us": self.families_us,
             "models_from": list(self.models_from), "host": self.host, "device_bound_from": self.device_bound_from,
-            "warnings": list(self.warnings),
+            "warnings": list(self.warnings), "notes": list(self.notes),
+            **{key: self.asked.get(key) for key in ASKED},
         }  # fmt: skip
         if not self.fits:
             keys |= {"largest_batch": self.largest_batch, "fitting_gpus": list(self.fitting_gpus)}
@@ -242,6 +253,7 @@ class Prediction:
             "largest_batch": self.largest_batch,
             "fitting_gpus": json.dumps(self.fitting_gpus),
             "warnings": json.dumps(self.warnings),
+            "notes": json.dumps(self.notes),
             "measured_us": self.measured_us,
             "error": self.error,
         }
@@ -298,6 +310,8 @@ class Prediction:
             fitting_gpus=_names(row.get("fitting_gpus")),
             overrides=_names(row.get("overrides")),
             warnings=_names(row.get("warnings")),
+            asked={key: str(row[key]) for key in ASKED if _text(row.get(key))},
+            notes=_names(row.get("notes")),
         )
 
 

@@ -119,7 +119,8 @@ SCHEMAS: dict[str, pa.Schema] = {
          "host_us": _F, "p10_us": _F, "p90_us": _F, "memory_bytes": _I, "fits": _B, "evidence": _S,
          "host_evidence": _S, "unmodelled_share": _F},
         {"measured_us": _F, "error": _F, "families": _S, "unmodelled": _S, "bound": _S, "overrides": _S, "host": _S,
-         "device_bound_from": _F, "largest_batch": _I, "fitting_gpus": _S, "warnings": _S},
+         "device_bound_from": _F, "largest_batch": _I, "fitting_gpus": _S, "warnings": _S,
+         "notes": _S, "dtype": _S, "optimizer": _S, "attention": _S},
     ),
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.ties import TIE_SHARE, Tie, why_tied
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
@@ -101,6 +102,8 @@ class Choice:
     """Cost over the same work as `time`; infinite without a price."""
     wins: float | None = None
     """Share of the draws in which the point is the best of the contenders."""
+    beats_first: float | None = None
+    """Share of the draws in which the point is better than the first of the contenders."""
 
     def as_dict(self, samples: int | None) -> dict[str, Any]:
         """Plain values for JSON and tables."""
@@ -148,6 +151,7 @@ class Plan:
             "front": [choice.as_dict(samples) for choice in self.front],
             "contenders": [choice.as_dict(samples) for choice in self.contenders], "lost": self.lost,
             "prices": list(self.prices), "hosts": self.hosts,
+            "tie": None if self.tie is None else self.tie.as_dict(),
         }  # fmt: skip
 
     def table(self) -> pd.DataFrame:
@@ -178,11 +182,24 @@ class Plan:
         return rows
 
     @property
+    def tie(self) -> Tie | None:
+        """The contenders that tie with the best; None where it wins surely."""
+        rivals = [choice for choice in self.contenders[1:] if (choice.beats_first or 0.0) >= TIE_SHARE]
+        tied = [choice.prediction for choice in (self.best, *rivals)]
+        return Tie(tuple(tied), max(choice.beats_first or 0.0 for choice in rivals), why_tied(tied)) if rivals else None
+
+    @property
     def summary(self) -> str:
-        """One sentence: the winner, and how much was searched."""
+        """One sentence: the winner or those that tie, and how much was searched."""
         wins = "" if self.best.wins is None else f", best in {self.best.wins:.0%} of the draws"
         question = self.best.question
         options = " ".join((f"batch_size={question.batch_size}", *question.overrides))
+        if (tie := self.tie) is not None:
+            others = ", ".join(f"{p.gpu} batch_size={p.batch_size} {p.named}".rstrip() for p in tie.predictions[1:])
+            return (
+                f"a tie in {self.objective}: {question.model} on {question.gpu.name} {options}, {others}; another wins in "
+                f"{tie.share:.0%} of the draws, {tie.why} ({self.points:,} points, {self.predicted:,} predicted)"
+            )
         return (
             f"best {self.objective}: {question.model} on {question.gpu.name} {options}{wins} "
             f"({self.points:,} points, {self.predicted:,} predicted)"

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from pipeline.answers.engine import Answer, Engine, in_order
 from pipeline.answers.plan_bounds import StepBounds
 from pipeline.answers.plan_results import Choice, Limits, Objective, front_of
+from pipeline.answers.ties import reseeded, shares_of_wins
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.prices import price_notes, prices_of
@@ -300,7 +301,7 @@ class Search:
         """The first points with the share of draws in which each is the best; one point has no rival."""
         ranked = ranked[:CONTENDERS]
         gpus: list[GpuSpec] = list(dict.fromkeys(choice.question.gpu for choice in ranked))
-        seeded = [_reseeded(choice.question, gpus.index(choice.question.gpu)) for choice in ranked]
+        seeded = [reseeded(choice.question, gpus.index(choice.question.gpu)) for choice in ranked]
         parts = [_accumulating(question) if choice.batches > 1 else None
                  for choice, question in zip(ranked, seeded, strict=True)]  # fmt: skip
         asked = [*seeded, *(part for part in parts if part is not None)]
@@ -319,8 +320,13 @@ class Search:
         wins = np.bincount(best, minlength=len(ranked)) / len(best)
         several = len(ranked) > 1
         return [
-            replace(choice, prediction=prediction, wins=float(share) if several else None)
-            for choice, prediction, share in zip(ranked, shown, wins, strict=True)
+            replace(
+                choice,
+                prediction=prediction,
+                wins=float(share) if several else None,
+                beats_first=beats if several else None,
+            )
+            for choice, prediction, share, beats in zip(ranked, shown, wins, shares_of_wins(drawn), strict=True)
         ]
 
 
@@ -334,10 +340,6 @@ def _series(points: Sequence[_Open]) -> npt.NDArray[np.int64]:
 
 def _with_draws(question: Question, draws: int) -> Question:
     return replace(question, predict=replace(question.predict, draws=draws))
-
-
-def _reseeded(question: Question, more: int) -> Question:
-    return replace(question, predict=replace(question.predict, seed=question.predict.seed + more))
 
 
 def _accumulating(question: Question) -> Question:

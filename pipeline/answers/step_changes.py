@@ -65,13 +65,15 @@ CANDIDATES = (
     ),
     Candidate("edit.fuse", "elementwise", (), "torch.compile of the layers between the matrix products"),
     Candidate(
-        "model.dtype", "tf32", ("fp32",), "torch.set_float32_matmul_precision('high')", "products have 10 bits of mantissa"
+        "model.dtype", "tf32", ("default", "fp32"), "torch.set_float32_matmul_precision('high')",
+        "products have 10 bits of mantissa",
     ),
     Candidate(
-        "model.dtype", "bf16", ("fp32", "tf32"), "torch.autocast('cuda', torch.bfloat16)", "products have 7 bits of mantissa"
+        "model.dtype", "bf16", ("default", "fp32", "tf32"), "torch.autocast('cuda', torch.bfloat16)",
+        "products have 7 bits of mantissa",
     ),
     Candidate(
-        "model.dtype", "fp16", ("fp32", "tf32"), "torch.autocast('cuda', torch.float16) with a gradient scaler",
+        "model.dtype", "fp16", ("default", "fp32", "tf32"), "torch.autocast('cuda', torch.float16) with a gradient scaler",
         "products are in fp16, with its small range",
     ),
     Candidate(

@@ -159,6 +159,7 @@ def predict_step(
     errors = StepErrors.of(step.sources, predicted, program.host_evidence, question.host.log_sd)
     low, high = step_interval(errors, timeline, step.which, settings.draws, settings.seed, form)
     step_us = float(timeline.step_us[0])
+    explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
     prediction = Prediction(
         gpu=question.gpu.name,
         model=question.model,
@@ -179,7 +180,13 @@ def predict_step(
         measured_us=measured_us,
         overrides=question.overrides,
         models_from=folders,
-        warnings=(*step.warnings, *question.gpu.notes, *dtype_notes(question.gpu, step.asks_tf32, step.calls)),
+        warnings=(
+            *step.warnings,
+            *question.gpu.notes,
+            *dtype_notes(question.gpu, explicit_tf32, step.calls),
+        ),
+        asked=question.asked,
+        notes=question.notes,
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
     )
     return prediction, timeline

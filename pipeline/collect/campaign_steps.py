@@ -51,7 +51,7 @@ def run_times(campaign: Campaign) -> None:
         if ran and units[unit]["status"] != "done":  # profiling the step would fail too
             units[plan.unit] = units.pop(unit)
             campaign.folder.save()
-    set_tf32(False)
+    set_tf32("fp32")
 
 
 def run_steps(campaign: Campaign) -> None:
@@ -65,7 +65,7 @@ def run_steps(campaign: Campaign) -> None:
         if ran and campaign.folder.units[plan.unit]["status"] == "done":
             campaign.folder.units.pop(times_unit(plan.unit), None)
             campaign.folder.save()
-    set_tf32(False)
+    set_tf32("fp32")
 
 
 def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
@@ -120,7 +120,7 @@ def _warmed_up(campaign: Campaign, plan: StepPlan, limit_s: float) -> tuple[Any,
     device = campaign.device
     torch.manual_seed(0)
     config, capped = cap_tables(plan.config(), device)
-    set_tf32(config.get("dtype") == "tf32")
+    set_tf32(str(config.get("dtype", "default")))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with reporting_unsupported(plan.unit.removeprefix("steps/"), str(config.get("dtype", "fp32")), device):

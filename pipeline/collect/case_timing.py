@@ -145,7 +145,7 @@ class Bench:
         """Prepare a repetition: inputs, cache state, an idle device."""
         case = timing.case
         if self.device.type == "cuda":
-            set_tf32(case.spec.dtype == "tf32")
+            set_tf32(case.spec.dtype)
         if case.prepare is not None:
             case.prepare()
         if timing.cache is not Cache.WARM and (self.device.type == "cuda" or timing.cache is Cache.COLD):

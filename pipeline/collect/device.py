@@ -97,8 +97,10 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def set_tf32(on: bool) -> None:
-    """Switch TF32 on or off for matmul, convolution and RNN; all are always set, because cuDNN allows TF32 by default.
+def set_tf32(dtype: str) -> None:
+    """Switch TF32 on or off for matmul, convolution and RNN, as `model.dtype` says; all are always set.
+
+    `tf32` switches it on for all, `default` as PyTorch does by itself (not for matmul), any other dtype off.
 
     Both settings of PyTorch are written, for these reasons:
 
@@ -110,13 +112,13 @@ def set_tf32(on: bool) -> None:
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     with suppress(AttributeError):  # a future torch may remove the old names
-        matmul.allow_tf32 = on
-        cudnn.allow_tf32 = on
+        matmul.allow_tf32 = dtype == "tf32"
+        cudnn.allow_tf32 = dtype in ("tf32", "default")
     if hasattr(matmul, "fp32_precision"):
-        precision = "tf32" if on else "ieee"
-        for settings in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)):
+        matmul.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
+        for settings in (getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)):
             if settings is not None:
-                settings.fp32_precision = precision
+                settings.fp32_precision = "tf32" if dtype in ("tf32", "default") else "ieee"
 
 
 def synchronise(device: torch.device) -> None:

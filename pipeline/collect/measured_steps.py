@@ -230,7 +230,7 @@ def collect_step(
     dtype = str(config.get("dtype", "fp32"))
     threads = fix_threads(measured_on)
     keep_memory_mapped()
-    set_tf32(dtype == "tf32")
+    set_tf32(dtype)
     title = f"{config.get('name', model)} at batch {batch_size}"
     try:
         with reporting_unsupported(title, dtype, measured_on):

@@ -122,7 +122,7 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
                 continue
             for us in times_us.values():  # empty if the profiler recorded no kernel
                 yield Peak(f"gemm_{dtype}", 2 * n**3 / us / 1e6, "TFLOP/s", "median kernel time, random data", n)
-    set_tf32(False)
+    set_tf32("fp32")
 
 
 def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:

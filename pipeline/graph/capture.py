@@ -106,8 +106,14 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
             with create_as_on_cuda():
                 step = make_step(options, batch_size, device)
             recorded = observe(step, fake, config)
-        for name in unread_options(options):
-            warnings.warn(f"{name}: the step of {config.get('target')} never read it", SteptimeWarning, stacklevel=2)
+        unread = unread_options(options)
+        if step.dtype in ("bf16", "fp16") and not step.precision_read:
+            unread.append("model.dtype")
+        for name in dict.fromkeys(unread):
+            use = "; use `with step.autocast():` in its procedure" if name == "model.dtype" else ""
+            warnings.warn(
+                f"{name}: the step of {config.get('target')} never read it{use}", SteptimeWarning, stacklevel=2
+            )
         return recorded
 
 
@@ -148,9 +154,19 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
                 "or set $TMPDIR to another folder"
             ) from None
     if unused:
+        _warn_of_optimizer(config)
         config = {**config, "optimizer": update_of(others)}
     nodes = build_nodes(prune(raw) if fake else prune_meta(raw), sequential=fake)
     return normalise(nodes, _with_allowed_tf32(config), fake), memory
+
+
+def _warn_of_optimizer(config: Mapping[str, Any]) -> None:
+    """Warn that a custom step updates with optimizers of its own, where another one was asked for."""
+    from pipeline.workloads.custom import usual_values
+
+    if not _is_shipped(config) and config.get("optimizer") not in (None, "none", usual_values()["optimizer"]):
+        text = f"model.optimizer: the step of {config.get('target')} has optimizers of its own, and never read it"
+        warnings.warn(text, SteptimeWarning, stacklevel=2)
 
 
 @contextmanager
@@ -195,20 +211,27 @@ def _with_states(step: Step, config: Mapping[str, Any]) -> bool:
 
 
 def _with_allowed_tf32(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration with dtype "tf32" if a custom step has allowed TF32 in matrix products.
+    """The configuration with the dtype that a custom step has set through PyTorch's switches, where none was asked for.
 
-    TF32 is then also assumed for the operators of cuDNN.
+    - It allowed TF32 in matrix products: `tf32`, which is then also assumed for the operators of cuDNN.
+    - It forbade TF32 in cuDNN: `fp32`.
     """
     import torch
 
-    if config.get("architecture") != "custom" or config.get("dtype") not in (None, "fp32"):
+    if config.get("architecture") != "custom" or config.get("dtype") not in (None, "default"):
         return config
     matmul: Any = torch.backends.cuda.matmul
     try:
         allowed = bool(matmul.allow_tf32)
     except RuntimeError:  # TF32 was set through PyTorch's newer names: reading the older name then raises
         allowed = matmul.fp32_precision == "tf32"
-    return {**config, "dtype": "tf32"} if allowed else config
+    if allowed:
+        return {**config, "dtype": "tf32"}
+    try:
+        forbidden = not torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        forbidden = torch.backends.cudnn.fp32_precision == "ieee"
+    return {**config, "dtype": "fp32" if forbidden else "default"}
 
 
 def needs_fake_tensors(config: Mapping[str, Any]) -> bool:

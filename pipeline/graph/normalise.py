@@ -41,6 +41,9 @@ TF32_OPERATORS = (
 )  # fmt: skip
 """Operators that use TF32 if it is allowed."""
 
+CUDNN_OPERATORS = ("aten::convolution", "aten::convolution_backward", "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
+"""Those to which PyTorch allows TF32 in a script that sets nothing (`torch.backends.cudnn.allow_tf32`)."""
+
 LAYOUT_DEPENDENT = ("convolution", "batch_norm", "_pool2d")
 """Parts of the names of operators whose kernels depend on the memory format of images.
 
@@ -55,10 +58,10 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
         nodes = _show_input_copies(_as_real_tensors(nodes))
     nodes = _name_standins(name_fused_lookups(nodes, config))
     nodes = describe_lookups(nodes, config)
-    if config.get("dtype") == "tf32":
-        for node in nodes:
-            if node.name in TF32_OPERATORS:
-                node.attributes["tf32"] = True
+    allowed = {"tf32": TF32_OPERATORS, "default": CUDNN_OPERATORS}.get(str(config.get("dtype")), ())
+    for node in nodes:
+        if node.name in allowed:
+            node.attributes["tf32"] = True
     if config.get("memory_format") == "channels_last":
         for node in nodes:
             if node.name.startswith("aten::") and any(part in node.name for part in LAYOUT_DEPENDENT):

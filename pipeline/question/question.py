@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu, differing_figures
-from pipeline.hardware.find_gpu import LOCAL, load_gpu
+from pipeline.hardware.find_gpu import LOCAL, list_gpus, load_gpu
 from pipeline.hardware.hosts import Host, host_of, usual_host
 from pipeline.hardware.spec import GpuSpec, is_known_key
 from pipeline.question.compose import (
@@ -89,6 +89,8 @@ class Question:
     """Name of the kernel models: the file of section `kernels`, with a hash of the settings that differ from it."""
     overheads_label: str
     """The same for overhead statistics."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What to know about how the overrides were understood, one sentence each."""
 
     @property
     def model(self) -> str:
@@ -99,6 +101,12 @@ class Question:
     def step_name(self) -> str:
         """Name of this step in a host's overheads and in a campaign's steps."""
         return f"{self.model}/{self.model_variant}/b{self.batch_size}"
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The options on which a time depends most, as the workload has them: dtype, optimizer and attention."""
+        stated = {key: self.workload.get(key) for key in ("dtype", "optimizer", "attention")}
+        return {key: str(value) for key, value in stated.items() if value is not None}
 
     @property
     def local(self) -> bool:
@@ -133,8 +141,8 @@ class Question:
             "collect": CollectSettings, "edit": EditSettings,
         }  # fmt: skip
         read = {name: kind(**_tuples(values[name])) for name, kind in sections.items()}
-        workload, overrides = FrozenDict(values["workload"]), tuple(values["overrides"])
-        return cls(**{**values, **read, "workload": workload, "overrides": overrides})
+        lists = {name: tuple(values[name]) for name in ("overrides", "notes")}
+        return cls(**{**values, **read, **lists, "workload": FrozenDict(values["workload"])})
 
 
 def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,8 +239,19 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         edit_variant=_variant({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",
         kernels_label=_method_label(config["kernels"], base["kernels"]),
         overheads_label=_method_label(config["overheads"], base["overheads"]),
+        notes=tuple(
+            _ambiguous_gpu(override) for override in overrides if override.key == "gpu" and _ambiguous_gpu(override)
+        ),
     )
     return question, usual_batch
+
+
+def _ambiguous_gpu(override: Override) -> str:
+    """A sentence where an alias such as `A100` also begins the names of other GPUs; else an empty text."""
+    stated = override.text.partition("=")[2]
+    name = stated if stated == LOCAL_GPU else load_gpu(stated).name
+    others = [spec.name for spec in list_gpus() if spec.name != name and spec.name.startswith(f"{stated}-")]
+    return f"gpu={stated} is {name}; others: {', '.join(others)}" if others and name != stated else ""
 
 
 def _method_label(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:

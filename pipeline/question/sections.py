@@ -151,7 +151,7 @@ CHOICES = {
     "model.mode": ("train", "inference"),
     "model.optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
     "model.attention": ("eager", "fused"),
-    "model.dtype": ("fp32", "tf32", "bf16", "fp16"),
+    "model.dtype": ("default", "fp32", "tf32", "bf16", "fp16"),
     "model.memory_format": ("contiguous", "channels_last"),
     "model.precision": ("autocast", "pure"),
     "model.copies": ("pinned", "pageable"),
@@ -285,7 +285,7 @@ def check_precision(model: Mapping[str, Any]) -> None:
     """
     if model.get("precision") == "pure" and model.get("dtype") not in HALF_PRECISION_DTYPES:
         raise ConfigError(
-            f"model.precision=pure: it needs half precision, but model.dtype={model.get('dtype') or 'fp32'}; set "
+            f"model.precision=pure: it needs half precision, but model.dtype={model.get('dtype') or 'default'}; set "
             "model.dtype=bf16 or fp16"
         )
 

@@ -23,6 +23,7 @@ from pipeline.answers.engine import Answer, Engine, engine
 from pipeline.answers.engine import in_order as answers_in_order
 from pipeline.answers.host_share import host_note
 from pipeline.answers.predict import grid_table, warn_of
+from pipeline.answers.ties import Tie, find_tie
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question, questions_of
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 PER_PRICE = "samples/price"
 """The column of samples per unit of the currency; its head names the currency."""
+
+THROUGHPUT = "samples/s"
+"""The column of samples per second."""
 
 LEFT_OUT_FIRST = ("host", "evidence", "busy", "max batch", "memory", "measured", PER_PRICE, "bound", "p10-p90 ms")
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
@@ -107,6 +111,8 @@ class Comparison:
     """Keys of `largest` whose batch is an estimate; the others are exact."""
     hosts: str | None = None
     """A line on hosts that differ, from `host_note`."""
+    ties: Mapping[tuple[str, str], Tie] = field(default_factory=dict)
+    """By model and what is compared (`THROUGHPUT` or `PER_PRICE`): points of which none is surely the best."""
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -177,9 +183,18 @@ class Comparison:
         signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
         if signs:
             yield Text(", ".join(signs), style="dim")
+        for (model, what), tie in self.ties.items():
+            if what == THROUGHPUT or priced:
+                points = ", ".join(f"{p.gpu} {p.named} b{p.batch_size}".replace("  ", " ") for p in tie.predictions)
+                won = f"another wins in {tie.share:.0%} of draws"
+                text = f"≈ {model}: a tie in {self._header(what)}: {points} ({won}); {tie.why}"
+                yield Text(text, style="dim")
         if left_out := [name for name in left_out if name != "host" or not self.hosts]:
             yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
         for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():
+            yield Text(text, style="dim")
+        yield from self._settings()
+        for text in dict.fromkeys(text for p in self.predictions for text in p.notes):
             yield Text(text, style="dim")
         if self.hosts:
             yield Text(self.hosts, style="dim")
@@ -188,6 +203,14 @@ class Comparison:
         for reason in dict.fromkeys(row.reason for row in self.unpredicted):
             names = [f"{row.gpu} batch {row.batch_size}" for row in self.unpredicted if row.reason == reason]
             yield Text(f"no prediction for {', '.join(names)}: {reason}", style="red")
+
+    def _settings(self) -> Iterator[Text]:
+        """A line for each model on its dtype, optimizer and attention, where all its rows have the same."""
+        for model in dict.fromkeys(p.model for p in self.predictions):
+            asked = [p.asked for p in self.predictions if p.model == model]
+            same = {key: value for key, value in asked[0].items() if all(row.get(key) == value for row in asked)}
+            if same:
+                yield Text(f"{model}: {', '.join(f'{key} {value}' for key, value in same.items())}", style="dim")
 
     def _table(
         self, rows: Sequence[Prediction | Unpredicted], left_out: Sequence[str], boxed: bool
@@ -226,7 +249,7 @@ class Comparison:
             "p10-p90 ms": interval(p.p10_us, p.p90_us),
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,
-            "samples/s": f"{rate(p.samples_per_s)}{' ★' if self._best(p) else ''}",
+            THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
             "memory": gibibytes(p.memory_bytes) + ("" if p.fits else " ✗"),
             "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
         }
@@ -239,7 +262,7 @@ class Comparison:
             )
         if self._per_hour:
             samples = self._per_price(p)
-            cells[PER_PRICE] = "" if samples is None else f"{compact(samples)}{' ★' if self._cheapest(p) else ''}"
+            cells[PER_PRICE] = "" if samples is None else f"{compact(samples)}{self._sign(p, PER_PRICE)}"
         if self._measured:
             cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
         return cells
@@ -249,8 +272,20 @@ class Comparison:
         price = self._per_hour.get(p.gpu)
         return None if price is None else p.samples_per_s * 3600.0 / price
 
+    def _sign(self, p: Prediction, what: str) -> str:
+        """The mark of a value: a star for the best, or that of a tie."""
+        tie = self.ties.get((p.model, what))
+        if tie is not None and p in tie.predictions:
+            return " ≈"
+        return " ★" if (self._best(p) if what == THROUGHPUT else self._cheapest(p)) else ""
+
     def _best(self, p: Prediction) -> bool:
-        return p.fits and len(self.predictions) > 1 and p.samples_per_s == self._most[p.model]
+        return (
+            (p.model, THROUGHPUT) not in self.ties
+            and p.fits
+            and len(self.predictions) > 1
+            and p.samples_per_s == self._most[p.model]
+        )
 
     @cached_property
     def _most(self) -> dict[str, float]:
@@ -260,7 +295,7 @@ class Comparison:
     def _cheapest(self, p: Prediction) -> bool:
         per_price = [self._per_price(other) for other in self.predictions if other.model == p.model and other.fits]
         known = [samples for samples in per_price if samples is not None]
-        return p.fits and len(known) > 1 and self._per_price(p) == max(known)
+        return (p.model, PER_PRICE) not in self.ties and p.fits and len(known) > 1 and self._per_price(p) == max(known)
 
 
 def _options(row: Prediction | Unpredicted) -> list[str]:
@@ -320,8 +355,24 @@ def compared(questions: Sequence[Question], answers: Iterable[Answer], answering
         raise next(answer.error for answer in ordered if answer.error is not None)
     unpredicted = [Unpredicted.of(answer.question, answer.reason) for answer in ordered if answer.reason is not None]
     asked = [answer.question for answer in ordered if answer.prediction is not None]
-    hosts = host_note(asked, predictions, answering)
-    return Comparison(predictions, prices=prices, unpredicted=unpredicted, hosts=hosts)
+    hosts, ties = host_note(asked, predictions, answering), _ties(asked, predictions, prices, answering)
+    return Comparison(predictions, prices=prices, unpredicted=unpredicted, hosts=hosts, ties=ties)
+
+
+def _ties(
+    questions: Sequence[Question], predictions: Sequence[Prediction], prices: pd.DataFrame, answering: Engine
+) -> dict[tuple[str, str], Tie]:
+    """The ties among points that fit, by model and what is compared."""
+    hourly, ties = _hourly(prices), {}
+    fitting = {question: p for question, p in zip(questions, predictions, strict=True) if p.fits and not question.local}
+    for model in dict.fromkeys(question.model for question in fitting):
+        points = {question: p for question, p in fitting.items() if question.model == model}
+        per_sample = {question: 1.0 / question.batch_size for question in points}
+        ties[model, THROUGHPUT] = find_tie(points, per_sample, answering)
+        priced = {question: p for question, p in points.items() if question.gpu.name in hourly}
+        cost = {question: hourly[question.gpu.name] / question.batch_size for question in priced}
+        ties[model, PER_PRICE] = find_tie(priced, cost, answering)
+    return {key: tie for key, tie in ties.items() if tie is not None}
 
 
 def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,12 @@ from pipeline.show.figures.step_times import percentages
 TEMPLATES = "workflow/report"
 PAGE, CAPTIONS = "page.html.j2", "figures.rst"
 """The page's template, and the captions of the figures, which Snakemake's own report shows too."""
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What the page may do: neither fetch nor run anything. A frame is bound by it too, so scripts of timelines are named."""
+
+SCRIPT = re.compile(r"<script type=\"module\">(.*?)</script>", re.DOTALL)
+"""The script of a timeline's page."""
 
 FIRST = "step_times"
 """The figure at the head of the page."""
@@ -89,6 +97,7 @@ def write_report(
     text = environment.get_template(PAGE).render(
         title=grid_title(predictions),
         hosts=hosts,
+        policy=page_policy((timelines or {}).values()),
         numbers=[step_number(predictions), error_number(predictions, models), evidence_number(predictions)],
         first=next((figure for figure in everything if figure.name == FIRST), None),
         parts={
@@ -104,6 +113,13 @@ def write_report(
     )
     with atomic_path(Path(page)) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def page_policy(timelines: Iterable[str]) -> str:
+    """The page's Content-Security-Policy, which lets exactly the scripts of these timelines' pages run."""
+    scripts = dict.fromkeys(script for page in timelines for script in SCRIPT.findall(page))
+    sources = [f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts]
+    return f"{POLICY}; script-src {' '.join(sources)}" if sources else POLICY
 
 
 def read_sections(path: str | Path) -> list[Section]:

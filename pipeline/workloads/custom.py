@@ -10,6 +10,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -17,14 +18,19 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.errors import ConfigError, InputError, SteptimeWarning, collected_warnings, did_you_mean
+from pipeline.paths import config_dir
 from pipeline.workloads.training_step import Step
 from pipeline.workloads.user_errors import place_in_user_code
+from pipeline.yaml_text import load_yaml
 
 MAX_NAMED = 20
 """Largest number of functions of a module that a message names."""
 
 OWN = ("options", "seq_len")
-"""Keys of `model=custom` that only the user's function reads; all other keys are read by `Step` and by the capture."""
+"""Keys of `model=custom` that only the user's function reads."""
+
+OF_STEP = ("optimizer", "dtype", "precision", "memory_format", "foreach", "set_to_none", "copies", "read_loss", "mode")
+"""Keys that `Step` reads, if the user's function gives it the configuration."""
 
 _SAID_AT_IMPORT: dict[str, list[str]] = {}
 """Warnings of the import of each module, which are repeated whenever one of its functions is used."""
@@ -43,6 +49,8 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """
     target = config.get("target")
     function = _function(target)
+    if isinstance(config, ReadOptions):
+        config.read.clear()  # what was read before this was read to check it
     step = _made(function, target, config, batch_size, device)
     _check_device(step, target, device)
     if not _has_size(step, batch_size):
@@ -243,7 +251,16 @@ class ReadOptions(dict[str, Any]):
         return found
 
 
+@lru_cache(maxsize=1)
+def usual_values() -> Mapping[str, Any]:
+    """The values of `config/model/custom.yaml`; an option with such a value was not given."""
+    values: dict[str, Any] = load_yaml((config_dir() / "model" / "custom.yaml").read_text(encoding="utf-8"))
+    return values
+
+
 def unread_options(config: ReadOptions) -> list[str]:
     """Names, as in an override, of the options that were given for the user's step and that it never read."""
-    empty = [key for key in OWN if dict.get(config, key) in (None, {})]
-    return [f"model.{key}" for key in config.unread() if key.partition(".")[0] in OWN and key not in empty]
+    usual = usual_values()
+    given = [key for key in OWN if dict.get(config, key) not in (None, {})]
+    given += [key for key in OF_STEP if dict.get(config, key) not in (None, usual.get(key))]
+    return [f"model.{key}" for key in config.unread() if key.partition(".")[0] in given]

@@ -58,8 +58,10 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     if count is not None and not (isinstance(count, int) and count > 0):
         raise ConfigError(f"model.tables={count}: give the number of tables (a list selects tables of a file)")
     listed = isinstance(rows, Sequence) and not isinstance(rows, str)
-    if listed and count is not None and count > len(rows):
-        raise ConfigError(f"model.tables={count}: model.rows lists only {len(rows)}")
+    if listed and count is not None and count != len(rows):
+        raise ConfigError(
+            f"model.tables={count}: model.rows lists {len(rows)}; give model.tables={len(rows)} too, or null"
+        )
     sizes = _numbers("rows", list(rows)[:count] if listed else [rows] * (count or 1))
     each_given = isinstance(lookups, Sequence) and not isinstance(lookups, str)
     each = _numbers("lookups", list(lookups) if each_given else [lookups] * len(sizes))

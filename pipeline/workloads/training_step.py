@@ -120,6 +120,8 @@ class Step:
     procedure: Callable[[Batch, Sequence[torch.optim.Optimizer]], None] | None = None
     optimizers: list[torch.optim.Optimizer] = field(init=False)
     dtype: str = field(init=False)
+    precision_read: bool = field(init=False, default=False)
+    """Whether the step has used its dtype: by `autocast`, or cast as a whole."""
 
     def __post_init__(self) -> None:
         _check_pool(self.pool)
@@ -162,11 +164,12 @@ class Step:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of mixed precision for the step's dtype; the meta device follows the rules of CUDA."""
+        self.precision_read = True
         return autocast(self.device, self.dtype) if self.dtype in DTYPES and not self.pure else nullcontext()
 
     def _cast(self, dtype: torch.dtype) -> None:
         """Cast modules, parameters in `in_kernel` and inputs from fp32 to `dtype`; indices are not cast."""
-        dry = is_dry(self.device)
+        dry, self.precision_read = is_dry(self.device), True
         for module in self.modules:
             if any(map(is_fake, module.parameters())):
                 _replace_parameters(module, dtype)

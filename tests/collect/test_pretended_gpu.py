@@ -130,7 +130,7 @@ def test_a_step_runs_in_another_precision(dtype: str, tmp_path: Path, gpu: Prete
     assert seen == {(on, on, "tf32" if on else "ieee")}
     row = folder.step_times.iloc[0]
     assert (row["variant"], json.loads(row["config"])["config"]["dtype"]) == (f"dtype-{dtype}", dtype)
-    set_tf32(False)
+    set_tf32("fp32")
 
 
 @pytest.mark.parametrize("names", ["both", "old", "new"])
@@ -142,7 +142,7 @@ def test_tf32_is_switched_under_the_names_that_a_torch_has(names: str, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(torch.backends.cuda, "matmul", matmul)
         patched.setattr(torch.backends, "cudnn", cudnn)
-        set_tf32(True)
+        set_tf32("tf32")
     assert names == "new" or (matmul.allow_tf32 and cudnn.allow_tf32)
     if names != "old":
         assert {matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision} == {"tf32"}
@@ -153,7 +153,7 @@ def test_tf32_stays_readable_after_somebody_mixed_the_names() -> None:
     backends.cuda.matmul.fp32_precision = "tf32"  # alone, this makes torch refuse to say what allow_tf32 is
     backends.cudnn.fp32_precision = "tf32"
     try:
-        set_tf32(False)
+        set_tf32("fp32")
         assert not backends.cuda.matmul.allow_tf32
         assert not backends.cudnn.allow_tf32
         assert (backends.cudnn.conv.fp32_precision, backends.cudnn.rnn.fp32_precision) == ("ieee", "ieee")

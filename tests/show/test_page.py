@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -19,10 +21,12 @@ from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as step_table
 from pipeline.show.figures.gallery import CATEGORIES, Artifacts, draw_all
 from pipeline.show.html_report import (
+    POLICY,
     Section,
     caption,
     error_number,
     grid_title,
+    page_policy,
     point_name,
     read_sections,
     step_number,
@@ -74,7 +78,18 @@ def test_the_page_needs_no_other_file(report: Path) -> None:
 
 def test_the_page_forbids_the_browser_to_run_or_fetch_anything(report: Path) -> None:
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', report.read_text())
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert unescape(policy) == POLICY == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def test_the_page_lets_the_scripts_of_its_timelines_run_and_no_other() -> None:
+    """A frame is bound by the policy of the page around it."""
+    script = "\nconst a = '<b>';\n"
+    pages = [
+        f'<script id="data" type="application/json">{n}</script><script type="module">{script}</script>' for n in "12"
+    ]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert page_policy(pages) == f"{POLICY}; script-src 'sha256-{digest}'"
+    assert page_policy(["<p>no script</p>"]) == POLICY
 
 
 def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pandas as pd
 import pytest
 
 from pipeline.prediction import Prediction
+from pipeline.show.html_report import page_policy
 from pipeline.simulate import measured_rows
 from pipeline.simulate import timeline_events as predicted_rows
 from pipeline.simulate.measured_rows import measured_events
@@ -263,6 +265,18 @@ def test_the_page_needs_no_network_and_draws_every_slice(
     calls = step.prediction.calls["device_start_us"].notna().sum()
     assert page.value(f"timeline.data.rows[{GPU_ROW}].at.length") == calls, "the calls of the table"
     assert page.value("timeline.data.arrows.length") == calls
+
+
+def test_the_timeline_is_drawn_in_the_frame_of_a_report(page: Page, html: Path, tmp_path: Path) -> None:
+    text, report = html.read_text(encoding="utf-8"), tmp_path / "report.html"
+    policy = escape(page_policy([text]))
+    report.write_text(f"""<!doctype html><meta http-equiv="Content-Security-Policy" content="{policy}">
+        <iframe style="width: 100%; height: 700px" srcdoc="{escape(text)}"></iframe>""", encoding="utf-8")  # fmt: skip
+    page.size(1280, 800)
+    page.errors.clear()
+    page.open(report.as_uri())
+    page.wait("frames[0].timeline && frames[0].timeline.state.drawn > 0")
+    assert page.errors == []
 
 
 def test_pointing_at_a_kernel_names_it_with_its_time_and_sizes(page: Page, html: Path, step: Step) -> None:

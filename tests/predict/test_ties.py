@@ -1,0 +1,45 @@
+"""No star inside a tie: where another point often wins in paired draws, the answer says so, and what decides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline import compare, plan
+from pipeline.answers.ties import shares_of_wins
+from pipeline.show.comparison import PER_PRICE, THROUGHPUT
+
+
+def test_the_share_of_draws_in_which_another_wins() -> None:
+    best, near, far = np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 1.0, 4.0, 3.0]), np.array([9.0, 9.0, 9.0, 9.0])
+    assert shares_of_wins([best, near, far, best]) == [0.5, 0.5, 0.0, 0.5]
+
+
+def test_gpus_that_wait_for_one_host_tie() -> None:
+    found = compare("A100,H100", "dlrm_ddp", batch_size=32)
+    tie = found.ties["dlrm_ddp", THROUGHPUT]
+    assert {p.gpu for p in tie.predictions} == {"A100-PCIE-40GB", "H100"} and tie.why == "the host limits them"
+    assert 0.2 <= tie.share <= 1.0
+    html = found._repr_html_()
+    assert "a tie in samples/s" in html and "★" not in html.partition("samples/s")[2].partition("memory")[0]
+
+
+def test_a_sure_winner_keeps_its_star() -> None:
+    found = compare("P4,H100", "resnet50", batch_size=32)
+    assert ("resnet50", THROUGHPUT) not in found.ties and "★" in found._repr_html_()
+
+
+def test_options_that_change_nothing_tie_in_price_too() -> None:
+    found = compare("V100", "resnet50", batch_size=32, model__dtype="default,fp32")
+    assert {what for _, what in found.ties} == {THROUGHPUT, PER_PRICE}
+    assert found.ties["resnet50", THROUGHPUT].why == "they take the same time" and "★" not in found._repr_html_()
+
+
+def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
+    tied = plan("samples_per_s", gpu="A100,H100,RTX4090", model="dlrm_ddp", batch_size=32)
+    assert tied.tie is not None and tied.summary.startswith("a tie in samples_per_s: dlrm_ddp on ")
+    assert "the host limits them" in tied.summary and tied.as_dict()["tie"]["runner_up_wins"] == pytest.approx(
+        tied.tie.share
+    )
+    sure = plan("samples_per_s", gpu="P4,H100", model="resnet50", batch_size=32)
+    assert sure.tie is None and sure.summary.startswith("best samples_per_s: resnet50 on H100")
