@@ -182,7 +182,6 @@ def predict_step(
         models_from=folders,
         warnings=(
             *step.warnings,
-            *question.gpu.notes,
             *dtype_notes(question.gpu, explicit_tf32, step.calls),
         ),
         asked=question.asked,

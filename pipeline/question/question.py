@@ -239,15 +239,15 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         edit_variant=_variant({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",
         kernels_label=_method_label(config["kernels"], base["kernels"]),
         overheads_label=_method_label(config["overheads"], base["overheads"]),
-        notes=tuple(
-            _ambiguous_gpu(override) for override in overrides if override.key == "gpu" and _ambiguous_gpu(override)
-        ),
+        notes=(*gpu.notes, *(note for note in map(_ambiguous_gpu, overrides) if note)),
     )
     return question, usual_batch
 
 
 def _ambiguous_gpu(override: Override) -> str:
     """A sentence where an alias such as `A100` also begins the names of other GPUs; else an empty text."""
+    if override.key != "gpu":
+        return ""
     stated = override.text.partition("=")[2]
     name = stated if stated == LOCAL_GPU else load_gpu(stated).name
     others = [spec.name for spec in list_gpus() if spec.name != name and spec.name.startswith(f"{stated}-")]

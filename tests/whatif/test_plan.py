@@ -14,6 +14,7 @@ from pipeline.answers.engine import AvailableModels, Engine
 from pipeline.answers.plan import make_plan, plan
 from pipeline.answers.plan_bounds import StepBounds, knots
 from pipeline.answers.plan_results import Limits, Objective
+from pipeline.answers.plan_search import Search
 from pipeline.cli import app
 from pipeline.errors import InputError
 from pipeline.question.question import expand
@@ -79,7 +80,7 @@ def bounds_of(questions, engine):
 def test_bounds_are_below_the_predictions(pool, engine):
     predicted = np.array([pool[1][alike(question)].prediction.predicted_us for question in pool[0]])
     bounds, parts = bounds_of(pool[0], engine)
-    assert (bounds <= predicted * 1.1).all() and (parts > 0).all() and (parts <= bounds).all()
+    assert (bounds * Search.ratio <= predicted).all() and (parts > 0).all() and (parts <= bounds).all()
     assert np.median(bounds / predicted) > 0.5
 
 
