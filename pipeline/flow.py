@@ -30,7 +30,8 @@ from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
-from pipeline.question.question import LOCAL_GPU, Question, expand, from_snakemake
+from pipeline.question.compose import from_snakemake
+from pipeline.question.question import LOCAL_GPU, Question, expand
 from pipeline.question.sections import KernelSettings, plain
 from pipeline.workloads.workload_files import file_digests
 

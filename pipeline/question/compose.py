@@ -74,6 +74,20 @@ def experiment_overrides(name: str) -> dict[str, str]:
     return {str(key): str(value) for key, value in sweeps.items()}
 
 
+def from_snakemake(config: Mapping[str, Any]) -> list[str]:
+    """Hydra overrides from Snakemake's `--config` values; `overrides="a=1 b.c=2"` carries keys that it rejects."""
+    texts = []
+    for key, value in config.items():
+        if key == "overrides":
+            texts += str(value).split()
+        elif isinstance(value, Mapping):
+            raise ConfigError(f'--config {key}=...: give dotted keys as overrides="{key}.name=value"')
+        else:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            texts.append(f"{key}={','.join(str(v) for v in values)}")
+    return texts
+
+
 def default_choices() -> dict[str, str]:
     """The file of each group that is used if none is chosen, as `config/config.yaml` states it."""
     return _default_choices(config_dir())

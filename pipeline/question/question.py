@@ -265,20 +265,6 @@ def _method_label(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     return f"{settings['name']}-{digest}" if differing else str(settings["name"])
 
 
-def from_snakemake(config: Mapping[str, Any]) -> list[str]:
-    """Hydra overrides from Snakemake's `--config` values; `overrides="a=1 b.c=2"` carries keys that it rejects."""
-    texts = []
-    for key, value in config.items():
-        if key == "overrides":
-            texts += str(value).split()
-        elif isinstance(value, Mapping):
-            raise ConfigError(f'--config {key}=...: give dotted keys as overrides="{key}.name=value"')
-        else:
-            values = value if isinstance(value, (list, tuple)) else [value]
-            texts.append(f"{key}={','.join(str(v) for v in values)}")
-    return texts
-
-
 def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of a question, and that of its files alone.
 

@@ -15,8 +15,8 @@ import yaml
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.paths import config_dir
 from pipeline.question import compose
-from pipeline.question.compose import choices
-from pipeline.question.question import expand, from_snakemake
+from pipeline.question.compose import choices, from_snakemake
+from pipeline.question.question import expand
 
 
 def test_one_point_has_the_defaults_of_its_model() -> None:

@@ -13,7 +13,8 @@ import pytest
 from evaluation.checks import error_parts as parts
 from evaluation.pages import measured_campaigns as measured
 from pipeline.prediction import Prediction
-from pipeline.question.question import expand, from_snakemake
+from pipeline.question.compose import from_snakemake
+from pipeline.question.question import expand
 from pipeline.schemas import write_table
 
 ROOT = Path(__file__).parents[2]

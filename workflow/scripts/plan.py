@@ -7,7 +7,8 @@ from pipeline.scripting import job, provenance
 with job(snakemake):
     from pipeline.answers.plan import make_plan
     from pipeline.answers.plan_results import Limits, Objective
-    from pipeline.question.question import expand, from_snakemake
+    from pipeline.question.compose import from_snakemake
+    from pipeline.question.question import expand
     from pipeline.show.plans import show_plan, track_plan, write_plan
 
     given, made = snakemake.params, snakemake.output
