@@ -161,10 +161,7 @@ def predict_step(
     step_us = float(timeline.step_us[0])
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
     prediction = Prediction(
-        gpu=question.gpu.name,
-        model=question.model,
-        variant=question.variant,
-        batch_size=question.batch_size,
+        **_as_asked(question),
         predicted_us=step_us,
         active_us=float(timeline.active_us[0]),
         host_us=float(timeline.host_us[0]),
@@ -175,20 +172,22 @@ def predict_step(
         **_device_time(step, predicted, timeline),
         host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
         bound=timeline.bound,
-        host=host_name(question.host, question.overheads),
         device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
-        overrides=question.overrides,
         models_from=folders,
-        warnings=(
-            *step.warnings,
-            *dtype_notes(question.gpu, explicit_tf32, step.calls),
-        ),
-        asked=question.asked,
-        notes=question.notes,
+        warnings=(*step.warnings, *dtype_notes(question.gpu, explicit_tf32, step.calls)),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
     )
     return prediction, timeline
+
+
+def _as_asked(question: Question) -> dict[str, Any]:
+    """Fields of a `Prediction` that say what was asked."""
+    return {
+        "gpu": question.gpu.name, "model": question.model, "variant": question.variant,
+        "batch_size": question.batch_size, "host": host_name(question.host, question.overheads),
+        "overrides": question.overrides, "asked": question.asked, "notes": question.notes,
+    }  # fmt: skip
 
 
 def _device_time(step: StepParts, predicted: pd.DataFrame, timeline: Timeline) -> dict[str, Any]:
