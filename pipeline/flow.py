@@ -159,10 +159,6 @@ class Flow:
         """Params function: the `edit` section of an edited graph."""
         return next(point for point in self.points if point.edit_variant == wildcards.edit).section("edit")
 
-    def captured_graph(self, point: Question) -> str:
-        """The captured graph of a point's workload, before edits of its operators."""
-        return self.artifacts.graph(point.model, point.model_variant, point.batch_size)
-
     def section(self, name: str) -> Any:
         """A params function: one part of the point's configuration as plain values."""
         return lambda wildcards: self.point(wildcards).section(name)

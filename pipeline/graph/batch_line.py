@@ -62,15 +62,6 @@ class MemoryLine:
         return Memory(**_on_line(asdict(self.at_low), asdict(self.at_high), _Position(self.low, self.high, batch_size)))
 
 
-def text_between(low: str, high: str, ends: tuple[int, int], batch_size: int) -> str:
-    """JSON text at a batch size between two others, from the texts at these.
-
-    Raises:
-        NotOnALineError: the texts differ in more than whole numbers with a whole slope.
-    """
-    return dump(_on_line(json.loads(low), json.loads(high), _Position(*ends, batch_size)))
-
-
 class GraphLine:
     """Graphs of a step at two batch sizes; `at` computes those between them.
 

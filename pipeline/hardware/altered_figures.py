@@ -91,15 +91,3 @@ def composed_gpu(values: Mapping[str, Any]) -> tuple[GpuSpec, GpuSpec | None]:
         gpu = with_proportional_figures(gpu, stated)
     check_plausible(gpu, "gpu")
     return gpu, stated
-
-
-def is_altered(values: Mapping[str, Any]) -> bool:
-    """Whether the `gpu` node of a composed configuration alters a figure on which times depend.
-
-    Raises:
-        ConfigError: a figure is implausible.
-    """
-    if catalogue_spec(str(values["name"])) is None:
-        return False
-    gpu, stated = composed_gpu(values)
-    return stated is not None and bool(differing_figures(gpu, stated))

@@ -27,7 +27,7 @@ from pipeline.simulate.replay_result import overhead_summary
 from pipeline.simulate.step_program import Program
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_program import Iteration
-from pipeline.simulate.trace_selection import TraceSelection, learn, unforeseen
+from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace, unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
 from pipeline.trace.load import load_trace
@@ -157,7 +157,7 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
                 float(timeline.active_of(~is_collective)[0]), float(timeline.active_of(is_collective)[0]),
                 float(np.mean([other.span_us for number, other in enumerate(steps) if number != rank])), samples[rank],
                 (*(_missing(sources) if rank == 0 else ()), *sources[rank].act.trace.notes,
-                 *unforeseen(sources[rank], iteration)),
+                 *not_in_trace(sources[rank].only([iteration])), *unforeseen(sources[rank], iteration)),
             )
         )  # fmt: skip
     return out

@@ -23,7 +23,7 @@ from pipeline.schemas import refuse_overwriting
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.measured_rows import measured_rows
 from pipeline.simulate.replay_result import Replayed, ReplayResult
-from pipeline.simulate.step_program import Kind, Program
+from pipeline.simulate.step_program import Program
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.simulate.trace_program import Iteration, program_from_trace, queued_before_us, time_per_batch_us
 from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace, unforeseen
@@ -43,23 +43,13 @@ class Options:
         estimator: estimator of the overhead statistics (`pipeline.overheads.statistics.ESTIMATORS`).
         form: `full` or `published` critical path.
         signatures: look overheads up by full signature first.
-        event_waits: keep waits between streams.
-        host_waits: keep waits of the host (synchronisation, blocking copies).
-        queue: keep the limit of the launch queue.
-        occupancy: kernels that fill the device delay kernels of other streams.
         threads: look T1 up by thread switch and by the previous op.
-        device_constants: launch latency and kernel gap from the trace; otherwise T4/2 and 1 µs.
     """
 
     estimator: str = "clipped_mean"
     form: Form = "full"
     signatures: bool = True
-    event_waits: bool = True
-    host_waits: bool = True
-    queue: bool = True
-    occupancy: bool = True
     threads: bool = True
-    device_constants: bool = True
 
 
 PUBLISHED = Options(estimator="trimmed_mean", form="published", signatures=False, threads=False)
@@ -283,23 +273,11 @@ def _evaluate(fold: Fold, model: OverheadModel, waits: WaitModel, options: Optio
 def build(
     source: TraceSelection, iteration: Iteration, model: OverheadModel, waits: WaitModel, options: Options | None = None
 ) -> Program:
-    """Program of one iteration, without the parts that the options switch off."""
-    options = options or Options()
-    edges = waits.edges(source.act, source.keys, iteration) if options.event_waits and options.form == "full" else {}
-    program = program_from_trace(source.act, source.keys, iteration, model, edges)
-    if not options.host_waits:
-        program = replace(
-            program,
-            blocking=np.zeros(len(program), bool),
-            kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind),
-        )
-    if not options.queue:
-        program = replace(program, queue_depth=0)
-    if not options.occupancy:
-        program = replace(program, fills=None, competes=None)
-    if not options.device_constants:
-        program = replace(program, latency_us=program.api_us / 2, kernel_gap_us=np.ones(len(program)))
-    return program
+    """Program of one iteration; the published form has no waits between streams."""
+    full = options is None or options.form == "full"
+    return program_from_trace(
+        source.act, source.keys, iteration, model, waits.edges(source.act, source.keys, iteration) if full else {}
+    )
 
 
 def _ablated(table: pd.DataFrame, options: Options) -> pd.DataFrame:
