@@ -64,7 +64,7 @@ class Prediction:
     p90_us: float
     memory_bytes: int
     fits: bool
-    """Whether `memory_bytes` is within the GPU's memory."""
+    """Whether `memory_bytes` is within the memory of the GPU that PyTorch can use."""
     evidence: dict[str, float]
     """Share of device time by kind of evidence."""
     host_evidence: dict[str, float]
@@ -93,6 +93,8 @@ class Prediction:
     traced: TracedStep | None = None
     """The traced step, for predictions from a trace."""
     overrides: tuple[str, ...] = ()
+    tight: bool = False
+    """Whether the step fits, but within a tenth of the limit, where fragmented memory may be too little."""
     models_from: tuple[str, ...] = ()
     """Folders that the kernel models of this GPU were read from, best first; empty where it has no models of its own."""
     warnings: tuple[str, ...] = ()
@@ -144,6 +146,11 @@ class Prediction:
         return None if self.measured_us is None else self.predicted_us / self.measured_us - 1
 
     @property
+    def memory_state(self) -> str:
+        """Whether the step "fits", is "tight" or "does not fit"."""
+        return "does not fit" if not self.fits else "tight" if self.tight else "fits"
+
+    @property
     def title(self) -> str:
         """What was predicted, in a few words."""
         batch = "" if self.traced is not None and self.batch_size == 1 else f", batch {self.batch_size}"
@@ -154,7 +161,7 @@ class Prediction:
         memory = (
             ""
             if self.traced is not None
-            else f", {gibibytes(self.memory_bytes)}" + ("" if self.fits else ", does not fit")
+            else f", {gibibytes(self.memory_bytes)}" + ("" if self.memory_state == "fits" else f", {self.memory_state}")
         )
         return f"{self.title}{name}: {self._step_text(' ')}, {self.bound}-bound{memory}"
 
@@ -190,7 +197,7 @@ class Prediction:
         unit = "steps/s" if self.traced is not None and self.batch_size == 1 else "samples/s"
         rows.append(("throughput", f"{rate(self.samples_per_s)} {unit}"))
         if self.traced is None:
-            verdict = "fits" if self.fits else "does not fit this GPU"
+            verdict = self.memory_state if self.fits else "does not fit this GPU"
             rows.append(("memory", f"{gibibytes(self.memory_bytes)}, {verdict}"))
         else:
             rows += _traced_rows(self.traced)
@@ -225,7 +232,7 @@ class Prediction:
             "predicted_us": self.predicted_us, "active_us": self.active_us, "idle_us": self.idle_us,
             "host_us": self.host_us, "p10_us": self.p10_us, "p90_us": self.p90_us, "bound": self.bound,
             "samples_per_s": self.samples_per_s, "memory_bytes": self.memory_bytes, "fits": self.fits,
-            "evidence": self.evidence, "host_evidence": self.host_evidence,
+            "tight": self.tight, "evidence": self.evidence, "host_evidence": self.host_evidence,
             "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled_us,
             "families_us": self.families_us,
             "models_from": list(self.models_from), "host": self.host, "device_bound_from": self.device_bound_from,
@@ -297,6 +304,7 @@ class Prediction:
             p90_us=row["p90_us"],
             memory_bytes=int(row["memory_bytes"]),
             fits=bool(row["fits"]),
+            tight=bool(row.get("tight") or False),
             evidence=_by_name(row["evidence"]),
             host_evidence=_by_name(row["host_evidence"]),
             unmodelled_share=row["unmodelled_share"],

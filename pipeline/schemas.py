@@ -119,7 +119,7 @@ SCHEMAS: dict[str, pa.Schema] = {
          "host_us": _F, "p10_us": _F, "p90_us": _F, "memory_bytes": _I, "fits": _B, "evidence": _S,
          "host_evidence": _S, "unmodelled_share": _F},
         {"measured_us": _F, "error": _F, "families": _S, "unmodelled": _S, "bound": _S, "overrides": _S, "host": _S,
-         "device_bound_from": _F, "largest_batch": _I, "fitting_gpus": _S, "warnings": _S,
+         "device_bound_from": _F, "largest_batch": _I, "fitting_gpus": _S, "warnings": _S, "tight": _B,
          "notes": _S, "dtype": _S, "optimizer": _S, "attention": _S},
     ),
 }  # fmt: skip
@@ -127,7 +127,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 SCHEMAS["plan"] = _schema(
     {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "overrides": _S, "accumulated": _I, "step_us": _F,
      "p10_us": _F, "p90_us": _F, "samples_per_s": _F, "memory_bytes": _I, "bound": _S, "evidence": _S, "on_front": _B},
-    {"rank": _I, "host": _S, "wins": _F, "samples_per_dollar": _F, "time_per_epoch_s": _F, "cost_per_epoch": _F},
+    {"tight": _B, "rank": _I, "host": _S, "wins": _F, "samples_per_dollar": _F, "time_per_epoch_s": _F, "cost_per_epoch": _F},
 )  # fmt: skip
 """One row per point of a plan's front, and per point of its best. `rank` counts the best from 1."""
 

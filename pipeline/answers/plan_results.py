@@ -116,7 +116,8 @@ class Choice:
             "p10_us": prediction.p10_us, "p90_us": prediction.p90_us, "samples_per_s": 1e6 / self.us_per_sample,
             "samples_per_dollar": None if self.cost_per_sample is None else 1 / self.cost_per_sample,
             "time_per_epoch_s": epoch, "cost_per_epoch": priced, "memory_bytes": prediction.memory_bytes,
-            "bound": prediction.bound, "host": prediction.host, "evidence": prediction.evidence, "wins": self.wins,
+            "tight": prediction.tight, "bound": prediction.bound, "host": prediction.host,
+            "evidence": prediction.evidence, "wins": self.wins,
         }  # fmt: skip
 
 
@@ -177,7 +178,8 @@ class Plan:
                 row["epoch"] = duration(values["time_per_epoch_s"])
                 cost = values["cost_per_epoch"]
                 row |= {f"{self.currency} an epoch": "" if cost is None else amount(cost)} if self.currency else {}
-            row |= {"memory": gibibytes(choice.prediction.memory_bytes), "bound": choice.prediction.bound}
+            memory = gibibytes(choice.prediction.memory_bytes) + (", tight" if choice.prediction.tight else "")
+            row |= {"memory": memory, "bound": choice.prediction.bound}
             rows.append(row | {"wins": "" if choice.wins is None else f"{choice.wins:.0%}"})
         return rows
 

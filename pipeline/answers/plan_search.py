@@ -110,7 +110,7 @@ class Search:
             steps.setdefault((question.workload, question.edit), []).append(question)
         looked_at = 0
         for same_step in steps.values():
-            needs: dict[int, int] = {}
+            needs: dict[tuple[str, int], int] = {}
             ascending = sorted(same_step, key=lambda question: question.batch_size)
             possible = [question for question in ascending if self._possible(question, per_us, needs)]
             if possible:
@@ -118,29 +118,29 @@ class Search:
             looked_at += len(same_step)
             self.told(BOUNDING, looked_at)
 
-    def _possible(self, question: Question, per_us: Mapping[str, float], needs: dict[int, int]) -> bool:
+    def _possible(self, question: Question, per_us: Mapping[str, float], needs: dict[tuple[str, int], int]) -> bool:
         """Whether a question divides the global batch, can be made, fits, and has a price if it needs one.
 
-        `needs` holds memory needs of the step at smaller batch sizes. What does not fit with fewer samples is not asked for.
+        `needs` holds memory needs of the step by GPU and batch size. What does not fit with fewer samples is not asked for.
         """
-        batch, total = question.batch_size, self.limits.global_batch
+        gpu, batch, total = question.gpu, question.batch_size, self.limits.global_batch
         if total is not None and total % batch:
             self.lost["batch does not divide the global batch"] += 1
             return False
-        room = min(question.gpu.memory_bytes, self.limits.memory_bytes or question.gpu.memory_bytes)
-        need = max(needs.values(), default=0)
+        room = min(gpu.usable_memory_bytes, self.limits.memory_bytes or gpu.usable_memory_bytes)
+        need, smaller = max(((need, size) for (name, size), need in needs.items() if name == gpu.name), default=(0, 0))
         if need <= room:
             try:
                 if question.edit and not needs:
                     self.engine.steps.graph(question)  # refuses edits that match no operator
-                need = needs[batch] = self.engine.steps.memory_bytes(question)
+                need, smaller = self.engine.steps.memory_bytes(question), batch
+                needs[gpu.name, batch] = need
             except SteptimeError as error:
                 self.lost[f"no prediction: {error}"] += 1
                 return False
         if need > room:
             self.lost["does not fit"] += 1
-            batch = max(needs, default=batch, key=needs.__getitem__)
-            text = f"{question.gpu.name} batch_size={batch} needs {gibibytes(need)} of {gibibytes(room)}"
+            text = f"{gpu.name} batch_size={smaller} needs {gibibytes(need)} of {gibibytes(room)}"
             self.nearest = min((need / room, text), self.nearest or (np.inf, ""))
             return False
         if per_us.get(question.gpu.name) is None and (self.objective.of_cost or self.limits.budget is not None):

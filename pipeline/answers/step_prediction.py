@@ -16,7 +16,7 @@ import pandas as pd
 from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
 from pipeline.answers.who_answers import host_name
-from pipeline.graph.table import Graph
+from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.prediction import Prediction
@@ -86,7 +86,7 @@ class StepParts:
         asks_tf32: whether an operator computes in TF32 where the GPU has it.
         sources: sources of error of the distinct calls.
         substitute: whether the time of each distinct call is only a substitute (`has_substitute_time`).
-        memory_bytes: memory need of the step.
+        memory: memory need of the step.
         warnings: what the capture of the step reported.
     """
 
@@ -98,7 +98,7 @@ class StepParts:
     asks_tf32: bool
     sources: ErrorSources
     substitute: npt.NDArray[np.bool_]
-    memory_bytes: int
+    memory: Memory
     warnings: tuple[str, ...]
 
     @classmethod
@@ -113,7 +113,7 @@ class StepParts:
         names = calls["node_id"].map(operators.set_index("node_id")["name"]).astype(object).to_numpy()
         return cls(
             step_sequence(operators, calls), calls, distinct, which, names, asks_tf32(operators),
-            ErrorSources.of(distinct), has_substitute_time(distinct), graph.memory_bytes, graph.warnings,
+            ErrorSources.of(distinct), has_substitute_time(distinct), graph.memory, graph.warnings,
         )  # fmt: skip
 
 
@@ -160,6 +160,7 @@ def predict_step(
     low, high = step_interval(errors, timeline, step.which, settings.draws, settings.seed, form)
     step_us = float(timeline.step_us[0])
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
+    need = step.memory.needed_on(question.gpu)
     prediction = Prediction(
         **_as_asked(question),
         predicted_us=step_us,
@@ -167,8 +168,9 @@ def predict_step(
         host_us=float(timeline.host_us[0]),
         p10_us=min(low, step_us),
         p90_us=max(high, step_us),
-        memory_bytes=step.memory_bytes,
-        fits=step.memory_bytes <= question.gpu.memory_bytes,
+        memory_bytes=need,
+        fits=need <= question.gpu.usable_memory_bytes,
+        tight=question.gpu.tight_memory_bytes < need <= question.gpu.usable_memory_bytes,
         **_device_time(step, predicted, timeline),
         host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
         bound=timeline.bound,

@@ -105,11 +105,11 @@ def update_of(optimizers: Sequence[Optimizer]) -> str:
     return next((name for kind, name in names.items() if any(isinstance(one, kind) for one in optimizers)), "sgd")
 
 
-def state_bytes(optimizers: Sequence[Optimizer]) -> int:
-    """Bytes of optimizer state on the device, without single numbers (the step counters)."""
+def state_tensors(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    """Tensors of optimizer state on the device, without single numbers (the step counters)."""
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-    return sum(tensor.nbytes for tensor in kept if tensor.numel() > 1)
+    return [tensor for tensor in kept if tensor.numel() > 1]
 
 
 @cache

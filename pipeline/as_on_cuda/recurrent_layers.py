@@ -23,22 +23,25 @@ class CudnnRnn(torch.autograd.Function):
     """Shapes of cuDNN's recurrent layers: x (B, T, I) and first states -> output (B, T, H·directions), last states."""
 
     @staticmethod
-    def forward(ctx: Any, sizes: tuple[int, ...], states: int, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, trained: bool, sizes: tuple[int, ...], states: int, x: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         """One operator over the whole sequence; `tensors` are the first states, then the weights."""
         ctx.set_materialize_grads(False)
         ctx.sizes, ctx.states = sizes, states
-        output, last = _operators().rnn(x, list(tensors[states:]), list(tensors[:states]), *sizes)
+        weights, first = list(tensors[states:]), list(tensors[:states])
+        output, last, ctx.reserve = _operators().rnn(x, weights, first, int(trained), *sizes)
         ctx.save_for_backward(x, output, *tensors)
         return (output, *last)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """One operator; its reserve space is not modelled."""
+        """One operator."""
         x, _, *tensors = ctx.saved_tensors
         states, weights = tensors[: ctx.states], tensors[ctx.states :]
         of_output = [gradient for gradient in gradients if gradient is not None]
         of_x, *of_tensors = _operators().rnn_backward(of_output, x, weights, states, *ctx.sizes)
-        return (None, None, of_x, *of_tensors[len(weights) :], *of_tensors[: len(weights)])
+        return (None, None, None, of_x, *of_tensors[len(weights) :], *of_tensors[: len(weights)])
 
 
 class CudnnLstm(CudnnRnn):
@@ -77,15 +80,22 @@ def _layer(plain: Callable[..., Any], kind: type[CudnnRnn], gates: int, x: Tenso
     states = [first] if isinstance(first, Tensor) else list(first)
     sizes = gates, weights[0].shape[0] // gates, layers, 2 if bidirectional else 1, int(batch_first)
     tensors = lowered([x, *states, *weights])
-    return kind.apply(sizes, len(states), *tensors)  # type: ignore[no-untyped-call]
+    trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return kind.apply(trained, sizes, len(states), *tensors)  # type: ignore[no-untyped-call]
 
 
 @cache
 def _operators() -> Any:
-    common = "Tensor x, Tensor[] weights, Tensor[] states, int gates, int hidden, int layers, int directions, int first"
+    inputs = "Tensor x, Tensor[] weights, Tensor[] states"
+    sizes = "int gates, int hidden, int layers, int directions, int first"
 
-    def forward(x: Tensor, weights: Any, states: list[Tensor], g: int, h: int, n: int, directions: int, f: int) -> Any:
-        return x.new_empty(*x.shape[:-1], states[0].shape[-1] * directions), [t.new_empty(t.shape) for t in states]
+    def forward(
+        x: Tensor, weights: Any, states: list[Tensor], trained: int, g: int, h: int, n: int, directions: int, f: int
+    ) -> Any:
+        output = x.new_empty(*x.shape[:-1], states[0].shape[-1] * directions)
+        # the reserve space: the gates of each layer, its cells, and its output, which the gradient of the layer needs
+        reserve = x.new_empty(*x.shape[:-1], trained * n * directions * h * (g + 2))
+        return output, [t.new_empty(t.shape) for t in states], reserve
 
     def backward(gradients: Any, x: Tensor, weights: list[Tensor], states: list[Tensor], *sizes: int) -> list[Tensor]:
         return [t.new_empty(t.shape) for t in (x, *weights, *states)]
@@ -93,7 +103,7 @@ def _operators() -> Any:
     return meta_operators(
         "steptime_rnn",
         {
-            f"rnn({common}) -> (Tensor, Tensor[])": forward,
-            f"rnn_backward(Tensor[] gradients, {common}) -> Tensor[]": backward,
+            f"rnn({inputs}, int trained, {sizes}) -> (Tensor, Tensor[], Tensor)": forward,
+            f"rnn_backward(Tensor[] gradients, {inputs}, {sizes}) -> Tensor[]": backward,
         },
     )

@@ -30,7 +30,7 @@ class PrivateName:
 ALL = (2, 6)
 
 NAMES = (
-    PrivateName("torch.utils._python_dispatch.TorchDispatchMode", ALL, "sees every operator: the memory of inference"),
+    PrivateName("torch.utils._python_dispatch.TorchDispatchMode", ALL, "sees every operator: the memory of a step"),
     PrivateName("torch.utils._pytree.tree_leaves", ALL, "tensors in nested arguments"),
     PrivateName("torch._subclasses.fake_tensor.FakeTensorMode", ALL, "steps with sparse gradients; symbolic sizes"),
     PrivateName("torch._C._dispatch_has_kernel_for_dispatch_key", ALL, "which devices implement an operator"),
@@ -47,7 +47,6 @@ NAMES = (
     PrivateName("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", ALL, "foreach on the meta device"),
     PrivateName("torch.utils._foreach_utils._get_fused_kernels_supported_devices", ALL, "fused on the meta device"),
     PrivateName("torch.optim.adam._get_capturable_supported_devices", ALL, "counters on the meta device"),
-    PrivateName("torch.utils.checkpoint._recomputation_hook", ALL, "memory of recomputed activations"),
     PrivateName("torch.amp.GradScaler._maybe_opt_step", ALL, "the host reads whether gradients are finite"),
     PrivateName("torch.cuda._sleep", ALL, "a kernel that waits: measurements fill the queue with it"),
     PrivateName("torch.UntypedStorage._cdata", ALL, "identity of a tensor's memory"),
@@ -149,9 +148,6 @@ DEVICE_LIST_MODULES = tuple(import_module(name) for name in ("torch.optim.optimi
 
 CAPTURABLE = "_get_capturable_supported_devices"
 """Function that tells an optimizer which devices may store its counters; each optimizer's module has it."""
-
-RECOMPUTATION_HOOK = "_recomputation_hook"
-"""Class in `torch.utils.checkpoint` that keeps what is recomputed."""
 
 SCALER_STEP = "_maybe_opt_step"
 """Method of `GradScaler` that runs the optimizer unless a gradient is infinite."""

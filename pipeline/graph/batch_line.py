@@ -7,14 +7,14 @@ nothing by its batch size (`pipeline.graph.symbolic_batch`), show that the line 
 * The same operators run at each size. Sizes of tensors are then sums and products of the batch size and of constants, or
   quotients that are rounded. A third point excludes products of two batch sizes.
 * `HIGH_SIZES` minus `LOW` is a prime, so that a rounded quotient has no whole slope between the two.
-* Memory is the largest of many lines. Such a curve is convex, so three points on a line leave no bend between them.
+* Memory is the largest of many lines: one for each moment of the step. Those that are largest at some batch size are kept.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,34 +53,62 @@ class MemoryLine:
     high: int
     at_low: Memory
     at_high: Memory
+    peaks: tuple[tuple[int, int], ...]
+    """Bytes alive at the low and at the high batch size, at each moment that is the peak of some larger batch size."""
+
+    @classmethod
+    def between(cls, low: Graph, high: Graph) -> MemoryLine:
+        """The line between two graphs that were just captured.
+
+        Raises:
+            NotOnALineError: something is freed at other moments.
+        """
+        if len(low.memory.peaks) != len(high.memory.peaks):
+            raise NotOnALineError("other moments")
+        hull: list[tuple[int, int]] = []  # bytes at the low size, and how many more at the high one
+        pairs = zip(low.memory.peaks, high.memory.peaks, strict=True)
+        for pair in sorted({(at_low, at_high - at_low) for at_low, at_high in pairs}, reverse=True):
+            if hull and pair[1] <= hull[-1][1]:
+                continue
+            while len(hull) > 1 and _is_below(hull[-1], hull[-2], pair):
+                hull.pop()
+            hull.append(pair)
+        return cls(
+            low.batch_size, high.batch_size, low.memory, high.memory, tuple((one, one + more) for one, more in hull)
+        )
 
     def __contains__(self, batch_size: int) -> bool:
-        return self.low <= batch_size <= self.high
+        return self.low <= batch_size  # the step does the same at any batch size: the high end is a sample
 
     def at(self, batch_size: int) -> Memory:
-        """Memory at a batch size between the two."""
-        return Memory(**_on_line(asdict(self.at_low), asdict(self.at_high), _Position(self.low, self.high, batch_size)))
+        """Memory at a batch size from the low one on."""
+        position = _Position(self.low, self.high, batch_size)
+        facts = _on_line({**self.at_low.facts(), "peak": 0}, {**self.at_high.facts(), "peak": 0}, position)
+        return Memory(**facts | {"peak": max((position.number(*pair) for pair in self.peaks), default=0)})
+
+
+def _is_below(pair: tuple[int, int], left: tuple[int, int], right: tuple[int, int]) -> bool:
+    """Whether a pair lies on or below the straight line between two others, so that it is never the largest of the three."""
+    return (pair[1] - left[1]) * (right[0] - left[0]) >= (right[1] - left[1]) * (pair[0] - left[0])
 
 
 class GraphLine:
     """Graphs of a step at two batch sizes; `at` computes those between them.
 
+    The memory along the line must be given, unless both graphs were just captured.
+
     Raises:
         NotOnALineError: the graphs have different operators.
     """
 
-    def __init__(self, low: Graph, high: Graph) -> None:
+    def __init__(self, low: Graph, high: Graph, memory: MemoryLine | None = None) -> None:
         self.low, self.high = low, high
+        self.memory = memory or MemoryLine.between(low, high)
         self._moving = {name: _Moving.of(low.table[name], high.table[name]) for name in TEXTS}
         fixed = [name for name in low.table if name not in TEXTS]
         facts = [(each.device, each.model, each.warnings) for each in (low, high)]
         if not _equal(low.table[fixed], high.table[fixed]) or facts[0] != facts[1]:
             raise NotOnALineError("other operators")
-
-    @property
-    def memory(self) -> MemoryLine:
-        """Memory of the step along the line."""
-        return MemoryLine(self.low.batch_size, self.high.batch_size, self.low.memory, self.high.memory)
 
     def at(self, batch_size: int) -> Graph:
         """The graph at a batch size between the two.

@@ -118,33 +118,30 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
 
 
 def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:
-    """Run a step twice and record the second run, or only the first if `first` is set.
+    """Run a step twice and record the second run, or only the first if `first` is set. The next run tells its memory.
 
-    The first run creates the gradients and the optimizer state. A shipped workload runs once: its state is made before.
+    The first run creates the gradients and the optimizer state. A shipped workload goes without: its state is made before.
     """
-    from pipeline.as_on_cuda.optimizers import state_bytes, stepping, update_of
-    from pipeline.graph.memory import WorkingSet, memory_need, saved_activations
+    from pipeline.as_on_cuda.optimizers import state_tensors, stepping, update_of
+    from pipeline.graph.memory import memory_need, with_states
 
-    prepared = not fake and not first and _with_states(step, config)
     compiles = not _is_shipped(config)
-    with run_as_on_cuda(compiles), saved_activations(step) as saved, stepping() as stepped:
-        if not step.training:
-            with WorkingSet() as working:
-                step.run(0)
-        elif not first and not prepared:
+    prepared = not (fake or first or compiles) and with_states(step, config)
+    with run_as_on_cuda(compiles), stepping() as stepped:
+        if step.training and not first and not prepared:
             step.run(0)
     others = [optimizer for optimizer in stepped if all(optimizer is not one for one in step.optimizers)]
     # a step may use its own optimizers, not the one of the configuration
     unused = bool(others) and len(others) == len(stepped)
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
         path = Path(folder) / "execution_trace.json"
-        with _recording(path, compiles), saved_activations(step) if prepared else nullcontext() as recorded:
+        with _recording(path, compiles):
             step.run(0)
-        activations = (recorded or saved).bytes if step.training else max(working.bytes - step.input_bytes, 0)
-        memory = memory_need(step, activations, (0 if unused else step.optimizer_bytes) + state_bytes(others))
-        if memory.total > MAX_STEP_BYTES:
+        states = (0 if unused else step.optimizer_bytes) + sum(state.nbytes for state in state_tensors(others))
+        memory = memory_need(step, states, others, compiles)
+        if memory.peak > MAX_STEP_BYTES:
             raise InputError(
-                f"the step needs {memory.total / 1e12:,.0f} TB of memory, more than any machine has; check its sizes"
+                f"the step needs {memory.peak / 1e12:,.0f} TB of memory, more than any machine has; check its sizes"
             )
         try:
             raw = read_execution_trace(path)
@@ -189,25 +186,6 @@ def _recording(path: Path, compiles: bool) -> Iterator[None]:
 def _is_shipped(config: Mapping[str, Any]) -> bool:
     """Whether a step is that of a shipped workload. Such a step runs on both kinds of tensors and compiles nothing."""
     return bool(config.get("architecture", "custom") != "custom")
-
-
-def _with_states(step: Step, config: Mapping[str, Any]) -> bool:
-    """Create the state of a shipped workload's optimizers without a run of the step, if that is possible.
-
-    Parameters that a step does not use get a state too, which no operator reads. With `set_to_none=false` they would also
-    get a gradient, and be updated.
-    """
-    import torch
-
-    if not _is_shipped(config) or not step.training or not step.optimizers or not config.get("set_to_none", True):
-        return False
-    with run_as_on_cuda(compiles=False):
-        for optimizer in step.optimizers:
-            for parameter in (weight for group in optimizer.param_groups for weight in group["params"]):
-                parameter.grad = torch.empty_like(parameter)
-            optimizer.step()
-            optimizer.zero_grad()
-    return True
 
 
 def _with_allowed_tf32(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ The file has the table. Its provenance has the memory need, device, model, batch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from pipeline.schemas import read_provenance, read_table, write_table
 def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
     """Write a graph atomically: the file is complete or does not exist."""
     facts = {
-        "memory": asdict(graph.memory),
+        "memory": graph.memory.facts(),
         "device": graph.device,
         "model": graph.model,
         "batch_size": graph.batch_size,

@@ -1,191 +1,157 @@
-"""The memory need of a step, counted while the step runs without data.
+"""The memory need of a step: what is alive while the step runs without data, operator by operator.
 
-Beside weights, gradients and optimizer state it is, in training, what autograd saves until the backward pass has used it.
-Without gradients, it is the largest set of results that are alive at once.
-
-A training step of equal layers needs what it needs with one layer, plus what the second layer adds for each other layer:
-every layer gets tensors of the sizes that the layer before it got.
+On the meta device, PyTorch makes the result of each operator as a storage without data, and frees it as it frees memory of a
+GPU: after the last use by a variable, by autograd or by a view. The step runs as on CUDA (`pipeline.as_on_cuda`), so that a
+fused operator has no temporaries of its parts. `torch.distributed._tools.mem_tracker` works alike; a test compares both.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
+from torch.optim import Optimizer
 
 from pipeline.as_on_cuda.compiler_unloaded import compiler_unloaded
 from pipeline.as_on_cuda.emulation import run_as_on_cuda
-from pipeline.as_on_cuda.patches import replaced
-from pipeline.as_on_cuda.torch_names import RECOMPUTATION_HOOK, TorchDispatchMode, storage_id, tree_leaves
-from pipeline.errors import ConfigError
-from pipeline.graph.table import Graph, Memory
+from pipeline.as_on_cuda.optimizers import state_tensors
+from pipeline.as_on_cuda.shape_operators import is_empty
+from pipeline.as_on_cuda.torch_names import TorchDispatchMode, storage_id, tree_leaves
+from pipeline.graph.table import Memory
 from pipeline.workloads import make_step
 from pipeline.workloads.training_step import Step
-from pipeline.workloads.user_errors import SIZE_ERRORS
 
 
-class LiveStorages:
-    """Storages that are in use: `bytes` is the peak of their total size, with each storage counted once."""
-
-    def __init__(self) -> None:
-        self.bytes, self._now = 0, 0
-        self._holders: dict[int, int] = {}
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        return storage_id(tensor) in self._holders
-
-    def hold(self, tensor: Tensor, holder: object) -> None:
-        """Count a tensor's storage until `holder` and all its other holders are deleted."""
-        key, size = storage_id(tensor), tensor.untyped_storage().nbytes()
-        if key not in self._holders:
-            self._holders[key] = 0
-            self._now += size
-            self.bytes = max(self.bytes, self._now)
-        self._holders[key] += 1
-        weakref.finalize(holder, self._drop, key, size).atexit = False
-
-    def _drop(self, key: int, size: int) -> None:
-        self._holders[key] -= 1
-        if not self._holders[key]:
-            del self._holders[key]
-            self._now -= size
+def _flash_backward(_: Tensor, query: Tensor, *rest: Any) -> int:
+    """Sums of the query's gradient and one number per row, in fp32: `mha_bwd` in ATen's flash_attn/flash_api.cpp."""
+    return 4 * (query.numel() + query.numel() // query.shape[-1])
 
 
-class WorkingSet(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the peak bytes of results that are alive at once while the body runs; a shared storage counts once."""
+KERNEL_BYTES: Mapping[str, Callable[..., int]] = {"steptime_attention::flash_backward": _flash_backward}
+"""Operators whose CUDA kernel needs memory while it runs, beside inputs and results -> its bytes, from their arguments."""
 
-    def __init__(self) -> None:
+
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the bytes of the storages that are alive while the body runs; each storage counts once.
+
+    Args:
+        apart: tensors that are counted elsewhere (weights, optimizer states) or are not on the device (a batch of fake tensors).
+    """
+
+    def __init__(self, apart: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._alive = LiveStorages()
-
-    @property
-    def bytes(self) -> int:
-        """The most so far."""
-        return self._alive.bytes
+        self._apart = {storage_id(tensor) for tensor in apart if _is_counted(tensor)}
+        self._earlier: list[int] = []
+        self._alive: set[int] = set()
+        self._changes: list[int] = []
+        self._frees: list[bool] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count its results; views and in-place results share a storage that is counted already."""
-        inputs = {storage_id(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        self.hold(tree_leaves((args, kwargs)), made_earlier=True)
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            # an input whose storage is not counted is a weight
-            if isinstance(tensor, Tensor) and (tensor in self._alive or storage_id(tensor) not in inputs):
-                self._alive.hold(tensor, tensor)
+        self.hold(tree_leaves(result))
+        if needs := KERNEL_BYTES.get(func.name()):
+            size = needs(*args)
+            self._note(size, False)
+            self._note(-size, True)
         return result
 
+    def hold(self, tensors: Iterable[object], made_earlier: bool = False) -> None:
+        """Count the storages of tensors until nothing holds them, from now on or since before the body."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and _is_counted(tensor):
+                key = storage_id(tensor)
+                if key not in self._alive and key not in self._apart:
+                    storage = tensor.untyped_storage()
+                    self._alive.add(key)
+                    if made_earlier:
+                        self._earlier.append(storage.nbytes())
+                    else:
+                        self._note(storage.nbytes(), False)
+                    weakref.finalize(storage, self._drop, key, storage.nbytes()).atexit = False
 
-class SavedTensor:
-    """A tensor that autograd holds until the backward pass has used it."""
+    def _drop(self, key: int, size: int) -> None:
+        self._alive.discard(key)
+        self._note(-size, True)
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def _note(self, change: int, frees: bool) -> None:
+        self._changes.append(change)
+        self._frees.append(frees)
 
-
-class SavedActivations:
-    """Counts the peak bytes of the tensors that backward passes still need: the activations that stay in memory.
-
-    Each backward pass frees its own tensors. A batch that is processed in parts therefore needs the memory of one part.
-    """
-
-    def __init__(self, ignored: Sequence[Tensor]) -> None:
-        self._alive = LiveStorages()
-        self._ignored = {storage_id(t) for t in ignored}
+    @property
+    def peaks(self) -> list[int]:
+        """Bytes alive each time before something is freed. When that happens does not depend on sizes."""
+        alive, frees = sum(self._earlier) + np.cumsum(self._changes), np.array(self._frees, dtype=bool)
+        return [int(size) for size in alive[~frees & np.append(frees[1:], True)]]
 
     @property
     def bytes(self) -> int:
-        """The most so far."""
-        return self._alive.bytes
+        """The most bytes alive at once."""
+        return max(self.peaks, default=0)
 
-    def add(self, tensor: Tensor) -> SavedTensor:
-        """Count a tensor's storage once, until nothing holds it."""
-        kept = SavedTensor(tensor)
-        if storage_id(tensor) not in self._ignored:
-            self._alive.hold(tensor, kept)
-        return kept
-
-
-@contextmanager
-def saved_activations(step: Step) -> Iterator[SavedActivations]:
-    """Count what autograd saves while the body runs, including what `torch.utils.checkpoint` recomputes."""
-    saved = SavedActivations([*step.parameters(), *step.in_kernel])
-    hook: Any = getattr(torch.utils.checkpoint, RECOMPUTATION_HOOK)
-
-    class Counted(hook):  # type: ignore[misc]
-        """Recomputation hook that counts too: it replaces the hooks of `saved_activations` while a part is recomputed.
-
-        All tensors that it keeps are alive together at the end of the recomputation.
-        """
-
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            kept: list[SavedTensor] = []
-            keep: Callable[[Tensor], Any] = vars(self)["pack_hook"]
-
-            def count(tensor: Tensor) -> Any:
-                kept.append(saved.add(tensor))
-                return keep(tensor)
-
-            self.kept, self.pack_hook = kept, count
-
-        def __exit__(self, *error: object) -> None:
-            super().__exit__(*error)
-            self.kept.clear()
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(saved.add, lambda kept: kept.tensor),
-        replaced(torch.utils.checkpoint, **{RECOMPUTATION_HOOK: Counted}),
-    ):
-        yield saved
+    @property
+    def blocks(self) -> int:
+        """The most storages alive at once."""
+        before = len(self._apart) + len(self._earlier)
+        return before + int(np.cumsum(np.where(self._frees, -1, 1)).max(initial=0))
 
 
-def memory_need(step: Step, activations: int, optimizer: int | None = None) -> Memory:
-    """The memory need of a step whose activations are counted; `optimizer`: bytes of its state, if not the usual ones."""
-    return Memory(
-        step.parameters_bytes + step.buffers_bytes,
-        step.gradient_bytes,
-        step.optimizer_bytes if optimizer is None else optimizer,
-        activations,
-        step.input_bytes,
-    )
+def _is_counted(tensor: Tensor) -> bool:
+    return is_empty(tensor) and tensor.layout == torch.strided
 
 
-def memory_by_layers(config: Mapping[str, Any], batch_size: int, captured: Graph) -> Memory | None:
-    """The memory need of a step at another batch size, without a run of all its layers.
+def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = (), compiles: bool = True) -> Memory:
+    """The memory need of a step that ran before: it is run once more, as on CUDA.
 
     Args:
-        config: content of `config/model/<name>.yaml` after overrides, of a shipped workload that runs on the meta device.
-        batch_size: samples per step.
-        captured: the captured graph of the same step at any batch size.
-
-    Returns:
-        None if the step has no equal layers, or if they do not give the memory need of the captured graph.
+        step: the step, on the meta device or of fake tensors.
+        optimizer: bytes of optimizer state.
+        others: optimizers that the step made itself.
+        compiles: as for `run_as_on_cuda`.
     """
-    if config.get("mode", "train") != "train" or int(config.get("layers", 0)) < 3:
-        return None
-    try:
-        if _extended(config, captured.batch_size) != captured.memory:
-            return None
-        return _extended(config, batch_size)
-    except (ConfigError, *SIZE_ERRORS):  # a capture of the whole step explains the error
-        return None
+    buffers = [buffer for module in step.modules for buffer in module.buffers()]
+    states = state_tensors([*step.optimizers, *others])
+    host = [tensor for batch in step.pool for tensor in batch]
+    live = LiveMemory([*step.parameters(), *step.in_kernel, *buffers, *states, *host])
+    with run_as_on_cuda(compiles), live:
+        live.hold([weight.grad for weight in step.parameters()], made_earlier=True)
+        step.run(0)
+    kept = step.parameters_bytes + step.buffers_bytes
+    peaks = tuple(kept + optimizer + step.sparse_gradient_bytes + size for size in live.peaks)
+    return Memory(kept, step.gradient_bytes, optimizer, step.input_bytes, live.blocks, max(peaks), peaks)
 
 
-def _extended(config: Mapping[str, Any], batch_size: int) -> Memory:
-    """The memory need of a step by that with one layer and what the second layer adds."""
-    one, two = (asdict(_of_one_run({**config, "layers": layers}, batch_size)) for layers in (1, 2))
-    more = int(config["layers"]) - 1
-    return Memory(**{part: one[part] + more * (two[part] - one[part]) for part in one})
+def memory_of_workload(config: Mapping[str, Any], batch_size: int) -> Memory:
+    """The memory need of a shipped workload that runs on the meta device, without its graph.
 
-
-def _of_one_run(config: Mapping[str, Any], batch_size: int) -> Memory:
+    Raises:
+        SteptimeError: the workload cannot be made at this batch size.
+    """
     with compiler_unloaded():
         step = make_step(config, batch_size, "meta")
-        with run_as_on_cuda(compiles=False), saved_activations(step) as saved:
-            step.run(0)
-    return memory_need(step, saved.bytes)
+        if not with_states(step, config):
+            with run_as_on_cuda(compiles=False):
+                step.run(0)
+        return memory_need(step, step.optimizer_bytes, compiles=False)
+
+
+def with_states(step: Step, config: Mapping[str, Any]) -> bool:
+    """Create the state of a shipped workload's optimizers without a run of the step, if that is possible.
+
+    Parameters that a step does not use get a state too, which no operator reads. With `set_to_none=false` they would also
+    get a gradient, and be updated.
+    """
+    if not step.training or not step.optimizers or not config.get("set_to_none", True):
+        return False
+    with run_as_on_cuda(compiles=False):
+        for optimizer in step.optimizers:
+            for parameter in (weight for group in optimizer.param_groups for weight in group["params"]):
+                parameter.grad = torch.empty_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+    return True

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,6 +38,7 @@ from pipeline.question.question import Question
 from pipeline.question.sections import EditSettings
 from pipeline.schemas import read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of
+from pipeline.workloads.user_errors import SIZE_ERRORS
 from pipeline.workloads.workload_files import file_digests
 
 Value = TypeVar("Value")
@@ -67,7 +68,7 @@ class StepStore:
     def __init__(self) -> None:
         self._graphs: dict[object, Graph] = {}
         self._calls: dict[object, dict[str, pd.DataFrame]] = {}
-        self._memory: dict[object, int] = {}
+        self._memory: dict[object, Memory] = {}
 
     def forget(self) -> None:
         """Forget the steps in memory; those in the cache folder stay."""
@@ -82,7 +83,7 @@ class StepStore:
         """
         step = question.workload, question.batch_size, question.edit
         graph = _recent(self._graphs, step, lambda: captured(question.workload.plain(), *step[1:]))
-        self._memory[step[:2]] = graph.memory_bytes
+        self._memory[step[:2]] = graph.memory
         return graph
 
     def calls(self, question: Question) -> pd.DataFrame:
@@ -112,9 +113,9 @@ class StepStore:
         )
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
-        """Memory need of a question's step in bytes, or of the same step at another batch size.
+        """Bytes that a question's step needs on its GPU, or the same step at another batch size; edits do not change it.
 
-        The graph is only made if neither a line over the batch size nor a few layers tell the need. Edits do not change it.
+        The graph is only made if the need is not known without it.
 
         Raises:
             SteptimeError: the workload cannot be made at this batch size.
@@ -126,23 +127,23 @@ class StepStore:
             if need is None:
                 self.graph(replace(question, batch_size=batch_size, edit=NO_EDITS))
             else:
-                self._memory[question.workload, batch_size] = need.total
-        return self._memory[question.workload, batch_size]
+                self._memory[question.workload, batch_size] = need
+        return self._memory[question.workload, batch_size].needed_on(question.gpu)
 
 
 def _memory_without_capture(config: Mapping[str, Any], batch_size: int) -> Memory | None:
-    """The memory need of a step by what is known of it at other batch sizes; None if that does not tell it."""
+    """The memory need of a step by its line over the batch size, or by a run without capture; None if its graph is needed."""
     state = _line_state(config) if _may_have_line(config) else None
     if isinstance(state, MemoryLine) and batch_size in state:
         return state.at(batch_size)
     if type(state) is not int or state == batch_size:
         return None
-    graph = find(GRAPH, graph_key(config, state), read_graph)
-    if graph is None:
-        return None
-    from pipeline.graph.memory import memory_by_layers
+    from pipeline.graph.memory import memory_of_workload
 
-    return memory_by_layers(config, batch_size, graph)
+    try:
+        return memory_of_workload(config, batch_size)
+    except SIZE_ERRORS:  # a capture explains the error
+        return None
 
 
 def _recent(entries: dict[object, Value], key: object, make: Callable[[], Value]) -> Value:
@@ -184,7 +185,7 @@ def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
         state = _find_line(config, first) if first is not None else None
     if isinstance(state, MemoryLine) and state.low < batch_size < state.high:
         try:
-            return _line(graph_key(config, state.low), graph_key(config, state.high), cache_dir()).at(batch_size)
+            return _line(graph_key(config, state.low), graph_key(config, state.high), state, cache_dir()).at(batch_size)
         except (LookupError, NotOnALineError):  # the graphs of its ends are gone
             pass
     graph = capture(config, batch_size)
@@ -214,7 +215,7 @@ def _find_line(config: Mapping[str, Any], graph: Graph) -> LineState:
         try:
             ends = [capture(config, size) for size in (LOW, high)]
             inside = graph if LOW < graph.batch_size < high else capture(config, MIDDLE)
-            line = GraphLine(*ends)
+            line = GraphLine(ends[0], ends[1])
         except (NotOnALineError, SteptimeError):  # such as too little memory for the larger batch
             pass
         else:
@@ -227,8 +228,8 @@ def _find_line(config: Mapping[str, Any], graph: Graph) -> LineState:
 
 
 @lru_cache(maxsize=8)
-def _line(low: str, high: str, folder: Path) -> GraphLine:
-    """The line between two graphs in the cache, by their keys.
+def _line(low: str, high: str, memory: MemoryLine, folder: Path) -> GraphLine:
+    """The line between two graphs in the cache, by their keys, with its memory.
 
     Raises:
         LookupError: one of them is not there.
@@ -236,7 +237,7 @@ def _line(low: str, high: str, folder: Path) -> GraphLine:
     ends = [find(GRAPH, key, read_graph) for key in (low, high)]
     if ends[0] is None or ends[1] is None:
         raise LookupError("no such graph")
-    return GraphLine(ends[0], ends[1])
+    return GraphLine(ends[0], ends[1], memory)
 
 
 def _line_state(config: Mapping[str, Any]) -> LineState:
@@ -254,14 +255,15 @@ def _read_state(path: Path) -> LineState:
         return int(stored["captured"])
     if stored["line"] is None:
         return False
-    low, high, *needs = stored["line"]
-    return MemoryLine(int(low), int(high), *(Memory(**need) for need in needs))
+    low, high, at_low, at_high, peaks = stored["line"]
+    pairs = tuple((int(one), int(other)) for one, other in peaks)
+    return MemoryLine(int(low), int(high), Memory(**at_low), Memory(**at_high), pairs)
 
 
 def _write_state(state: LineState, path: Path) -> None:
     line = None
     if isinstance(state, MemoryLine):
-        line = [state.low, state.high, asdict(state.at_low), asdict(state.at_high)]
+        line = [state.low, state.high, state.at_low.facts(), state.at_high.facts(), state.peaks]
     write_json(path, {"captured": state} if type(state) is int else {"line": line}, sealed=True)
 
 

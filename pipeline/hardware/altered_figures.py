@@ -31,7 +31,7 @@ PROPORTIONAL_TO = {
 }
 """Figures that are proportional to other figures, which are the values. A figure stands before those that depend on it."""
 
-TIME_INDEPENDENT = ("name", "aliases", "sources", "memory_bytes", "base_clock_mhz")
+TIME_INDEPENDENT = ("name", "aliases", "sources", "memory_bytes", "usable_memory_share", "base_clock_mhz")
 """Fields on which no time depends. Memory determines only what fits, and no formula uses the base clock."""
 
 

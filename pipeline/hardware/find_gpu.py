@@ -128,7 +128,7 @@ def cuda_spec(properties: Any) -> GpuSpec:
         return _unlisted_cuda_spec(properties, read)
     sources = {**listed.sources, "memory_gib": read}
     aliases, memory = (listed.name, device_name), int(properties.total_memory)
-    return replace(listed, name=LOCAL, aliases=aliases, memory_bytes=memory, sources=sources)
+    return replace(listed, name=LOCAL, aliases=aliases, memory_bytes=memory, usable_memory_share=1.0, sources=sources)
 
 
 def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
@@ -155,6 +155,7 @@ def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
         sms=sms,
         l2_bytes=int(getattr(properties, "L2_cache_size", like.l2_bytes)),
         memory_bytes=int(properties.total_memory),
+        usable_memory_share=1.0,
         boost_clock_mhz=clock,
         base_clock_mhz=clock,
         dram_gb_per_s=dram,
@@ -188,6 +189,7 @@ def cpu_spec() -> GpuSpec:
         shared_memory_per_sm_bytes=32 * 1024,
         l2_bytes=int(cache_kib * 1024) if cache_kib else 8 * MIB,
         memory_bytes=_memory_bytes(),
+        usable_memory_share=1.0,
         boost_clock_mhz=clock,
         base_clock_mhz=clock,
         dram_gb_per_s=CPU_DRAM_GB_PER_S,

@@ -180,6 +180,7 @@ class Comparison:
         money = priced and any(map(self._cheapest, self.predictions))
         stars += [f"per {self.prices['currency'].iloc[0]}"] if money else []
         signs = [f"★ {' or '.join(stars)} of the model"] if stars else []
+        signs += ["! less than a tenth of the usable memory is left"] if any(p.tight for p in self.predictions) else []
         signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
         if signs:
             yield Text(", ".join(signs), style="dim")
@@ -250,7 +251,7 @@ class Comparison:
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,
             THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
-            "memory": gibibytes(p.memory_bytes) + ("" if p.fits else " ✗"),
+            "memory": gibibytes(p.memory_bytes) + {"fits": "", "tight": " !"}.get(p.memory_state, " ✗"),
             "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
         }
         key = f"{p.gpu}/{p.model}/{p.variant}"

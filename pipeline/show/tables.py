@@ -73,6 +73,8 @@ def _styled(prediction: Prediction, label: str, value: str) -> Text:
             text.stylize("green" if abs(prediction.error) < 0.2 else "yellow", end)
     elif label == "memory" and not prediction.fits:
         text.stylize("red", value.index("does not fit"))
+    elif label == "memory" and prediction.tight:
+        text.stylize("yellow", value.index("tight"))
     elif label == "warning":
         text.stylize("yellow")
     return text

@@ -229,7 +229,12 @@ class Step:
             return 0
         sparse = self._sparse_weights()
         dense = sum(t.nbytes for t in self.parameters() if t.requires_grad and id(t) not in sparse)
-        return dense + sum(sparse.values())
+        return dense + self.sparse_gradient_bytes
+
+    @property
+    def sparse_gradient_bytes(self) -> int:
+        """Bytes of the sparse gradients alone."""
+        return sum(self._sparse_weights().values()) if self.training else 0
 
     @property
     def optimizer_bytes(self) -> int:

@@ -63,7 +63,7 @@ def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(name: st
     assert len(captures) == 3, "the first batch size and the two ends of the line"
     for size in SIZES if len(whole.table) < 1000 else SIZES[1:3]:
         computed = captured(config, size)
-        assert steps.memory_bytes(question, size) == computed.memory_bytes
+        assert steps.memory_bytes(question, size) == computed.memory.needed_on(question.gpu)
         assert len(captures) == 3, size
         assert same(computed, capture(config, size)), size
 

@@ -1,32 +1,201 @@
-"""The memory of a pass without gradients: what is alive at once, not all that it makes."""
+"""The memory of a step: all that is alive at once, temporaries included, against sums by hand, real runs and PyTorch's tracker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from pipeline.answers.engine import STEPS
 from pipeline.answers.memory_fit import estimated_largest_batch
+from pipeline.as_on_cuda.emulation import run_as_on_cuda
+from pipeline.graph.batch_line import MemoryLine
 from pipeline.graph.capture import capture
-from pipeline.graph.memory import WorkingSet
+from pipeline.graph.memory import LiveMemory, memory_of_workload, with_states
+from pipeline.graph.table import Graph, Memory, write_nodes
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
-from pipeline.question.question import ask
+from pipeline.question.question import ask, expand
+from pipeline.workloads import make_step
+from pipeline.workloads.training_step import Step, host_empty
+
+GPT = "model=gpt2_large model.layers=2 model.width=128 model.heads=4 model.seq_len=128 batch_size=4 model.vocabulary="
+SMALL = [
+    GPT + "50000",
+    "model=resnet50 model.image_size=64 batch_size=8",
+    "model=dlrm_small model.rows=5000 batch_size=512",
+    "model=bert_large model.layers=2 model.width=128 model.heads=4 model.seq_len=64 batch_size=4",
+    "model=transformer model.layers=1 model.width=64 model.heads=4 batch_size=4",
+]
 
 
-def test_results_count_while_they_live_and_storages_once():
+def config_of(words: str) -> tuple[dict[str, Any], int]:
+    question = ask(["gpu=A100", *words.split()])
+    return question.workload.plain(), question.batch_size
+
+
+def measured_peak(config: dict[str, Any], batch_size: int, folder: Path) -> int:
+    """Most bytes that the second step has allocated on this machine's CPU, as PyTorch's profiler sees them."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step = make_step(config, batch_size, "cpu")
+        step.pool = step.pool[:1]
+        step.run(0)
+        with record_function("measured step"):
+            step.run(0)
+    profiler.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    span = next(event for event in events if event.get("name") == "measured step" and event.get("ph") == "X")
+    memory = [(e["ts"], e["args"]) for e in events if e.get("name") == "[memory]"]
+    before = memory[0][1]["Total Allocated"] - memory[0][1]["Bytes"]  # what an earlier profile saw stays in the total
+    inside = [args for ts, args in memory if 0 <= ts - span["ts"] <= span["dur"]]
+    return max(args["Total Allocated"] for args in inside) - before
+
+
+@pytest.mark.parametrize("words", SMALL)
+def test_the_peak_is_that_of_a_real_run(words: str, tmp_path: Path) -> None:
+    config, batch_size = config_of(words)
+    memory = capture(config, batch_size).memory
+    assert memory_of_workload(config, batch_size) == memory
+    measured = measured_peak(config, batch_size, tmp_path)
+    assert 0.95 <= measured / memory.peak <= 1.1
+    if memory.optimizer > 0.15 * memory.peak:
+        assert measured / (memory.peak - memory.optimizer) > 1.1, "a need without optimizer states would be found out"
+
+
+@pytest.mark.parametrize("words", [
+    *SMALL, GPT + "1000 model.optimizer=adagrad", GPT + "1000 model.dtype=bf16", "model=inception_v3 batch_size=2",
+    "model=gnmt model.width=64 batch_size=4", "model=resnet50 model.image_size=64 model.dtype=fp16 batch_size=2",
+])  # fmt: skip
+def test_pytorchs_own_tracker_agrees(words: str) -> None:
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    config, batch_size = config_of(words)
+    step = make_step(config, batch_size, "meta")
+    assert with_states(step, config)
+    tracker = MemTracker()
+    tracker.track_external(*step.modules, *step.optimizers)
+    with run_as_on_cuda(compiles=False), tracker:
+        step.run(0)
+    peaks = tracker.get_tracker_snapshot("peak")
+    total = next(sizes for device, sizes in peaks.items() if device.type == "meta")["Total"]
+    assert memory_of_workload(config, batch_size).peak == pytest.approx(total, rel=0.05)
+
+
+def linear_step(foreach: bool, optimizer: str) -> Step:
+    """Two square layers of 64 without a bias: 16 KiB each; a batch of one sample takes 256 bytes."""
+    layers = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)).to("meta")
+    config = {"mode": "train", "optimizer": optimizer, "foreach": foreach}
+    return Step([layers], [(host_empty(1, 64),)], layers, lambda output, x: output.sum(), "meta", config)
+
+
+@pytest.mark.parametrize("optimizer, foreach, weights", [
+    ("adam", True, 2 * (1 + 1 + 2) + 2),  # weights, gradients, two states; the square roots of all second moments at once
+    ("adam", False, 2 * (1 + 1 + 2) + 3),  # a root, that over the bias correction, and the latter of the weight before
+    ("sgd_momentum", True, 2 * (1 + 1 + 1)), ("sgd", True, 2 * (1 + 1)),
+])  # fmt: skip
+def test_the_peak_of_an_update_by_hand(optimizer: str, foreach: bool, weights: int) -> None:
+    from pipeline.graph.capture import observe
+
+    step = linear_step(foreach, optimizer)
+    memory = observe(step, False, step.config)[1]
+    rest = memory.peak - weights * 64 * 64 * 4
+    assert 0 < rest <= 4 * 256, "the batch, the loss, and single numbers"
+    assert memory.optimizer == {"adam": 2, "sgd_momentum": 1, "sgd": 0}[optimizer] * 2 * 64 * 64 * 4
+
+
+def test_results_count_while_they_live_and_storages_once() -> None:
     layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(5))).to("meta")
     x = torch.empty(64, 256, device="meta")
-    with torch.no_grad(), WorkingSet() as working:
+    apart = [x, *layers.parameters()]
+    with torch.no_grad(), LiveMemory(apart) as live:
         kept = layers(x)  # at most the input and the output of a layer
         kept.view(-1).relu_()
-    assert working.bytes == 2 * 64 * 256 * 4
-    with torch.no_grad(), WorkingSet() as working:
+    assert live.bytes == 2 * 64 * 256 * 4
+    with torch.no_grad(), LiveMemory(apart) as live:
         held = [layers[0](x) for _ in range(3)]
         _ = layers[0].weight.t()  # a view of what is not made here
-    assert working.bytes == len(held) * 64 * 256 * 4
+    assert live.bytes == len(held) * 64 * 256 * 4
+    x = torch.empty(64, 256, device="meta")
+    with LiveMemory() as live:
+        y = x + 1
+        del x
+        y = y + 1
+    assert live.bytes == 2 * 64 * 256 * 4, "what was there before the step counts, until it is freed"
 
 
-def test_inference_needs_less_than_training_and_more_with_each_sample():
+def test_cross_entropy_holds_four_tensors_of_the_logits_size() -> None:
+    """The logits, their logarithms of probabilities, the gradient of these, and that of the logits: four of the logits' size."""
+    logits = torch.empty(32, 50_000, device="meta", requires_grad=True)
+    labels = torch.empty(32, dtype=torch.int64, device="meta")
+    with LiveMemory([logits, labels]) as live:
+        output = logits * 1.0  # a step's variable holds it, too
+        nn.functional.cross_entropy(output, labels).backward()
+    assert live.bytes == pytest.approx(4 * 32 * 50_000 * 4, rel=1e-3)
+
+
+def test_flash_attention_sums_the_gradient_of_the_query_in_fp32() -> None:
+    """Batch 2, 4 heads, 256 tokens of 64, in bf16: the output, three gradients, and sums in fp32 with one number per row."""
+    inputs = [torch.empty(2, 4, 256, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    numbers = 2 * 4 * 256 * 64
+    with run_as_on_cuda(compiles=False), LiveMemory(inputs) as live:
+        nn.functional.scaled_dot_product_attention(*inputs).sum().backward()
+    assert live.bytes == pytest.approx((2 + 3 * 2 + 4 * (1 + 1 / 64)) * numbers, rel=1e-4)
+
+
+def test_a_trained_lstm_keeps_its_gates_and_cells() -> None:
+    """One layer of 32 over 10 tokens of 4 samples: 4 gates, the cell and the output of each, beside the layer's output."""
+    lstm = nn.LSTM(16, 32, batch_first=True).to("meta")
+    x = torch.empty(4, 10, 16, device="meta")
+    with run_as_on_cuda(compiles=False), LiveMemory([x, *lstm.parameters()]) as live:
+        kept = lstm(x)
+    trained = live.bytes
+    with run_as_on_cuda(compiles=False), torch.no_grad(), LiveMemory([x, *lstm.parameters()]) as live:
+        del kept
+        lstm(x)
+    assert trained - live.bytes == 6 * 4 * 10 * 32 * 4
+
+
+@pytest.mark.parametrize("pairs", [
+    [(10, 10)], [(10, 20), (20, 10)], [(10, 20), (12, 12), (20, 10)], [(10, 20), (17, 17), (20, 10)],
+    [(5, 5), (9, 30), (10, 30), (30, 9), (22, 22), (15, 27)],
+])  # fmt: skip
+def test_a_line_of_memory_is_the_largest_of_its_moments(pairs: list[tuple[int, int]]) -> None:
+    def graph(batch_size: int, column: int) -> Graph:
+        peaks = tuple(100 * pair[column] for pair in pairs)
+        return Graph(write_nodes([]), Memory(peak=max(peaks), peaks=peaks), batch_size=batch_size)
+
+    line = MemoryLine.between(graph(2, 0), graph(102, 1))
+    assert len(line.peaks) <= len(pairs)
+    for batch_size in (2, 3, 40, 52, 77, 102, 5000):
+        moments = [100 * low + (high - low) * (batch_size - 2) for low, high in pairs]
+        assert line.at(batch_size).peak == max(moments)
+
+
+def test_what_a_process_takes_beside_its_tensors() -> None:
+    """On a T4: 40 SMs · 3.7 MB of context, two workspaces of 8,519,680 bytes in training, 22 MiB of segments, 512 B a tensor."""
+    t4, h100 = load_gpu("T4"), load_gpu("H100")
+    trained, inferred = Memory(gradients=1, blocks=10, peak=10**9), Memory(blocks=10, peak=10**9)
+    fixed = 10**9 + 10 * 512 + 22 * 2**20
+    assert trained.needed_on(t4) == fixed + 40 * 3_700_000 + 2 * 8_519_680
+    assert inferred.needed_on(t4) == fixed + 40 * 3_700_000 + 8_519_680
+    assert trained.needed_on(h100) == fixed + 132 * 3_700_000 + 2 * 2**25
+    assert Memory().needed_on(t4) == 0, "the memory of a trace is not known"
+
+
+@pytest.mark.parametrize(
+    "gpu, gib", [("T4", 14.6), ("L4", 22.0), ("A100-PCIE-40GB", 39.5), ("H100", 79.0), ("V100", 31.7)]
+)
+def test_usable_memory_is_what_pytorch_can_allocate(gpu: str, gib: float) -> None:
+    assert load_gpu(gpu).usable_memory_bytes / 2**30 == pytest.approx(gib, rel=0.01)
+
+
+def test_inference_needs_less_than_training_and_more_with_each_sample() -> None:
     config = yaml.safe_load((config_dir() / "model" / "resnet50.yaml").read_text())
     small, large = (capture({**config, "mode": "inference"}, size).memory.activations for size in (2, 4))
     assert small > 4 * 2 * 64 * 112 * 112  # the first images
@@ -34,6 +203,11 @@ def test_inference_needs_less_than_training_and_more_with_each_sample():
     assert large < capture(config, 4).memory.activations
 
 
-def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds():
+def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds() -> None:
     found = estimated_largest_batch(ask(["gpu=H100", "model=bert_large", "model.mode=inference"]), STEPS.memory_bytes)
     assert found is not None and 100 < found < 10_000  # 13 million where inputs alone count
+
+
+def test_one_step_needs_more_of_a_larger_gpu() -> None:
+    needs = [STEPS.memory_bytes(point) for point in expand(["gpu=T4,A100", "model=dlrm_small"])]
+    assert needs[1] - needs[0] == (108 - 40) * 3_700_000

@@ -272,8 +272,8 @@ def test_equal_calls_of_several_gpus_are_one_table(folder: Path) -> None:
 
 def test_memory_at_another_batch_size_is_that_of_its_graph(folder: Path) -> None:
     steps, (question,) = StepStore(), expand([*TINY, "batch_size=8"])
-    assert steps.memory_bytes(question) == steps.graph(question).memory_bytes
-    assert steps.memory_bytes(question, 32) == captured(model(), 32).memory_bytes
+    assert steps.memory_bytes(question) == steps.graph(question).memory.needed_on(question.gpu)
+    assert steps.memory_bytes(question, 32) == captured(model(), 32).memory.needed_on(question.gpu)
 
 
 def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:

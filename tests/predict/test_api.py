@@ -83,8 +83,8 @@ def test_the_largest_batch_fits_and_one_more_unit_does_not() -> None:
     most = estimated_largest_batch(point, STEPS.memory_bytes)
     assert most is not None
     unit = 10 ** (len(str(most)) - 2)
-    need, more = (capture(point.workload.plain(), batch).memory_bytes for batch in (most, most + unit))
-    assert need <= v100("gpu.memory_gib=1").memory_bytes < more
+    need, more = (capture(point.workload.plain(), batch).memory.needed_on(point.gpu) for batch in (most, most + unit))
+    assert need <= v100("gpu.memory_gib=1").usable_memory_bytes < more
 
 
 @pytest.mark.parametrize("model", ["dlrm_default", "dlrm_ddp"])

@@ -58,12 +58,12 @@ def test_sizes_at_which_the_step_cannot_be_built_do_not_fit() -> None:
 def test_a_prediction_names_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
     found = predict("P4", model="resnet50", batch_size=512)
-    room = load_gpu("P4").memory_bytes
+    room = load_gpu("P4").usable_memory_bytes
     assert not found.fits and found.largest_batch is not None
     at, above = (predict("P4", model="resnet50", batch_size=found.largest_batch + more) for more in (0, 1))
     assert at.memory_bytes <= room < above.memory_bytes
     assert at.fits and at.largest_batch is None and not at.fitting_gpus
-    assert set(found.fitting_gpus) == {gpu.name for gpu in list_gpus() if gpu.memory_bytes >= found.memory_bytes}
+    assert set(found.fitting_gpus) == {gpu.name for gpu in list_gpus() if gpu.usable_memory_bytes >= found.memory_bytes}
     text = dict(found.rows())["what fits"]
     assert f"a batch of {found.largest_batch:,} on this GPU" in text and found.fitting_gpus[0] in text
     assert found.as_dict()["largest_batch"] == found.largest_batch

@@ -251,12 +251,14 @@ def test_what_is_recomputed_in_the_backward_pass_counts(dtype):
     assert set(products["dtype"]) == {dtype}
 
 
-@pytest.mark.parametrize("again, kept", [(None, 1 + 3), (False, 3 + 1), (True, 3 + 1)])
-def test_what_is_recomputed_takes_memory_while_it_is_used(again, kept):
-    """Kept: the input of each part, and one part's results once they are there again. Parts of one layer and a ReLU keep the
-    ReLU's result beside the layer's input; the last part's result is the output, the others' are inputs of the next.
+@pytest.mark.parametrize("again, alive", [(None, 2 + 3 + 1), (False, 2 + 2 + 2), (True, 2 + 2 + 3)])
+def test_what_is_recomputed_takes_memory_while_it_is_used(again, alive):
+    """In tensors of a part's size. Without recomputation: the batch and its product, each ReLU's result, and a gradient. With
+    it: the batch, its product, the inputs of the other parts, and of the last part its two results, or a result and a
+    gradient; PyTorch's older form holds the result while it computes the gradient of the part's input, too.
     """
-    assert captured("recomputed", options={"again": again}).memory.activations == kept * 4 * 16 * 4
+    memory = captured("recomputed", 65536, options={"again": again}).memory
+    assert memory.peak == pytest.approx(alive * 65536 * 16 * 4, rel=1e-3)
 
 
 def test_compiled_code_counts_as_it_is_written():
@@ -321,9 +323,10 @@ def test_frozen_weights_get_no_gradient():
 
 
 def test_a_batch_in_parts_keeps_the_activations_of_one_part():
-    whole, parts = (captured("accumulated", 64, options={"parts": n}).memory.activations for n in (1, 4))
-    assert whole == 4 * (64 * 64 * 3)  # the batch and what each tanh gives
-    assert parts == 4 * (64 * 64 + 16 * 64 * 2)  # parts are views of the batch
+    whole, parts = (captured("accumulated", 65536, options={"parts": n}).memory.peak for n in (1, 4))
+    batch = 65536 * 64 * 4
+    assert whole == pytest.approx(4 * batch, rel=5e-3)  # the batch, what each tanh gives, and a gradient
+    assert parts == pytest.approx((1 + 3 / 4) * batch, rel=5e-3)  # parts are views of the batch
 
 
 @pytest.mark.parametrize("function, operator", [("unknown", "aten::linalg_inv_ex"), ("doubled", "aten::addmm")])
