@@ -66,11 +66,11 @@ def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
     table = one.table.copy()
     for name in _TEXT_COLUMNS:
         table[name] = [text(a, b) for a, b in zip(one.table[name], other.table[name], strict=True)]
-    parts = {
-        name: _number(getattr(one.memory, name), getattr(other.memory, name), place)
-        for name in ("parameters", "gradients", "optimizer", "activations", "inputs")
-    }
-    return Graph(table, Memory(**parts), one.device, one.model, batch_size)
+    before, after = one.memory.facts(), other.memory.facts()
+    facts: dict[str, Any] = {name: int(_number(before[name], after[name], place)) for name in before if name != "peak"}
+    moments = zip(*(graph.memory.peaks or (graph.memory.peak,) for graph in (one, other)), strict=True)
+    peak = int(max(low + (high - low) * place for low, high in moments))
+    return Graph(table, Memory(**facts, peak=peak), one.device, one.model, batch_size)
 
 
 def rewrite(graph: Graph, placed: Mapping[int, Sequence[Node]]) -> Graph:

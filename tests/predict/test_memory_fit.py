@@ -68,3 +68,14 @@ def test_a_prediction_names_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"a batch of {found.largest_batch:,} on this GPU" in text and found.fitting_gpus[0] in text
     assert found.as_dict()["largest_batch"] == found.largest_batch
     assert found.as_dict()["fitting_gpus"] == list(found.fitting_gpus)
+
+
+@pytest.mark.parametrize(
+    ("share", "state"), [(0.8, "fits"), (0.89, "fits"), (0.91, "tight"), (0.999, "tight"), (1.001, "does not fit")]
+)
+def test_a_step_near_the_usable_memory_is_tight(share: float, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    need = predict("T4", model="dlrm_small", batch_size=65536).memory_bytes
+    gib = need / share / load_gpu("T4").usable_memory_share / 2**30
+    found = predict("T4", model="dlrm_small", batch_size=65536, gpu__memory_gib=gib)
+    assert (found.memory_state, found.fits, found.tight) == (state, state != "does not fit", state == "tight")

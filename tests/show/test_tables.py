@@ -89,6 +89,14 @@ def test_a_host_bound_step_names_the_host_and_the_break_even(prediction: Predict
     assert "break-even" not in text_of(one(dataclasses.replace(host, bound="device")))
 
 
+def test_a_step_that_fits_tightly_says_so_wherever_it_is_shown(prediction: Prediction) -> None:
+    tight = dataclasses.replace(prediction, tight=True)
+    assert "2.0 GiB, tight" in text_of(one(tight)) and str(tight).endswith("2.0 GiB, tight")
+    assert tight.as_dict()["fits"] is tight.as_dict()["tight"] is True
+    row = to_arrow(tight.summary_row(), "summary").to_pandas().to_dict("records")[0]
+    assert Prediction.from_summary(row) == tight
+
+
 def test_a_step_that_does_not_fit_names_what_does(prediction: Prediction) -> None:
     large = dataclasses.replace(
         prediction, fits=False, largest_batch=1700, fitting_gpus=("L40S", "A100", "H100", "H200", "B200")
