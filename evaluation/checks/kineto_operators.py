@@ -23,11 +23,11 @@ KINDS = (
     ("collective", r"^nccl"), ("memcpy", r"^Memcpy"), ("memset", r"^Memset|FillFunctor"),
     ("concat", r"CatArray"), ("optimizer", r"multi_tensor_apply"),
     ("norm", r"bn_fw|bn_bw|batch_norm|layer_norm|GammaBeta"),
-    ("softmax", r"softmax"), ("loss", r"nll_loss"), ("pooling", r"pool"), ("reduction", r"reduce_kernel"),
+    ("softmax", r"softmax|SoftMax"), ("loss", r"nll_loss"), ("pooling", r"pool"), ("reduction", r"reduce_kernel"),
     ("embedding", r"split_embedding|dense_embedding|EmbeddingBag|embedding_backward"),
     ("sort", r"RadixSort|DeviceScan|DeviceReduceByKey|DeviceCompact|cub::"),
     ("matmul", r"gemm|gemv|cutlass|dot_kernel|reduce_1Block|winograd|scudnn|xmma|conv|dgrad|wgrad|fft2d|fprop|"
-               r"splitKreduce|nchwToNhwc|computeOffsets|computeBOffsets|cudnn|epilogue|std::enable_if"),
+               r"splitKreduce|nchwToNhwc|nhwcToNchw|flash_fwd|flash_bwd|computeOffsets|computeBOffsets|cudnn|epilogue|std::enable_if"),
     ("index", r"index|gather|scatter|linearize|bounds_check|permute|recat|searchsorted|offsets_range|to_dense"),
     ("elementwise", r"elementwise|dropout|threshold|uniform|random|distribution"),
 )  # fmt: skip
@@ -156,7 +156,9 @@ def _node(event: dict[str, Any], number: int, parent: int | None) -> Node:
         stride = strides[i] if i < len(strides) and len(strides[i]) == len(shape) else None
         is_list = bool(shape) and isinstance(shape[0], list)
         if is_list:
-            inputs.append(tuple(Tensor(tuple(one), "fp32") for one in shape))
+            parts = strides[i] if i < len(strides) and len(strides[i]) == len(shape) else [None] * len(shape)
+            inputs.append(tuple(Tensor(tuple(one), "fp32", tuple(each) if each else None)
+                                for one, each in zip(shape, parts, strict=True)))  # fmt: skip
         elif dtype and (shape or not (i < len(concrete) and concrete[i])):
             inputs.append(Tensor(tuple(shape), dtype, tuple(stride) if stride else None))
         else:

@@ -80,6 +80,8 @@ def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str
     kernel_of: dict[Any, tuple[str, float]] = {}
     for (node_id, kind), places in groups.items():  # type: ignore[misc]
         kernels = seen.get((int(node_id), str(kind)), [])
+        if len(places) == 1 and kernels and str(calls.loc[places[0], "family"]).startswith("conv2d"):
+            kernels = [(kernels[0][0], sum(us for _, us in kernels))]  # a convolution includes its changes of layout
         if len(kernels) == len(places):
             kernel_of |= zip(places, kernels, strict=True)
     timed = calls[calls.index.isin(list(kernel_of))]
@@ -92,6 +94,13 @@ def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str
         rows = timed["kernel_name"].str.contains(pattern)
         timed.loc[rows, "family"] = name
         timed.loc[rows, "op"] = np.where(timed.loc[rows, "kernel_name"].str.contains("Pageable"), "pageable", "pinned")
+    # Kineto records no element types of lists of tensors, and the reader then assumes fp32
+    halves = (
+        (timed["family"] == "concat") & timed["kernel_name"].str.contains("OpaqueType<2u>") & (timed["dtype"] == "fp32")
+    )
+    columns = [name for name in ("bytes", "bytes_read", "bytes_written", "inputs", "outputs") if name in timed]
+    timed.loc[halves, columns] = timed.loc[halves, columns] // 2
+    timed.loc[halves, "dtype"] = "bf16"
     timed.loc[timed["kernel_name"].str.contains("1688gemm") & (timed["dtype"] == "fp32"), "dtype"] = "tf32"
     return timed
 

@@ -36,7 +36,14 @@ from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fused_attention import FAMILY as ATTENTION
 from pipeline.kernels.fused_attention import AttentionModel, FittedAttention
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_cores import HALF_DTYPES, covered, misaligned
+from pipeline.kernels.tensor_cores import (
+    HALF_DTYPES,
+    LAUNCH_CYCLES,
+    by_element_us,
+    covered,
+    misaligned,
+    small_products_us,
+)
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.model_files import read_by_gpu
 from pipeline.packs import MANIFEST, SHARED, pack_models, shipped_file
@@ -108,6 +115,17 @@ MISALIGNED_SPREAD = 1.3
 products take 1.1 to 2.6 times as long."""
 
 
+def among_others(estimate: Estimate, products: pd.DataFrame, gpu: GpuSpec) -> Estimate:
+    """Products among other kernels (`LAUNCH_CYCLES`), with misaligned operands that move element by element."""
+    launch = np.where(Dims(products).flag("looped"), 0.0, LAUNCH_CYCLES / gpu.boost_clock_mhz)
+    slower = np.maximum(estimate.kernel, by_element_us(products, gpu)) + launch
+    return estimate.scale(slower / estimate.kernel).widen(1.0 + LAUNCH_SPREAD * launch / slower)
+
+
+LAUNCH_SPREAD = 0.6
+"""Uncertainty of `LAUNCH_CYCLES`, as a share of it: the H100 traces show 1.4 to 5.2 us for 2.5."""
+
+
 @dataclass(frozen=True)
 class TensorCoreTransferModel(KernelModel):
     """The cross-GPU model with the interface of a family's model. `like` names a measured GPU with the same chip, if
@@ -130,6 +148,9 @@ class TensorCoreTransferModel(KernelModel):
         kernel_times = kernel_us(
             self.model, plain, self.gpu, None if self.like is None else self.model.own_correction(self.like)
         )
+        if self.family == BATCHED:
+            small = small_products_us(Dims(plain), self.gpu)
+            kernel_times = np.where(np.isfinite(small), small, kernel_times)
         low, high = kernel_times * np.exp(self.model.log_p10), kernel_times * np.exp(self.model.log_p90)
         inside = np.ones(len(calls), dtype=bool)
         estimate = Estimate(kernel_times, kernel_times, low, high, inside, low, high)
@@ -139,7 +160,7 @@ class TensorCoreTransferModel(KernelModel):
         extra = extra * np.where(misaligned(plain), MISALIGNED_SPREAD, 1.0)
         if self.gpu.architecture not in sampled_architectures(tuple(self.model.gpu_corrections)):
             extra = extra * UNSAMPLED_ARCHITECTURE_SPREAD
-        return estimate.widen(extra)
+        return among_others(estimate, plain, self.gpu).widen(extra)
 
 
 def tensor_core_transfer_models(gpu: GpuSpec, like: str | None = None) -> dict[str, TensorCoreTransferModel]:
@@ -201,7 +222,7 @@ class TensorCoreGemmModel(KernelModel):
         half, sister = self._half(calls), self.gpu.name != self.measured.name
         moved = ~half | uneven | sister
         if not moved.any():
-            return kernel_times
+            return among_others(kernel_times, calls, self.gpu)
         ratio = time_ratio(calls.assign(B=1.0), self.gpu, plain, self.measured)
         if ratio is None:
             # without the cross-GPU model: scaled by the ratio of the peaks
@@ -209,7 +230,8 @@ class TensorCoreGemmModel(KernelModel):
                            ((self.gpu, calls), (self.measured, plain)))  # fmt: skip
             ratio = there / here
         spread = np.where(half, 1.0, UNSAMPLED_SPREAD) * np.where(uneven, MISALIGNED_SPREAD, 1.0)
-        return kernel_times.scale(np.where(moved, ratio, 1.0)).widen(spread * (SIBLING_SPREAD if sister else 1.0))
+        moved_times = kernel_times.scale(np.where(moved, ratio, 1.0))
+        return among_others(moved_times, calls, self.gpu).widen(spread * (SIBLING_SPREAD if sister else 1.0))
 
     def _half(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         return is_one_of(Dims(calls).text("dtype", "fp32"), HALF_DTYPES)

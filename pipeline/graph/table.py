@@ -78,8 +78,14 @@ class Tensor:
 
     @property
     def contiguous(self) -> bool:
-        """Whether elements are stored row by row without gaps; unknown strides count as contiguous."""
-        return not self.strides or self.strides == contiguous_strides(self.shape)
+        """Whether elements are stored row by row without gaps; unknown strides count as contiguous.
+
+        The stride of a dimension of one element has no meaning, as in PyTorch.
+        """
+        if not self.strides or self.strides == contiguous_strides(self.shape):
+            return True
+        usual = zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
+        return all(size == 1 or stride == expected for size, stride, expected in usual)
 
     @property
     def dense(self) -> bool:

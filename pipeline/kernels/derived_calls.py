@@ -178,7 +178,8 @@ def _related_calls(
     model = models.get(name)
     if name in ("softmax", "layer_norm", "gemm", "bmm") and model is not None:
         drop = [column for column in ("flops", "bytes_read", "bytes_written", "inputs", "outputs") if column in calls]
-        return name, calls.drop(columns=drop).assign(phase="forward", dtype="fp32")
+        forward = calls.drop(columns=drop).assign(phase="forward")
+        return name, forward if model.covers(forward).all() else forward.assign(dtype="fp32")
     other = {"gemm": "bmm", "bmm": "gemm"}.get(name)
     if other in models:
         single = Dims(calls)("B", 1.0)

@@ -102,7 +102,7 @@ _REGISTERED = (
     Family("collective", ("bytes",), Law.COLLECTIVE, work.moved_bytes,
            ("all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv"),
            ("ranks",)),
-    Family("attention", ("B", "M", "N", "K"), Law.COMPUTE, work.attention, ("flash", "efficient", "math")),
+    Family("attention", ("B", "M", "N", "K"), Law.COMPUTE, work.attention, ("flash", "cudnn", "efficient", "math")),
     Family("other", (), Law.MOVEMENT, work.given_work, (), ("bytes", "B", "H", *_IO)),
 )  # fmt: skip
 

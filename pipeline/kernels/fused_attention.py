@@ -12,7 +12,7 @@ own peak, SMs, bandwidth and L2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,12 @@ from pipeline.kernels.work import Array, Dims, is_one_of
 
 FAMILY = "attention"
 
-OP = "flash"
-"""Op of the fused kernel of half precision, for every library."""
+OP, CUDNN = "flash", "cudnn"
+"""Ops of the fused kernels of half precision: PyTorch's flash backend (FlashAttention-2), and cuDNN's kernel."""
+
+FLASH2_SHARE, FLASH2_START_US = 0.42, 2.6
+"""FlashAttention-2 on Hopper, relative to the kernels of the samples (FlashAttention-3): its rate, since it does not use
+Hopper's asynchronous products (published: 329 TFLOP/s in long sequences), and its start in us (traces of BERT and ViT)."""
 
 MASKED = "efficient"
 """Op of the memory-efficient kernel, which runs in half precision with a mask.
@@ -226,26 +230,38 @@ class AttentionModel(KernelModel):
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
         """Evidence of each row; backward passes and masks are `transferred`, because no GPU has samples of them."""
         d = Dims(calls)
-        return np.where(d.backward() | d.op_in((MASKED,)), "transferred", self.evidence).astype(object)
+        return np.where(d.backward() | d.op_in((MASKED,)) | self._flash2(d), "transferred", self.evidence).astype(
+            object
+        )
+
+    def _flash2(self, d: Dims) -> npt.NDArray[np.bool_]:
+        """Rows of FlashAttention-2 on a GPU whose samples are of FlashAttention-3."""
+        return np.asarray(d.op_in((OP,)) & (self.gpu.architecture == "hopper"))
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Fused calls of half precision whose sizes are all known."""
         d = Dims(calls)
         sized = np.isfinite(d("B") * d("M") * d("K")) & (d("K") <= MAX_WIDTH)
-        return np.asarray(d.op_in((OP, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized)
+        return np.asarray(d.op_in((OP, CUDNN, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of calls; intervals widen outside the samples' widths and masks, for backward, and on another GPU."""
         shape = Shape.of(calls)
         peak = Physics.of(self.gpu).peak_flop_per_us(Dims(calls))
         time = attention_us(self.fitted.constants, self.fitted.tiles, self.gpu, peak, shape)
+        older = self._flash2(Dims(calls))
+        if older.any():
+            start = replace(self.fitted.constants, start_us=FLASH2_START_US)
+            slower = attention_us(start, self.fitted.tiles, self.gpu, peak * FLASH2_SHARE, shape)
+            time = np.where(older, slower, time)
         low, high = (np.exp(ends) for ends in self.fitted.quantiles.at(np.log(time)))
         estimate = Estimate(time, time, time * low, time * high, self._inside(shape), time * low, time * high)
         if self.gpu.name != self.measured.name:
             estimate = estimate.widen(TRANSFERRED_SPREAD)
         masked = Dims(calls).op_in((MASKED,))
         for rows, spread in (
-            (shape.backward, BACKWARD_SPREAD), (~estimate.inside, OUTSIDE_SPREAD), (masked, MASKED_SPREAD)
+            (shape.backward, BACKWARD_SPREAD), (~estimate.inside, OUTSIDE_SPREAD), (masked, MASKED_SPREAD),
+            (older, OUTSIDE_SPREAD),
         ):  # fmt: skip
             estimate = merge(estimate, estimate.widen(spread).rows(rows), rows)
         return estimate

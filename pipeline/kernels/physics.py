@@ -65,6 +65,19 @@ START_US = {
 prologue of a tile. From the smallest calls of the V100 and A100 DLRM traces (`benchmarks/kernels/public_traces.py`).
 Other families take the start time of the bandwidth curve."""
 
+START_CLOCK_MHZ = 1600.0
+"""Clock up to which `START_US` holds, MHz. Starts are clock cycles: V100 and A100, whose traces gave them, boost to 1530
+and 1410. On an H100 (1980 MHz) element-wise kernels start in 1.5 to 1.8 us instead of 2."""
+
+ELEMENTS_PER_CLOCK = {"elementwise": 1.37, "copy": 1.37, "concat": 1.06, "strided concat": 0.82, "scattered": 0.48,
+                      "narrow softmax": 2.0, "wide softmax": 0.63, "gelu": 2.4}  # fmt: skip
+"""Elements per SM and clock of kernels that move one element at a time, whatever its bytes. With strided or broadcast
+operands of 2-byte types, an H100 then reaches half of its bandwidth. `scattered`: neighbouring threads read from different
+sectors. The error function of gelu has such a limit too. From H100 traces (`evaluation/checks/half_kernels.py`)."""
+
+STRIDED_START_US = 2.8
+"""`START_US` of strided and broadcasting element-wise kernels, which compute addresses (same traces)."""
+
 PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
                   Law.SORT: 2.0}  # fmt: skip
 """Factor between a formula's time and the ends of its p10-p90 interval, which holds about 80 % of the kernels of public
@@ -137,7 +150,30 @@ class Physics:
             return start + self.memory.moving_us(np.where(whole, SORT_PASSES, 1.0) * work.bytes)
         if name in IMAGE_FAMILIES and self.gpu.limits is not None:
             return self.start_us(name) + image_us(name, d, self.memory.moving_us(entry.passes * work.bytes), self.gpu)
-        return self._movement(name, entry.passes, work)
+        return np.maximum(self._movement(name, entry.passes, work), self.by_element_us(name, d, work))
+
+    def by_element_us(self, name: str, d: Dims, work: Work) -> Array:
+        """Least time of kernels that move single elements, us, shape (rows,); 0 for all others.
+
+        A thread moves one element at a time where operands are strided or broadcast. Concatenation moves 2-byte elements
+        one by one.
+        """
+        strided, scattered, size = d.flag("strided"), d.flag("scattered"), d.element_bytes()
+        rate = np.where(strided, ELEMENTS_PER_CLOCK.get(name, np.inf), np.inf)
+        if name == "concat":
+            single = np.where(strided, ELEMENTS_PER_CLOCK["strided concat"], ELEMENTS_PER_CLOCK["concat"])
+            rate = np.where(size < 4.0, single, np.inf)
+        rate = np.where(d.op_in(("gelu",)), np.minimum(rate, ELEMENTS_PER_CLOCK["gelu"]), rate)
+        rate = np.where(scattered, np.minimum(rate, ELEMENTS_PER_CLOCK["scattered"]), rate)
+        start = self.start_us(name) + np.where(
+            strided & (name != "concat"), STRIDED_START_US - self.memory.start_us, 0.0
+        )
+        elements_us = np.nan_to_num(work.written / size) / rate / self.clocks_per_us()
+        return np.where(np.isfinite(rate), start + elements_us, 0.0)
+
+    def clocks_per_us(self) -> float:
+        """Clock cycles of all SMs in a microsecond."""
+        return max(self.gpu.sms, 1) * max(self.gpu.boost_clock_mhz, 1.0)
 
     def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Reference times that learned models correct, us, shape (rows,).
@@ -157,7 +193,9 @@ class Physics:
 
     def start_us(self, name: str) -> float:
         """Duration of a family's kernel at negligible size, us; for a CPU, the start time of the memory curve."""
-        return START_US.get(name, self.memory.start_us) if self.gpu.limits is not None else self.memory.start_us
+        if self.gpu.limits is None:
+            return self.memory.start_us
+        return START_US.get(name, self.memory.start_us) * min(START_CLOCK_MHZ / max(self.gpu.boost_clock_mhz, 1.0), 1.0)
 
     def _movement(self, name: str, passes: float, work: Work) -> Array:
         """Time of memory traffic, or of arithmetic where that takes longer."""

@@ -114,6 +114,9 @@ PERSISTENT_US, PERSISTENT_SHARE = 5.0, 0.5
 of peak FLOP/s of its products. Both are assumed. PyTorch takes this kernel to be at least as fast as the plain one, so no
 prediction is longer than that of the plain one."""
 
+LOOPED = '{"looped":true}'
+"""Attributes of the products of a chain of steps: the same kernel runs many times in a row."""
+
 NO_FLOOR = Floor(0.0, 0.0, {})
 """No latency floor: latencies equal kernel times."""
 
@@ -197,7 +200,8 @@ def _products(
         kept = (count > 0) & np.isfinite(m * n * k)
         phase = np.where(sizes.backward, "backward", "forward")
         frames.append(pd.DataFrame({"family": "gemm", "op": "linear", "phase": phase, "dtype": dtypes, "B": 1.0,
-                                    "M": m, "N": n, "K": k, "chained": number >= len(parts)})[kept])  # fmt: skip
+                                    "M": m, "N": n, "K": k, "attributes": LOOPED if number >= len(parts) else None,
+                                    "chained": number >= len(parts)})[kept])  # fmt: skip
         ats.append(rows[kept])
         times.append((count * (sizes.directions if number < len(parts) else 1.0))[kept])
     table = pd.concat(frames, ignore_index=True)

@@ -40,6 +40,27 @@ HALF_DTYPES = ("bf16", "fp16")
 ALIGNMENT_BYTES = 16.0
 """Alignment of a matrix's rows in memory, bytes. Kernels that copy whole vectors need rows of a multiple of this."""
 
+LAUNCH_CYCLES = 5000.0
+"""Clock cycles that a product among other kernels takes beyond one in a loop of equal products, as all samples of bf16
+products are: its instructions are not cached, and no neighbour hides its first loads. H100 traces: 1.4 to 3.3 us."""
+
+ACCESSES_PER_CLOCK, ACCESS_TILES = 3.8, ((128.0, 128.0), (128.0, 64.0), (64.0, 64.0), (128.0, 32.0), (32.0, 128.0))
+"""Operand loads and stores per SM and clock of half-precision kernels for misaligned rows (`align1` in their names), which
+move an element at a time (two or four, if rows are a multiple of these), and their tiles. From an H100 trace: products
+with 3,137 tokens reach 4.0 and 4.4."""
+
+SMALL_PRODUCT, SMALL_BLOCK_CYCLES, SMALL_STEP_CYCLES = 16.0, 170.0, 1.5
+"""Edge of the tile of batches of tiny products (`wmma ... 16x16`), cycles of an SM for a block, and for each element of its
+sum. From an H100 trace, 37,632 products of 8 tokens."""
+
+PATCH_TAPS, PATCH_STEP, PATCH_TILE, PATCH_STEP_CYCLES = 49.0, 32.0, (256.0, 64.0), 750.0
+"""Convolutions with more taps and fewer channels than the first two figures (patches of vision transformers) take one step
+of 32 channels for each tap, because cuDNN has no kernel for few channels there. Tile of outputs, and cycles of a step
+(H100 traces: 744 and 758)."""
+
+CONVERSION_CHANNELS = 32.0
+"""The kernels that convert the layout of images work on tiles of this many channels, also where there are only three."""
+
 CHANNEL_MULTIPLE = {"fp16": 8.0, "bf16": 8.0, "tf32": 4.0}
 """Multiple to which channels are padded, in elements, by dtype: 16 bytes."""
 
@@ -110,6 +131,31 @@ def misaligned(products: pd.DataFrame) -> Flags:
     return np.asarray(first | second | k | (either_way & (m | n)))
 
 
+def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:
+    """Least time of half-precision products with misaligned rows, whose operands move element by element, us; else 0."""
+    d = Dims(products)
+    m, n, k, batch = d("M"), d("N"), d("K"), d("B", 1.0)
+    first, second = np.where(d("trans_a", 0.0) > 0, m, n), np.where(d("trans_b", 1.0) > 0, n, k)
+    vector = np.min([np.gcd(np.nan_to_num(rows).astype(np.int64), 8) for rows in (first, second, k)], axis=0)
+    times = []
+    for high, wide in ACCESS_TILES:
+        blocks = batch * np.ceil(m / high) * np.ceil(k / wide)
+        accesses = np.ceil(blocks / gpu.sms) * ((high + wide) * n + high * wide) / vector
+        times.append(accesses / ACCESSES_PER_CLOCK / gpu.boost_clock_mhz)
+    half = values_of(d.text("dtype", "bf16"), BYTES, 2.0) == 2.0
+    return np.where(half & misaligned(products), np.min(times, axis=0), 0.0)
+
+
+def small_products_us(d: Dims, gpu: GpuSpec) -> Array:
+    """Time of batches of tiny half-precision products, a block for each 16 x 16 outputs, us; NaN for other products."""
+    m, n, k = d("M"), d("N"), d("K")
+    blocks = d("B", 1.0) * np.ceil(m / SMALL_PRODUCT) * np.ceil(k / SMALL_PRODUCT)
+    us = blocks / gpu.sms * (SMALL_BLOCK_CYCLES + SMALL_STEP_CYCLES * n) / gpu.boost_clock_mhz
+    tiny = (np.minimum(m, k) <= SMALL_PRODUCT) & (np.maximum(np.maximum(m, k), n) <= 4 * SMALL_PRODUCT)
+    half = values_of(d.text("dtype", "bf16"), BYTES, 2.0) == 2.0
+    return np.where(half & tiny & (blocks > 8 * gpu.sms), us, np.nan)
+
+
 def evenly_grouped(d: Dims) -> Flags:
     """Rows with several groups for which cuDNN has kernels on tensor cores, shape (rows,)."""
     groups = np.maximum(d("groups", 1.0), 1.0)
@@ -150,13 +196,31 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
         return np.min(times, axis=0)  # type: ignore[no-any-return]
 
     nhwc = kernel_us(1.0)
-    converted = nhwc + memory.moving_us(2.0 * image_bytes) / LAYOUT_CONVERSION_SHARE
+    nhwc = np.maximum(nhwc, _patch_us(name, dtype, shape, product, gpu))
+    whole = CONVERSION_CHANNELS * np.ceil(
+        np.column_stack([shape.in_channels, shape.out_channels]) / CONVERSION_CHANNELS
+    )
+    grown = whole / np.column_stack([shape.in_channels, shape.out_channels])
+    weights = np.where(grown[:, 0] > 1.0, shape.weights * grown[:, 0], 0.0)
+    turned = size * (shape.inputs * grown[:, 0] + shape.outputs * grown[:, 1] + weights)
+    converted = nhwc + memory.moving_us(2.0 * turned) / LAYOUT_CONVERSION_SHARE
     tf32 = dtype == "tf32"
     nchw = np.where(tf32, np.minimum(kernel_us(NCHW_LOADS), converted), converted) if tf32.any() else converted
     tensor = np.where(d.channels_last(), nhwc, nchw)
     # few channels per group use tensor cores poorly: the library computes such convolutions without tensor cores
     plain = np.hypot(shape.flops / (1e3 * gpu.peak_gflop_per_s()), dram_us)
     return np.where(evenly_grouped(d), np.minimum(tensor, plain), tensor)
+
+
+def _patch_us(
+    name: str, dtype: npt.NDArray[np.object_], shape: ConvShape, product: tuple[Array, ...], gpu: GpuSpec
+) -> Array:
+    """Least time of half-precision forward convolutions of few channels in large windows, us; 0 for all others."""
+    rows, _, columns, _ = product
+    few = (shape.window > PATCH_TAPS) & (shape.in_channels < PATCH_STEP) & (values_of(dtype, BYTES, 4.0) == 2.0)
+    waves = np.ceil(np.ceil(rows / PATCH_TILE[0]) * np.ceil(columns / PATCH_TILE[1]) / max(gpu.sms, 1))
+    steps_us = waves * shape.window * PATCH_STEP_CYCLES / max(gpu.boost_clock_mhz, 1.0)
+    return np.where(few & (shape.groups == 1.0) & (name == "conv2d_forward"), steps_us, 0.0)
 
 
 def _tiled_us(

@@ -13,13 +13,28 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.convolutions import grouped
 from pipeline.kernels.families import FAMILIES
-from pipeline.kernels.physics import raised_to_min_duration
+from pipeline.kernels.features import MAX_WARP_ROW
+from pipeline.kernels.physics import ELEMENTS_PER_CLOCK, Physics, raised_to_min_duration
+from pipeline.kernels.tensor_cores import HALF_DTYPES
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.product_tiles import FAMILY as TENSOR
 from pipeline.transfer.utilisation import Array, Correction, UtilisationModel, load_cached
+
+HALF_FAMILIES = ("softmax", "layer_norm")
+"""Families whose cross-GPU models also predict half precision."""
+
+HALF_LOG_SPREAD = 0.3
+"""Log factor by which their intervals grow: no half-precision row was sampled."""
+
+VECTORISED_NORM_SHARE = 0.63
+"""Start of PyTorch's vectorised layer norm, over that of the two kernels that ran before (A100 trace): 3.06 us on an H100."""
+
+HALF_NORM_SHARE = 0.86
+"""Instructions of layer norm in half precision over those in fp32, which load half as many elements at once. From H100
+traces (ViT 0.87, TimeSformer 0.84)."""
 
 COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
 
@@ -37,11 +52,14 @@ def load_models() -> dict[str, UtilisationModel]:
 def covered(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Whether the cross-GPU models cover each call, shape (rows,): forward, in fp32, of a covered family, with all dims.
 
+    Softmax and layer norm are also covered in half precision, which halves their bytes but not their instructions.
     Convolutions with several groups run in other kernels than those of the samples.
     """
     d = Dims(calls)
     family = d.text("family")
-    able = is_one_of(family, COVERED_FAMILIES) & is_one_of(d.text("dtype", "fp32"), ("fp32",))
+    dtype = d.text("dtype", "fp32")
+    able = is_one_of(family, COVERED_FAMILIES) & is_one_of(dtype, ("fp32",))
+    able |= is_one_of(family, HALF_FAMILIES) & is_one_of(dtype, HALF_DTYPES)
     able &= ~d.backward() & ~grouped(d)
     for name in COVERED_FAMILIES:
         rows = able & (family == name)
@@ -96,10 +114,30 @@ def predict_calls(
         part = calls.iloc[at]
         kernel, latency, low, high = estimate(model, part, gpu, (calibrations or {}).get(name))
         raised = raised_to_min_duration(kernel, name, gpu)
+        half = is_one_of(Dims(part).text("dtype", "fp32"), HALF_DTYPES)
+        if half.any():
+            raised = np.where(half, half_rows_us(kernel, name, Dims(part), gpu), raised)
+            low = np.where(half, -np.hypot(low, HALF_LOG_SPREAD), low)
+            high = np.where(half, np.hypot(high, HALF_LOG_SPREAD), high)
         # the latency, with floor and launch, is raised only where the kernel alone takes longer
         latency = np.maximum(latency, raised)
         result.iloc[at] = np.column_stack([latency, raised, raised * np.exp(low), raised * np.exp(high)])
     return result
+
+
+def half_rows_us(kernel_us: Array, family: str, d: Dims, gpu: GpuSpec) -> Array:
+    """Times of half-precision softmax and layer norm, from those of a model of bytes and instructions.
+
+    Rows of softmax that lie in a warp, or are wide and not aligned, move one element at a time.
+    """
+    figures, width = Physics.of(gpu), d("H")
+    rate = np.where(width <= MAX_WARP_ROW, ELEMENTS_PER_CLOCK["narrow softmax"], np.inf)
+    rate = np.where((width > MAX_WARP_ROW) & (np.mod(width, 8.0) > 0.0), ELEMENTS_PER_CLOCK["wide softmax"], rate)
+    if family == "layer_norm":
+        kernel_us, rate = HALF_NORM_SHARE * kernel_us, np.full(d.rows, np.inf)
+    start = figures.start_us(family) * (VECTORISED_NORM_SHARE if family == "layer_norm" else 1.0)
+    elements_us = np.nan_to_num(d("B", 1.0) * width) / rate / figures.clocks_per_us()
+    return np.asarray(np.maximum(kernel_us, start + elements_us))
 
 
 def tensor_model() -> UtilisationModel | None:

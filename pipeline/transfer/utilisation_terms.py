@@ -16,6 +16,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
+from pipeline.kernels.work import Dims
 from pipeline.transfer.conv_routes import ROUTES, convolution_routes, routes_taken
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES, Way, call_features, softmax_features
 from pipeline.transfer.product_tiles import FAMILY as TENSOR
@@ -157,7 +158,9 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
     return Terms(
         np.log(arithmetic),
         *_traffic(described.bytes, gpu),
-        np.log(cycles * described.bytes / 8.0 / (gpu.sms * threads * gpu.boost_clock_mhz)),
+        np.log(
+            cycles * described.bytes / 2.0 / Dims(calls).element_bytes() / (gpu.sms * threads * gpu.boost_clock_mhz)
+        ),
         _dram(flops / _tile_intensity(family, gpu), gpu) - _l2_reuse_log_factor(gpu),
         np.log(described.bytes / gpu.l2_bytes),
         x,

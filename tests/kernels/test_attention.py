@@ -108,8 +108,10 @@ def test_evidence_follows_gpu_phase_kernel_and_dtype():
         ],
         ignore_index=True,
     )
-    found = load_predictor(H100).predict(table)["evidence"].tolist()
-    assert found == ["pack", "transferred", "roofline", "transferred", "roofline", "pack"]
+    # the samples of an H100 are of FlashAttention-3, which is as fast as cuDNN's kernel; PyTorch's is FlashAttention-2
+    cudnn = load_predictor(H100).predict(table.assign(op=table["op"].replace("flash", "cudnn")))["evidence"].tolist()
+    assert cudnn == ["pack", "transferred", "roofline", "transferred", "roofline", "pack"]
+    assert set(load_predictor(H100).predict(table)["evidence"]) == {"transferred", "roofline"}
     assert load_predictor(load_gpu("A10")).predict(table)["evidence"].tolist() == (
         ["transferred", "transferred", "roofline", "transferred", "roofline", "transferred"]
     )
@@ -125,6 +127,7 @@ def test_a_mask_that_is_data_hides_no_work_and_is_read():
     plain, other, small, large = kernel("A100-SXM4-80GB", *table)
     assert plain == other <= small < large
     assert kernel("A100-SXM4-80GB", calls(64, 2048, causal=True))[0] < plain
+    table[0] = calls(64, 2048, op="cudnn")
     width = [load_predictor(H100).predict(each)[["p10_us", "p90_us"]].to_numpy()[0] for each in table[:2]]
     assert width[1][1] / width[1][0] > 1.2 * width[0][1] / width[0][0]
 

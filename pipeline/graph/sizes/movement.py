@@ -18,6 +18,7 @@ from pipeline.graph.sizes.vocabulary import (
     read_by_host,
     read_bytes,
     rows_width,
+    scattered,
     size,
 )
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
@@ -50,7 +51,12 @@ def concat(node: Node, rule: Rule) -> list[Work] | None:
         dims = {"bytes": total, "tensors": len(group)}
         if result is not None and start == 0:
             dims |= rows_width(result)
-        works.append(Work(dims, 0, total, total, group[0].dtype, attributes={"widths": _widths(group)}))
+        attributes = {
+            "widths": _widths(group),
+            "strided": not all(t.contiguous for t in group),
+            "scattered": any(scattered(t, Tensor(t.shape, t.dtype)) and 2 * t.bytes > total for t in group),
+        }
+        works.append(Work(dims, 0, total, total, group[0].dtype, attributes=attributes))
     return works
 
 

@@ -15,6 +15,7 @@ from pipeline.graph.sizes.vocabulary import (
     over,
     plain_result,
     read_bytes,
+    scattered,
     size,
 )
 from pipeline.graph.table import Node, Tensor, contiguous_strides
@@ -36,7 +37,9 @@ def elementwise(node: Node, rule: Rule) -> Work | None:
     if "scalar" in rule.options and sum(t.numel > 1 or not t.host for t in node.tensors()) < 2:
         op = str(rule.options["scalar"])
     flops = result.numel * float(rule.options.get("flops", 1))
-    return over(result, flops, read, written, main_dtype(node), rule.family, op)
+    strided = any(t.numel > 1 and not _same_layout(t, result) for t in inputs)
+    attributes = {"strided": True} if strided else {}
+    return over(result, flops, read, written, main_dtype(node), rule.family, op, attributes=attributes)
 
 
 @size("unary_in_turn")
@@ -91,7 +94,9 @@ def copy(node: Node, rule: Rule) -> Work | None:
     alike = source.dtype == target.dtype and _same_layout(source, target)
     if alike and not _expanded(source):
         return copied(target, "memcpy_d2d", "memcpy", "cudaMemcpyAsync")
-    family, op, attributes = "copy", "transpose", {"shape": list(source.shape), "strides": list(source.strides or ())}
+    family, op = "copy", "transpose"
+    attributes: dict[str, object] = {"shape": list(source.shape), "strides": list(source.strides or ())}
+    attributes |= {"strided": True, "scattered": scattered(source, target)}
     if source.dtype != target.dtype:
         family, op, attributes = "elementwise", "cast", {}
     elif source.contiguous and target.contiguous:

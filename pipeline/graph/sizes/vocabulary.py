@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pipeline.graph.table import Node, Tensor
+from pipeline.kernels.work import SECTOR_BYTES
+
+WARP = 32
+"""Threads of a warp."""
 
 FLOATING = ("fp32", "fp64", "bf16", "fp16", "fp8")
 
@@ -114,6 +118,15 @@ def rows_width(tensor: Tensor) -> dict[str, int]:
     """Dims B (number of rows) and H (width) of a tensor."""
     rows, width = tensor.rows_width()
     return {"B": rows, "H": width}
+
+
+def scattered(source: Tensor, target: Tensor) -> bool:
+    """Whether a warp that writes neighbouring elements reads each from a sector of its own."""
+    inner = next((i for i in reversed(range(len(target.shape))) if target.shape[i] > 1), None)
+    if inner is None or not source.strides or len(source.strides) != len(target.shape) or not target.contiguous:
+        return False
+    apart = source.strides[inner] * source.bytes / max(source.numel, 1)
+    return bool(apart >= SECTOR_BYTES and target.shape[inner] >= WARP)
 
 
 def plain_result(node: Node) -> Tensor:

@@ -1,0 +1,83 @@
+"""Half precision on an H100: kernels that gain nothing, or little, from halved bytes.
+
+Measured times are medians of profiler traces of an H100 (AMD-AGI/TraceLens, commit 171dd747, MIT), within a fifth.
+"""
+
+import pandas as pd
+import pytest
+
+from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.graph.device_calls import map_calls
+from pipeline.graph.table import Graph, Node, Tensor, write_nodes
+from pipeline.hardware.find_gpu import load_gpu
+
+STRIDED = '{"strided":true}'
+
+
+def kernel(gpu="H100", **call):
+    row = {"phase": "forward", "dtype": "bf16", "op": call["family"], **call}
+    return load_predictor(load_gpu(gpu)).predict(pd.DataFrame([row])).iloc[0]
+
+
+def moved(family, op, elements, attributes=STRIDED, reads=1, size=2):
+    return {"family": family, "op": op, "B": 1, "H": elements, "bytes": size * elements, "inputs": size * reads * elements,
+            "outputs": size * elements, "attributes": attributes}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "measured_us"),
+    [
+        ({"family": "bmm", "B": 96, "M": 3137, "N": 64, "K": 3137}, 1897.1),  # rows of an odd number of elements
+        ({"family": "bmm", "B": 96, "M": 3137, "N": 3137, "K": 64, "trans_b": 0}, 1693.7),
+        ({"family": "bmm", "B": 37632, "M": 8, "N": 8, "K": 64}, 107.9),
+        ({"family": "bmm", "B": 37632, "M": 8, "N": 64, "K": 8}, 40.7),
+        ({"family": "gemm", "op": "linear", "B": 1, "M": 141, "N": 512, "K": 30522}, 41.3),  # rows of an even number
+        ({"family": "gemm", "op": "linear", "B": 1, "M": 141, "N": 512, "K": 512}, 5.8),  # short layers
+        ({"family": "gemm", "op": "linear", "B": 1, "M": 4, "N": 768, "K": 768}, 6.9),
+        ({"family": "gemm", "op": "linear", "B": 1, "M": 788, "N": 768, "K": 768}, 8.3),
+        ({"family": "gemm", "op": "linear", "B": 1, "M": 25089, "N": 3072, "K": 768}, 158.0),
+        ({"family": "softmax", "B": 301152, "H": 3137}, 5706.6),
+        ({"family": "softmax", "B": 301056, "H": 8}, 7.7),
+        ({"family": "layer_norm", "op": "ln", "B": 141, "H": 512}, 3.1),
+        ({"family": "layer_norm", "op": "ln", "B": 788, "H": 768}, 4.4),
+        ({"family": "layer_norm", "op": "ln", "B": 25096, "H": 768}, 59.5),
+        ({"family": "attention", "op": "flash", "B": 8, "M": 141, "N": 141, "K": 64}, 9.1),
+        ({"family": "attention", "op": "flash", "B": 256, "M": 559, "N": 559, "K": 64, "attributes": '{"causal":true}'},
+         113.4),
+        (moved("elementwise", "mul", 9157376), 27.9),  # a broadcast operand: the table of rotary embeddings
+        (moved("copy", "transpose", 9157376), 29.3),
+        (moved("elementwise", "add", 9157376, reads=2), 34.8),
+        (moved("concat", "cat", 9157376), 42.0),
+        (moved("copy", "transpose", 19273728, '{"strided":true,"scattered":true}'), 153.8),
+        (moved("elementwise", "gelu", 77073408, None), 127.8),
+        ({"family": "conv2d_forward", "op": "conv", "B": 128, "in_channels": 3, "out_channels": 768, "kernel_size": 16,
+          "input_size": 224, "stride": 16}, 1198.3),
+    ],
+)  # fmt: skip
+def test_half_precision_kernels_of_an_h100_take_what_a_profiler_measured(call, measured_us):
+    found = kernel(**call)
+    assert found["kernel_us"] == pytest.approx(measured_us, rel=0.25)
+    assert found["p10_us"] <= measured_us <= found["p90_us"]
+
+
+@pytest.mark.parametrize("gpu", ["V100", "T4", "A100", "H100"])
+def test_strides_cost_little_where_elements_have_four_bytes(gpu):
+    plain, strided = (
+        kernel(gpu, dtype="fp32", **moved("copy", "transpose", 1 << 24, said, size=4))["kernel_us"]
+        for said in (None, STRIDED)
+    )
+    assert plain <= strided < 1.25 * plain
+
+
+def test_an_operand_of_another_layout_makes_a_kernel_strided():
+    image, bias = Tensor((8, 768, 14, 14), "bf16", ()), Tensor((1, 768, 1, 1), "bf16", (768, 1, 1, 1))
+    turned = Tensor(image.shape, "bf16", (150528, 1, 10752, 768))
+    pairs = [(image, image), (image, bias), (image, turned), (image, Tensor((), "bf16"))]
+    nodes = [Node(i, "aten::add", order=i, inputs=pair, outputs=(image,)) for i, pair in enumerate(pairs)]
+    said = map_calls(Graph(write_nodes(nodes)), load_gpu("H100"))["attributes"].fillna("").tolist()
+    assert ["strided" in str(one) for one in said] == [False, True, True, False]
+
+
+def test_the_stride_of_a_single_row_does_not_matter():
+    assert Tensor((1, 25088, 768), "bf16", (19268352, 768, 1)).contiguous
+    assert not Tensor((2, 25088, 768), "bf16", (19268352, 768, 1)).contiguous
