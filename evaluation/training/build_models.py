@@ -36,8 +36,8 @@ from pipeline.errors import InputError
 from pipeline.paths import datasets_dir, transfer_dir
 from pipeline.schemas import atomic_path
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
-from pipeline.transfer.mlp import DIMS
 from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.wave_scaling import DIMS
 
 Array = npt.NDArray[np.float64]
 

@@ -27,9 +27,9 @@ from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.families import FAMILIES
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.methods import by_auto, by_roofline
-from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import Calibration, CovarianceInputs, calibrate, choose_probes, covariance_inputs
 from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.wave_scaling import DIMS, TransferMlp
 
 Array = npt.NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Trains the networks of Habitat and Surfer (`pipeline/transfer/mlp.py`)."""
+"""Trains the networks of Habitat and Surfer (`pipeline/transfer/wave_scaling.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.network_training import minimise
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
-from pipeline.transfer.mlp import DIMS, TransferMlp, inputs
+from pipeline.transfer.wave_scaling import DIMS, TransferMlp, inputs
 
 SHIPPED_SIZE = (3, 96)
 """Hidden layers and width of the shipped networks."""

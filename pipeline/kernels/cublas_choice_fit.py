@@ -17,9 +17,8 @@ from pipeline.kernels import learned_variants as learned
 from pipeline.kernels.cublas_choice import Labels, Menu, ObservedChoices, TileNetwork
 from pipeline.kernels.learned_variants import Outcome, Problem
 from pipeline.kernels.network_training import Recipe, train_network
-from pipeline.kernels.networks import Float32, Network
+from pipeline.kernels.networks import Float32, Network, Trees, train_trees
 from pipeline.kernels.samples import assign_folds
-from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array
 
 FOLDS, AVERAGED_FOLDS = 8, 4

@@ -24,10 +24,10 @@ from pipeline.kernels.families import family
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.intervals import Quantiles, fit_quantiles
 from pipeline.kernels.network_training import train_network
+from pipeline.kernels.networks import train_trees
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.sample_range import Scope
 from pipeline.kernels.samples import assign_folds
-from pipeline.kernels.trees import train_trees
 from pipeline.kernels.work import Array, Dims
 
 MAX_GAUSSIAN_PROCESS_SAMPLES = 1000

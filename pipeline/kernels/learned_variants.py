@@ -27,9 +27,8 @@ from pipeline.kernels.gaussian_process import (
     train_gaussian_process,
 )
 from pipeline.kernels.network_training import Recipe, train_network
-from pipeline.kernels.networks import Network
+from pipeline.kernels.networks import Network, Trees, train_trees
 from pipeline.kernels.sample_range import WINDOW_DIMS
-from pipeline.kernels.trees import Trees, train_trees
 from pipeline.kernels.work import Array, Dims
 
 FOLDS = 5

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.kernels.trees import train_trees
+from pipeline.kernels.networks import train_trees
 from pipeline.kernels.work import Array
 
 BINS = 30

@@ -31,11 +31,11 @@ from pipeline.kernels.work import Dims
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
-from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.probes import P90_SIGMAS, Calibration
 from pipeline.transfer.shipped_models import covered, estimate, kernel_us, load_models, tensor_model
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.utilisation_terms import ways_taken
+from pipeline.transfer.wave_scaling import DIMS, TransferMlp
 
 Array = npt.NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from pipeline.kernels.work import Dims, is_one_of
 from pipeline.packs import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.probes import Calibration
-from pipeline.transfer.product_tiles import FAMILY as TENSOR
 from pipeline.transfer.utilisation import Array, Correction, UtilisationModel, load_cached
+from pipeline.transfer.ways import FAMILY as TENSOR
 
 HALF_FAMILIES = ("softmax", "layer_norm")
 """Families whose cross-GPU models also predict half precision."""

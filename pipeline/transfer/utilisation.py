@@ -11,8 +11,8 @@ For softmax its logit is linear in a few features. Bandwidth, clock and throughp
 only, so a higher value never predicts a slower kernel.
 
 Some families can be computed in several ways, and a smooth minimum over the ways gives their time:
-- convolutions: one network for each route of cuDNN (`conv_routes.py`);
-- batched products: one time for each tile of cuBLAS (`product_tiles.py`).
+- convolutions: one network for each route of cuDNN (`ways.py`);
+- batched products: one time for each tile of cuBLAS (`ways.py`).
 
 The latency that event timing measures is a smooth maximum of two times. One is the host's floor, the other the launch
 offset plus the kernel.

@@ -1,8 +1,8 @@
 """Inputs of a utilisation model: times of a call at full utilisation, and its features.
 
 Most families can be computed in one way. These families differ:
-- Convolutions (`conv_routes.py`) have one way per route of cuDNN, each with its own terms and network.
-- Batched products and products on tensor cores (`product_tiles.py`) have one way per tile, each with its own terms.
+- Convolutions (`ways.py`) have one way per route of cuDNN, each with its own terms and network.
+- Batched products and products on tensor cores (`ways.py`) have one way per tile, each with its own terms.
 - Softmax has one way, with its own features.
 """
 
@@ -17,10 +17,9 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.kernels.work import Dims
-from pipeline.transfer.conv_routes import ROUTES, convolution_routes, routes_taken
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES, Way, call_features, softmax_features
-from pipeline.transfer.product_tiles import FAMILY as TENSOR
-from pipeline.transfer.product_tiles import batched_tiles, tensor_tiles, tiles_taken
+from pipeline.transfer.ways import FAMILY as TENSOR
+from pipeline.transfer.ways import ROUTES, batched_tiles, convolution_routes, routes_taken, tensor_tiles, tiles_taken
 
 Array = npt.NDArray[np.float64]
 

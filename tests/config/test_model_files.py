@@ -24,8 +24,8 @@ from pipeline.model_files import (
     write_json,
 )
 from pipeline.paths import packs_dir, transfer_dir
-from pipeline.transfer.mlp import TransferMlp
 from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.wave_scaling import TransferMlp
 
 REMEDY = "fit it again"
 

@@ -12,8 +12,8 @@ import pytest
 from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
 from pipeline.kernels import learned_variants as learned
+from pipeline.kernels import networks as trees
 from pipeline.kernels import session_drift as drift
-from pipeline.kernels import trees
 from pipeline.kernels.error_metrics import gmae, gmae_by_size, metrics
 from pipeline.kernels.families import Law
 from pipeline.kernels.family_model import FittedModel

@@ -15,10 +15,10 @@ from evaluation.training.recipes import RECIPES
 from evaluation.training.utilisation_train import train_utilisation
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.conv_routes import ROUTES, convolution_routes, routes_taken
 from pipeline.transfer.methods import by_auto
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.ways import ROUTES, convolution_routes, routes_taken
 
 GPUS = ("A100-PCIE-40GB", "P100", "T4", "V100")
 

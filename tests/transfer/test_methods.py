@@ -17,9 +17,9 @@ from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownName
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.kernels.families import FAMILIES
 from pipeline.transfer.methods import METHODS, by_auto, residual_share
-from pipeline.transfer.mlp import DIMS, TransferMlp
 from pipeline.transfer.shipped_models import COLUMNS, covered, load_models, predict_calls
 from pipeline.transfer.transfer_command import ADDED_COLUMNS, transfer_command
+from pipeline.transfer.wave_scaling import DIMS, TransferMlp
 
 NAMES = [spec.name for spec in list_gpus()]
 

@@ -11,7 +11,7 @@ from evaluation.training.recipes import RECIPES
 from evaluation.training.utilisation_train import op_floors, train_utilisation, unknown_host_floors
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.product_tiles import TILES, batched_tiles, tiles_taken
+from pipeline.transfer.ways import TILES, batched_tiles, tiles_taken
 
 
 def _calls(rows: list[tuple[int, ...]]) -> pd.DataFrame:

@@ -1,4 +1,17 @@
-"""The routes by which cuDNN computes a forward convolution in fp32: arithmetic, traffic and features of each.
+"""Output tiles of batched fp32 products and of products on tensor cores: arithmetic, traffic and features of each.
+
+A library computes a product in tiles of outputs and chooses the tile that suits the sizes. Every tile is one way to
+compute the product (`utilisation_terms.py`), described by its padding and its waves over the SMs.
+
+Batched products in fp32: kernel names and grids of the public table show the tile of every product. The grid has
+ceil(K / high) x ceil(M / wide) blocks for each of B products, where K is the number of columns of the outputs. The
+available tiles depend on the architecture: a P100 and a P4 run every batch in tiles of 128 x 64, an A100 in 128 x 128.
+
+Products on tensor cores (bf16, fp16, TF32): one thread block, or one cluster of blocks, computes each tile. Long sums are
+split over idle SMs. bf16 and fp16 run at the same rate. TF32 runs the same tiles at its own peak, on elements of twice as
+many bytes.
+
+Forward convolutions in fp32: the same for each route by which cuDNN computes them.
 
 The routes are derived from the kernel names and grids of the public table (five GPUs, 3 x 3 windows at stride 1):
 
@@ -19,10 +32,115 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.work import ConvShape, Dims
+from pipeline.hardware.sustained import DTYPES, sustained_gflop_per_s
+from pipeline.kernels.tensor_cores import BYTES, misaligned
+from pipeline.kernels.work import ConvShape, Dims, values_of
 from pipeline.transfer.gpu_features import Way, alignment
 
 Array = npt.NDArray[np.float64]
+
+TILES = ("128x128", "128x64", "64x64", "32x128", "128x32")
+"""Tiles, as columns x rows of the outputs, in the order in which a model holds them."""
+
+AVAILABLE_TILES: dict[str, tuple[str, ...]] = {
+    "pascal": ("128x64",),
+    "volta": ("64x64", "32x128", "128x32"),
+    "turing": ("128x64", "64x64", "128x32", "32x128"),
+}
+"""Available tiles by architecture. A handful of products of the public table ran in other tiles."""
+
+NEWER_TILES = ("128x128",)
+"""Tiles of Ampere and of later architectures, which run Ampere's kernels."""
+
+STEP_DEPTH = 8
+"""Elements along the sum that a tile processes in one step; the sum's length is padded to a multiple of it."""
+
+FAMILY = "tensor_gemm"
+"""Name of the cross-GPU model, and of its file under `packs/transfer`; calls are those of `gemm` and `bmm`."""
+
+TENSOR_TILES = ("256x128", "128x256", "128x128", "128x64", "64x128", "64x64")
+"""Tiles, as columns x rows of the output matrix; its columns are the output features of the weight."""
+
+STEP_BYTES = 128.0
+"""Bytes along the sum that a block processes in one step: 64 elements of bf16 or 32 of TF32."""
+
+STEP_CYCLES = 100.0
+"""Nominal cycles of one step; the network scales it."""
+
+MIN_STEPS = 8.0
+"""Smallest number of steps of each part of a split sum."""
+
+MISALIGNED_FACTOR = 2.25
+"""Factor on the time of arithmetic in kernels for misaligned rows (`align1` in their names).
+
+It was set on half of the 26 such sizes of the A100 DLRM trace, every second one in order of size. MAPE is 20 % on this
+half and 25 % on the other half; without the factor it is 38 % and 40 %."""
+
+
+def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
+    """Work and features of batched products by tile."""
+    d = Dims(calls)
+    batch, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
+    traffic = 4.0 * batch * (m * n + n * k + m * k)
+    deep = STEP_DEPTH * np.ceil(n / STEP_DEPTH)
+    pascal = np.full(d.rows, float(gpu.architecture == "pascal"))
+    tiles = {}
+    for name in TILES:
+        high, wide = (int(v) for v in name.split("x"))
+        blocks = batch * np.ceil(k / high) * np.ceil(m / wide)
+        waves = blocks / gpu.sms
+        able = name in AVAILABLE_TILES.get(gpu.architecture, NEWER_TILES)
+        panels = 4.0 * n * np.minimum(blocks, 2.0 * gpu.sms) * (high + wide) / 2.0
+        x = np.column_stack([
+            np.log(waves), waves / np.ceil(waves), waves / 2.0 / np.ceil(waves / 2.0),
+            batch * m * k / (blocks * high * wide), n / deep, np.log(n), *(alignment(size) for size in (m, n, k)),
+            np.log1p(traffic / gpu.l2_bytes), np.log1p(panels / gpu.l2_bytes),
+            np.full(d.rows, np.log(high * wide / 4096.0)), np.full(d.rows, np.log(high / wide)), pascal,
+        ])  # fmt: skip
+        flops = 2.0 * blocks * high * wide * deep if able else np.full(d.rows, np.inf)
+        tiles[name] = Way(flops, traffic, x, tile_bytes=4.0 * blocks * (high + wide) * n)
+    return tiles
+
+
+def tiles_taken(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Index in `TILES` of the tile that each row's kernel name shows, -1 where it shows none; shape (rows,)."""
+    if "kernel_name" not in samples.columns:
+        return np.full(len(samples), -1, dtype=np.int64)
+    name = samples["kernel_name"].astype(object).fillna("").astype(str)
+    shown = name.str.extract(r"(?:sgemm|gemm_f32\w*?)_(\d+x\d+)_", expand=False)
+    at = shown.map({tile: i for i, tile in enumerate(TILES)})
+    return np.asarray(at.fillna(-1).to_numpy(dtype=np.int64), dtype=np.int64)
+
+
+def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
+    """Work and features of products by tile."""
+    d = Dims(calls)
+    batch, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
+    dtype = d.text("dtype", "bf16")
+    size = values_of(dtype, BYTES, 2.0)
+    rate = values_of(dtype, {name: sustained_gflop_per_s(gpu, name) for name in DTYPES}, np.nan)
+    traffic = size * batch * (m * n + n * k + m * k)
+    steps = np.ceil(n * size / STEP_BYTES)
+    slower = np.where(misaligned(calls), MISALIGNED_FACTOR, 1.0)
+    tiles = {}
+    for name in TENSOR_TILES:
+        high, wide = (int(v) for v in name.split("x"))
+        blocks = batch * np.ceil(k / high) * np.ceil(m / wide)
+        parts = np.clip(np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(steps / MIN_STEPS, 1.0))
+        part_steps = np.ceil(steps / parts)
+        waves = blocks * parts / gpu.sms
+        # sizes and working sets are no features: a GPU with another L2 would be outside the range of the samples
+        x = np.column_stack([
+            np.log(waves), waves / np.ceil(waves), np.log(parts), np.log(part_steps),
+            batch * m * k / (blocks * high * wide),
+            np.full(d.rows, np.log(high * wide / 4096.0)), np.full(d.rows, np.log(high / wide)),
+        ])  # fmt: skip
+        flops = 2.0 * blocks * parts * high * wide * part_steps * STEP_BYTES / size
+        chain_us = STEP_CYCLES * part_steps / gpu.boost_clock_mhz
+        x = np.nan_to_num(x, posinf=0.0, neginf=0.0)
+        tiles[name] = Way(flops, traffic, x, us=slower * flops / rate / 1e3, chain_us=chain_us)
+    return tiles
+
 
 ROUTES = ("implicit", "winograd", "transformed")
 """Names of the routes, in the order in which a model holds them."""
