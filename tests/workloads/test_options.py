@@ -70,8 +70,8 @@ def test_a_workload_understands_an_option(name, option, value):
         ops = set(calls.loc[calls["family"] == "embedding_backward", "op"])
         assert ops == {{"fused": "fused_sgd"}.get(value, value.removeprefix("joint_"))}
     if option == "seq_len":
-        longer = capture(small(name, **{option: 6}), 4)
-        assert longer.memory.activations > graph.memory.activations
+        short, longer = (capture(small(name, **{option: tokens}), 1024).memory for tokens in (value, 2 * value))
+        assert longer.peak > 1.5 * short.peak  # of so many samples, activations take most
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
