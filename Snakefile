@@ -9,6 +9,7 @@
 from pipeline.answers.who_answers import Source
 from pipeline.flow import Flow
 from pipeline.paths import is_checkout
+from pipeline.show.run_hooks import date_now, explain_failures, listen, show_predictions
 
 FLOW = Flow.from_config(config)
 
@@ -44,19 +45,16 @@ rule all:
         FLOW.of_points("events.parquet", "local"),
 
 
-onstart:
-    from pipeline.show.run_hooks import date_now
+listen(workflow, lambda: show_predictions(FLOW, rules.summary.output.table))
 
+
+onstart:
     date_now(FLOW.artifacts.root)
 
 
 onerror:
-    from pipeline.show.run_hooks import explain_failures
-
     explain_failures(FLOW)
 
 
 onsuccess:
-    from pipeline.show.run_hooks import show_predictions
-
     show_predictions(FLOW, rules.summary.output.table)

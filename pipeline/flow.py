@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,15 +22,15 @@ from pipeline.answers.who_answers import (
     Source,
     kernel_source,
     overhead_source,
-    shipped_models,
     shipped_overheads,
 )
 from pipeline.digest import code_digest
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES
-from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
-from pipeline.question.compose import from_snakemake
+from pipeline.overheads.trace_overheads import PUBLIC_TRACES
+from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir
+from pipeline.question.compose import from_snakemake, parse_grid
 from pipeline.question.question import LOCAL_GPU, Question, expand
 from pipeline.question.sections import KernelSettings, plain
 from pipeline.workloads.workload_files import file_digests
@@ -56,10 +56,15 @@ class Flow:
     """The points of one workflow run, with lookups that rules use as params and inputs."""
 
     points: tuple[Question, ...]
+    """Sorted, so that the same points asked in another order make the same files."""
     artifacts: Artifacts
     experiment: str = ""
     plan: PlanRequest = field(default_factory=PlanRequest)
     started: float = field(default_factory=time.time)
+    asked: tuple[Question, ...] = ()
+    """The points in the order in which they were asked, for what is printed."""
+    space: tuple[str, ...] = ()
+    """The overrides that describe the points, sorted."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Flow:
@@ -70,17 +75,20 @@ class Flow:
             _check_named("STEPTIME_MEASUREMENTS", "")
             plan = PlanRequest.of(config)
             overrides = {key: value for key, value in plan.without(config).items() if key != "results"}
-            points = tuple(expand(from_snakemake(overrides)))
+            texts = from_snakemake(overrides)
+            points = tuple(expand(texts))
             if plan.asked and any(point.local for point in points):
                 raise InputError("plan predicts points: name GPUs instead of gpu=local")
-            return cls(points, Artifacts(root), str(config.get("experiment") or ""), plan)
+            experiment = Path(str(config.get("experiment") or "")).stem
+            in_order = tuple(sorted(points, key=key_of))
+            return cls(in_order, Artifacts(root), experiment, plan, asked=points, space=sorted_space(texts))
         except SteptimeError as error:
             print(f"steptime: {error}", file=sys.stderr)
             sys.exit(error.exit_code)
 
     @property
     def gpus(self) -> list[str]:
-        """GPUs of the grid, in order of first use."""
+        """GPUs of the grid."""
         return list(dict.fromkeys(point.gpu.name for point in self.points))
 
     @property
@@ -89,13 +97,13 @@ class Flow:
         if len(self.points) == 1:
             p = self.points[0]
             return f"{p.gpu.name}-{p.model}-{p.variant}-b{p.batch_size}"
-        keys = repr([(p.gpu.name, p.model, p.variant, p.batch_size) for p in self.points])
+        keys = repr([key_of(point) for point in self.points])
         return f"{self.experiment or f'{len(self.points)}-points'}-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
 
     @cached_property
     def plan_files(self) -> str:
         """Path of a plan's files without suffix: objective, number of points, and a hash of these and of the constraints."""
-        keys = repr([(p.gpu.name, p.model, p.variant, p.batch_size) for p in self.points]) + repr(self.plan.limits)
+        keys = repr([key_of(point) for point in self.points]) + repr(self.plan.limits)
         digest = hashlib.sha256(keys.encode()).hexdigest()[:8]
         return self.artifacts.plan(f"{self.plan.objective}-{len(self.points)}-points-{digest}")
 
@@ -129,7 +137,7 @@ class Flow:
 
     @cached_property
     def _by_key(self) -> dict[tuple[str, str, str, int], Question]:
-        return {(p.gpu.name, p.model, p.variant, p.batch_size): p for p in self.points}
+        return {key_of(point): point for point in self.points}
 
     def workload(self, wildcards: Any) -> Question:
         """A point with the workload that a captured graph's wildcards name; `variant` is that of the model.
@@ -206,13 +214,6 @@ class Flow:
             return []
         return self.models(wildcards.gpu, self.point(wildcards).kernels_label, source)
 
-    def pack_of_point(self, wildcards: Any) -> list[str]:
-        """Params function: the manifest of the GPU's shipped pack, for families that were not fitted; empty without one.
-
-        It is not an input: the rule that makes packs would then run as a part of each prediction.
-        """
-        return [str(path) for path in shipped_models(wildcards.gpu)]
-
     def overheads_of_point(self, wildcards: Any) -> str:
         """Input function: the overhead statistics that a point uses."""
         point = self.point(wildcards)
@@ -233,11 +234,17 @@ class Flow:
         if point.local:
             return [f"{self.folder(point)}/trace/step_times.parquet"]
         measured = kernel_source(point.gpu.name) is Source.MEASUREMENTS
-        return [self.campaign(point.gpu.name)] if measured and not point.altered and not point.edit else []
+        return self.campaign(wildcards) if measured and not point.altered and not point.edit else []
 
-    def campaign(self, gpu: str) -> str:
-        """The manifest of a GPU's campaign; the GPU may be a wildcard."""
-        return on_this_machine(measurements_dir() / gpu / CAMPAIGN)
+    def campaign(self, wildcards: Any) -> list[str]:
+        """Input function: the files of a GPU's campaign, its manifest first."""
+        folder = measurements_dir() / wildcards.gpu
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CAMPAIGN)
+        return [on_this_machine(path) for path in (folder / CAMPAIGN, *files)]
+
+    def public_traces(self, wildcards: Any) -> list[str]:
+        """Input function: the public traces of a GPU."""
+        return [self.public(f"traces/{name}") for name in PUBLIC_TRACES[wildcards.gpu].values()]
 
     def trace_of_point(self, wildcards: Any) -> list[str]:
         """Input function: the profiler trace of a point on this machine, to be drawn below its predicted timeline."""
@@ -245,13 +252,16 @@ class Flow:
         return [f"{self.folder(point)}/trace/kineto.json.gz"] if point.local else []
 
     def question(self, wildcards: Any) -> dict[str, Any]:
-        """Params function: everything about a point that its prediction depends on, as plain values (`Question.of`)."""
-        return self.point(wildcards).plain()
+        """Params function: everything about a point that its prediction depends on, as plain values (`Question.of`).
+
+        The number of processes of a fit and the notes on how the GPU was named are no part of it.
+        """
+        point = self.point(wildcards)
+        return replace(point, kernels=replace(point.kernels, workers=1), notes=point.gpu.notes).plain()
 
     def gpu(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the figures of a point's GPU."""
-        figures: dict[str, Any] = self.point(wildcards).plain()["gpu"]
-        return figures
+        return dict(self.point(wildcards).plain()["gpu"])
 
     def kernel_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of a kernel-model variant."""
@@ -277,20 +287,8 @@ class Flow:
 
     def gpu_spec(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the values of a GPU's specification file, which the fits of its kernel models use."""
-        if wildcards.gpu == LOCAL_GPU:
-            return {}
-
-        return {
-            key: value for key, value in asdict(load_gpu(wildcards.gpu)).items() if key not in ("aliases", "sources")
-        }
-
-    def first_section(self, name: str) -> dict[str, Any]:
-        """A section of the configuration that is the same for all points."""
-        return self.points[0].section(name)
-
-    def local_workloads(self) -> list[str]:
-        """Names of the workloads that run on this machine, in the order of their traces."""
-        return [point.step_name for point in self.points if point.local]
+        spec = {} if wildcards.gpu == LOCAL_GPU else asdict(load_gpu(wildcards.gpu))
+        return {key: value for key, value in spec.items() if key not in ("aliases", "sources")}
 
     def public(self, name: str) -> str:
         """Path of public data. Without public data, a path that does not exist and whose name says what to do."""
@@ -298,11 +296,6 @@ class Flow:
         return on_this_machine(
             folder / name if folder else f"public data is not available: set $STEPTIME_DATASETS/{name}"
         )
-
-    @property
-    def packs(self) -> str:
-        """Folder of the shipped packs."""
-        return str(packs_dir())
 
     def not_fitted(self) -> list[str]:
         """One sentence per GPU whose kernel models should be compared, but that has no samples here to fit them."""
@@ -322,6 +315,19 @@ class Flow:
     def code(script: str, drawing: bool = False) -> str:
         """Digest of the library code that a script uses, as a param: a change of that code reruns the rule."""
         return code_digest(script, drawing)
+
+
+def key_of(point: Question) -> tuple[str, str, str, int]:
+    """What names the folder of a point's artifacts."""
+    return point.gpu.name, point.model, point.variant, point.batch_size
+
+
+def sorted_space(texts: Sequence[str]) -> tuple[str, ...]:
+    """Overrides in one order, and the values of each too: in any order they describe the same points."""
+    parsed = [sorted(single.text for (single,) in parse_grid([text])) for text in texts]
+    keys = [values[0].partition("=")[0] for values in parsed]
+    return tuple(sorted(f"{key}={','.join(text.partition('=')[2] for text in values)}"
+                        for key, values in zip(keys, parsed, strict=True)))  # fmt: skip
 
 
 def wildcards_of(point: Question) -> SimpleNamespace:

@@ -115,8 +115,17 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, Any] | None 
         raise SteptimeError(f"{path}: not written, because array {bad!r} has NaN or infinite values; refit the model")
     facts = {**(metadata or {}), FORMAT_KEY: FORMAT, DIGEST_KEY: _digest(arrays)}
     texts = {key: json.dumps(value, sort_keys=True) for key, value in facts.items()}
+    content = save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata=texts)
     with atomic_path(path) as part:
-        part.write_bytes(save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata=texts))
+        part.write_bytes(_with_sorted_header(content))
+
+
+def _with_sorted_header(content: bytes) -> bytes:
+    """A safetensors file with its header sorted: the library writes the metadata in another order each time."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[end:]
 
 
 def read_arrays(path: Path, remedy: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:

@@ -165,6 +165,10 @@ class Artifacts:
         """Folder of the MLflow database and its artifacts."""
         return f"{self.root}/mlflow"
 
+    def logged(self, name: str) -> str:
+        """Empty file that says what a job has logged to the database: without it, the job runs again."""
+        return f"{self.tracking}/logged/{name}"
+
     def overhead_samples(self, gpu: str) -> str:
         """Raw overhead observations of a GPU's host."""
         return f"{self.root}/{gpu}/overhead_samples.parquet"

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.errors import SteptimeError, SteptimeWarning, show_warning
 from pipeline.kernels.family_model import DESCRIPTION
 from pipeline.packs import file_digest
+from pipeline.paths import datasets_dir, measurements_dir, packs_dir
 
 
 @contextmanager
@@ -61,12 +62,22 @@ def provenance(snakemake: Any) -> dict[str, Any]:
     inputs = [Path(str(path)) for path in snakemake.input]
     files = [file for path in inputs for file in (path, path / DESCRIPTION) if file.is_file()]
     params = {key: value for key, value in snakemake.params.items() if isinstance(value, (str, int, float, dict, list))}
-    return {"rule": snakemake.rule, "params": params, **made_from(files)}
+    return {
+        "rule": snakemake.rule,
+        "params": params,
+        "inputs": {_named(path, snakemake.config): file_digest(path)[:16] for path in files},
+        **_software(),
+    }
 
 
-def made_from(files: Sequence[Path]) -> dict[str, Any]:
-    """Provenance of a file that no rule makes: digests of the files it was made from, versions, git commit."""
-    return {"inputs": {str(path): file_digest(path)[:16] for path in files}, **_software()}
+def _named(path: Path, config: Mapping[str, Any]) -> str:
+    """A file's name that is the same on all machines: its path from the folder of results, packs or data."""
+    folders = {"results": Path(str(config.get("results") or "results")), "packs": packs_dir(),
+               "measurements": measurements_dir(), "datasets": datasets_dir()}  # fmt: skip
+    for name, folder in folders.items():
+        if folder is not None and path.absolute().is_relative_to(folder.absolute()):
+            return f"{name}/{path.absolute().relative_to(folder.absolute()).as_posix()}"
+    return path.name if path.is_absolute() else path.as_posix()
 
 
 @cache

@@ -27,6 +27,12 @@ SINGLE_TRACES = ("rtx2080ti_resnet", "rtx2080ti_linear", "a100x8_dlrm", "v100_dd
 RANKS, RANK_COUNT = "v100x8_dlrm", 5
 """Folder with traces of one iteration by several ranks, and their number; each rank is predicted from the others."""
 
+TRACE_FILES = (
+    *(f"{name}/kineto.json.gz" for name in SINGLE_TRACES),
+    *(f"{RANKS}/rank{number}_kineto.json.gz" for number in range(RANK_COUNT)),
+)
+"""The traces that are replayed, by their path in the folder of traces."""
+
 CALIBRATION_ITERATIONS = 5
 """Largest number of the target's iterations that give the factor between hosts; at most half of its iterations."""
 

@@ -24,7 +24,7 @@ from evaluation.pages.accuracy_tables import FAMILY_TITLES
 from evaluation.pages.markdown import markdown, rewrite
 from pipeline.collect.campaign_reader import measured_step, provenance, read_step_times
 from pipeline.errors import InputError, SteptimeError
-from pipeline.flow import Flow
+from pipeline.flow import Flow, wildcards_of
 from pipeline.kernels.error_metrics import gmae
 from pipeline.paths import CAMPAIGN, measurements_dir, project_dir
 from pipeline.question.compose import choices
@@ -81,7 +81,7 @@ def collect(flows: Sequence[Flow]) -> pd.DataFrame:
     found = []
     for flow in flows:
         for point in flow.points:
-            if measured_step(flow.campaign(point.gpu.name), point.step_name, point.section("model")) is None:
+            if measured_step(flow.campaign(wildcards_of(point))[0], point.step_name, point.section("model")) is None:
                 continue
             table = read_any([f"{flow.folder(point)}/parts.parquet"])
             found.append(table.assign(model=point.model, variant=point.model_variant, batch_size=point.batch_size))

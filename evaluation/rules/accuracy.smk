@@ -18,8 +18,6 @@ rule error_parts:
         f"{POINT}/logs/error_parts.log",
     params:
         question=FLOW.question,
-        results=FLOW.artifacts.root,
-        pack=FLOW.pack_of_point,
         packs=pack_digests(),
         code=FLOW.code("error_parts"),
     message:

@@ -1,5 +1,6 @@
 # Predictions compared with public measurements: replays, whole models, and errors between GPUs. Figures draw the results.
 
+from evaluation.checks.replayed_traces import TRACE_FILES
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 
 CHECKS = f"{FLOW.artifacts.root}/checks"
@@ -47,7 +48,7 @@ rule transfer_errors:
 
 rule replays:
     input:
-        traces=FLOW.public("traces"),
+        traces=[FLOW.public(f"traces/{name}") for name in TRACE_FILES],
     output:
         spans=f"{CHECKS}/replays.parquet",
     log:

@@ -1,23 +1,21 @@
 # Shipped models: fitted kernel models and overhead observations of each GPU, refitted from public data on request.
 
 from evaluation.training import pack_inputs as PACKS
-from pipeline.answers.who_answers import Source, overhead_source
+from pipeline.answers.who_answers import Source
+from pipeline.flow import on_this_machine
 from pipeline.paths import packs_dir
 
 PACK = f"{packs_dir()}/{{gpu}}/pack.json"
 
 
-def pack_overheads(wildcards):
-    """Overhead observations that a GPU's pack ships, if public traces of the GPU exist."""
-    return [FLOW.artifacts.overhead_samples(wildcards.gpu)] if overhead_source(wildcards.gpu) is Source.PUBLIC else []
-
-
 rule pack:
     input:
         models=FLOW.models("{gpu}", "auto", Source.PUBLIC),
-        overheads=pack_overheads,
+        overheads=lambda wildcards: PACKS.overheads_of(FLOW, wildcards.gpu),
     output:
         manifest=PACK,
+    log:
+        f"{FLOW.artifacts.root}/packs/logs/{{gpu}}.log",
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
     params:
@@ -57,6 +55,7 @@ rule fit_half:
         samples=[f"{HALF}/gemm/samples.parquet"],
     output:
         models=[directory(f"{HALF}/gemm/{{kernels}}")],
+        logged=touch(on_this_machine(FLOW.artifacts.logged("{gpu}-half-{kernels}"))),
     log:
         f"{HALF}/logs/fit_{{kernels}}.log",
     benchmark:
@@ -67,7 +66,6 @@ rule fit_half:
     params:
         settings=FLOW.kernel_settings,
         gpu=FLOW.gpu_spec,
-        tracking=FLOW.artifacts.tracking,
         code=FLOW.code("fit_kernels"),
     message:
         "Fit a kernel model of bf16 matrix products of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow"
@@ -81,6 +79,8 @@ use rule pack as half_pack with:
         overheads=[],
     output:
         manifest=HALF_PACK,
+    log:
+        f"{FLOW.artifacts.root}/packs/logs/half-{{gpu}}.log",
     wildcard_constraints:
         gpu=HALF_GPUS,
     params:
@@ -92,6 +92,8 @@ use rule pack as half_pack with:
 rule collective_curves:
     output:
         curves=f"{packs_dir()}/collectives.json",
+    log:
+        f"{FLOW.artifacts.root}/packs/logs/collectives.log",
     params:
         provenance=PACKS.newer_provenance,
     message:
@@ -103,6 +105,8 @@ rule collective_curves:
 rule attention_constants:
     output:
         constants=f"{packs_dir()}/attention.json",
+    log:
+        f"{FLOW.artifacts.root}/packs/logs/attention.log",
     params:
         provenance=PACKS.newer_provenance,
     message:

@@ -7,7 +7,7 @@ from pipeline.scripting import job, provenance
 with job(snakemake):
     from evaluation.checks.error_parts import MeasuredStep, parts_of
     from pipeline.answers.step_prediction import StepParts
-    from pipeline.answers.who_answers import kernel_predictor, observations_in
+    from pipeline.answers.who_answers import kernel_predictor, observations_in, shipped_models
     from pipeline.graph.graph_file import read_graph
     from pipeline.prediction import Prediction
     from pipeline.question.question import Question
@@ -16,7 +16,9 @@ with job(snakemake):
     given, params = snakemake.input, snakemake.params
     question = Question.of(params.question)
     parts = StepParts.of(read_graph(given.graph), read_table(given.calls, "calls"))
-    kernels = kernel_predictor(question.gpu, question.kernels_label, [*given.models, *params.pack])
+    kernels = kernel_predictor(
+        question.gpu, question.kernels_label, [*given.models, *shipped_models(question.gpu.name)]
+    )
     prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]
     evidence, observations = Path((given.trace or given.measured)[0]), observations_in(given.observations)
     table = parts_of(prediction, evidence, MeasuredStep(question, parts, kernels), observations)

@@ -8,4 +8,5 @@ with job(snakemake):
     from evaluation.checks.replayed_traces import replay_spans
     from pipeline.schemas import write_parquet
 
-    write_parquet(replay_spans(Path(snakemake.input.traces)), snakemake.output.spans, provenance=provenance(snakemake))
+    folder = Path(snakemake.input.traces[0]).parents[1]
+    write_parquet(replay_spans(folder), snakemake.output.spans, provenance=provenance(snakemake))

@@ -8,7 +8,7 @@ from typing import Any
 from evaluation.published.aiconfigurator import TABLES, data_dir, installed_release, table_path
 from pipeline.answers.who_answers import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source
 from pipeline.digest import code_digest
-from pipeline.flow import on_this_machine
+from pipeline.flow import Flow, on_this_machine
 from pipeline.yaml_text import load_yaml
 
 SOURCES: dict[str, dict[str, str]] = load_yaml(
@@ -20,6 +20,11 @@ SOURCES: dict[str, dict[str, str]] = load_yaml(
 def public_gpus() -> list[str]:
     """GPUs with available public data, so that their packs can be rebuilt."""
     return [gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC]
+
+
+def overheads_of(flow: Flow, gpu: str) -> list[str]:
+    """Overhead observations that a GPU's pack ships, if public traces of the GPU exist."""
+    return [flow.artifacts.overhead_samples(gpu)] if overhead_source(gpu) is Source.PUBLIC else []
 
 
 def bf16_gpus() -> list[str]:

@@ -12,7 +12,7 @@ from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.schemas import read_table
 from pipeline.show.comparison import show
-from pipeline.show.run_hooks import artifact_paths
+from pipeline.show.run_hooks import artifact_paths, predictions_in
 from pipeline.show.run_snakemake import become_snakemake
 from pipeline.show.tracking import PORT, serve
 from pipeline.terminal import Json, examples, print_json
@@ -52,12 +52,12 @@ def summary(
     """Show the predictions of a pipeline run."""
     key, _, folder = where.rpartition("=")
     path = Path(folder) if key == "results" else Path(where)
-    file = path / "summary.parquet" if key == "results" or path.is_dir() else path
-    predictions = Prediction.all_of(read_table(file, "summary"), file)
+    file = path / "summary.parquet" if (path / "summary.parquet").is_file() else path
+    predictions = predictions_in(path) if file.is_dir() else Prediction.all_of(read_table(file, "summary"), file)
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})
     else:
-        show(predictions, artifact_paths(predictions, file.parent))
+        show(predictions, artifact_paths(predictions, path if file.is_dir() else file.parent))
 
 
 @app.command(epilog=examples("ui", "ui --port 5001 --results results"))

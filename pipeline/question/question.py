@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -49,7 +49,6 @@ LOCAL_GPU = LOCAL
 """Name of the device of this machine: its CUDA GPU, or its CPU if it has no CUDA GPU."""
 
 _METHODS = ("kernels", "overheads")
-_NOT_IN_VARIANT = ("gpu", "model", "batch_size")
 NAME = r"[A-Za-z0-9_\-]+"
 """Pattern of names of GPUs and models. Folders have these names, and Snakemake rules find them by this pattern."""
 _MAX_LISTED = 32
@@ -233,7 +232,7 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         predict=PredictSettings(**config["predict"]),
         collect=CollectSettings(**config["collect"]),
         edit=edit,
-        overrides=tuple(override.text for override in overrides if override.key not in _NOT_IN_VARIANT),
+        overrides=_effective(overrides, {*_differing(config, base), *(text.partition("-")[0] for text in methods)}),
         variant=_variant(config, base, methods),
         model_variant=_variant({"model": config["model"]}, {"model": base["model"]}),
         edit_variant=_variant({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",
@@ -242,6 +241,12 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         notes=(*gpu.notes, *(note for note in map(_ambiguous_gpu, overrides) if note)),
     )
     return question, usual_batch
+
+
+def _effective(overrides: Sequence[Override], changed: Collection[str]) -> tuple[str, ...]:
+    """The overrides that make a variant, sorted: those that state a default or come in another order ask the same."""
+    return tuple(sorted(override.text for override in overrides if override.key in changed
+                        or any(key.startswith(f"{override.key}.") for key in changed if "." in override.key)))  # fmt: skip
 
 
 def _ambiguous_gpu(override: Override) -> str:
@@ -369,14 +374,19 @@ def _batch_size(value: object) -> int:
     return value
 
 
+def _differing(config: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that differ from those of the files, without the number of processes of a fit, which changes no result."""
+    values, usual = flatten(config), flatten(base)
+    return {key: values.get(key) for key in sorted(values.keys() | usual.keys())
+            if values.get(key) != usual.get(key) and key != "kernels.workers"}  # fmt: skip
+
+
 def _variant(config: Mapping[str, Any], base: Mapping[str, Any], methods: Sequence[str] = ()) -> str:
     """Name of a variant: `default`, or the named methods and the settings that differ from the defaults.
 
     The defaults are those of the methods and of the model. A long name is replaced by a hash.
     """
-    values, usual = flatten(config), flatten(base)
-    differing = {key: values.get(key) for key in sorted(values.keys() | usual.keys())
-                 if values.get(key) != usual.get(key)}  # fmt: skip
+    differing = _differing(config, base)
     if not differing and not methods:
         return "default"
     short = {key: str(value).replace("::", ".") if key.startswith("edit.") else value

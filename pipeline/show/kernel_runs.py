@@ -21,6 +21,9 @@ from pipeline.show.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PRE
 from pipeline.show.figures.kernel_errors import error_histogram, predicted_against_measured
 from pipeline.show.tracking import KERNEL_MODELS, Data, choose_champion, describe_kernel_models, log_run, register_model
 
+DURATIONS = ("fit_s", "predict_us_per_row")
+"""Metrics that differ in each fit: MLflow has them, files do not, so that the same fit leaves the same bytes."""
+
 NO_SAMPLES = "no_samples.txt"
 """File that marks the model folder of a family without samples."""
 
@@ -102,7 +105,8 @@ def _track_all(
 def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any] | None) -> None:
     """Write a model's errors into its folder: figures, the test predictions, and the quantiles of their errors."""
     with atomic_path(folder / METRICS) as part:
-        part.write_text(json.dumps(fitted.metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        errors = {key: value for key, value in fitted.metrics.items() if key not in DURATIONS}
+        part.write_text(json.dumps(errors, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     write_parquet(fitted.test, folder / TEST_PREDICTIONS, provenance=provenance or {})
     with atomic_path(folder / ERROR_QUANTILES) as part:
         error_quantiles(fitted.test).to_csv(part, index=False, lineterminator="\n")

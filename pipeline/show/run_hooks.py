@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-
-import pyarrow as pa
+from typing import Any
 
 from pipeline.errors import TableError
-from pipeline.flow import Flow
+from pipeline.flow import Flow, key_of
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.private_names import storage_query
-from pipeline.schemas import read_checked, read_table, write_table
-from pipeline.scripting import made_from
+from pipeline.schemas import read_table
 from pipeline.show.comparison import show
 from pipeline.show.tracking import database_of
 
@@ -53,8 +53,11 @@ def show_predictions(flow: Flow, table: str) -> None:
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime
-    refresh(root)
-    predictions = Prediction.all_of(read_table(table, "summary"), table)
+    made = {
+        (p.gpu, p.model, p.variant, p.batch_size): p for p in Prediction.all_of(read_table(table, "summary"), table)
+    }
+    points = [(made[key_of(point)], point) for point in flow.asked]
+    predictions = [replace(p, notes=tuple(dict.fromkeys((*point.notes, *p.notes)))) for p, point in points]
     pages = {"figures": f"{root}/figures/{flow.grid}", "accuracy": f"{root}/accuracy/{flow.grid}.md",
              "report": f"{root}/reports/{flow.grid}.html"}  # fmt: skip
     written = {name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since}
@@ -69,25 +72,43 @@ def explain_failures(flow: Flow) -> None:
         print(f"steptime: {reason}", file=sys.stderr)
 
 
-def refresh(root: str | Path) -> Path | None:
-    """Collect all points' summaries in `summary.parquet` of a results folder; return its path, or None without a point.
+def predictions_in(root: Path) -> list[Prediction]:
+    """The predictions of all points of a results folder.
 
-    Unreadable summaries are left out, and a printed line reports this. They are damaged, of an older version, or being
-    rewritten by another run; this run's own points are not among them.
+    Unreadable summaries are left out, and a printed line reports this: they are damaged, of an older version, or being
+    rewritten by a run.
+
+    Raises:
+        TableError: the folder has none.
     """
     pattern = Artifacts("").point("*", "*", "*", "*").lstrip("/") + "/summary.parquet"
-    rows, read = [], []
-    for path in sorted(Path(root).glob(pattern)):
+    predictions = []
+    for path in sorted(root.glob(pattern)):
         try:
-            rows.append(read_checked(path, "summary"))
-            read.append(path)
+            predictions += Prediction.all_of(read_table(path, "summary"), path)
         except TableError as error:
-            print(f"steptime: skipped in {root}/summary.parquet: {error}", file=sys.stderr)
-    if not rows:
-        return None
-    target = Path(root) / "summary.parquet"
-    write_table(pa.concat_tables(rows), target, "summary", {"points": len(rows), **made_from(read)})
-    return target
+            print(f"steptime: skipped: {error}", file=sys.stderr)
+    if not predictions:
+        raise TableError(f"{root}: no predictions there; run the pipeline first, or name its folder: results=FOLDER")
+    return predictions
+
+
+def listen(workflow: Any, nothing_to_do: Callable[[], None]) -> None:
+    """Call a function when all files are up to date, as Snakemake then runs no hook, and show files in a dry run.
+
+    Snakemake shows the message of a rule in place of its inputs and outputs.
+    """
+    from snakemake.common import NOTHING_TO_BE_DONE_MSG
+    from snakemake.logging import logger
+
+    def heard(record: logging.LogRecord) -> bool:
+        if record.getMessage() == NOTHING_TO_BE_DONE_MSG:
+            nothing_to_do()
+        if getattr(record, "rule_msg", None) and workflow.dryrun:
+            record.rule_msg = None
+        return True
+
+    logger.addFilter(heard)
 
 
 def artifact_paths(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:

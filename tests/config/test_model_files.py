@@ -187,3 +187,17 @@ def test_a_sealed_object_is_read_back_and_a_change_is_found(tmp_path: Path) -> N
     assert read_json(path, REMEDY) == {**values, "c": str(tmp_path)}
     path.write_text(path.read_text().replace("2.5", "2.6"))
     assert "not those that were written" in refused(path, lambda: read_json(path, REMEDY))
+
+
+def test_the_same_arrays_are_the_same_bytes_whatever_the_order_of_their_metadata(tmp_path: Path) -> None:
+    arrays = {"b": np.arange(6.0).reshape(2, 3), "a": np.ones(5, dtype=np.float32)}
+    facts = {f"fact{i}": i for i in range(20)}
+    for i in range(4):
+        write_arrays(tmp_path / f"{i}.safetensors", arrays, dict(sorted(facts.items(), reverse=i % 2 == 1)))
+    first, *others = [(tmp_path / f"{i}.safetensors").read_bytes() for i in range(4)]
+    assert all(other == first for other in others)
+    read, metadata = read_arrays(tmp_path / "0.safetensors", "refit")
+    assert {key: value.tolist() for key, value in read.items()} == {
+        key: value.tolist() for key, value in arrays.items()
+    }
+    assert {key: metadata[key] for key in facts} == facts

@@ -210,7 +210,8 @@ def test_no_module_reads_a_format_that_can_run_code() -> None:
 
 
 OWN_PACKS_DIR = {
-    "paths", "packs", "flow", "answers/who_answers", "answers/gap_models", "commands/listing_commands", "show/grid_inputs",
+    "paths", "packs", "flow", "scripting", "answers/who_answers", "answers/gap_models", "commands/listing_commands",
+    "show/grid_inputs",
 }  # fmt: skip
 """Modules that build paths of packs: the first two, and those that list what there is or hash it."""
 

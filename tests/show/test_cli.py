@@ -50,7 +50,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("predict", "--batch-size=64"), "write batch_size=64"),
         (("compare", "--model.dtype", "fp16"), "write model.dtype=fp16"),
         (("predict", "--nothing", "V100"), "No such option: --nothing (steptime predict --help)"),
-        (("summary", "results=nowhere"), "nowhere/summary.parquet: no such file"),
+        (("summary", "results=nowhere"), "nowhere: no such file"),
         (
             ("run", "--dry-run", "gpu=V100"),
             "overrides come before options of Snakemake: steptime run gpu=V100 --dry-run",

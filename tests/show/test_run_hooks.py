@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.errors import TableError
+from pipeline.paths import packs_dir
 from pipeline.prediction import Prediction
-from pipeline.schemas import read_table, write_table
+from pipeline.schemas import write_table
 from pipeline.scripting import provenance
-from pipeline.show.run_hooks import artifact_paths, date_now, refresh
+from pipeline.show.run_hooks import artifact_paths, date_now, predictions_in
 
 PACK = {"pack": 1.0}
 PREDICTION = Prediction("V100", "dlrm_ddp", "default", 64, 4e3, 3e3, 1e3, 3e3, 5e3, 1 << 30, True, PACK, PACK, 0.0)
@@ -34,11 +36,12 @@ def test_a_damaged_summary_of_another_run_is_left_out_and_named(
     write_table(PREDICTION.summary_row(), mine, "summary")
     other.parent.mkdir(parents=True)
     other.write_bytes(mine.read_bytes()[:200])
-    table = refresh(tmp_path)
-    assert table is not None
-    assert list(read_table(table, "summary")["gpu"]) == ["V100"]
+    assert [prediction.gpu for prediction in predictions_in(tmp_path)] == ["V100"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert "skipped in" in line and str(other) in line
+    assert "skipped" in line and str(other) in line
+    mine.unlink()
+    with pytest.raises(TableError, match="no predictions there"):
+        predictions_in(tmp_path)
 
 
 def test_provenance_names_the_kernel_models_that_a_prediction_rests_on(tmp_path: Path) -> None:
@@ -47,10 +50,29 @@ def test_provenance_names_the_kernel_models_that_a_prediction_rests_on(tmp_path:
     calls = tmp_path / "calls.parquet"
     for path in (folder / "family.json", folder / "weights", calls):
         path.write_text("{}")
-    job = SimpleNamespace(rule="predict", params={}, input=[str(calls), str(folder)])
-    assert list(provenance(job)["inputs"]) == [str(calls), str(folder / "family.json")]
+    config = {"results": str(tmp_path)}
+    job = SimpleNamespace(rule="predict", params={}, input=[str(calls), str(folder)], config=config)
+    assert list(provenance(job)["inputs"]) == ["results/calls.parquet", "results/kernels/gemm/auto/family.json"]
     shutil.rmtree(folder)
-    assert list(provenance(job)["inputs"]) == [str(calls)]
+    assert list(provenance(job)["inputs"]) == ["results/calls.parquet"]
+
+
+def test_provenance_names_no_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, folder in (("STEPTIME_DATASETS", "data"), ("STEPTIME_MEASUREMENTS", "mine")):
+        (tmp_path / folder).mkdir()
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    files = [
+        tmp_path / name for name in ("data/kernels.parquet", "mine/manifest.json", "table.csv", "out/calls.parquet")
+    ]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("content")
+    pack = packs_dir() / "V100" / "pack.json"
+    job = SimpleNamespace(rule="predict", params={}, input=[*files, pack], config={"results": str(tmp_path / "out")})
+    assert list(provenance(job)["inputs"]) == [
+        "datasets/kernels.parquet", "measurements/manifest.json", "table.csv", "results/calls.parquet",
+        "packs/V100/pack.json",
+    ]  # fmt: skip
 
 
 def test_files_of_the_future_are_dated_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,8 +121,8 @@ def test_a_fit_takes_as_many_cores_as_it_starts_processes() -> None:
 def test_a_comparison_of_kernel_models_without_samples_says_so() -> None:
     flow = Flow.from_config({"gpu": "V100,H100", "kernels": "compare"})
     first, second = flow.not_fitted()
-    assert "no samples of V100" in first
-    assert "no samples of H100" in second
+    assert "no samples of H100" in first
+    assert "no samples of V100" in second
     assert Flow.from_config({"gpu": "V100"}).not_fitted() == []
 
 
@@ -134,11 +134,63 @@ def test_the_folder_of_a_grid_says_which_experiment_it_is() -> None:
     assert Flow.from_config({"gpu": "V100,P100"}).grid.startswith("2-points-")
 
 
+def same_files(**config: str) -> tuple[object, ...]:
+    """Everything of a grid that a rule's files and params depend on."""
+    flow = Flow.from_config(config)
+    points = [wildcards_of(point) for point in flow.points]
+    return flow.grid, flow.of_points("summary.parquet"), [flow.question(at) for at in points], flow.space
+
+
+def test_a_grid_makes_the_same_files_in_any_order() -> None:
+    one = same_files(gpu="V100,P100", batch_size="64,512", overrides="model.optimizer=adam,sgd model.dtype=bf16")
+    other = same_files(overrides="model.dtype=bf16 model.optimizer=sgd,adam", batch_size="512,64", gpu="P100,V100")
+    assert one == other
+    assert same_files(gpu="V100", batch_size="64") != same_files(gpu="V100", batch_size="512")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "model.optimizer=sgd,adam",
+        "overheads.host_scale=2,1",
+        "kernels.workers=2",
+        "host=usual,typical-2020",
+        "kernels=auto,trees",
+    ],
+)
+def test_a_point_makes_the_same_files_alone_and_in_a_grid_that_states_its_default(overrides: str) -> None:
+    (alone,) = Flow.from_config({"gpu": "V100", "model": "dlrm_small"}).points
+    flow = Flow.from_config({"gpu": "V100", "model": "dlrm_small", "overrides": overrides})
+    question = flow.question(wildcards_of(alone))
+    assert question == Flow.from_config({"gpu": "V100", "model": "dlrm_small"}).question(wildcards_of(alone))
+
+
+def test_a_gpu_makes_the_same_files_by_its_alias() -> None:
+    names = [Flow.from_config({"gpu": name}) for name in ("A100", "A100-PCIE-40GB")]
+    one, other = (flow.question(wildcards_of(flow.points[0])) for flow in names)
+    assert one == other and names[0].points[0].notes, "the note is printed, and no file depends on it"
+
+
+def test_a_campaign_and_public_traces_are_files_so_that_an_edit_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("manifest.json", "traces/a.tar", "a_table.parquet"):
+        (tmp_path / "H200" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "H200" / name).write_text("content")
+    monkeypatch.setenv("STEPTIME_MEASUREMENTS", str(tmp_path))
+    monkeypatch.setenv("STEPTIME_DATASETS", str(tmp_path))
+    flow = Flow.from_config({"gpu": "V100"})
+    files = flow.campaign(SimpleNamespace(gpu="H200"))
+    assert [Path(file).name for file in files] == ["manifest.json", "a_table.parquet", "a.tar"]
+    traces = flow.public_traces(SimpleNamespace(gpu="V100"))
+    assert f"{tmp_path}/traces/v100_ddp/kineto.json.gz" in traces and len(traces) == 6
+
+
 def test_files_that_ship_are_not_looked_for_in_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from snakemake.io import is_flagged
 
     flow, gpu = Flow.from_config({"gpu": "V100", "results": str(tmp_path)}), SimpleNamespace(gpu="V100")
-    shipped = [flow.overhead_samples(gpu), flow.campaign("V100"), flow.public("traces"), *grid_inputs.price_table()]
+    shipped = [flow.overhead_samples(gpu), *flow.campaign(gpu), flow.public("traces"), *grid_inputs.price_table()]
     assert len(shipped) == 4 and all(is_flagged(path, "local") for path in shipped)
     assert not is_flagged(flow.overheads_of_point(wildcards_of(flow.points[0])), "local")
 

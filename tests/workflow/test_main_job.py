@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -44,6 +46,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def summary_of(folder: Path) -> pd.Series:
+    """The only row of a run's summary."""
+    (table,) = (folder / "results/grids").glob("*/summary.parquet")
+    (row,) = (row for _, row in read_table(table, "summary").iterrows())
+    return row
+
+
 def test_every_stage_leaves_its_artifact(finished: Path) -> None:
     point = finished / "results/V100/dlrm_default/default/b2048"
     graph = finished / "results/graphs/dlrm_default/default/b2048/graph.parquet"
@@ -51,17 +60,16 @@ def test_every_stage_leaves_its_artifact(finished: Path) -> None:
         table = read_table(path, path.stem)
         assert len(table) == 1 if path.stem == "summary" else len(table) > 50
         assert read_provenance(path)["steptime"]
-    predicted = read_table(finished / "results/summary.parquet", "summary").iloc[0]
+    predicted = summary_of(finished)
     events = json.loads(gzip.decompress((point / "timeline.json.gz").read_bytes()))["traceEvents"]
     ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
     assert max(ends) == pytest.approx(predicted["predicted_us"], rel=0.05)
     assert "dlrm_default on V100, batch 2,048" in (point / "timeline.html").read_text()
-    assert len(read_table(finished / "results/summary.parquet", "summary")) == 1
 
 
 def test_every_table_says_what_made_it(finished: Path) -> None:
     tables = sorted((finished / "results").rglob("*.parquet"))
-    assert finished / "results/summary.parquet" in tables
+    assert len(tables) == 6  # graph, calls, prediction, its summary, the grid's, overheads
     for path in tables:
         made = read_provenance(path)
         assert {"commit", "inputs", "versions"} <= set(made), path
@@ -70,7 +78,7 @@ def test_every_table_says_what_made_it(finished: Path) -> None:
 
 
 def test_the_summary_adds_up(finished: Path) -> None:
-    row = read_table(finished / "results/summary.parquet", "summary").iloc[0]
+    row = summary_of(finished)
     assert row["predicted_us"] == pytest.approx(row["active_us"] + row["idle_us"])
     assert row["p10_us"] <= row["predicted_us"] <= row["p90_us"]
     assert row["unmodelled_share"] < 0.02
@@ -80,6 +88,7 @@ def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
     run = snakemake("--config", "gpu=V100", "model=dlrm_default", folder=finished)
     assert run.returncode == 0
     assert "Nothing to be done" in run.stderr + run.stdout
+    assert "step time" in run.stdout, "the predictions are printed all the same"
 
 
 def test_accuracy_tables_and_the_report_are_written(finished: Path) -> None:
@@ -108,7 +117,7 @@ def test_the_command_line_predicts_the_same(finished: Path) -> None:
     from pipeline.answers.engine import engine
     from pipeline.question.question import expand
 
-    there = read_table(finished / "results/summary.parquet", "summary").iloc[0]
+    there = summary_of(finished)
     here = engine(finished / "nothing-here").predict_one(expand(["gpu=V100", "model=dlrm_default"])[0]).whole()
     assert here.predicted_us == pytest.approx(there["predicted_us"], rel=1e-9)
     assert (here.p10_us, here.p90_us) == pytest.approx((there["p10_us"], there["p90_us"]), rel=1e-9)
@@ -153,6 +162,13 @@ def test_a_grid_expands_in_a_dry_run(tmp_path: Path) -> None:
     assert sum(line.startswith("predict ") for line in (run.stdout + run.stderr).splitlines()) >= 1
     jobs = [line.split() for line in (run.stdout + run.stderr).splitlines()]
     assert ["predict", "8"] in jobs and ["capture_graph", "4"] in jobs, "GPUs share the graph of a workload"
+    for side, file in (
+        ("input", "graphs/dlrm_ddp/default/b512/graph.parquet"),
+        ("output", "dlrm_ddp/default/b512/calls.parquet"),
+    ):
+        assert re.search(f"^ +{side}: .*{file}", run.stdout + run.stderr, re.M), (
+            "a dry run shows what jobs read and write"
+        )
 
 
 def test_another_gpu_or_host_captures_nothing_again(finished: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.answers.plan import plan
 from pipeline.flow import Flow
+from pipeline.question.question import expand
 from pipeline.schemas import read_provenance, read_table
 from tests.workflow.test_main_job import snakemake
 
@@ -52,7 +53,18 @@ def test_a_plan_has_no_jobs_for_its_points(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(flow.points) == 200
     other = Flow.from_config({"plan": "step", "global_batch": "64", "gpu": "V100,T4", "batch_size": sizes})
     assert flow.plan_files.startswith("results/plans/step-200-points-") and flow.plan_files != other.plan_files
-    assert flow.overheads_of_plan(None) == ["results/V100/overheads.parquet", "results/T4/overheads.parquet"]
+    assert flow.overheads_of_plan(None) == ["results/V100/overheads.parquet"], "both have a usual host of their years"
+
+
+def test_a_plan_is_the_same_in_any_order_of_its_space() -> None:
+    one = Flow.from_config(
+        {"plan": "step", "gpu": "V100,T4", "batch_size": "64,8", "overrides": "model.dtype=bf16,fp16"}
+    )
+    other = Flow.from_config(
+        {"overrides": "model.dtype=fp16,bf16", "plan": "step", "batch_size": "8,64", "gpu": "T4,V100"}
+    )
+    assert (one.plan_files, one.space) == (other.plan_files, other.space)
+    assert {point.title for point in expand(one.space)} == {point.title for point in one.points}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 # Kernel models of one GPU, fitted to samples from the best available source and tracked in MLflow. A GPU without samples
 # on this machine uses the shipped pack, or models transferred from other GPUs.
 
+from pipeline.flow import on_this_machine
+
 KERNELS = FLOW.artifacts.kernels("{gpu}")
 
 
@@ -24,7 +26,7 @@ rule public_samples:
 
 rule campaign_samples:
     input:
-        manifest=FLOW.campaign("{gpu}"),
+        files=FLOW.campaign,
     output:
         samples=FLOW.samples("{gpu}", Source.MEASUREMENTS),
     log:
@@ -55,7 +57,7 @@ rule local_samples:
         gpu=1,
     params:
         families=FLOW.families(Source.LOCAL),
-        collect=FLOW.first_section("collect"),
+        collect=FLOW.points[0].section("collect"),
         code=FLOW.code("local_samples"),
     message:
         "Measure kernel samples on this machine, for every family in use"
@@ -68,6 +70,7 @@ rule fit_kernels:
         samples=FLOW.samples("{gpu}", Source.PUBLIC),
     output:
         models=[directory(path) for path in FLOW.models("{gpu}", "{kernels}", Source.PUBLIC)],
+        logged=touch(on_this_machine(FLOW.artifacts.logged("{gpu}-kernels-{kernels}"))),
     log:
         f"{KERNELS}/logs/fit_{{kernels}}.log",
     benchmark:
@@ -78,7 +81,6 @@ rule fit_kernels:
     params:
         settings=FLOW.kernel_settings,
         gpu=FLOW.gpu_spec,
-        tracking=FLOW.artifacts.tracking,
         code=FLOW.code("fit_kernels"),
     message:
         "Fit kernel models of {wildcards.gpu} ({wildcards.kernels}), tracked in MLflow: takes minutes (docs/kernels.md)"
@@ -91,5 +93,6 @@ use rule fit_kernels as fit_measured_kernels with:
         samples=FLOW.samples("{gpu}", Source.LOCAL),
     output:
         models=[directory(path) for path in FLOW.models("{gpu}", "{kernels}", Source.LOCAL)],
+        logged=touch(on_this_machine(FLOW.artifacts.logged("{gpu}-kernels-{kernels}"))),
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.LOCAL, Source.MEASUREMENTS),

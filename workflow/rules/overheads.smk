@@ -6,7 +6,7 @@ OBSERVATIONS = FLOW.artifacts.overhead_samples("{gpu}")
 
 rule public_overheads:
     input:
-        traces=FLOW.public("traces"),
+        traces=FLOW.public_traces,
     output:
         samples=OBSERVATIONS,
     log:
@@ -23,7 +23,7 @@ rule public_overheads:
 
 rule campaign_overheads:
     input:
-        manifest=FLOW.campaign("{gpu}"),
+        files=FLOW.campaign,
     output:
         samples=OBSERVATIONS,
     log:
@@ -48,7 +48,7 @@ rule local_overheads:
     wildcard_constraints:
         gpu=FLOW.gpus_from("overheads", Source.LOCAL),
     params:
-        workloads=FLOW.local_workloads(),
+        workloads=[point.step_name for point in FLOW.points if point.local],
         code=FLOW.code("local_overheads"),
     message:
         "Extract overhead observations of this machine from its own traces"
@@ -61,6 +61,7 @@ rule overhead_statistics:
         samples=FLOW.overhead_samples,
     output:
         overheads=OVERHEADS,
+        logged=touch(on_this_machine(FLOW.artifacts.logged("{gpu}-{overheads}"))),
     log:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
     wildcard_constraints:
@@ -68,7 +69,6 @@ rule overhead_statistics:
     params:
         label=FLOW.overhead_label,
         settings=FLOW.overhead_settings,
-        tracking=FLOW.artifacts.tracking,
         code=FLOW.code("overhead_statistics"),
     message:
         "Compute overhead statistics of {wildcards.gpu} ({wildcards.overheads})"

@@ -12,15 +12,14 @@ rule plan:
     output:
         table=f"{FLOW.plan_files}.parquet",
         summary=f"{FLOW.plan_files}.json",
+        logged=touch(on_this_machine(FLOW.artifacts.logged(f"plan-{Path(FLOW.plan_files).name}"))),
         figure=report(f"{FLOW.plan_files}.svg", category="Plans", labels={"figure": str(FLOW.plan.objective)}),
     log:
-        f"{FLOW.artifacts.root}/plans/logs/{FLOW.plan_files.rsplit('/', 1)[-1]}.log",
+        f"{FLOW.artifacts.root}/plans/logs/{Path(FLOW.plan_files).name}.log",
     params:
         objective=str(FLOW.plan.objective),
         limits=asdict(FLOW.plan.limits),
-        space=FLOW.plan.without({key: value for key, value in config.items() if key != "results"}),
-        results=FLOW.artifacts.root,
-        tracking=FLOW.artifacts.tracking,
+        space=FLOW.space,
         files=FLOW.files_of_plan(),
         packs=pack_digests(),
         code=FLOW.code("plan", drawing=True),

@@ -31,7 +31,6 @@ rule predict:
         f"{POINT}/logs/predict.log",
     params:
         question=FLOW.question,
-        pack=FLOW.pack_of_point,
         packs=pack_digests(),
         code=FLOW.code("predict"),
     message:
@@ -45,6 +44,8 @@ rule summary:
         points=FLOW.of_points("summary.parquet"),
     output:
         table=f"{FLOW.artifacts.root}/grids/{FLOW.grid}/summary.parquet",
+    log:
+        f"{FLOW.artifacts.root}/grids/{FLOW.grid}/logs/summary.log",
     message:
         f"Summarise {len(FLOW.points)} grid points"
     script:

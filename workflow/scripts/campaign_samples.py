@@ -8,5 +8,5 @@ with job(snakemake):
     from pipeline.collect.campaign_reader import read_samples
     from pipeline.kernels.samples import write_families
 
-    samples = read_samples(Path(snakemake.input.manifest).parent)
+    samples = read_samples(Path(snakemake.input.files[0]).parent)
     write_families(samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake))

@@ -16,7 +16,7 @@ if __name__ == "__main__":  # worker processes of the fit import this file
             snakemake.wildcards.gpu,
             snakemake.params.settings,
             [Path(path) for path in snakemake.output.models],
-            Path(snakemake.params.tracking),
+            Path(snakemake.output.logged).parents[1],
             snakemake.threads,
             provenance(snakemake),
         )

@@ -14,4 +14,4 @@ with job(snakemake):
     settings, observations = OverheadSettings(**params.settings), observations_in(snakemake.input.samples)
     statistics = overhead_statistics(observations, gpu, settings)
     write_table(statistics, snakemake.output.overheads, "overheads", provenance(snakemake))
-    track_overheads(observations, statistics, gpu, settings, params.label, Path(params.tracking))
+    track_overheads(observations, statistics, gpu, settings, params.label, Path(snakemake.output.logged).parents[1])

@@ -5,15 +5,16 @@ from pipeline.scripting import job, provenance
 with job(snakemake):
     from pipeline.answers.answer_files import AnswerFiles, write_answer
     from pipeline.answers.engine import DeclaredModels, Engine, StepFiles
+    from pipeline.answers.who_answers import shipped_models
     from pipeline.collect.campaign_reader import measured_step
     from pipeline.question.question import Question
 
-    given, params = snakemake.input, snakemake.params
-    question = Question.of(params.question)
+    given = snakemake.input
+    question = Question.of(snakemake.params.question)
     measured_us = (
         measured_step(given.measured[0], question.step_name, question.section("model")) if given.measured else None
     )
-    models = DeclaredModels([*given.models, *params.pack], given.overheads)
+    models = DeclaredModels([*given.models, *shipped_models(question.gpu.name)], given.overheads)
     (answer,) = Engine(models, StepFiles(given.graph, given.calls)).predict(
         [question], detail=True, measured_us=measured_us
     )
