@@ -70,9 +70,8 @@ class Prediction:
     host_evidence: dict[str, float]
     """Share of host time by kind of evidence."""
     unmodelled_share: float
-    """Share of device time without a model. It includes operators that are not in the operator map (predicted from
-    their bytes) and arithmetic in dtypes without a rate (fp64). It also includes calls that no kernel model or formula
-    covers."""
+    """Share of device time without a model: operators that are not in the operator map and Fourier transforms (predicted
+    from their bytes), products in dtypes without a rate (complex numbers), and calls that no kernel model or formula covers."""
     families_us: dict[str, float] = field(default_factory=dict)
     """Device time in µs by kernel family, largest first."""
     unmodelled_us: dict[str, float] = field(default_factory=dict)
@@ -113,6 +112,11 @@ class Prediction:
     def step_time_us(self) -> float:
         """The step time: the same as `predicted_us`."""
         return self.predicted_us
+
+    @property
+    def lower_bound(self) -> tuple[str, ...]:
+        """Operators without a model. If there are any, the step time is a lower bound."""
+        return tuple(self.unmodelled_us)
 
     @property
     def idle_us(self) -> float:
@@ -234,6 +238,7 @@ class Prediction:
             "samples_per_s": self.samples_per_s, "memory_bytes": self.memory_bytes, "fits": self.fits,
             "tight": self.tight, "evidence": self.evidence, "host_evidence": self.host_evidence,
             "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled_us,
+            "lower_bound": list(self.lower_bound),
             "families_us": self.families_us,
             "models_from": list(self.models_from), "host": self.host, "device_bound_from": self.device_bound_from,
             "warnings": list(self.warnings), "notes": list(self.notes),
@@ -249,7 +254,7 @@ class Prediction:
 
     def summary_values(self) -> dict[str, Any]:
         """The values of one row in the `summary` schema."""
-        apart = ("samples_per_s", "families_us", "unmodelled_us", "models_from", "traced")
+        apart = ("samples_per_s", "families_us", "unmodelled_us", "lower_bound", "models_from", "traced")
         return {
             **{key: value for key, value in self.as_dict().items() if key not in apart},
             "evidence": json.dumps(self.evidence),

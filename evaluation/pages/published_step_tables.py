@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from evaluation.published.published_steps import NETWORKS
+from pipeline.kernels.estimate import EXTRAPOLATED
 from pipeline.prediction import Prediction
 
 PYTORCH_2_GPUS = ("B200",)
@@ -27,11 +28,17 @@ def with_errors(rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: S
     measured = rows["measured_us"].to_numpy()
     kept = rows["predicted_us"].to_numpy() / np.array([one.predicted_us for one in found])
     low, high = (kept * np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us"))
-    main = [max(one.evidence, key=one.evidence.__getitem__) for one in found]
+    main = [main_evidence(one.evidence) for one in found]
     inside = (low <= measured) & (measured <= high)
     fits = [one.fits for one in found]
     off = rows["predicted_us"] / measured - 1.0
     return rows.assign(error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits)
+
+
+def main_evidence(shares: Mapping[str, float]) -> str:
+    """The kind of evidence of the largest part of device time, inside and outside the range of the samples."""
+    parts = pd.Series(shares).groupby(lambda name: str(name).removesuffix(EXTRAPOLATED)).sum()
+    return str(parts.idxmax())
 
 
 def summary(rows: pd.DataFrame) -> list[str]:

@@ -21,7 +21,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.collective_bandwidth import collective_model
 from pipeline.kernels.derived_calls import estimate_by_related_model
-from pipeline.kernels.estimate import Estimate, Floor, KernelModel, merge
+from pipeline.kernels.estimate import EXTRAPOLATED, Estimate, Floor, KernelModel, merge
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.family_model import (
     DESCRIPTION,
@@ -34,7 +34,7 @@ from pipeline.kernels.family_model import (
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
-from pipeline.kernels.work import Dims
+from pipeline.kernels.work import Array, Dims, is_one_of
 from pipeline.model_files import reading
 from pipeline.schemas import DIMS
 
@@ -79,17 +79,17 @@ class KernelPredictor:
             - `kernel_us`: time of the kernel.
             - `p10_us`, `p90_us`: interval of the kernel time.
             - `latency_p10_us`, `latency_p90_us`: interval of the latency.
-            - `evidence`: what the time rests on.
+            - `evidence`: what the time rests on; it ends with `EXTRAPOLATED` where `inside` is False.
             - `modelled`: False where neither model nor formula covers the call. The time is then that of the shortest
               kernel.
             - `inside`: False where sizes are outside the range of the samples.
         """
         if not PLACES.issubset(calls.columns):
-            return self.predict_rows(calls)
+            return with_extrapolated(self.predict_rows(calls))
         distinct, which = distinct_calls(model_columns(calls))
         blocks = [distinct.iloc[at : at + ROWS_IN_DOUBLE] for at in range(0, len(distinct), ROWS_IN_DOUBLE)]
         predicted = pd.concat([self.predict_rows(block) for block in blocks or [distinct]])
-        return predicted.iloc[which].set_axis(calls.index)
+        return with_extrapolated(predicted).iloc[which].set_axis(calls.index)
 
     def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
         """As `predict`, where every row is predicted for itself, also rows that are equal."""
@@ -130,7 +130,7 @@ class KernelPredictor:
         covered = np.zeros(len(calls), dtype=bool) if model is None else model.covers(calls)
         if model is not None and covered.all():
             return model.predict(calls), model.evidence_of(calls)
-        formula, evidence = self.formula(name, calls), np.full(len(calls), self.physics_evidence(name), dtype=object)
+        formula, evidence = self.formula(name, calls), self.physics_evidence(name, calls)
         if model is not None and covered.any():
             formula = merge(formula, model.predict(calls[covered]), covered)
             evidence[covered] = model.evidence_of(calls[covered])
@@ -157,15 +157,49 @@ class KernelPredictor:
     def formula(self, name: str, calls: pd.DataFrame) -> Estimate:
         """Estimate by physics only: the family's law with a generic spread."""
         kernel = self.physics.kernel_us(name, calls)
-        spread = self.physics.spread(name, calls)
+        spread = np.maximum(self.physics.spread(name, calls), substitute_spread(calls))
         latency = self.floor.latency(kernel, Dims(calls).text("op"))
         return Estimate.around(latency, kernel, spread, self.floor.of(Dims(calls).text("op")))
 
-    def physics_evidence(self, name: str) -> str:
-        """Evidence of physics. Data movement over a fitted bandwidth curve rests on samples of that GPU, all else on
-        its file.
+    def physics_evidence(self, name: str, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+        """Evidence of physics, shape (rows,). Data movement over a fitted bandwidth curve rests on samples of that GPU, all
+        else on its file: also what is not known to be data movement, and frames that follow each other (dim T).
         """
-        return self.physics.evidence if FAMILIES[name].law is Law.MOVEMENT else "roofline"
+        moved = np.isnan(Dims(calls)("T")) & (substitute_spread(calls) == 1.0)
+        moved &= FAMILIES[name].law is Law.MOVEMENT
+        return np.where(moved, self.physics.evidence, "roofline").astype(object)
+
+
+MODELLED_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp64")
+"""Dtypes of matrix products and convolutions whose rates are in the GPU files and whose kernels have models."""
+
+UNKNOWN_SPREAD, FFT_SPREAD, FOREIGN_SPREAD = 10.0, 2.5, 4.0
+"""Factors up and down of the intervals of substitute times. Unknown operators: a batched decomposition takes ten times as
+long as its bytes, or more. Fourier transforms: lengths with large prime factors are padded to more than twice the length, in
+four passes. Products in foreign dtypes: those of complex numbers have four times the multiplications."""
+
+
+def substitute_spread(calls: pd.DataFrame) -> Array:
+    """Factor up and down of the interval of calls whose times are only substitutes, 1 for other calls; shape (rows,).
+
+    - Operators that the map does not know, and Fourier transforms, are timed by their bytes: a lower bound.
+    - Arithmetic in dtypes without a modelled rate (complex, integers) is timed as fp32.
+    """
+    d = Dims(calls)
+    family, op, dtype = d.text("family"), d.text("op"), d.text("dtype", "fp32")
+    computing = is_one_of(family, [name for name, entry in FAMILIES.items() if entry.law is Law.COMPUTE])
+    foreign = computing & ~is_one_of(dtype, MODELLED_DTYPES)
+    unknown = (family == "other") & (op == "unknown")
+    return np.select([unknown, op == "fft", foreign], [UNKNOWN_SPREAD, FFT_SPREAD, FOREIGN_SPREAD], 1.0)
+
+
+def with_extrapolated(predicted: pd.DataFrame) -> pd.DataFrame:
+    """A prediction whose evidence says where sizes are outside the range of the samples."""
+    outside = ~predicted["inside"].to_numpy(bool)
+    if not outside.any():
+        return predicted
+    evidence = predicted["evidence"].to_numpy(object)
+    return predicted.assign(evidence=np.where(outside, evidence + EXTRAPOLATED, evidence))
 
 
 def model_columns(calls: pd.DataFrame) -> pd.DataFrame:

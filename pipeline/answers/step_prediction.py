@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls
+from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls, substitute_spread
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
 from pipeline.answers.who_answers import host_name
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
-from pipeline.kernels.families import FAMILIES, Law
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.question.sections import PredictSettings
+from pipeline.readable import listed
 from pipeline.simulate.compiled_walk import load_if_it_pays
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.program import step_sequence
@@ -47,6 +47,11 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
         calls: device calls, `calls` schema.
     """
     notes: list[str] = []
+    if gpu.fp64_gflop_per_s is None and (calls["dtype"] == "fp64").to_numpy(bool, na_value=False).any():
+        notes.append(
+            f"the file of {gpu.name} has no fp64_tflop_per_s: 1/{1 / gpu.fp64_share:.0f} of the rate of fp32 is assumed, "
+            "as in its architecture"
+        )
     if gpu.limits is None:  # a CPU
         return notes
     if tf32 and not has_tf32(gpu):
@@ -66,11 +71,18 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
     return notes
 
 
+def lower_bound_notes(unmodelled: Iterable[str]) -> list[str]:
+    """The sentence of an answer whose step has operators without a model; nothing without them."""
+    if not (names := sorted(unmodelled)):
+        return []
+    return [
+        f"lower bound: {listed(names)} {'has' if len(names) == 1 else 'have'} no model; only the bytes (of products: the "
+        "arithmetic as in fp32) are counted, and the step may take much longer"
+    ]
+
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-MODELLED_DTYPES = ("fp32", "tf32", "bf16", "fp16")
-"""Dtypes of matrix products and convolutions whose rates are in the GPU files and whose kernels have models."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ class StepParts:
         names: name of the operator of each device call, shape (calls,).
         asks_tf32: whether an operator computes in TF32 where the GPU has it.
         sources: sources of error of the distinct calls.
-        substitute: whether the time of each distinct call is only a substitute (`has_substitute_time`).
+        substitute: whether the time of each distinct call is only a substitute (`substitute_spread`).
         memory: memory need of the step.
         warnings: what the capture of the step reported.
     """
@@ -113,7 +125,7 @@ class StepParts:
         names = calls["node_id"].map(operators.set_index("node_id")["name"]).astype(object).to_numpy()
         return cls(
             step_sequence(operators, calls), calls, distinct, which, names, asks_tf32(operators),
-            ErrorSources.of(distinct), has_substitute_time(distinct), graph.memory, graph.warnings,
+            ErrorSources.of(distinct), substitute_spread(distinct) > 1.0, graph.memory, graph.warnings,
         )  # fmt: skip
 
 
@@ -158,9 +170,10 @@ def predict_step(
     timeline = simulate(program, central_us, form=form)
     errors = StepErrors.of(step.sources, predicted, program.host_evidence, question.host.log_sd)
     low, high = step_interval(errors, timeline, step.which, settings.draws, settings.seed, form)
-    step_us = float(timeline.step_us[0])
+    step_us, device_time = float(timeline.step_us[0]), _device_time(step, predicted, timeline)
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
     need = step.memory.needed_on(question.gpu)
+    notes = dtype_notes(question.gpu, explicit_tf32, step.calls) + lower_bound_notes(device_time["unmodelled_us"])
     prediction = Prediction(
         **_as_asked(question),
         predicted_us=step_us,
@@ -171,13 +184,13 @@ def predict_step(
         memory_bytes=need,
         fits=need <= question.gpu.usable_memory_bytes,
         tight=question.gpu.tight_memory_bytes < need <= question.gpu.usable_memory_bytes,
-        **_device_time(step, predicted, timeline),
+        **device_time,
         host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
         bound=timeline.bound,
         device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
         models_from=folders,
-        warnings=(*step.warnings, *dtype_notes(question.gpu, explicit_tf32, step.calls)),
+        warnings=(*step.warnings, *notes),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
     )
     return prediction, timeline
@@ -215,18 +228,6 @@ def kernel_times(kernels: KernelPredictor, steps: Sequence[StepParts]) -> dict[i
     times = kernels.predict(pd.concat([step.calls for step in distinct], ignore_index=True))
     ends = np.cumsum([len(step.calls) for step in distinct])
     return {id(step): times.iloc[end - len(step.calls) : end] for step, end in zip(distinct, ends, strict=True)}
-
-
-def has_substitute_time(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Calls whose times are only substitutes, shape (calls,).
-
-    - Operators that the map does not know are timed by their bytes.
-    - Arithmetic in dtypes without a modelled rate (fp64, complex, integers) is timed as fp32.
-    """
-    unknown = (calls["family"] == "other") & (calls["op"] == "unknown")
-    computed = calls["family"].map(lambda name: name in FAMILIES and FAMILIES[name].law is Law.COMPUTE)
-    foreign = computed.astype(bool) & calls["dtype"].notna() & ~calls["dtype"].isin(MODELLED_DTYPES)
-    return np.asarray(unknown | foreign, dtype=bool)
 
 
 def _sums(us: Floats, keys: npt.NDArray[np.object_], factor: float = 1.0) -> dict[str, float]:

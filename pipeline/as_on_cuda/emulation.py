@@ -39,14 +39,11 @@ CUDA_PARENTS = {"aten::native_dropout": "aten::dropout", "steptime_loss::read": 
 
 
 @contextmanager
-def run_as_on_cuda(compiles: bool = True) -> Iterator[None]:
+def run_as_on_cuda() -> Iterator[None]:
     """While the body runs, the meta device behaves like CUDA.
 
     This covers fused dropout, attention and RMS norm, cuDNN's recurrent layers, autocast, and optimizers over lists of
     tensors. Code inside `torch.compile` runs uncompiled, because compiled kernels are not modelled.
-
-    Args:
-        compiles: whether the body may use `torch.compile`. Otherwise PyTorch's compiler need not be loaded.
     """
     import torch
 
@@ -58,6 +55,7 @@ def run_as_on_cuda(compiles: bool = True) -> Iterator[None]:
             fused_operators.fused_attention,
             fused_operators.fused_norm,
             fused_operators.grouped_products,
+            fused_operators.lengths_on_host,
             recurrent_layers.cudnn_layers,
             mixed_precision.own_autocast,
             mixed_precision.own_scaler,
@@ -69,8 +67,7 @@ def run_as_on_cuda(compiles: bool = True) -> Iterator[None]:
             wrappers.compiled_as_written,
         ):
             stack.enter_context(context())
-        if compiles:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))  # loads the compiler
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 

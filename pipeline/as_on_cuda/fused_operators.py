@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeline.as_on_cuda.mixed_precision import lowered, raised
 from pipeline.as_on_cuda.patches import replaced
-from pipeline.as_on_cuda.shape_operators import apply, meta_operators
+from pipeline.as_on_cuda.shape_operators import apply, is_empty, meta_operators
 from pipeline.as_on_cuda.torch_names import GROUPED_PRODUCTS, grouped_products_module
 
 MAX_HEAD_WIDTH = 256
@@ -196,6 +196,28 @@ def fused_dropout() -> Iterator[None]:
         return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
 
     with replaced(F, dropout=dropout):
+        yield
+
+
+@contextmanager
+def lengths_on_host() -> Iterator[None]:
+    """While the body runs, `F.ctc_loss` on the meta device takes lengths in host memory as lists of numbers.
+
+    CUDA's does so too (ATen/native/LossCTC.cpp). The meta device would take them for tensors on the wrong device.
+    """
+    plain = torch.ctc_loss
+
+    def ctc_loss(x: Tensor, targets: Tensor, lengths: Any, target_lengths: Any, *options: Any) -> Tensor:
+        known = [not isinstance(part, Tensor) or not is_empty(part) for part in (lengths, target_lengths)]
+        if x.device.type == "meta" and all(known):
+            lengths, target_lengths = (
+                part.tolist() if isinstance(part, Tensor) else part for part in (lengths, target_lengths)
+            )
+        elif x.device.type == "meta" and known[1]:
+            target_lengths = torch.as_tensor(target_lengths).to(x.device)
+        return plain(x, targets, lengths, target_lengths, *options)
+
+    with replaced(torch, ctc_loss=ctc_loss):
         yield
 
 

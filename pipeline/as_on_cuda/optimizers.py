@@ -20,11 +20,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from pipeline.as_on_cuda.patches import replaced
-from pipeline.as_on_cuda.shape_operators import is_fake
+from pipeline.as_on_cuda.shape_operators import WITHOUT_SHAPES, is_fake
 from pipeline.as_on_cuda.torch_names import CAPTURABLE, DEVICE_LIST_MODULES, DEVICE_LISTS, has_kernel
-
-WITHOUT_META_KERNEL = ("_fused_sgd_", "_fused_adagrad_")
-"""Fused optimizers without a kernel for the meta device in PyTorch; Adam has one."""
 
 UPDATES_IN_PLACE = (
     *(f"{name}_.{kind}" for name in ("add", "mul", "div") for kind in ("Scalar", "List", "ScalarList")),
@@ -114,15 +111,15 @@ def state_tensors(optimizers: Sequence[Optimizer]) -> list[Tensor]:
 
 @cache
 def _register_shapes() -> Any:
-    """Register the shape functions of `WITHOUT_META_KERNEL` and `UPDATES_IN_PLACE`; none of them makes a new shape.
+    """Register shape functions of `UPDATES_IN_PLACE`, which make no new shape, and of operators that have none.
 
     PyTorch's own functions for updates in place run as thousands of small operators, a third of the capture of a language
     model. PyTorch 2.6 cannot replace them.
     """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name in WITHOUT_META_KERNEL:
-        if not has_kernel(f"aten::{name}", "Meta"):
-            library.impl(name, lambda *_, **__: None, "Meta")
+    for name, shapes in WITHOUT_SHAPES.items():
+        if has_kernel(f"aten::{name}", "CPU") and not has_kernel(f"aten::{name}", "Meta"):
+            library.impl(name, shapes, "Meta")
     if "allow_override" in signature(torch.library.Library.impl).parameters:
         with warnings.catch_warnings(action="ignore"):  # the warning that functions are replaced
             for name in UPDATES_IN_PLACE:

@@ -1,4 +1,7 @@
-"""Operators of this project that compute only shapes, for the meta device. Capture gives them the names of CUDA's."""
+"""Operators that compute only shapes, for the meta device: this project's, and PyTorch's that have no shape function.
+
+Capture gives the operators of this project the names of CUDA's.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +47,42 @@ def apply(function: Any, *arguments: Any) -> Tensor:
     """Call `function.apply(...)` of an autograd function with one result; the result is typed."""
     result: Tensor = function.apply(*arguments)
     return result
+
+
+def _ctc_loss(log_probs: Tensor, targets: Tensor, lengths: Any, target_lengths: Any, *_: Any, **__: Any) -> Any:
+    """Losses (batch), and the alphas (batch, frames, 2 x longest target + 1) that the backward pass reads."""
+    frames, batch, _classes = log_probs.shape
+    if isinstance(target_lengths, Tensor):
+        known = not is_empty(target_lengths)
+        longest = targets.shape[-1] if targets.dim() > 1 else -(-targets.numel() // max(batch, 1))
+        longest = max(target_lengths.tolist(), default=0) if known else longest
+    else:
+        longest = max(target_lengths, default=0)
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, frames, 2 * longest + 1)
+
+
+def _like(place: int, count: int = 1) -> Callable[..., Any]:
+    """A shape function of an operator whose results all have the shape and dtype of one argument."""
+
+    def shapes(*arguments: Any, **_: Any) -> Any:
+        made = tuple(torch.empty_like(arguments[place]) for _ in range(count))
+        return made[0] if count == 1 else made
+
+    return shapes
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """The shape function of an operator that changes its arguments in place, or fills tensors that it is given."""
+
+
+WITHOUT_SHAPES: Mapping[str, Callable[..., Any]] = {
+    "_ctc_loss": _ctc_loss, "_ctc_loss.Tensor": _ctc_loss,
+    **dict.fromkeys(("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), _like(1)),
+    **dict.fromkeys(("multi_margin_loss_backward", "multilabel_margin_loss_backward"), _like(1)),
+    **dict.fromkeys(("fractional_max_pool3d_backward", "_masked_softmax_backward"), _like(1)),
+    **dict.fromkeys(("_logcumsumexp", "_masked_softmax", "_sample_dirichlet", "_dirichlet_grad"), _like(0)),
+    **dict.fromkeys(("_standard_gamma_grad", "binomial"), _like(0)),
+    **dict.fromkeys(("_cummax_helper", "_cummin_helper"), _nothing),
+    **{f"_fused_{name}_{kind}": _nothing for name in ("sgd", "adagrad", "adam", "adamw") for kind in ("", ".tensor_lr")},
+}  # fmt: skip
+"""Operators of training steps without a shape function in PyTorch (2.6 to 2.13) -> a shape function."""

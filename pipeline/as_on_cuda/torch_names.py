@@ -7,7 +7,9 @@ Operators (`torch._foreach_add_`, `torch.ops.aten._embedding_bag`) are no privat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -16,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
+
+from pipeline.as_on_cuda.patches import replaced
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,9 @@ NAMES = (
     PrivateName("torch._VF", ALL, "recurrent layers call their functions there"),
     PrivateName("torch._log_softmax", ALL, "the loss of NVIDIA's GNMT, which casts within its kernel"),
     PrivateName("torch._refs.constant_pad_nd", ALL, "`F.pad` for symbolic sizes"),
-    PrivateName("torch._compile._disable_dynamo", ALL, "finds the functions that PyTorch shields from its compiler"),
     PrivateName("torch._dynamo.source.ConstantSource", ALL, "the name of a symbolic batch size"),
     PrivateName("torch._meta_registrations._meta_grouped_mm_common", (2, 8), "grouped products in every dtype"),
+    PrivateName("torch._meta_registrations.device_hint", ALL, "shapes as on CUDA of fake CPU tensors"),
     PrivateName("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero", ALL, "selections by masks"),
     PrivateName("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", ALL, "foreach on the meta device"),
     PrivateName("torch.utils._foreach_utils._get_fused_kernels_supported_devices", ALL, "fused on the meta device"),
@@ -59,11 +63,22 @@ def _private(name: str) -> Any:
     return getattr(import_module(module), attribute, None)
 
 
-def fake_tensor_mode(**options: Any) -> Any:
-    """Context in which operators compute the shapes of CPU tensors, which have no data."""
+@contextmanager
+def fake_tensor_mode(**options: Any) -> Iterator[None]:
+    """While the body runs, operators compute the shapes of CPU tensors, which have no data, as those of CUDA tensors.
+
+    If an operator fails, PyTorch also writes a hundred lines about its internals to stderr. They are not written here,
+    because the exception says what failed.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode(**options)
+    shapes, log = import_module("torch._meta_registrations"), logging.getLogger(FakeTensorMode.__module__)
+    disabled, log.disabled = log.disabled, True
+    try:
+        with replaced(shapes, device_hint=lambda tensor: "cuda"), FakeTensorMode(**options):
+            yield
+    finally:
+        log.disabled = disabled
 
 
 def symbolic_size(sizes: Any, name: str, hint: int) -> tuple[Any, Any]:
@@ -110,15 +125,6 @@ def assumes_all_nonzero() -> bool:
     """Whether the user told PyTorch to assume that `nonzero` finds every element."""
     return bool(_private("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero"))
 
-
-COMPILER = "torch._dynamo"
-"""Name of the module whose import loads the compiler."""
-
-disable_dynamo: Any = torch._compile._disable_dynamo
-"""PyTorch's decorator of functions that it shields from its compiler."""
-
-SHIELDED = "__dynamo_disable"
-"""Attribute of a function under which PyTorch keeps the form of it that the compiler leaves alone."""
 
 NATIVE: Any = torch._C
 """PyTorch's C++ functions, among them `IS_ANY_AUTOCAST_ENABLED`."""

@@ -88,7 +88,6 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
 
 def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[list[Node], Memory]:
     """`record` on fake CPU tensors or on the meta device."""
-    from pipeline.as_on_cuda.compiler_unloaded import compiler_unloaded
     from pipeline.as_on_cuda.host_reads import assuming_true_share
     from pipeline.as_on_cuda.torch_names import fake_tensor_mode
     from pipeline.workloads.custom import ReadOptions, unread_options
@@ -99,8 +98,7 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
         assuming_true_share(config.get("picked")),
     ):
         if _is_shipped(config):
-            with compiler_unloaded():
-                return observe(make_step(config, batch_size, device), fake, config)
+            return observe(make_step(config, batch_size, device), fake, config)
         options = ReadOptions(config)
         with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer (--json)
             with create_as_on_cuda():
@@ -125,9 +123,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.as_on_cuda.optimizers import state_tensors, stepping, update_of
     from pipeline.graph.memory import memory_need, with_states
 
-    compiles = not _is_shipped(config)
-    prepared = not (fake or first or compiles) and with_states(step, config)
-    with run_as_on_cuda(compiles), stepping() as stepped:
+    prepared = not fake and not first and _is_shipped(config) and with_states(step, config)
+    with run_as_on_cuda(), stepping() as stepped:
         if step.training and not first and not prepared:
             step.run(0)
     others = [optimizer for optimizer in stepped if all(optimizer is not one for one in step.optimizers)]
@@ -135,10 +132,10 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     unused = bool(others) and len(others) == len(stepped)
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
         path = Path(folder) / "execution_trace.json"
-        with _recording(path, compiles):
+        with _recording(path):
             step.run(0)
         states = (0 if unused else step.optimizer_bytes) + sum(state.nbytes for state in state_tensors(others))
-        memory = memory_need(step, states, others, compiles)
+        memory = memory_need(step, states, others)
         if memory.peak > MAX_STEP_BYTES:
             raise InputError(
                 f"the step needs {memory.peak / 1e12:,.0f} TB of memory, more than any machine has; check its sizes"
@@ -167,7 +164,7 @@ def _warn_of_optimizer(config: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _recording(path: Path, compiles: bool) -> Iterator[None]:
+def _recording(path: Path) -> Iterator[None]:
     """Record the operators that the body runs as on CUDA, as an execution trace."""
     from torch.profiler import ExecutionTraceObserver
 
@@ -176,7 +173,7 @@ def _recording(path: Path, compiles: bool) -> Iterator[None]:
         observer.register_callback(str(path))
         observer.start()
         try:
-            with run_as_on_cuda(compiles):
+            with run_as_on_cuda():
                 yield
         finally:
             observer.stop()
@@ -184,7 +181,7 @@ def _recording(path: Path, compiles: bool) -> Iterator[None]:
 
 
 def _is_shipped(config: Mapping[str, Any]) -> bool:
-    """Whether a step is that of a shipped workload. Such a step runs on both kinds of tensors and compiles nothing."""
+    """Whether a step is that of a shipped workload. Such a step runs on both kinds of tensors."""
     return bool(config.get("architecture", "custom") != "custom")
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pipeline.as_on_cuda.compiler_unloaded import compiler_unloaded
 from pipeline.as_on_cuda.emulation import run_as_on_cuda
 from pipeline.as_on_cuda.optimizers import state_tensors
 from pipeline.as_on_cuda.shape_operators import is_empty
@@ -105,20 +104,19 @@ def _is_counted(tensor: Tensor) -> bool:
     return is_empty(tensor) and tensor.layout == torch.strided
 
 
-def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = (), compiles: bool = True) -> Memory:
+def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) -> Memory:
     """The memory need of a step that ran before: it is run once more, as on CUDA.
 
     Args:
         step: the step, on the meta device or of fake tensors.
         optimizer: bytes of optimizer state.
         others: optimizers that the step made itself.
-        compiles: as for `run_as_on_cuda`.
     """
     buffers = [buffer for module in step.modules for buffer in module.buffers()]
     states = state_tensors([*step.optimizers, *others])
     host = [tensor for batch in step.pool for tensor in batch]
     live = LiveMemory([*step.parameters(), *step.in_kernel, *buffers, *states, *host])
-    with run_as_on_cuda(compiles), live:
+    with run_as_on_cuda(), live:
         live.hold([weight.grad for weight in step.parameters()], made_earlier=True)
         step.run(0)
     kept = step.parameters_bytes + step.buffers_bytes
@@ -132,12 +130,11 @@ def memory_of_workload(config: Mapping[str, Any], batch_size: int) -> Memory:
     Raises:
         SteptimeError: the workload cannot be made at this batch size.
     """
-    with compiler_unloaded():
-        step = make_step(config, batch_size, "meta")
-        if not with_states(step, config):
-            with run_as_on_cuda(compiles=False):
-                step.run(0)
-        return memory_need(step, step.optimizer_bytes, compiles=False)
+    step = make_step(config, batch_size, "meta")
+    if not with_states(step, config):
+        with run_as_on_cuda():
+            step.run(0)
+    return memory_need(step, step.optimizer_bytes)
 
 
 def with_states(step: Step, config: Mapping[str, Any]) -> bool:
@@ -148,7 +145,7 @@ def with_states(step: Step, config: Mapping[str, Any]) -> bool:
     """
     if not step.training or not step.optimizers or not config.get("set_to_none", True):
         return False
-    with run_as_on_cuda(compiles=False):
+    with run_as_on_cuda():
         for optimizer in step.optimizers:
             for parameter in (weight for group in optimizer.param_groups for weight in group["params"]):
                 parameter.grad = torch.empty_like(parameter)

@@ -25,6 +25,8 @@ PROPORTIONAL_TO = {
     "tf32_gflop_per_s": _CLOCKED,
     "fp16_gflop_per_s": _CLOCKED,
     "bf16_gflop_per_s": _CLOCKED,
+    "fp64_gflop_per_s": _CLOCKED,
+    "fp64_tensor_gflop_per_s": _CLOCKED,
     "measured_fp32_gflop_per_s": ("fp32_gflop_per_s",),
     "measured_dram_gb_per_s": ("dram_gb_per_s",),
     "measured_l2_gb_per_s": _CLOCKED,

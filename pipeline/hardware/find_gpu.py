@@ -144,7 +144,10 @@ def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
     # memory transfers data twice per clock of the driver's memory clock, on the whole bus
     dram = 2 * memory_khz * bus_bits / 8 / 1e6 if memory_khz and bus_bits else like.dram_gb_per_s
     scale = sms * clock / (like.sms * like.boost_clock_mhz)
-    rates = {f"{dtype}_gflop_per_s": getattr(like, f"{dtype}_gflop_per_s") for dtype in ("tf32", "fp16", "bf16")}
+    rates = {
+        f"{dtype}_gflop_per_s": getattr(like, f"{dtype}_gflop_per_s")
+        for dtype in ("tf32", "fp16", "bf16", "fp64", "fp64_tensor")
+    }
     scaled: dict[str, Any] = {key: None if rate is None else scale * rate for key, rate in rates.items()}
     return replace(
         like,

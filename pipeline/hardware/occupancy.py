@@ -38,6 +38,7 @@ class Architecture:
         registers_per_sm: 32-bit registers.
         shared_memory_per_sm_bytes: largest shared-memory carve-out, bytes.
         fp32_lanes_per_sm: fp32 fused multiply-adds per clock.
+        fp64_share: fp64 fused multiply-adds per clock, as a share of those in fp32.
         schedulers_per_sm: warp instructions issued per clock (one per scheduler).
         warp_size: threads per warp.
         register_unit: registers are allocated per warp in multiples of this number.
@@ -52,6 +53,7 @@ class Architecture:
     registers_per_sm: int
     shared_memory_per_sm_bytes: int
     fp32_lanes_per_sm: int
+    fp64_share: float = 1 / 64
     schedulers_per_sm: int = 4
     warp_size: int = 32
     register_unit: int = 256
@@ -60,28 +62,28 @@ class Architecture:
     shared_reserved_bytes: int = 0
 
 
-def _nvidia(threads: int, blocks: int, shared_kib: int, lanes: int, **units: int) -> Architecture:
-    return Architecture(threads, threads // 32, blocks, 65536, shared_kib * 1024, lanes, **units)
+def _nvidia(threads: int, blocks: int, shared_kib: int, lanes: int, fp64: int, **units: int) -> Architecture:
+    return Architecture(threads, threads // 32, blocks, 65536, shared_kib * 1024, lanes, fp64 / lanes, **units)
 
 
 _AMPERE_UNITS = {"shared_unit_bytes": 128, "shared_reserved_bytes": 1024}
 
 ARCHITECTURES: dict[tuple[str, float], Architecture] = {
-    ("pascal", 6.0): _nvidia(2048, 32, 64, 64, schedulers_per_sm=2, partitions=2),
-    ("pascal", 6.1): _nvidia(2048, 32, 96, 128),
-    ("volta", 7.0): _nvidia(2048, 32, 96, 64),
-    ("turing", 7.5): _nvidia(1024, 16, 64, 64),
-    ("ampere", 8.0): _nvidia(2048, 32, 164, 64, **_AMPERE_UNITS),
-    ("ampere", 8.6): _nvidia(1536, 16, 100, 128, **_AMPERE_UNITS),
-    ("ada", 8.9): _nvidia(1536, 24, 100, 128, **_AMPERE_UNITS),
-    ("hopper", 9.0): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
-    ("blackwell", 10.0): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
-    ("blackwell", 10.3): _nvidia(2048, 32, 228, 128, **_AMPERE_UNITS),
-    ("blackwell", 12.0): _nvidia(1536, 24, 100, 128, **_AMPERE_UNITS),
+    ("pascal", 6.0): _nvidia(2048, 32, 64, 64, 32, schedulers_per_sm=2, partitions=2),
+    ("pascal", 6.1): _nvidia(2048, 32, 96, 128, 4),
+    ("volta", 7.0): _nvidia(2048, 32, 96, 64, 32),
+    ("turing", 7.5): _nvidia(1024, 16, 64, 64, 2),
+    ("ampere", 8.0): _nvidia(2048, 32, 164, 64, 32, **_AMPERE_UNITS),
+    ("ampere", 8.6): _nvidia(1536, 16, 100, 128, 2, **_AMPERE_UNITS),
+    ("ada", 8.9): _nvidia(1536, 24, 100, 128, 2, **_AMPERE_UNITS),
+    ("hopper", 9.0): _nvidia(2048, 32, 228, 128, 64, **_AMPERE_UNITS),
+    ("blackwell", 10.0): _nvidia(2048, 32, 228, 128, 64, **_AMPERE_UNITS),
+    ("blackwell", 10.3): _nvidia(2048, 32, 228, 128, 2, **_AMPERE_UNITS),
+    ("blackwell", 12.0): _nvidia(1536, 24, 100, 128, 2, **_AMPERE_UNITS),
     # gfx90a: 4 SIMDs of 8 wavefronts of 64 threads, 512 KiB of vector registers and 64 KiB of local data share
-    ("cdna2", 9.0): Architecture(2048, 32, 32, 131072, 65536, 64, warp_size=64, register_unit=512),
+    ("cdna2", 9.0): Architecture(2048, 32, 32, 131072, 65536, 64, 1.0, warp_size=64, register_unit=512),
     # gfx942: as gfx90a, with two fp32 multiply-adds per lane and clock
-    ("cdna3", 9.4): Architecture(2048, 32, 32, 131072, 65536, 128, warp_size=64, register_unit=512),
+    ("cdna3", 9.4): Architecture(2048, 32, 32, 131072, 65536, 128, 0.5, warp_size=64, register_unit=512),
 }
 """Limits by (architecture, compute capability)."""
 

@@ -81,6 +81,8 @@ class GpuSpec:
     tdp_w: float
     aliases: tuple[str, ...] = ()
     usable_memory_share: float = USABLE_SHARE
+    fp64_gflop_per_s: float | None = None
+    fp64_tensor_gflop_per_s: float | None = None
     measured_fp32_gflop_per_s: float | None = None
     measured_dram_gb_per_s: float | None = None
     measured_l2_gb_per_s: float | None = None
@@ -107,6 +109,11 @@ class GpuSpec:
         return int(TIGHT_SHARE * self.usable_memory_bytes)
 
     @property
+    def fp64_share(self) -> float:
+        """The rate of fp64 over that of fp32 by architecture, for a GPU whose file does not state it; 1/2 for a CPU."""
+        return self.limits.fp64_share if self.limits else 0.5
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What an answer about this GPU must say: a user's file may lack sources."""
         return () if self.sources else (f"the figures of {self.name} have no source: its file has no `sources`",)
@@ -114,8 +121,11 @@ class GpuSpec:
     def peak_gflop_per_s(self, dtype: str = "fp32") -> float:
         """Attainable matrix throughput of a dtype, GFLOP/s: measured, else the datasheet's times `FP32_DERATE`.
 
-        A dtype without hardware of its own runs at the fp32 rate.
+        A dtype without hardware of its own runs at the fp32 rate. `fp64_tensor` is the rate of matrix products in fp64.
         """
+        if dtype in ("fp64", "fp64_tensor"):
+            tensor = self.fp64_tensor_gflop_per_s if dtype == "fp64_tensor" else None
+            return FP32_DERATE * (tensor or self.fp64_gflop_per_s or self.fp64_share * self.fp32_gflop_per_s)
         if dtype in ("fp16", "bf16", "tf32"):
             datasheet = getattr(self, f"{dtype}_gflop_per_s")
             return self.peak_gflop_per_s() if datasheet is None else FP32_DERATE * float(datasheet)
@@ -154,12 +164,14 @@ _PER_SM = (
 )  # fmt: skip
 _OPTIONAL = (
     "aliases", "sources", "base_clock_mhz", "usable_memory_share", "tf32_tflop_per_s", "bf16_tflop_per_s", "pcie_lanes",
+    "fp64_tflop_per_s", "fp64_tensor_tflop_per_s",
     "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s", "measured_l2_gb_per_s",
     *_PER_SM,
 )  # fmt: skip
+_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
 _CONVERTED = {
     "boost_clock_mhz": ("boost_clock_mhz", 1.0), "dram_gb_per_s": ("dram_gb_per_s", 1.0), "tdp_w": ("tdp_w", 1.0),
-    **{f"{dtype}_tflop_per_s": (f"{dtype}_gflop_per_s", 1e3) for dtype in ("fp32", "tf32", "fp16", "bf16")},
+    **{f"{dtype}_tflop_per_s": (f"{dtype}_gflop_per_s", 1e3) for dtype in _DTYPES},
     **{key: (key, 1.0) for key in _OPTIONAL if key.startswith("measured_")},
     "nvlink_bidirectional_gb_per_s": ("nvlink_gb_per_s", 0.5),
 }  # fmt: skip
@@ -253,6 +265,9 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
     for dtype in ("fp16", "bf16", "tf32"):
         if (rate := getattr(spec, f"{dtype}_gflop_per_s")) is not None:
             ranges[f"{dtype}_tflop_per_s"] = (rate / 1e3, 0.5 * plain, 64 * plain)
+    for dtype, most in (("fp64", 1.15), ("fp64_tensor", 2.3)):
+        if (rate := getattr(spec, f"{dtype}_gflop_per_s")) is not None:
+            ranges[f"{dtype}_tflop_per_s"] = (rate / 1e3, plain / 128, most * plain)
     if spec.nvlink_gb_per_s is not None:
         ranges["nvlink_bidirectional_gb_per_s"] = (2 * spec.nvlink_gb_per_s, 25, 10_000)
     if spec.measured_l2_gb_per_s is not None:

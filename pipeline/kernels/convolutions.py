@@ -66,7 +66,7 @@ def gradient_us(name: str, d: Dims, kernel_us: Array, product_us: Array, peak: A
     transformed_bytes = size * WINOGRAD_POINTS * tiles * (shape.in_channels + shape.out_channels)
     products = 2.0 * WINOGRAD_POINTS * tiles * shape.in_channels * shape.out_channels / peak
     transformed = memory.moving_us(size * (shape.inputs + shape.outputs) + 2.0 * transformed_bytes) + products
-    winograd = (d("kernel_size") == 3.0) & (shape.window == 9.0) & (stride == 1.0) & (shape.groups == 1.0)
+    winograd = (d("kernel_size") == 3.0) & (shape.window == 9.0) & (stride == 1.0) & sampled_kind(d)
     times = np.where(winograd, np.fmax(kernel_us, np.fmin(transformed, product_us)), kernel_us)
     return np.where(shape.window == 1.0, kernel_us + np.nan_to_num(images), times)
 
@@ -110,14 +110,24 @@ def grouped(d: Dims) -> Flags:
     return np.asarray(d("groups", 1.0) > 1.0)
 
 
+def volumes(d: Dims) -> Flags:
+    """3D convolutions, shape (rows,). cuDNN has no Winograd for them, and no sample of them was at hand."""
+    return d.flag("volume")
+
+
+def sampled_kind(d: Dims) -> Flags:
+    """Rows of the kind that samples hold, 2D convolutions with one group; others run in other kernels. Shape (rows,)."""
+    return np.asarray(~grouped(d) & ~volumes(d))
+
+
 def depthwise(d: Dims) -> Flags:
     """Rows that PyTorch calls depthwise: one input channel per group, not transposed; shape (rows,).
 
-    The attribute `volume` marks 3D convolutions with one channel per group. Their dims count the slices of the window as
-    channels.
+    The dims of a 3D convolution count the slices of the window as channels. The attribute `single_channel` marks those with
+    one channel per group.
     """
     groups = d("groups", 1.0)
-    single_channel = (d("in_channels") == groups) | d.flag("volume")
+    single_channel = (d("in_channels") == groups) | d.flag("single_channel")
     multiple = np.mod(d("out_channels"), np.maximum(groups, 1.0)) == 0.0
     return np.asarray((groups > 1.0) & single_channel & multiple & ~d.flag("transposed"))
 
@@ -138,7 +148,7 @@ def cudnn_depthwise(d: Dims, capability: float) -> Flags:
     square = (kernel == wide) & np.isin(kernel, (1.0, 3.0, 5.0)) & (width >= MIN_DEPTHWISE_WIDTH)
     line = (height == 1.0) & (across == 1.0)
     fits = line | (square & ((across == 1.0) | ((across == 2.0) & halved)))
-    half = (d.text("dtype", "fp32") == "fp16") & (capability >= 7.0) & ~d.flag("volume")
+    half = (d.text("dtype", "fp32") == "fp16") & (capability >= 7.0) & ~volumes(d)
     plain = (d("dilation", 1.0) == 1.0) & ((stride == across) | (height == 1.0))
     return np.asarray(d.channels_last() | (half & plain & fits & (channels >= MIN_DEPTHWISE_CHANNELS)))
 
@@ -166,9 +176,9 @@ def grouped_us(name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: Array, 
 def spread(d: Dims, gpu: GpuSpec, usual: float) -> Array:
     """Factors between a time and the ends of its p10 to p90, shape (rows,).
 
-    `usual` holds for rows with one group, and for those of which steps were published (ResNeXt).
+    `usual` holds for images and one group, and for those of which steps were published (ResNeXt).
     """
-    published = ~grouped(d) | (evenly_grouped(d) & on_tensor_cores(d, gpu))
+    published = sampled_kind(d) | (evenly_grouped(d) & on_tensor_cores(d, gpu) & ~volumes(d))
     return np.where(native(d, gpu.compute_capability), NATIVE_SPREAD, np.where(published, usual, LIBRARY_SPREAD))
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from pipeline.kernels.convolutions import grouped
+from pipeline.kernels.convolutions import sampled_kind
 from pipeline.kernels.estimate import Estimate, KernelModel, joined, merge
 from pipeline.kernels.families import Law
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
@@ -57,6 +57,8 @@ def estimate_by_related_model(
     base_name, base = related
     model = models[base_name]
     scale = physics.kernel_us(name, calls) / physics.kernel_us(base_name, base)
+    if name in ("gemm", "bmm"):  # samples in fp32 say nothing of the rate of fp64
+        scale = np.where(Dims(calls).text("dtype", "fp32") == "fp64", np.nan, scale)
     if base_name != name:
         # a batch of one product has the same arithmetic; the tile counts of physics must not change the time
         scale = np.where(np.isfinite(scale), 1.0, np.nan)
@@ -74,7 +76,9 @@ def _convolution(
       there by a factor of up to ten, physics by a quarter.
     - Convolutions on tensor cores. Models of fp32 samples contain neither the peak of tensor cores nor the layout
       changes of images that cuDNN makes for them.
-    - Convolutions with several groups. They run in other kernels than the products and convolutions of the samples.
+    - Convolutions with several groups or of volumes. They run in other kernels than the products and convolutions of the
+      samples.
+    - Convolutions in fp64, whose rate no sample shows.
 
     Where TF32 is allowed and the GPU has a low TF32 peak (GeForce), Winograd in fp32 can be faster. The library then
     uses Winograd, and so does the estimate.
@@ -82,7 +86,7 @@ def _convolution(
     dtype = Dims(calls).text("dtype", "fp32")
     tensor = on_tensor_cores(Dims(calls), physics.gpu)
     tf32 = tensor & (dtype == "tf32")
-    single = ~grouped(Dims(calls))
+    single = sampled_kind(Dims(calls)) & (dtype != "fp64")
     if (tensor.all() and not tf32.any()) or not single.any():
         return None, ""
     estimate, evidence = _on_fp32_cores(name, calls, models, physics)

@@ -69,6 +69,9 @@ class Estimate:
         return Estimate(self.latency, self.kernel, low, high, self.inside, bottom, top)
 
 
+EXTRAPOLATED = " extrapolated"
+"""What the evidence of a call outside the range of its model's samples ends with."""
+
 ESTIMATE_COLUMNS = tuple(entry.name for entry in fields(Estimate))
 
 

@@ -85,7 +85,7 @@ _REGISTERED = (
     Family("pooling", ("B", "C", "HW"), Law.MOVEMENT, work.pooling, ("max", "average", "adaptive"), _IO),
     Family("dropout", ("B", "H"), Law.MOVEMENT, work.dropout, ("dropout",), _IO),
     Family("reduction", ("B", "H"), Law.MOVEMENT, work.reduction, ("sum", "mean", "max", "norm"), _IO),
-    Family("loss", ("B",), Law.MOVEMENT, work.loss, ("mse", "bce", "nll", "cross_entropy"), ("H", *_IO)),
+    Family("loss", ("B",), Law.MOVEMENT, work.loss, ("mse", "bce", "nll", "cross_entropy"), ("H", "T", *_IO)),
     Family("concat", ("bytes",), Law.MOVEMENT, work.moved_bytes, ("cat", "stack"), ("tensors", *_IO)),
     Family("copy", ("bytes",), Law.MOVEMENT, work.moved_bytes, ("copy", "transpose", "cast"), _IO),
     Family("memcpy_d2d", ("bytes",), Law.MOVEMENT, work.moved_bytes, ("memcpy",)),

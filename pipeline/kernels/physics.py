@@ -14,7 +14,7 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread
+from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread, volumes
 from pipeline.kernels.embedding_lookups import (
     ROW_LATENCY_US,
     distinct_weight_bytes,
@@ -95,6 +95,14 @@ POOL_CLOCKS = 5.3
 kernel checks every window over a pixel for the position of the maximum, with 8-byte indices."""
 
 
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
+"""Dtypes with a rate of their own; `fp64_tensor` is that of matrix products in fp64."""
+
+FRAME_CLOCKS = 1_750.0
+"""Clock cycles from one frame to the next in PyTorch's CTC loss, whose frames (dim T) follow each other: 0.90 and 1.73 µs on
+two GPUs, from the published times of 512 and 1,024 frames (pull requests 2723 and 3265 of flagos-ai/FlagGems)."""
+
+
 @dataclass(frozen=True)
 class Physics:
     """The figures of one GPU that the formulas need: from its spec file, or with a bandwidth curve fitted on samples.
@@ -150,7 +158,10 @@ class Physics:
             return start + self.memory.moving_us(np.where(whole, SORT_PASSES, 1.0) * work.bytes)
         if name in IMAGE_FAMILIES and self.gpu.limits is not None:
             return self.start_us(name) + image_us(name, d, self.memory.moving_us(entry.passes * work.bytes), self.gpu)
-        return np.maximum(self._movement(name, entry.passes, work), self.by_element_us(name, d, work))
+        if name == "loss":
+            frames_us = FRAME_CLOCKS / max(self.gpu.boost_clock_mhz, 1.0) * d("T", 0.0)
+            return self._movement(name, d, entry.passes, work) + frames_us
+        return np.maximum(self._movement(name, d, entry.passes, work), self.by_element_us(name, d, work))
 
     def by_element_us(self, name: str, d: Dims, work: Work) -> Array:
         """Least time of kernels that move single elements, us, shape (rows,); 0 for all others.
@@ -184,7 +195,7 @@ class Physics:
         if family(name).law is Law.COMPUTE:
             times = self._compute(name, Dims(calls), work_of(name, calls), MIN_REDUCTION)
         elif name in IMAGE_FAMILIES:
-            times = self._movement(name, family(name).passes, work_of(name, calls))
+            times = self._movement(name, Dims(calls), family(name).passes, work_of(name, calls))
         elif family(name).law is Law.EMBEDDING:
             times = self._embedding(name, Dims(calls), work_of(name, calls))
         else:
@@ -197,9 +208,10 @@ class Physics:
             return self.memory.start_us
         return START_US.get(name, self.memory.start_us) * min(START_CLOCK_MHZ / max(self.gpu.boost_clock_mhz, 1.0), 1.0)
 
-    def _movement(self, name: str, passes: float, work: Work) -> Array:
-        """Time of memory traffic, or of arithmetic where that takes longer."""
-        arithmetic = work.flops / self.gpu.peak_gflop_per_s() / 1e3
+    def _movement(self, name: str, d: Dims, passes: float, work: Work) -> Array:
+        """Time of memory traffic, or of arithmetic outside tensor cores where that takes longer."""
+        peak = np.where(d.text("dtype") == "fp64", self.gpu.peak_gflop_per_s("fp64"), self.gpu.peak_gflop_per_s())
+        arithmetic = work.flops / peak / 1e3
         return np.asarray(self.start_us(name) + np.maximum(self.memory.moving_us(passes * work.bytes), arithmetic))
 
     def _compute(self, name: str, d: Dims, work: Work, shortest: float) -> Array:
@@ -246,7 +258,10 @@ class Physics:
             times = grouped_us(name, part, self.gpu, moving, fp32, tensor[in_groups])
             has_dims = np.isfinite(times)
             plain[np.flatnonzero(in_groups)[has_dims]] = self.start_us(name) + times[has_dims]
-        return plain
+        # no kernel of these beats plain arithmetic, also where boards exceed the datasheet's clock
+        double, direct = d.text("dtype") == "fp64", volumes(d) & ~rows
+        rate = np.select([double, direct], [self.gpu.peak_gflop_per_s("fp64"), self.gpu.fp32_gflop_per_s], np.inf)
+        return np.fmax(plain, self.start_us(name) + work.flops / (1e3 * rate))
 
     def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
         """Times of fp32 gradients, from the times of forward convolutions or products with the same arithmetic.
@@ -262,14 +277,18 @@ class Physics:
         """Calls with the dtype whose throughput limits them.
 
         Before tensor cores, cuDNN computes convolutions of half-precision images in fp32 (`ConvShared.cpp` asks for
-        it), also where the GPU has a faster fp16 rate (P100).
+        it), also where the GPU has a faster fp16 rate (P100). cuBLAS multiplies matrices in fp64 on tensor cores that can.
         """
-        before = self.gpu.limits is not None and self.gpu.compute_capability < 7.0
-        return Dims(d.table.assign(computed="fp32")) if before and name.startswith("conv2d") else d
+        dtype, products = d.text("dtype", "fp32"), not name.startswith("conv2d")
+        if products and (dtype == "fp64").any():
+            return Dims(d.table.assign(computed=np.where(dtype == "fp64", "fp64_tensor", dtype)))
+        if products or self.gpu.limits is None or self.gpu.compute_capability >= 7.0:
+            return d
+        return Dims(d.table.assign(computed=np.where(dtype == "fp64", "fp64", "fp32")))
 
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput for the dtype of each row, FLOP per microsecond."""
-        peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in ("fp32", "tf32", "fp16", "bf16")}
+        peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in DTYPES}
         return values_of(d.text("computed") if "computed" in d.table else d.text("dtype", "fp32"), peaks, peaks["fp32"])
 
     def _lookups(self, name: str, d: Dims, work: Work) -> Array:

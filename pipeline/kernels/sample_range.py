@@ -59,7 +59,10 @@ class Scope:
         return cls(kinds[0], kinds[1], kinds[2], ranges, found_windows, name)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Whether each call has an op, dtype, phase and window of the samples, and all dims of the samples."""
+        """Whether each call has an op, dtype, phase and window of the samples, and all dims of the samples.
+
+        A 3D convolution has none of their windows, although its dims are those of an image (`volume` in `attributes`).
+        """
         d = Dims(calls)
         covered = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
         covered &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
@@ -71,7 +74,8 @@ class Scope:
         if self.windows:
             sampled_windows = {tuple(window) for window in self.windows}
             square = _square(d)
-            covered &= square & np.array([tuple(row) in sampled_windows for row in windows(calls).tolist()], dtype=bool)
+            covered &= square & ~d.flag("volume")
+            covered &= np.array([tuple(row) in sampled_windows for row in windows(calls).tolist()], dtype=bool)
         return np.asarray(covered, dtype=bool)
 
     def clamp(self, calls: pd.DataFrame, cache_bytes: float = 0.0) -> tuple[pd.DataFrame, Array]:

@@ -15,7 +15,7 @@ import pandas as pd
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean, shown
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
+from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, Family, family
 from pipeline.kernels.work import ELEMENT_BYTES, Dims, matrix_product
 from pipeline.schemas import DIMS, read_frame, write_table
 from pipeline.schemas import read_table as read_artifact
@@ -28,6 +28,9 @@ MAX_DIM = 1e12
 
 MAX_SIDE = 2.0**31
 """Largest number of rows, columns or channels of an operand, because libraries index them with 32 bits."""
+
+FLAGS = ("trans_a", "trans_b")
+"""Dims that are 0 or 1: whether a factor is stored transposed."""
 
 MAX_BYTES = 1e13
 """Largest traffic of one call, bytes (10 TB). No GPU's memory holds more."""
@@ -150,8 +153,8 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
                 continue
             values = pd.to_numeric(group[dim], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
             present = group[dim].notna().to_numpy()
-            least = 0.0 if dim in ("padding", "padding_w", "trans_a", "trans_b", "inputs", "outputs") else 1.0
-            limit = MAX_DIM if dim in ("bytes", "inputs", "outputs") else MAX_SIDE
+            least = 0.0 if dim in ("padding", "padding_w", "inputs", "outputs", *FLAGS) else 1.0
+            limit = MAX_DIM if dim in ("bytes", "inputs", "outputs") else 1.0 if dim in FLAGS else MAX_SIDE
             with np.errstate(invalid="ignore"):
                 wrong = present & ~((values >= least) & (values <= limit) & (values == np.floor(values)))
             wrong |= required & ~present
@@ -161,11 +164,24 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
             calls = group[fine]
             traffic = entry.work(Dims(calls)).bytes
             problem[at[fine]] = np.where(traffic > MAX_BYTES, "more than 10 TB of operands", "")
-            if {"kernel_size", "input_size"} <= set(entry.required):
-                d = Dims(calls)
-                hollow = d("kernel_size") > d("input_size") + 2 * d("padding", 0.0)
-                problem[at[fine]] = np.where(hollow, "a window larger than the padded image", problem[at[fine]])
+            for text, wrong in _contradictions(entry, Dims(calls)).items():
+                problem[at[fine]] = np.where(wrong & (problem[at[fine]] == ""), text, problem[at[fine]])
     return pd.Series(problem, index=table.index)
+
+
+def _contradictions(entry: Family, d: Dims) -> dict[str, npt.NDArray[np.bool_]]:
+    """What no call of a family can have, and which rows have it, shape (rows,)."""
+    if not {"kernel_size", "input_size"} <= set(entry.required):
+        return {}
+    window, dilation = {side: d(f"kernel_size{side}", d("kernel_size")) for side in ("", "_w")}, d("dilation", 1.0)
+    padded = {
+        side: d(f"input_size{side}", d("input_size")) + 2 * d(f"padding{side}", d("padding", 0.0)) for side in window
+    }
+    hollow = [dilation * (window[side] - 1) + 1 > padded[side] for side in window]
+    uneven = {name: np.mod(d(name), d("groups", 1.0)) != 0 for name in ("in_channels", "out_channels")}
+    return {"a window larger than the padded image": np.any(hollow, axis=0)} | {
+        f"{name} that groups does not divide": wrong for name, wrong in uneven.items()
+    }
 
 
 def check_calls(table: pd.DataFrame, where: str) -> None:

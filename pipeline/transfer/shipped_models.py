@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.convolutions import grouped
+from pipeline.kernels.convolutions import sampled_kind
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.features import MAX_WARP_ROW
 from pipeline.kernels.physics import ELEMENTS_PER_CLOCK, Physics, raised_to_min_duration
@@ -53,14 +53,14 @@ def covered(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Whether the cross-GPU models cover each call, shape (rows,): forward, in fp32, of a covered family, with all dims.
 
     Softmax and layer norm are also covered in half precision, which halves their bytes but not their instructions.
-    Convolutions with several groups run in other kernels than those of the samples.
+    Convolutions with several groups or of volumes run in other kernels than those of the samples.
     """
     d = Dims(calls)
     family = d.text("family")
     dtype = d.text("dtype", "fp32")
     able = is_one_of(family, COVERED_FAMILIES) & is_one_of(dtype, ("fp32",))
     able |= is_one_of(family, HALF_FAMILIES) & is_one_of(dtype, HALF_DTYPES)
-    able &= ~d.backward() & ~grouped(d)
+    able &= ~d.backward() & sampled_kind(d)
     for name in COVERED_FAMILIES:
         rows = able & (family == name)
         if rows.any():

@@ -6,6 +6,7 @@ that captured and measured steps have the same phases.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -32,6 +33,12 @@ HALF_EPSILON = 1e-4
 
 The smallest positive number in fp16 is 6e-8. The usual epsilon would become zero, and 0 / 0 would follow.
 """
+
+
+PROCEDURE = (
+    "procedure(batch, optimizers), with the tuple of the batch's tensors (x, y = batch) and the list of optimizers"
+)
+"""How a step calls its procedure, for messages."""
 
 
 def phase(name: str) -> AbstractContextManager[Any]:
@@ -106,8 +113,8 @@ class Step:
         device: "cuda", "cpu" or "meta".
         config: the configuration of the step.
         in_kernel: parameters that the backward pass itself updates; they have neither gradient nor optimizer state.
-        procedure: replaces the whole step after the copies, for workloads with several backward passes; its arguments
-            are the device tensors and the optimizers.
+        procedure: replaces the whole step after the copies, for workloads with several backward passes; called as
+            `procedure(batch, optimizers)`, with the tuple of the batch's tensors on the device and the list of optimizers.
     """
 
     modules: Sequence[nn.Module]
@@ -125,6 +132,7 @@ class Step:
 
     def __post_init__(self) -> None:
         _check_pool(self.pool)
+        _check_procedure(self.procedure)
         self.training = self.config.get("mode", "train") == "train"
         self.dtype = str(self.config.get("dtype", "fp32"))
         self.pure = self.config.get("precision") == "pure"
@@ -155,7 +163,12 @@ class Step:
         with phase("data"):
             batch = tuple(to_device(tensor, self.device, self.waits) for tensor in self.pool[number % len(self.pool)])
         if self.procedure is not None and self.training:
-            self.procedure(batch, self.optimizers)
+            try:
+                self.procedure(batch, self.optimizers)
+            except (TypeError, AttributeError) as error:
+                if "tuple" in str(error) or "list" in str(error):  # its arguments were taken for single tensors
+                    error.add_note(f"a Step calls {PROCEDURE}")
+                raise
         elif self.training:
             self._train(batch)
         else:
@@ -285,6 +298,22 @@ def _check_pool(pool: object) -> None:
                 f"Step: a batch of the pool must be a tuple of tensors, such as (x, y), not "
                 f"{'a tuple that holds ' if whole else ''}{type(wrong).__name__}: forward gets them in this order"
             )
+
+
+def _check_procedure(procedure: Callable[..., None] | None) -> None:
+    """Check that a procedure takes a batch and optimizers.
+
+    Raises:
+        InputError: it takes other arguments.
+    """
+    try:
+        if procedure is not None:
+            signature = inspect.signature(procedure)
+            signature.bind((), [])
+    except TypeError as error:
+        raise InputError(f"Step: it calls {PROCEDURE}; yours is defined as procedure{signature} ({error})") from None
+    except ValueError:  # a compiled function has no signature
+        pass
 
 
 def stored_dtype(config: Mapping[str, Any]) -> torch.dtype:

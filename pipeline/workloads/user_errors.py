@@ -65,10 +65,13 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
             "batch_size: the inputs of one batch do not fit into this machine's memory; choose a smaller batch_size"
         )
     if config.get("architecture") == "custom":
+        said = next(iter(getattr(error, "__notes__", ())), "")
         advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), "")
         where, kind = place_in_user_code(error), type(error).__name__
         what = "its step cannot be captured without a GPU" if advice else "its code fails"
-        advice = advice or next((text for pattern, text in REMEDIES if re.search(pattern, f"{kind}: {reason}")), "")
+        advice = (
+            advice or said or next((text for pattern, text in REMEDIES if re.search(pattern, f"{kind}: {reason}")), "")
+        )
         return InputError(
             f"model.target={config.get('target')}: {what}: {kind}: {_short(reason)}{where}"
             f"{f' ({advice})' if advice else ''}"

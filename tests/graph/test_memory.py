@@ -80,7 +80,7 @@ def test_pytorchs_own_tracker_agrees(words: str) -> None:
     assert with_states(step, config)
     tracker = MemTracker()
     tracker.track_external(*step.modules, *step.optimizers)
-    with run_as_on_cuda(compiles=False), tracker:
+    with run_as_on_cuda(), tracker:
         step.run(0)
     peaks = tracker.get_tracker_snapshot("peak")
     total = next(sizes for device, sizes in peaks.items() if device.type == "meta")["Total"]
@@ -143,7 +143,7 @@ def test_flash_attention_sums_the_gradient_of_the_query_in_fp32() -> None:
     """Batch 2, 4 heads, 256 tokens of 64, in bf16: the output, three gradients, and sums in fp32 with one number per row."""
     inputs = [torch.empty(2, 4, 256, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     numbers = 2 * 4 * 256 * 64
-    with run_as_on_cuda(compiles=False), LiveMemory(inputs) as live:
+    with run_as_on_cuda(), LiveMemory(inputs) as live:
         nn.functional.scaled_dot_product_attention(*inputs).sum().backward()
     assert live.bytes == pytest.approx((2 + 3 * 2 + 4 * (1 + 1 / 64)) * numbers, rel=1e-4)
 
@@ -152,10 +152,10 @@ def test_a_trained_lstm_keeps_its_gates_and_cells() -> None:
     """One layer of 32 over 10 tokens of 4 samples: 4 gates, the cell and the output of each, beside the layer's output."""
     lstm = nn.LSTM(16, 32, batch_first=True).to("meta")
     x = torch.empty(4, 10, 16, device="meta")
-    with run_as_on_cuda(compiles=False), LiveMemory([x, *lstm.parameters()]) as live:
+    with run_as_on_cuda(), LiveMemory([x, *lstm.parameters()]) as live:
         kept = lstm(x)
     trained = live.bytes
-    with run_as_on_cuda(compiles=False), torch.no_grad(), LiveMemory([x, *lstm.parameters()]) as live:
+    with run_as_on_cuda(), torch.no_grad(), LiveMemory([x, *lstm.parameters()]) as live:
         del kept
         lstm(x)
     assert trained - live.bytes == 6 * 4 * 10 * 32 * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,9 +87,10 @@ def test_derating_ratios_are_the_medians_of_the_measured_gpus() -> None:
 
 
 def test_a_card_with_the_chip_of_another_has_its_figures_but_for_those_that_its_datasheet_changes() -> None:
-    """H800 and A800 are H100 and A100 with slower NVLink; the V100 with 16 GB differs from that with 32 GB in memory."""
-    for slow, full in (("H800", "H100"), ("A800-SXM4-80GB", "A100-SXM4-80GB")):
-        assert differing_figures(load_gpu(slow), load_gpu(full)) == {"nvlink_gb_per_s"}
+    """H800 and A800 are H100 and A100 with slower NVLink, the H800 also in fp64; V100s with 16 and 32 GB differ in memory."""
+    slower = {"fp64_gflop_per_s", "fp64_tensor_gflop_per_s"}
+    for slow, full, others in (("H800", "H100", slower), ("A800-SXM4-80GB", "A100-SXM4-80GB", set())):
+        assert differing_figures(load_gpu(slow), load_gpu(full)) == {"nvlink_gb_per_s"} | others
         assert load_gpu(slow).nvlink_gb_per_s == 200
     assert load_gpu("V100-PCIE-16GB").memory_bytes == 16 << 30 and same_chip(
         load_gpu("V100-PCIE-16GB"), load_gpu("V100")
@@ -162,3 +164,28 @@ def test_the_files_state_a_rate_where_the_gpu_has_the_dtype_and_none_where_it_ha
 def test_pytorch_refuses_bf16_before_volta(gpu: str, refused: bool) -> None:
     assert refuses_bf16(load_gpu(gpu)) == refused
     assert has_bf16(cpu_spec()) and not refuses_bf16(cpu_spec())  # a CPU takes other paths than CUDA
+
+
+@pytest.mark.parametrize(
+    ("gpu", "plain", "tensor"),
+    [("T4", 8.1 / 32, None), ("P4", 5.5 / 32, None), ("RTX3090", 35.6 / 64, None), ("RTX4090", 82.6 / 64, None),
+     ("V100", 7.0, None), ("P100", 4.65, None), ("A100", 9.7, 19.5), ("H100", 33.45, 66.9), ("H20", 1.0, 1.0),
+     ("MI250", 22.6, 45.25)],
+)  # fmt: skip
+def test_fp64_has_the_rate_of_the_whitepapers(gpu: str, plain: float, tensor: float | None) -> None:
+    spec = load_gpu(gpu)
+    assert spec.fp64_gflop_per_s == pytest.approx(1e3 * plain, rel=2e-3)
+    assert spec.fp64_tensor_gflop_per_s == (None if tensor is None else pytest.approx(1e3 * tensor))
+    products = spec.peak_gflop_per_s("fp64_tensor") / spec.peak_gflop_per_s("fp64")
+    assert products == pytest.approx((tensor or plain) / plain, rel=2e-3)
+
+
+def test_a_file_without_fp64_takes_the_share_of_its_architecture() -> None:
+    for spec in list_gpus():
+        assert spec.fp64_gflop_per_s is not None, spec.name
+        limited = spec.name in ("H20", "H800")  # for export
+        derived = replace(spec, fp64_gflop_per_s=None, fp64_tensor_gflop_per_s=None)
+        assert limited or derived.peak_gflop_per_s("fp64") == pytest.approx(spec.peak_gflop_per_s("fp64"), rel=0.2), (
+            spec.name
+        )
+    assert cpu_spec().peak_gflop_per_s("fp64") == pytest.approx(0.5 * cpu_spec().peak_gflop_per_s())

@@ -141,6 +141,7 @@ def test_half_the_bandwidth_makes_memory_bound_calls_twice_as_long_and_arithmeti
 def test_what_rested_on_samples_is_transferred_with_a_wider_interval() -> None:
     old = stated("V100").predict(CALLS)
     new = kernel_predictor(altered("V100", "dram_gb_per_s=1000"), "auto", None).predict(CALLS)
+    old, new = (table.assign(evidence=table["evidence"].str.removesuffix(" extrapolated")) for table in (old, new))
     own = old["evidence"] == "pack"
     assert 8 < own.sum() < len(CALLS)
     assert (new["evidence"][own] == "transferred").all() and (new["evidence"][~own] == old["evidence"][~own]).all()
@@ -179,7 +180,7 @@ def test_a_card_with_its_sibling_s_figures_is_predicted_as_the_sibling() -> None
     expected = kernel_predictor(sibling, "auto", None).predict(rows)
     for name in ("kernel_us", "p10_us", "p90_us"):
         assert found[name].to_numpy() == pytest.approx(expected[name].to_numpy(), rel=1e-9), name
-    assert (found["evidence"] == "transferred").all()
+    assert found["evidence"].str.startswith("transferred").all()
 
 
 @needs_pack

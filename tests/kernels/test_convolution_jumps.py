@@ -64,7 +64,11 @@ def shapes() -> pd.DataFrame:
     table["padding_w"] = np.where(row, 0, table["padding_w"])
     volume = (kind == "depthwise") & (form == "2d") & (table["kernel_size"] == 3)
     table["in_channels"] = np.where(volume, 3 * channels, channels)
-    said = np.select([volume, (form == "turned") & (kind != "dense")], ['"volume":true', '"transposed":true'], "")
+    said = np.select(
+        [volume, (form == "turned") & (kind != "dense")],
+        ['"volume":true,"single_channel":true', '"transposed":true'],
+        "",
+    )
     elements = table["B"] * np.maximum(table["out_channels"], channels) * table["input_size"] * table["input_size_w"]
     return table.assign(said=said)[elements < MOST_ELEMENTS].reset_index(drop=True)
 

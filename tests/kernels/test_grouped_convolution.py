@@ -13,6 +13,7 @@ from pipeline.graph.sizes.library_launches import convolution_extra
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.convolutions import NATIVE_SPREAD, native
 from pipeline.kernels.physics import Physics
+from pipeline.kernels.tensor_cores import evenly_grouped
 from pipeline.kernels.work import ConvShape, Dims
 
 NHWC = {"layout": "nhwc"}
@@ -52,9 +53,19 @@ def wide(channels: int, **dims: float) -> dict[str, float]:
         (call(dtype="fp16", stride=2, **wide(256, input_size=14)), 8.0, True),
         (call(dtype="fp16", stride=2, **wide(512, input_size=14)), 8.0, False),
         (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=8, input_size=7), 8.0, False),
+        (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=8, input_size=8), 8.0, True),
+        (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=17, input_size=7), 8.0, True),
+        (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=8, input_size=7, **wide(127)), 8.0, True),
+        (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=1, input_size=28), 8.0, False),
+        (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=1, input_size=29), 8.0, True),
+        (call(dtype="fp16", stride=2, B=1, **wide(32, input_size=56)), 8.0, False),
+        (call(dtype="fp16", stride=2, **wide(511, input_size=27)), 8.0, True),
+        (call(dtype="fp16", stride=2, **wide(255)), 8.0, True),
+        (call(dtype="fp16", stride=3, **wide(512)), 8.0, True),
+        (call(dtype="fp16", said={"volume": True, "single_channel": True}), 8.0, True),
         (call(dtype="fp16", kernel_size=1, kernel_size_w=15, input_size=1, input_size_w=400), 8.0, False),
         (call(said={"transposed": True}), 8.0, False),
-        (call(in_channels=384, said={"volume": True}), 8.0, True),
+        (call(in_channels=384, said={"volume": True, "single_channel": True}), 8.0, True),
         (call(groups=64), 8.0, False),
         (call(groups=1), 8.0, False),
         (call(out_channels=192), 8.0, False),
@@ -126,3 +137,41 @@ def test_intervals_of_libraries_are_wider_than_those_of_pytorchs_kernels() -> No
     found = [predictor.predict(calls).iloc[0] for calls in (call(), call(said=NHWC), call(groups=16))]
     own, *library = [row["p90_us"] / row["p10_us"] for row in found]
     assert own == pytest.approx(NATIVE_SPREAD**2) and min(library) > own
+
+
+@pytest.mark.parametrize(
+    ("groups", "inside", "outside", "even"),
+    [(32, 128, 128, True), (32, 256, 128, True), (64, 512, 512, True), (32, 96, 128, False), (32, 128, 64, False),
+     (48, 192, 192, False), (16, 128, 128, False), (1, 128, 128, False)],
+)  # fmt: skip
+def test_tensor_cores_take_groups_by_thirty_two_of_at_least_four_channels(
+    groups: int, inside: int, outside: int, even: bool
+) -> None:
+    assert evenly_grouped(Dims(call(groups=groups, in_channels=inside, out_channels=outside)))[0] == even
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("gpu", ["V100", "P100", "T4", "A100", "H100"])
+def test_a_volume_is_never_faster_than_its_arithmetic_at_the_peak(family: str, gpu: str) -> None:
+    """Regression: it took the time of an image of the same dims, which Winograd computes with fewer multiplications."""
+    spec = load_gpu(gpu)
+    image = {"B": 512, "in_channels": 192, "out_channels": 64, "groups": 1, "input_size": 56}
+    volume, plane = (call(family, said={"volume": True} if solid else None, **image) for solid in (True, False))
+    found, flat = (kernel_predictor(spec, "auto", None).predict(calls).iloc[0] for calls in (volume, plane))
+    at_peak = ConvShape.of(Dims(volume)).flops[0] / (1e3 * spec.fp32_gflop_per_s)
+    assert found["kernel_us"] > at_peak and found["evidence"] == "roofline"
+    assert flat["kernel_us"] < found["kernel_us"] and flat["evidence"] != "roofline"
+
+
+def test_no_kernel_of_a_volume_transforms_tiles() -> None:
+    dims = {
+        "B": 512,
+        "in_channels": 192,
+        "out_channels": 64,
+        "groups": 1,
+        "kernel_size": 3,
+        "input_size": 28,
+        "stride": 1,
+    }
+    volume, plane = (convolution_extra(FAMILIES[0], dims, "fp32", said, 7.0) for said in ({"volume": True}, {}))
+    assert len(volume) == 1 < len(plane) == 3

@@ -9,7 +9,7 @@ import pytest
 from pipeline.answers.kernel_commands import fit_command, predict_command, read_samples
 from pipeline.errors import InputError, TableError, UnknownNameError
 from pipeline.kernels.families import FAMILIES, OP_NAMES
-from pipeline.kernels.samples import clean_samples, split_by_shape, with_families
+from pipeline.kernels.samples import bad_dims, clean_samples, split_by_shape, with_families
 from pipeline.transfer.transfer_command import read_measured
 
 
@@ -191,3 +191,44 @@ def test_a_name_of_thousands_of_characters_is_cut(tmp_path):
     with pytest.raises(TableError) as caught:
         with_families(pd.DataFrame({"op": ["x" * 5000]}), "t")
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(("dims", "says"), [
+    ({"groups": 3}, "conv: in_channels that groups does not divide"),
+    ({"groups": 3, "in_channels": 66}, "conv: out_channels that groups does not divide"),
+    ({"dilation": 40}, "a window larger than the padded image"),
+    ({"kernel_size_w": 61, "input_size_w": 40, "padding_w": 10}, "a window larger than the padded image"),
+])  # fmt: skip
+def test_convolutions_that_cannot_exist_are_refused_as_calls_and_dropped_as_samples(tmp_path, dims, says):
+    shape = {
+        "op": "conv",
+        "B": 32,
+        "in_channels": 64,
+        "out_channels": 64,
+        "kernel_size": 3,
+        "input_size": 56,
+        "padding": 1,
+    }
+    table = pd.DataFrame([{**shape, "groups": 32, "dilation": 2}, {**shape, **dims}]).assign(latency_us=100.0)
+    table.to_parquet(tmp_path / "calls.parquet")
+    with pytest.raises(TableError, match=f"row 1: .*{says}"):
+        predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
+    with pytest.warns(UserWarning, match="1 of 2 samples dropped"):
+        assert len(read_samples(tmp_path / "calls.parquet", "V100")[0]) == 1
+
+
+def test_a_factor_is_stored_transposed_or_not():
+    table = with_families(pd.DataFrame({"op": "linear", "M": [8, 8], "N": 8, "K": 8, "trans_b": [1, 2]}), "t")
+    assert bad_dims(table).tolist() == ["", "trans_b = 2"]
+
+
+@pytest.mark.parametrize(("op", "inside", "outside", "least"), [
+    ("softmax", {"B": 4096, "H": 1024}, {"B": 4096, "H": 16384}, 1.5), ("ln", {"B": 4096, "H": 1024}, {"B": 4096, "H": 65536}, 1.1),
+])  # fmt: skip
+def test_kernels_outside_the_samples_say_so_and_are_less_sure(tmp_path, op, inside, outside, least):
+    pd.DataFrame([{"op": op, **inside}, {"op": op, **outside}]).to_parquet(tmp_path / "calls.parquet")
+    assert predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")["outside_range"] == 1
+    near, far = pd.read_parquet(tmp_path / "out.parquet").itertuples()
+    assert (near.evidence, far.evidence) == ("pack", "pack extrapolated")
+    assert near.p90_us / near.predicted_us < 1.1 and far.p90_us / far.predicted_us > least
+    assert near.kernel_p90_us / near.kernel_us < 1.1 and far.kernel_p90_us / far.kernel_us > least

@@ -3,8 +3,11 @@
 import pandas as pd
 import pytest
 
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import UnknownNameError
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import family, work_of
+from pipeline.kernels.work import ConvShape, Dims
 
 
 def one(**values):
@@ -44,3 +47,37 @@ def test_own_byte_counts_outrank_the_formula():
 def test_an_unknown_family_lists_the_choices():
     with pytest.raises(UnknownNameError, match="gemm"):
         family("gem")
+
+
+@pytest.mark.parametrize(("gpu", "tera"), [("T4", 8.1 / 32), ("V100", 7.0), ("A100", 19.5), ("RTX3090", 35.6 / 64)])
+def test_fp64_products_take_their_arithmetic_at_the_rate_of_fp64(gpu: str, tera: float) -> None:
+    table = one(family="gemm", op="mm", B=1, M=4096, N=4096, K=4096).assign(dtype="fp64")
+    found = kernel_predictor(load_gpu(gpu), "auto", None).predict(table).iloc[0]
+    assert 1.0 < found["kernel_us"] / (2 * 4096**3 / tera / 1e6) < 1.3 and found["evidence"] == "roofline"
+
+
+@pytest.mark.parametrize("family", ["conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"])
+@pytest.mark.parametrize("groups", [1, 64])
+def test_fp64_convolutions_take_their_arithmetic_outside_tensor_cores(family: str, groups: int) -> None:
+    shape = {
+        "B": 64,
+        "in_channels": 64,
+        "out_channels": 64,
+        "kernel_size": 3,
+        "input_size": 56,
+        "padding": 1,
+        "groups": groups,
+    }
+    table = one(family=family, op="conv", **shape).assign(dtype="fp64")
+    for gpu, tera in (("T4", 8.1 / 32), ("P100", 4.65), ("A100", 9.7)):
+        found = kernel_predictor(load_gpu(gpu), "auto", None).predict(table).iloc[0]
+        assert found["kernel_us"] > ConvShape.of(Dims(table)).flops[0] / tera / 1e6
+
+
+def test_frames_of_a_ctc_loss_follow_each_other() -> None:
+    """512 and 1,024 frames take 0.66 and 1.12 ms, 1.01 and 1.89 ms on two GPUs (flagos-ai/FlagGems, 2723 and 3265)."""
+    table = pd.DataFrame(
+        {"family": "loss", "op": "ctc_loss", "B": 32 * 512, "H": 97, "inputs": 4, "outputs": 4, "T": [512, 1024]}
+    )
+    short, long = kernel_predictor(load_gpu("A100"), "auto", None).predict(table)["kernel_us"]
+    assert 1116 - 656 < long - short < 1894 - 1008

@@ -168,3 +168,12 @@ def test_intervals_hardly_depend_on_the_seed(host_share: float) -> None:
         plain.append(np.percentile(np.maximum(errors.times(normals).sum(axis=0), host), [10, 90]))
     scatter, plainly = (np.std(np.array(each) / centre.sum(), axis=0, ddof=1) for each in (ours, plain))
     assert (scatter < 1e-3).all() and (scatter < plainly / 2).all()
+
+
+@pytest.mark.parametrize(("family", "left"), [("gemm", 0.95), ("conv2d_forward", 0.45), ("softmax", 0.63)])
+def test_errors_of_products_hardly_cancel_and_those_of_convolutions_mostly_do(family: str, left: float) -> None:
+    """The part of one kernel's error (variance 0.9, 0.2, 0.4) that a sum over many kernels keeps, without that of the step."""
+    errors = errors_of(different([family] * 900), np.full(900, 100.0))
+    alone = keyed_normals(errors.sources.names, 4_000, 1).copy()
+    alone[0] = 0.0
+    assert np.std(errors.log_errors(alone).mean(axis=0)) == pytest.approx(left * SIGMA, rel=0.05)

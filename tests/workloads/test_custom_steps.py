@@ -156,9 +156,24 @@ def unknown(config, batch_size, device):
     return made(config, device, layer, lambda x: torch.linalg.inv(layer(x)), torch.rand(batch_size, 64, 64))
 
 
-def doubled(config, batch_size, device):
-    layer = nn.Linear(64, 64, device=device, dtype=torch.float64)
-    return made(config, device, layer, lambda x: layer(x), torch.rand(batch_size, 64, dtype=torch.float64))
+def doubled(config, batch_size, device, dtype=torch.float64):
+    layer = nn.Linear(1024, 1024, device=device, dtype=dtype)
+    return made(config, device, layer, lambda x: layer(x), torch.rand(batch_size, 1024, dtype=dtype))
+
+
+def single(config, batch_size, device):
+    return doubled(config, batch_size, device, torch.float32)
+
+
+def turned(config, batch_size, device):
+    layer = nn.Linear(64, 64, device=device)
+    return made(config, device, layer, lambda x: (torch.complex(layer(x), x) @ torch.complex(x.mT, x.mT)).abs(),
+                torch.rand(batch_size, 64))
+
+
+def spectrum(config, batch_size, device):
+    layer = nn.Linear(64, 64, device=device)
+    return made(config, device, layer, lambda x: torch.fft.rfft(layer(x)).abs(), torch.rand(batch_size, 64))
 
 
 def wrong(config, batch_size, device):
@@ -329,12 +344,24 @@ def test_a_batch_in_parts_keeps_the_activations_of_one_part():
     assert parts == pytest.approx((1 + 3 / 4) * batch, rel=5e-3)  # parts are views of the batch
 
 
-@pytest.mark.parametrize("function, operator", [("unknown", "aten::linalg_inv_ex"), ("doubled", "aten::addmm")])
-def test_what_is_not_modelled_is_said(function, operator):
+@pytest.mark.parametrize("function, operator", [
+    ("unknown", "aten::linalg_inv_ex"), ("turned", "aten::mm"), ("spectrum", "aten::_fft_r2c"),
+])  # fmt: skip
+def test_what_is_not_modelled_makes_the_answer_a_lower_bound(function, operator):
     found = predict("V100", "custom", model__target=f"steps_of_mine:{function}")
-    assert operator in found.unmodelled_us
+    assert operator in found.unmodelled_us and list(found.lower_bound) == found.as_dict()["lower_bound"]
+    (text,) = (text for text in found.warnings if text.startswith("lower bound: "))
+    assert all(name in text for name in found.lower_bound) and ("warning", text) in found.rows()
     assert found.unmodelled_share == pytest.approx(sum(found.unmodelled_us.values()) / sum(found.families_us.values()))
     assert found.unmodelled_share > 0.01
+
+
+def test_a_step_in_fp64_is_modelled_at_the_rate_of_the_gpu():
+    doubled, single = (predict("T4", "custom", model__target=f"steps_of_mine:{name}", batch_size=4096).families_us["gemm"]
+                       for name in ("doubled", "single"))  # fmt: skip
+    assert doubled > 10 * single
+    found = predict("V100", "custom", model__target="steps_of_mine:doubled")
+    assert found.lower_bound == found.warnings == () and found.unmodelled_share == 0
 
 
 def test_failures_name_the_users_line():

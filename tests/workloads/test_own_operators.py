@@ -4,6 +4,7 @@ import pytest
 import torch
 import yaml
 
+from pipeline.errors import InputError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.hardware.find_gpu import load_gpu
@@ -60,6 +61,10 @@ added = over(lambda x: torch.addbmm(torch.zeros(3, 4, device=x.device), x.view(-
 norm = over(lambda x: torch.linalg.vector_norm(x, 2, dim=1), rows(100))
 gap = over(lambda x: F.pairwise_distance(x, x + 1), rows(100))
 joined = over(lambda x: torch.logsumexp(x, 1), rows(100))
+margins = over(lambda x, y, z: F.multi_margin_loss(x, y) + F.multilabel_margin_loss(x, z), rows(16), labels(), labels(16))
+drawn = over(lambda x: torch.distributions.Beta(x.exp(), x.exp()).rsample() + torch.distributions.Gamma(x.exp(), x.exp()).rsample(),
+             rows(16))
+running = over(lambda x: x.cummax(1)[0] + x.logcumsumexp(1), rows(16))
 
 plain = over(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), heads(4, 8), heads(4, 8), heads(4, 8))
 wide = over(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), heads(4, 8), heads(4, 8), heads(4, 16))
@@ -91,6 +96,40 @@ class Weighed(nn.Module):
 
 weighed = layer(Weighed, lambda b: torch.randint(100000, (b, 5)), rows(5))
 least = over(lambda x: torch.amin(x, 1) + torch.prod(x, 1) + torch.argmin(x, 1) + torch.eye(4, device=x.device).sum(), rows(16))
+
+
+def weighted(config, batch_size, device):
+    mode, numbers = config["options"].get("mode", "sum"), config["options"].get("weighted", True)
+    with torch.device(device):
+        bag = nn.EmbeddingBag(900, 8, mode=mode, sparse=True)
+    bags = torch.arange(0, 6 * batch_size, 6)
+    forward = lambda i, o, w: bag(i, o, per_sample_weights=w if numbers else None)
+    pool = [(torch.randint(900, (6 * batch_size,)), bags, torch.rand(6 * batch_size))]
+    return Step([bag], pool, forward, lambda y, *_: y.sum(), device, config)
+
+
+def broken(config, batch_size, device):
+    with torch.device(device):
+        rows = nn.Embedding(900, 8, sparse=True)
+
+    def procedure(batch, optimizers):
+        rows(batch[0]).sum().backward()  # fails on the meta device, so that fake tensors are tried
+        rows.weight @ rows.weight
+
+    return Step([rows], [(torch.randint(900, (batch_size,)),)], None, None, device, config, procedure=procedure)
+
+
+def speech(config, batch_size, device):
+    with torch.device(device):
+        top = nn.Linear(8, 6)
+    where = device if config["options"]["place"] == "device" else "cpu"
+    labels = torch.randint(1, 6, (batch_size, 5))
+
+    def loss(out, x, y):
+        lengths = torch.full((len(x),), 20, device=where), torch.full((len(x),), 3, device=where)
+        return nn.functional.ctc_loss(out.log_softmax(-1).transpose(0, 1), y, *lengths)
+
+    return Step([top], [(torch.rand(batch_size, 20, 8), labels)], lambda x, y: top(x), loss, device, config)
 
 
 def allowing(config, batch_size, device):
@@ -242,3 +281,48 @@ def test_tf32_that_the_user_allowed_is_used():
     ampere, volta = load_gpu("A100"), load_gpu("V100")
     assert set(calls_of("allowing", gpu=ampere)["dtype"].loc[["addmm", "mm"]]) == {"tf32"}
     assert set(calls_of("allowing", gpu=volta)["dtype"].loc[["addmm", "mm"]]) == {"fp32"}
+
+
+@pytest.mark.parametrize(("function", "written"), [
+    ("margins", {"multi_margin_loss": 4, "multi_margin_loss_backward": 256, "multilabel_margin_loss_backward": 256}),
+    ("drawn", {"_sample_dirichlet": 512, "_dirichlet_grad": 512, "_standard_gamma": 256, "_standard_gamma_grad": 256}),
+    ("running", {"cummax": 256 + 512, "logcumsumexp": 256}),
+])  # fmt: skip
+def test_operators_without_a_shape_function_in_pytorch_touch_their_elements_once(function, written):
+    """Of 4 x 16 elements; a beta distribution draws pairs."""
+    calls = calls_of(function)
+    assert {name: calls.loc[[name], "bytes_written"].max() for name in written} == written
+
+
+@pytest.mark.parametrize("place, reads", [("host", 0), ("device", 2)])
+def test_a_ctc_loss_goes_frame_by_frame_and_reads_lengths_on_the_device(place, reads):
+    """20 frames of 4 samples with targets of 5, of which the longest has 3 labels: 2 x 3 + 1 states, or 2 x 5 + 1."""
+    graph = captured("speech", options={"place": place})
+    calls = map_calls(graph)
+    passes = calls[calls["op"] == "ctc_loss"]
+    assert list(passes["T"]) == [20, 20] and list(passes["H"]) == [7 if place == "host" else 11] * 2
+    assert set(passes["bytes_written"]) == {4 * 20 * passes["H"].iloc[0] * 4}
+    assert (
+        (calls["family"] == "memcpy_d2h").sum() == reads == calls.loc[calls["family"] == "memcpy_d2h", "blocking"].sum()
+    )
+    assert unknown_operators(graph, calls) == {}
+
+
+@pytest.mark.parametrize(
+    "options, extra", [({}, ["mul"]), ({"mode": "mean", "weighted": False}, ["div"]), ({"weighted": False}, [])]
+)
+def test_a_sparse_bag_repeats_gradients_and_scales_each_row(options, extra, capfd):
+    """Regression: with weights per sample, the operator failed on fake tensors with a hundred lines of PyTorch's internals."""
+    graph = captured("weighted", options=options, optimizer="sgd")
+    (node,) = (node.node_id for node in graph.nodes() if node.name.endswith("_embedding_bag_backward"))
+    calls = map_calls(graph)
+    made = calls[calls["node_id"] == node]
+    assert list(made["op"]) == ["sparse", *extra] and set(made["bytes_written"]) == {4 * 6 * 8 * 4}
+    assert [n.attributes["sparse_rows"] for n in graph.nodes() if "sparse_rows" in n.attributes] == [4 * 6]
+    assert capfd.readouterr().err == ""
+
+
+def test_an_operator_that_fails_on_fake_tensors_writes_nothing_of_pytorchs_internals(capfd):
+    with pytest.raises(InputError, match="its code fails: "):
+        captured("broken", options={})
+    assert capfd.readouterr().err == ""

@@ -53,6 +53,15 @@ def arrays(config, batch_size, device):
     x = torch.rand(batch_size, 8).numpy()
     return Step([model], [(x,)], lambda x: model(x), lambda o, x: o.sum(), device, config)
 
+def repeated(config, batch_size, device):
+    model = linear(device)
+    kind = config["options"]["kind"]
+    procedure = {
+        "batch": lambda batch: None, "two": lambda x, y: model(x).sum().backward(), "three": lambda x, y, z: None,
+        "attribute": lambda batch, optimizers: batch.sum(), "right": lambda batch, optimizers: model(batch[0]).sum().backward(),
+    }[kind]
+    return Step([model], [(torch.rand(batch_size, 8),)], None, None, device, config, procedure=procedure)
+
 def noisy(config, batch_size, device):
     print("building")
     model = linear(device)
@@ -79,6 +88,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("elsewhere", "width=3", "there is no model.width: a step's own options are in config['options']"),
     ("bare", "", "[(x, y)], or [(x,)] for one tensor"),
     ("arrays", "", "a tuple that holds ndarray"),
+    ("repeated", "kind=batch", "it calls procedure(batch, optimizers), with the tuple"),
+    ("repeated", "kind=three", "yours is defined as procedure(x, y, z)"),
+    ("repeated", "kind=two", "must be Tensor, not tuple in my_faults.py, line"),
+    ("repeated", "kind=two", "(a Step calls procedure(batch, optimizers), with the tuple of the batch's tensors"),
+    ("repeated", "kind=attribute", "(a Step calls procedure(batch, optimizers)"),
 ])  # fmt: skip
 def test_mistakes_of_a_step_get_their_remedy(function: str, option: str, says: str) -> None:
     given = [f"model.options.{option}"] if option else []

@@ -75,9 +75,11 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
 
 
 def _attributes(node: Node, w: Tensor, dims: dict[str, int], transposed: bool) -> dict[str, Any]:
-    """Layout of the images. With several groups, also what `pipeline.kernels.convolutions` cannot see in dims."""
-    volume = len(w.shape) == 5 and w.shape[1] == 1
-    said = {"transposed": transposed, "volume": volume} if dims["groups"] > 1 else {}
+    """Layout of the images, and what `pipeline.kernels.convolutions` cannot see in dims."""
+    volume = len(w.shape) == 5
+    said = {"volume": volume}
+    if dims["groups"] > 1:
+        said |= {"transposed": transposed, "single_channel": volume and w.shape[1] == 1}
     return image_attributes(node) | {key: True for key, value in said.items() if value}
 
 
@@ -95,10 +97,15 @@ def _dims(node: Node, x: Tensor, w: Tensor, out: Tensor, first: int, transposed:
     * A 1D convolution is a 2D convolution of images with one row.
     * A 3D convolution is a 2D convolution with one sample per sample and slice of the result. Its channels are the
       pairs of a channel and a slice of the window.
+
+    Raises:
+        ValueError: the groups do not divide the channels, as in a damaged trace.
     """
     stride, padding = _pair(node.value(first), 1), _pair(node.value(first + 1), 0)
     dilation = _pair(node.value(first + 2), 1)
     groups = next((v for v in node.values[first + 4 : first + 7] if isinstance(v, int) and not isinstance(v, bool)), 1)
+    if w.shape[0] % max(groups, 1):
+        raise ValueError(f"{w.shape[0]} channels in {groups} groups")
     image, result = (out, x) if transposed else (x, out)
     line = len(w.shape) < 4
     if line:

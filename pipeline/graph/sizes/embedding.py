@@ -26,6 +26,9 @@ FEW_INDICES = 3072
 Source: ATen/native/cuda/Embedding.cu. A change to 6144 for newer GPUs was proposed, but is in no release.
 """
 
+BAG_MODE, BAG_WEIGHTS, MEAN = 8, 10, 1
+"""Positions of the mode and of the weights per sample among the arguments of _embedding_bag_backward; the mode `mean`."""
+
 LONG_SEGMENT = 32
 """Number of uses of one row from which FBGEMM updates it by a block, not by a warp (`max_segment_length_per_warp`)."""
 
@@ -91,6 +94,8 @@ def bag_forward(node: Node, rule: Rule) -> Work:
 def bag_backward(node: Node, rule: Rule) -> list[Work]:
     """EmbeddingBag's gradient: rows of the output's gradient are repeated (sparse) or summed (dense).
 
+    Repeated rows are then divided by the size of their bag (mode `mean`), or multiplied by the weights of samples.
+
     Source: ATen/native/EmbeddingBag.cpp `_embedding_bag_sparse_backward`, ATen/native/cuda/EmbeddingBag.cu and
     EmbeddingBackwardKernel.cu.
     """
@@ -103,7 +108,11 @@ def bag_backward(node: Node, rule: Rule) -> list[Work]:
         shape = _bag_shape(Tensor((rows, dim), gradient.dtype), indices, bags)
         dims, lists = _dims(shape, [0])
         read = gradient.bytes + 16.0 * count  # gradient rows repeat within a bag and come from the cache
-        return [Work(dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=_describe(node, lists))]
+        repeated = Work(dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=_describe(node, lists))
+        numbers = len(node.inputs) > BAG_WEIGHTS and isinstance(node.inputs[BAG_WEIGHTS], Tensor)
+        scaled = over((count, dim), count * dim, moved + 4 * count, moved, gradient.dtype, "elementwise", "mul")
+        mean = over((count, dim), count * dim, moved + 8 * count, moved, gradient.dtype, "elementwise", "div")
+        return [repeated, *[mean] * (node.value(BAG_MODE) == MEAN), *[scaled] * numbers]
     weight = Tensor((rows, dim), gradient.dtype)
     return _dense_gradient(_bag_shape(weight, indices, bags), weight, count, node, "dense")
 

@@ -71,6 +71,7 @@ def convolution_extra(
             return []
     kernel, square, side = dims["kernel_size"], "kernel_size_w" not in dims, dims["input_size"]
     winograd = kernel == 3 and square and dims["stride"] == 1 and dims["in_channels"] > 32 and dims["groups"] == 1
+    winograd = winograd and not attributes.get("volume")
     nonfused = winograd and side <= SMALL_IMAGE and dims["B"] > 9
     forward, data, weight = (3 if nonfused else 1), (3 if nonfused else 1 if winograd else 2), (3 if winograd else 1)
     if kernel == 3 and dims["stride"] == 2 and dims["groups"] == 1 and dims["in_channels"] > 32:

@@ -14,6 +14,7 @@ from pipeline.graph.sizes.vocabulary import (
     on_device,
     over,
     plain_result,
+    read_by_host,
     read_bytes,
     scattered,
     size,
@@ -125,6 +126,50 @@ def loss(node: Node, rule: Rule) -> list[Work]:
     if node.value(int(rule.options.get("reduction", 2)), 1) != 0:
         works.append(over(x, x.numel, x.bytes, 4, x.dtype, "reduction", "mean_all"))
     return works
+
+
+@size("ctc_loss")
+def ctc_loss(node: Node, rule: Rule) -> list[Work]:
+    """_ctc_loss(log_probs (T, B, C), targets, lengths, target lengths, ..) -> losses (B), alphas (B, T, states).
+
+    The host reads lengths that are on the device. It copies both lengths and the places of the targets to the device. Then
+    one kernel computes the alphas, frame by frame (ATen/native/cuda/LossCTC.cu).
+    """
+    x, targets = node.tensor(0), node.tensor(1)
+    alphas = node.outputs[1] if len(node.outputs) > 1 else None
+    read = [read_by_host(tensor) for tensor in on_device(node.tensors()[2:])]
+    states = alphas.shape[-1] if isinstance(alphas, Tensor) else 2 * targets.shape[-1] + 1
+    return [*read, *_lengths_to_device(x), _lattice(x, states, rule)]
+
+
+@size("ctc_loss_backward")
+def ctc_loss_backward(node: Node, rule: Rule) -> list[Work]:
+    """_ctc_loss_backward(grad, log_probs, targets, lengths, target lengths, losses, alphas, ..).
+
+    After the betas, which are computed as the alphas are, the gradient is collected from alphas and betas. For large
+    problems, blanks are separate element-wise kernels; this is counted as one pass over alphas and betas.
+    """
+    x, alphas = node.tensor(1), node.tensor(6)
+    collected = over(x, 4.0 * alphas.numel, x.bytes + 2 * alphas.bytes, x.bytes, x.dtype, "loss", "ctc_loss_gradient")
+    padded = over(x, 0, 0, x.bytes, x.dtype, "elementwise", "fill")
+    betas = _lattice(x, alphas.shape[-1], rule)
+    return [*_lengths_to_device(x), filled(alphas), filled(x), betas, collected, padded]
+
+
+def _lengths_to_device(log_probs: Tensor) -> list[Work]:
+    """The host's lists of lengths, of target lengths and of the targets' places on their way to the device."""
+    numbers = Tensor((log_probs.shape[1],), "int64")
+    return [copied(numbers, "memcpy_h2d", "pageable", "cudaMemcpyAsync", blocking=True)] * 3
+
+
+def _lattice(x: Tensor, states: int, rule: Rule) -> Work:
+    """The kernel over all frames and states of a CTC loss; `T` frames follow each other."""
+    frames, batch = x.shape[0], x.shape[1]
+    written = batch * frames * states * (x.bytes // max(x.numel, 1))
+    work = over(
+        (batch * frames, states), 8.0 * batch * frames * states, x.bytes, written, x.dtype, rule.family, rule.op
+    )
+    return replace(work, dims={**work.dims, "T": frames})
 
 
 def _host_device_copy(source: Tensor, target: Tensor, node: Node) -> Work:
