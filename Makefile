@@ -48,6 +48,7 @@ lint: setup ## check style and types
 
 packs: setup unlock ## refit the shipped models from the public data
 	@newer=$$($(BIN)/python -c '$(NEWER)') && $(BIN)/snakemake --forcerun pack $$newer -- packs
+	@$(BIN)/python -m evaluation.checks.session_fit
 
 figures: setup unlock ## draw the figures of a grid: make figures GRID="experiment=paper_dlrm"
 	@$(BIN)/snakemake --config $(GRID) -- figures

@@ -13,7 +13,6 @@ import numpy as np
 
 from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.cublas_choice import TileNetwork
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.networks import Network
 from pipeline.paths import packs_dir
@@ -57,8 +56,7 @@ def section(rounds: int) -> str:
 def multiply_adds() -> int:
     """Multiply-adds per row of the matrix products in the networks of the gemm model."""
     model = FittedModel.load(packs_dir() / GPU / "kernels" / "gemm", load_gpu(GPU))
-    networks = [member.network if isinstance(member, TileNetwork) else member for member in model.members]
-    return sum(each.size for network in networks if isinstance(network, Network) for each in network.weights)
+    return sum(each.size for network in model.members if isinstance(network, Network) for each in network.weights)
 
 
 _RATES: list[float] = []

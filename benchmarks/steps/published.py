@@ -3,7 +3,8 @@
     python benchmarks/steps/published.py [DATASETS_DIR] [--model resnet50 ...] [--write docs/accuracy.md]
         [--draw docs/images]
 
-`evaluation/published/published_steps.py` lists the files and their sources. BERT's step is the published loop with its
+`evaluation/published/published_steps.py` lists the files and their sources. Rows whose files are not at hand keep what an earlier
+version predicted for them, in a table of their own. BERT's step is the published loop with its
 optimizers (`evaluation/workloads/squad_step.py`). Some differences remain, which the tables do not specify: software of 2020 to
 2024, fused layer norm and GELU in BERT, and the hosts. Rows marked `seen` were used to set constants.
 """
@@ -19,8 +20,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from evaluation.pages.markdown import rewrite
-from evaluation.pages.published_step_tables import PYTORCH_2_GPUS, coverage, summary, table, with_errors
+from evaluation.pages.markdown import block, rewrite
+from evaluation.pages.published_step_tables import (
+    PYTORCH_2_GPUS,
+    coverage,
+    mean_errors,
+    recorded,
+    recorded_errors,
+    summary,
+    table,
+    with_errors,
+)
 from evaluation.published.published_steps import read_networks, read_resnet50, read_training
 from pipeline import predict
 from pipeline.palette import series_colours
@@ -40,6 +50,14 @@ if TYPE_CHECKING:
 
 MIN_INFERENCE_BATCH = 16
 """Minimum batch size in inference. Smaller batches wait for the host, which the page does not describe."""
+
+
+RECORDED = {
+    "timm": (r"RTX3090 \|",),
+    "nvidia": (r".*, inference \|", r".* resnet50, train \| fp16, NHWC", r"A100-SXM4-80GB.* \| resnet50, train \| tf32 \| 256 ",
+               r"V100-SXM2-32GB", r"V100-SXM2-16GB \(seen\) \| resnet50, train \| fp32 \| 128 \| 348\.8 "),
+}  # fmt: skip
+"""Lines of the page's tables that come from the files in a folder, which may not be at hand."""
 
 
 def predicted(row: pd.Series) -> Prediction:
@@ -126,7 +144,11 @@ def main() -> int:
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
-    read = (read_training, read_networks, read_resnet50)
+    present = {name: (args.datasets / name).is_dir() for name in RECORDED}
+    read = [
+        read_training,
+        *(one for one, name in ((read_networks, "timm"), (read_resnet50, "nvidia")) if present[name]),
+    ]
     rows = pd.concat([one(args.datasets) for one in read], ignore_index=True)
     rows = rows[(rows["mode"] == "train") | (rows["batch_size"] >= MIN_INFERENCE_BATCH)]
     for name, chosen in (("model", args.model), ("gpu", args.gpu)):
@@ -140,21 +162,20 @@ def main() -> int:
     right, pairs = right_order(rows[rows["mode"] == "train"])
     order = f"Of {pairs} pairs of GPUs in training, {right} are predicted in the right order."
     memory = f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in memory."
-    training = rows[rows["mode"] == "train"]
-    size = {name: 100 * part["error"].abs().mean() for name, part in training.groupby(training["dtype"] == "fp16")}
-    mean = (
-        f"Mean absolute error of training steps: {size[False]:.1f} % in fp32 and TF32, {size[True]:.1f} % in fp16."
-        if len(size) > 1
-        else ""
-    )
-    short = [*summary(rows), "", f"{mean} {order} {memory}".strip(), "", coverage(rows)]
+    mean = mean_errors(rows[rows["mode"] == "train"], "training steps")
+    short = [summary(rows), "", f"{mean} {order} {memory}", "", coverage(rows)]
     print("\n".join([*table(rows), "", *short]))
     if rows["seen"].any():
         print(f"\nSeen rows: root mean square of the mean log errors of workloads: {level_of_seen(rows):.3f}")
     if args.draw:
         save(picture(rows), args.draw, "published", kinds=("svg",))
     if args.write:
-        rewrite(args.write, {"published steps": "\n".join(table(rows)), "published": "\n".join(short)})
+        text = args.write.read_text(encoding="utf-8")
+        earlier = "\n".join(block(text, name) for name in ("published steps", "published recorded"))
+        old = recorded(earlier, [line for name, lines in RECORDED.items() if not present[name] for line in lines])
+        said = f"{recorded_errors(old)}\n\n{old}" if old else "All sources are at hand."
+        rewrite(args.write, {"published steps": "\n".join(table(rows)), "published": "\n".join(short),
+                             "published recorded": said})  # fmt: skip
     return 0
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import rewrite
-from evaluation.pages.published_step_tables import PYTORCH_2_GPUS, coverage, summary, table, with_errors
+from evaluation.pages.published_step_tables import PYTORCH_2_GPUS, coverage, mean_errors, summary, table, with_errors
 from evaluation.published.published_translation import (
     FILL_RATIO,
     LENGTH_BUCKETS,
@@ -109,7 +109,7 @@ def main() -> int:
     share = (
         f"Recurrent layers are {100 * rows['recurrent'].min():.0f} to {100 * rows['recurrent'].max():.0f} % of a step."
     )
-    short = [*summary(rows), "", share, "", coverage(rows) if (~rows["seen"]).any() else ""]
+    short = [summary(rows), "", mean_errors(rows, "GNMT steps"), share, "", coverage(rows)]
     print("\n".join([*table(rows), "", *short]))
     if args.write:
         rewrite(args.write, {"translation steps": "\n".join(table(rows)), "translation": "\n".join(short).rstrip()})

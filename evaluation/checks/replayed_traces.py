@@ -69,7 +69,7 @@ def _own(name: str, group: Sequence[TraceSelection]) -> Iterator[tuple[object, .
             place = number if others else replayed.iteration.number
             known = (name, full.trace.device)
             span, kernels = replayed.iteration.span_us, float(replayed.iteration.kernel_us.sum())
-            yield (*known, KERNEL_SUM, place, span, kernels)
+            yield (*known, KERNEL_SUM, place, span, replayed.queued_us + kernels)  # all methods are given this work
             yield (*known, TRAIN_MEAN, place, span, replayed.train_mean_us)
 
 

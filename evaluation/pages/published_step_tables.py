@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from evaluation.published.published_steps import NETWORKS
+from evaluation.pages.markdown import markdown, table_rows
+from evaluation.published.published_steps import NETWORKS, TUNING_GPUS
 from pipeline.kernels.estimate import EXTRAPOLATED
 from pipeline.prediction import Prediction
+
+NOMINAL, BAND, LARGE = 0.8, (0.73, 0.87), 100
+"""Share of rows that an interval should hold; what it may be with `LARGE` rows or more. Fewer rows take a binomial test."""
+
+TUNED, SAME_GPU, UNTOUCHED = "used for tuning", "other rows of these GPUs", "GPUs not used for tuning"
+GROUPS = (UNTOUCHED, SAME_GPU, TUNED)
+"""Groups of rows that are never pooled."""
 
 PYTORCH_2_GPUS = ("B200",)
 """GPUs that ran PyTorch 2. The others ran 1.13: its optimizers update one parameter at a time, and it fills gradients with
@@ -32,7 +41,8 @@ def with_errors(rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: S
     inside = (low <= measured) & (measured <= high)
     fits = [one.fits for one in found]
     off = rows["predicted_us"] / measured - 1.0
-    return rows.assign(error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits)
+    bounds = [one.bound for one in found]
+    return rows.assign(error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits, bound=bounds)
 
 
 def main_evidence(shares: Mapping[str, float]) -> str:
@@ -41,23 +51,46 @@ def main_evidence(shares: Mapping[str, float]) -> str:
     return str(parts.idxmax())
 
 
-def summary(rows: pd.DataFrame) -> list[str]:
-    """Table by workload and precision: rows, mean and mean absolute error, worst error, coverage, median p90 over p10."""
-    lines = [
-        "| step | precision | rows | mean error % | mean absolute error % | unseen: mean absolute error % | worst % "
-        "| inside p10-p90 % | unseen: inside p10-p90 % | p90 over p10 |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+def with_groups(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with `group`: one of `GROUPS`, by `seen` of the row and of other rows of its GPU, here or in other tables."""
+    tuned = {*rows.loc[rows["seen"], "gpu"], *TUNING_GPUS}
+    group = np.where(rows["seen"], TUNED, np.where(rows["gpu"].isin(tuned), SAME_GPU, UNTOUCHED))
+    return rows.assign(group=group)
+
+
+def holds(inside: int, rows: int) -> bool:
+    """Whether a count of rows inside p10 to p90 agrees with 80 %: `BAND`, or a two-sided binomial test at 5 %."""
+    from scipy.stats import binomtest
+
+    if rows >= LARGE:
+        return BAND[0] <= inside / rows <= BAND[1]
+    return rows == 0 or bool(binomtest(inside, rows, NOMINAL).pvalue >= 0.05)
+
+
+def counted(inside: pd.Series) -> str:
+    """Rows inside p10 to p90 of all rows; marked where `holds` says no."""
+    if not len(inside):
+        return ""
+    return f"{inside.sum()} of {len(inside)}{'' if holds(int(inside.sum()), len(inside)) else ' (!)'}"
+
+
+def summary(rows: pd.DataFrame) -> str:
+    """Table by workload and precision: errors of each of `GROUPS`, with its number of rows."""
+    rows = with_groups(rows)
     named = rows.assign(model=rows["model"].where(rows["source"] != "timm", f"{len(NETWORKS)} networks for images"))
-    for (model, mode, dtype), group in named.groupby(["model", "mode", "dtype_of_table"], sort=False):
-        size, unseen = 100 * group["error"].abs(), group[~group["seen"]]
-        of_unseen = f"{100 * unseen['error'].abs().mean():.1f}" if len(unseen) else ""
-        held = f"{100 * unseen['inside'].mean():.0f}" if len(unseen) else ""
-        lines.append(
-            f"| {model}, {mode} | {dtype} | {len(group)} | {100 * group['error'].mean():+.1f} | {size.mean():.1f} | "
-            f"{of_unseen} | {size.max():.1f} | {100 * group['inside'].mean():.0f} | {held} | {_width(group):.2f} |"
-        )
-    return lines
+    lines = []
+    for (model, mode, dtype), part in named.groupby(["model", "mode", "dtype_of_table"], sort=False):
+        cells = [f"{model}, {mode}", str(dtype)]
+        for name in GROUPS:
+            error = 100 * part.loc[part["group"] == name, "error"]
+            cells.append(
+                f"{len(error)}: {error.mean():+.1f}, {error.abs().mean():.1f}, {error.abs().max():.1f}"
+                if len(error)
+                else ""
+            )
+        lines.append([*cells, f"{_width(part):.2f}"])
+    return markdown(["step", "precision", *(f"{name}: rows: mean, mean absolute, worst error %" for name in GROUPS),
+                     "p90 over p10"], lines)  # fmt: skip
 
 
 def _width(rows: pd.DataFrame) -> float:
@@ -65,13 +98,55 @@ def _width(rows: pd.DataFrame) -> float:
     return float((rows["p90_us"] / rows["p10_us"]).median())
 
 
+def mean_errors(rows: pd.DataFrame, what: str) -> str:
+    """A sentence: mean absolute error by precision, for each of `GROUPS`, with its number of rows."""
+    rows = with_groups(rows)
+    parts = []
+    for name in GROUPS:
+        by_precision = [(kind, rows.loc[(rows["group"] == name) & of, "error"].abs())
+                        for kind, of in (("fp32, TF32", rows["dtype"] != "fp16"), ("fp16", rows["dtype"] == "fp16"))]  # fmt: skip
+        said = [f"{100 * error.mean():.1f} ({kind}, {len(error)} rows)" for kind, error in by_precision if len(error)]
+        parts += [f"{name} {', '.join(said)}"] if said else []
+    return f"Mean absolute error of {what} in %: {'; '.join(parts)}."
+
+
 def coverage(rows: pd.DataFrame) -> str:
-    """Number of unseen rows inside p10 to p90, by precision and by the main evidence of the step."""
-    unseen = rows[~rows["seen"]]
-    precision = np.where(unseen["dtype"] == "fp16", "fp16", "fp32 and TF32")
-    parts = [("all", unseen), *unseen.groupby(precision), *unseen.groupby("evidence")]
-    said = [f"{name} {part['inside'].sum()} of {len(part)} ({_width(part):.2f})" for name, part in parts]
-    return f"Unseen rows inside p10-p90, and the median p90 over p10: {'; '.join(said)}."
+    """Table of the rows inside p10 to p90, by precision, bound and main evidence of the step, for each of `GROUPS`."""
+    rows = with_groups(rows)
+    precision = pd.Series(np.where(rows["dtype"] == "fp16", "fp16", "fp32 and TF32"), rows.index)
+    kinds: list[tuple[str, pd.Series]] = [("all", pd.Series(True, rows.index))]
+    for by in (precision, rows["bound"].map(lambda bound: f"{bound}-bound"), rows["evidence"]):
+        kinds += [(str(kind), by == kind) for kind in sorted(set(by))]
+    lines = [[name, *(counted(rows.loc[of & (rows["group"] == group), "inside"]) for group in GROUPS),
+              f"{_width(rows[of]):.2f}"] for name, of in kinds]  # fmt: skip
+    return markdown(["inside p10 to p90", *GROUPS, "p90 over p10"], lines)
+
+
+def recorded(text: str, patterns: Iterable[str]) -> str:
+    """The lines of earlier tables of steps whose sources are not at hand, under one heading; "" if there are none.
+
+    Args:
+        text: earlier results of `table`.
+        patterns: of the beginnings of the lines.
+    """
+    first, dashes, *lines = [line for line in text.splitlines() if line.startswith("|")] or ["", ""]
+    kept = [line for line in dict.fromkeys(lines) if any(re.match(rf"\| {pattern}", line) for pattern in patterns)]
+    return "\n".join([first, dashes, *kept]) if kept else ""
+
+
+def recorded_errors(text: str) -> str:
+    """A sentence on the errors of such lines by group, with counts."""
+    lines = pd.DataFrame(table_rows(text))
+    rows = pd.DataFrame({
+        "gpu": lines["GPU"].str.removesuffix(" (seen)"), "seen": lines["GPU"].str.endswith(" (seen)"),
+        "error": lines["error %"].astype(float).abs(), "inside": ~lines["p10 to p90"].str.endswith(", outside"),
+    })  # fmt: skip
+    said = [
+        f"{name}, {len(part)} rows: mean absolute error {part['error'].mean():.1f} %, {counted(part['inside'])} inside "
+        "p10 to p90"
+        for name, part in with_groups(rows).groupby("group")
+    ]
+    return f"{'; '.join(said)}."
 
 
 def table(rows: pd.DataFrame) -> list[str]:

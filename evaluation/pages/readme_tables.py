@@ -16,10 +16,13 @@ from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_a
 from evaluation.pages import pictures
 from evaluation.pages.accuracy_tables import Evidence, left_out_errors, outdated_families, page_tables, readme_table
 from evaluation.pages.markdown import rewrite
+from evaluation.published.published_busy import FILE as NOTEBOOK
 from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
+from pipeline.kernels.intervals import FILE as SESSIONS
+from pipeline.model_files import read_by_gpu
 from pipeline.packs import list_packs, model_folders
-from pipeline.paths import datasets_dir, project_dir, transfer_dir
+from pipeline.paths import datasets_dir, packs_dir, project_dir, transfer_dir
 from pipeline.show import run_snakemake as snakemake
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures.layout import save
@@ -31,6 +34,13 @@ README, README_MARKER = "README.md", "accuracy"
 PAGE, PAGE_MARKER = "docs/accuracy.md", "tables"
 RULES_PAGE, RULES_MARKER = "ARCHITECTURE.md", "rules"
 """Files with a generated block, and the name of its markers."""
+
+
+STEP_SOURCES = {
+    "published": ("lambda", "multi_gpu/steps.parquet"), "translation": ("lambda/**/*gnmt*",),
+    "dlrm": ("nvidia/dlrm-README-*.md",), "busy": (str(NOTEBOOK),),
+}  # fmt: skip
+"""Files below the datasets folder that a block of published steps is made from; one of them is enough."""
 
 
 def shipped_families() -> list[tuple[str, Path]]:
@@ -53,7 +63,17 @@ def gather(results: Path) -> Evidence:
     pairs, models = (read_any([str(path)] if path.is_file() else []) for path in
                      (moved / PAIR_ERRORS, moved / MODEL_ERRORS))  # fmt: skip
     return Evidence(tables.kernel_errors(shipped_families()), read_any([str(checks["replays"])]),
-                    read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models)  # fmt: skip
+                    read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models,
+                    read_by_gpu(packs_dir() / SESSIONS, dict), missing_sources(datasets_dir()))  # fmt: skip
+
+
+def missing_sources(datasets: Path | None) -> frozenset[str]:
+    """Blocks of the accuracy page whose sources are not in the datasets folder."""
+    return frozenset(
+        name
+        for name, files in STEP_SOURCES.items()
+        if datasets is None or not any(next(datasets.glob(file), None) for file in files)
+    )
 
 
 def write(evidence: Evidence, root: Path) -> list[Path]:

@@ -39,6 +39,19 @@ LAMBDA_GPUS = {
 }
 """Our name of each GPU type in Lambda's table that was measured as a single GPU."""
 
+CARDS = {
+    "LambdaCloud V100 16GB": "V100-SXM2-16GB", "Quadro RTX 8000": "RTX8000", "RTX 3090": "RTX3090",
+    "RTX A6000": "RTXA6000", "LambdaCloud A10": "A10", "LambdaCloud A100 40GB PCIe": "A100-PCIE-40GB",
+    "A100 80GB PCIe": "A100-PCIE-80GB", "A100 80GB SXM4": "A100-SXM4-80GB", "RTX 4090": "RTX4090",
+    "RTX 6000 Ada": "RTX6000Ada", "H100_80GB_PCIe": "H100-PCIe", "H100_80GB_SXM5": "H100", "GH200_96GB": "GH200",
+    "H200_140GB_SXM": "H200", "B200_192GB": "B200",
+}  # fmt: skip
+"""Our name of each GPU in the converted table. Other machines with the same GPU are left out, where a later run of Lambda's own
+cloud is there."""
+
+CONVERTED = Path("multi_gpu") / "steps.parquet"
+"""Lambda's measurements of both versions of its benchmark in one table, with batch sizes."""
+
 NVIDIA_GPUS = {
     "NVIDIA DGX-1 (1x V100 16GB)": "V100-SXM2-16GB",
     "NVIDIA T4": "T4",
@@ -77,7 +90,7 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
     """Training steps of Lambda's benchmark on one GPU.
 
     Args:
-        datasets: the datasets folder.
+        datasets: the datasets folder. Without Lambda's own files, the converted table is read (`CONVERTED`).
 
     Returns:
         A row per GPU, workload and precision, columns `COLUMNS`.
@@ -88,6 +101,8 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
         TableError: a file is missing, or lacks columns or rows that the others have.
     """
     folder = Path(datasets) / "lambda"
+    if not folder.is_dir() and (Path(datasets) / CONVERTED).is_file():
+        return _converted_training(Path(datasets) / CONVERTED)
     rows = []
     for precision in ("fp32", "fp16"):
         tables = []
@@ -108,6 +123,23 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
                 rows.append(("lambda", gpu, model, "train", dtype, "contiguous", size, measured_us, gpu in TUNING_GPUS))
     if not rows:
         raise TableError(f"{folder}/pytorch-train-*.csv: has no known GPU; use the tables as published")
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _converted_training(file: Path) -> pd.DataFrame:
+    """As `read_training`; where many machines have the same GPU, the median of their throughputs at the usual batch size."""
+    with reading(file):
+        table = pd.read_parquet(file)
+        table = table[(table["table"] == "lambda") & (table["gpus"] == 1) & table["model"].isin(WORKLOADS)]
+        table = table.assign(card=table["gpu"].map(CARDS), half=table["precision"].str.contains("fp16"))
+        rows = []
+        for (half, card, column), runs in table.dropna(subset="card").groupby(["half", "card", "model"], sort=False):
+            size = int(runs["global_batch"].mode().iloc[0])
+            card = str(card)
+            rate = float(runs.loc[runs["global_batch"] == size, "value"].median())
+            model, dtype = WORKLOADS[str(column)], "fp16" if half else full_precision(card)
+            measured_us = 1e6 * size / positive(rate) * COUNTED_SHARE.get(model, 1.0)
+            rows.append(("lambda", card, model, "train", dtype, "contiguous", size, measured_us, card in TUNING_GPUS))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

@@ -31,6 +31,7 @@ from pipeline.kernels.family_model import (
     find_families,
     read_description,
 )
+from pipeline.kernels.intervals import session_of
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
@@ -79,6 +80,7 @@ class KernelPredictor:
             - `kernel_us`: time of the kernel.
             - `p10_us`, `p90_us`: interval of the kernel time.
             - `latency_p10_us`, `latency_p90_us`: interval of the latency.
+            - `session_low`, `session_high`: the part of both intervals that all kernels of a step share, as log factors.
             - `evidence`: what the time rests on; it ends with `EXTRAPOLATED` where `inside` is False.
             - `modelled`: False where neither model nor formula covers the call. The time is then that of the shortest
               kernel.
@@ -95,6 +97,7 @@ class KernelPredictor:
         """As `predict`, where every row is predicted for itself, also rows that are equal."""
         rows = len(calls)
         times = {key: np.full(rows, np.nan) for key in TIMES}
+        shared_low, shared_high = np.zeros(rows), np.zeros(rows)
         evidence = np.full(rows, "roofline", dtype=object)
         modelled, inside = np.ones(rows, dtype=bool), np.ones(rows, dtype=bool)
         plain = model_columns(calls)
@@ -109,6 +112,9 @@ class KernelPredictor:
                 family, family_calls if family == name else family_calls.assign(family=family)
             )
             usable = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
+            session = session_of(self.gpu, family)
+            shared_low[at], shared_high[at] = session.low, session.high
+            estimate = estimate.in_any_session(session.low, session.high)
             modelled[at], inside[at] = usable, estimate.inside
             evidence[at] = source
             shortest, floor = self.physics.memory.start_us, self.floor.default_us
@@ -121,7 +127,8 @@ class KernelPredictor:
                 ("latency_p90_us", estimate.latency_p90, floor * 10.0),
             ):
                 times[key][at] = np.where(usable, values, fallback)
-        columns = {**times, "evidence": evidence, "modelled": modelled, "inside": inside}
+        columns = {**times, "session_low": shared_low, "session_high": shared_high}
+        columns |= {"evidence": evidence, "modelled": modelled, "inside": inside}
         return pd.DataFrame(columns, index=calls.index, copy=False)
 
     def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:

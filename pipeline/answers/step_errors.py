@@ -6,8 +6,9 @@ Kernel times are log-normal. Three errors add up in log time:
   are one family here, because one library computes them by the same methods.
 - The rest is independent for each call and has mean one, so that it averages out over a step. Calls with the same
   launch (`launch_keys`) share it, because a model has the same error for a shape in every launch.
-- All kernels of a step share one error: `STEP_SIGMA_RATIO` times a kernel's standard deviation, at most
-  `MAX_STEP_SIGMA`.
+- All kernels of a step share one error, which does not average out: that of another session, card and clock
+  (`intervals.Session`, which may reach farther to one side), and `STEP_SIGMA_RATIO` times a kernel's standard
+  deviation, at most `MAX_STEP_SIGMA`.
 
 Host times share one error, with a width by the kind of their evidence. Each source draws from a generator of its own,
 whose key is the seed and the name of the source. Other calls, their order and the last digits of predicted times
@@ -119,6 +120,7 @@ class StepErrors:
         sources: which calls share an error.
         centre: predicted time of each call, µs, shape (calls,).
         common, own, step: widths of the errors of the family, the launch and the step, shape (calls,).
+        skew: half of what the step's error reaches farther to slow than to fast, per standard deviation, shape (calls,).
         host: width of the error of host times.
     """
 
@@ -127,6 +129,7 @@ class StepErrors:
     common: Floats
     own: Floats
     step: Floats
+    skew: Floats
     host: float
 
     @classmethod
@@ -138,18 +141,22 @@ class StepErrors:
         host_log_sd: float = 0.0,
     ) -> StepErrors:
         """From what the kernel models predict for the calls, the shares of host time by evidence, and `Host.log_sd`."""
-        low, high = predicted["p10_us"].to_numpy(float), predicted["p90_us"].to_numpy(float)
         centre = predicted["kernel_us"].to_numpy(float)
-        width = np.log(np.maximum(high, 1e-9) / np.maximum(low, 1e-9)) / (2 * NORMAL_P90)
-        sigma = np.where(centre > 0, np.clip(width, 0.0, MAX_KERNEL_SIGMA), 0.0)
+        session, known = [], np.zeros(len(centre))
+        for end, shared in (("p10_us", "session_low"), ("p90_us", "session_high")):
+            off = np.log(np.maximum(predicted[end].to_numpy(float), 1e-9) / np.maximum(centre, 1e-9))
+            session.append(predicted[shared].to_numpy(float) if shared in predicted else np.zeros(len(centre)))
+            known += np.sqrt(np.maximum(off**2 - session[-1] ** 2, 0.0))  # the model's own width on this side
+        sigma = np.where(centre > 0, np.clip(known / (2 * NORMAL_P90), 0.0, MAX_KERNEL_SIGMA), 0.0)
+        model = np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA)
+        faster, slower = (np.hypot(model, part / NORMAL_P90) for part in session)
         return cls(
             sources, centre, np.sqrt(sources.share) * sigma, np.sqrt(1 - sources.share) * sigma,
-            np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA),
-            host_sigma(host_evidence or {}, host_log_sd),
+            (faster + slower) / 2, (slower - faster) / 2, host_sigma(host_evidence or {}, host_log_sd),
         )  # fmt: skip
 
     def log_errors(self, normals: Floats) -> Floats:
-        """Errors of log times, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
+        """Errors of log times without skew, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
         found = normals[self.sources.family]
         found *= self.common[:, None]
         own = normals[self.sources.launch]
@@ -162,6 +169,7 @@ class StepErrors:
         """Kernel times in µs, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
         found = self.log_errors(normals)
         found -= (self.own**2 / 2)[:, None]  # mean one
+        found += np.outer(self.skew, np.abs(normals[STEP]))
         np.exp(found, out=found)
         found *= self.centre[:, None]
         return found
@@ -220,8 +228,10 @@ def _log_times(errors: StepErrors, timeline: Timeline, which: Ints, draws: int, 
     slope = errors.log_errors(direction[:, None])[:, 0]
     times = errors.times(rest)
     times *= np.exp(-np.outer(slope, along))  # without the main error
-    times = (times[:, :, None] * np.exp(np.outer(slope, MAIN_ERRORS))[:, None, :]).reshape(len(times), -1)
-    host = rest[HOST][:, None] + direction[HOST] * (MAIN_ERRORS - along[:, None])
+    times = times[:, :, None] * np.exp(np.outer(slope, MAIN_ERRORS))[:, None, :]
+    step, host = (rest[row][:, None] + direction[row] * (MAIN_ERRORS - along[:, None]) for row in (STEP, HOST))
+    times *= np.exp(np.multiply.outer(errors.skew, np.abs(step) - np.abs(rest[STEP])[:, None]))
+    times = times.reshape(len(times), -1)
     steps = step_times(timeline.program, times, which, np.exp(errors.host * host).ravel(), form)
     return np.asarray(np.log(np.maximum(steps, 1e-9)).reshape(-1, len(MAIN_ERRORS)))
 

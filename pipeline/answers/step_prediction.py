@@ -18,6 +18,7 @@ from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws,
 from pipeline.answers.who_answers import host_name
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
+from pipeline.kernels.intervals import clock_notes
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.question.sections import PredictSettings
@@ -190,7 +191,7 @@ def predict_step(
         device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
         models_from=folders,
-        warnings=(*step.warnings, *notes),
+        warnings=(*step.warnings, *clock_notes(question.gpu), *notes),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
     )
     return prediction, timeline

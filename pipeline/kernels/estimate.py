@@ -68,6 +68,16 @@ class Estimate:
         top = np.maximum(self.latency_p90, self.latency + (high - self.kernel))
         return Estimate(self.latency, self.kernel, low, high, self.inside, bottom, top)
 
+    def in_any_session(self, low: float, high: float) -> Estimate:
+        """Add the error of another session, whose p10 and p90 are `-low` and `high` in log time, to both intervals."""
+        return replace(
+            self,
+            p10=self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), low)),
+            p90=self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), high)),
+            latency_p10=self.latency * np.exp(-np.hypot(np.log(self.latency_p10 / self.latency), low)),
+            latency_p90=self.latency * np.exp(np.hypot(np.log(self.latency_p90 / self.latency), high)),
+        )
+
 
 EXTRAPOLATED = " extrapolated"
 """What the evidence of a call outside the range of its model's samples ends with."""

@@ -15,7 +15,6 @@ from pipeline.errors import PackError, shown
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.cublas_choice import TileNetwork
 from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel, joined, merge
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.gaussian_process import GaussianProcess
@@ -90,10 +89,8 @@ OTHER_OUTSIDE_LOG_SPREAD = 0.25
 AT_FLOOR_LOG_RANGE = 0.02
 """Log difference (2 %) from the floor within which a prediction counts as at the floor."""
 
-Member = Network | Trees | TileNetwork | GaussianProcess
-MEMBERS: dict[type[Member], str] = {
-    Network: "network", Trees: "trees", TileNetwork: "tile network", GaussianProcess: "process",
-}  # fmt: skip
+Member = Network | Trees | GaussianProcess
+MEMBERS: dict[type[Member], str] = {Network: "network", Trees: "trees", GaussianProcess: "process"}
 """Name of each kind of member in `family.json`."""
 
 
@@ -102,7 +99,7 @@ class FittedModel(KernelModel):
     """The model of one family on one GPU.
 
     Attributes:
-        members: networks, trees, tile networks or Gaussian processes, averaged with `weights`; empty: baseline only.
+        members: networks, trees or Gaussian processes, averaged with `weights`; empty: baseline only.
         inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, as in the paper), or `constant`
             (all samples were equal: the floor).
         floor: the relation of latencies to kernel times; `prior_scale` corrects physics for kernels under the floor.
@@ -289,8 +286,7 @@ class FittedModel(KernelModel):
 def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
     tensors: dict[str, Any] = {}
     readers: dict[str, Callable[..., Member]] = {
-        MEMBERS[Network]: Network.from_tensors, MEMBERS[TileNetwork]: TileNetwork.from_tensors,
-        MEMBERS[GaussianProcess]: GaussianProcess.from_tensors,
+        MEMBERS[Network]: Network.from_tensors, MEMBERS[GaussianProcess]: GaussianProcess.from_tensors,
     }  # fmt: skip
     unknown = set(kinds) - set(MEMBERS.values())
     if unknown:

@@ -11,13 +11,10 @@ import pandas as pd
 
 from pipeline.errors import InputError
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels import features
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.cublas_choice import ObservedChoices, read_choices
-from pipeline.kernels.cublas_choice_fit import fit_choice
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.families import family
@@ -34,8 +31,9 @@ MAX_GAUSSIAN_PROCESS_SAMPLES = 1000
 """Largest number of samples for which `auto` uses Gaussian processes. Averages take longer, and their error is as large or
 larger (`benchmarks/kernels/small_fits.py`)."""
 
-AUTO_CHOICE_FAMILIES = ("gemm",)
-"""Families for which `auto` predicts the choice of kernel. In bmm, half of the public GPUs ran a single kernel."""
+ONE_NETWORK_FAMILIES = ("gemm",)
+"""Families for which `auto` trains one network. Averages, and a model of cuBLAS's choice of kernel, have errors that are up to a
+fifth smaller in cross-validation, but equal ones in another session (docs/kernels.md#does-a-model-carry-over)."""
 
 MIN_TREE_SAMPLES = 20
 """Smallest number of samples for trees and networks. With fewer, physics keeps the default interval."""
@@ -109,12 +107,12 @@ class Fitter:
         chosen = variant if enough else "roofline"
         if chosen == "roofline" or not np.all(np.isfinite(baseline)):
             return self._roofline(baseline, log_measured)
-        asks = chosen == "choice" or (chosen == "auto" and self.name in AUTO_CHOICE_FAMILIES and not few)
-        observed_choices = self.observed_choices() if asks else None
-        if chosen == "choice" and observed_choices is None:
-            raise InputError(f"{self.name}: the samples have no kernel names; fit the variant average")
         disturbed, clean = self.without_drift(baseline)
-        outcome, base = self._fit_members("process" if few else chosen, clean, baseline, observed_choices)
+        label = "process" if few else chosen
+        if label == "auto":
+            enough = len(self.train) >= learned.MIN_NETWORK_SAMPLES
+            label = "mlp" if enough and self.name in ONE_NETWORK_FAMILIES else "average"
+        outcome, base = self._fit_members(label, clean, baseline)
         out_of_fold = outcome.out_of_fold + (0.0 if base.inputs == "raw" else baseline)
         predicted = np.isfinite(out_of_fold)
         if chosen == "auto":
@@ -124,9 +122,6 @@ class Fitter:
             if by_physics <= by_members:
                 return self._roofline(baseline, log_measured)
         self.notes |= {key: round(value, 5) for key, value in outcome.notes.items()}
-        label = (
-            ("process" if few else "average" if observed_choices is None else "choice") if chosen == "auto" else chosen
-        )
         model = replace(base, variant=label, members=outcome.members, weights=outcome.weights)
         return self.calibrate(model, out_of_fold, clean, disturbed), out_of_fold
 
@@ -158,16 +153,7 @@ class Fitter:
             latency_quantiles=fit_quantiles(log_time, np.log(measured / latency), few),
         )  # fmt: skip
 
-    def observed_choices(self) -> ObservedChoices | None:
-        """Kernels that the samples ran; None where the samples do not name them."""
-        if self.name not in ("gemm", "bmm") or len(self.train) < learned.MIN_NETWORK_SAMPLES:
-            return None
-        inputs, columns = features.derived_features(self.name, self.clamped, self.gpu, self.base.scope.ops)
-        return read_choices(self.train, inputs, columns, self.gpu.sms)
-
-    def _fit_members(
-        self, variant: str, clean: Array, baseline: Array, observed_choices: ObservedChoices | None
-    ) -> tuple[learned.Outcome, FittedModel]:
+    def _fit_members(self, variant: str, clean: Array, baseline: Array) -> tuple[learned.Outcome, FittedModel]:
         base = replace(self.base, inputs="raw") if variant == "mlp_paper" else self.base
         target = clean if base.inputs == "raw" else clean - baseline
         problem = learned.Problem(self.clamped, base.features(self.clamped), target, self.folds, base.features)
@@ -181,8 +167,6 @@ class Fitter:
                 recipe = learned.search_recipe(problem, self.seed)
                 self.notes |= {"width": recipe.width, "layers": recipe.layers, "learning_rate": recipe.learning_rate}
             outcome = learned.fit_single(problem, partial(train_network, recipe=recipe), self.seed)
-        elif observed_choices is not None:
-            outcome = fit_choice(problem, observed_choices, self.seed)
         else:
             outcome = learned.fit_average(problem, self.seed)
         return outcome, base

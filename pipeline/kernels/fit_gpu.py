@@ -29,7 +29,7 @@ from pipeline.kernels.family_model import FittedModel, write_physics
 from pipeline.kernels.fit_family import Fitter, typical_error, with_predictions
 from pipeline.kernels.samples import check_rates, clean_samples, families_of, split_by_shape
 
-VARIANTS = ("auto", "process", "choice", "average", "trees", "mlp", "mlp_paper", "roofline")
+VARIANTS = ("auto", "process", "average", "trees", "mlp", "mlp_paper", "roofline")
 """Variants of kernel models:
 
 - `process`: Gaussian processes.
@@ -231,9 +231,9 @@ def fit_gpu(
     out_dir, wanted = Path(out_dir), families_of(samples, families)
     held_out = split_by_shape(samples, test_share, seed) if test_share > 0 else np.zeros(len(samples), dtype=bool)
     memory, offset_us, error = calibrate_physics(samples[~held_out], gpu)
-    # the longest fits start first, so that none runs alone at the end; families with a predicted kernel take longest
+    # the longest fits start first, so that none runs alone at the end
     counts = samples["family"].value_counts()
-    ordered = sorted(wanted, key=lambda name: (name not in fitter.AUTO_CHOICE_FAMILIES, -counts[name]))
+    ordered = sorted(wanted, key=lambda name: -counts[name])
     splits = {name: Split.of(samples, gpu, name, held_out, 0.0, seed) for name in ordered}
     for name, variant in product(ordered, variants):
         _check_variant(variant, name, splits[name].train)

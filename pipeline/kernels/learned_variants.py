@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.kernels.cublas_choice import TileNetwork
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.gaussian_process import (
     GaussianProcess,
@@ -95,7 +94,7 @@ class Problem:
 class Outcome:
     """Members with their weights, and out-of-fold predictions of the target, shape (rows,); NaN where there are none."""
 
-    members: tuple[Network | Trees | TileNetwork | GaussianProcess, ...]
+    members: tuple[Member, ...]
     weights: tuple[float, ...]
     out_of_fold: Array
     notes: dict[str, float]

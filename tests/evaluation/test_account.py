@@ -22,10 +22,10 @@ from evaluation.pages.accuracy_tables import (
     left_out_errors,
     outdated_families,
     page_tables,
-    published_rows,
     readme_table,
 )
 from evaluation.pages.markdown import block, markdown, replaced, table_rows
+from evaluation.pages.published_rows import NOT_AT_HAND, published_rows
 from evaluation.pages.readme_tables import PAGE, PAGE_MARKER, README, README_MARKER, gather, shipped_families
 from pipeline.errors import InputError, TableError
 from pipeline.paths import project_dir, transfer_dir
@@ -39,7 +39,10 @@ def found(compared: Artifacts) -> Evidence:
     left_out = pd.DataFrame({"family": ["gemm", "gemm"], "gpu": ["V100", "T4"], "mape": [10.0, 20.0], "gmae": 5.0})
     wave = pd.concat([errors_of["transfer"], errors_of["transfer"].assign(method="wave", mape=47.0)])
     kernels = tables.kernel_errors(compared.models)
-    return Evidence(kernels, errors_of["replays"], errors_of["passes"], left_out, wave, errors_of["models_moved"])
+    entry = {"inside": [0.9, 0.7], "inside_without": [0.79, 0.5], "rows": [100, 50], "level": -0.06}
+    sessions = {"V100": {"gemm": entry}, "other cards": {"gemm": {"low": 0.1, "high": 0.1}}}
+    return Evidence(kernels, errors_of["replays"], errors_of["passes"], left_out, wave, errors_of["models_moved"], sessions,
+                    frozenset({"translation"}))  # fmt: skip
 
 
 def test_the_error_of_a_trace_is_the_mean_over_its_iterations(found: Evidence) -> None:
@@ -50,29 +53,20 @@ def test_the_error_of_a_trace_is_the_mean_over_its_iterations(found: Evidence) -
 
 STEPS = """
 <!-- published -->
-Mean absolute error of training steps: 7.5 % in fp32 and TF32, 12.3 % in fp16. Of 3 pairs of GPUs, 2 are right.
+Mean absolute error of training steps in %: GPUs not used for tuning 9.1 (fp32, TF32, 27 rows), 16.8 (fp16, 24 rows); used for \
+tuning 6.0 (fp32, TF32, 18 rows), 8.5 (fp16, 18 rows). Of 3 pairs of GPUs, 2 are right.
 <!-- /published -->
-<!-- published steps -->
-| GPU | step |
-| --- | --- |
-| V100 (seen) | resnet50, train |
-| V100 | bert_base, train |
-| T4 | resnet50, train |
-| B200 | resnet50, inference |
-<!-- /published steps -->
 <!-- translation -->
-| step | precision | unseen: mean absolute error % |
-| --- | --- | --- |
-| gnmt, train | fp32 or TF32 | 13.1 |
-| gnmt, train | fp16 | 13.4 |
-
-Recurrent layers are 37 to 66 % of a step.
+Mean absolute error of GNMT steps in %: GPUs not used for tuning 13.1 (fp32, TF32, 11 rows), 13.4 (fp16, 11 rows).
 <!-- /translation -->
 <!-- dlrm -->
-| step | V100: mean absolute % | A100: mean absolute % |
-| --- | --- | --- |
-| train, fp32 or TF32 | 4.8 | 11.8 |
-| train, fp16 | 5.9 | 10.2 |
+| step | V100: rows | V100: mean absolute % | A100: rows | A100: mean absolute % |
+| --- | --- | --- | --- | --- |
+| train, tables one by one, fp32 or TF32 | 1 | 10.0 | 0 |  |
+| train, tables one by one, fp16 | 1 | 29.6 | 0 |  |
+| train, fp32 or TF32 | 2 | 4.8 | 2 | 11.8 |
+| train, fp16 | 2 | 5.9 | 2 | 10.2 |
+| inference, fp16 | 2 | 50.0 | 2 | 50.0 |
 <!-- /dlrm -->
 <!-- busy -->
 | busy share predicted by | mean absolute |
@@ -100,10 +94,12 @@ Recurrent layers are 37 to 66 % of a step.
 def test_the_page_shows_errors_beside_baselines_published_figures_and_bars(found: Evidence) -> None:
     text = page_tables(found)
     for row in (
-        "| V100 | 2.00 (2) | 2.00 (0.6) |",
+        "| V100 | 2.00 (2) of 80 | 2.00 (0.6) of 80 |",
         "| published, Lin et al., HiPC 2022 | < 10 | < 10 |",
         "| `v100_ddp` | V100 | 2 | 15.0 (0.5) | 50.0 |",
-        "| gemm | 15.0 | 47.0 |",
+        "| gemm | 15.0 | 15.0 | 47.0 |",
+        "| V100 | gemm | 100 | 50 | -5.8 % | 79 | 50 | 90 | 70 | 80 |",
+        "all 2 of 3; T4 1 of 1; V100 1 of 2",
         "| V100 | bert_large | inference | 512 | 8 | 200.0 | 220.0 | +10.0 |",
     ):
         assert row in text, row
@@ -112,25 +108,31 @@ def test_the_page_shows_errors_beside_baselines_published_figures_and_bars(found
 def test_the_small_table_has_the_mean_of_every_stage_and_of_published_steps(found: Evidence) -> None:
     text = readme_table(found, STEPS)
     for row in (
-        "| kernel: matrix product | held-out shapes, 1 GPU | 2.0 (worst 2.0) | published < 10 | 10 |",
-        "| kernel: other families | held-out shapes, 1 GPU | 2.0 (worst 2.0) | published < 10 | 10 |",
-        "| step of a trace, kernel times given | 1 public trace | 15.0 (worst 15.0) | sum of kernels 50.0; published 7.96 "
-        "| 0.5 |",
+        "| kernel: matrix product | held-out shapes, 1 GPU | 2.0 (worst 2.0) | Lin et al. state < 10 for theirs | 10 |",
+        "| kernel: other families | held-out shapes, 1 GPU | 2.0 (worst 2.0) | Lin et al. state < 10 for theirs | 10 |",
+        "| step of a trace, kernel times given | 1 public trace | 15.0 (worst 15.0) | queued work and kernels "
+        "50.0; Lin et al., GMAE of their DLRM steps 7.96 | 0.5 |",
         "| whole language model | 3 passes on 2 GPUs | 6.7 (worst 10.0) |  | 10 |",
-        "| kernel on a GPU without samples | 1 family, 2 GPUs held out in turn | 15.0 | wave scaling 47.0 | 20 |",
-        "| whole language model carried to another GPU | 2 pairs of passes | 15.0 | wave scaling 50.0; published 11.8 | 8 |",
-        "| published training step | 3 steps on 2 GPUs | 7.5 (fp32, TF32), 12.3 (fp16) |  |  |",
-        "| published GNMT training step | GPUs not used for tuning | 13.1 (fp32, TF32), 13.4 (fp16) |  |  |",
-        "| published DLRM training step, A100 | NVIDIA's example | 11.8 (fp32, TF32), 10.2 (fp16) |  |  |",
-        "| busy share of a DLRM step (percentage points) | 36 steps of Lin et al. | 7.9 | published 10.1 |  |",
-        "| whole DLRM step | 36 steps of Lin et al. | GMAE 4.9, mean 8.2 | published GMAE 7.96 |  |",
-        "| whole step of a convolutional network | 18 steps of Lin et al. | 12.4 | published 9.8; Habitat 15.3; "
+        "| kernel on a GPU without samples, from its spec | 1 family, 2 GPUs held out in turn | 15.0 | wave scaling 47.0, "
+        "from another GPU's measurement | 20 |",
+        "| whole language model carried to another GPU | 2 pairs of passes | 15.0 | wave scaling 50.0; Habitat, on its "
+        "models 11.8 | 8 |",
+        "| published training step | 51 steps, GPUs not used for tuning | 9.1 (fp32, TF32), 16.8 (fp16) |  |  |",
+        "| published training step | 36 steps, used for tuning | 6.0 (fp32, TF32), 8.5 (fp16) |  |  |",
+        "| published GNMT training step | 22 steps, GPUs not used for tuning; its source is not at hand: an earlier version's "
+        "figure | 13.1 (fp32, TF32), 13.4 (fp16) |  |  |",
+        # (1 x 10.0 + 2 x 4.8) / 3 and (1 x 29.6 + 2 x 5.9) / 3
+        "| published DLRM training step, V100 | 6 steps of NVIDIA's example, tables one by one included | 6.5 (fp32, TF32), "
+        "13.8 (fp16) |  |  |",
+        "| busy share of a DLRM step (percentage points) | 36 steps of Lin et al. | 7.9 | Lin et al. 10.1 |  |",
+        "| whole DLRM step | 36 steps of Lin et al. | GMAE 4.9, mean 8.2 | Lin et al. GMAE 7.96 |  |",
+        "| whole step of a convolutional network | 18 steps of Lin et al. | 12.4 | Lin et al. 9.8; Habitat 15.3; "
         "MLPredict 29.4 |  |",
     ):
         assert row in text, row
 
 
-@pytest.mark.parametrize("lost", ["<!-- busy -->", "| gnmt, train | fp16 | 13.4 |", "Mean absolute error of training",
+@pytest.mark.parametrize("lost", ["<!-- busy -->", "| train, fp16 | 2 | 5.9 | 2 | 10.2 |", "GPUs not used for tuning 13.1",
                                   "| Lin et al., profiled overheads | 10.1 |"])  # fmt: skip
 def test_a_page_without_a_published_table_is_refused_in_one_line(lost: str) -> None:
     with pytest.raises(InputError, match=r"docs/accuracy\.md: .*missing") as caught:
@@ -157,14 +159,17 @@ def test_readme_and_docs_hold_what_the_packs_say() -> None:
     kernels = tables.kernel_errors(shipped_families())
     pairs, models = (read_any([str(transfer_dir() / name)]) for name in (PAIR_ERRORS, MODEL_ERRORS))
     nothing = pd.DataFrame()
-    shipped = Evidence(kernels, nothing, nothing, nothing, pairs, models)
+    shipped = Evidence(kernels, nothing, nothing, left_out_errors(transfer_dir()), pairs, models)
     page = (project_dir() / PAGE).read_text(encoding="utf-8")
     assert kernel_table(kernels) in block(page, PAGE_MARKER), f"{PAGE}: run `make readme`"
     told = [list(row.values()) for row in table_rows(block((project_dir() / README).read_text(encoding="utf-8"),
                                                            README_MARKER))]  # fmt: skip
+    told = [
+        [cell.removesuffix(NOT_AT_HAND) for cell in row] for row in told
+    ]  # the files at hand differ between machines
     for row in (*kernel_rows(kernels), *carried_over_rows(shipped), *published_rows(page)):
         assert row in told, f"{README}: run `make readme`"
-    assert len(told) <= 15
+    assert len(told) <= 16
 
 
 def test_the_readme_repeats_the_means_of_the_accuracy_page() -> None:

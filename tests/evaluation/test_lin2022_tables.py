@@ -68,7 +68,7 @@ def test_the_page_is_not_written_without_the_published_errors(
     page.write_text("as it was")
     monkeypatch.setattr(sys, "argv", ["lin2022.py", str(data), "--write", str(page)])
     assert runpy.run_path(str(LIN2022))["main"]() == 2
-    assert "e2e_plot.ipynb: no such file" in capsys.readouterr().err
+    assert "e2e_plot.ipynb is not at hand" in capsys.readouterr().err
     assert page.read_text() == "as it was"
 
 

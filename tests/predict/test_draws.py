@@ -80,6 +80,28 @@ def test_a_step_of_many_kernels_is_no_surer_than_what_they_share_and_lies_around
     assert np.median(total) == pytest.approx(0.0, abs=0.02)
 
 
+@pytest.mark.parametrize(("family", "width"), [
+    ("gemm", 0.362), ("bmm", 0.362),  # 0.9 of 0.367 ** 2 is shared by products, beside 0.1 ** 2 of the step
+    ("conv2d_forward", 0.192), ("softmax", 0.253),  # 0.2 and 0.4 of it
+])  # fmt: skip
+def test_sums_over_a_family_are_as_wide_as_on_gpus_that_were_held_out(family: str, width: float) -> None:
+    total = np.log(drawn([family] * 400, draws=2_000).sum(axis=1))
+    assert np.std(total) == pytest.approx(width, rel=0.06)
+
+
+def test_another_session_moves_all_kernels_and_does_not_average_out() -> None:
+    calls, centre = different(["gemm", "softmax"] * 200), np.full(400, 10.0)
+    predicted = pd.DataFrame({
+        "kernel_us": centre, "p10_us": centre * np.exp(-0.5), "p90_us": centre * np.exp(0.1), "session_low": 0.5,
+        "session_high": 0.1,
+    })  # fmt: skip
+    errors = StepErrors.of(ErrorSources.of(calls), predicted, {"transferred": 1.0})
+    found = step_interval(errors, serial(centre), np.arange(400), 1024, 0)
+    assert found == pytest.approx((4000 * np.exp(-0.5), 4000 * np.exp(0.1)), rel=2e-3)
+    drawn_times = errors.times(keyed_normals(errors.sources.names, 1000, 0)).sum(axis=0)
+    assert np.percentile(drawn_times, [10, 50, 90]) == pytest.approx([found[0], 4000, found[1]], rel=5e-3)
+
+
 def test_what_a_step_shares_is_in_proportion_to_kernels_that_are_well_known() -> None:
     total = np.log(drawn(["softmax"] * 400, spread=1.02, draws=2_000).sum(axis=1))
     sigma = np.log(1.02) / NORMAL_P90

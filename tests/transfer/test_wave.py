@@ -81,3 +81,18 @@ def test_unknown_geometry_falls_to_the_simplified_form() -> None:
     unknown = wave.Launches(blank, blank, blank, blank)
     exact = wave.scale(np.array([10.0]), unknown, origin, destination, exact=True)
     assert exact == pytest.approx(wave.scale(np.array([10.0]), unknown, origin, destination, exact=False))
+
+
+@pytest.mark.parametrize(("exact", "gamma", "expected"), [
+    (False, 0.25, 16**0.25 * (2 * 2) ** 0.75),  # traffic at a sixteenth of the bandwidth, arithmetic at a fourth of the rate
+    (False, 1.0, 16.0),
+    (False, 0.0, 4.0),
+    (True, 0.25, 2 * (16 / 2) ** 0.25 * 2**0.75),  # two waves, each of half the blocks
+])  # fmt: skip
+def test_bandwidth_counts_by_the_exponent_and_waves_and_clock_by_its_rest(
+    exact: bool, gamma: float, expected: float
+) -> None:
+    origin = load_gpu("V100")
+    slow = replace(origin, sms=40, boost_clock_mhz=690, measured_dram_gb_per_s=817 / 16)
+    found = wave.scale(np.array([10.0]), _launches(640, 256), origin, slow, fixed_gamma=gamma, exact=exact)
+    assert found[0] == pytest.approx(10.0 * expected)

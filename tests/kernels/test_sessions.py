@@ -1,0 +1,67 @@
+"""The error of another session: how it is fitted, whom it concerns, and that shipped intervals hold in both sessions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evaluation.checks.session_fit import fit_session, share_inside
+from evaluation.pages.published_step_tables import holds
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.estimate import Estimate
+from pipeline.kernels.intervals import FILE, NOTED_RATIO, Session, clock_notes, session_of
+from pipeline.paths import packs_dir
+
+
+def rows(level: float, sigma: float = 0.1, own: float = 0.128) -> pd.DataFrame:
+    """Log errors of a session around a level, and the model's own distance of p10 and p90."""
+    errors = np.random.default_rng(0).normal(level, sigma, 20_000)
+    return pd.DataFrame({"log_error": errors, "low": own, "high": own})
+
+
+def test_a_tenth_of_both_sessions_together_lies_beyond_each_end() -> None:
+    first, second = rows(0.0), rows(-0.3)
+    session = fit_session(first, second)
+    assert session.low > 0.3 and session.high == pytest.approx(0.0, abs=1e-3)
+    beyond = np.mean([np.mean(part["log_error"] < -np.hypot(part["low"], session.low)) for part in (first, second)])
+    assert beyond == pytest.approx(0.1, abs=0.002)
+
+
+def test_a_session_like_the_first_adds_nothing() -> None:
+    session = fit_session(rows(0.0), rows(0.0))
+    assert max(vars(session).values()) < 0.01 and share_inside(rows(0.0), session) == pytest.approx(0.8, abs=0.01)
+
+
+def test_the_interval_grows_in_quadrature_on_its_side_alone() -> None:
+    one = np.array([100.0])
+    own = Estimate(one, one, one * np.exp(-0.3), one * np.exp(0.3), one > 0, one * np.exp(-0.3), one * np.exp(0.3))
+    wide = own.in_any_session(0.4, 0.0)
+    assert np.log(wide.p10 / wide.kernel) == pytest.approx([-0.5]) and wide.p90 == pytest.approx(own.p90)
+    assert np.log(wide.latency_p10 / wide.latency) == pytest.approx([-0.5]) and wide.kernel == one
+
+
+def test_a_card_has_its_own_error_and_others_that_of_their_kind() -> None:
+    own, other, low_power = (session_of(load_gpu(name), "gemm") for name in ("V100", "A100", "T4"))
+    assert own.high == 0 and own.low > 0.05  # its second session was 6 % faster
+    assert other.low == other.high == own.low  # the sign of another card's next session is unknown
+    assert low_power.low > 0.3 > low_power.high
+    assert session_of(load_gpu("P4"), "gemm").low > 1.0  # three times as fast as throttled
+    assert session_of(load_gpu("P4"), "conv2d_forward") == session_of(load_gpu("P4"), "gemm")
+    assert session_of(load_gpu("A100"), "memset") == session_of(load_gpu("A100"), "elementwise") != Session(0, 0)
+
+
+def test_answers_of_cards_that_throttle_say_which_clock_they_mean() -> None:
+    assert all("clock under continuous load" in clock_notes(load_gpu(name))[0] for name in ("P4", "T4", "L4"))
+    assert clock_notes(load_gpu("V100")) == () and NOTED_RATIO > 1
+
+
+def test_shipped_intervals_hold_with_both_sessions_weighted_equally() -> None:
+    cards = json.loads((packs_dir() / FILE).read_text())["gpus"]
+    twice = [entry for families in cards.values() for entry in families.values() if "inside" in entry]
+    assert len(twice) == 10
+    for entry in twice:
+        few = min(entry["rows"])
+        assert holds(round(np.mean(entry["inside"]) * few), few), entry
