@@ -22,7 +22,6 @@ ADVICE = (
      "step with device=x.device"),
     (r"FSDP", "give the module itself, because the step of one GPU is predicted"),
     (r"process group", "remove torch.distributed, because the step of one GPU is predicted"),
-    (r"saved tensor hooks", "torch.func.grad and similar functions cannot be captured; give the module and a loss"),
     (r"FlexAttention", "write it as F.scaled_dot_product_attention"),
     (r"torch\.nonzero|masked_select",
      "it selects elements by a mask, whose values the meta device does not have; give the share that is true, "

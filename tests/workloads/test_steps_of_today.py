@@ -288,9 +288,15 @@ def test_a_share_is_a_share(share):
         captured("picked", options={"how": "index"}, picked=share)
 
 
+def test_a_gradient_by_torch_func_is_a_backward_pass() -> None:
+    """Forward: the model's product, and that of its input's gradient. Backward: the gradient of the latter's weight."""
+    products = map_calls(captured("gradient")).query("family == 'gemm'")
+    assert products["phase"].value_counts().to_dict() == {"forward": 2, "backward": 1}
+
+
 @pytest.mark.parametrize("function, advice", [
     ("on_cuda", "on the `device` that the function receives"), ("flexible", "write it as F.scaled_dot_product_attention"),
-    ("gradient", "give the module and a loss"), ("distinct", "the size of its result depends on data"),
+    ("distinct", "the size of its result depends on data"),
 ])  # fmt: skip
 def test_what_cannot_be_captured_says_what_to_do_in_a_line_that_can_be_read(function, advice):
     with pytest.raises(InputError, match=r"steps_of_today.py, line \d+") as refused:
