@@ -59,7 +59,7 @@ accuracy: setup unlock ## write the accuracy tables of a grid
 report: setup unlock ## write one page with rule graph, figures and tables of a grid, under results/reports/
 	@$(BIN)/snakemake --config $(GRID) -- report
 
-paper: setup unlock ## compute the grids of the papers with the data on this machine; prints what is missing
+paper: setup unlock ## draw the figures of the two papers beside ours (docs/papers.md), then compute their grids
 	@$(BIN)/python -m evaluation.pages.paper_grids
 
 measured: setup unlock ## compare steps of every GPU under measurements/ with predictions; writes docs/accuracy.md

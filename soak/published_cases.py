@@ -1,4 +1,4 @@
-"""Damaged files of published measurements, which the user downloads or types: CSV, YAML, notebooks, pages."""
+"""Damaged files of published measurements, which the user downloads: CSV, YAML, notebooks, pages."""
 
 from __future__ import annotations
 
@@ -10,26 +10,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.published.published_busy import FILE as BUSY
-from evaluation.published.published_busy import read_busy
 from evaluation.published.published_dlrm import read_rows, read_steps
-from evaluation.published.published_lin2022 import CNN_FILE, DLRM_FILE, read_cnn, read_dlrm
 from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, read_lookups
 from evaluation.published.published_steps import read_networks, read_resnet50, read_training
 from soak.damage import VALUES, damaged
 from soak.verdicts import ANY, Case
 from tests.evaluation.published_texts import FILES
 
-NUMBERS = ("measured_us", "busy", "published_busy", "batch_size")
+NUMBERS = ("measured_us", "batch_size")
 
 
 READERS: dict[str, tuple[str, ...]] = {
-    "read_busy": (BUSY,), "read_dlrm": (DLRM_FILE,), "read_cnn": (CNN_FILE,), "read_steps": ("nvidia/dlrm",),
+    "read_steps": ("nvidia/dlrm",),
     "read_resnet50": ("nvidia/resnet50",), "read_lookups": (LIGER, PULL_REQUEST, NOTEBOOK), "read_training": ("lambda/pytorch",),
     "read_networks": ("timm/",),
 }  # fmt: skip
 CALLS: dict[str, Callable[[Path], pd.DataFrame]] = {
-    "read_busy": read_busy, "read_dlrm": read_dlrm, "read_cnn": read_cnn,
     "read_steps": lambda folder: read_steps(folder).assign(rows=str(read_rows(folder))),
     "read_resnet50": read_resnet50, "read_lookups": read_lookups, "read_training": read_training,
     "read_networks": lambda folder: read_networks(folder, ("resnet50",)),

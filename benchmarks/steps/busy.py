@@ -1,8 +1,8 @@
 """Compares the predicted busy share of the GPU in DLRM steps with that of Lin et al. on V100, TITAN Xp and P100.
 
-    python benchmarks/steps/busy.py [DATASETS_DIR] [--write docs/accuracy.md]
+    python benchmarks/steps/busy.py [--write docs/accuracy.md]
 
-`evaluation/published/published_busy.py` names the file and its source. The published loop is that of facebookresearch/dlrm of
+`evaluation/published/facts/` has the published errors and their source. The published loop is that of facebookresearch/dlrm of
 2021 (PyTorch 1.8):
 
 - The host waits for copies and reads the loss before the backward pass.
@@ -16,16 +16,14 @@ the same hosts and workloads; ours use neither.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import pandas as pd
 
 from evaluation.checks.lin2022_steps import DLRM_LOOP
 from evaluation.pages.markdown import markdown, rewrite
-from evaluation.published.published_busy import read_busy
+from evaluation.published.published_lin2022 import read_dlrm
 from pipeline import predict
-from pipeline.paths import datasets_dir
 
 LOOPS: dict[str, dict[str, object]] = {
     "their loop": DLRM_LOOP,
@@ -65,21 +63,16 @@ def table(rows: pd.DataFrame) -> str:
     return markdown(["GPU", "model", *(f"batch {b}" for b in batches)], lines)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--write", type=Path, help="document in which the marked section is replaced")
     args = parser.parse_args()
-    if args.datasets is None:
-        print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
-        return 2
-    rows = predicted(read_busy(args.datasets))
+    rows = predicted(read_dlrm())
     text = f"{summary(rows)}\n\n{table(rows)}"
     print(text)
     if args.write:
         rewrite(args.write, {"busy": text})
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""Runs the papers' grids with the evidence that this machine has, then reports what is missing and why.
+"""Writes `docs/papers.md` with its figures, runs the papers' grids, then reports what is missing and why.
 
 python -m evaluation.pages.paper_grids [paper_dlrm ...]        (or: make paper)
 """
@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from evaluation.pages import papers
 from evaluation.pages.grid_accuracy import missing_evidence
 from pipeline.flow import Flow
-from pipeline.paths import datasets_dir
+from pipeline.paths import datasets_dir, project_dir
 from pipeline.show.figures.gallery import INDEX
 from pipeline.show.run_snakemake import run_snakemake
 
@@ -34,11 +35,16 @@ def account(name: str, flow: Flow) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: runs each grid up to its report, then prints the results of all of them."""
+    """Command line: writes the page, runs each grid up to its report, then prints the results of all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS))
     parser.add_argument("--results", default="results")
+    parser.add_argument("--page", action="store_true", help="only write docs/papers.md and its figures")
     options = parser.parse_args(arguments)
+    for path in papers.write(project_dir()):
+        print(path.relative_to(project_dir()), flush=True)
+    if options.page:
+        return 0
     grids = {name: {"experiment": name, "results": options.results} for name in options.experiments}
     runs = [("report", config) for config in grids.values()]
     if datasets_dir() is not None:  # first, because the figures of every grid show the checks

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from evaluation.published.published_busy import FILE as BUSY
-from evaluation.published.published_lin2022 import CNN_FILE, DLRM_FILE
 from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, TABLE
 
 HEADER = "name_gpu,num_gpu,watt,price,ssd,bert_base_squad,bert_large_squad,gnmt,resnet50,tacotron2,waveglow\r\n"
@@ -76,24 +74,6 @@ feature_spec:
   cat_1.bin: {cardinality: 10, dtype: int8}
   cat_10.bin: {cardinality: 20, dtype: int8}
 """
-
-DLRM = """gpu,model,batch_size,batch_time_ms
-V100,DLRM_default,512,5.0
-Xp,DLRM_DDP,4096,12.5
-"""
-CNN = """gpu,model,batch_size,batch_time_ms,err_lin_pct,err_habitat_pct,err_mlpredict_pct
-V100,ResNet50,16,80.0,5.0,10.0,20.0
-P100,Inception-V3,32,160.0,7.5,2.5,0.0
-"""
-
-CELL = """# # Manually input all the stats
-# batch_sizes = [512, 1024]
-# errors = {
-#     "V100": {"DLRM_default": [[25.0, 0.0, -37.5], [0.0, 20.0, -10.0]]},
-#     "Titan XP": {"DLRM_DDP": [[-20.0, 5.0, -60.0], [10.0, -12.0, -12.0]]},
-# }"""
-
-COMPUTED = "batch_sizes = [512, 1024]\nerrors = {}\nfor gpu in gpus:\n    errors[gpu] = {}\n"
 
 LIGER_HEAD = (
     "kernel_name,kernel_provider,kernel_operation_mode,metric_name,x_name,x_value,y_value_50,extra_benchmark_config_str,"
@@ -170,12 +150,7 @@ NHWC = "timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv"
 GNMT = "lambda/results/3090_v1/PyTorch_gnmt_FP32/log.txt"
 
 
-def notebook(*sources: str) -> str:
-    return json.dumps({"cells": [{"source": source.splitlines(keepends=True)} for source in sources]})
-
-
 FILES: dict[str, str] = {
-    BUSY: notebook("### DLRM", COMPUTED, CELL), DLRM_FILE: DLRM, CNN_FILE: CNN,
     CRITEO: SPEC, RESNET: RESNET_PAGE, TRANSFORMER: TRANSFORMER_PAGE,
     "nvidia/dlrm-README-2020-04.md": FIRST, "nvidia/dlrm-README-2020-08.md": SECOND, "nvidia/dlrm-README-2021-10.md": LAST,
     LIGER: "\n".join((LIGER_HEAD, *LIGER_LINES)), PULL_REQUEST: COMMENT,

@@ -1,0 +1,124 @@
+"""Figures of the two papers that no other figure covers: published numbers beside ours.
+
+Lin et al. is the HiPC 2022 paper on DLRM, Habitat that of Yu et al. (ATC 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from pipeline.palette import ACTIVE, IDLE, MEASURED, series_colours
+from pipeline.show.figures.layout import MARKERS, WIDE, Board, Page, in_order, marks, rows_height, value_labels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEASURED_IDLE = "#F5CBB0"
+"""Measured idle time: a lighter `pipeline.palette.MEASURED`."""
+
+BAR = 0.38
+"""Height of one of the two bars of a step, as a fraction of a row."""
+
+
+def measured_beside_predicted(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Active and idle time of measured steps, each above the predicted step: a panel per GPU and model, a row per batch.
+
+    Args:
+        rows: `predicted_dlrm` of `evaluation.checks.lin2022_steps`.
+    """
+    from matplotlib.patches import Patch
+
+    panels = list(rows.groupby(["gpu", "model"], sort=False))
+    board = Board([1.6 * rows_height([str(size) for size in part["batch_size"]], page) for _, part in panels], page)
+    for axes, ((gpu, model), part) in zip(board.panels, panels, strict=True):
+        where = np.arange(len(part))
+        step, predicted = (part[name].to_numpy(float) / 1000 for name in ("measured_us", "predicted_us"))
+        active = step * part["busy"].to_numpy(float), part["active_us"].to_numpy(float) / 1000
+        for total, busy, shift, colours in ((step, active[0], -BAR / 2, (MEASURED, MEASURED_IDLE)),
+                                            (predicted, active[1], BAR / 2, (ACTIVE, IDLE))):  # fmt: skip
+            axes.barh(where + shift, busy, color=colours[0], height=BAR)
+            axes.barh(where + shift, total - busy, left=busy, color=colours[1], height=BAR)
+        errors = [f"{100 * error:+.0f} %".replace("-", "−") for error in part["error"]]
+        value_labels(axes, np.maximum(step, predicted), errors)
+        axes.set_xlim(0, 1.25 * float(np.maximum(step, predicted).max()))
+        board.label_rows(axes, [f"{size:,}" for size in part["batch_size"]])
+        board.number_ticks(axes)
+        board.names(axes, "time of one step (ms)")
+        board.title(axes, f"{model}, {gpu}")
+    inside = int((rows["error"].abs() <= 0.1).sum())
+    board.headline(f"{inside} of {len(rows)} measured DLRM steps are predicted to 10 %")
+    names = ("measured: active", "measured: idle", "predicted: active", "predicted: idle")
+    board.legend([Patch(color=colour) for colour in (MEASURED, MEASURED_IDLE, ACTIVE, IDLE)], names)
+    board.note("Rows: batch size; number: error of the predicted step. Measured: Lin et al., HiPC 2022.")
+    return board.figure
+
+
+def busy_shares(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Busy share of each step, measured and by two predictions: a panel per GPU.
+
+    Args:
+        rows: as for `measured_beside_predicted`.
+    """
+    series = {"busy": "measured", "predicted_busy": "Steptime", "published_busy": "Lin et al., their prediction"}
+    rows = rows.assign(predicted_busy=rows["active_us"] / rows["predicted_us"])
+    colours = dict(zip(series, (MEASURED, ACTIVE, "#444444"), strict=True))
+    gpus = list(dict.fromkeys(rows["gpu"]))
+    steps = [
+        f"{row.model.removeprefix('dlrm_')}, {row.batch_size:,}" for row in rows[rows["gpu"] == gpus[0]].itertuples()
+    ]
+    board = Board([rows_height(steps, page)] * len(gpus), page)
+    for axes, gpu in zip(board.panels, gpus, strict=True):
+        part = rows[rows["gpu"] == gpu]
+        for column, marker in zip(series, MARKERS, strict=False):
+            axes.plot(100 * part[column], np.arange(len(part)), marker, color=colours[column], markersize=5,
+                      markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip
+        axes.set_xlim(0, 100)
+        board.label_rows(axes, steps if gpu == gpus[0] or board.columns == 1 else [""] * len(steps))
+        board.number_ticks(axes)
+        board.names(axes, "busy share (%)")
+        board.title(axes, str(gpu))
+    off = {name: 100 * float((rows[name] - rows["busy"]).abs().mean()) for name in series}
+    board.headline(f"Busy shares are {off['predicted_busy']:.0f} points off in the mean; "
+                   f"published predictions {off['published_busy']:.0f}")  # fmt: skip
+    board.legend(marks(colours.values()), list(series.values()))
+    board.note("Rows: DLRM model and batch size. Measured shares and published predictions: Lin et al., HiPC 2022.")
+    return board.figure
+
+
+def errors_by_group(errors: pd.DataFrame, headline: str, note: str, page: Page = WIDE) -> Figure:
+    """Errors in %: a row per group, a bar per series.
+
+    Args:
+        errors: a row per group, a column per series, in their order.
+        headline: what the figure shows.
+        note: where the numbers come from.
+    """
+    from matplotlib.patches import Patch
+
+    groups, colours = [str(name) for name in errors.index], series_colours(map(str, errors.columns))
+    board = Board([rows_height(groups, page) * max(1.0, 0.6 * len(errors.columns))], page)
+    (axes,) = board.panels
+    height = 0.84 / len(errors.columns)
+    for number, (name, values) in enumerate(errors.items()):
+        where = np.arange(len(errors)) + height * (number - (len(errors.columns) - 1) / 2)
+        bars = axes.barh(where, values, height=0.9 * height, color=colours[str(name)])
+        axes.bar_label(
+            bars, [f"{value:.1f}" if np.isfinite(value) else "" for value in values], padding=3, fontsize=7.5
+        )
+    board.label_rows(axes, groups)
+    axes.set_xlim(left=0)
+    board.number_ticks(axes)
+    board.names(axes, "error (%)")
+    board.headline(headline)
+    board.legend([Patch(color=colour) for colour in colours.values()], list(colours))
+    board.note(note)
+    return board.figure
+
+
+def in_family_order(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """A table by kernel family in the order of all figures, with readable names of families."""
+    return table.reindex(in_order(table.index)).rename(index=dict(names))

@@ -1,0 +1,261 @@
+"""Writes the tables and figures of `docs/papers.md`: what two papers published beside what Steptime predicts.
+
+It needs no data beyond the checkout: published numbers are in `evaluation/published/facts/`, the rest comes from the packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm
+from evaluation.figures import paper_figures, transfer_errors
+from evaluation.figures.accuracy_data import model_transfer
+from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
+from evaluation.pages.lin2022_tables import cnn_summary, dlrm_summary
+from evaluation.pages.markdown import markdown, rewrite
+from evaluation.pages.pictures import FAMILY_NAMES, published_networks
+from evaluation.published.published_errors import published
+from evaluation.published.published_lin2022 import read_cnn, read_dlrm, read_mean_errors
+from pipeline.answers.engine import engine
+from pipeline.kernels.error_metrics import gmae
+from pipeline.packs import model_folders, shipped_file
+from pipeline.paths import transfer_dir
+from pipeline.prices import price_notes, prices_of, with_prices
+from pipeline.question.question import expand
+from pipeline.readable import compact, rate
+from pipeline.show.figures import costs, figure_data, kernel_errors, overhead_plots, step_times
+from pipeline.show.figures.layout import save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAGE, IMAGES = "docs/papers.md", "docs/images/papers"
+
+MEASURED_GPUS = ("V100", "P100")
+"""GPUs of Lin et al. with a pack. The TITAN Xp has none: its kernels are transferred."""
+
+BREAKDOWN_BATCH = 2048
+"""Batch size of the paper's figure of dominant operators."""
+
+RENT = ("gpu=P4000,P100,T4,V100", "model=gnmt", "batch_size=16,32,48")
+WORTH = ("gpu=RTX2080Ti,V100", "model=dcgan", "batch_size=64,96,128")
+"""Questions of Habitat's two case studies, with its batch sizes (`facts/habitat_batches.csv`)."""
+
+METHODS = {"wave": "wave scaling", "mlp": "networks (MLP)", "auto": "Steptime"}
+"""Methods of `pair_errors.csv` that are shown, with their names."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: the text of its block and its figure."""
+
+    name: str
+    text: str
+    figure: Figure
+
+
+def lin_sections(dlrm: pd.DataFrame, cnn: pd.DataFrame) -> Iterable[Section]:
+    """The figures of Lin et al.
+
+    Args:
+        dlrm: `predicted_dlrm`, of all steps or some.
+        cnn: `predicted_cnn`, of all steps or some.
+    """
+    errors = figure_data.kernel_errors([(gpu, folder) for gpu in MEASURED_GPUS for folder in model_folders(gpu)])
+    yield Section(
+        "kernels",
+        kernel_table(errors, [*dlrm["families_us"], *cnn["families_us"]]),
+        kernel_errors.family_errors(errors),
+    )
+    yield Section("steps", step_table(dlrm), paper_figures.measured_beside_predicted(dlrm))
+    means = mean_errors(dlrm)
+    published_percent, _, ours = means.loc["all"].to_numpy(float)
+    figure = paper_figures.errors_by_group(
+        means,
+        f"Predicted DLRM steps: GMAE {ours:.1f} %, published {published_percent:.1f} %",
+        "GMAE of 36 steps and of the 12 of each GPU. Published: Lin et al., HiPC 2022, from its authors' code.",
+    )
+    yield Section("errors", f"{error_table(means)}\n\n{dlrm_summary(dlrm)}", figure)
+    yield Section("networks", cnn_summary(cnn), published_networks(cnn))
+    observations = read_any([str(shipped_file("V100", "overhead_samples.parquet"))]).assign(gpu="V100")
+    in_dlrm = observations["workload"].str.contains("dlrm")
+    observations = observations[in_dlrm & observations["type"].isin(["T1", "T2", "T3", "T4", "T5"])]
+    operators = figure_data.dominant_operators(observations)
+    yield Section("overheads", overhead_table(observations), overhead_plots.dominant_operators(operators))
+    shown = dlrm[(dlrm["gpu"] == "V100") & (dlrm["batch_size"] == BREAKDOWN_BATCH)]
+    families = pd.DataFrame(
+        [
+            {"gpu": step["gpu"], "model_variant": step["model"], "batch_size": step["batch_size"], "family": family,
+             "device_us": us}
+            for step in shown.to_dict("records")
+            for family, us in step["families_us"].items()
+        ]
+    )  # fmt: skip
+    yield Section("operators", share_table(families), step_times.breakdown(families))
+    yield Section("busy", busy_table(dlrm), paper_figures.busy_shares(dlrm))
+
+
+OWN, SHARED, OURS = "Lin et al., own overheads", "Lin et al., shared overheads", "Steptime, other hosts"
+
+
+def mean_errors(dlrm: pd.DataFrame) -> pd.DataFrame:
+    """GMAE of the DLRM steps in %, over all and by GPU: `OWN`, `SHARED`, `OURS`."""
+    theirs = read_mean_errors().pivot_table(index="gpu", columns="what", values="gmae_pct")
+    parts = {"all": dlrm, **dict(list(dlrm.groupby("gpu", sort=False)))}
+    ours = {name: _gmae(part["predicted_us"], part["measured_us"]) for name, part in parts.items()}
+    return pd.DataFrame({OWN: theirs["step"], SHARED: theirs["step_shared"], OURS: pd.Series(ours)}).reindex(
+        list(parts)
+    )
+
+
+def _gmae(predicted: pd.Series, measured: pd.Series) -> float:
+    return 100 * gmae(predicted.to_numpy(float), measured.to_numpy(float))
+
+
+def error_table(means: pd.DataFrame) -> str:
+    """`mean_errors` as Markdown."""
+    rows = [
+        [str(gpu), *(f"{value:.2f}" for value in values)]
+        for gpu, values in zip(means.index, means.to_numpy(), strict=True)
+    ]
+    return markdown(["GMAE of steps in %", *means.columns], rows)
+
+
+def kernel_table(errors: pd.DataFrame, steps: Iterable[Mapping[str, float]]) -> str:
+    """GMAE by family and GPU, then the families of the steps that have no samples."""
+    table = errors.pivot_table(index="family", columns="gpu", values="gmae")[list(MEASURED_GPUS)]
+    bound = f"below {published('kernels')[0].percent:g}"
+    rows = [[str(family), bound, *(f"{100 * value:.2f}" for value in values)]
+            for family, values in paper_figures.in_family_order(table, {}).iterrows()]  # fmt: skip
+    lacking = sorted({family for step in steps for family in step} - set(table.index))
+    said = f"Families of these steps without samples on these GPUs, predicted from formulas: {', '.join(lacking)}."
+    return f"{markdown(['family', 'Lin et al., GMAE %', *(f'ours, {gpu}' for gpu in table)], rows)}\n\n{said}"
+
+
+def step_table(dlrm: pd.DataFrame) -> str:
+    """Errors of active time and step by GPU, theirs and ours, and our mean differences of active and idle time."""
+    theirs = read_mean_errors().set_index(["what", "gpu"])["gmae_pct"].to_dict()
+    lines = []
+    for gpu, part in dlrm.groupby("gpu", sort=False):
+        active = part["busy"] * part["measured_us"]
+        idle = part["predicted_us"] - part["active_us"] - (part["measured_us"] - active)
+        ours = f"{_gmae(part['active_us'], active):.1f}", f"{_gmae(part['predicted_us'], part['measured_us']):.1f}"
+        means = (f"{(part['active_us'] - active).mean() / 1e3:+.2f}", f"{idle.mean() / 1e3:+.2f}")
+        lines.append([str(gpu), f"{theirs['active', gpu]:.1f}", ours[0], f"{theirs['step', gpu]:.1f}", ours[1], *means])
+    head = ("GPU", "active: Lin et al. %", "active: ours %", "step: Lin et al. %", "step: ours %")
+    return markdown([*head, "ours: mean difference of active ms", "of idle ms"], lines)
+
+
+def overhead_table(observations: pd.DataFrame) -> str:
+    """Times of each type of overhead in the traces of the pack."""
+    times = observations.groupby("type")["value_us"].quantile(np.array([0.25, 0.5, 0.75])).unstack()
+    counts = observations.groupby("type").size()
+    rows = [
+        [str(kind), f"{count:,}", *(f"{value:.1f}" for value in row)]
+        for (kind, row), count in zip(times.iterrows(), counts, strict=True)
+    ]
+    return markdown(["type", "times seen", "lower quartile µs", "median µs", "upper quartile µs"], rows)
+
+
+def share_table(families: pd.DataFrame) -> str:
+    """The five families with most device time of each model."""
+    rows = []
+    for model, part in families.groupby("model_variant", sort=False):
+        largest = part.nlargest(5, "device_us").set_index("family")["device_us"] / part["device_us"].sum()
+        rows.append([str(model), *(f"{family} {100 * share:.0f} %" for family, share in largest.items())])
+    return markdown(["model", *(f"{number}." for number in range(1, 6))], rows)
+
+
+def busy_table(dlrm: pd.DataFrame) -> str:
+    """Differences of busy shares from the measured ones, in percentage points."""
+    ours = dlrm["active_us"] / dlrm["predicted_us"]
+    rows = []
+    for name, share in (("Lin et al.", dlrm["published_busy"]), ("Steptime", ours)):
+        off = 100 * (share - dlrm["busy"])
+        rows.append([name, f"{off.mean():+.1f}", f"{off.abs().mean():.1f}", f"{off.abs().max():.0f}"])
+    return markdown(["busy share predicted by", "mean difference", "mean absolute", "worst"], rows)
+
+
+def habitat_sections() -> Iterable[Section]:
+    """The figures of Habitat that can be had."""
+    pairs, models = (read_any([str(transfer_dir() / name)]) for name in (PAIR_ERRORS, MODEL_ERRORS))
+    yield Section("pairs", pair_table(models), transfer_errors.errors_by_pair(model_transfer(models)))
+    shown = pairs[pairs["method"].isin(METHODS)].pivot_table(index="family", columns="method", values="mape")
+    by_family = paper_figures.in_family_order(shown, FAMILY_NAMES)[list(METHODS)].rename(columns=METHODS)
+    means = by_family.mean()
+    figure = paper_figures.errors_by_group(
+        by_family,
+        f"Kernels on another GPU: wave scaling {means['wave scaling']:.0f} % off, Steptime {means['Steptime']:.0f} %",
+        "Mean absolute error over the ordered pairs of V100, P100, P4, T4 and A100, above twice the latency floor; the "
+        "destination was left out of training.",
+    )
+    rows = [
+        [str(family), *("" if np.isnan(value) else f"{value:.1f}" for value in values)]
+        for family, values in by_family.iterrows()
+    ]
+    yield Section("scaling", markdown(["mean absolute error %", *by_family.columns], rows), figure)
+    for name, question in (("rent", RENT), ("worth", WORTH)):
+        yield case_study(name, question)
+
+
+def pair_table(models: pd.DataFrame) -> str:
+    """Mean absolute error of whole models between GPUs by model: ours and wave scaling."""
+    errors = models.assign(percent=100 * models["error"].abs())
+    table = errors.pivot_table(index="model", columns="method", values="percent")[["both", "wave"]]
+    pairs = errors[errors["method"] == "both"].groupby(["origin", "destination"])["percent"].mean()
+    rows = [[str(model), *(f"{value:.1f}" for value in row)] for model, row in table.iterrows()]
+    said = f"{int((pairs <= published('transfer')[0].percent).sum())} of {len(pairs)} pairs are below the published mean of " \
+           f"{published('transfer')[0].percent:g} %; from {pairs.min():.1f} to {pairs.max():.1f} %."  # fmt: skip
+    return f"{markdown(['model', 'Steptime, mean absolute error %', 'wave scaling alone'], rows)}\n\n{said}"
+
+
+def case_study(name: str, question: Iterable[str]) -> Section:
+    """A choice of a GPU: throughput at each batch size, and samples per price at the best one."""
+    table = step_times.steps(engine(None).predict_one(point).whole() for point in expand(list(question)))
+    best = figure_data.value_for_money(table)
+    rows = [
+        [
+            row["gpu"],
+            str(row["batch_size"]),
+            rate(row["samples_per_s"]) if row["fits"] else "does not fit",
+            compact(row["samples_per_dollar"]) if row["samples_per_dollar"] > 0 else "no price",
+        ]
+        for row in with_prices(table[["gpu", "batch_size", "samples_per_s", "fits"]]).to_dict("records")
+    ]
+    gpus = list(dict.fromkeys(table["gpu"]))
+    notes = price_notes(prices_of(gpus), gpus)
+    first, *others = best.to_dict("records")
+    said = "; ".join(f"{other['gpu']} {other['samples_per_s'] / first['samples_per_s']:.2f} times" for other in others)
+    text = markdown(["GPU", "batch", "samples/s", "samples per USD"], rows)
+    text += f"\n\nThroughput of the best batch against the {first['gpu']}: {said}.\nPrices: {'; '.join(notes)}."
+    return Section(name, text, costs.value_for_money(best))
+
+
+def write(root: Path, *, tiny: bool = False) -> list[Path]:
+    """Rewrite the blocks of the page and draw its figures; return the written files.
+
+    Args:
+        root: a checkout.
+        tiny: predict one batch size of the steps of one GPU, for a test.
+
+    Raises:
+        InputError: the page lacks a marker.
+    """
+    dlrm, cnn = read_dlrm(), read_cnn()
+    if tiny:
+        dlrm, cnn = (
+            rows[(rows["gpu"] == "V100") & rows["batch_size"].isin((16, BREAKDOWN_BATCH))] for rows in (dlrm, cnn)
+        )
+    sections = [*lin_sections(predicted_dlrm(dlrm), predicted_cnn(cnn)), *habitat_sections()]
+    images = root / IMAGES
+    images.mkdir(parents=True, exist_ok=True)
+    for section in sections:
+        save(section.figure, images, section.name, kinds=("svg",))
+    rewrite(root / PAGE, {section.name: section.text for section in sections})
+    return [root / PAGE, *(images / f"{section.name}.svg" for section in sections)]
