@@ -16,7 +16,6 @@ from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_a
 from evaluation.pages import pictures
 from evaluation.pages.accuracy_tables import Evidence, left_out_errors, outdated_families, page_tables, readme_table
 from evaluation.pages.markdown import rewrite
-from evaluation.published.published_busy import FILE as NOTEBOOK
 from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
 from pipeline.kernels.intervals import FILE as SESSIONS
@@ -38,7 +37,7 @@ RULES_PAGE, RULES_MARKER = "ARCHITECTURE.md", "rules"
 
 STEP_SOURCES = {
     "published": ("lambda", "multi_gpu/steps.parquet"), "translation": ("lambda/**/*gnmt*",),
-    "dlrm": ("nvidia/dlrm-README-*.md",), "busy": (str(NOTEBOOK),),
+    "dlrm": ("nvidia/dlrm-README-*.md",),
 }  # fmt: skip
 """Files below the datasets folder that a block of published steps is made from; one of them is enough."""
 
