@@ -79,7 +79,7 @@ class Flow:
             points = tuple(expand(texts))
             if plan.asked and any(point.local for point in points):
                 raise InputError("plan predicts points: name GPUs instead of gpu=local")
-            experiment = Path(str(config.get("experiment") or "")).stem
+            experiment = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(str(config.get("experiment") or "")).stem)
             in_order = tuple(sorted(points, key=key_of))
             return cls(in_order, Artifacts(root), experiment, plan, asked=points, space=sorted_space(texts))
         except SteptimeError as error:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
-from pipeline.paths import config_dir, config_files, files_by_name
+from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
+from pipeline.question.sections import flatten, written
 from pipeline.yaml_text import YamlError, load_yaml
 
 GROUPS = ("gpu", "model", "kernels", "overheads")
@@ -58,20 +59,51 @@ def parse_grid(texts: Sequence[str]) -> list[tuple[Override, ...]]:
     return list(product(*(_values(text) for text in texts)))
 
 
-def experiment_overrides(name: str) -> dict[str, str]:
-    """The sweeps of an experiment: values separated by commas, by key.
+def experiments(text: str) -> list[dict[str, str]]:
+    """The sweeps of each experiment that `experiment=...` names: values separated by commas, by key.
 
     Raises:
         UnknownNameError: there is no such experiment.
+        ConfigError: a file cannot be read, or is not that of an experiment.
     """
-    from omegaconf import OmegaConf
+    return [_experiment(override.text.partition("=")[2]) for override in _values(text)]
 
-    if name not in choices("experiment"):
-        raise UnknownNameError("experiment", name, choices("experiment"))
-    file = config_dir() / "experiment" / f"{name}.yaml"
-    _read_yaml(file)
-    sweeps = OmegaConf.select(OmegaConf.load(file), "hydra.sweeper.params")
-    return {str(key): str(value) for key, value in sweeps.items()}
+
+def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
+    """The sweeps of one experiment, in the order of its defaults list, its values, and `hydra.sweeper.params`."""
+    name, files = name_of_config("experiment", named, _yaml_in), config_files("experiment")
+    if name not in files:
+        raise UnknownNameError("experiment", named, list(files))
+    file = files[name]
+    content = _yaml_in(file)
+    sweeps: dict[str, str] = {}
+    if file in below:
+        raise ConfigError(f"{file}: builds on itself")
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: not the file of an experiment: write for example `defaults: [override /gpu: V100]`")
+    stated = content.pop("defaults", None) or []
+    for entry in stated if isinstance(stated, list) else [stated]:
+        if isinstance(entry, str) and entry != "_self_":
+            sweeps |= _experiment(entry.removeprefix("/experiment/"), (*below, file))
+        for key, value in entry.items() if isinstance(entry, dict) else ():
+            group = str(key).removeprefix("override ").removeprefix("/")
+            if group not in GROUPS or not value:
+                raise ConfigError(
+                    f"{file}: defaults: {entry}: write `override /GROUP: NAME` for one of {', '.join(GROUPS)}"
+                )
+            sweeps[group] = _sweep(group, value)
+    swept: Any = content.pop("hydra", None)
+    for key in ("sweeper", "params"):
+        swept = swept.get(key) if isinstance(swept, dict) else swept
+    if not isinstance(swept or {}, dict):
+        raise ConfigError(f"{file}: hydra.sweeper.params: write KEY: VALUE,VALUE in it")
+    return sweeps | {key: _sweep(key, value) for key, value in {**flatten(content), **(swept or {})}.items()}
+
+
+def _sweep(key: str, value: Any) -> str:
+    """A value of an experiment as it is typed; a list is a sweep, but one list where the option itself is a list."""
+    swept = isinstance(value, list) and key in (*GROUPS, "host", "batch_size")
+    return ",".join(map(str, value)) if swept else written(value)
 
 
 def from_snakemake(config: Mapping[str, Any]) -> list[str]:
@@ -291,9 +323,11 @@ def _values(text: str) -> list[Override]:
         written = written.lower() if isinstance(parsed.value(), bool) else written  # Hydra writes `true` as `True`
         return [Override(key, parsed.value(), f"{plus}{key}={written}", plus)]
     if isinstance(pattern := parsed.value(), Glob):
-        names = pattern.filter(choices(key)) if key in (*GROUPS, "host") else []
+        names = pattern.filter(choices(key)) if key in (*GROUPS, "host", "experiment") else []
         if not names:
-            raise ConfigError(f"{text}: no name fits this pattern, which {', '.join(GROUPS)} and host may have")
+            raise ConfigError(
+                f"{text}: no name fits this pattern, which {', '.join(GROUPS)}, host and experiment may have"
+            )
         return [Override(key, name, f"{key}={name}", plus) for name in names]
     if not parsed.is_discrete_sweep():
         raise ConfigError(f"{text}: a range without steps; write several values as a,b")

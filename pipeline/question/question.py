@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
@@ -26,7 +27,7 @@ from pipeline.question.compose import (
     choices,
     configuration,
     default_choices,
-    experiment_overrides,
+    experiments,
     parse_grid,
     refuse_repeated,
 )
@@ -159,15 +160,14 @@ def expand(overrides: Sequence[str]) -> list[Question]:
         ConfigError: an override cannot be read, or a value makes no sense.
     """
     refuse_repeated(overrides)
-    names = [text.partition("=")[2] for text in overrides if text.startswith("experiment=")]
+    named = [text for text in overrides if text.startswith("experiment=")]
     texts = [text for text in overrides if not text.startswith("experiment=")]
-    if names:
-        keys = {text.partition("=")[0].lstrip("+") for text in texts}
-        sweeps = experiment_overrides(names[0])
-        texts = [f"{key}={values}" for key, values in sweeps.items() if key not in keys] + texts
+    keys = {text.partition("=")[0].lstrip("+") for text in texts}
+    grids = [[f"{key}={values}" for key, values in sweeps.items() if key.lstrip("+") not in keys] + texts
+             for sweeps in (experiments(named[0]) if named else [{}])]  # fmt: skip
     resolved: dict[tuple[str, ...], tuple[Question, Any]] = {}
     questions: dict[tuple[str, str, str, int], Question] = {}
-    for point in parse_grid(texts):
+    for point in chain.from_iterable(map(parse_grid, grids)):
         others = tuple(override for override in point if override.key != "batch_size")
         key = tuple(override.text for override in others)
         if key not in resolved:

@@ -91,15 +91,6 @@ def test_overrides_are_kept_as_they_were_given() -> None:
     assert point.overrides == ("model.distribution=zipf:1.05",)
 
 
-def test_an_experiment_names_a_grid_and_overrides_outrank_it() -> None:
-    assert len(expand(["experiment=paper_dlrm", "gpu=V100"])) == 12
-
-
-@pytest.mark.parametrize("name", choices("experiment"))
-def test_every_experiment_composes_a_grid(name: str) -> None:
-    assert expand([f"experiment={name}"])
-
-
 @pytest.mark.parametrize("name", choices("model"))
 def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
     if name == "custom":
