@@ -23,6 +23,7 @@ from pipeline.hardware.altered_figures import differing_figures, time_factor_bou
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate
 from pipeline.kernels.families import FAMILIES, Law
+from pipeline.kernels.intervals import session_of
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.sample_range import without_phase
 from pipeline.kernels.tensor_cores import covered as tensor_covered
@@ -39,6 +40,9 @@ LINK_FIGURES = frozenset({"pcie_gb_per_s", "nvlink_gb_per_s"})
 
 ESTIMATE_COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us", "inside", "latency_p10_us", "latency_p90_us")
 """Columns of a prediction in the order of `Estimate`'s fields."""
+
+SESSION = ("session_low", "session_high")
+"""Columns of a prediction that say what another session changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,25 +64,26 @@ class AlteredPredictor(KernelPredictor):
 
     def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
         """Each row for itself. Calls that no altered figure affects keep the prediction of the catalogue GPU."""
-        predicted = self.stated.predict_rows(calls)
+        predicted = replace(self.stated, any_session=False).predict_rows(calls)
         plain, evidence = calls.reset_index(drop=True), predicted["evidence"].to_numpy(dtype=object)
-        values = {name: predicted[name].to_numpy().copy() for name in ESTIMATE_COLUMNS}
+        values = {name: predicted[name].to_numpy().copy() for name in (*ESTIMATE_COLUMNS, *SESSION)}
         for name, group in plain.groupby(plain["family"].astype(object), sort=False):
             family = str(name) if str(name) in FAMILIES else "other"
-            if not self._concerns(family):
-                continue
-            at = group.index.to_numpy()
+            at, session = group.index.to_numpy(), session_of(self.gpu, family)
+            values["session_low"][at], values["session_high"][at] = session.low, session.high
             sampled = np.isin(evidence[at].astype(str), SAMPLED_EVIDENCE)
             estimate = Estimate(*(values[key][at] for key in ESTIMATE_COLUMNS))
-            part = group.assign(family=family)
-            moved = scaled_estimate(
-                estimate, self._ratio(family, part), family, self.gpu, self.floor, Dims(part).text("op"),
-                np.where(sampled, SPREAD, 1.0),
-            )  # fmt: skip
-            for key, new in zip(ESTIMATE_COLUMNS, vars(moved).values(), strict=True):
+            if self._concerns(family):
+                part = group.assign(family=family)
+                estimate = scaled_estimate(
+                    estimate, self._ratio(family, part), family, self.gpu, self.floor, Dims(part).text("op"),
+                    np.where(sampled, SPREAD, 1.0),
+                )  # fmt: skip
+                evidence[at] = np.where(sampled, "transferred", evidence[at])
+            estimate = estimate.in_any_session(session.low, session.high)
+            for key, new in zip(ESTIMATE_COLUMNS, vars(estimate).values(), strict=True):
                 values[key][at] = new
-            evidence[at] = np.where(sampled, "transferred", evidence[at])
-        return predicted.assign(**{key: values[key] for key in TIMES}, evidence=evidence)
+        return predicted.assign(**{key: values[key] for key in (*TIMES, *SESSION)}, evidence=evidence)
 
     def _concerns(self, family: str) -> bool:
         """Whether an altered figure can change times of a family. Copies over PCIe depend on `pcie_gb_per_s` only."""

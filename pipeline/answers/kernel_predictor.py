@@ -31,7 +31,7 @@ from pipeline.kernels.family_model import (
     find_families,
     read_description,
 )
-from pipeline.kernels.intervals import session_of
+from pipeline.kernels.intervals import Session, session_of
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
@@ -66,6 +66,8 @@ class KernelPredictor:
     floor: Floor = UNKNOWN_LATENCY_FLOOR
     folders: tuple[str, ...] = ()
     """Folders that the models of this GPU were read from, best first; empty if it has none of its own."""
+    any_session: bool = True
+    """Whether intervals contain the error of another session."""
 
     def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
         """Times of device calls.
@@ -112,7 +114,7 @@ class KernelPredictor:
                 family, family_calls if family == name else family_calls.assign(family=family)
             )
             usable = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
-            session = session_of(self.gpu, family)
+            session = session_of(self.gpu, family) if self.any_session else Session(0.0, 0.0)
             shared_low[at], shared_high[at] = session.low, session.high
             estimate = estimate.in_any_session(session.low, session.high)
             modelled[at], inside[at] = usable, estimate.inside
