@@ -191,7 +191,7 @@ def predict_step(
         device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
         models_from=folders,
-        warnings=(*step.warnings, *clock_notes(question.gpu), *notes),
+        warnings=(*step.warnings, *notes),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
     )
     return prediction, timeline
@@ -202,7 +202,8 @@ def _as_asked(question: Question) -> dict[str, Any]:
     return {
         "gpu": question.gpu.name, "model": question.model, "variant": question.variant,
         "batch_size": question.batch_size, "host": host_name(question.host, question.overheads),
-        "overrides": question.overrides, "asked": question.asked, "notes": question.notes,
+        "overrides": question.overrides, "asked": question.asked,
+        "notes": (*question.notes, *clock_notes(question.gpu)),
     }  # fmt: skip
 
 

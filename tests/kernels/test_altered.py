@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from pipeline.flow import Flow
 from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
+from pipeline.model_files import DIGEST_KEY, write_json
 from pipeline.packs import list_packs
 from pipeline.paths import config_dir
 from pipeline.question.question import ask
@@ -178,8 +180,8 @@ def test_a_card_with_its_sibling_s_figures_is_predicted_as_the_sibling() -> None
     rows = rows[rows["dtype"] == "fp32"]
     found = kernel_predictor(replace(sibling, name="A100-PCIE-40GB"), "auto", None).predict(rows)
     expected = kernel_predictor(sibling, "auto", None).predict(rows)
-    for name in ("kernel_us", "p10_us", "p90_us"):
-        assert found[name].to_numpy() == pytest.approx(expected[name].to_numpy(), rel=1e-9), name
+    # intervals differ: of the sibling's card no second session was measured
+    assert found["kernel_us"].to_numpy() == pytest.approx(expected["kernel_us"].to_numpy(), rel=1e-9)
     assert found["evidence"].str.startswith("transferred").all()
 
 
@@ -248,9 +250,10 @@ def test_models_fitted_by_a_run_answer_for_the_altered_card(tmp_path: Path) -> N
 
     folder = Path(Artifacts(str(tmp_path)).kernels("V100"))
     shutil.copytree(packs_dir() / "V100" / "kernels" / "gemm", folder / "gemm" / "auto")
-    (folder / "gemm" / "auto" / "family.json").write_text(
-        (folder / "gemm" / "auto" / "family.json").read_text().replace('"pack"', '"fitted"')
-    )
+    description = folder / "gemm" / "auto" / "family.json"
+    values = json.loads(description.read_text().replace('"pack"', '"fitted"'))
+    values.pop(DIGEST_KEY, None)
+    write_json(values, description)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     found = kernel_predictor(altered("V100", "dram_gb_per_s=2000"), "auto", [folder / "gemm" / "auto"])
     assert isinstance(found, AlteredPredictor) and found.stated.gpu == load_gpu("V100")

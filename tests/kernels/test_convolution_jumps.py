@@ -9,7 +9,7 @@
 - `_small_learned`: learned models of products are up to three times too long for some kernels under 0.1 ms (few rows or
   columns, a long reduction). `LARGER` in `pipeline/kernels/derived_calls.py` limits this, and longer kernels have none.
 - `_converted`: kernels for fp16 and bf16 exist in NHWC only. Around them cuDNN converts whole images, also pixels that a
-  window smaller than its stride skips.
+  window smaller than its stride skips, and with channels filled up to 32. Convolutions of few channels gain less than that costs.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def _small_learned(found: pd.DataFrame) -> Flags:
 
 def _converted(table: pd.DataFrame, dtype: str, nhwc: bool) -> Flags:
     skips = (table["kernel_size"] < table["stride"]) | (table["kernel_size_w"] < table["stride_w"])
-    return np.asarray(skips & (dtype in ("fp16", "bf16")) & (not nhwc))
+    narrow = table[["in_channels", "out_channels"]].min(axis=1) < 32
+    return np.asarray((skips | narrow) & (dtype in ("fp16", "bf16")) & (not nhwc))
 
 
 def _longer(first: pd.DataFrame, second: pd.DataFrame) -> Flags:

@@ -136,7 +136,7 @@ def test_intervals_of_libraries_are_wider_than_those_of_pytorchs_kernels() -> No
     predictor = kernel_predictor(load_gpu("A100"), "auto", None)
     found = [predictor.predict(calls).iloc[0] for calls in (call(), call(said=NHWC), call(groups=16))]
     own, *library = [row["p90_us"] / row["p10_us"] for row in found]
-    assert own == pytest.approx(NATIVE_SPREAD**2) and min(library) > own
+    assert own == pytest.approx(NATIVE_SPREAD**2, rel=0.02) and min(library) > own
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from pipeline.answers import who_answers
 from pipeline.answers.engine import engine
 from pipeline.answers.who_answers import Source, available_models, shipped_models
 from pipeline.flow import Flow
+from pipeline.model_files import DIGEST_KEY, write_json
 from pipeline.paths import Artifacts, packs_dir, project_dir
 from pipeline.question.question import expand
 
@@ -30,9 +32,10 @@ def leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path(Artifacts(str(tmp_path)).kernels("V100")) / "gemm" / "auto"
     shutil.copytree(packs_dir() / "T4" / "kernels" / "gemm", folder)
     description = folder / "family.json"
-    description.write_text(
-        description.read_text().replace('"pack"', '"fitted"').replace('"gpu": "T4"', '"gpu": "V100"')
-    )
+    text = description.read_text().replace('"pack"', '"fitted"').replace('"gpu": "T4"', '"gpu": "V100"')
+    values = json.loads(text)
+    values.pop(DIGEST_KEY, None)
+    write_json(values, description)
     return tmp_path
 
 

@@ -22,7 +22,7 @@ def test_pipeline_command_and_python_agree_to_the_last_digit(tmp_path: Path, mon
     words = ["gpu=V100", "model=dlrm_ddp", "batch_size=64", "overheads.host_scale=2"]
     asked = {"results": tmp_path, "gpu": "V100", "model": "dlrm_ddp", "batch_size": 64, "overrides": words[-1]}
     assert run_snakemake("all", asked, "--quiet", "all") == 0
-    (found,) = Prediction.all_of(read_table(tmp_path / "summary.parquet", "summary"))
+    (found,) = Prediction.all_of(read_table(next(tmp_path.glob("grids/*/summary.parquet")), "summary"))
     python = engine(tmp_path).predict_one(expand(words)[0]).whole().as_dict()
     command = subprocess.run(
         [sys.executable, "-m", "pipeline", "predict", *words, f"results={tmp_path}", "--json"],

@@ -78,7 +78,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = {"num_embeddings": 1000, "pooling_factor": 10}
     (folder / "my_tables.json").write_text(json.dumps([table] * 405))
     page = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
-    (module,) = (block for language, block in FENCE.findall(page) if "def make_step" in block)
+    module = next(block for _, block in FENCE.findall(page) if "def make_step" in block)
     (folder / "my_module.py").write_text(module)
     return folder
 

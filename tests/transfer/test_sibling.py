@@ -48,7 +48,7 @@ def test_the_80_gb_a100_is_the_40_gb_one_with_more_bandwidth() -> None:
     floors = [kernel_predictor(load_gpu(gpu), "auto", None).predict(tiny)["predicted_us"].iloc[0]
               for gpu in ("A100-PCIE-40GB", "A100-PCIE-80GB")]  # fmt: skip
     assert floors[0] == pytest.approx(floors[1], rel=0.01)
-    assert (large["evidence"] == "transferred").all()
+    assert large["evidence"].str.startswith("transferred").all()
     width = np.log(large["latency_p90_us"] / large["latency_p10_us"])
     assert (width >= np.log(small["latency_p90_us"] / small["latency_p10_us"])).all()
 
