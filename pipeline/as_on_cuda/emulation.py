@@ -56,6 +56,7 @@ def run_as_on_cuda() -> Iterator[None]:
             fused_operators.fused_norm,
             fused_operators.grouped_products,
             fused_operators.lengths_on_host,
+            fused_operators.weighted_bags,
             recurrent_layers.cudnn_layers,
             mixed_precision.own_autocast,
             mixed_precision.own_scaler,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.as_on_cuda.mixed_precision import lowered, raised
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import apply, is_empty, meta_operators
-from pipeline.as_on_cuda.torch_names import GROUPED_PRODUCTS, grouped_products_module
+from pipeline.as_on_cuda.torch_names import GROUPED_PRODUCTS, grouped_products_module, meta_shapes
 
 MAX_HEAD_WIDTH = 256
 """Maximum head width of FlashAttention on CUDA."""
@@ -196,6 +196,23 @@ def fused_dropout() -> Iterator[None]:
         return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
 
     with replaced(F, dropout=dropout):
+        yield
+
+
+@contextmanager
+def weighted_bags() -> Iterator[None]:
+    """While the body runs, bags with a weight per sample have the shapes of CUDA, also on fake CPU tensors.
+
+    The CPU's kernel keeps no list of the bag of each lookup, which the backward pass of the weights reads.
+    """
+    plain = torch.embedding_bag
+
+    def embedding_bag(*arguments: Any, **options: Any) -> Any:
+        weights = options.get("per_sample_weights", arguments[6] if len(arguments) > 6 else None)
+        with replaced(meta_shapes(), device_hint=lambda _: "cuda") if weights is not None else nullcontext():
+            return plain(*arguments, **options)
+
+    with replaced(torch, embedding_bag=embedding_bag):
         yield
 
 

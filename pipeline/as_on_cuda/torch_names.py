@@ -19,8 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 
-from pipeline.as_on_cuda.patches import replaced
-
 
 @dataclass(frozen=True)
 class PrivateName:
@@ -65,20 +63,25 @@ def _private(name: str) -> Any:
 
 @contextmanager
 def fake_tensor_mode(**options: Any) -> Iterator[None]:
-    """While the body runs, operators compute the shapes of CPU tensors, which have no data, as those of CUDA tensors.
+    """While the body runs, operators compute the shapes of CPU tensors, which have no data.
 
     If an operator fails, PyTorch also writes a hundred lines about its internals to stderr. They are not written here,
     because the exception says what failed.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    shapes, log = import_module("torch._meta_registrations"), logging.getLogger(FakeTensorMode.__module__)
+    log = logging.getLogger(FakeTensorMode.__module__)
     disabled, log.disabled = log.disabled, True
     try:
-        with replaced(shapes, device_hint=lambda tensor: "cuda"), FakeTensorMode(**options):
+        with FakeTensorMode(**options):
             yield
     finally:
         log.disabled = disabled
+
+
+def meta_shapes() -> Any:
+    """The module of PyTorch's shape functions."""
+    return import_module("torch._meta_registrations")
 
 
 def symbolic_size(sizes: Any, name: str, hint: int) -> tuple[Any, Any]:

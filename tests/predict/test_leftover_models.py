@@ -35,7 +35,7 @@ def leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = description.read_text().replace('"pack"', '"fitted"').replace('"gpu": "T4"', '"gpu": "V100"')
     values = json.loads(text)
     values.pop(DIGEST_KEY, None)
-    write_json(values, description)
+    write_json(description, values)
     return tmp_path
 
 
