@@ -9,7 +9,8 @@
 from pipeline.answers.who_answers import Source
 from pipeline.flow import Flow
 from pipeline.paths import is_checkout
-from pipeline.show.run_hooks import date_now, explain_failures, listen, show_predictions
+from pipeline.private_names import listen
+from pipeline.show.run_hooks import date_now, explain_failures, show_predictions
 
 FLOW = Flow.from_config(config)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from math import inf
+from pathlib import Path
 from typing import Any
+
+from pipeline.errors import ConfigError
 
 MAX_VALUES = 100_000
 """Largest number of values of a document with aliases. A few lines of aliases of aliases can stand for billions."""
@@ -28,6 +31,21 @@ def load_yaml(text: str) -> Any:
         raise YamlError(str(error)) from None
     if "*" in text and _count(values, {}) > MAX_VALUES:
         raise YamlError(f"its aliases stand for more than {MAX_VALUES:,} values")
+    return values
+
+
+def read_mapping(path: Path, expected: str) -> dict[str, Any]:
+    """The values of a YAML file that holds a mapping; `expected` says of what, for the message.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or holds something else.
+    """
+    try:
+        values = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YamlError) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of {expected}")
     return values
 
 

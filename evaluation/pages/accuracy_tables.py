@@ -234,9 +234,9 @@ They ran on the very cards of the samples, so that they lack the error of anothe
 Each GPU is left out of training in turn and predicted from its spec file alone. MAPE in %, over samples above twice
 the latency floor. Source: metadata of `packs/transfer/*.safetensors`.
 
-Some constants have seen the left-out GPU: the tiles of batched products and the routes and boxes of
-convolutions (both in `pipeline/transfer/ways.py`) were read off the kernels of all five GPUs; `THROTTLE_US` was set on products
-of the T4 and the V100; the recipes (`evaluation/training/recipes.py`) were chosen by these errors. So they are development figures.
+Some constants have seen the left-out GPU. The tiles of batched products, and the routes and boxes of convolutions (both in
+`pipeline/transfer/ways.py`), were read off the kernels of all five GPUs. `THROTTLE_US` was set on products of the T4 and the V100.
+The recipes (`evaluation/training/recipes.py`) were chosen by these errors. So they are development figures.
 
 {_left_out(evidence.left_out)}
 

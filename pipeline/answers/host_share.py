@@ -38,11 +38,11 @@ def host_note(questions: Sequence[Question], predictions: Sequence[Prediction], 
         return None
     named = "; ".join(f"{host} ({', '.join(dict.fromkeys(gpus))})" for host, gpus in gpus_of.items())
     first = questions[0].host
-    usual = {question: prediction for question, prediction in zip(questions, predictions, strict=True)
+    elsewhere = {question: prediction for question, prediction in zip(questions, predictions, strict=True)
              if question.host != first and not question.local}  # fmt: skip
-    if not usual or len(usual) > MOST_PREDICTED:
+    if not elsewhere or len(elsewhere) > MOST_PREDICTED:
         return f"hosts differ: {named}; one host for all: host={first.name}"
-    asked = {replace(question, host=first): prediction for question, prediction in usual.items()}
+    asked = {replace(question, host=first): prediction for question, prediction in elsewhere.items()}
     changes = []
     for answer in engine.predict(asked):
         if answer.prediction is not None:

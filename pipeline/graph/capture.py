@@ -105,7 +105,7 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
                 step = make_step(options, batch_size, device)
             recorded = observe(step, fake, config)
         unread = unread_options(options)
-        if step.dtype in ("bf16", "fp16") and not step.precision_read:
+        if step.ignores_half_precision:
             unread.append("model.dtype")
         for name in dict.fromkeys(unread):
             use = "; use `with step.autocast():` in its procedure" if name == "model.dtype" else ""

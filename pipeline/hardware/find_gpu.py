@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.occupancy import ARCHITECTURE_NAMES, ARCHITECTURES
 from pipeline.hardware.spec import MIB, PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec
 from pipeline.paths import config_files, name_of_config, user_config_dir
-from pipeline.yaml_text import YamlError, load_yaml
+from pipeline.yaml_text import read_mapping
 
 LOCAL = "local"
 """Name of the device of this machine."""
@@ -253,13 +253,7 @@ def _load_files(files: tuple[Path, ...], _stamps: tuple[int, ...]) -> tuple[dict
 
 
 def _read_spec(path: Path) -> GpuSpec:
-    try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YamlError) as error:
-        raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping of figures")
-    spec = GpuSpec.from_mapping(values, str(path))
+    spec = GpuSpec.from_mapping(read_mapping(path, "figures"), str(path))
     if spec.name == LOCAL:
         raise ConfigError(f"{path}: {LOCAL} is the name of this machine's device; call the file and the GPU otherwise")
     if spec.name != path.stem:

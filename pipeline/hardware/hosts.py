@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 from pipeline.paths import CAMPAIGN, config_files, measurements_dir, name_of_config
-from pipeline.yaml_text import YamlError, load_yaml
+from pipeline.yaml_text import read_mapping
 
 USUAL = "usual"
 """Value of `host` that takes the usual host of the GPU."""
@@ -84,17 +84,16 @@ def usual_host(gpu: GpuSpec) -> Host:
     return next(usual, None) or load_host(NEWEST)
 
 
-def host_of(gpu: GpuSpec, name: str) -> Host:
-    """The host that `host=NAME` means for a GPU.
+def host_of(usual: Host, name: str) -> Host:
+    """The host that `host=NAME` means for a GPU with this usual host.
 
     Raises:
         UnknownNameError: there is no such host.
         ConfigError: its file is damaged, or the GPU is this machine's, which is measured with its own host.
     """
-    usual = usual_host(gpu)
     if name in (USUAL, usual.name):
         return usual
-    if gpu.name == LOCAL:
+    if usual.name == LOCAL:
         raise ConfigError(f"host={name}: gpu=local is measured with the host of this machine; leave host out")
     return load_host(name)
 
@@ -110,13 +109,7 @@ def _read(path: Path) -> Host:
 
 @lru_cache(maxsize=256)
 def _parsed(path: Path, _stamp: int) -> Host:
-    try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YamlError) as error:
-        raise ConfigError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping of values, as in config/host/{NEWEST}.yaml")
-    host = _checked(values, path)
+    host = _checked(read_mapping(path, f"values, as in config/host/{NEWEST}.yaml"), path)
     if host.name != path.stem:
         raise ConfigError(f"{path}: name is {host.name!r}, expected {path.stem!r}, the name of the file")
     return host

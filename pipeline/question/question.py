@@ -220,8 +220,9 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     usual = default_choices()
     methods = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
     gpu = load_gpu(LOCAL_GPU) if local else composed_gpu(config["gpu"])[0]
-    host = host_of(gpu, host_name)
-    methods += [f"host-{host.name}"] if host != usual_host(gpu) else []
+    usual_of_gpu = usual_host(gpu)
+    host = host_of(usual_of_gpu, host_name)
+    methods += [f"host-{host.name}"] if host != usual_of_gpu else []
     question = Question(
         gpu=gpu,
         host=host,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import TableError
 from pipeline.flow import Flow, key_of
@@ -91,24 +89,6 @@ def predictions_in(root: Path) -> list[Prediction]:
     if not predictions:
         raise TableError(f"{root}: no predictions there; run the pipeline first, or name its folder: results=FOLDER")
     return predictions
-
-
-def listen(workflow: Any, nothing_to_do: Callable[[], None]) -> None:
-    """Call a function when all files are up to date, as Snakemake then runs no hook, and show files in a dry run.
-
-    Snakemake shows the message of a rule in place of its inputs and outputs.
-    """
-    from snakemake.common import NOTHING_TO_BE_DONE_MSG
-    from snakemake.logging import logger
-
-    def heard(record: logging.LogRecord) -> bool:
-        if record.getMessage() == NOTHING_TO_BE_DONE_MSG:
-            nothing_to_do()
-        if getattr(record, "rule_msg", None) and workflow.dryrun:
-            record.rule_msg = None
-        return True
-
-    logger.addFilter(heard)
 
 
 def artifact_paths(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:

@@ -175,6 +175,11 @@ class Step:
             with torch.no_grad(), self.autocast(), phase("forward"):
                 self.forward(*batch)
 
+    @property
+    def ignores_half_precision(self) -> bool:
+        """Whether half precision is asked for, and nothing in the step has used it so far."""
+        return self.dtype in DTYPES and not self.precision_read
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of mixed precision for the step's dtype; the meta device follows the rules of CUDA."""
         self.precision_read = True
