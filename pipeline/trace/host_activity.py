@@ -196,22 +196,23 @@ class Activity:
     def unseen_queue_ns(self) -> Ints:
         """For each call the end of the work that was queued before its iteration and whose launch the trace does not hold.
 
-        The first call of an iteration on a stream shows such work by waiting: for nothing that was recorded, or, as the
-        stream's first call at all, for recorded work without a launch. Other calls have `EARLY_NS`.
+        The call that begins an iteration on the device shows such work by waiting for nothing that was recorded, and the
+        first call of all on a stream by waiting for recorded work without a launch. Other calls have `EARLY_NS`.
         """
         columns, device, stream = self.trace.columns, self._device_events, self.call_stream
         out = np.full(len(stream), EARLY_NS)
         alone = device[columns["launch"][device] < 0]
         alone_stream, alone_end = stream_ids(self.trace, alone), self.trace.end_ns[alone]
         iteration = self.iteration[self.action_item[self.call_action]]
-        _, firsts = np.unique(np.column_stack([iteration, stream]), axis=0, return_index=True)
-        for call in firsts.tolist():
+        by_start = np.argsort(self.call_start, kind="stable")
+        for call in by_start[np.unique(stream[by_start], return_index=True)[1]].tolist():
             start, ready = self.call_start[call], self.action_end[self.call_action[call]]
             before = alone_end[(alone_stream == stream[call]) & (alone_end <= start)].max(initial=EARLY_NS)
-            if self.unrecorded_ns[call]:
-                out[call] = start
-            elif before - ready >= UNRECORDED_NS and start == self.call_start[stream == stream[call]].min():
+            if before - ready >= UNRECORDED_NS:
                 out[call] = before
+        begins = by_start[np.unique(iteration[by_start], return_index=True)[1]]
+        begins = begins[self.unrecorded_ns[begins] > 0]
+        out[begins] = self.call_start[begins]
         return out
 
     @cached_property

@@ -25,13 +25,17 @@ FIRM_NS = 2_000
 
 
 def warped(source: TraceSelection, seed: int) -> Trace:
-    """The trace with other host times in the same order; iterations begin where they did."""
+    """The trace with other host times in the same order; iterations and their first launches stay where they were.
+
+    The backlog, which a replay is told, reaches to where the first launch stops to wait for the device.
+    """
     trace, rng = source.act.trace, np.random.default_rng(seed)
     host = np.flatnonzero(trace.is_category(*HOST_CATEGORIES))
     start, end = trace.columns["ts_ns"][host], trace.end_ns[host]
     stamps = np.unique(np.concatenate([start, end]))
     moved = stamps.copy()
-    firm = np.searchsorted(stamps, [iteration.start_ns for iteration in source.chosen])
+    first_launch = [source.act.action_end[source.act.call_action[iteration.calls]].min() for iteration in source.chosen]
+    firm = np.searchsorted(stamps, [*(iteration.start_ns for iteration in source.chosen), *first_launch])
     bounds = np.unique([0, *firm.tolist(), len(stamps) - 1])
     for low, high in zip(bounds[:-1], bounds[1:], strict=True):
         moved[low : high + 1] = stamps[low] + np.concatenate([[0], np.cumsum(_stretched(stamps[low : high + 1], rng))])
