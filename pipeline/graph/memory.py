@@ -120,7 +120,8 @@ def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) ->
         live.hold([weight.grad for weight in step.parameters()], made_earlier=True)
         step.run(0)
     kept = step.parameters_bytes + step.buffers_bytes
-    peaks = tuple(kept + optimizer + step.sparse_gradient_bytes + size for size in live.peaks)
+    beside = kept + optimizer + step.sparse_gradient_bytes
+    peaks = tuple(beside + size for size in live.peaks)
     return Memory(kept, step.gradient_bytes, optimizer, step.input_bytes, live.blocks, max(peaks), peaks)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 
 HOST_TYPES = ("T1", "T2", "T3", "T4", "T5")
 """Kinds of host overhead: T1 between operators, T2 before, T3 after and T5 between launches, T4 in the runtime call."""
+
+MAX_SIGNATURE = 1_000
+"""Longest signature that is stored as text. In the overheads that ship, the longest has 491 characters."""
 
 ANY_OP = "*"
 """Op name of statistics over all ops."""
@@ -65,8 +69,13 @@ def normalised(name: str) -> str:
 
 
 def full_signature(apis: Iterable[str], shapes: str, children: int) -> str:
-    """Signature of one item: its actions, input shapes and number of nested ops."""
-    return f"{','.join(apis)}|{shapes}|{children}"
+    """Signature of one item: its actions, input shapes and number of nested ops.
+
+    Every action of an item has the item's signature in its key. An optimizer's item over 40,000 tensors has a text of
+    MBs and thousands of actions, so a long text is replaced by its hash.
+    """
+    text = f"{','.join(apis)}|{shapes}|{children}"
+    return text if len(text) <= MAX_SIGNATURE else hashlib.sha256(text.encode()).hexdigest()
 
 
 def calls_signature(count: int) -> str:

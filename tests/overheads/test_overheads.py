@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UnknownNameError
 from pipeline.overheads.extraction import extract_overheads
-from pipeline.overheads.op_names import normalised
+from pipeline.overheads.op_names import MAX_SIGNATURE, normalised
 from pipeline.overheads.overhead_model import GLOBAL, OP, SIGNATURE, OverheadModel, calibrate, merged
 from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, group_statistics, summarise
 from pipeline.overheads.trace_overheads import extract_public
@@ -128,6 +128,25 @@ def test_lookup_falls_back_from_signature_to_op_to_all_ops(tmp_path: Path) -> No
     )
     assert found.level.tolist() == [SIGNATURE, OP, GLOBAL]
     assert found.value_us[:2].tolist() == [3, 3]
+
+
+def test_an_item_of_many_launches_has_a_short_signature_that_still_finds_its_own_times(tmp_path: Path) -> None:
+    """An optimizer over thousands of tensors: keys as long as all its launches would take gigabytes."""
+    #   main  [_foreach_add: L L L ... ]   twice, with 400 and with 401 launches of 2 us each
+    events, at = [], 0
+    for count in (400, 401):
+        begin = at
+        for _ in range(count):
+            events += [launch(at + 1, at + 3, at), kernel("k", at + 2, at + 4, at)]
+            at += 5 if count == 400 else 7
+        events.append(op("aten::_foreach_add_", begin, at))
+    samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
+    inner = samples[samples["signature"].str.endswith("@200")]
+    assert inner["signature"].str.len().max() < MAX_SIGNATURE
+    assert sorted(inner["value_us"]) == [3, 5] and inner["signature"].nunique() == 2
+    model = OverheadModel(summarise(samples))
+    one, other = inner["signature"]
+    assert model.find("T5", ["aten::_foreach_add_"] * 2, [[one, other]]).value_us.tolist() == inner["value_us"].tolist()
 
 
 def test_scaling_scales_host_times_but_no_device_constant(tmp_path: Path) -> None:
