@@ -364,8 +364,8 @@ def tile_counts(name: str, d: Dims) -> tuple[Array, Array]:
 
 def image_us(name: str, d: Dims, moving_us: Array, gpu: GpuSpec) -> Array:
     """Time of batch norm and pooling without the start, us, shape (rows,); `moving_us` is the time of the bytes."""
-    if name == "batch_norm":
-        return moving_us / BATCH_NORM_SHARE
+    if name == "batch_norm":  # with known statistics it is an element-wise kernel
+        return np.where(d.op_in(("batch_norm_inference",)), moving_us, moving_us / BATCH_NORM_SHARE)
     scanned = d.backward() & pd.Series(d.text("op")).str.startswith("max").to_numpy(dtype=bool) & ~d.channels_last()
     pixels = np.nan_to_num(d("B", 1.0) * d("C") * d("HW", 1.0))
     clocks_us = POOL_CLOCKS * pixels / (max(gpu.sms, 1) * max(gpu.boost_clock_mhz, 1.0))

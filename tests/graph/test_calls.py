@@ -49,6 +49,16 @@ def test_extremes_of_two_tensors_are_elementwise(name, op):
     assert call(name, x, outputs=(Tensor((), "fp32"),)).iloc[0]["family"] == "reduction"
 
 
+@pytest.mark.parametrize(
+    "name", ["aten::cudnn_batch_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit"]
+)
+@pytest.mark.parametrize("training, op, reads", [(True, "batch_norm", 2), (False, "batch_norm_inference", 1)])
+def test_batch_norm_with_known_statistics_reads_its_images_once(name, training, op, reads):
+    x, channels = Tensor((8, 64, 28, 28), "fp16"), Tensor((64,), "fp32")
+    row = call(name, x, *[channels] * 4, None, values=(*[None] * 5, training), outputs=(x,)).iloc[0]
+    assert (row["op"], row["bytes_read"] // x.bytes, row["bytes_written"]) == (op, reads, x.bytes)
+
+
 CONVOLUTIONS = {
     "line": ((4, 16, 100), (32, 16, 5), [2], [2], [1]), "dilated line": ((4, 16, 100), (32, 16, 3), [1], [4], [4]),
     "image": ((4, 16, 20, 30), (32, 16, 3, 5), [2, 1], [1, 2], [1, 1]),

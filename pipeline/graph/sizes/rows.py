@@ -117,6 +117,8 @@ def channels(node: Node, rule: Rule) -> Work | None:
         passes: number of passes over the images (batch norm sums over a channel before it can scale it).
         reads: number of tensors of this size that each further pass reads. The default is one; a backward pass reads
             the gradient and the input.
+        training: position of the argument that says whether batch norm computes statistics. With known statistics it
+            passes over the images once.
     """
     tensors = [t for t in (*node.tensors(), *node.results()) if len(t.shape) >= 3]
     big = max(tensors or node.tensors()[:1], key=lambda tensor: tensor.numel)
@@ -124,11 +126,12 @@ def channels(node: Node, rule: Rule) -> Work | None:
         return None
     batch, count = (big.shape[0], big.shape[1]) if len(big.shape) > 1 else (1, big.numel)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) >= 3) or big.bytes)
-    again = (float(rule.options.get("passes", 1)) - 1) * float(rule.options.get("reads", 1))
+    known = node.value(int(rule.options.get("training", -1)), True) is False
+    again = 0.0 if known else (float(rule.options.get("passes", 1)) - 1) * float(rule.options.get("reads", 1))
     read = read_bytes(node.tensors()) + again * big.bytes
     dims = {"B": batch, "C": count, "HW": big.numel // (batch * count), "inputs": int(read), "outputs": int(written)}
     return Work({**dims, **_window(node, rule)}, 4.0 * big.numel, read, written, main_dtype(node),
-                attributes=image_attributes(node))  # fmt: skip
+                op="batch_norm_inference" if known else None, attributes=image_attributes(node))  # fmt: skip
 
 
 @size("attention")
