@@ -43,8 +43,9 @@ soak: setup ## damage 10,000 inputs and kill 100 runs, as a nightly job (45 minu
 	@$(BIN)/python -m soak
 	@$(BIN)/python -m soak kills
 
-lint: setup ## check style and types
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow evaluation/rules
+lint: setup ## check style, types and the workflow
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow evaluation/rules \
+		&& $(BIN)/snakemake --lint
 
 packs: setup unlock ## refit the shipped models from the public data
 	@newer=$$($(BIN)/python -c '$(NEWER)') && $(BIN)/snakemake --forcerun pack $$newer -- packs

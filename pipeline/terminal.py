@@ -43,6 +43,12 @@ OVERRIDES = ("gpu", "model", "batch_size", "kernels", "overheads", "predict", "e
 TAKING_OVERRIDES = ("predict", "compare", "advise")
 """Commands that take overrides."""
 
+MULTIRUN = {"-m", "--multirun"}
+"""Hydra's option for several values, which no command needs."""
+
+NO_MULTIRUN = "several values need no -m: write for example gpu=V100,T4"
+"""What to write in its place."""
+
 
 def examples(*commands: str) -> str:
     """The end of a help page: commands to try, one on each line."""
@@ -111,11 +117,13 @@ def run_app(app: typer.Typer) -> None:
 
 
 def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
-    """What to write instead of an unknown option that is an override, as in `--gpu V100`; None for other errors.
+    """What to write instead of an unknown option that is an override or Hydra's own, as in `--gpu V100`; None for other errors.
 
     `--gpus V100` is taken for the override with the nearest name, and `--dtype fp16` for an option of the model.
     """
     option = str(getattr(error, "option_name", ""))
+    if option in MULTIRUN:
+        return NO_MULTIRUN
     first = words[1] if len(words) > 1 else ""
     if not option.startswith("-") or not (first.startswith("-") or first in TAKING_OVERRIDES):
         return None

@@ -16,6 +16,8 @@ rule error_parts:
         parts=f"{POINT}/parts.parquet",
     log:
         f"{POINT}/logs/error_parts.log",
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         question=FLOW.question,
         packs=pack_digests(),
@@ -41,6 +43,8 @@ rule accuracy:
         sections=f"{ACCURACY}.json",
     log:
         f"{FLOW.artifacts.root}/accuracy/logs/{FLOW.grid}.log",
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         missing=missing_evidence(FLOW),
         shipped=GRID.shipped_models(FLOW),

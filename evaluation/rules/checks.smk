@@ -15,6 +15,8 @@ rule pair_errors:
         errors=PAIR_ERRORS,
     log:
         f"{FLOW.artifacts.root}/transfer/logs/{{family}}.log",
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         code=FLOW.code("transfer_errors"),
     message:
@@ -32,6 +34,8 @@ rule transfer_models:
         errors=MODEL_ERRORS,
     log:
         f"{FLOW.artifacts.root}/transfer/logs/models.log",
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         code=FLOW.code("transfer_models"),
     message:
@@ -53,6 +57,8 @@ rule replays:
         spans=f"{CHECKS}/replays.parquet",
     log:
         f"{CHECKS}/logs/replays.log",
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         code=FLOW.code("replays"),
     message:
@@ -68,6 +74,8 @@ rule passes:
         passes=f"{CHECKS}/passes.parquet",
     log:
         f"{CHECKS}/logs/passes.log",
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         packs=pack_digests(),
         code=FLOW.code("passes"),

@@ -18,6 +18,8 @@ rule pack:
         f"{FLOW.artifacts.root}/packs/logs/{{gpu}}.log",
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         provenance=PACKS.public_provenance,
     message:
@@ -42,6 +44,8 @@ rule half_samples:
         f"{HALF}/logs/samples.log",
     wildcard_constraints:
         gpu=HALF_GPUS,
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         code=FLOW.code("half_samples"),
     message:
@@ -62,6 +66,8 @@ rule fit_half:
         f"{HALF}/logs/fit_{{kernels}}.tsv"
     wildcard_constraints:
         gpu=HALF_GPUS,
+    conda:
+        "../../workflow/envs/steptime.yaml"
     threads: FLOW.fit_workers
     params:
         settings=FLOW.kernel_settings,
@@ -94,6 +100,8 @@ rule collective_curves:
         curves=f"{packs_dir()}/collectives.json",
     log:
         f"{FLOW.artifacts.root}/packs/logs/collectives.log",
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         provenance=PACKS.newer_provenance,
     message:
@@ -107,6 +115,8 @@ rule attention_constants:
         constants=f"{packs_dir()}/attention.json",
     log:
         f"{FLOW.artifacts.root}/packs/logs/attention.log",
+    conda:
+        "../../workflow/envs/steptime.yaml"
     params:
         provenance=PACKS.newer_provenance,
     message:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.completion import complete_override
+from pipeline.errors import InputError
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.schemas import read_table
@@ -15,7 +16,7 @@ from pipeline.show.comparison import show
 from pipeline.show.run_hooks import artifact_paths, predictions_in
 from pipeline.show.run_snakemake import become_snakemake
 from pipeline.show.tracking import PORT, serve
-from pipeline.terminal import Json, examples, print_json
+from pipeline.terminal import MULTIRUN, NO_MULTIRUN, Json, examples, print_json
 
 app = typer.Typer()
 
@@ -39,6 +40,8 @@ def run(
     ] = None,
 ) -> None:
     """Run the pipeline with Snakemake; it writes tables, figures and timelines under results/ in this folder."""
+    if MULTIRUN & set(words or []):
+        raise InputError(NO_MULTIRUN)
     become_snakemake(words or [])
 
 

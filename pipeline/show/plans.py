@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,9 @@ from pipeline.schemas import atomic_path, write_table
 from pipeline.show.figures.costs import plan_front, write_plan_front
 from pipeline.show.tables import console
 from pipeline.show.tracking import PLANS, log_run
+
+UNFOLDED = 1000
+"""Width of a written text, in characters: no cell of a plan is folded."""
 
 
 def plan_table(plan: Plan) -> pd.DataFrame:
@@ -36,8 +40,8 @@ def _row(choice: Choice, samples: int | None) -> dict[str, Any]:
     return row | {"overrides": " ".join(row["overrides"]), "evidence": json.dumps(row["evidence"])}
 
 
-def write_plan(plan: Plan, table: Path, summary: Path, figure: Path, provenance: Mapping[str, Any]) -> None:
-    """Write the table (parquet), all that the plan found (JSON), and the figure of time against cost.
+def write_plan(plan: Plan, table: Path, summary: Path, text: Path, figure: Path, provenance: Mapping[str, Any]) -> None:
+    """Write the table (parquet), all that the plan found (JSON), what is printed of it, and time against cost as a figure.
 
     Raises:
         InputError, TableError: a file cannot be written.
@@ -45,6 +49,8 @@ def write_plan(plan: Plan, table: Path, summary: Path, figure: Path, provenance:
     write_table(plan_table(plan), table, "plan", provenance)
     with atomic_path(summary) as part:
         part.write_text(json.dumps(plan.as_dict(), indent=1) + "\n", encoding="utf-8")
+    with atomic_path(text) as part, part.open("w", encoding="utf-8") as file:
+        show_plan(plan, Console(file=file, width=UNFOLDED, markup=False, emoji=False))
     write_plan_front(plan, figure)
 
 
@@ -88,9 +94,9 @@ def track_plan(plan: Plan, space: str, files: Mapping[str, Path], folder: Path) 
     )
 
 
-def show_plan(plan: Plan) -> None:
+def show_plan(plan: Plan, screen: Console | None = None) -> None:
     """Print the winner, the best points, the front of time against cost, and why the others lost."""
-    screen = console()
+    screen = screen or console()
     screen.print(Text(plan.summary, style="bold"), soft_wrap=True)
     screen.print(_table(plan, plan.contenders, "best points"))
     if len(plan.front) > 1:

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from rich.text import Text
+
 from pipeline.errors import TableError
 from pipeline.flow import Flow, key_of
 from pipeline.paths import Artifacts
@@ -17,6 +19,7 @@ from pipeline.prediction import Prediction
 from pipeline.private_names import storage_query
 from pipeline.schemas import read_table
 from pipeline.show.comparison import show
+from pipeline.show.tables import console
 from pipeline.show.tracking import database_of
 
 TRACEBACK = "Traceback"
@@ -44,10 +47,14 @@ def date_now(root: str | Path) -> int:
 
 
 def show_predictions(flow: Flow, table: str) -> None:
-    """Print the predictions of a grid and the paths of all results; print nothing if the run made another target."""
+    """Print a plan, or the predictions of a grid and the paths of all results; nothing if the run made another target."""
     stored = storage_query(table)
     if stored is not None:  # an object store: Snakemake has removed the local copy of the table
         print(f"results: {stored.removesuffix(f'grids/{flow.grid}/summary.parquet')}")
+    plan = Path(f"{flow.plan_files}.txt")
+    if flow.plan.asked and plan.is_file():
+        console().print(Text(plan.read_text(encoding="utf-8")), soft_wrap=True)
+        return
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime

@@ -45,6 +45,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("predict", "--gpu", "V100"), "No such option: --gpu (overrides have no dashes: write gpu=V100)"),
         (("predict", "-g", "V100"), "No such option: -g (overrides have no dashes: write gpu=V100)"),
         (("compare", "--gpus", "V100"), "No such option: --gpus (overrides have no dashes: write gpu=V100)"),
+        (("compare", "-m", "gpu=V100,T4"), "several values need no -m: write for example gpu=V100,T4"),
+        (("run", "gpu=V100,T4", "--multirun"), "several values need no -m: write for example gpu=V100,T4"),
         (("predict", "--dtype", "fp16"), "No such option: --dtype (overrides have no dashes: write model.dtype=fp16)"),
         (("gpus", "--gpu", "V100"), "No such option: --gpu (steptime gpus --help)"),
         (("predict", "--batch-size=64"), "write batch_size=64"),

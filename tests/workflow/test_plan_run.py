@@ -24,6 +24,9 @@ def test_a_plan_leaves_its_front_figure_and_run(tmp_path: Path, monkeypatch: pyt
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "best samples_per_dollar: dlrm_small on T4" in run.stdout
+    again = snakemake("--config", "plan=samples_per_dollar", "samples=1000000", "deadline=1h", *config, folder=tmp_path)
+    assert "Nothing to be done" in again.stderr and "best points" in again.stdout
+    assert again.stdout.splitlines() == run.stdout.splitlines(), "the table is printed again"
     (table,) = (tmp_path / "results/plans").glob("*.parquet")
     assert table.name.startswith("samples_per_dollar-4-points-") and "<svg" in table.with_suffix(".svg").read_text()
 

@@ -7,6 +7,8 @@ for target in ("accuracy", "checks", "packs", "transfer_errors"):
             target
         log:
             f"{FLOW.artifacts.root}/logs/{target}.log",
+        conda:
+            "../envs/steptime.yaml"
         message:
             f"{target} needs a checkout"
         script:

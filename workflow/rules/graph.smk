@@ -25,6 +25,8 @@ rule capture_graph:
         graph=GRAPH,
     log:
         f"{Path(GRAPH).parent}/logs/capture_graph.log",
+    conda:
+        "../envs/steptime.yaml"
     params:
         model=FLOW.captured_model,
         files=FLOW.captured_files,
@@ -42,6 +44,8 @@ rule edit_graph:
         graph=EDITED_GRAPH,
     log:
         f"{Path(EDITED_GRAPH).parent}/logs/edit_graph.log",
+    conda:
+        "../envs/steptime.yaml"
     params:
         edit=FLOW.edits,
         code=FLOW.code("edit_graph"),
@@ -60,6 +64,8 @@ rule collect_step:
         f"{POINT}/logs/collect_step.log",
     wildcard_constraints:
         gpu="local",
+    conda:
+        "../envs/steptime.yaml"
     threads: workflow.cores
     resources:
         gpu=1,
@@ -83,6 +89,8 @@ rule import_graph:
         f"{POINT}/logs/import_graph.log",
     wildcard_constraints:
         gpu="local",
+    conda:
+        "../envs/steptime.yaml"
     params:
         model=FLOW.section("model"),
         code=FLOW.code("import_graph"),
@@ -101,6 +109,8 @@ rule convert_trace:
         f"{POINT}/logs/convert_trace.log",
     wildcard_constraints:
         gpu="local",
+    conda:
+        "../envs/steptime.yaml"
     params:
         code=FLOW.code("convert_trace"),
     message:
@@ -116,6 +126,8 @@ rule map_calls:
         calls=f"{POINT}/calls.parquet",
     log:
         f"{POINT}/logs/map_calls.log",
+    conda:
+        "../envs/steptime.yaml"
     params:
         gpu=FLOW.gpu,
         code=FLOW.code("map_calls"),

@@ -15,6 +15,8 @@ rule public_samples:
         f"{KERNELS}/logs/samples.log",
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+    conda:
+        "../envs/steptime.yaml"
     params:
         families=FLOW.families(Source.PUBLIC),
         code=FLOW.code("public_samples"),
@@ -33,6 +35,8 @@ rule campaign_samples:
         f"{KERNELS}/logs/samples.log",
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.MEASUREMENTS),
+    conda:
+        "../envs/steptime.yaml"
     params:
         families=FLOW.families(Source.MEASUREMENTS),
         code=FLOW.code("campaign_samples"),
@@ -52,6 +56,8 @@ rule local_samples:
         f"{KERNELS}/logs/samples.log",
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.LOCAL),
+    conda:
+        "../envs/steptime.yaml"
     threads: workflow.cores
     resources:
         gpu=1,
@@ -77,6 +83,8 @@ rule fit_kernels:
         f"{KERNELS}/logs/fit_{{kernels}}.tsv"
     wildcard_constraints:
         gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+    conda:
+        "../envs/steptime.yaml"
     threads: FLOW.fit_workers
     params:
         settings=FLOW.kernel_settings,

@@ -13,6 +13,8 @@ rule public_overheads:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
     wildcard_constraints:
         gpu=FLOW.gpus_from("overheads", Source.PUBLIC),
+    conda:
+        "../envs/steptime.yaml"
     params:
         code=FLOW.code("public_overheads"),
     message:
@@ -30,6 +32,8 @@ rule campaign_overheads:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
     wildcard_constraints:
         gpu=FLOW.gpus_from("overheads", Source.MEASUREMENTS),
+    conda:
+        "../envs/steptime.yaml"
     params:
         code=FLOW.code("campaign_overheads"),
     message:
@@ -47,6 +51,8 @@ rule local_overheads:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overhead_samples.log",
     wildcard_constraints:
         gpu=FLOW.gpus_from("overheads", Source.LOCAL),
+    conda:
+        "../envs/steptime.yaml"
     params:
         workloads=[point.step_name for point in FLOW.points if point.local],
         code=FLOW.code("local_overheads"),
@@ -66,6 +72,8 @@ rule overhead_statistics:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
     wildcard_constraints:
         overheads=r"overheads(-[A-Za-z0-9_\-]+)?",
+    conda:
+        "../envs/steptime.yaml"
     params:
         label=FLOW.overhead_label,
         settings=FLOW.overhead_settings,

@@ -29,6 +29,8 @@ rule predict:
         summary=f"{POINT}/summary.parquet",
     log:
         f"{POINT}/logs/predict.log",
+    conda:
+        "../envs/steptime.yaml"
     params:
         question=FLOW.question,
         packs=pack_digests(),
@@ -46,6 +48,8 @@ rule summary:
         table=f"{FLOW.artifacts.root}/grids/{FLOW.grid}/summary.parquet",
     log:
         f"{FLOW.artifacts.root}/grids/{FLOW.grid}/logs/summary.log",
+    conda:
+        "../envs/steptime.yaml"
     message:
         f"Summarise {len(FLOW.points)} grid points"
     script:

@@ -38,6 +38,8 @@ rule figures:
         ),
     log:
         f"{FLOW.artifacts.root}/figures/logs/{FLOW.grid}.log",
+    conda:
+        "../envs/steptime.yaml"
     params:
         shipped=GRID.shipped_models(FLOW),
         checks=CHECKS_TO_DRAW,
@@ -60,6 +62,8 @@ rule report:
         page=f"{FLOW.artifacts.root}/reports/{FLOW.grid}.html",
     log:
         f"{FLOW.artifacts.root}/reports/logs/{FLOW.grid}.log",
+    conda:
+        "../envs/steptime.yaml"
     params:
         shipped=GRID.shipped_models(FLOW),
         snakefile=str(workflow.main_snakefile),

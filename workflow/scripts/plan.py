@@ -8,11 +8,10 @@ with job(snakemake):
     from pipeline.answers.plan import make_plan
     from pipeline.answers.plan_results import Limits, Objective
     from pipeline.question.question import expand
-    from pipeline.show.plans import show_plan, track_plan, write_plan
+    from pipeline.show.plans import track_plan, write_plan
 
     given, made = snakemake.params, snakemake.output
     results = Path(made.table).parents[1]
     plan = make_plan(Objective(given.objective), expand(given.space), Limits(**given.limits), results=str(results))
-    write_plan(plan, Path(made.table), Path(made.summary), Path(made.figure), provenance(snakemake))
+    write_plan(plan, Path(made.table), Path(made.summary), Path(made.text), Path(made.figure), provenance(snakemake))
     track_plan(plan, Path(made.table).stem, {"front": Path(made.table)}, Path(made.logged).parents[1])
-    show_plan(plan)
