@@ -1,30 +1,57 @@
-"""Networks of the installed timm library as steps of `model=custom`."""
+"""Networks of the installed timm library as steps of `model=custom`, as timm's `benchmark.py` runs them.
+
+In training it takes SGD with Nesterov momentum (`create_optimizer_v2`, no weight decay), one parameter at a time before
+PyTorch 2.0, and no gradient scaler; the backward pass is inside autocast; gradients are filled with zeros before the step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from pipeline.workloads.training_step import Step, host_empty
 
-SIDES = {"xception41": 299}
-"""Edge of the images in pixels, where it is not `SIDE`."""
 
-SIDE = 224
-"""Edge of the images of most networks in timm's benchmark, in pixels."""
+def network_of(name: str, side: int | None, device: str) -> tuple[nn.Module, tuple[int, int, int]]:
+    """A network of timm with random weights, and the shape of its images; `side` in pixels replaces its usual one."""
+    import timm  # only the benchmark that names this step needs it
+
+    with torch.device(device):
+        model = timm.create_model(name, pretrained=False)
+        channels, height, width = model.pretrained_cfg["input_size"]
+        if side is None or side == height:
+            return model, (channels, height, width)
+        with suppress(TypeError):  # networks of convolutions take images of any size, and have no such argument
+            model = timm.create_model(name, pretrained=False, img_size=side)
+    return model, (channels, side, side)
 
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
-    """The training step of a network of timm, `model.options.network`."""
-    import timm  # only the benchmark that names this step needs it
+    """The step of `model.options.network`, with images of `model.options.side` pixels and `model.options.fused` attention."""
+    from timm.layers import set_fused_attn
 
-    network = config["options"]["network"]
-    with torch.device(device):
-        model = timm.create_model(network)
-    side = SIDES.get(network, SIDE)
-    images, labels = host_empty(batch_size, 3, side, side), host_empty(batch_size, dtype=torch.long)
-    return Step([model], [(images, labels)], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), device,
-                config)  # fmt: skip
+    options = config["options"]
+    set_fused_attn(bool(options.get("fused", True)))
+    model, shape = network_of(options["network"], options.get("side"), device)
+    images, labels = host_empty(batch_size, *shape), host_empty(batch_size, dtype=torch.long)
+    if config["mode"] != "train":
+        return Step([model], [(images,)], model, None, device, config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
+
+    def procedure(batch: tuple[Tensor, ...], _: Sequence[torch.optim.Optimizer]) -> None:
+        x, y = batch
+        optimizer.zero_grad(set_to_none=False)
+        with step.autocast():
+            output = model(x)
+            scores = output[0] if isinstance(output, tuple) else output
+            loss: Any = F.cross_entropy(scores, y)
+            loss.backward()
+        optimizer.step()
+
+    step = Step([model], [(images, labels)], lambda x, y: model(x), None, device, config, procedure=procedure)
+    return step

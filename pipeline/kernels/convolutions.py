@@ -94,6 +94,24 @@ LIBRARY_THREAD_INSTRUCTIONS = 150.0
 """Instructions per element of cuDNN's depthwise kernels in NHWC outside the taps, from published training steps of
 MobileNetV3-Large and EfficientNet-B0 on an RTX 3090."""
 
+NHWC_GROUP_INSTRUCTIONS = 0.71
+"""Instructions per multiply-add of cuDNN's direct kernels (`conv2d_grouped_direct_kernel`) in NHWC, over
+`LIBRARY_INSTRUCTIONS`, where their blocks are full. Set on training steps of 18 networks of timm, tuning rows of
+docs/accuracy.md; without blocks, these rows give 1.0."""
+
+BLOCK_CHANNELS, DEPTHWISE_CHANNELS = 256.0, 64.0
+"""Channels of a block of these kernels, and of cuDNN's kernels of depthwise convolutions in NHWC (same rows)."""
+
+SPECIAL_WINDOW = 49.0
+"""Largest window of cuDNN's kernels of depthwise convolutions in NHWC (`conv2d_c1_k1_nhwc_kernel_specialized`)."""
+
+LARGE_WINDOW_INSTRUCTIONS = 93.0
+"""Instructions per multiply-add of depthwise convolutions of larger windows in NHWC, which run in general kernels (same rows)."""
+
+NEWER_LIBRARY = 8.9
+"""Compute capability from which measured steps ran cuDNN 9, whose kernels of several groups in NHWC are as fast as those in
+NCHW. Older GPUs were measured with cuDNN 8.3, which has only direct kernels for them."""
+
 NARROWEST = 32.0
 """Smallest number of rows and columns of a tile of cuDNN's implicit products in fp32 (128x32, 32x32)."""
 
@@ -169,7 +187,8 @@ def grouped_us(name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: Array, 
         peak: attainable FLOP per us outside tensor cores.
         tensor_us: times on tensor cores; infinite where the GPU has none for the dtype.
     """
-    library = np.fmin(np.hypot(_library_us(name, d, gpu, peak), moving_us), tensor_us)
+    plain = np.hypot(_library_us(name, d, gpu, peak), moving_us)
+    library = np.where(only_direct(d, gpu), plain, np.fmin(plain, tensor_us))
     return np.where(native(d, gpu.compute_capability), np.maximum(_native_us(name, d, gpu), moving_us), library)
 
 
@@ -209,10 +228,27 @@ def _native_us(name: str, d: Dims, gpu: GpuSpec) -> Array:
 
 def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: Array) -> Array:
     """Arithmetic times of cuDNN's kernels outside tensor cores, the shorter of direct and implicit product, us."""
-    shape = ConvShape.of(d)
-    elements = shape.inputs if name == "conv2d_backward_data" else shape.outputs
-    fixed = np.where(d.channels_last() & depthwise(d), LIBRARY_THREAD_INSTRUCTIONS * elements, 0.0)
-    direct = (fixed + LIBRARY_INSTRUCTIONS[name] * shape.flops / 2.0) / _instructions_per_us(gpu)
+    shape, nhwc = ConvShape.of(d), d.channels_last()
+    elements, products = shape.inputs if name == "conv2d_backward_data" else shape.outputs, shape.flops / 2.0
+    direct = LIBRARY_INSTRUCTIONS[name] * products / _instructions_per_us(gpu)
     rows, depth, columns, groups = implicit_product(name, d)
     tiles = np.ceil(rows / NARROWEST) * np.ceil(columns / NARROWEST)
-    return np.asarray(np.minimum(direct, 2.0 * groups * tiles * NARROWEST**2 * depth / peak))
+    times = np.minimum(direct, 2.0 * groups * tiles * NARROWEST**2 * depth / peak)
+    times = np.where(only_direct(d, gpu), NHWC_GROUP_INSTRUCTIONS * direct * _whole(shape, BLOCK_CHANNELS), times)
+    single = (LIBRARY_THREAD_INSTRUCTIONS * elements / _instructions_per_us(gpu) + direct) * _whole(
+        shape, DEPTHWISE_CHANNELS
+    )
+    large = LARGE_WINDOW_INSTRUCTIONS * products / _instructions_per_us(gpu)
+    single = np.where(shape.window > SPECIAL_WINDOW, large, single)
+    return np.asarray(np.where(nhwc & depthwise(d), single, times))
+
+
+def _whole(shape: ConvShape, block: float) -> Array:
+    """Channels of whole blocks over the channels, shape (rows,)."""
+    return np.asarray(np.ceil(shape.in_channels / block) * block / shape.in_channels)
+
+
+def only_direct(d: Dims, gpu: GpuSpec) -> Flags:
+    """Rows of several groups in NHWC for which the library has direct kernels only (measured in fp16), shape (rows,)."""
+    several = grouped(d) & ~depthwise(d) & ~evenly_grouped(d) & ~volumes(d)
+    return np.asarray(several & d.channels_last() & (gpu.compute_capability < NEWER_LIBRARY))

@@ -197,6 +197,7 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
 
     nhwc = kernel_us(1.0)
     nhwc = np.maximum(nhwc, _patch_us(name, dtype, shape, product, gpu))
+    filled_us = memory.moving_us(size * _padded_elements(shape, multiple)) / LAYOUT_CONVERSION_SHARE
     whole = CONVERSION_CHANNELS * np.ceil(
         np.column_stack([shape.in_channels, shape.out_channels]) / CONVERSION_CHANNELS
     )
@@ -206,10 +207,22 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     converted = nhwc + memory.moving_us(2.0 * turned) / LAYOUT_CONVERSION_SHARE
     tf32 = dtype == "tf32"
     nchw = np.where(tf32, np.minimum(kernel_us(NCHW_LOADS), converted), converted) if tf32.any() else converted
-    tensor = np.where(d.channels_last(), nhwc, nchw)
+    tensor = np.where(d.channels_last(), nhwc + filled_us, nchw)
     # few channels per group use tensor cores poorly: the library computes such convolutions without tensor cores
     plain = np.hypot(shape.flops / (1e3 * gpu.peak_gflop_per_s()), dram_us)
     return np.where(evenly_grouped(d), np.minimum(tensor, plain), tensor)
+
+
+def _padded_elements(shape: ConvShape, multiple: Array) -> Array:
+    """Elements that are read and written to pad images in NHWC to a multiple of channels, shape (rows,).
+
+    cuDNN copies such images (`nhwcAddPaddingKernel`), and the result back. Kernels of several groups are not padded.
+    """
+    moved = np.zeros(len(multiple))
+    for channels, elements in ((shape.in_channels, shape.inputs), (shape.out_channels, shape.outputs)):
+        grown = np.ceil(channels / multiple) * multiple / channels
+        moved += np.where((grown > 1.0) & (shape.groups == 1.0), elements * (1.0 + grown), 0.0)
+    return moved
 
 
 def _patch_us(

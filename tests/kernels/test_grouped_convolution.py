@@ -175,3 +175,32 @@ def test_no_kernel_of_a_volume_transforms_tiles() -> None:
     }
     volume, plane = (convolution_extra(FAMILIES[0], dims, "fp32", said, 7.0) for said in ({"volume": True}, {}))
     assert len(volume) == 1 < len(plane) == 3
+
+
+REGNETX_016 = {"B": 512, "in_channels": 408, "out_channels": 408, "groups": 17, "input_size": 14}
+"""The convolution that takes most of RegNetX-1.6GF's training step, of which timm published both layouts."""
+
+
+def kernel_us(gpu: str, family: str = FAMILIES[0], **options: object) -> float:
+    return float(Physics.of(load_gpu(gpu)).kernel_us(family, call(family, "fp16", **options))[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpu, slow", [("RTX3090", True), ("A100", True), ("RTX4090", False), ("H100", False)])
+def test_groups_in_nhwc_are_slow_where_the_library_had_only_direct_kernels(gpu: str, slow: bool) -> None:
+    nchw, nhwc = (sum(kernel_us(gpu, family, said=said, **REGNETX_016) for family in FAMILIES) for said in (None, NHWC))
+    assert (nhwc > 2.0 * nchw) == slow
+
+
+def test_a_block_of_direct_kernels_takes_256_channels_whether_they_are_there_or_not() -> None:
+    """The time of 17 groups of 24 channels is that of two blocks, and so is that of 21."""
+    few, many, more = (
+        kernel_us("RTX3090", said=NHWC, **{**REGNETX_016, "groups": g, "in_channels": 24 * g, "out_channels": 24 * g})
+        for g in (17, 21, 22)
+    )
+    assert few == pytest.approx(many, rel=0.02) and more > 1.4 * many
+
+
+def test_depthwise_windows_above_seven_run_in_general_kernels_in_nhwc() -> None:
+    """ConvMixer-1536/20 in NHWC takes 2.4 times its step in NCHW."""
+    seven, nine = (kernel_us("RTX3090", said=NHWC, kernel_size=k, padding=k // 2, **wide(1536)) for k in (7, 9))
+    assert nine > 10.0 * seven

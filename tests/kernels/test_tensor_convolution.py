@@ -83,10 +83,20 @@ def test_tf32_turns_images_only_where_that_costs_less_than_gathering_them() -> N
 
 
 def test_three_channels_take_as_long_as_the_eight_that_they_are_padded_to() -> None:
-    """Images of 3 channels hold fewer bytes, but the arithmetic (here all that counts) is that of 8."""
+    """Images of 3 channels are copied to be padded, but the arithmetic (here nearly all that counts) is that of 8."""
     wide = {"kernel_size": 7, "stride": 2, "padding": 3, "input_size": 224, "out_channels": 512, "layout": NHWC}
     three, eight, nine = (kernel_us(convolution(in_channels=c, **wide)) for c in (3, 8, 9))  # type: ignore[arg-type]
-    assert three == pytest.approx(eight, rel=0.02) and nine > 1.5 * eight
+    assert three == pytest.approx(eight, rel=0.04) and nine > 1.5 * eight
+
+
+def test_images_in_nhwc_whose_channels_are_no_multiple_of_eight_are_copied_to_be_padded() -> None:
+    """Both images of 60 channels are read once more, and written with 64."""
+    spec = load_gpu("A100")
+    odd, even = (convolution(in_channels=c, out_channels=c, layout=NHWC, input_size=56) for c in (60, 64))
+    pixels = 2.0 * 128 * 56 * 56
+    copied = pixels * 2.0 * (60 + 64) / LAYOUT_CONVERSION_SHARE / (1e3 * spec.peak_dram_gb_per_s())
+    traffic = pixels * 2.0 * 4 / (1e3 * spec.peak_dram_gb_per_s())  # what 64 channels move more than 60
+    assert kernel_us(even) + copied - traffic <= kernel_us(odd) <= kernel_us(even) + copied
 
 
 def test_one_channel_a_group_does_not_fill_tensor_cores() -> None:
