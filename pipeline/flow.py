@@ -27,7 +27,7 @@ from pipeline.answers.who_answers import (
 from pipeline.digest import code_digest
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.families import FAMILIES, family
 from pipeline.overheads.trace_overheads import PUBLIC_TRACES
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir
 from pipeline.question.compose import from_snakemake, parse_grid
@@ -77,6 +77,8 @@ class Flow:
             overrides = {key: value for key, value in plan.without(config).items() if key != "results"}
             texts = from_snakemake(overrides)
             points = tuple(expand(texts))
+            for name in {name for point in points for name in point.kernels.families}:
+                family(name)  # an unknown one is an error here, not in a job
             if plan.asked and any(point.local for point in points):
                 raise InputError("plan predicts points: name GPUs instead of gpu=local")
             experiment = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(str(config.get("experiment") or "")).stem)

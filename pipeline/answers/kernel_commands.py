@@ -19,9 +19,9 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import OP_NAMES, family
 from pipeline.kernels.family_model import find_families, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
-from pipeline.kernels.samples import check_calls, clean_samples, read_table, with_families, with_launches
+from pipeline.kernels.samples import CALL_COLUMNS, check_calls, clean_samples, read_table, with_families, with_launches
 from pipeline.packs import list_packs, pack_models
-from pipeline.schemas import DIMS, refuse_overwriting, write_parquet
+from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.shipped_models import load_models
 
@@ -146,7 +146,8 @@ def predict_command(
     shipped = [pack_models(spec.name)] if spec.name in list_packs() else []
     directories = [*([] if models_dir is None else [Path(models_dir)]), *shipped]
     predictor = load_predictor(spec, directories, corrections=_corrections(probes, spec))
-    predicted = predictor.predict(_call_columns(calls))
+    # a `flops` or `bytes_read` column of the user's file is not used
+    predicted = predictor.predict(calls[[name for name in CALL_COLUMNS if name in calls.columns]])
     renamed = predicted.rename(columns={"p10_us": "kernel_p10_us", "p90_us": "kernel_p90_us"}).rename(
         columns={"latency_p10_us": "p10_us", "latency_p90_us": "p90_us"}
     )
@@ -191,9 +192,3 @@ def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:
 
     samples, _ = read_samples(probes, gpu.name)
     return dict(calibrate_all(load_models(), samples, gpu))
-
-
-def _call_columns(calls: pd.DataFrame) -> pd.DataFrame:
-    """The columns that models read. A `flops` or `bytes_read` column of the user's file is not used."""
-    keep = [name for name in ("family", "op", "phase", "dtype", "attributes", *DIMS) if name in calls.columns]
-    return calls[keep]

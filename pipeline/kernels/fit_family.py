@@ -184,8 +184,13 @@ class Fitter:
         return model, baseline
 
     def with_out_of_fold_predictions(self, model: FittedModel, out_of_fold: Array) -> pd.DataFrame:
-        """Training rows with their out-of-fold predictions, in the form of `with_predictions`."""
+        """Training rows with their out-of-fold predictions, in the form of `with_predictions`.
+
+        With many samples an average predicts some folds only; every variant is judged on these, to be comparable.
+        """
         predicted = np.isfinite(out_of_fold)
+        if len(self.train) > MAX_GAUSSIAN_PROCESS_SAMPLES:
+            predicted &= np.isin(self.folds, np.unique(self.folds)[: learned.AVERAGED_FOLDS])
         out_of_fold = out_of_fold[predicted]
         latency = np.exp(out_of_fold) + np.interp(out_of_fold, *model.extra)
         low, high = (np.exp(q) for q in model.latency_quantiles.at(out_of_fold))

@@ -34,12 +34,11 @@ VARIANTS = ("auto", "process", "average", "trees", "mlp", "mlp_paper", "roofline
 
 - `process`: Gaussian processes.
 - `average`: trees and networks, distilled.
-- `choice`: as `average`, with the predicted kernel as an input.
 - `trees`, `mlp`: one kind of member alone.
 - `mlp_paper`: the published network, on sizes only.
 - `roofline`: physics, scaled to the samples.
-- `auto`: `process` for few samples. With more samples, `choice` for gemm if the samples name their kernels, else
-  `average`. It takes `roofline` instead where that has the smaller error on unseen shapes.
+- `auto`: `process` for few samples. With more samples, `mlp` for gemm and `average` for other families.
+  It takes `roofline` instead where that has the smaller error on unseen shapes.
 """
 
 MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES = 5000

@@ -20,6 +20,9 @@ from pipeline.kernels.work import ELEMENT_BYTES, Dims, matrix_product
 from pipeline.schemas import DIMS, read_frame, write_table
 from pipeline.schemas import read_table as read_artifact
 
+CALL_COLUMNS = ("family", "op", "phase", "dtype", "attributes", *DIMS)
+"""Columns of a table of calls that models read."""
+
 MAX_LATENCY_US = 1e8
 """Largest plausible latency, microseconds (100 s). A longer latency indicates a wrong unit or a wrong clock."""
 

@@ -83,6 +83,8 @@ class KernelSettings:
     variants: tuple[str, ...]
     seed: int
     workers: int
+    families: tuple[str, ...] = ()
+    """Families to fit; empty for all that have samples. Shipped models or physics predict the others."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ EDIT_FORMS = {
 EDIT_WORDS = {"remove": (NO_EDIT,), "fuse": (NO_EDIT, FUSE_ALL), "substitute": (NO_EDIT,)}
 """Values of each edit that are no operators."""
 
-EXAMPLES = {"model.target": "my_module:make_step"}
+EXAMPLES = {"model.target": "my_module:make_step", "kernels.families": "[gemm,bmm]"}
 """Examples of values that have no default."""
 
 MIN_VALUES = {"predict.draws": 10}
@@ -237,7 +239,7 @@ KINDS = {
 }
 """Kinds of settings, in words."""
 
-HAVE_DEFAULTS = ("host_scale",)
+HAVE_DEFAULTS = ("host_scale", "families")
 """Settings that a file may leave out."""
 
 
@@ -336,9 +338,10 @@ def _check(key: str, value: Any, default: Any) -> None:
             raise ConfigError(f"{key}={written(value)}: give {'numbers' if several else 'one number'}{brackets}")
         for number in value if isinstance(value, list) else [value]:
             _check_number(key, number, value, first)
-    elif isinstance(first, str) and isinstance(default, list):
+    elif isinstance(default, list):
         if not isinstance(value, list) or not value or not all(isinstance(number, str) for number in value):
-            raise ConfigError(f"{key}={written(value)}: give names in brackets, for example {key}={written(default)}")
+            shown = example(key) or f", for example {key}={written(default)}"
+            raise ConfigError(f"{key}={written(value)}: give names in brackets{shown}")
     elif isinstance(default, str) and not isinstance(value, str):
         raise ConfigError(f"{key}={written(value)}: give a name{example(key) or f', for example {key}={default}'}")
 

@@ -8,24 +8,35 @@ import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from pipeline.errors import SteptimeError
+from pipeline.errors import SteptimeError, TableError
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
+from pipeline.kernels.samples import CALL_COLUMNS, check_calls, with_families
 from pipeline.schemas import atomic_path, write_parquet
 from pipeline.show.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
 from pipeline.show.figures.kernel_errors import error_histogram, predicted_against_measured
-from pipeline.show.tracking import KERNEL_MODELS, Data, choose_champion, describe_kernel_models, log_run, register_model
+from pipeline.show.tracking import (
+    KERNEL_MODELS,
+    Data,
+    choose_champion,
+    describe_kernel_models,
+    log_run,
+    register_model,
+    write_pyfunc,
+)
 
 DURATIONS = ("fit_s", "predict_us_per_row")
 """Metrics that differ in each fit: MLflow has them, files do not, so that the same fit leaves the same bytes."""
 
 NO_SAMPLES = "no_samples.txt"
-"""File that marks the model folder of a family without samples."""
+"""File that marks the model folder of a family that was not fitted."""
 
 
 def fit_and_track(
@@ -37,15 +48,15 @@ def fit_and_track(
     workers: int = 1,
     provenance: Mapping[str, Any] | None = None,
 ) -> None:
-    """Fit every family that has samples, into its model folder, and track the fits.
+    """Fit the families that have samples, into their model folders, and track the fits.
 
     Few samples, or their errors, can turn a variant into another variant of the same fit. Both are logged as one run.
 
     Args:
         samples: `samples` table of one GPU.
         gpu: its canonical name.
-        settings: the `kernels` section of the configuration: name, variants, seed.
-        models: one folder per family, named `<family>/<name>`; a family without samples gets a note instead.
+        settings: the `kernels` section of the configuration: variants, seed, and families if not all are fitted.
+        models: one folder per family, named `<family>/<name>`; a family that is not fitted gets a note instead.
         tracking: MLflow folder.
         workers: number of processes.
         provenance: origin of the models, stored with their test predictions.
@@ -66,6 +77,7 @@ def fit_and_track(
             scratch,
             variants=tuple(settings["variants"]),
             seed=int(settings["seed"]),
+            families=settings.get("families"),
             workers=workers,
             on_fit=keep,
         )
@@ -76,25 +88,23 @@ def fit_and_track(
     folders = {folder.parent.name: folder for folder in models}
     for family, fitted in best.items():
         _keep_errors(fitted, folders[family], provenance)
-    _track_all(list(fits.values()), best, folders, gpu, tracking, samples)
+    _track_all(list(fits.values()), best, gpu, tracking, samples, provenance)
 
 
 def _track_all(
     fits: Sequence[FittedFamily],
     best: Mapping[str, FittedFamily],
-    folders: Mapping[str, Path],
     gpu: str,
     tracking: Path,
     samples: pd.DataFrame,
+    provenance: Mapping[str, Any] | None,
 ) -> None:
     """Log every fit, register the best of each family, then choose the champions."""
     runs = {}
     for fitted in fits:
         family = fitted.model.family
-        won = best[family] is fitted
-        fitted_to = samples[samples["family"] == family]
-        name, run = _track(fitted, gpu, folders[family] if won else None, tracking, fitted_to)
-        if won:
+        name, run = _track(fitted, gpu, tracking, samples[samples["family"] == family], provenance)
+        if best[family] is fitted:
             register_model(tracking, name, run, "model", {"gpu": gpu, "family": family})
             runs[name] = run
     for name, run in runs.items():  # only when all are logged: a new run supersedes the earlier run of its name
@@ -113,9 +123,9 @@ def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, An
 
 
 def _track(
-    fitted: FittedFamily, gpu: str, folder: Path | None, tracking: Path, samples: pd.DataFrame
+    fitted: FittedFamily, gpu: str, tracking: Path, samples: pd.DataFrame, provenance: Mapping[str, Any] | None
 ) -> tuple[str, str]:
-    """Log one fit. The model is logged too if it is the best of its family (the one with a folder).
+    """Log one fit with its model and its test predictions.
 
     Returns:
         The name under which models of this kind are registered, and the run's id.
@@ -129,30 +139,54 @@ def _track(
     percent = {f"{key}_percent": 100.0 * fitted.metrics[key] for key in ("gmae", "mape", "bias", "coverage")}
     digest = _fingerprint(samples)
     origin = ", ".join(sorted(samples["source"].astype(str).unique()))
-    run = log_run(
-        tracking,
-        KERNEL_MODELS,
-        f"{gpu} {kind} {variant}" + (f" seed {seed}" if seed else ""),
-        params={**fitted.parameters, "samples": len(samples)},
-        metrics=fitted.metrics | percent,
-        tags={
-            "gpu": gpu,
-            "family": family,
-            "dtype": dtypes,
-            "variant": variant,
-            "model": name,
-            "samples": digest,
-            "champion": "no",
-        },
-        made_by="workflow/scripts/fit_kernels.py",
-        data=Data(f"{gpu} {kind}", digest, origin, len(samples)),
-        artifacts={"model": folder} if folder is not None else {},
-        figures={
-            "predicted_against_measured.png": predicted_against_measured(test, title),
-            "error_histogram.png": error_histogram(test, title),
-        },
-    )
+    tags = {"gpu": gpu, "family": family, "dtype": dtypes, "variant": variant, "model": name, "samples": digest}
+    with tempfile.TemporaryDirectory(prefix="steptime_model_") as scratch:
+        folder = Path(scratch) / "fitted"
+        fitted.save(folder)
+        _keep_errors(fitted, folder, provenance)
+        run = log_run(
+            tracking,
+            KERNEL_MODELS,
+            f"{gpu} {kind} {variant}" + (f" seed {seed}" if seed else ""),
+            params={**fitted.parameters, "samples": len(samples)},
+            metrics=fitted.metrics | percent,
+            tags={**tags, "champion": "no"},
+            made_by="workflow/scripts/fit_kernels.py",
+            data=Data(f"{gpu} {kind}", digest, origin, len(samples)),
+            artifacts={"model": write_pyfunc(folder, Path(scratch) / "model", __name__)},
+            figures={
+                "predicted_against_measured.png": predicted_against_measured(test, title),
+                "error_histogram.png": error_histogram(test, title),
+            },
+        )
     return name, run
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """A fitted model as `mlflow.pyfunc` gives it."""
+
+    model: FittedModel
+
+    def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
+        """Latencies of a table of calls, `op` and its dimensions, in microseconds, with p10 and p90.
+
+        Raises:
+            TableError: a row is no call of the model's family.
+        """
+        table, family = with_families(calls, "calls").reset_index(drop=True), self.model.family
+        check_calls(table, "calls")
+        if others := sorted(set(table["family"]) - {family}):
+            raise TableError(f"calls: rows of {', '.join(others)}, but the model predicts {family}")
+        estimate = self.model.predict(table[[name for name in CALL_COLUMNS if name in table.columns]])
+        times = {"predicted_us": estimate.latency, "p10_us": estimate.latency_p10, "p90_us": estimate.latency_p90,
+                 "kernel_us": estimate.kernel}  # fmt: skip
+        return pd.DataFrame(times, index=calls.index)
+
+
+def _load_pyfunc(folder: str) -> TableModel:
+    """What `mlflow.pyfunc.load_model` calls."""
+    return TableModel(FittedModel.load(folder, load_gpu(read_description(folder)["gpu"])))
 
 
 def _fingerprint(samples: pd.DataFrame) -> str:
@@ -171,6 +205,8 @@ def _replace(source: Path | None, target: Path) -> None:
             shutil.copytree(source, target)
         else:
             target.mkdir()
-            (target / NO_SAMPLES).write_text("The samples have no call of this family; physics predicts it.\n")
+            (target / NO_SAMPLES).write_text(
+                "Not fitted: no samples of this family, or kernels.families leaves it out.\n"
+            )
     except OSError as error:
         raise SteptimeError(f"{target}: cannot be written ({error.strerror or error})") from None

@@ -167,6 +167,20 @@ def _note(errors: Mapping[tuple[str, str], list[str]]) -> str:
     return f"{note}\n\nand {hidden} more" if hidden else note
 
 
+def write_pyfunc(data: Path, folder: Path, loader: str) -> Path:
+    """Write a model that `mlflow.pyfunc.load_model` can load, and return its folder.
+
+    Args:
+        data: folder with the model's files.
+        folder: is created.
+        loader: module whose function `_load_pyfunc` reads these files.
+    """
+    from mlflow.pyfunc import save_model
+
+    save_model(folder, loader_module=loader, data_path=str(data), pip_requirements=["steptime"])
+    return folder
+
+
 def register_model(folder: str | Path, name: str, run_id: str, inside: str, tags: Mapping[str, str]) -> str:
     """Register the model logged under `inside` of a run as a new version of `name`; returns the version."""
     from mlflow.exceptions import MlflowException

@@ -62,6 +62,14 @@ def test_every_variant_learns_scaled_physics(samples, v100, variant, monkeypatch
     assert (scored.test["kernel_us"] < scored.test["predicted_us"]).all()
 
 
+def test_variants_are_judged_on_the_same_rows_also_where_an_average_predicts_some_folds(samples, v100, monkeypatch):
+    monkeypatch.setattr("pipeline.kernels.fit_family.MAX_GAUSSIAN_PROCESS_SAMPLES", 100)
+    variants = ("average", "trees", "roofline")
+    judged = [fit_family(samples, v100, "gemm", variant, offset_us=14.0).test for variant in variants]
+    assert len(judged[0]) == pytest.approx(len(samples) * 3 / 5, rel=0.05), "three of five folds"
+    assert [rows["latency_us"].tolist() for rows in judged[1:]] == [judged[0]["latency_us"].tolist()] * 2
+
+
 @pytest.mark.parametrize("variant", ["auto", "average"])
 def test_the_same_seed_gives_the_same_model(samples, v100, variant, fitted):
     again = fit_family(samples, v100, "gemm", variant, offset_us=14.0).model

@@ -8,14 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
 
+from pipeline.errors import TableError
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import fit_gpu as fitting
+from pipeline.kernels.family_model import FittedModel
 from pipeline.schemas import read_provenance
 from pipeline.show.kernel_runs import fit_and_track
 from pipeline.show.tracking import KERNEL_MODELS
@@ -90,6 +94,32 @@ def test_the_champion_is_the_best_of_all_fits_whichever_came_last(fit: Callable[
     measured = runs(client, "V100")["V100 softmax trees"].data.metrics
     assert measured["gmae_percent"] == pytest.approx(100 * ERRORS["trees"])
     assert sorted(runs(client, "V100")) == ["V100 softmax auto", "V100 softmax roofline", "V100 softmax trees"]
+
+
+def test_a_champion_and_a_losing_variant_load_from_mlflow_and_predict_a_table(
+    fit: Callable[..., Any], folder: Path
+) -> None:
+    client = fit(samples("L4", 40), "auto", "trees")
+    calls = pd.DataFrame({"op": ["softmax", "softmax"], "B": [512, 64], "H": [1000, 30]}, index=[7, 3])
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow/mlflow.db")
+    champion = mlflow.pyfunc.load_model("models:/L4-softmax@champion").predict(calls)
+    fitted = FittedModel.load(folder / "L4" / "softmax" / "fitted", load_gpu("L4")).predict(calls)
+    assert champion.index.tolist() == [7, 3]
+    assert champion["predicted_us"].tolist() == pytest.approx(fitted.latency)
+    assert champion["p10_us"].tolist() == pytest.approx(fitted.latency_p10)
+    loser = mlflow.pyfunc.load_model(f"runs:/{runs(client, 'L4')['L4 softmax trees'].info.run_id}/model")
+    assert loser.predict(calls)["predicted_us"].gt(0).all()
+    with pytest.raises(TableError, match="rows of gemm, but the model predicts softmax"):
+        loser.predict(pd.DataFrame({"op": ["linear"], "M": [8], "N": [8], "K": [8]}))
+
+
+def test_only_the_named_families_are_fitted(tmp_path: Path) -> None:
+    table = pd.concat([samples("P100", 12), samples("P100", 12).assign(family="layer_norm", op="layer_norm")])
+    settings = {"variants": ("roofline",), "seed": 0, "families": ["layer_norm"]}
+    folders = [tmp_path / "P100" / name / "auto" for name in ("softmax", "layer_norm")]
+    fit_and_track(table, "P100", settings, folders, tmp_path / "mlflow")
+    assert [(path / "family.json").is_file() for path in folders] == [False, True]
+    assert "kernels.families leaves it out" in (folders[0] / "no_samples.txt").read_text()
 
 
 def test_another_seed_is_another_run_and_other_samples_another_contest(fit: Callable[..., Any]) -> None:

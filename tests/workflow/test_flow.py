@@ -41,6 +41,14 @@ def test_a_results_folder_that_cannot_be_written_is_one_line(
     assert Flow.from_config({"results": str(tmp_path / "new" / "place")}).artifacts.root == str(tmp_path / "new/place")
 
 
+@pytest.mark.parametrize(("families", "said"), [("[gem]", "gem"), ("gemm", "kernels.families=[gemm,bmm]"), ("[]", "")])
+def test_families_to_fit_are_names_in_brackets(families: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if said:
+        assert said in refused(capsys, overrides=f"kernels.families={families}")
+    else:  # what the files say
+        assert Flow.from_config({"overrides": f"kernels.families={families}"}).points[0].variant == "default"
+
+
 @pytest.mark.parametrize("variable", ["STEPTIME_DATASETS", "STEPTIME_MEASUREMENTS"])
 def test_a_misspelt_folder_of_data_is_refused_and_not_taken_for_none(
     variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
