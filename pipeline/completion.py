@@ -12,9 +12,11 @@ from dataclasses import fields
 
 import typer
 
+from pipeline.errors import InputError
 from pipeline.question.compose import GROUPS, choices, default_choices
 from pipeline.question.question import LOCAL_GPU
 from pipeline.question.sections import (
+    BY_NAME,
     CHOICES,
     EDIT_WORDS,
     CollectSettings,
@@ -23,6 +25,7 @@ from pipeline.question.sections import (
     PredictSettings,
 )
 from pipeline.show.catalogue import option_rows
+from pipeline.workloads.model_names import names_in
 
 BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))
 """Batch sizes that are offered: 16 to 8192. Any other whole number is accepted as well."""
@@ -30,6 +33,9 @@ BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))
 SECTIONS = {
     "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings, "collect": CollectSettings,
 }  # fmt: skip
+
+NAMED_BY = {**dict.fromkeys(BY_NAME, "model.name"), "transformers": "model.config"}
+"""The option that names a model of each library."""
 
 COMPLETING, UNFINISHED = "_STEPTIME_COMPLETE", "_STEPTIME_UNFINISHED"
 """Environment variables: the shell that asks (set by typer's script), and the override that is being typed in bash."""
@@ -94,7 +100,8 @@ def keys_of(model: str) -> list[str]:
         for setting in fields(kind)
         if setting.name != "name"
     ]
-    options = [str(row["option"]) for row in option_rows(model)]
+    named = [key for library, key in NAMED_BY.items() if library == model]
+    options = [*named, *(str(row["option"]) for row in option_rows(model) if row["option"] not in named)]
     return [*GROUPS, "experiment", "results", *options, *settings, *(f"edit.{key}" for key in EDIT_WORDS)]
 
 
@@ -108,6 +115,8 @@ def values(key: str, model: str) -> Sequence[str]:
         return BATCH_SIZES
     if key in CHOICES:
         return CHOICES[key]
+    if NAMED_BY.get(model) == key:
+        return names_of_library(model)
     section, _, name = key.partition(".")
     if section == "edit":
         return EDIT_WORDS.get(name, ())
@@ -116,6 +125,14 @@ def values(key: str, model: str) -> Sequence[str]:
         return ("true", "false") if kinds.get(name) == "bool" else ()
     offered = {row["option"]: str(row["values"]) for row in option_rows(model)}
     return offered[key].split(" | ") if " | " in offered.get(key, "") else ()
+
+
+def names_of_library(library: str) -> Sequence[str]:
+    """Names of the models of a library; none if it is not installed. A list that is not kept yet takes a second."""
+    try:
+        return names_in(library)
+    except InputError:
+        return ()
 
 
 def _continued(text: str, offered: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ import typer
 from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.answers.who_answers import observations_in, shipped_overheads
-from pipeline.completion import complete_model
+from pipeline.completion import NAMED_BY, complete_model
 from pipeline.errors import InputError
 from pipeline.overheads.host_probe import DONOR, probe_host, write_host
 from pipeline.packs import SHARED, TRANSFER, check_pack, list_packs
@@ -24,6 +24,7 @@ from pipeline.question.question import NAME
 from pipeline.show.catalogue import gpu_rows, host_rows, model_rows, option_rows
 from pipeline.show.tracking import OVERHEADS, log_run
 from pipeline.terminal import Json, catalogue, examples, print_json, working
+from pipeline.workloads.model_names import names_in
 
 app = typer.Typer()
 
@@ -64,15 +65,22 @@ def host(
     print(f"use it: steptime predict gpu=H100 model=dlrm_default host={out}")
 
 
-@app.command(epilog=examples("models", "models dlrm_default"))
+@app.command(epilog=examples("models", "models dlrm_default", "models timm", "models timm --options"))
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="list the options of this workload", autocompletion=complete_model)
+        str | None,
+        typer.Argument(
+            help="list the options of this workload, or the models of this library", autocompletion=complete_model
+        ),
     ] = None,
+    options: Annotated[bool, typer.Option("--options", help="list the options of a library's models")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the workloads that can be predicted, or the options of one with their values."""
-    catalogue(model_rows() if name is None else option_rows(name), as_json)
+    """List the workloads that can be predicted, the options of one with their values, or the models of a library."""
+    if name in NAMED_BY and not options:
+        catalogue([{NAMED_BY[name]: model} for model in names_in(name)], as_json)
+    else:
+        catalogue(model_rows() if name is None else option_rows(name), as_json)
 
 
 @app.command(epilog=examples("doctor"))

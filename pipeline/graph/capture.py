@@ -23,6 +23,7 @@ from pipeline.errors import InputError, SteptimeError, SteptimeWarning, TraceErr
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace, read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
+from pipeline.question.sections import FREE_OPTIONS
 from pipeline.workloads import make_step
 from pipeline.workloads.user_errors import SIZE_ERRORS, explain_error
 
@@ -71,13 +72,13 @@ def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: 
 
 def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memory]:
     """Record one step: its normalised nodes and its memory need."""
-    custom = not _is_shipped(config)
-    explained: tuple[type[BaseException], ...] = (Exception, SystemExit) if custom else SIZE_ERRORS
+    of_others = not _is_shipped(config)
+    explained: tuple[type[BaseException], ...] = (Exception, SystemExit) if of_others else SIZE_ERRORS
     try:
         try:
             return _attempt(config, batch_size, needs_fake_tensors(config))
         except NotImplementedError as error:
-            if not custom or "SparseMeta" not in str(error):
+            if not of_others or "SparseMeta" not in str(error):
                 raise
             return _attempt(config, batch_size, True)
     except SteptimeError:
@@ -99,19 +100,18 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
     ):
         if _is_shipped(config):
             return observe(make_step(config, batch_size, device), fake, config)
-        options = ReadOptions(config)
-        with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer (--json)
+        options = ReadOptions(config) if config.get("architecture", "custom") == "custom" else None
+        with redirect_stdout(sys.stderr):  # what other people's code prints is no part of the answer (--json)
             with create_as_on_cuda():
-                step = make_step(options, batch_size, device)
+                step = make_step(config if options is None else options, batch_size, device)
             recorded = observe(step, fake, config)
-        unread = unread_options(options)
-        if step.ignores_half_precision:
-            unread.append("model.dtype")
-        for name in dict.fromkeys(unread):
-            use = "; use `with step.autocast():` in its procedure" if name == "model.dtype" else ""
-            warnings.warn(
-                f"{name}: the step of {config.get('target')} never read it{use}", SteptimeWarning, stacklevel=2
-            )
+        if options is not None:
+            unread = unread_options(options) + ["model.dtype"] * step.ignores_half_precision
+            for name in dict.fromkeys(unread):
+                use = "; use `with step.autocast():` in its procedure" if name == "model.dtype" else ""
+                warnings.warn(
+                    f"{name}: the step of {config.get('target')} never read it{use}", SteptimeWarning, stacklevel=2
+                )
         return recorded
 
 
@@ -181,8 +181,8 @@ def _recording(path: Path) -> Iterator[None]:
 
 
 def _is_shipped(config: Mapping[str, Any]) -> bool:
-    """Whether a step is that of a shipped workload. Such a step runs on both kinds of tensors."""
-    return bool(config.get("architecture", "custom") != "custom")
+    """Whether a step is that of a shipped workload, not the user's or a library's. It runs on both kinds of tensors."""
+    return config.get("architecture", "custom") not in FREE_OPTIONS
 
 
 def _with_allowed_tf32(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -149,7 +149,7 @@ def with_states(step: Step, config: Mapping[str, Any]) -> bool:
     with run_as_on_cuda():
         for optimizer in step.optimizers:
             for parameter in (weight for group in optimizer.param_groups for weight in group["params"]):
-                parameter.grad = torch.empty_like(parameter)
+                parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
             optimizer.step()
             optimizer.zero_grad()
     return True

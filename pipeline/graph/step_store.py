@@ -35,7 +35,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
 from pipeline.question.question import Question
-from pipeline.question.sections import EditSettings
+from pipeline.question.sections import FREE_OPTIONS, MODEL_LIBRARIES, EditSettings
 from pipeline.schemas import read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of
 from pipeline.workloads.user_errors import SIZE_ERRORS
@@ -47,6 +47,9 @@ NO_EDITS = EditSettings()
 
 LIBRARIES = ("torch", "transformers")
 """Packages whose code runs in a captured step."""
+
+MODEL_PACKAGES = ("timm", "torchvision", "peft")
+"""Further packages whose code runs in a step of a library's model."""
 
 GRAPH, LINE = "graph.parquet", "line.json"
 """Names of entries in the cache: a graph, and what is known of a workload's line over the batch size."""
@@ -198,8 +201,8 @@ def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
 
 
 def _may_have_line(config: Mapping[str, Any]) -> bool:
-    users_own = config.get("architecture") == "custom"
-    return cache_dir() is not None and not users_own and not needs_fake_tensors(config)
+    of_others = config.get("architecture") in FREE_OPTIONS  # the user's own step, or a library's model
+    return cache_dir() is not None and not of_others and not needs_fake_tensors(config)
 
 
 def _find_line(config: Mapping[str, Any], graph: Graph) -> LineState:
@@ -274,14 +277,15 @@ def gpu_kind(gpu: GpuSpec) -> str:
 
 def graph_key(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO_EDITS) -> str:
     """Hash of everything that a captured graph and its calls depend on, besides the GPU."""
-    users_own = config.get("architecture") == "custom"
+    users_own, of_library = (config.get("architecture") in kinds for kinds in (("custom",), MODEL_LIBRARIES))
+    packages = LIBRARIES + (MODEL_PACKAGES if of_library else ())
     return key_of(
         {
             "config": config,
             "batch_size": batch_size,
             "edit": edit.texts,
             "code": module_digest("pipeline.graph.step_store"),
-            "libraries": _installed() if users_own else [_version(name) for name in LIBRARIES],
+            "libraries": _installed() if users_own else [_version(name) for name in packages],
             "files": file_digests(config),
         }
     )

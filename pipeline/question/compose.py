@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
 from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
-from pipeline.question.sections import flatten, written
+from pipeline.question.sections import FREE_OPTIONS, flatten, written
 from pipeline.yaml_text import YamlError, load_yaml
 
 GROUPS = ("gpu", "model", "kernels", "overheads")
@@ -223,8 +223,8 @@ def _apply(override: Override, config: Any) -> None:
         raise ConfigError(f"{override.text}: the configuration has {key}: write it without the plus")
     if isinstance(present, Mapping) and not isinstance(value, dict):
         raise ConfigError(f"{override.text}: {key} is a section: write {key}.KEY=value")
-    # no file lists the options of the user's own step: they need no plus
-    may_be_new = bool(override.plus) or f"{key}.".startswith("model.options.")
+    # no file lists the options of the user's own step or of a library: they need no plus
+    may_be_new = bool(override.plus) or f"{key}.".startswith(tuple(FREE_OPTIONS.values()))
     try:
         OmegaConf.update(config, key, value, merge=True, force_add=may_be_new)
     except (ConfigAttributeError, ConfigKeyError):

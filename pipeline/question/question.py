@@ -32,6 +32,8 @@ from pipeline.question.compose import (
     refuse_repeated,
 )
 from pipeline.question.sections import (
+    BY_NAME,
+    FREE_OPTIONS,
     CollectSettings,
     EditSettings,
     FrozenDict,
@@ -70,6 +72,8 @@ class Question:
     gpu: GpuSpec
     host: Host
     """The host that launches the step: what `host=` names, or the usual one of the GPU."""
+    model: str
+    """Name of the workload's file."""
     workload: FrozenDict
     """Section `model`: what the workload's builder reads."""
     batch_size: int
@@ -91,11 +95,6 @@ class Question:
     """The same for overhead statistics."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What to know about how the overrides were understood, one sentence each."""
-
-    @property
-    def model(self) -> str:
-        """Name of the workload's file."""
-        return str(self.workload["name"])
 
     @property
     def step_name(self) -> str:
@@ -226,6 +225,7 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     question = Question(
         gpu=gpu,
         host=host,
+        model=str(base["model"]["name"]),
         workload=FrozenDict(config["model"]),
         batch_size=0,
         kernels=KernelSettings(**_tuples(config["kernels"])),
@@ -289,8 +289,10 @@ def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[di
         raise ConfigError(_unknown_option(error.args[0], base)) from None
     config |= local
     _refuse_new_keys(config, base)
-    _refuse_other_names(values)
-    if absent := [key for key in missing if key != "batch_size"]:
+    named = config["model"].get("architecture") in BY_NAME
+    _refuse_other_names(values, named)
+    nameless = named and not any(override.key == "model.name" for override in values)
+    if absent := [*(key for key in missing if key != "batch_size"), *["model.name"] * nameless]:
         raise ConfigError("; ".join(f"give a value for {key}{example(key)}" for key in absent))
     return config, base
 
@@ -326,27 +328,27 @@ def _check_names(chosen: Mapping[str, str], config: Mapping[str, Any]) -> None:
 def _refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     """Refuse new keys: a misspelt `+model.atention=fused` would be ignored, and the answer would not show this.
 
-    New keys of a GPU are checked by its specification. The user's own workload has free options below `model.options`.
+    New keys of a GPU are checked by its specification. Workloads that the user or a library defines have free options.
 
     Raises:
         ConfigError: a key was added that nothing reads.
     """
-    free = ("gpu.", "model.options.") if config["model"].get("architecture") == "custom" else ("gpu.",)
+    free = ("gpu.", FREE_OPTIONS.get(str(config["model"].get("architecture")), "gpu."))
     keys_of_files = {*flatten(base), "batch_size"}
     for key in flatten(config):
         if key not in keys_of_files and not key.startswith(free):
             raise ConfigError(_unknown_option(key, base))
 
 
-def _refuse_other_names(values: Sequence[Override]) -> None:
-    """Refuse `model.name=...`: results would be stored under a name that is not the one of the file.
+def _refuse_other_names(values: Sequence[Override], named: bool) -> None:
+    """Refuse `model.name=...`, unless it names a model of a library: results are stored under the name of the file.
 
     Raises:
         ConfigError: an override changes the name of a group's file.
     """
     for override in values:
         group, _, key = override.key.partition(".")
-        if group in GROUPS and key == "name":
+        if group in GROUPS and key == "name" and not (group == "model" and named):
             raise ConfigError(f"{override.text}: choose a file of config/{group}/ with {group}=NAME")
 
 
@@ -362,8 +364,8 @@ def _unknown_option(key: str, base: Mapping[str, Any]) -> str:
     there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"
     if section == "edit" and f"model.{key.partition('.')[2]}" in options:
         return f"{key}: this is an option of {base['model']['name']}: write {key.replace('edit.', 'model.')}=..."
-    own_step = base["model"].get("architecture") == "custom" and section == "model"
-    free = f"; options of your own step: model.options.{key.rpartition('.')[2]}=..." if own_step else ""
+    section_of_free = FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else None
+    free = f"; options of its own: {section_of_free}{key.rpartition('.')[2]}=..." if section_of_free else ""
     return f"unknown option {key!r}{chosen}: {close}{there}{free}"
 
 

@@ -151,7 +151,7 @@ SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect")
 
 CHOICES = {
     "model.mode": ("train", "inference"),
-    "model.optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "none"),
+    "model.optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "adamw", "none"),
     "model.attention": ("eager", "fused"),
     "model.dtype": ("default", "fp32", "tf32", "bf16", "fp16"),
     "model.memory_format": ("contiguous", "channels_last"),
@@ -165,6 +165,18 @@ CHOICES = {
     "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
 }
 """Options with a fixed set of values."""
+
+MODEL_LIBRARIES = ("timm", "torchvision", "transformers")
+"""Architectures that are libraries: a model of theirs is built by its name."""
+
+BY_NAME = ("timm", "torchvision")
+"""Libraries whose models `model.name` names."""
+
+FREE_OPTIONS = {
+    "custom": "model.options.", "timm": "model.options.", "torchvision": "model.options.",
+    "transformers": "model.config_options.",
+}  # fmt: skip
+"""Architecture -> the section whose keys no file lists."""
 
 HALF_PRECISION_DTYPES = ("bf16", "fp16")
 """Half-precision dtypes that a whole model can be cast to (`model.precision=pure`)."""
@@ -201,8 +213,14 @@ EDIT_FORMS = {
 EDIT_WORDS = {"remove": (NO_EDIT,), "fuse": (NO_EDIT, FUSE_ALL), "substitute": (NO_EDIT,)}
 """Values of each edit that are no operators."""
 
-EXAMPLES = {"model.target": "my_module:make_step", "kernels.families": "[gemm,bmm]"}
+EXAMPLES = {
+    "model.target": "my_module:make_step", "model.config": "LlamaConfig", "model.name": "resnet50",
+    "kernels.families": "[gemm,bmm]",
+}  # fmt: skip
 """Examples of values that have no default."""
+
+WHOLE_NUMBERS = ("model.image_size", "model.classes", "model.frames", "model.seq_len", "model.lora")
+"""Options of models of libraries that are whole numbers where they are given."""
 
 MIN_VALUES = {"predict.draws": 10}
 """Least allowed values by key. With fewer than 10 draws, p10 and p90 are not distinct draws and mean nothing."""
@@ -328,7 +346,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _check(key: str, value: Any, default: Any) -> None:
     first = default[0] if isinstance(default, list) and default else default
-    if isinstance(first, bool):
+    if default is None and key in WHOLE_NUMBERS:
+        for number in value if isinstance(value, list) and key == "model.image_size" else [value]:
+            _check_number(key, number, value, 1)
+    elif isinstance(first, bool):
         if not isinstance(value, bool):
             raise ConfigError(f"{key}={value}: give true or false")
     elif isinstance(first, (int, float)):

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, InputError, UnknownNameError
-from pipeline.question.sections import CHOICES, check_precision
+from pipeline.question.sections import CHOICES, MODEL_LIBRARIES, check_precision
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
 
-ARCHITECTURES = ("dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", "custom")
+ARCHITECTURES = ("dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", *MODEL_LIBRARIES,
+                 "custom")  # fmt: skip
 """Allowed values of `architecture` in a model's config."""
 
 Builder = Callable[[Mapping[str, Any], int, str], "Step"]
@@ -67,6 +68,8 @@ def builder(architecture: str) -> Builder:
             from pipeline.workloads.translation import build
         case "bert" | "gpt2" | "opt":
             from pipeline.workloads.language_models import build
+        case "timm":
+            from pipeline.workloads.image_libraries import build_timm as build
         case "custom":
             from pipeline.workloads.custom import build
         case _:

@@ -24,7 +24,7 @@ from pipeline.errors import ConfigError, InputError
 Batch = tuple[Tensor, ...]
 """Tensors of one batch, on the host."""
 
-OPTIMIZER_STATES = {"none": 0, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2}
+OPTIMIZER_STATES = {"none": 0, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 """Optimizers -> number of tensors of a parameter's size that each keeps."""
 
 
@@ -63,6 +63,8 @@ def make_optimizer(
         return None
     if name == "adam":
         return torch.optim.Adam(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-8))
+    if name == "adamw":
+        return torch.optim.AdamW(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-8))
     if name == "adagrad":
         return torch.optim.Adagrad(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-10))
     return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=foreach)
@@ -77,11 +79,15 @@ def make_optimizers(
     it is SGD, which capture replaces by the real optimizer (`pipeline.graph.lookups`).
 
     Raises:
-        ConfigError: momentum is requested for sparse gradients; capture cannot record its sparse state.
+        ConfigError: momentum is requested for sparse gradients, whose sparse state capture cannot record, or AdamW.
     """
     sparse = [
         part.weight for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
     ]
+    if sparse and name == "adamw":
+        raise ConfigError(
+            "model.optimizer=adamw: PyTorch has none for sparse gradients; use sgd, adagrad, adam or none"
+        )
     if dry and sparse and name == "sgd_momentum":
         raise ConfigError(
             "model.optimizer=sgd_momentum: its update of sparse gradients is not modelled; use sgd, adagrad, adam or "
@@ -138,6 +144,7 @@ class Step:
         self.pure = self.config.get("precision") == "pure"
         self.waits = self.config.get("copies") == "pageable"
         self.reads = str(self.config.get("read_loss") or "never")
+        self.parts = int(self.config.get("accumulation") or 1) if self.training else 1
         if self.reads != "never" and not self.training:
             raise ConfigError(f"model.read_loss={self.reads}: inference has no loss; set model.read_loss=never")
         for module in self.modules:
@@ -160,8 +167,10 @@ class Step:
 
     def run(self, number: int = 0) -> None:
         """Run one step on batch `number` of the pool (modulo its length)."""
-        with phase("data"):
-            batch = tuple(to_device(tensor, self.device, self.waits) for tensor in self.pool[number % len(self.pool)])
+        if self.training and self.procedure is None:
+            self._train(number)
+            return
+        batch = self._copied(number)
         if self.procedure is not None and self.training:
             try:
                 self.procedure(batch, self.optimizers)
@@ -169,11 +178,14 @@ class Step:
                 if "tuple" in str(error) or "list" in str(error):  # its arguments were taken for single tensors
                     error.add_note(f"a Step calls {PROCEDURE}")
                 raise
-        elif self.training:
-            self._train(batch)
         else:
             with torch.no_grad(), self.autocast(), phase("forward"):
                 self.forward(*batch)
+
+    def _copied(self, number: int) -> Batch:
+        """The tensors of batch `number` of the pool on the device."""
+        with phase("data"):
+            return tuple(to_device(tensor, self.device, self.waits) for tensor in self.pool[number % len(self.pool)])
 
     @property
     def ignores_half_precision(self) -> bool:
@@ -197,18 +209,24 @@ class Step:
             tensor.data = tensor.data.to(dtype)
         self.pool = [tuple(_lowered(tensor, dtype, dry) for tensor in batch) for batch in self.pool]
 
-    def _train(self, batch: Batch) -> None:
-        if self.optimizers:
-            self.zero_grad(self.optimizers)
-        with self.autocast():
-            with phase("forward"):
-                value = self.forward(*batch)
-            if self.loss is not None:
+    def _train(self, number: int) -> None:
+        """One update, from `parts` batches of the pool."""
+        for part in range(self.parts):
+            batch = self._copied(number * self.parts + part)
+            if self.optimizers and part == 0:
+                self.zero_grad(self.optimizers)
+            with self.autocast():
+                with phase("forward"):
+                    value = self.forward(*batch)
+                if self.loss is not None:
+                    with phase("loss"):
+                        value = self.loss(value, *batch)
+            if self.parts > 1:
                 with phase("loss"):
-                    value = self.loss(value, *batch)
-        self.read(value, "before_backward")
-        with phase("backward"):
-            value.backward()
+                    value = value / self.parts
+            self.read(value, "before_backward")
+            with phase("backward"):
+                value.backward()
         with phase("optimizer"):
             for optimizer in self.optimizers:
                 optimizer.step()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, InputError, SteptimeError
+from pipeline.question.sections import MODEL_LIBRARIES
 
 SIZE_ERRORS = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
 """Exceptions that PyTorch and `transformers` raise if the sizes of a model contradict each other."""
@@ -43,6 +44,9 @@ REMEDIES = (
 )  # fmt: skip
 """Pattern of an error's type and message -> what to change in the user's code, for errors that CUDA raises as well."""
 
+SIZES_OF_MODELS = ("image_size", "frames", "seq_len", "audio_seconds")
+"""Options of models of libraries which a model may refuse."""
+
 MAX_MESSAGE = 160
 """Maximum length, in characters, of the part of a library's message that is shown (its first sentences)."""
 
@@ -63,6 +67,8 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
         return ConfigError(
             "batch_size: the inputs of one batch do not fit into this machine's memory; choose a smaller batch_size"
         )
+    if config.get("architecture") in MODEL_LIBRARIES:
+        return _library_error(config, error, reason)
     if config.get("architecture") == "custom":
         said = next(iter(getattr(error, "__notes__", ())), "")
         advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), "")
@@ -78,6 +84,16 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
     return ConfigError(
         f"model={config.get('name')}: these sizes contradict each other ({type(error).__name__}: {reason})"
     )
+
+
+def _library_error(config: Mapping[str, Any], error: BaseException, reason: str) -> InputError:
+    """The message for a model of a library: the options that may be its cause, and the line of the library."""
+    model = "config" if config.get("architecture") == "transformers" else "name"
+    asked = [f"model.{key}={config[key]}" for key in (model, *SIZES_OF_MODELS) if config.get(key) is not None]
+    advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), "")
+    what = "cannot be captured without a GPU" if advice else "refused"
+    return InputError(f"{' '.join(asked)}: {what}: {type(error).__name__}: {_short(reason)}{place_in_user_code(error)}"
+                      f"{f' ({advice})' if advice else ''}")  # fmt: skip
 
 
 def _short(reason: str) -> str:

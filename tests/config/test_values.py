@@ -23,7 +23,7 @@ from pipeline.workloads.dlrm import check_distribution, tables
         ("model=ResNet50", "'resnet50'"),
         ("overheads=share", "'shared'"),
         ("experiment=paper_dlm", "'paper_dlrm'"),
-        ("model.optimizer=adamw", "'adam'"),
+        ("model.optimizer=adan", "'adam'"),
         ("model.optimiser=adam", "'model.optimizer'"),
         ("gpu.dram_gb_s=900", "'gpu.dram_gb_per_s'"),
     ],

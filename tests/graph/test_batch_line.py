@@ -22,7 +22,7 @@ from pipeline.graph.symbolic_batch import same_at_any_batch
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.question.compose import choices
 from pipeline.question.question import expand
-from pipeline.question.sections import FrozenDict
+from pipeline.question.sections import FREE_OPTIONS, FrozenDict
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
 
@@ -54,7 +54,7 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return done
 
 
-@pytest.mark.parametrize("name", [name for name in choices("model") if name != "custom"])
+@pytest.mark.parametrize("name", [name for name in choices("model") if name not in FREE_OPTIONS])
 def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(name: str, captures: list[int]) -> None:
     config = model(f"model={name}")
     steps, question = StepStore(), replace(expand([f"model={name}"])[0], workload=FrozenDict(config))

@@ -34,9 +34,12 @@ def test_every_value_that_is_offered_is_accepted() -> None:
             # options that a value needs beside it
             more = {
                 "model.precision": ["model.dtype=bf16"],
-                "model": ["model.target=my_module:make_step", "batch_size=8"],
+                "custom": ["model.target=my_module:make_step", "batch_size=8"],
+                "timm": ["model.name=resnet50"],
+                "torchvision": ["model.name=resnet50"],
+                "transformers": ["model.config=GPT2Config"],
             }
-            needed = more.get(key, []) if value in ("pure", "custom") else []
+            needed = more.get(value, more.get(key, []) if value == "pure" else [])
             assert expand([f"{key}={value}", *needed]), f"{key}={value}"
 
 

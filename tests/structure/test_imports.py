@@ -29,7 +29,8 @@ ROOMS = (
 
 PACKAGES = ("pipeline", "evaluation", "soak")
 
-HEAVY = {"torch", "mlflow", "matplotlib", "snakemake", "hydra", "omegaconf", "lightgbm", "sklearn", "transformers"}
+HEAVY = {"torch", "mlflow", "matplotlib", "snakemake", "hydra", "omegaconf", "lightgbm", "sklearn", "transformers", "timm",
+         "torchvision", "peft"}  # fmt: skip
 """Libraries that take long to import: a module that does without one imports late what loads it."""
 
 ABSENT_ON_MEASURED_MACHINES = {"yaml", "orjson", "scipy", "safetensors", "rich", "typer"}

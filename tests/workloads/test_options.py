@@ -10,6 +10,7 @@ from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.paths import config_dir
 from pipeline.question.question import expand
+from pipeline.question.sections import FREE_OPTIONS
 from tests.workloads.small import SMALL, config_of, options_of, small
 
 STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "none": 0}
@@ -17,7 +18,7 @@ CASES = [(name, option, value) for name in SMALL for option, value in options_of
 
 
 def test_every_workload_of_the_zoo_is_tried():
-    assert set(SMALL) == {path.stem for path in (config_dir() / "model").glob("*.yaml")} - {"custom"}
+    assert set(SMALL) == {path.stem for path in (config_dir() / "model").glob("*.yaml")} - {*FREE_OPTIONS}
 
 
 @pytest.mark.parametrize("name, option, value", CASES, ids=lambda item: str(item))

@@ -7,10 +7,11 @@ import torch
 
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.paths import config_dir, project_dir
+from pipeline.question.sections import FREE_OPTIONS
 from pipeline.workloads import make_step
 from tests.workloads.small import config_of
 
-MODELS = sorted(path.stem for path in (config_dir() / "model").glob("*.yaml") if path.stem != "custom")
+MODELS = sorted(path.stem for path in (config_dir() / "model").glob("*.yaml") if path.stem not in FREE_OPTIONS)
 
 
 def parameters(step):
