@@ -62,31 +62,43 @@ def why_tied(predictions: Sequence[Prediction]) -> str:
     return "the host decides"
 
 
-def find_tie(points: Mapping[Question, Prediction], per_sample: Mapping[Question, float], engine: Engine) -> Tie | None:
-    """The tie of the best point with others; None where it wins surely.
+def find_ties(
+    points: Mapping[Question, Prediction], compared: Mapping[str, Mapping[Question, float]], engine: Engine
+) -> dict[str, Tie]:
+    """The ties of the best point with others, by what is compared; none where the best wins surely.
 
     Args:
         points: questions of one model and their answers.
-        per_sample: factor of each question from its step time to what is compared: time or cost per sample.
-        engine: predicts the nearest points again with their draws.
+        compared: by its name, the factor of each question from its step time to what is compared: time or cost per sample.
+        engine: predicts the nearest points of all comparisons again, once, with their draws.
     """
-    ranked = sorted(points, key=lambda question: points[question].predicted_us * per_sample[question])
-    if not ranked:
-        return None
-    limit = points[ranked[0]].p90_us * per_sample[ranked[0]]
+    near = {what: _nearest(points, per_sample) for what, per_sample in compared.items()}
+    drawn = _draws([question for nearest in near.values() for question in nearest], engine)
+    ties = {}
+    for what, nearest in near.items():
+        rivals = [question for question in nearest if question in drawn]
+        if not rivals or rivals[0] != nearest[0]:
+            continue
+        shares = shares_of_wins([drawn[question] * compared[what][question] for question in rivals])
+        tied = [points[question] for question, share in zip(rivals, shares, strict=True)
+                if question is rivals[0] or share >= TIE_SHARE]  # fmt: skip
+        if len(tied) > 1:
+            ties[what] = Tie(tuple(tied), max(shares[1:]), why_tied(tied))
+    return ties
+
+
+def _nearest(points: Mapping[Question, Prediction], per_sample: Mapping[Question, float]) -> list[Question]:
+    """The best point and those whose interval reaches its own, best first; nothing if it is alone."""
+    ranked = sorted(per_sample, key=lambda question: points[question].predicted_us * per_sample[question])
+    limit = points[ranked[0]].p90_us * per_sample[ranked[0]] if ranked else 0.0
     near = [question for question in ranked if points[question].p10_us * per_sample[question] <= limit]
-    near = near[: MOST_RIVALS + 1]
-    gpus = list(dict.fromkeys(question.gpu for question in near))
-    seeded = {reseeded(question, gpus.index(question.gpu)): question for question in near}
-    drawn: dict[Question, Floats] = {}
-    for answer in engine.predict(seeded, keep_draws=True) if len(near) > 1 else ():
-        if answer.prediction is not None and answer.prediction.draws_us is not None:
-            question = seeded[answer.question]
-            drawn[question] = answer.prediction.draws_us * per_sample[question]
-    if ranked[0] not in drawn:
-        return None
-    rivals = [question for question in near if question in drawn]
-    shares = shares_of_wins([drawn[question] for question in rivals])
-    tied = [points[question] for question, share in zip(rivals, shares, strict=True)
-            if question is ranked[0] or share >= TIE_SHARE]  # fmt: skip
-    return Tie(tuple(tied), max(shares[1:]), why_tied(tied)) if len(tied) > 1 else None
+    return near[: MOST_RIVALS + 1] if len(near) > 1 else []
+
+
+def _draws(questions: Sequence[Question], engine: Engine) -> dict[Question, Floats]:
+    """Step times of paired draws; points of different GPUs have different ones."""
+    gpus = list(dict.fromkeys(question.gpu for question in questions))
+    seeded = {reseeded(question, gpus.index(question.gpu)): question for question in questions}
+    answers = engine.predict(seeded, keep_draws=True) if seeded else ()
+    predictions = ((seeded[answer.question], answer.prediction) for answer in answers)
+    return {question: p.draws_us for question, p in predictions if p is not None and p.draws_us is not None}

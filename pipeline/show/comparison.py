@@ -23,7 +23,7 @@ from pipeline.answers.engine import Answer, Engine, engine
 from pipeline.answers.engine import in_order as answers_in_order
 from pipeline.answers.host_share import host_note
 from pipeline.answers.predict import grid_table, warn_of
-from pipeline.answers.ties import Tie, find_tie
+from pipeline.answers.ties import Tie, find_ties
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question, questions_of
@@ -364,16 +364,17 @@ def _ties(
     questions: Sequence[Question], predictions: Sequence[Prediction], prices: pd.DataFrame, answering: Engine
 ) -> dict[tuple[str, str], Tie]:
     """The ties among points that fit, by model and what is compared."""
-    hourly, ties = _hourly(prices), {}
+    hourly = _hourly(prices)
+    ties: dict[tuple[str, str], Tie] = {}
     fitting = {question: p for question, p in zip(questions, predictions, strict=True) if p.fits and not question.local}
     for model in dict.fromkeys(question.model for question in fitting):
         points = {question: p for question, p in fitting.items() if question.model == model}
         per_sample = {question: 1.0 / question.batch_size for question in points}
-        ties[model, THROUGHPUT] = find_tie(points, per_sample, answering)
-        priced = {question: p for question, p in points.items() if question.gpu.name in hourly}
-        cost = {question: hourly[question.gpu.name] / question.batch_size for question in priced}
-        ties[model, PER_PRICE] = find_tie(priced, cost, answering)
-    return {key: tie for key, tie in ties.items() if tie is not None}
+        cost = {question: hourly[question.gpu.name] * share for question, share in per_sample.items()
+                if question.gpu.name in hourly}  # fmt: skip
+        of_model = find_ties(points, {THROUGHPUT: per_sample, PER_PRICE: cost}, answering)
+        ties |= {(model, what): tie for what, tie in of_model.items()}
+    return ties
 
 
 def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pipeline import compare, plan
+from pipeline.answers.engine import Engine
 from pipeline.answers.ties import shares_of_wins
 from pipeline.show.comparison import PER_PRICE, THROUGHPUT
 
@@ -33,6 +36,19 @@ def test_options_that_change_nothing_tie_in_price_too() -> None:
     found = compare("V100", "resnet50", batch_size=32, model__dtype="default,fp32")
     assert {what for _, what in found.ties} == {THROUGHPUT, PER_PRICE}
     assert found.ties["resnet50", THROUGHPUT].why == "they take the same time" and "★" not in found._repr_html_()
+
+
+def test_near_points_are_drawn_once_for_throughput_and_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    predict = Engine.predict
+
+    def counted(self: Engine, questions: Any, keep_draws: bool = False, **options: Any) -> Any:
+        drawn.extend([len(questions)] if keep_draws else [])
+        return predict(self, questions, keep_draws=keep_draws, **options)
+
+    monkeypatch.setattr(Engine, "predict", counted)
+    assert len(compare("V100", "resnet50", batch_size=32, model__dtype="default,fp32").ties) == 2
+    assert drawn == [2]
 
 
 def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
