@@ -35,6 +35,9 @@ LISTING, TRACE, LATENCY, CODESIGN, PIPELINE = (
 LOADED_WHEN_ASKED = {
     "advise": CODESIGN,
     "gpus": LISTING,
+    "hosts": LISTING,
+    "host": LISTING,
+    "clusters": LISTING,
     "models": LISTING,
     "doctor": LISTING,
     "plan": CODESIGN,

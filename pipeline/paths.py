@@ -23,7 +23,7 @@ CAMPAIGN = "manifest.json"
 KINETO, EXECUTION_TRACE = "kineto.json.gz", "execution_trace.json.gz"
 """The two trace files of a measured step."""
 
-USER_GROUPS = ("gpu", "host", "experiment")
+USER_GROUPS = ("gpu", "host", "cluster", "experiment")
 """Config groups of which a user may have files elsewhere: in a folder (`user_config_dir`), or given by path."""
 
 _GIVEN_FILES = "STEPTIME_GIVEN_FILES"
@@ -46,7 +46,7 @@ def config_dir() -> Path:
 
 
 def user_config_dir() -> Path | None:
-    """The user's folder of `gpu/`, `host/` and `experiment/`: $STEPTIME_CONFIG, else in the user's config folder.
+    """The user's folder of `gpu/`, `host/`, `cluster/` and `experiment/`: $STEPTIME_CONFIG, else in the user's config folder.
 
     None if $STEPTIME_CONFIG is empty or `none`: then only shipped files and those given by path count.
     """

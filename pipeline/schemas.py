@@ -45,8 +45,8 @@ DIMS = (
     "F",
     # rnn: B sequences of T steps, input width I, hidden width H
     "I", "layers",
-    # memcpy, concat, copy, optimizer, collective
-    "bytes", "tensors", "ranks",
+    # memcpy, concat, copy, optimizer, collective; ranks on several nodes (1 where null)
+    "bytes", "tensors", "ranks", "nodes",
 )  # fmt: skip
 """Dimension columns of kernel calls and samples, all int64. A dimension that a family does not have is null."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from evaluation.training.write_packs import record_file, write_by_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import fit_curve
-from pipeline.kernels.collective_bandwidth import FAMILY, CollectiveModel, Curves, link_gb_per_s
+from pipeline.kernels.collective_bandwidth import FAMILY, CollectiveModel, Curves, MeasuredCurves, link_gb_per_s
 from pipeline.kernels.physics import bus_factor
 from pipeline.kernels.work import Array, Dims
 
@@ -47,12 +47,13 @@ def fit_curves(samples: pd.DataFrame, gpu: GpuSpec) -> Curves:
     return curves
 
 
-def write_curves(path: Path, curves: Mapping[str, Curves], provenance: Mapping[str, Any]) -> None:
-    """Write the curves of several GPUs as JSON, atomically."""
-    plain = {
-        gpu: {op: {str(n): curve.to_json() for n, curve in by.items()} for op, by in by_op.items()}
-        for gpu, by_op in curves.items()
-    }
+def write_curves(path: Path, curves: Sequence[MeasuredCurves], provenance: Mapping[str, Any]) -> None:
+    """Write the curves of several GPUs and fabrics as JSON, atomically."""
+    plain: dict[str, dict[str, Any]] = {}
+    for measured in curves:
+        plain.setdefault(measured.gpu.name, {})[measured.fabric] = {
+            op: {str(n): curve.to_json() for n, curve in by.items()} for op, by in measured.curves.items()
+        }
     write_by_gpu(path, plain, provenance)
     record_file(path)
 

@@ -14,6 +14,7 @@ import pandas as pd
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
+from pipeline.hardware.clusters import AUTO, check_fabric, load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import OP_NAMES, family
@@ -115,7 +116,12 @@ def fit_command(
 
 
 def predict_command(
-    gpu: str, models_dir: str | Path | None, in_path: str | Path, out_path: str | Path, probes: str | Path | None = None
+    gpu: str,
+    models_dir: str | Path | None,
+    in_path: str | Path,
+    out_path: str | Path,
+    probes: str | Path | None = None,
+    cluster: str = AUTO,
 ) -> dict[str, Any]:
     """Predict a file of calls. The output keeps rows, order and all columns, and adds the columns `ADDED_COLUMNS`.
 
@@ -125,6 +131,7 @@ def predict_command(
         in_path: parquet with `op` and dims.
         out_path: parquet to write.
         probes: parquet of a few rows measured on the device, to calibrate families that are transferred to it.
+        cluster: name or file of the cluster in which collectives run; `auto` is the usual one of the GPU.
 
     Returns:
         Facts to show: rows, share of rows by evidence, rows outside the samples' range.
@@ -132,9 +139,12 @@ def predict_command(
     Raises:
         TableError: an unknown op, or a missing, not positive or absurd dim; the message names the row.
         InputError: the output is one of the inputs.
-        UnknownNameError: no such GPU.
+        UnknownNameError: no such GPU or cluster.
+        ConfigError: the GPU does not fit into the cluster.
     """
     spec = load_gpu(gpu)
+    joined = usual_cluster(spec) if cluster == AUTO else load_cluster(cluster)
+    check_fabric(joined, spec)
     refuse_overwriting(out_path, in_path, probes)
     if models_dir is not None and not Path(models_dir).is_dir():
         raise InputError(f"{models_dir}: no such folder; fit models into it with `steptime kernels fit`")
@@ -145,7 +155,7 @@ def predict_command(
     check_calls(calls, str(in_path))
     shipped = [pack_models(spec.name)] if spec.name in list_packs() else []
     directories = [*([] if models_dir is None else [Path(models_dir)]), *shipped]
-    predictor = load_predictor(spec, directories, corrections=_corrections(probes, spec))
+    predictor = load_predictor(spec, directories, corrections=_corrections(probes, spec), cluster=joined)
     # a `flops` or `bytes_read` column of the user's file is not used
     predicted = predictor.predict(calls[[name for name in CALL_COLUMNS if name in calls.columns]])
     renamed = predicted.rename(columns={"p10_us": "kernel_p10_us", "p90_us": "kernel_p90_us"}).rename(

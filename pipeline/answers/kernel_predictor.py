@@ -17,6 +17,7 @@ import pandas as pd
 
 from pipeline.answers.gap_models import with_attention, with_tensor_core_gemm
 from pipeline.answers.transferred_models import transferred_models
+from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.collective_bandwidth import collective_model
@@ -263,23 +264,29 @@ def load_predictor(
     model_dirs: Sequence[str | Path] = (),
     variant: str = "auto",
     corrections: Mapping[str, Any] | None = None,
+    cluster: Cluster | None = None,
 ) -> KernelPredictor:
     """A predictor from folders of saved families. Each family comes from the first folder that holds it.
 
     Other families are transferred or predicted by physics. A folder holds one folder per family with a `family.json`,
     or one per family and variant. Missing folders are skipped. `corrections` come from probes of this GPU
-    (`pipeline.transfer.probes`) and apply to transferred families.
+    (`pipeline.transfer.probes`) and apply to transferred families. Collectives run in the `cluster`.
 
     Raises:
         PackError: a family's files are damaged or incomplete.
     """
-    return predictor_of(gpu, find_families(model_dirs, variant), corrections)
+    return predictor_of(gpu, find_families(model_dirs, variant), corrections, cluster)
 
 
 def predictor_of(
-    gpu: GpuSpec, families: Mapping[str, Path], corrections: Mapping[str, Any] | None = None
+    gpu: GpuSpec,
+    families: Mapping[str, Path],
+    corrections: Mapping[str, Any] | None = None,
+    cluster: Cluster | None = None,
 ) -> KernelPredictor:
     """A predictor from one saved folder per family; families without one are transferred or predicted by physics.
+
+    Collectives run in the `cluster`; without one, over NVLink behind switches, or by the formula of the GPU's links.
 
     Raises:
         PackError: a family's files are damaged or incomplete.
@@ -297,7 +304,7 @@ def predictor_of(
         if "variant" in description and description["variant"] != "curve":
             models[name] = FittedModel.load(folder, gpu)
     models |= transferred_models(gpu, set(models), corrections)
-    collectives = collective_model(gpu)
+    collectives = collective_model(gpu, cluster)
     if collectives is not None:
         models.setdefault("collective", collectives)
     return KernelPredictor(gpu, with_attention(gpu, with_tensor_core_gemm(gpu, models)), physics, floor)

@@ -5,7 +5,8 @@ Kernel models of a GPU, best first:
 1. Models fitted on samples of that GPU (`family_model.py`): measured on this machine, by a campaign, or public.
 2. Its shipped pack, for families that the first lacks.
 3. A GPU with the same chip that has a pack, then cross-GPU models (`transferred_models.py`).
-4. Products on tensor cores, fused attention and collectives (`gap_models.py`), for calls that the models above do not cover.
+4. Products on tensor cores and fused attention (`gap_models.py`), for calls that the models above do not cover. Collectives
+   by curves and formulas of the cluster (`pipeline/kernels/collective_bandwidth.py`).
 5. Physics and the GPU's file (`pipeline/kernels/physics.py`).
 
 A GPU with altered figures is predicted by the models of the unaltered GPU, and each call is scaled (`altered_gpu.py`).
@@ -30,9 +31,11 @@ from pipeline.collect.campaign_reader import measured_peaks, profiler_event_us
 from pipeline.digest import module_digest
 from pipeline.errors import InputError
 from pipeline.hardware.altered_figures import catalogue_spec, differing_figures, proportional_factor
+from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.hosts import Host
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.collective_bandwidth import FAMILY, collective_model
 from pipeline.kernels.family_model import DESCRIPTION, find_families
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import ProfilerCost, summarise
@@ -131,7 +134,9 @@ def available_models(gpu: str, variant: str, results: str | Path | None) -> list
     return [*fitted.values(), *shipped_models(gpu)]
 
 
-def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | None = None) -> KernelPredictor:
+def kernel_predictor(
+    gpu: GpuSpec, variant: str, models: Sequence[str | Path] | None = None, cluster: Cluster | None = None
+) -> KernelPredictor:
     """Kernel models of a GPU, from exactly the `models` given; else cross-GPU models and physics.
 
     Args:
@@ -139,6 +144,7 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
         variant: label of the kernel settings (`Question.kernels_label`).
         models: folders of fitted families, `<family>/<variant>`, and manifests of packs, best first; None takes the
             shipped pack of this GPU.
+        cluster: what joins the ranks of collectives; None for steps of one GPU.
 
     Raises:
         InputError: the variant has to be fitted first; packs hold the one that `auto` chose.
@@ -150,7 +156,7 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
     if stated is not None:
         stated = _with_measured_peaks(stated, stated)
         if differing_figures(gpu, stated):
-            return AlteredPredictor.of(gpu, kernel_predictor(stated, variant, declared))
+            return AlteredPredictor.of(gpu, kernel_predictor(stated, variant, declared, cluster))
     families: dict[str, Path] = {}
     fitted = [path for path in declared if (path / DESCRIPTION).is_file()]
     for path in fitted:
@@ -160,9 +166,11 @@ def kernel_predictor(gpu: GpuSpec, variant: str, models: Sequence[str | Path] | 
     choice = variant.partition("-")[0]
     folders = tuple(dict.fromkeys(str(p.parent.parent if p in fitted else p.parent) for p in declared if p.exists()))
     if fitted or choice in CHOOSING_VARIANTS:
-        return replace(predictor_of(gpu, families), folders=folders)
+        return replace(predictor_of(gpu, families, cluster=cluster), folders=folders)
     if choice == "roofline":
-        return replace(predictor_of(gpu, families), models={}, folders=folders)
+        by_formula = None if cluster is None else collective_model(gpu, cluster, measured=())
+        formulas = {} if by_formula is None else {FAMILY: by_formula}
+        return replace(predictor_of(gpu, families), models=formulas, folders=folders)
     raise InputError(
         f"kernels={choice}: no such models were fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
         f"kernels={choice}` if samples of it are available, or use kernels=auto"

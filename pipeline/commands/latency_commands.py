@@ -9,6 +9,7 @@ import typer
 
 from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.completion import complete_gpu
+from pipeline.hardware.clusters import AUTO
 from pipeline.kernels.fit_gpu import FittedFamily
 from pipeline.readable import shares
 from pipeline.terminal import Json, catalogue, examples, print_json, working
@@ -61,10 +62,11 @@ def kernels_predict(
     probes: Annotated[
         Path | None, typer.Option(help="a few measured calls on that GPU, to calibrate a transfer")
     ] = None,
+    cluster: Annotated[str, typer.Option(help="cluster in which collectives run (`steptime clusters`)")] = AUTO,
     as_json: Json = False,
 ) -> None:
     """Predict the latency of every row of a table of calls."""
-    facts = predict_command(gpu, models, source, out, probes)
+    facts = predict_command(gpu, models, source, out, probes, cluster)
     if as_json:
         print_json(facts)
         return

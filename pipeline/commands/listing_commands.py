@@ -21,7 +21,7 @@ from pipeline.overheads.host_probe import DONOR, probe_host, write_host
 from pipeline.packs import SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 from pipeline.question.question import NAME
-from pipeline.show.catalogue import gpu_rows, host_rows, model_rows, option_rows
+from pipeline.show.catalogue import cluster_rows, gpu_rows, host_rows, model_rows, option_rows
 from pipeline.show.tracking import OVERHEADS, log_run
 from pipeline.terminal import Json, catalogue, examples, print_json, working
 from pipeline.workloads.model_names import names_in
@@ -39,6 +39,12 @@ def gpus(as_json: Json = False) -> None:
 def hosts(as_json: Json = False) -> None:
     """List the hosts that launch the work of a GPU: where their overheads come from, and how sure they are."""
     catalogue(host_rows(), as_json)
+
+
+@app.command(epilog=examples("clusters"))
+def clusters(as_json: Json = False) -> None:
+    """List the clusters that GPUs share: what joins the GPUs of a node, and the nodes."""
+    catalogue(cluster_rows(), as_json)
 
 
 @app.command(epilog=examples("host", "host --out lab.yaml"))

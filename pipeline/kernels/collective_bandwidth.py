@@ -1,17 +1,22 @@
-"""Collectives over NVLink: bandwidth curves of public NCCL times, by operation and number of ranks.
+"""Collectives between GPUs: bandwidth curves of public NCCL times, by operation and number of ranks, else formulas.
 
 The time is a start-up time that grows with the ranks, plus bytes on a rank's bus over a bandwidth. The bytes are the
 buffer times the factor of the algorithm: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the other
-operations below. The bandwidth rises with size along a sigmoid, as for memory (Lin et al.).
+operations with curves, 1 for a broadcast. The bandwidth rises with size along a sigmoid, as for memory (Lin et al.).
 
-Steptime ships curves of A100, H100, H200 and B200. Another GPU with NVLink uses the curves of the GPU with the nearest
-link bandwidth, scaled by the ratio of the two. GPUs without NVLink use the formula, because the bandwidth of their
-collectives depends on the machine's PCIe switches.
+Curves belong to a GPU and a fabric, since topology decides, not the sum of links. Who answers, best first:
+
+1. the curve of the GPU on this fabric (evidence `pack`);
+2. on this fabric, the curve of a related operation, or of the GPU with the nearest link, scaled by the link
+   (`transferred`);
+3. formulas (`collective_formulas.py`), which also answer for all collectives over several nodes (`roofline`).
+
+Without a cluster, a GPU with NVLink counts as one behind switches, and a GPU without has no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,13 +25,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.clusters import NVSWITCH, PAIRS, PCIE, Cluster, usual_cluster
+from pipeline.hardware.find_gpu import load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.collective_formulas import OPS, bus_share, hops, kinds, node_us, nodes_us
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.families import work_of
-from pipeline.kernels.physics import bus_factor
-from pipeline.kernels.work import Dims
+from pipeline.kernels.work import Array, Dims
 from pipeline.model_files import read_by_gpu
 from pipeline.packs import SHARED, shipped_file
 
@@ -34,17 +40,16 @@ FAMILY = "collective"
 
 FILE = "collectives.json"
 
-OPS = {
-    "all_reduce": "all_?reduce",
-    "all_gather": "all_?gather",
-    "reduce_scatter": "reduce_?scatter",
-    "all_to_all": "all_?to_?all",
-}
-"""Operations with curves, and a pattern that the names of their calls contain."""
+SPREAD, TRANSFERRED_SPREAD, FORMULA_SPREAD = 1.12, 1.55, 2.0
+"""Factors up and down of the p10 to p90 interval: on the GPU of the samples (errors at sizes between the fitted ones), on
+another GPU (errors of the other GPUs' curves), and of formulas."""
 
-SPREAD, TRANSFERRED_SPREAD = 1.12, 1.55
-"""Factors up and down of the p10 to p90 interval: on the GPU of the samples (errors at sizes between the fitted ones), and on
-another GPU (errors of the other GPUs' curves)."""
+RELATED = {
+    "all_gather": ("reduce_scatter", "all_reduce"),
+    "reduce_scatter": ("all_gather", "all_reduce"),
+    "broadcast": ("all_gather", "all_reduce"),
+}
+"""Operations whose curves stand for one without: the same rings, with fewer hops."""
 
 Curves = dict[str, dict[int, BandwidthCurve]]
 
@@ -55,76 +60,195 @@ def link_gb_per_s(gpu: GpuSpec) -> float:
 
 
 @dataclass(frozen=True)
-class CollectiveModel(KernelModel):
-    """Curves of a measured GPU, scaled to the link bandwidth of `gpu`."""
+class MeasuredCurves:
+    """Curves of one GPU on one fabric, by operation and ranks."""
 
     gpu: GpuSpec
-    measured: GpuSpec
+    fabric: str
     curves: Mapping[str, Mapping[int, BandwidthCurve]]
+
+    def link_gb_per_s(self) -> float:
+        """GB/s of the GPU's link to this fabric, in one direction."""
+        return usual_cluster(self.gpu).pcie_gb_per_s if self.fabric == PCIE else link_gb_per_s(self.gpu)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The curves that answer for one operation, by ranks: those of `op`, scaled to the link that is asked for."""
+
+    op: str
+    curves: Mapping[int, BandwidthCurve]
+    evidence: str
+
+
+@dataclass(frozen=True)
+class CollectiveModel(KernelModel):
+    """Curves of measured GPUs on a fabric, scaled to the link of `gpu`; with a cluster, formulas for all else."""
+
+    gpu: GpuSpec
+    sources: Mapping[str, Source]
+    cluster: Cluster | None = None
 
     @property
     def evidence(self) -> str:
-        """`pack` on the GPU that was measured, else `transferred`."""
-        return "pack" if self.gpu.name == self.measured.name else "transferred"
+        """`pack` on a GPU that was measured, else `transferred` or `roofline`."""
+        kinds_of_evidence = [source.evidence for source in self.sources.values()] or ["roofline"]
+        return next((kind for kind in ("pack", "transferred") if kind in kinds_of_evidence), "roofline")
+
+    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+        """`pack`, `transferred` or `roofline`, shape (rows,)."""
+        d = Dims(calls)
+        known = {op: source.evidence for op, source in self.sources.items()}
+        evidence = np.array([known.get(op, "roofline") for op in kinds(d.text("op"))], dtype=object)
+        return np.where(self._nodes(d) > 1.0, "roofline", evidence)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Calls with several ranks whose operation has curves."""
+        """Calls with several ranks: all operations with a cluster, else those with curves."""
         d = Dims(calls)
-        return np.asarray((self._kinds(d) != "") & (d("ranks", 1.0) > 1.0))
+        ops = kinds(d.text("op"))
+        known = (ops != "") if self.cluster is not None else np.isin(ops, list(self.sources))
+        return np.asarray(known & (d("ranks", 1.0) > 1.0))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
-        """Times of calls. A number of ranks that was not measured uses the curve of the nearest number (in log)."""
-        d = Dims(calls)
-        work = work_of(FAMILY, calls)
-        ranks, factor = bus_factor(d)
-        size = np.maximum(work.read, work.written) * factor * link_gb_per_s(self.measured) / link_gb_per_s(self.gpu)
-        kinds, time = self._kinds(d), np.full(len(calls), np.nan)
-        for op, by_ranks in self.curves.items():
-            measured_ranks = np.array(sorted(by_ranks))
-            nearest = measured_ranks[np.abs(np.log(ranks[:, None] / measured_ranks)).argmin(axis=1)]
-            for count in measured_ranks:
-                rows = (kinds == op) & (nearest == count)
-                time[rows] = by_ranks[int(count)].time_us(size[rows])
-        spread = SPREAD if self.gpu.name == self.measured.name else TRANSFERRED_SPREAD
+        """Times of calls; of a number of ranks that was not measured, by the curve of the nearest number (in log)."""
+        d, work = Dims(calls), work_of(FAMILY, calls)
+        ranks, nodes = np.maximum(d("ranks", 1.0), 1.0), self._nodes(d)
+        size = np.maximum(work.read, work.written)
+        ops, time = kinds(d.text("op")), np.full(len(calls), np.nan)
+        for op in set(ops) - {""}:
+            rows = np.flatnonzero((ops == op) & (nodes <= 1.0))
+            time[rows] = self.inside_us(op, ranks[rows], size[rows])
+            rows = np.flatnonzero((ops == op) & (nodes > 1.0))
+            if self.cluster is not None and len(rows):
+                time[rows] = nodes_us(op, ranks[rows], nodes[rows], size[rows], self.cluster, self.inside_us)
+        spreads = {"pack": SPREAD, "transferred": TRANSFERRED_SPREAD, "roofline": FORMULA_SPREAD}
+        spread = np.array([spreads[kind] for kind in self.evidence_of(calls)])
         return Estimate.around(time, time, spread, np.zeros(len(calls)))
 
-    def _kinds(self, d: Dims) -> npt.NDArray[np.object_]:
-        """Operation with curves per row; "" where there is none."""
-        names = pd.Series(d.text("op"), dtype=object).str.lower()
-        kinds = np.full(len(names), "", dtype=object)
-        for op in self.curves:
-            kinds[names.str.contains(OPS[op]).to_numpy(dtype=bool)] = op
-        return kinds
+    def inside_us(self, op: str, ranks: Array, size: Array) -> Array:
+        """Times inside one node, µs; a single rank takes none."""
+        source, time = self.sources.get(op), np.zeros(len(size))
+        if source is None:
+            return time * np.nan if self.cluster is None else self._formula_us(op, ranks, size)
+        measured = np.array(sorted(source.curves))
+        nearest = measured[np.abs(np.log(ranks[:, None] / measured)).argmin(axis=1)]
+        moved = size * bus_share(op, ranks)
+        for count in measured:
+            rows = nearest == count
+            time[rows] = source.curves[int(count)].time_us(moved[rows])
+        if self.cluster is not None:
+            longer = hops(op, ranks) - hops(source.op, nearest.astype(np.float64))
+            time = np.maximum(time + longer * self.cluster.latency_us, self.cluster.latency_us)
+        return np.where(ranks > 1.0, time, 0.0)
+
+    def _formula_us(self, op: str, ranks: Array, size: Array) -> Array:
+        assert self.cluster is not None
+        return np.where(ranks > 1.0, node_us(op, ranks, size, self.gpu, self.cluster), 0.0)
+
+    def _nodes(self, d: Dims) -> Array:
+        """Nodes of each call; where they are not stated, as many as its ranks need."""
+        ranks = np.maximum(d("ranks", 1.0), 1.0)
+        if self.cluster is None:
+            return np.ones_like(ranks)
+        return np.minimum(d("nodes", np.ceil(ranks / self.cluster.gpus_per_node)), ranks)
 
 
 @lru_cache(maxsize=4)
-def read_curves(path: Path) -> dict[str, Curves]:
-    """Curves by GPU.
+def read_curves(path: Path) -> dict[str, dict[str, Curves]]:
+    """Curves by GPU and fabric.
 
     Raises:
         PackError: the file is damaged or of another format.
     """
     return read_by_gpu(
         path,
-        lambda by_op: {
-            op: {int(n): BandwidthCurve.from_json(curve) for n, curve in by.items()} for op, by in by_op.items()
+        lambda by_fabric: {
+            fabric: {
+                op: {int(n): BandwidthCurve.from_json(curve) for n, curve in by.items()} for op, by in by_op.items()
+            }
+            for fabric, by_op in by_fabric.items()
         },
     )
 
 
-def collective_model(gpu: GpuSpec) -> CollectiveModel | None:
-    """The shipped curves for a GPU with NVLink: its own, else those of the nearest link; None without NVLink or curves.
+def measured_curves(path: Path | None = None) -> list[MeasuredCurves]:
+    """All measured curves: of `path`, else those that ship; empty where none do.
+
+    Raises:
+        PackError: the file is damaged.
+    """
+    path = path or shipped_file(SHARED, FILE)
+    if path is None:
+        return []
+    return [
+        MeasuredCurves(load_gpu(name), fabric, curves)
+        for name, by_fabric in read_curves(path).items()
+        for fabric, curves in by_fabric.items()
+    ]
+
+
+def collective_model(
+    gpu: GpuSpec, cluster: Cluster | None = None, measured: Sequence[MeasuredCurves] | None = None
+) -> CollectiveModel | None:
+    """The model of a GPU's collectives in a cluster; None for a GPU without NVLink and without a cluster.
+
+    Args:
+        gpu: the GPU of all ranks.
+        cluster: what joins the ranks; None is NVLink behind switches, on one node.
+        measured: the curves to use; those that ship if None.
 
     Raises:
         PackError: the shipped file is damaged.
     """
-    if not gpu.nvlink_gb_per_s or (path := shipped_file(SHARED, FILE)) is None:
+    if cluster is None and not gpu.nvlink_gb_per_s:
         return None
-    curves = read_curves(path)
-    if gpu.name in curves:
-        return CollectiveModel(gpu, load_gpu(gpu.name), curves[gpu.name])
-    measured = min(
-        map(load_gpu, curves),
-        key=lambda spec: abs(np.log(link_gb_per_s(spec) / link_gb_per_s(gpu))),
-    )
-    return CollectiveModel(gpu, measured, curves[measured.name])
+    known = measured_curves() if measured is None else measured
+    if cluster is not None:
+        return CollectiveModel(gpu, _in_cluster(gpu, cluster, known), cluster)
+    nearest = _by_distance(gpu, NVSWITCH, link_gb_per_s(gpu), known)[:1]
+    sources = {op: _source(op, gpu, link_gb_per_s(gpu), nearest) for op in (nearest[0].curves if nearest else ())}
+    return CollectiveModel(gpu, {op: source for op, source in sources.items() if source}) if sources else None
+
+
+def _in_cluster(gpu: GpuSpec, cluster: Cluster, known: Sequence[MeasuredCurves]) -> dict[str, Source]:
+    """The curves of each operation that has any on the cluster's fabric.
+
+    Bridges between two GPUs each are NVLink for two ranks, and PCIe for more.
+    """
+    sources: dict[str, Source] = {}
+    link = cluster.link_gb_per_s(gpu)
+    fabric = NVSWITCH if cluster.fabric == PAIRS else cluster.fabric
+    candidates = _by_distance(gpu, fabric, link, known, cluster.in_switch_reduction)
+    over_pcie = _by_distance(gpu, PCIE, cluster.pcie_gb_per_s, known) if cluster.fabric == PAIRS else []
+    for op in OPS:
+        source = _source(op, gpu, link, candidates)
+        more = _source(op, gpu, cluster.pcie_gb_per_s, over_pcie)
+        if source and cluster.fabric == PAIRS:
+            wider = {n: curve for n, curve in (more.curves if more else {}).items() if n > 2}
+            source = Source(op, {2: source.curves[2]} | wider, "transferred") if wider else None
+        if source:
+            sources[op] = source
+    return sources
+
+
+def _by_distance(
+    gpu: GpuSpec, fabric: str, link: float, known: Sequence[MeasuredCurves], in_switch: bool | None = None
+) -> list[MeasuredCurves]:
+    """Curves on a fabric: of the GPU itself, then of those whose switches add as well, nearest link first."""
+
+    def distance(curves: MeasuredCurves) -> tuple[bool, bool, float]:
+        differs = in_switch is not None and usual_cluster(curves.gpu).in_switch_reduction != in_switch
+        return curves.gpu.name != gpu.name, differs, abs(float(np.log(curves.link_gb_per_s() / link)))
+
+    return sorted((curves for curves in known if curves.fabric == fabric), key=distance)
+
+
+def _source(op: str, gpu: GpuSpec, link: float, candidates: Sequence[MeasuredCurves]) -> Source | None:
+    """The curves that answer for an operation: of the first candidate with it, or with a related operation."""
+    for measured in candidates:
+        scale = measured.link_gb_per_s() / link
+        for named in (name for name in (op, *RELATED.get(op, ())) if name in measured.curves):
+            own = named == op and (measured.gpu.name == gpu.name or (same_chip(measured.gpu, gpu) and scale == 1.0))
+            curves = {ranks: curve.with_link(scale) for ranks, curve in measured.curves[named].items()}
+            return Source(named, curves, "pack" if own else "transferred")
+    return None

@@ -102,7 +102,7 @@ _REGISTERED = (
     Family("index", ("bytes",), Law.MOVEMENT, work.moved_bytes, ("gather", "scatter", "index", "index_put"), _IO),
     Family("collective", ("bytes",), Law.COLLECTIVE, work.moved_bytes,
            ("all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv"),
-           ("ranks",)),
+           ("ranks", "nodes")),
     Family("attention", ("B", "M", "N", "K"), Law.COMPUTE, work.attention, ("flash", "cudnn", "efficient", "math")),
     Family("other", (), Law.MOVEMENT, work.given_work, (), ("bytes", "B", "H", *_IO)),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.answers.gap_models import measured_gpus
 from pipeline.answers.who_answers import Source, kernel_source
 from pipeline.errors import UnknownNameError
+from pipeline.hardware.clusters import list_clusters
 from pipeline.hardware.find_gpu import list_gpus
 from pipeline.hardware.hosts import list_hosts, usual_host
 from pipeline.paths import config_dir
@@ -63,6 +64,23 @@ def host_rows() -> list[dict[str, Any]]:
             "usual for": ", ".join(host.usual_for),
         }
         for host in list_hosts()
+    ]
+
+
+def cluster_rows() -> list[dict[str, Any]]:
+    """One row per cluster: what joins its GPUs and its nodes, and which GPUs usually sit in it."""
+    return [
+        {
+            "cluster": cluster.name,
+            "what": cluster.what,
+            "GPUs": cluster.gpus_per_node,
+            "fabric": cluster.fabric,
+            "NICs": cluster.nics_per_node,
+            "Gb/s a NIC": f"{8 * cluster.nic_gb_per_s:g}",
+            "host": cluster.host or "usual",
+            "usual for": ", ".join(cluster.usual_for),
+        }
+        for cluster in list_clusters()
     ]
 
 

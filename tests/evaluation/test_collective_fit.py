@@ -9,7 +9,7 @@ from evaluation.training.collective_fit import fit_curves, predicted_over_measur
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import collective_bandwidth as collectives
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.collective_bandwidth import CollectiveModel, collective_model
+from pipeline.kernels.collective_bandwidth import MeasuredCurves, collective_model
 
 
 def drawn(curve, ops=("all_reduce", "all_gather"), ranks=(2, 8)):
@@ -24,9 +24,9 @@ def test_a_fit_finds_the_curve_behind_the_times():
     curve = BandwidthCurve(9.0, 330.0, 100.0, 20.0, 1.5)
     gpu = load_gpu("H200")
     samples = drawn(curve)
-    model = CollectiveModel(gpu, gpu, fit_curves(samples, gpu))
+    model = collective_model(gpu, None, [MeasuredCurves(gpu, "nvswitch", fit_curves(samples, gpu))])
     assert np.abs(predicted_over_measured(model, samples) - 1.0).max() < 0.03
-    found = model.curves["all_reduce"][8]
+    found = model.sources["all_reduce"].curves[8]
     assert found.peak_gb_per_s == pytest.approx(330.0, rel=0.05)
     assert found.start_us == pytest.approx(9.0, rel=0.05)
 
@@ -50,7 +50,8 @@ def test_shipped_curves_predict_sizes_between_the_fitted_ones(gpu):
         pytest.skip("aiconfigurator-core is not installed")
     samples, spec = aiconfigurator.read_collectives(gpu), load_gpu(gpu)
     between = samples["bytes"].isin(np.sort(samples["bytes"].unique())[1::2])
-    model = CollectiveModel(spec, spec, fit_curves(samples[~between].reset_index(drop=True), spec))
+    fitted = fit_curves(samples[~between].reset_index(drop=True), spec)
+    model = collective_model(spec, None, [MeasuredCurves(spec, "nvswitch", fitted)])
     unseen = samples[between].reset_index(drop=True)
     assert np.abs(predicted_over_measured(model, unseen) - 1.0).mean() < 0.12
     inside = np.abs(np.log(predicted_over_measured(model, unseen))) <= np.log(collectives.SPREAD)

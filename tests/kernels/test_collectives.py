@@ -1,29 +1,43 @@
-"""Collectives over NVLink: fitted curves, which calls they answer, and what other GPUs take from them."""
+"""Collectives: fitted curves and formulas, which calls they answer, and what other GPUs take from them."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from evaluation.training.collective_fit import write_curves
+from pipeline.answers.kernel_commands import predict_command
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.errors import PackError
+from pipeline.errors import InputError, PackError
+from pipeline.hardware.clusters import load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.collective_bandwidth import (
-    CollectiveModel,
-    collective_model,
-    read_curves,
-)
+from pipeline.kernels.collective_bandwidth import MeasuredCurves, collective_model, measured_curves, read_curves
+from pipeline.kernels.collective_formulas import OPS, kinds
 
 
-def calls(op="all_reduce", ranks=8, size=2**26):
-    return pd.DataFrame([{"family": "collective", "op": op, "ranks": ranks, "bytes": size, "phase": "backward"}])
+def calls(op="all_reduce", ranks=8, size=2**26, nodes=1):
+    row = {"family": "collective", "op": op, "ranks": ranks, "nodes": nodes, "bytes": size, "phase": "backward"}
+    return pd.DataFrame([row])
+
+
+def time_us(model, *args, **kwargs):
+    return float(model.predict(calls(*args, **kwargs)).kernel[0])
+
+
+def bus_gb_per_s(model, ranks, size, factor):
+    return factor * size / time_us(model, "all_reduce", ranks, size) / 1e3
+
+
+def of(gpu, cluster=None, measured=None):
+    spec = load_gpu(gpu)
+    joined = usual_cluster(spec) if cluster == "auto" else None if cluster is None else load_cluster(cluster)
+    return collective_model(spec, joined, measured)
 
 
 def test_a_call_takes_its_operation_and_the_nearest_ranks():
-    spec = load_gpu("H200")
     flat = {n: BandwidthCurve.flat(100.0, 10.0 * n) for n in (2, 8)}
-    model = CollectiveModel(spec, spec, {"all_reduce": flat, "all_to_all": {2: BandwidthCurve.flat(100.0, 1.0)}})
+    curves = {"all_reduce": flat, "all_to_all": {2: BandwidthCurve.flat(100.0, 1.0)}}
+    model = of("H200", None, [MeasuredCurves(load_gpu("H200"), "nvswitch", curves)])
     table = pd.concat(
         [calls("nccl:all_reduce", 3, 0), calls("allreduce", 7, 0), calls("alltoall_base", 8, 0), calls("broadcast")],
         ignore_index=True,
@@ -33,37 +47,99 @@ def test_a_call_takes_its_operation_and_the_nearest_ranks():
     assert not model.covers(calls(ranks=1)).any()
 
 
-def test_more_bytes_and_slower_links_never_take_less():
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [("nccl:all_reduce", "all_reduce"), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"),
+     ("nccl:_all_gather_base", "all_gather"), ("_reduce_scatter_base", "reduce_scatter"), ("reduce", "broadcast"),
+     ("nccl:all_to_all", "all_to_all"), ("alltoallv", "all_to_all"), ("nccl:broadcast", "broadcast"),
+     ("ncclDevKernel_SendRecv", "send_recv"), ("nccl:recv", "send_recv"), ("barrier", ""), ("copy", "")],
+)  # fmt: skip
+def test_names_of_nccl_are_known(name, op):
+    assert kinds(np.array([name], dtype=object)).tolist() == [op]
+
+
+@pytest.mark.parametrize("gpu", ["A100-SXM4-80GB", "H200", "V100-SXM2-32GB", "T4", "A100-PCIE-80GB", "GB200"])
+def test_more_bytes_more_nodes_and_slower_links_never_take_less(gpu):
+    model = of(gpu, "auto")
     sizes = [2**i for i in range(8, 31)]
-    for gpu in ("A100-SXM4-80GB", "H200", "V100-SXM2-32GB"):
-        model = collective_model(load_gpu(gpu))
-        for op in model.curves:
-            for ranks in (2, 4, 8):
-                table = pd.concat([calls(op, ranks, size) for size in sizes], ignore_index=True)
-                assert np.all(np.diff(model.predict(table).kernel) >= 0)
-    fast, slow = (
-        CollectiveModel(load_gpu(gpu), load_gpu("A100-SXM4-80GB"), collective_model(load_gpu("A100-SXM4-80GB")).curves)
-        for gpu in ("A100-SXM4-80GB", "V100-SXM2-32GB")
-    )
-    assert slow.predict(calls()).kernel[0] > fast.predict(calls()).kernel[0]
+    for op in OPS:
+        for ranks, nodes in ((2, 1), (4, 1), (8, 1), (16, 2), (64, 8)):
+            table = pd.concat([calls(op, ranks, size, nodes) for size in sizes], ignore_index=True)
+            assert model.covers(table).all()
+            assert np.all(np.diff(model.predict(table).kernel) >= 0), (op, ranks)
+    assert time_us(model, ranks=16, nodes=2) > time_us(model, ranks=8, nodes=1)
+
+
+def test_a_slower_link_takes_longer():
+    curves = [entry for entry in measured_curves() if entry.gpu.name == "A100-SXM4-80GB"]
+    fast, slow = (of(gpu, None, curves) for gpu in ("A100-SXM4-80GB", "V100-SXM2-32GB"))
+    assert time_us(slow) > time_us(fast)
 
 
 def test_gpus_say_where_their_curves_come_from():
-    assert collective_model(load_gpu("H200")).evidence == "pack"
-    assert collective_model(load_gpu("V100-SXM2-32GB")).evidence == "transferred"
-    assert collective_model(load_gpu("T4")) is None
-    found = load_predictor(load_gpu("H200")).predict(pd.concat([calls(), calls("broadcast")], ignore_index=True))
-    assert found["evidence"].tolist() == ["pack", "roofline"]
+    assert of("H200").evidence == "pack"
+    assert of("V100-SXM2-32GB").evidence == "transferred"
+    assert of("T4") is None
+    predicted = load_predictor(load_gpu("H200")).predict(pd.concat([calls(), calls("broadcast")], ignore_index=True))
+    assert predicted["evidence"].tolist() == ["pack", "roofline"]
     # 64 MiB over eight H200: NCCL reaches most of what NVLink carries, and no more
-    bus = 2**26 * 1.75 / found["kernel_us"][0] / 1e3
+    bus = 2**26 * 1.75 / predicted["kernel_us"][0] / 1e3
     assert 0.5 * 450 < bus < 450
+
+
+def test_a_cluster_answers_for_every_operation_with_evidence():
+    table = pd.concat([calls(), calls("broadcast"), calls(ranks=16, nodes=2), calls(ranks=16)], ignore_index=True)
+    table.loc[3, "nodes"] = np.nan  # sixteen ranks need two nodes
+    spec = load_gpu("H100")
+    predicted = load_predictor(spec, cluster=usual_cluster(spec)).predict(table)
+    assert predicted["evidence"].tolist() == ["pack", "transferred", "roofline", "roofline"]
+    assert predicted["kernel_us"][3] == predicted["kernel_us"][2] > predicted["kernel_us"][0]
+    widths = predicted["p90_us"] / predicted["p10_us"]
+    assert widths[0] < widths[1] < widths[2]
+
+
+def test_a_ring_over_pcie_has_the_rate_of_the_host():
+    model = of("T4", "pcie3", [])
+    # 8 ranks send 2 x 7/8 of 256 MiB at 10 GB/s; hops and start are below a per cent
+    assert time_us(model, "all_reduce", 8, 2**28) == pytest.approx(1.75 * 2**28 / 10e3, rel=0.01)
+    assert model.evidence_of(calls()).tolist() == ["roofline"]
+
+
+def test_the_rate_between_nodes_is_that_of_their_nics():
+    # four DGX H100: rings of 32 ranks send 2 x 31/32 of the buffer through 8 NICs of 50 GB/s
+    wire = 2 * 31 / 32 * 2**34 / (0.95 * 400e3)
+    assert time_us(of("H100", "dgx-h100"), "all_reduce", 32, 2**34, 4) == pytest.approx(wire, rel=0.01)
+    # one NIC a node: four GPUs on two nodes sum in a tree, whose two halves cross once each
+    thin = time_us(of("A100-PCIE-80GB", "pcie4"), "all_reduce", 4, 2**30, 2)
+    assert thin == pytest.approx(2**30 / (0.9 * 0.95 * 12.5e3), rel=0.01)
+
+
+def test_a_pair_with_a_bridge_is_nvlink_and_four_are_pcie():
+    model = of("A100-PCIE-80GB", "pairs-a100")
+    two, four = bus_gb_per_s(model, 2, 2**28, 1.0), bus_gb_per_s(model, 4, 2**28, 1.5)
+    assert two > 150 and 15 < four < 30  # 194 and 23.6 GB/s were measured (microsoft/vidur)
+
+
+def test_the_command_answers_collectives_in_a_cluster(tmp_path):
+    source, out = tmp_path / "calls.parquet", tmp_path / "times.parquet"
+    pd.concat([calls(), calls("send_recv", 2), calls(ranks=16, nodes=2)]).drop(columns=["family", "phase"]).to_parquet(
+        source
+    )
+    usual = predict_command("V100-SXM2-32GB", None, source, out)
+    assert usual["rows"] == 3 and (tight := pd.read_parquet(out)["predicted_us"]).gt(0).all()
+    predict_command("V100-SXM2-32GB", None, source, out, cluster="dgx2-v100")
+    assert not np.allclose(pd.read_parquet(out)["predicted_us"], tight)
+    with pytest.raises(InputError, match="unknown cluster 'dgx-2': did you mean"):
+        predict_command("V100-SXM2-32GB", None, source, out, cluster="dgx-2")
+    with pytest.raises(InputError, match="T4 has not"):
+        predict_command("T4", None, source, out, cluster="dgx-h100")
 
 
 def test_curves_survive_the_disk_and_damage_is_named(tmp_path):
     path = tmp_path / "collectives.json"
-    curves = {"H200": {"all_reduce": {8: BandwidthCurve.flat(300.0, 16.0)}}}
-    write_curves(path, curves, {"source": "test"})
-    assert read_curves(path) == curves
+    curves = {"all_reduce": {8: BandwidthCurve.flat(300.0, 16.0)}}
+    write_curves(path, [MeasuredCurves(load_gpu("H200"), "nvswitch", curves)], {"source": "test"})
+    assert read_curves(path) == {"H200": {"nvswitch": curves}}
     broken = tmp_path / "broken.json"
     broken.write_text(path.read_text()[:50])
     with pytest.raises(PackError, match="not readable"):

@@ -1,0 +1,191 @@
+"""Clusters: the machines that several GPUs share, and what joins them, one file each under `config/cluster/`.
+
+A cluster is one kind of node, any number of times. Its fabric joins the GPUs of a node; NICs join the nodes. A file
+states figures in the units of its keys, each with its source. `cluster=auto` is the cluster that a card usually sits in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import isfinite, log
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware.spec import PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec
+from pipeline.paths import config_files, name_of_config
+from pipeline.yaml_text import read_mapping
+
+AUTO = "auto"
+"""Value of `cluster` that takes the usual cluster of the GPU."""
+
+NVSWITCH, MESH, PAIRS, PCIE = FABRICS = ("nvswitch", "nvlink_mesh", "nvlink_pairs", "pcie")
+"""What joins the GPUs of a node: switches (every GPU reaches every other at full rate), links between some of the GPUs
+directly (hybrid cube mesh), bridges between two GPUs each, or PCIe alone."""
+
+PCIE_HOSTS = (3, 4, 5)
+"""Generations with a PCIe host `pcie<generation>`, the usual cluster of cards that no file names."""
+
+_TEXTS = ("name", "what", "fabric")
+_COUNTS = {"gpus_per_node": 1, "nics_per_node": 0}
+_RATES = {
+    "nvlink_bidirectional_gb_per_s": 0.5, "pcie_gb_per_s": 1.0, "latency_us": 1.0, "nic_gbit_per_s": 0.125,
+    "nic_latency_us": 1.0,
+}  # fmt: skip
+"""Keys of figures, with the factor to the unit of `Cluster`: GB/s in one direction, µs."""
+_OPTIONAL = ("nvlink_bidirectional_gb_per_s", "in_switch_reduction", "host", "usual_for", "sources")
+_KEYS = (*_TEXTS, *_COUNTS, *_RATES, *_OPTIONAL[1:])
+_LARGEST = 1e6
+"""Figures above it are refused: they are in another unit."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal nodes with GPUs. Rates are GB/s (1e9 bytes) in one direction."""
+
+    name: str
+    what: str
+    """What it is, in a few words."""
+    gpus_per_node: int
+    fabric: str
+    """What joins the GPUs of a node, one of `FABRICS`."""
+    pcie_gb_per_s: float
+    """What each GPU sends while all GPUs of a node exchange over PCIe."""
+    latency_us: float
+    """Time of one hop between GPUs of a node."""
+    nics_per_node: int
+    nic_gb_per_s: float
+    """Rate of one NIC, as its data sheet states it."""
+    nic_latency_us: float
+    """Time of one hop between nodes."""
+    nvlink_gb_per_s: float | None = None
+    """Rate of all NVLinks of a GPU to its fabric; None takes the figure of the GPU."""
+    in_switch_reduction: bool = False
+    """Whether the switches of the fabric add the parts of an all-reduce (NVLink SHARP)."""
+    host: str | None = None
+    """The host of its nodes; None is the usual one of the GPU."""
+    usual_for: tuple[str, ...] = ()
+    """GPUs that usually sit in it."""
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def node_gb_per_s(self) -> float:
+        """Rate of all NICs of a node together."""
+        return self.nics_per_node * self.nic_gb_per_s
+
+    def link_gb_per_s(self, gpu: GpuSpec) -> float:
+        """Rate of one GPU's links to the fabric: NVLink where there is one, else PCIe."""
+        return self.pcie_gb_per_s if self.fabric == PCIE else self.nvlink_gb_per_s or gpu.nvlink_gb_per_s or 0.0
+
+
+def load_cluster(name: str) -> Cluster:
+    """The cluster of a name (`paths.config_files`), or of a file given by path.
+
+    Raises:
+        UnknownNameError: there is no such cluster.
+        ConfigError: its file is damaged.
+    """
+    name = name_of_config("cluster", name, _read)
+    files = config_files("cluster")
+    if name not in files:
+        remedy = "; for another cluster give a file with its figures, cluster=FILE.yaml (docs/many_gpus.md)"
+        raise UnknownNameError("cluster", name, [*files, AUTO], remedy=remedy)
+    return _read(files[name])
+
+
+def list_clusters() -> list[Cluster]:
+    """All clusters with a file, by name."""
+    return [_read(path) for _, path in sorted(config_files("cluster").items())]
+
+
+def usual_cluster(gpu: GpuSpec) -> Cluster:
+    """The cluster that a GPU usually sits in: one that names the GPU, else a PCIe host of the card's generation.
+
+    A user's own file that is `usual_for` a GPU counts before the shipped ones.
+    """
+    clusters = [_read(path) for path in config_files("cluster").values()]
+    named = (cluster for cluster in reversed(clusters) if gpu.name in cluster.usual_for)
+    return next(named, None) or load_cluster(f"pcie{_generation(gpu)}")
+
+
+def _generation(gpu: GpuSpec) -> int:
+    """The generation among those of the PCIe hosts at which 16 lanes are nearest to the card's rate."""
+    rate = max(gpu.pcie_gb_per_s, 1.0) / (16 * PCIE_EFFICIENCY)
+    return min(PCIE_HOSTS, key=lambda generation: abs(log(rate / PCIE_LANE_GB_PER_S[generation])))
+
+
+def check_fabric(cluster: Cluster, gpu: GpuSpec) -> None:
+    """Refuse a GPU without NVLink in a cluster whose fabric is NVLink.
+
+    Raises:
+        ConfigError: neither the GPU nor the cluster states the rate of the link.
+    """
+    if not cluster.link_gb_per_s(gpu):
+        raise ConfigError(
+            f"cluster={cluster.name}: its GPUs are joined by NVLink ({cluster.fabric}), which {gpu.name} has not; "
+            f"take a PCIe host, such as cluster={usual_cluster(gpu).name}"
+        )
+
+
+def _read(path: Path) -> Cluster:
+    """The cluster of a file. Its errors are those of `load_cluster`."""
+    return _parsed(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _parsed(path: Path, _stamp: int) -> Cluster:
+    cluster = _checked(read_mapping(path, "values, as in config/cluster/dgx-a100.yaml"), path)
+    if cluster.name != path.stem:
+        raise ConfigError(f"{path}: name is {cluster.name!r}, expected {path.stem!r}, the name of the file")
+    if cluster.name == AUTO:
+        raise ConfigError(f"{path}: {AUTO} means the usual cluster of a GPU; call the file and the cluster otherwise")
+    return cluster
+
+
+def _checked(values: Mapping[str, Any], path: Path) -> Cluster:
+    """The cluster of a file's values.
+
+    Raises:
+        ConfigError: a key is missing or unknown, or a value makes no sense.
+    """
+    if unknown := [key for key in values if key not in _KEYS]:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a cluster has {', '.join(_KEYS)}")
+    if missing := [key for key in _KEYS if values.get(key) is None and key not in _OPTIONAL]:
+        raise ConfigError(f"{path}: {missing[0]} is missing")
+    texts = {key: values[key] for key in (*_TEXTS, "host") if values.get(key) is not None}
+    for key, text in texts.items():
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"{path}: {key} is {text!r}: give a text")
+    if not all(character.isalnum() or character in "-_" for character in texts["name"]):
+        raise ConfigError(f"{path}: folders get this name: give it letters, digits, - and _ alone")
+    if texts["fabric"] not in FABRICS:
+        raise ConfigError(f"{path}: fabric is {texts['fabric']!r}: choose one of {', '.join(FABRICS)}")
+    for key, least in _COUNTS.items():
+        if type(values[key]) is not int or not least <= values[key] <= 1024:
+            raise ConfigError(f"{path}: {key} is {values[key]!r}: give a whole number from {least} to 1024")
+    for key in (key for key in _RATES if values.get(key) is not None):
+        rate = values[key]
+        number = isinstance(rate, (int, float)) and not isinstance(rate, bool) and isfinite(rate)
+        if not number or not 0 < rate <= _LARGEST:
+            raise ConfigError(f"{path}: {key} is {rate!r}: give a number above 0, in the unit that the key names")
+    reduces, names, sources = (values.get(key) for key in ("in_switch_reduction", "usual_for", "sources"))
+    if not isinstance(reduces, (bool, type(None))):
+        raise ConfigError(f"{path}: in_switch_reduction is {reduces!r}: give true or false")
+    if not isinstance(names or [], (list, tuple)):
+        raise ConfigError(f"{path}: usual_for is {names!r}: give a list of GPUs")
+    if not isinstance(sources or {}, Mapping):
+        raise ConfigError(f"{path}: sources must map figures to texts")
+    figures: dict[str, Any] = {
+        key.replace("_bidirectional", "").replace("gbit", "gb"): factor * float(values[key])
+        for key, factor in _RATES.items()
+        if values.get(key) is not None
+    }
+    figures |= texts | {key: values[key] for key in _COUNTS}
+    return Cluster(
+        **figures,
+        in_switch_reduction=bool(reduces),
+        usual_for=tuple(map(str, names or ())),
+        sources={str(key): str(text) for key, text in (sources or {}).items()},
+    )
