@@ -31,8 +31,9 @@ from pipeline.kernels.families import FAMILIES, family
 from pipeline.overheads.trace_overheads import PUBLIC_TRACES
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir
 from pipeline.question.compose import from_snakemake, parse_grid
+from pipeline.question.frozen import plain
 from pipeline.question.question import LOCAL_GPU, Question, expand
-from pipeline.question.sections import KernelSettings, plain
+from pipeline.question.sections import KernelSettings
 from pipeline.workloads.workload_files import file_digests
 
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")

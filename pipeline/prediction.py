@@ -14,6 +14,15 @@ import pandas as pd
 from pipeline import plotter
 from pipeline.errors import TableError
 from pipeline.paths import project_dir
+from pipeline.prediction_parts import (
+    SeveralGpus,
+    TracedStep,
+    number_of,
+    rows_of_several,
+    several_of,
+    text_of,
+    traced_rows,
+)
 from pipeline.readable import gibibytes, html_table, milliseconds, rate, shares
 
 if TYPE_CHECKING:
@@ -28,22 +37,6 @@ NAMED_GPUS = 3
 
 ASKED = ("dtype", "optimizer", "attention")
 """Keys of `Prediction.asked`."""
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """What a trace shows of the step that a prediction starts from. Times are µs."""
-
-    gpu: str
-    """The GPU that was traced."""
-    span_us: float
-    """From the first operator of the median iteration to the end of host and device."""
-    queued_us: float
-    """Part of the span in which the device finished work that was launched before the iteration."""
-    step_us: float
-    """The rest of the span: the step."""
-    time_per_batch_us: float | None
-    """Mean time from the end of an iteration to the end of the next; None for a trace of one iteration."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +70,7 @@ class Prediction:
     unmodelled_us: dict[str, float] = field(default_factory=dict)
     """Device time in µs of unmodelled calls by operator, largest first."""
     bound: str = "device"
-    """`host` or `device`: the one that the larger part of the critical path waits for."""
+    """`host`, `device` or `communication`: the one that the largest part of the critical path waits for."""
     measured_us: float | None = None
     """Step time measured on this device without the profiler, if there is one."""
     host: str = ""
@@ -89,6 +82,8 @@ class Prediction:
     """The largest batch that fits, for a step that does not; None where not even one sample fits."""
     fitting_gpus: tuple[str, ...] = ()
     """GPUs on which a step fits that does not fit its own, by memory."""
+    several: SeveralGpus | None = None
+    """What is particular of a step on several GPUs; None for one."""
     traced: TracedStep | None = None
     """The traced step, for predictions from a trace."""
     overrides: tuple[str, ...] = ()
@@ -125,8 +120,18 @@ class Prediction:
 
     @property
     def samples_per_s(self) -> float:
-        """Training throughput in samples per second."""
-        return self.batch_size / self.predicted_us * 1e6
+        """Training throughput of all GPUs in samples per second."""
+        return self.global_batch / self.predicted_us * 1e6
+
+    @property
+    def devices(self) -> int:
+        """Number of GPUs."""
+        return self.several.devices if self.several else 1
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all GPUs in a step."""
+        return self.batch_size * self.devices
 
     @property
     def named(self) -> str:
@@ -158,6 +163,8 @@ class Prediction:
     def title(self) -> str:
         """What was predicted, in a few words."""
         batch = "" if self.traced is not None and self.batch_size == 1 else f", batch {self.batch_size}"
+        if self.devices > 1:
+            return f"{self.model} on {self.devices} x {self.gpu}{batch} each"
         return f"{self.model} on {self.gpu}{batch}"
 
     def __str__(self) -> str:
@@ -200,11 +207,13 @@ class Prediction:
             rows.append(("break-even", self._break_even()))
         unit = "steps/s" if self.traced is not None and self.batch_size == 1 else "samples/s"
         rows.append(("throughput", f"{rate(self.samples_per_s)} {unit}"))
+        if self.several is not None:
+            rows += rows_of_several(self.several)
         if self.traced is None:
             verdict = self.memory_state if self.fits else "does not fit this GPU"
             rows.append(("memory", f"{gibibytes(self.memory_bytes)}, {verdict}"))
         else:
-            rows += _traced_rows(self.traced)
+            rows += traced_rows(self.traced)
         if not self.fits:
             rows.append(("what fits", self._what_fits()))
         rows += [("device time rests on", shares(self.evidence)), ("host time rests on", shares(self.host_evidence))]
@@ -242,7 +251,8 @@ class Prediction:
             "families_us": self.families_us,
             "models_from": list(self.models_from), "host": self.host, "device_bound_from": self.device_bound_from,
             "warnings": list(self.warnings), "notes": list(self.notes),
-            **{key: self.asked.get(key) for key in ASKED},
+            **{key: self.asked.get(key) for key in ASKED}, "global_batch": self.global_batch,
+            **asdict(self.several or SeveralGpus(1, 1, "", 0.0, 0.0)),
         }  # fmt: skip
         if not self.fits:
             keys |= {"largest_batch": self.largest_batch, "fitting_gpus": list(self.fitting_gpus)}
@@ -254,7 +264,15 @@ class Prediction:
 
     def summary_values(self) -> dict[str, Any]:
         """The values of one row in the `summary` schema."""
-        apart = ("samples_per_s", "families_us", "unmodelled_us", "lower_bound", "models_from", "traced")
+        apart = (
+            "samples_per_s",
+            "global_batch",
+            "families_us",
+            "unmodelled_us",
+            "lower_bound",
+            "models_from",
+            "traced",
+        )
         return {
             **{key: value for key, value in self.as_dict().items() if key not in apart},
             "evidence": json.dumps(self.evidence),
@@ -315,45 +333,24 @@ class Prediction:
             unmodelled_share=row["unmodelled_share"],
             families_us=_by_name(row.get("families")),
             unmodelled_us=_by_name(row.get("unmodelled")),
-            bound=_text(row.get("bound"), "device"),
-            measured_us=_number(row.get("measured_us")),
-            host=_text(row.get("host")),
-            device_bound_from=_number(row.get("device_bound_from")),
-            largest_batch=None if (largest := _number(row.get("largest_batch"))) is None else int(largest),
+            bound=text_of(row.get("bound"), "device"),
+            measured_us=number_of(row.get("measured_us")),
+            host=text_of(row.get("host")),
+            device_bound_from=number_of(row.get("device_bound_from")),
+            largest_batch=None if (largest := number_of(row.get("largest_batch"))) is None else int(largest),
             fitting_gpus=_names(row.get("fitting_gpus")),
             overrides=_names(row.get("overrides")),
             warnings=_names(row.get("warnings")),
-            asked={key: str(row[key]) for key in ASKED if _text(row.get(key))},
+            several=several_of(row),
+            asked={key: str(row[key]) for key in ASKED if text_of(row.get(key))},
             notes=_names(row.get("notes")),
         )
-
-
-def _traced_rows(traced: TracedStep) -> list[tuple[str, str]]:
-    """The traced iteration: its span, the work queued before it, its step, and the time per batch."""
-    rows = [
-        (f"traced on {traced.gpu}: span", milliseconds(traced.span_us)),
-        ("  work queued before the step", milliseconds(traced.queued_us)),
-        ("  step", milliseconds(traced.step_us)),
-    ]
-    if traced.time_per_batch_us is not None:
-        rows.append(("  time per batch (end to end)", milliseconds(traced.time_per_batch_us)))
-    return rows
 
 
 def _short_path(folder: str) -> str:
     """A folder as seen from the project, or as it is where it lies elsewhere."""
     path = Path(folder).absolute()
     return path.relative_to(project_dir()).as_posix() if path.is_relative_to(project_dir()) else folder
-
-
-def _text(value: Any, default: str = "") -> str:
-    """The text of a row; the default where it is empty, as in files of an earlier version."""
-    return value if isinstance(value, str) and value else default
-
-
-def _number(value: Any) -> float | None:
-    """A number of a row; None where it is empty."""
-    return None if value is None or pd.isna(value) else float(value)
 
 
 def _by_name(text: object) -> dict[str, float]:
@@ -368,7 +365,7 @@ def _names(text: object) -> tuple[str, ...]:
     Raises:
         ValueError: it holds something else.
     """
-    found = json.loads(_text(text, "[]"))
+    found = json.loads(text_of(text, "[]"))
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ValueError(f"{str(text)[:40]} is no list of texts")
     return tuple(found)

@@ -120,7 +120,8 @@ SCHEMAS: dict[str, pa.Schema] = {
          "host_evidence": _S, "unmodelled_share": _F},
         {"measured_us": _F, "error": _F, "families": _S, "unmodelled": _S, "bound": _S, "overrides": _S, "host": _S,
          "device_bound_from": _F, "largest_batch": _I, "fitting_gpus": _S, "warnings": _S, "tight": _B,
-         "notes": _S, "dtype": _S, "optimizer": _S, "attention": _S},
+         "notes": _S, "dtype": _S, "optimizer": _S, "attention": _S, "devices": _I, "nodes": _I, "cluster": _S,
+         "communication_us": _F, "exposed_communication_us": _F, "efficiency": _F},
     ),
 }  # fmt: skip
 

@@ -26,8 +26,9 @@ from pipeline.answers.step_prediction import StepParts, kernel_times, load_walk_
 from pipeline.answers.who_answers import available_models, kernel_predictor, overhead_model, overheads_from
 from pipeline.errors import InputError, SteptimeError
 from pipeline.graph.graph_file import read_graph
-from pipeline.graph.step_store import StepStore
+from pipeline.graph.step_store import StepStore, between_ranks
 from pipeline.graph.table import Graph
+from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.paths import Artifacts
@@ -115,8 +116,8 @@ class StepFiles:
         return read_graph(self.graph_file)
 
     def calls(self, question: Question) -> pd.DataFrame:
-        """The calls in the file."""
-        return read_table(self.calls_file, "calls")
+        """The calls in the file, with collectives between the GPUs of the question."""
+        return between_ranks(read_table(self.calls_file, "calls"), question)
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """As `StepStore.memory_bytes`."""
@@ -132,7 +133,8 @@ class DeclaredModels:
 
     def kernels(self, question: Question) -> KernelPredictor:
         """Kernel models from exactly the declared folders."""
-        return kernel_predictor(question.gpu, question.kernels_label, self.folders)
+        gpu, label, cluster = device_key(question)
+        return kernel_predictor(gpu, label, self.folders, cluster)
 
     def overheads(self, question: Question) -> OverheadModel:
         """Overheads from the declared statistics."""
@@ -159,9 +161,10 @@ class AvailableModels:
 
     def kernels(self, question: Question) -> KernelPredictor:
         """Kernel models of a question's GPU and method."""
-        gpu, label = question.gpu, question.kernels_label
+        gpu, label, cluster = device_key(question)
         return self._once(
-            device_key(question), lambda: kernel_predictor(gpu, label, available_models(gpu.name, label, self.results))
+            (gpu, label, cluster),
+            lambda: kernel_predictor(gpu, label, available_models(gpu.name, label, self.results), cluster),
         )
 
     def overheads(self, question: Question) -> OverheadModel:
@@ -207,9 +210,9 @@ class AvailableModels:
         return value  # type: ignore[return-value]
 
 
-def device_key(question: Question) -> tuple[GpuSpec, str]:
-    """What decides the kernel models of a question: the GPU and the label of the method."""
-    return question.gpu, question.kernels_label
+def device_key(question: Question) -> tuple[GpuSpec, str, Cluster | None]:
+    """What decides the kernel models of a question: the GPU, the label of the method, and what joins several GPUs."""
+    return question.gpu, question.kernels_label, question.ranks.cluster if question.ranks else None
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,8 @@ class Engine:
 
     models: Models = field(default_factory=AvailableModels)
     steps: Steps = STEPS
+    _alone_us: dict[Question, float | None] = field(default_factory=dict, compare=False, repr=False)
+    """Step times of one GPU, with which steps of several are compared."""
 
     def predict(
         self,
@@ -309,9 +314,22 @@ class Engine:
                     calls = timeline.to_frame(parts.all_calls, kernel_us.iloc[parts.which])
                     prediction = replace(prediction, calls=calls)
                 prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
+                prediction = self._with_efficiency(prediction, question)
                 yield Answer(question, prediction, None, *((timeline, parts.all_calls) if detail else ()))
             except SteptimeError as error:
                 yield Answer(question, error=error)
+
+    def _with_efficiency(self, prediction: Prediction, question: Question) -> Prediction:
+        """A prediction of several GPUs with its throughput over that of as many single ones."""
+        if prediction.several is None:
+            return prediction
+        alone = question.alone()
+        if alone not in self._alone_us:
+            (answer,) = replace(self, steps=STEPS).predict([alone])
+            self._alone_us[alone] = None if answer.prediction is None else answer.prediction.predicted_us
+        alone_us = self._alone_us[alone]
+        efficiency = None if alone_us is None else alone_us / prediction.predicted_us
+        return replace(prediction, several=replace(prediction.several, efficiency=efficiency))
 
     def _program(self, question: Question, parts: StepParts, programs: dict[tuple[int, int, str], Program]) -> Program:
         """The step with host times, shared by GPUs with the same calls and the same host."""

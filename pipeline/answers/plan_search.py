@@ -10,9 +10,8 @@ predicted points that meet the constraints are better than its bound. The front 
 the whole space. If a prediction is below its bound, all bounds are lowered by this ratio, and points that were ruled out may
 come back.
 
-Room for more axes: `devices` and `parallel` will be options of a question like all others, which `expand` lists.
-`StepBounds` is the bound of one device's share of a step, to which the time of collectives adds. `_Open.samples` then counts
-the samples of all devices, and `_Open.price` the price of all.
+Several GPUs: `StepBounds` is the bound of one GPU's share of a step, because collectives may be hidden behind it.
+`_Open.samples` counts the samples of all GPUs, and `_Open.price` the price of all.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ from pipeline.answers.ties import reseeded, shares_of_wins
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.prices import price_notes, prices_of
+from pipeline.question.frozen import FrozenDict
 from pipeline.question.question import Question
-from pipeline.question.sections import EditSettings, FrozenDict
+from pipeline.question.sections import EditSettings
 from pipeline.readable import amount, duration, gibibytes, rate
 
 Floats = npt.NDArray[np.float64]
@@ -66,14 +66,14 @@ class _Open:
     question: Question
     batches: int
     price: float
-    """Price per µs; infinite without one."""
+    """Price of all GPUs per µs; infinite without one."""
     bound_us: float
     """Lower bound of the time of one update."""
 
     @property
     def samples(self) -> int:
-        """Samples of one update."""
-        return self.question.batch_size * self.batches
+        """Samples of one update, of all GPUs."""
+        return self.question.batch_size * self.batches * self.question.devices
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Search:
         `needs` holds memory needs of the step by GPU and batch size. What does not fit with fewer samples is not asked for.
         """
         gpu, batch, total = question.gpu, question.batch_size, self.limits.global_batch
-        if total is not None and total % batch:
+        if total is not None and total % (batch * question.devices):
             self.lost["batch does not divide the global batch"] += 1
             return False
         room = min(gpu.usable_memory_bytes, self.limits.memory_bytes or gpu.usable_memory_bytes)
@@ -161,8 +161,8 @@ class Search:
         for same_device in devices.values():
             bounds = step.bounds_us(same_device[0], [question.batch_size for question in same_device])
             for question, (whole_us, part_us) in zip(same_device, bounds.tolist(), strict=True):
-                batches = 1 if total is None else total // question.batch_size
-                price = per_us.get(question.gpu.name, np.inf)
+                batches = 1 if total is None else total // (question.batch_size * question.devices)
+                price = per_us.get(question.gpu.name, np.inf) * question.devices
                 self.open.append(_Open(question, batches, price, whole_us + (batches - 1) * part_us))
 
     def run(self, prune: bool) -> None:
@@ -313,7 +313,7 @@ class Search:
             us, accumulated = prediction.draws_us, None if part is None else predictions[part]
             if accumulated is not None and accumulated.draws_us is not None:
                 us = us + (choice.batches - 1) * accumulated.draws_us
-            update_us = choice.us_per_sample * choice.question.batch_size * choice.batches
+            update_us = choice.us_per_sample * choice.question.batch_size * choice.question.devices * choice.batches
             drawn.append(us * self.value(choice) / update_us)
             shown.append(replace(prediction, draws_us=None))
         best = np.argmin(np.array(drawn), axis=0)
@@ -343,5 +343,6 @@ def _with_draws(question: Question, draws: int) -> Question:
 
 
 def _accumulating(question: Question) -> Question:
-    """The question's step without an update of the weights."""
+    """The question's step without an update of the weights, and without exchange between GPUs (`no_sync`)."""
+    question = question.alone() if question.ranks else question
     return replace(question, workload=FrozenDict({**question.workload, "optimizer": "none"}))

@@ -20,6 +20,7 @@ from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.intervals import clock_notes
 from pipeline.prediction import Prediction
+from pipeline.prediction_parts import SeveralGpus
 from pipeline.question.question import Question
 from pipeline.question.sections import PredictSettings
 from pipeline.readable import listed
@@ -190,6 +191,7 @@ def predict_step(
         bound=timeline.bound,
         device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
+        several=_several(question, timeline),
         models_from=folders,
         warnings=(*step.warnings, *notes),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
@@ -205,6 +207,14 @@ def _as_asked(question: Question) -> dict[str, Any]:
         "overrides": question.overrides, "asked": question.asked,
         "notes": (*question.notes, *clock_notes(question.gpu)),
     }  # fmt: skip
+
+
+def _several(question: Question, timeline: Timeline) -> SeveralGpus | None:
+    """What is particular of a step on several GPUs, without its efficiency."""
+    if question.ranks is None:
+        return None
+    cluster = question.ranks.cluster.name
+    return SeveralGpus(question.devices, question.nodes, cluster, *timeline.communication_us)
 
 
 def _device_time(step: StepParts, predicted: pd.DataFrame, timeline: Timeline) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Operators (`torch._foreach_add_`, `torch.ops.aten._embedding_bag`) are no privat
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -50,6 +50,9 @@ NAMES = (
     PrivateName("torch.utils._foreach_utils._get_fused_kernels_supported_devices", ALL, "fused on the meta device"),
     PrivateName("torch.optim.adam._get_capturable_supported_devices", ALL, "counters on the meta device"),
     PrivateName("torch.amp.GradScaler._maybe_opt_step", ALL, "the host reads whether gradients are finite"),
+    PrivateName("torch._C._current_graph_task_id", ALL, "whether a backward pass runs"),
+    PrivateName("torch.autograd.Variable._execution_engine", ALL, "calls at the end of a backward pass"),
+    PrivateName("torch.nn.parallel.DistributedDataParallel._check_comm_hook", ALL, "hooks with annotations as text"),
     PrivateName("torch.cuda._sleep", ALL, "a kernel that waits: measurements fill the queue with it"),
     PrivateName("torch.UntypedStorage._cdata", ALL, "identity of a tensor's memory"),
 )
@@ -112,6 +115,18 @@ def has_kernel(schema: str, key: str) -> bool:
 def storage_id(tensor: Tensor) -> int:
     """Identity of a tensor's storage; views of one tensor share it."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def call_after_backward(function: Callable[[], None]) -> bool:
+    """Call a function at the end of the backward pass that runs, before what is queued after it; False if none runs."""
+    if torch._C._current_graph_task_id() < 0:
+        return False
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+    return True
+
+
+CHECK_OF_HOOKS = "_check_comm_hook"
+"""Method of `DistributedDataParallel` that checks a hook's annotations and its device."""
 
 
 def wait_on_device(cycles: int) -> None:

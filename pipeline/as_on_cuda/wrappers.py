@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pipeline.as_on_cuda.data_parallel import exchanges_recorded
 from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.recording_group import is_recording
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.errors import SteptimeWarning
 
@@ -26,7 +28,14 @@ _TORCH = str(Path(torch.__file__).parent)
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """While the body runs, `DistributedDataParallel` around a module without data only holds it, and warns about it."""
+    """While the body runs, `DistributedDataParallel` around a module without data only holds it, and warns about it.
+
+    In a step of several ranks it exchanges gradients (`data_parallel`).
+    """
+    if is_recording():
+        with exchanges_recorded():
+            yield
+        return
     kind: Any = DistributedDataParallel
     init, forward, no_sync = kind.__init__, kind.forward, kind.no_sync
 

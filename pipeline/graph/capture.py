@@ -8,17 +8,17 @@ configuration does not tell whether it has sparse gradients.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.as_on_cuda.emulation import create_as_on_cuda, run_as_on_cuda
+from pipeline.as_on_cuda.patches import stderr_silenced
 from pipeline.errors import InputError, SteptimeError, SteptimeWarning, TraceError, collected_warnings
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace, read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
@@ -97,6 +97,7 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
     with (
         fake_tensor_mode(allow_non_fake_inputs=True) if fake else nullcontext(),
         assuming_true_share(config.get("picked")),
+        _ranks(config),
     ):
         if _is_shipped(config):
             return observe(make_step(config, batch_size, device), fake, config)
@@ -123,19 +124,24 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.as_on_cuda.optimizers import state_tensors, stepping, update_of
     from pipeline.graph.memory import memory_need, with_states
 
-    prepared = not fake and not first and _is_shipped(config) and with_states(step, config)
+    parallel = step.training and "ddp" in config
+    prepared = not fake and not first and not parallel and _is_shipped(config) and with_states(step, config)
+    reads: AbstractContextManager[object] = nullcontext()
     with run_as_on_cuda(), stepping() as stepped:
-        if step.training and not first and not prepared:
+        if parallel:
+            reads = _exchanging_gradients(step, config["ddp"])
+        elif step.training and not first and not prepared:
             step.run(0)
     others = [optimizer for optimizer in stepped if all(optimizer is not one for one in step.optimizers)]
     # a step may use its own optimizers, not the one of the configuration
     unused = bool(others) and len(others) == len(stepped)
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
         path = Path(folder) / "execution_trace.json"
-        with _recording(path):
+        with _recording(path), reads:
             step.run(0)
         states = (0 if unused else step.optimizer_bytes) + sum(state.nbytes for state in state_tensors(others))
-        memory = memory_need(step, states, others)
+        with reads:
+            memory = memory_need(step, states, others)
         if memory.peak > MAX_STEP_BYTES:
             raise InputError(
                 f"the step needs {memory.peak / 1e12:,.0f} TB of memory, more than any machine has; check its sizes"
@@ -154,6 +160,35 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     return normalise(nodes, _with_allowed_tf32(config), fake), memory
 
 
+def _ranks(config: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """The context of a step of several ranks, of which this process plays one."""
+    if "ddp" not in config:
+        return nullcontext()
+    from pipeline.as_on_cuda.recording_group import recording_group
+
+    return recording_group(config["ddp"]["ranks"])
+
+
+def _exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractContextManager[object]:
+    """Let a step exchange its gradients, if it does not by itself, and run it until its buckets no longer change.
+
+    Returns the context in which it runs.
+    """
+    from pipeline.as_on_cuda.data_parallel import WRAPPED, exchange_gradients, reducers_reads, warm_up
+
+    if step.in_kernel or step.sparse_gradient_bytes:
+        raise InputError(
+            "devices: NCCL reduces no sparse gradients, and tables that their backward pass updates have none; take "
+            "model.embedding=dense (tables that are spread over GPUs are not predicted yet)"
+        )
+    if not WRAPPED:
+        for module in step.modules:
+            if any(weight.requires_grad for weight in module.parameters()):
+                exchange_gradients(module, options)
+    warm_up(step)
+    return reducers_reads()
+
+
 def _warn_of_optimizer(config: Mapping[str, Any]) -> None:
     """Warn that a custom step updates with optimizers of its own, where another one was asked for."""
     from pipeline.workloads.custom import usual_values
@@ -168,7 +203,7 @@ def _recording(path: Path) -> Iterator[None]:
     """Record the operators that the body runs as on CUDA, as an execution trace."""
     from torch.profiler import ExecutionTraceObserver
 
-    with _observer_silenced():
+    with stderr_silenced():
         observer = ExecutionTraceObserver()
         observer.register_callback(str(path))
         observer.start()
@@ -214,17 +249,3 @@ def needs_fake_tensors(config: Mapping[str, Any]) -> bool:
     return (
         config.get("embedding") in ("sparse", "joint_sparse", "joint_rows") and config.get("mode", "train") == "train"
     )
-
-
-@contextmanager
-def _observer_silenced() -> Iterator[None]:
-    """Hide the observer's messages, which it writes directly to file descriptor 2."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with Path(os.devnull).open("w") as null:
-            os.dup2(null.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)

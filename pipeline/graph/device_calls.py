@@ -30,6 +30,9 @@ from pipeline.schemas import DIMS
 DEFAULT_SMS, DEFAULT_CAPABILITY = 80, 7.0
 """SM count and compute capability (V100's) that are used if no GPU is given."""
 
+COMMUNICATION_STREAM = 1
+"""The stream of collectives: that of NCCL's process group. All other calls of a captured step are on stream 0."""
+
 WORK_COLUMNS = ("flops", "bytes_read", "bytes_written")
 
 
@@ -153,7 +156,8 @@ def _records(node: Node, row: Row, device: str, tf32: bool, target: dict[str, An
             dtype = "fp32" if work.dtype == "tf32" and not tf32 else work.dtype
             found.append({
                 "api": work.api or rule.api, "family": work.family or rule.family, "op": work.op or rule.op,
-                "stream": 0, "dtype": dtype, "flops": float(work.flops), "bytes_read": float(work.read),
+                "stream": COMMUNICATION_STREAM if rule.family == "collective" else 0,
+                "dtype": dtype, "flops": float(work.flops), "bytes_read": float(work.read),
                 "bytes_written": float(work.written), "blocking": work.blocking, "evidence": rule.evidence,
                 "attributes": json.dumps(work.attributes, separators=(",", ":")) if work.attributes else None,
                 **work.dims,

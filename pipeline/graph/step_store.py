@@ -100,10 +100,11 @@ class StepStore:
         step = question.workload, question.batch_size, question.edit
         tables = _recent(self._calls, step, dict)
         kind = gpu_kind(question.gpu)
-        if kind not in tables:
-            calls = self._calls_of_kind(question, kind)
-            tables[kind] = next((table for table in tables.values() if table.equals(calls)), calls)
-        return tables[kind]
+        key = f"{kind} on {question.devices} in {question.nodes}"
+        if key not in tables:
+            calls = between_ranks(self._calls_of_kind(question, kind), question)
+            tables[key] = next((table for table in tables.values() if table.equals(calls)), calls)
+        return tables[key]
 
     def _calls_of_kind(self, question: Question, kind: str) -> pd.DataFrame:
         graph = self.graph(question)
@@ -132,6 +133,19 @@ class StepStore:
             else:
                 self._memory[question.workload, batch_size] = need
         return self._memory[question.workload, batch_size].needed_on(question.gpu)
+
+
+def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Calls whose collectives are between the GPUs of a question; the same object for one GPU.
+
+    A shipped workload is captured once for any number of GPUs. Groups of fewer ranks, of a user's own step, stay.
+    """
+    if question.ranks is None:
+        return calls
+    ranks = calls["ranks"]
+    of_all = (ranks == question.workload["ddp"]["ranks"]).fillna(False)
+    nodes = pd.Series(question.nodes, ranks.index, "Int64").where(of_all)
+    return calls.assign(ranks=ranks.mask(of_all, question.devices), nodes=nodes)
 
 
 def _memory_without_capture(config: Mapping[str, Any], batch_size: int) -> Memory | None:
@@ -202,7 +216,7 @@ def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
 
 def _may_have_line(config: Mapping[str, Any]) -> bool:
     of_others = config.get("architecture") in FREE_OPTIONS  # the user's own step, or a library's model
-    return cache_dir() is not None and not of_others and not needs_fake_tensors(config)
+    return cache_dir() is not None and not of_others and not needs_fake_tensors(config) and "ddp" not in config
 
 
 def _find_line(config: Mapping[str, Any], graph: Graph) -> LineState:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
-from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
+from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu, differing_figures
+from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.find_gpu import LOCAL, list_gpus, load_gpu
-from pipeline.hardware.hosts import Host, host_of, usual_host
-from pipeline.hardware.spec import GpuSpec, is_known_key
+from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
+from pipeline.hardware.spec import GpuSpec
 from pipeline.question.compose import (
     GROUPS,
     Override,
@@ -31,12 +32,15 @@ from pipeline.question.compose import (
     parse_grid,
     refuse_repeated,
 )
+from pipeline.question.frozen import FrozenDict, plain
+from pipeline.question.parallelism import KEYS as RANKS_KEYS
+from pipeline.question.parallelism import Ranks, with_exchange
+from pipeline.question.refusals import refuse_new_keys, refuse_other_names, unknown_option
 from pipeline.question.sections import (
     BY_NAME,
-    FREE_OPTIONS,
     CollectSettings,
+    DdpSettings,
     EditSettings,
-    FrozenDict,
     KernelSettings,
     OverheadSettings,
     PredictSettings,
@@ -44,7 +48,6 @@ from pipeline.question.sections import (
     check_values,
     example,
     flatten,
-    plain,
     written,
 )
 
@@ -54,10 +57,6 @@ LOCAL_GPU = LOCAL
 _METHODS = ("kernels", "overheads")
 NAME = r"[A-Za-z0-9_\-]+"
 """Pattern of names of GPUs and models. Folders have these names, and Snakemake rules find them by this pattern."""
-_MAX_LISTED = 32
-"""A message lists the options of a section up to this number."""
-_NOT_OPTIONS = ("name", "architecture", "aliases", "sources")
-"""Keys of files that say what a file is; they are no options."""
 _APPLIED_LATER = ("host_scale", "workers")
 """Settings of a method that do not change its fitted models and statistics."""
 
@@ -82,6 +81,8 @@ class Question:
     predict: PredictSettings
     collect: CollectSettings
     edit: EditSettings
+    ranks: Ranks | None
+    """The GPUs of a step of several; None for one GPU."""
     overrides: tuple[str, ...]
     """Overrides besides GPU, model and batch size, as they can be given again."""
     variant: str
@@ -106,6 +107,21 @@ class Question:
         """The options on which a time depends most, as the workload has them: dtype, optimizer and attention."""
         stated = {key: self.workload.get(key) for key in ("dtype", "optimizer", "attention")}
         return {key: str(value) for key, value in stated.items() if value is not None}
+
+    @property
+    def devices(self) -> int:
+        """Number of GPUs."""
+        return self.ranks.devices if self.ranks else 1
+
+    @property
+    def nodes(self) -> int:
+        """Number of machines that hold them."""
+        return self.ranks.nodes if self.ranks else 1
+
+    def alone(self) -> Question:
+        """The same step on one of its GPUs, without exchange."""
+        workload = FrozenDict({key: value for key, value in self.workload.items() if key != "ddp"})
+        return replace(self, ranks=None, workload=workload, variant="alone", model_variant="alone", overrides=())
 
     @property
     def local(self) -> bool:
@@ -139,7 +155,10 @@ class Question:
             "gpu": GpuSpec, "host": Host, "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings,
             "collect": CollectSettings, "edit": EditSettings,
         }  # fmt: skip
-        read = {name: kind(**_tuples(values[name])) for name, kind in sections.items()}
+        read: dict[str, Any] = {name: kind(**_tuples(values[name])) for name, kind in sections.items()}
+        if (ranks := values["ranks"]) is not None:
+            parts = {"cluster": Cluster(**_tuples(ranks["cluster"])), "ddp": DdpSettings(**ranks["ddp"])}
+            read["ranks"] = Ranks(**{**ranks, **parts})
         lists = {name: tuple(values[name]) for name in ("overrides", "notes")}
         return cls(**{**values, **read, **lists, "workload": FrozenDict(values["workload"])})
 
@@ -213,29 +232,34 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
             "take model=NAME of that architecture (steptime models), or copy its file to a name of your own"
         )
     check_values(config, base)
+    several, usual_several = ({key: sections.pop(key) for key in RANKS_KEYS} for sections in (config, base))
     local, edit = chosen.get("gpu") == LOCAL_GPU, EditSettings.of(config["edit"])
     if edit and local:
         raise ConfigError(f"{edit.texts[0]}: gpu=local is measured as it is; name a GPU, such as gpu=V100")
     usual = default_choices()
     methods = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
     gpu = load_gpu(LOCAL_GPU) if local else composed_gpu(config["gpu"])[0]
-    usual_of_gpu = usual_host(gpu)
+    ranks = Ranks.of(several, usual_several, gpu, config["model"])
+    usual_of_gpu = load_host(ranks.cluster.host) if ranks and ranks.cluster.host else usual_host(gpu)
     host = host_of(usual_of_gpu, host_name)
     methods += [f"host-{host.name}"] if host != usual_of_gpu else []
+    methods += ranks.names(gpu) if ranks else []
+    model, usual_model = with_exchange(ranks, config["model"], base["model"])
     question = Question(
         gpu=gpu,
         host=host,
         model=str(base["model"]["name"]),
-        workload=FrozenDict(config["model"]),
+        workload=FrozenDict(model),
         batch_size=0,
         kernels=KernelSettings(**_tuples(config["kernels"])),
         overheads=OverheadSettings(**config["overheads"]),
         predict=PredictSettings(**config["predict"]),
         collect=CollectSettings(**config["collect"]),
         edit=edit,
+        ranks=ranks,
         overrides=_effective(overrides, {*_differing(config, base), *(text.partition("-")[0] for text in methods)}),
         variant=_variant(config, base, methods),
-        model_variant=_variant({"model": config["model"]}, {"model": base["model"]}),
+        model_variant=_variant({"model": model}, {"model": usual_model}),
         edit_variant=_variant({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",
         kernels_label=_method_label(config["kernels"], base["kernels"]),
         overheads_label=_method_label(config["overheads"], base["overheads"]),
@@ -286,11 +310,11 @@ def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[di
     try:
         config, missing = configuration(files, values)
     except KeyError as error:
-        raise ConfigError(_unknown_option(error.args[0], base)) from None
+        raise ConfigError(unknown_option(error.args[0], base)) from None
     config |= local
-    _refuse_new_keys(config, base)
+    refuse_new_keys(config, base)
     named = config["model"].get("architecture") in BY_NAME
-    _refuse_other_names(values, named)
+    refuse_other_names(values, named)
     nameless = named and not any(override.key == "model.name" for override in values)
     if absent := [*(key for key in missing if key != "batch_size"), *["model.name"] * nameless]:
         raise ConfigError("; ".join(f"give a value for {key}{example(key)}" for key in absent))
@@ -323,50 +347,6 @@ def _check_names(chosen: Mapping[str, str], config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{where}: name is {name!r}, expected {value!r} as the file is called")
         if not re.fullmatch(NAME, name):
             raise ConfigError(f"{where}: folders get this name: give it letters, digits, - and _ alone")
-
-
-def _refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
-    """Refuse new keys: a misspelt `+model.atention=fused` would be ignored, and the answer would not show this.
-
-    New keys of a GPU are checked by its specification. Workloads that the user or a library defines have free options.
-
-    Raises:
-        ConfigError: a key was added that nothing reads.
-    """
-    free = ("gpu.", FREE_OPTIONS.get(str(config["model"].get("architecture")), "gpu."))
-    keys_of_files = {*flatten(base), "batch_size"}
-    for key in flatten(config):
-        if key not in keys_of_files and not key.startswith(free):
-            raise ConfigError(_unknown_option(key, base))
-
-
-def _refuse_other_names(values: Sequence[Override], named: bool) -> None:
-    """Refuse `model.name=...`, unless it names a model of a library: results are stored under the name of the file.
-
-    Raises:
-        ConfigError: an override changes the name of a group's file.
-    """
-    for override in values:
-        group, _, key = override.key.partition(".")
-        if group in GROUPS and key == "name" and not (group == "model" and named):
-            raise ConfigError(f"{override.text}: choose a file of config/{group}/ with {group}=NAME")
-
-
-def _unknown_option(key: str, base: Mapping[str, Any]) -> str:
-    """One line that says which options there are; `base` is the configuration of the chosen files."""
-    section, options = key.partition(".")[0], list(flatten(base))
-    chosen = f" of {section}={base[section]['name']}" if section in GROUPS and "." in key else ""
-    if section == "gpu" and is_known_key(key.removeprefix("gpu.")):
-        return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
-    close = did_you_mean(key, options) or did_you_mean(key, (*GROUPS, "experiment", "results"))
-    in_section = sorted(option.partition(".")[2] for option in options if option.startswith(f"{section}."))
-    listed = [name for name in in_section if not name.startswith(_NOT_OPTIONS)]
-    there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"
-    if section == "edit" and f"model.{key.partition('.')[2]}" in options:
-        return f"{key}: this is an option of {base['model']['name']}: write {key.replace('edit.', 'model.')}=..."
-    section_of_free = FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else None
-    free = f"; options of its own: {section_of_free}{key.rpartition('.')[2]}=..." if section_of_free else ""
-    return f"unknown option {key!r}{chosen}: {close}{there}{free}"
 
 
 def _batch_size(value: object) -> int:

@@ -7,8 +7,8 @@ several values (widths that must divide each other) are checked by the workload 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
 from pipeline.errors import ConfigError, UnknownNameError
@@ -19,60 +19,6 @@ NO_EDIT = "none"
 
 FUSE_ALL = "elementwise"
 """Value of `edit.fuse` that fuses every chain of elementwise operators."""
-
-
-class FrozenDict(Mapping[str, Any]):
-    """An immutable, hashable mapping. Nested mappings and lists are frozen too (lists become tuples)."""
-
-    __slots__ = ("_hash", "_values")
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = {str(key): _frozen(value) for key, value in values.items()}
-        self._hash: int | None = None
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash(frozenset(self._values.items()))
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, FrozenDict):
-            return self is other or self._values == other._values
-        return super().__eq__(other)
-
-    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
-        return FrozenDict, (self._values,)  # without the hash: those of texts differ between processes
-
-    def __repr__(self) -> str:
-        return f"FrozenDict({self._values!r})"
-
-    def plain(self) -> dict[str, Any]:
-        """The same values as dicts and lists, for functions that build models and for Snakemake's params."""
-        return {key: plain(value) for key, value in self._values.items()}
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return FrozenDict(value)
-    return tuple(_frozen(entry) for entry in value) if isinstance(value, (list, tuple)) else value
-
-
-def plain(value: Any, without: Sequence[str] = ()) -> Any:
-    """A frozen value as dicts and lists; fields of a dataclass that `without` names are left out."""
-    if isinstance(value, FrozenDict):
-        return value.plain()
-    if is_dataclass(value):
-        return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value) if entry.name not in without}
-    return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)
@@ -121,6 +67,18 @@ class CollectSettings:
 
 
 @dataclass(frozen=True)
+class DdpSettings:
+    """Section `ddp`: options of `DistributedDataParallel`, and of its hook that compresses gradients."""
+
+    bucket_cap_mb: float = 25
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    broadcast_buffers: bool = True
+    find_unused_parameters: bool = False
+    compression: str = "none"
+
+
+@dataclass(frozen=True)
 class EditSettings:
     """Section `edit`: edits of the step's operators, in the order in which they are applied; false if there are none."""
 
@@ -146,7 +104,7 @@ class EditSettings:
         return [f"edit.{key}={name}" for key, names in asdict(self).items() for name in names]
 
 
-SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect")
+SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect", "ddp")
 """Parts of the configuration whose values are checked; `batch_size` has a separate check."""
 
 CHOICES = {
@@ -161,6 +119,8 @@ CHOICES = {
     "model.embedding": ("fused", "joint_sparse", "joint_rows", "sparse", "dense"),
     "model.interaction": ("by_parts", "fused"),
     "predict.critical_path": ("full", "published"),
+    "parallel": ("ddp",),
+    "ddp.compression": ("none", "fp16", "bf16"),
     "overheads.observations": ("all", "own", "pooled"),
     "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
 }
@@ -177,6 +137,9 @@ FREE_OPTIONS = {
     "transformers": "model.config_options.",
 }  # fmt: skip
 """Architecture -> the section whose keys no file lists."""
+
+REMEDIES = {"parallel": "; FSDP and tensor, pipeline and hybrid parallelism are not predicted yet"}
+"""What to know beside the values of an option."""
 
 HALF_PRECISION_DTYPES = ("bf16", "fp16")
 """Half-precision dtypes that a whole model can be cast to (`model.precision=pure`)."""
@@ -202,6 +165,7 @@ SECTION_TYPES = {
     "overheads": get_type_hints(OverheadSettings),
     "predict": get_type_hints(PredictSettings),
     "collect": get_type_hints(CollectSettings),
+    "ddp": get_type_hints(DdpSettings),
 }
 """Types of the sections with a fixed set of keys. The keys of `gpu` and `model` have the type of the file's value."""
 
@@ -289,7 +253,7 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     for key, allowed in CHOICES.items():
         stated = flat.get(key) is not None or usual.get(key) is not None
         if stated and flat[key] not in allowed:
-            raise UnknownNameError(key, flat[key], list(allowed))
+            raise UnknownNameError(key, flat[key], list(allowed), remedy=REMEDIES.get(key, ""))
     check_precision({key: flat.get(f"model.{key}") for key in ("dtype", "precision")})
     check_edit(config.get("edit", {}))
     for key, default in usual.items():

@@ -40,7 +40,9 @@ PER_PRICE = "samples/price"
 THROUGHPUT = "samples/s"
 """The column of samples per second."""
 
-LEFT_OUT_FIRST = ("host", "evidence", "busy", "max batch", "memory", "measured", PER_PRICE, "bound", "p10-p90 ms")
+LEFT_OUT_FIRST = (
+    "host", "evidence", "busy", "max batch", "memory", "measured", "exposed", PER_PRICE, "bound", "p10-p90 ms",
+)  # fmt: skip
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
 
 SPLIT_AFTER = 2
@@ -87,7 +89,7 @@ def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Ord
 
     def key(prediction: Prediction) -> float:
         if order is Order.cost:
-            return hourly.get(prediction.gpu, inf) / prediction.samples_per_s
+            return hourly.get(prediction.gpu, inf) * prediction.devices / prediction.samples_per_s
         return prediction.predicted_us if order is Order.step else -prediction.samples_per_s
 
     return sorted(predictions, key=key)
@@ -251,6 +253,7 @@ class Comparison:
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,
             THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
+            **_exchange(p),
             "memory": gibibytes(p.memory_bytes) + {"fits": "", "tight": " !"}.get(p.memory_state, " ✗"),
             "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
         }
@@ -271,7 +274,7 @@ class Comparison:
     def _per_price(self, p: Prediction) -> float | None:
         """Samples per unit of the currency; None without a price of its GPU."""
         price = self._per_hour.get(p.gpu)
-        return None if price is None else p.samples_per_s * 3600.0 / price
+        return None if price is None else p.samples_per_s * 3600.0 / (price * p.devices)
 
     def _sign(self, p: Prediction, what: str) -> str:
         """The mark of a value: a star for the best, or that of a tie."""
@@ -297,6 +300,14 @@ class Comparison:
         per_price = [self._per_price(other) for other in self.predictions if other.model == p.model and other.fits]
         known = [samples for samples in per_price if samples is not None]
         return (p.model, PER_PRICE) not in self.ties and p.fits and len(known) > 1 and self._per_price(p) == max(known)
+
+
+def _exchange(p: Prediction) -> dict[str, str]:
+    """The columns of a step on several GPUs."""
+    if p.several is None:
+        return {}
+    efficiency = "" if p.several.efficiency is None else f"{p.several.efficiency:.1%}"
+    return {"exposed": milliseconds(p.several.exposed_communication_us), "efficiency": efficiency}
 
 
 def _options(row: Prediction | Unpredicted) -> list[str]:
@@ -369,8 +380,8 @@ def _ties(
     fitting = {question: p for question, p in zip(questions, predictions, strict=True) if p.fits and not question.local}
     for model in dict.fromkeys(question.model for question in fitting):
         points = {question: p for question, p in fitting.items() if question.model == model}
-        per_sample = {question: 1.0 / question.batch_size for question in points}
-        cost = {question: hourly[question.gpu.name] * share for question, share in per_sample.items()
+        per_sample = {question: 1.0 / (question.batch_size * question.devices) for question in points}
+        cost = {question: hourly[question.gpu.name] * question.devices * share for question, share in per_sample.items()
                 if question.gpu.name in hourly}  # fmt: skip
         of_model = find_ties(points, {THROUGHPUT: per_sample, PER_PRICE: cost}, answering)
         ties |= {(model, what): tie for what, tie in of_model.items()}

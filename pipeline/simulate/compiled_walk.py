@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.simulate.step_program import BACKLOG, NO_CALL, Kind, Program
+from pipeline.simulate.step_program import BACKLOG, BESIDE_COLLECTIVES, NO_CALL, Kind, Program
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -25,6 +25,10 @@ DRAWS_AT_ONCE = 64
 """Draws that the compiled walk keeps at a time. With 32, loops over them are too short for vectors; with 128, the clocks of a
 large step no longer fit in a core's cache."""
 
+SLOWED = 1.0 - 1.0 / BESIDE_COLLECTIVES
+"""Part of a kernel's time beside collectives that it loses to them."""
+
+_ADDED = BESIDE_COLLECTIVES - 1.0
 _LAUNCH, _SYNC = int(Kind.LAUNCH), int(Kind.SYNC)
 _NO_CALL, _BACKLOG = NO_CALL, BACKLOG
 
@@ -89,7 +93,7 @@ def walk(program: Program, times: Floats, which: Ints, host_scale: Floats) -> tu
     compiled(_walk)(
         len(names), p.kind, thread, p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.call, p.stream, p.blocking,
         further, p.latency_us, p.kernel_gap_us, p.wait_offsets, p.wait_calls, p.backlog_us, float(p.sync_return_us),
-        int(p.queue_depth), np.ascontiguousarray(times), np.asarray(which, np.int64),
+        int(p.queue_depth), int(p.collectives), np.ascontiguousarray(times), np.asarray(which, np.int64),
         np.ascontiguousarray(host_scale, np.float64), steps, *block,
     )  # fmt: skip
     return steps, block
@@ -97,7 +101,7 @@ def walk(program: Program, times: Floats, which: Ints, host_scale: Floats) -> tu
 
 def _walk(  # type: ignore[no-untyped-def]
     threads, kind, thread, previous, host, api, tail, call, stream, blocking, further, latency, kernel_gap,
-    wait_offsets, wait_calls, backlog, sync_return, queue_depth, times, which, host_scale, steps,
+    wait_offsets, wait_calls, backlog, sync_return, queue_depth, collectives, times, which, host_scale, steps,
     start, end, device_start, device_end, launch_cause, host_cause, device_cause,
 ):  # fmt: skip
     """The full form of `critical_path` for blocks of draws; see there for the recurrence.
@@ -157,6 +161,9 @@ def _walk(  # type: ignore[no-untyped-def]
                 for d in range(n):
                     device_start[c, d] = ready[d]
                     now = ready[d] + times[row, begun + d]
+                    if collectives >= 0 and s != collectives:
+                        beside = max(stream_end[collectives, d] - ready[d], 0.0) * SLOWED
+                        now += min(times[row, begun + d] * _ADDED, beside)
                     device_end[c, d] = now
                     stream_end[s, d] = now
                     last[d] = max(last[d], now)

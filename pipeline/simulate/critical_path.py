@@ -12,7 +12,7 @@ For row i, which follows row p, with all times from the begin of the step:
     start[i]  = max(end[p] + lead + gap, end of the thread)        (and a free place in the launch queue)
 
     device[i] = max(start[i] + latency, stream + kernel gap, awaited calls + kernel gap)
-    stream    = device[i] + kernel time
+    stream    = device[i] + kernel time        (longer while collectives run on another stream)
     end[i]    = start[i] + api (or the end of what the host waits for + return) + tail
 """
 
@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import InputError
-from pipeline.simulate.compiled_walk import Walked, load_if_it_pays, walk
-from pipeline.simulate.step_program import BACKLOG, NO_CALL, Kind, Program
+from pipeline.simulate.compiled_walk import SLOWED, Walked, load_if_it_pays, walk
+from pipeline.simulate.step_program import BACKLOG, BESIDE_COLLECTIVES, NO_CALL, Kind, Program
 from pipeline.simulate.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]
@@ -104,7 +104,7 @@ def _as_published(program: Program) -> Program:
         program, kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind), thread=np.zeros(rows, np.int64),
         gap_us=program.gap_us + before, api_us=program.api_us - before, latency_us=np.zeros(rows),
         kernel_gap_us=np.full(rows, PUBLISHED_GAP_US), blocking=np.zeros(rows, bool), queue_depth=0, fills=None,
-        wait_offsets=np.zeros(rows + 1, np.int64), further=None,
+        wait_offsets=np.zeros(rows + 1, np.int64), further=None, collectives=-1,
     )  # fmt: skip
 
 
@@ -163,6 +163,9 @@ class _Walk:
             if p.fills[call]:
                 self.filling[stream].append(call)
         self.device_end[call] = self.device_start[call] + self.times[call]
+        if p.collectives >= 0 and stream != p.collectives:
+            beside = np.maximum(self.stream_end[p.collectives] - self.device_start[call], 0.0) * SLOWED
+            self.device_end[call] += np.minimum(self.times[call] * (BESIDE_COLLECTIVES - 1.0), beside)
         self.stream_end[stream], self.stream_call[stream] = self.device_end[call], call
         if p.blocking[i]:
             back = 0.0 if p.latency_us[i] == 0.0 else p.sync_return_us

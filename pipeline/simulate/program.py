@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import TableError
+from pipeline.graph.device_calls import COMMUNICATION_STREAM
 from pipeline.overheads.op_names import calls_signature, full_signature, switch_signature
 from pipeline.overheads.overhead_model import GLOBAL, LookedUp, OverheadModel
 from pipeline.simulate.step_program import (
@@ -23,6 +24,7 @@ from pipeline.simulate.step_program import (
     Program,
     StepSequence,
 )
+from pipeline.simulate.stream_waits import stream_waits
 from pipeline.trace.host_activity import CPU_API
 from pipeline.trace.kineto_fields import SYNC_APIS
 
@@ -88,6 +90,7 @@ def step_sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
         stream=calls["stream"].to_numpy(np.int64)[order],
         blocking=calls["blocking"].to_numpy(bool)[order] | (api == CPU_API),
         call=order.astype(np.int64),
+        waits=stream_waits(graph, calls),
     )
 
 
@@ -107,7 +110,7 @@ def assemble(
         overheads: host statistics.
         call_count: number of device calls.
         workload: name of this workload: statistics that hold observations of it count as measured.
-        waits: for each call the calls of other streams that it must await.
+        waits: for each call the calls of other streams that it must await; those of the sequence if not given.
         backlog_us: per stream, the time until which it is busy with earlier work.
     """
     items, n_items = sequence.items, len(sequence.items.node)
@@ -137,7 +140,7 @@ def assemble(
     blocking = np.zeros(total, bool)
     blocking[has_action] = sequence.blocking & ~sequence.sync
     latency, kernel_gap = _device_constants(sequence, overheads, total, has_action)
-    offsets, awaited = _wait_lists(call, waits or {})
+    offsets, awaited = _wait_lists(call, sequence.waits if waits is None else waits)
     shares, unmatched, per_item = host.evidence()
     busy = backlog_us or {}
     return Program(
@@ -149,6 +152,7 @@ def assemble(
         call_count=call_count,
         sync_return_us=overheads.constant("sync_return", DEFAULT_SYNC_RETURN_US),
         host_evidence=shares, unmatched_host_share=unmatched,
+        collectives=int(np.searchsorted(streams, COMMUNICATION_STREAM)) if sequence.waits else -1,
     )  # fmt: skip
 
 

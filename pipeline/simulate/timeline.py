@@ -110,8 +110,22 @@ class Timeline:
 
     @property
     def bound(self) -> str:
-        """What limits the step in the first draw: `host` if most of its critical path is host time."""
-        return "host" if self.critical.host_us > self.critical.device_us else "device"
+        """What takes most of the critical path of the first draw: `host`, `device` (computation) or `communication`."""
+        path = self.critical
+        communicates = self.program.communicates
+        lasted = (self.device_end - self.device_start)[:, 0]
+        communication = float(lasted[path.calls & communicates].sum()) if communicates.any() else 0.0
+        computation = path.device_us - communication
+        if path.host_us > computation and path.host_us > communication:
+            return "host"
+        return "communication" if communication > computation else "device"
+
+    @property
+    def communication_us(self) -> tuple[float, float]:
+        """Time in which collectives run, and the part in which nothing else runs on the device, in the first draw."""
+        communicates = self.program.communicates
+        computing = float(self.active_of(~communicates)[0])
+        return float(self.active_of(communicates)[0]), float(self.active_us[0]) - computing
 
     @cached_property
     def critical(self) -> CriticalPath:

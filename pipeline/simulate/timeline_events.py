@@ -346,6 +346,7 @@ def _rows(steps: Sequence[tuple[Timeline, float]]) -> list[Event]:
     streams = sorted({int(s) for step, _ in steps for s in step.program.streams})
     for thread in threads:
         out += row_events(HOST_PID, thread, thread_name(thread))
+    collectives = {int(p.streams[p.collectives]) for p in (step.program for step, _ in steps) if p.collectives >= 0}
     for stream in streams:
-        out += row_events(DEVICE_PID, stream, f"stream {stream}")
+        out += row_events(DEVICE_PID, stream, "collectives" if stream in collectives else f"stream {stream}")
     return out

@@ -21,8 +21,9 @@ from pipeline.graph.step_store import StepStore, captured
 from pipeline.graph.symbolic_batch import same_at_any_batch
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.question.compose import choices
+from pipeline.question.frozen import FrozenDict
 from pipeline.question.question import expand
-from pipeline.question.sections import FREE_OPTIONS, FrozenDict
+from pipeline.question.sections import FREE_OPTIONS
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
 

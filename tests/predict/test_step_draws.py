@@ -27,7 +27,7 @@ def both(subject: Program, draws: int, seed: int = 0) -> tuple[np.ndarray, np.nd
 
 
 def random_program(seed: int) -> Program:
-    """Rows of every kind: two threads, three streams, waits for calls and streams, blocking copies, earlier work."""
+    """Rows of every kind: two threads, three streams (one of collectives), waits, blocking copies, earlier work."""
     rng = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     calls = 0
@@ -42,8 +42,9 @@ def random_program(seed: int) -> Program:
                 blocking=bool(kind == LAUNCH and rng.random() < 0.1), latency=float(rng.choice([0.0, 4.0])), **times)
         )  # fmt: skip
         calls += kind == LAUNCH
-    depth = int(rng.choice([0, 1, 3]))
-    return program(*rows, backlog=tuple(rng.choice([0.0, 30.0], 3).tolist()), queue_depth=depth)
+    depth, collectives = int(rng.choice([0, 1, 3])), int(rng.choice([-1, 2]))
+    backlog = tuple(rng.choice([0.0, 30.0], 3).tolist())
+    return program(*rows, backlog=backlog, queue_depth=depth, collectives=collectives)
 
 
 @pytest.mark.parametrize("seed", range(40))

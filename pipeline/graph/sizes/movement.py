@@ -241,6 +241,14 @@ def item(node: Node, rule: Rule) -> Work | None:
     return None if x.host else read_by_host(x)
 
 
+@size("collective")
+def collective(node: Node, rule: Rule) -> Work:
+    """A collective of several ranks: reads what this rank sends and writes what it receives."""
+    sent, received = (float(sum(tensor.bytes for tensor in node.tensor_list(i))) for i in (0, 1))
+    dims = {"bytes": int(max(sent, received)), "ranks": int(node.attributes["ranks"])}
+    return Work(dims, 0.0, sent, received, main_dtype(node))
+
+
 @size("index_put_nested")
 def index_put_nested(node: Node, rule: Rule) -> list[Work] | None:
     """_index_put_impl_ in a trace: only sort and addition, because arithmetic and copies are child operators."""

@@ -66,7 +66,9 @@ def draw_step(prediction: Prediction) -> Figure:
     named = f" ({p.named})" if p.named else ""
     board.title(axes, f"{p.title}{named}: {milliseconds(p.predicted_us)}, {verdict(p)}")
     board.legend(handles, names)
-    if sum(p.families_us.values()) > OVERLAP * p.active_us:
+    if p.several:
+        board.note("Of collectives, the part is drawn that no kernel hides.")
+    elif sum(p.families_us.values()) > OVERLAP * p.active_us:
         board.note("Kernels overlap: their times are scaled to the time in which any of them runs.")
     return _shown_by_notebooks(board.figure)
 
@@ -89,14 +91,20 @@ def _shown_by_notebooks(figure: Figure) -> Figure:
 
 
 def device_parts(prediction: Prediction) -> dict[str, float]:
-    """The step's device time by kernel family, largest first, then the idle time; in µs, with the step as their sum."""
+    """The step's device time by kernel family, largest first, then the idle time; in µs, with the step as their sum.
+
+    Of collectives, the part counts in which nothing else runs.
+    """
     p = prediction
-    total = sum(p.families_us.values())
-    scale = p.active_us / total if total else 0.0
-    ordered = sorted(p.families_us.items(), key=lambda item: -item[1])
+    exposed = p.several.exposed_communication_us if p.several else 0.0
+    families_us = {name: us for name, us in p.families_us.items() if not p.several or name != "collective"}
+    total = sum(families_us.values())
+    scale = (p.active_us - exposed) / total if total else 0.0
+    ordered = sorted(families_us.items(), key=lambda item: -item[1])
     parts = {name: us * scale for name, us in ordered[:NAMED]}
     rest = sum(us for _, us in ordered[NAMED:]) * scale
-    return parts | ({OTHERS: rest} if rest > 0 else {}) | {"idle": p.idle_us}
+    parts |= {OTHERS: rest} if rest > 0 else {}
+    return parts | ({"collective": exposed} if exposed > 0 else {}) | {"idle": p.idle_us}
 
 
 def verdict(prediction: Prediction) -> str:

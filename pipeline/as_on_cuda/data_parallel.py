@@ -1,0 +1,104 @@
+"""`DistributedDataParallel` on the meta device: PyTorch's own reducer forms the buckets and starts the all-reduces.
+
+Three things of its constructor need a device or other ranks: copies of inputs to a device, the check that all ranks have the
+same weights, and the copy of the first rank's weights. They are no part of a step, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import distributed
+
+from pipeline.as_on_cuda.patches import replaced, stderr_silenced
+from pipeline.as_on_cuda.torch_names import CHECK_OF_HOOKS, TorchDispatchMode
+
+WARM_UP = 4
+"""Steps before the recorded one: the reducer rebuilds its buckets in the second step, of a static graph in the third."""
+
+USUAL_BUCKET_MB = 25
+"""PyTorch's bucket size in MiB if none is given. Its first bucket then has 1 MiB; with a size given, all are alike."""
+
+
+_PARAMETERS = signature(distributed.DistributedDataParallel).parameters
+_SYNC_BUFFERS = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in _PARAMETERS)
+"""Name of the argument that sends the first rank's buffers; the first from PyTorch 2.13 on."""
+
+
+class _KeepHostCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Leaves the reducer's own lists of numbers as the host wrote them: it reads them back from the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and args[1].device.type == "meta" and args[0].device.type == "cpu":
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def exchanges_recorded() -> Iterator[None]:
+    """While the body runs, `DistributedDataParallel` takes modules on the meta device."""
+    kind: Any = distributed.DistributedDataParallel
+    init = kind.__init__
+
+    def begin(
+        self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        init(self, module, None, None, *args, **{**kwargs, "init_sync": False})
+        WRAPPED.append(self)
+
+    with replaced(kind, __init__=begin, **{CHECK_OF_HOOKS: lambda *_: None}):
+        yield
+
+
+def reducers_reads() -> AbstractContextManager[object]:
+    """The context of a step whose reducer reads on the host which parameters the step used."""
+    looks = any(wrapper.find_unused_parameters for wrapper in WRAPPED)
+    return _KeepHostCopies() if looks else nullcontext()  # type: ignore[no-untyped-call]
+
+
+WRAPPED: list[Any] = []
+"""Wrappers that were made in the step of several ranks that is captured now."""
+
+
+def warm_up(step: Any) -> None:
+    """Run a step until its buckets no longer change. The reducer says that it cannot time kernels of the meta device."""
+    with _KeepHostCopies(), stderr_silenced():  # type: ignore[no-untyped-call]
+        for _ in range(WARM_UP):
+            step.run(0)
+
+
+def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """Wrap a module, and let calls of the module itself run the wrapper, so that a step's functions need no change.
+
+    Args:
+        module: on the meta device.
+        options: section `ddp`.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    given = {key: options[key] for key in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")}
+    if options["bucket_cap_mb"] != USUAL_BUCKET_MB:
+        given["bucket_cap_mb"] = options["bucket_cap_mb"]
+    if not options["broadcast_buffers"]:
+        given[_SYNC_BUFFERS] = False
+    wrapper = distributed.DistributedDataParallel(module, **given)
+    if options["compression"] != "none":
+        hook = getattr(default_hooks, f"{options['compression']}_compress_hook")
+        wrapper.register_comm_hook(None, hook)
+    forward, inside = module.forward, list[bool]()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if inside:
+            return forward(*args, **kwargs)
+        inside.append(True)
+        try:
+            return wrapper(*args, **kwargs)
+        finally:
+            inside.clear()
+
+    module.forward = run

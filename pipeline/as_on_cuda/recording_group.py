@@ -1,0 +1,155 @@
+"""A process group of one process that plays the first of N ranks: collectives return at once, and are recorded.
+
+Each collective is recorded as an operator (`steptime_comm::issue`) that stands in the execution trace where CUDA would start
+NCCL's kernel, also inside the callbacks of `DistributedDataParallel`. `steptime_comm::wait` stands where the computing stream
+waits for collectives. Source of the calls: `torch/distributed/distributed_c10d.py` and `csrc/distributed/c10d/reducer.cpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.as_on_cuda.data_parallel import WRAPPED
+from pipeline.as_on_cuda.torch_names import call_after_backward, tree_leaves
+
+BACKEND = "steptime"
+"""Name of the backend. Scripts ask for `nccl`; a capture gives them this one."""
+
+_LIBRARY: Any = torch.library.Library("steptime_comm", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("issue(Tensor[] sent, Tensor[] received, str op, int id, int ranks) -> ()")
+_LIBRARY.define("wait(int[] ids) -> ()")
+_LIBRARY.impl("issue", lambda *_: None, "CompositeExplicitAutograd")
+_LIBRARY.impl("wait", lambda *_: None, "CompositeExplicitAutograd")
+
+
+class _Started(dist.Work):
+    """A collective that has started: the computing stream waits for it where the host calls `wait`."""
+
+    def __init__(self, group: RecordingGroup, number: int, result: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._group, self._number = group, number
+        self._future: Any = torch.futures.Future()
+        self._future.set_result(list(result))
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Record the wait."""
+        self._group.wait_for([self._number])
+        return True
+
+    def get_future(self) -> Any:
+        """A future that is done."""
+        return self._future
+
+    def is_completed(self) -> bool:
+        """True: the host never waits for it."""
+        return True
+
+
+def _in_place(op: str) -> Any:
+    """A method of a process group whose tensors are sent and replaced by the result."""
+
+    def method(self: RecordingGroup, tensors: Any, options: Any = None) -> _Started:
+        return self._start(op, tensors, tensors, options)
+
+    return method
+
+
+def _between(op: str) -> Any:
+    """A method of a process group that receives other tensors than it sends; options come last, after sizes."""
+
+    def method(self: RecordingGroup, received: Any, sent: Any, *more: Any) -> _Started:
+        return self._start(op, received, sent, more[-1] if more else None)
+
+    return method
+
+
+class RecordingGroup(dist.ProcessGroup):
+    """Rank 0 of `ranks`, without the others."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(0, ranks)  # type: ignore[call-arg]
+        self._ranks, self._count = ranks, 0
+        self._running: list[int] = []
+        self._reported = True
+
+    def getBackendName(self) -> str:  # noqa: N802  # PyTorch calls it so
+        """Name of the backend."""
+        return BACKEND
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._ranks
+
+    def rank(self) -> int:
+        """The first rank."""
+        return 0
+
+    def wait_for(self, numbers: Sequence[int]) -> None:
+        """Record that the computing stream waits for collectives, if it has not waited for them before."""
+        waited = [number for number in numbers if number in self._running]
+        self._running = [number for number in self._running if number not in waited]
+        if waited:
+            torch.ops.steptime_comm.wait(waited)
+
+    def _wait_for_all(self) -> None:
+        self._reported = True
+        self.wait_for(self._running)
+
+    def _start(self, op: str, received: object, sent: object, options: Any = None) -> _Started:
+        results = [leaf for leaf in tree_leaves(received) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in tree_leaves(sent) if isinstance(leaf, Tensor)]
+        number, self._count = self._count, self._count + 1
+        self._running.append(number)
+        torch.ops.steptime_comm.issue(inputs, results, op, number, self._ranks)
+        if not getattr(options, "asyncOp", True):
+            self.wait_for([number])
+        elif self._reported:
+            # the reducer awaits futures, which do not say so; it does at the end of the backward pass, after this call
+            self._reported = not call_after_backward(self._wait_for_all)
+        return _Started(self, number, results)
+
+    def barrier(self, options: Any = None) -> _Started:
+        """Return at once: no other rank is there."""
+        return _Started(self, -1, [])
+
+    allreduce = _in_place("all_reduce")
+    allreduce_coalesced = _in_place("all_reduce")
+    broadcast = _in_place("broadcast")
+    reduce = _in_place("reduce")
+    allgather = _between("all_gather")
+    reduce_scatter = _between("reduce_scatter")
+    alltoall = _between("all_to_all")
+    # from PyTorch 2.13 on, and before
+    all_gather_single = _allgather_base = allgather_into_tensor_coalesced = _between("all_gather")
+    reduce_scatter_single = _reduce_scatter_base = reduce_scatter_tensor_coalesced = _between("reduce_scatter")
+    all_to_all_single = alltoall_base = _between("all_to_all")
+
+
+def _create(store: Any, rank: int, size: int, timeout: Any) -> RecordingGroup:
+    return RecordingGroup(size)
+
+
+@contextmanager
+def recording_group(ranks: int) -> Iterator[None]:
+    """While the body runs, this process is the first of `ranks` in the default process group."""
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda", "meta"])
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(BACKEND, rank=0, world_size=ranks, store=store)
+    WRAPPED.clear()
+    try:
+        yield
+    finally:
+        WRAPPED.clear()
+        dist.destroy_process_group()
+
+
+def is_recording() -> bool:
+    """Whether this process plays one of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_backend() == BACKEND

@@ -1,0 +1,141 @@
+"""Capture of data-parallel steps: what is exchanged, in which order, and what waits for it."""
+
+from __future__ import annotations
+
+import ast
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.errors import InputError
+from pipeline.graph.capture import capture, observe
+from pipeline.graph.device_calls import COMMUNICATION_STREAM, map_calls
+from pipeline.graph.table import Graph, write_nodes
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.paths import project_dir
+from pipeline.question.question import ask
+from pipeline.question.sections import DdpSettings
+from pipeline.simulate.stream_waits import stream_waits
+from pipeline.workloads.training_step import Step
+from tests.graph.gloo_buckets import CASES
+
+
+def options(**changed: Any) -> dict[str, Any]:
+    return {"ranks": 2, **asdict(DdpSettings()), **changed}
+
+
+def captured_case(name: str) -> pd.DataFrame:
+    from pipeline.as_on_cuda.recording_group import recording_group
+
+    make, batch, changed = CASES[name]
+    config = {"architecture": "custom", "optimizer": "none", "ddp": options(**changed)}
+    with recording_group(2):
+        with torch.device("meta"):
+            model = make()
+        step = Step([model], [(batch(4),)], lambda x: model(x).sum(), None, "meta", config)
+        nodes, memory = observe(step, False, config)
+    return map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+    """Bytes of the buckets of two real processes, by case, in the order of their exchange."""
+    out = tmp_path_factory.mktemp("gloo") / "buckets.txt"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.graph.gloo_buckets"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(port), str(out)], cwd=project_dir(), stderr=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=180)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    buckets: dict[str, list[int]] = ast.literal_eval(out.read_text())
+    return buckets
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_buckets_are_those_of_two_real_processes(name: str, real: dict[str, list[int]]) -> None:
+    calls = captured_case(name)
+    reduced = calls[(calls["op"] == "all_reduce") & (calls["dtype"] == "fp32")]
+    assert reduced["bytes"].tolist() == real[name]
+    assert len(real[name]) > 1, "one bucket proves no order"
+
+
+def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it() -> None:
+    question = ask(["gpu=A100-SXM4-80GB", "model=resnet50", "batch_size=4", "devices=2"])
+    graph = capture(question.workload.plain(), 4)
+    calls, waits = map_calls(graph, question.gpu), {}
+    waits = stream_waits(graph.table, calls)
+    reduced = calls.index[(calls["op"] == "all_reduce")].tolist()
+    assert all(waits[row] == (row - 1,) for row in reduced)  # the kernel that fills the bucket
+    backward = calls.index[(calls["phase"] == "backward") & (calls["family"].str.startswith("conv2d"))]
+    assert reduced[0] < backward.max()  # it starts while there is computation left
+    first_after = min(row for row, awaited in waits.items() if awaited == (reduced[-1],))
+    update = calls.index[calls["phase"] == "optimizer"].min()
+    assert reduced[-1] < first_after <= update
+    # 102 MB of gradients: ResNet-50 has 25.6 million weights
+    assert calls.loc[reduced, "bytes"].sum() == 4 * 25_557_032
+    assert set(calls.loc[calls["family"] == "collective", "stream"]) == {COMMUNICATION_STREAM}
+
+
+def test_buckets_cost_memory_unless_gradients_are_views_of_them() -> None:
+    peaks = {}
+    for views in (False, True):
+        question = ask(["gpu=A100-SXM4-80GB", "model=resnet50", "batch_size=4", "devices=2",
+                        f"ddp.gradient_as_bucket_view={str(views).lower()}"])  # fmt: skip
+        peaks[views] = capture(question.workload.plain(), 4).memory.peak
+    alone = capture(question.alone().workload.plain(), 4).memory.peak
+    weights = 4 * 25_557_032
+    assert peaks[False] - alone == pytest.approx(weights, rel=0.02)
+    assert peaks[True] == pytest.approx(alone, rel=0.12)
+    assert peaks[True] < peaks[False]
+
+
+def test_gradients_in_half_precision_are_half_the_bytes() -> None:
+    sums = {}
+    for dtype in ("none", "fp16", "bf16"):
+        question = ask(["gpu=A100", "model=dcgan", "batch_size=4", "devices=2", f"ddp.compression={dtype}"])
+        calls = map_calls(capture(question.workload.plain(), 4), question.gpu)
+        sums[dtype] = calls.loc[calls["op"] == "all_reduce", "bytes"].sum()
+    assert sums["fp16"] == sums["bf16"] == sums["none"] / 2
+
+
+def test_tables_without_dense_gradients_are_refused_with_what_to_take() -> None:
+    question = ask(["gpu=A100", "model=dlrm_small", "devices=2", "model.embedding=fused"])
+    with pytest.raises(InputError, match=r"model\.embedding=dense"):
+        capture(question.workload.plain(), 64)
+
+
+def test_a_users_own_wrapper_is_captured_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrapped_by_user.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "from pipeline.workloads.training_step import Step\n"
+        "def make_step(config, batch_size, device):\n"
+        "    with torch.device(device):\n"
+        "        model = DDP(nn.Sequential(nn.Linear(700, 700), nn.Linear(700, 10)), bucket_cap_mb=1)\n"
+        "    assert torch.distributed.get_world_size() == 16\n"
+        "    def procedure(batch, optimizers):\n"
+        "        with model.no_sync():\n"
+        "            model(batch[0]).sum().backward()\n"
+        "        model(batch[0]).sum().backward()\n"
+        "        optimizers[0].step(); optimizers[0].zero_grad()\n"
+        "    return Step([model], [(torch.rand(batch_size, 700),)], None, None, device, config, procedure=procedure)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    question = ask(["gpu=A100-SXM4-80GB", "model=custom", "model.target=wrapped_by_user:make_step", "batch_size=8",
+                    "devices=16"])  # fmt: skip
+    calls = map_calls(capture(question.workload.plain(), 8), question.gpu)
+    reduced = calls[calls["op"] == "all_reduce"]
+    assert reduced["bytes"].sum() == 4 * (701 * 700 + 701 * 10)  # once, although there are two backward passes
+    assert set(reduced["ranks"]) == {16}
