@@ -23,8 +23,9 @@ from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.answers.step_changes import CANDIDATES, SAME, Candidate, applies, changed, command
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
-from pipeline.question.question import Question, questions_of
+from pipeline.question.question import Question
 from pipeline.readable import gibibytes, html_table, milliseconds, shares
+from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 Floats = npt.NDArray[np.float64]
 Predict = Callable[[Sequence[Question]], Iterable[Answer]]
@@ -206,22 +207,22 @@ def take_best_first(
     return taken, alone
 
 
-def advise(gpu: str = "V100", model: str = "dlrm_default", same_results: bool = False, **overrides: Any) -> Advice:
+def advise(gpu: str = "V100", model: Any = USUAL_MODEL, same_results: bool = False, **overrides: Any) -> Advice:
     """What would make one training step faster.
 
     Args:
         gpu: name or alias of a GPU.
-        model: name of a workload; `custom` too.
+        model: name of a workload, `custom` too; or your own model as for `predict`.
         same_results: leave out what changes the results of the step by more than rounding.
         overrides: any other override, as for `predict`.
 
     Raises:
         InputError: a name or value does not exist, or the overrides describe several points.
     """
-    questions = questions_of(gpu, model, overrides)
-    if len(questions) != 1:
-        raise ConfigError(f"advise takes one point, but these overrides give {len(questions)}")
-    return advice_for(questions[0], same_results)
+    with questions_about(gpu, model, overrides) as questions:
+        if len(questions) != 1:
+            raise ConfigError(f"advise takes one point, but these overrides give {len(questions)}")
+        return advice_for(questions[0], same_results)
 
 
 def advice_for(

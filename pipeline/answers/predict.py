@@ -16,35 +16,42 @@ from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.errors import ConfigError, SteptimeWarning
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
-from pipeline.question.question import questions_of
+from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 
-def predict(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Prediction:
+def predict(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Prediction:
     """Predict one training step.
+
+    A step of your own, in place of a workload (docs/workloads.md):
+
+        predict("A100", step=my_function)  # my_function(config, batch_size, device) returns a Step
+        predict("A100", model=my_module, batch=(x, y), loss=my_loss, optimizer=torch.optim.AdamW, batch_size=64)
 
     Args:
         gpu: name or alias of a GPU.
-        model: name of a workload.
+        model: name of a workload; or a module, or a function or class that makes one, with `batch` (tensors, or a function
+            `batch_size -> tensors`), `loss` (of the output and the batch's last part), `optimizer` (an optimizer, its class, or
+            a name) and `procedure` (`procedure(batch, optimizers)`, your own training loop).
         overrides: any other override, such as `batch_size=512`. `.` is written `__`, as in `model__embedding="sparse"`.
             Lists and dicts are values too, as in `model__rows=[1000, 2000]`.
 
     Raises:
         InputError: a name or value does not exist, or the overrides describe several points.
     """
-    questions = questions_of(gpu, model, overrides)
-    if len(questions) != 1:
-        raise ConfigError(f"predict takes one point, but these overrides give {len(questions)}")
-    prediction = engine().predict_one(questions[0]).whole()
+    with questions_about(gpu, model, overrides) as questions:
+        if len(questions) != 1:
+            raise ConfigError(f"predict takes one point, but these overrides give {len(questions)}")
+        prediction = engine().predict_one(questions[0]).whole()
     warn_of([prediction])
     return prediction
 
 
-def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> pd.DataFrame:
+def predict_grid(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> pd.DataFrame:
     """Predict every point of a grid. The numbers are those of `predict`.
 
     Args:
         gpu: names or aliases of GPUs, separated by commas.
-        model: names of workloads, separated by commas.
+        model: names of workloads, separated by commas, or your own model as for `predict`.
         overrides: any other override, as for `predict`. Values separated by commas are a sweep, as in
             `batch_size="32,64"`.
 
@@ -58,8 +65,8 @@ def predict_grid(gpu: str = "V100", model: str = "dlrm_default", **overrides: An
         InputError: a name or value does not exist, or prices are in different currencies.
         ConfigError: the price list is damaged.
     """
-    questions = questions_of(gpu, model, overrides)
-    answers = in_order(questions, engine().predict(questions))
+    with questions_about(gpu, model, overrides) as questions:
+        answers = in_order(questions, engine().predict(questions))
     warn_of(answer.prediction for answer in answers if answer.prediction is not None)
     return grid_table([_row(answer) for answer in answers])
 

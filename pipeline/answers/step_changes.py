@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pipeline.hardware.spec import has_bf16, has_tf32
 from pipeline.question.question import Question, ask
 from pipeline.question.sections import NO_EDIT, written
+from pipeline.workloads.given_steps import as_given, is_given, quoted, shown_target
 
 SAME = "no"
 """What a candidate changes of a step's results if they stay the same up to rounding."""
@@ -113,14 +114,19 @@ def _values(at: Question, key: str) -> tuple[str, ...]:
 
 def changed(at: Question, candidate: Candidate) -> Question:
     """The point with a candidate's change."""
-    return ask(_texts(at, candidate.key, _after(at, candidate)))
+    return as_given(ask(_texts(at, candidate.key, _after(at, candidate))))
 
 
 def command(at: Question, candidate: Candidate) -> str:
-    """The command that compares a point with and without a candidate's change."""
+    """The command that compares a point with and without a candidate's change; Python for a step that is an object."""
     before = _values(at, candidate.key)
     old = written(list(before)) if len(before) > 1 else before[0] if before else NO_EDIT
-    return shlex.join(["steptime", "compare", *_texts(at, candidate.key, f"{old},{_after(at, candidate)}")])
+    texts = _texts(at, candidate.key, f"{old},{_after(at, candidate)}")
+    if is_given(at.workload):
+        pairs = (text.split("=", 1) for text in texts if not text.startswith(("model=", "model.target=")))
+        arguments = ", ".join(f"{key.replace('.', '__')}={value!r}" for key, value in pairs)
+        return f"compare({shown_target(at.workload['target'])}, ..., {arguments})"
+    return shlex.join(["steptime", "compare", *texts])
 
 
 def _after(at: Question, candidate: Candidate) -> str:
@@ -133,4 +139,6 @@ def _after(at: Question, candidate: Candidate) -> str:
 def _texts(at: Question, key: str, value: str) -> list[str]:
     """The overrides of a point with another value of one option."""
     kept = [text for text in at.overrides if text.partition("=")[0].lstrip("+") != key]
-    return [f"gpu={at.gpu.name}", f"model={at.model}", f"batch_size={at.batch_size}", *kept, f"{key}={value}"]
+    target = at.workload.get("target")
+    model = ["model=custom", f"model.target={quoted(target)}"] if is_given(at.workload) else [f"model={at.model}"]
+    return [f"gpu={at.gpu.name}", *model, f"batch_size={at.batch_size}", *kept, f"{key}={value}"]

@@ -10,6 +10,7 @@ A step's own `GradScaler` stays enabled too. It multiplies the loss, divides eve
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
 
 from pipeline.as_on_cuda.host_reads import read
+from pipeline.as_on_cuda.one_gpu import stands_for_gpu
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.torch_names import (
     FUNCTIONS_OF_AUTOCAST,
@@ -30,7 +32,7 @@ from pipeline.as_on_cuda.torch_names import (
     has_kernel,
     tree_leaves,
 )
-from pipeline.errors import InputError
+from pipeline.errors import InputError, SteptimeWarning
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -70,9 +72,6 @@ UPPER = _functions(UPPER_NAMES)
 if not has_kernel("aten::rms_norm", "AutocastCUDA"):  # in older versions
     UPPER -= _functions("rms_norm")
 WIDEST = _functions(WIDEST_NAMES)
-
-EMULATED_DEVICES = ("cuda", "meta")
-"""Devices whose autocast is emulated while a step is captured."""
 
 
 class MetaAutocast(TorchFunctionMode):
@@ -179,7 +178,7 @@ def own_autocast() -> Iterator[None]:
     init, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
 
     def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
-        replayed = device_type in EMULATED_DEVICES
+        replayed = stands_for_gpu(device_type)
         init(self, "cuda" if replayed else device_type, dtype, enabled and not replayed, cache_enabled)
         if replayed:
             self._enabled = enabled and torch.cuda.is_available()  # for a later use outside a capture
@@ -189,7 +188,7 @@ def own_autocast() -> Iterator[None]:
 
     def on_enter(self: Any) -> Any:
         if not hasattr(self, "entered"):
-            if self.device != "cuda":
+            if not stands_for_gpu(self.device):
                 return enter(self)
             self.lower, self.entered = _lower_of_earlier(self), []
         self.entered.append(_on_meta(self.lower))
@@ -202,13 +201,13 @@ def own_autocast() -> Iterator[None]:
     available, enabled, dtype_of = torch.amp.is_autocast_available, torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def is_available(device: str) -> bool:
-        return device in EMULATED_DEVICES or available(device)
+        return stands_for_gpu(device) or available(device)
 
     def is_enabled(device: str = "cuda") -> bool:
-        return _lower() is not None if device in EMULATED_DEVICES else enabled(device)
+        return _lower() is not None if stands_for_gpu(device) else enabled(device)
 
     def get_dtype(device: str) -> torch.dtype:
-        return _lower() or dtype_of("cuda") if device in EMULATED_DEVICES else dtype_of(device)
+        return _lower() or dtype_of("cuda") if stands_for_gpu(device) else dtype_of(device)
 
     with (
         replaced(kind, __init__=begin, __enter__=on_enter, __exit__=on_exit),
@@ -222,18 +221,29 @@ def own_autocast() -> Iterator[None]:
 @contextmanager
 def own_scaler() -> Iterator[None]:
     """While the body runs, a scaler of a step acts on the meta device as on CUDA; no value overflows."""
-    init, availability = GradScaler.__init__, torch.cuda.amp.common
+    init, scale, availability = GradScaler.__init__, GradScaler.scale, torch.cuda.amp.common
 
     def begin(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
         with replaced(availability, amp_definitely_not_available=lambda: False):
-            init(self, "cuda" if device == "meta" else device, *args, **kwargs)
+            init(self, "cuda" if stands_for_gpu(device) else device, *args, **kwargs)
+        self.made_in_capture = True
+
+    def multiply(self: Any, outputs: Any) -> Any:
+        if not (self.is_enabled() or hasattr(self, "made_in_capture") or torch.cuda.is_available()):
+            warnings.warn(
+                "GradScaler: it was made before the step, where PyTorch disables it without a GPU, and is left out; make it in "
+                "the step's function",
+                SteptimeWarning,
+                stacklevel=2,
+            )
+        return scale(self, outputs)
 
     def step(self: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         for found_inf in state["found_inf_per_device"].values():
             read(found_inf)
         return optimizer.step(*args, **kwargs)
 
-    with replaced(GradScaler, __init__=begin, **{SCALER_STEP: step}):
+    with replaced(GradScaler, __init__=begin, scale=multiply, **{SCALER_STEP: step}):
         yield
 
 
@@ -244,7 +254,7 @@ def _lower_of_earlier(context: Any) -> torch.dtype | None:
         InputError: the context is disabled on a machine without a GPU. It is unknown whether PyTorch disabled it or the
             user did.
     """
-    if not context._enabled and not torch.cuda.is_available():
+    if not context._enabled and context.device == "cuda" and not torch.cuda.is_available():
         raise InputError(
             "torch.autocast('cuda') was created before the step, where PyTorch disables it without a GPU; create it "
             "where it is entered, or in the function of model.target"

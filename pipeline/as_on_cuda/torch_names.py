@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ ALL = (2, 6)
 NAMES = (
     PrivateName("torch.utils._python_dispatch.TorchDispatchMode", ALL, "sees every operator: the memory of a step"),
     PrivateName("torch.utils._pytree.tree_leaves", ALL, "tensors in nested arguments"),
+    PrivateName("torch.utils._pytree.tree_flatten", ALL, "the tensors of a batch in any nesting"),
+    PrivateName("torch.utils._pytree.tree_unflatten", ALL, "the batch in the form in which the user gave it"),
     PrivateName("torch._subclasses.fake_tensor.FakeTensorMode", ALL, "steps with sparse gradients; symbolic sizes"),
     PrivateName("torch._C._dispatch_has_kernel_for_dispatch_key", ALL, "which devices implement an operator"),
     PrivateName("torch._C._is_any_autocast_enabled", ALL, "recomputation asks whether autocast is on"),

@@ -25,6 +25,7 @@ from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 from pipeline.question.sections import FREE_OPTIONS
 from pipeline.workloads import make_step
+from pipeline.workloads.given_steps import shown_target
 from pipeline.workloads.user_errors import SIZE_ERRORS, explain_error
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
 def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[list[Node], Memory]:
     """`record` on fake CPU tensors or on the meta device."""
     from pipeline.as_on_cuda.host_reads import assuming_true_share
+    from pipeline.as_on_cuda.one_gpu import one_gpu
     from pipeline.as_on_cuda.torch_names import fake_tensor_mode
     from pipeline.workloads.custom import ReadOptions, unread_options
 
@@ -102,7 +104,8 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
         if _is_shipped(config):
             return observe(make_step(config, batch_size, device), fake, config)
         options = ReadOptions(config) if config.get("architecture", "custom") == "custom" else None
-        with redirect_stdout(sys.stderr):  # what other people's code prints is no part of the answer (--json)
+        # what other people's code prints is no part of the answer (--json)
+        with redirect_stdout(sys.stderr), one_gpu(device) if options is not None else nullcontext():
             with create_as_on_cuda():
                 step = make_step(config if options is None else options, batch_size, device)
             recorded = observe(step, fake, config)
@@ -110,9 +113,8 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
             unread = unread_options(options) + ["model.dtype"] * step.ignores_half_precision
             for name in dict.fromkeys(unread):
                 use = "; use `with step.autocast():` in its procedure" if name == "model.dtype" else ""
-                warnings.warn(
-                    f"{name}: the step of {config.get('target')} never read it{use}", SteptimeWarning, stacklevel=2
-                )
+                of = shown_target(config.get("target")).removeprefix("model.target=")
+                warnings.warn(f"{name}: the step of {of} never read it{use}", SteptimeWarning, stacklevel=2)
         return recorded
 
 
@@ -132,7 +134,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
             reads = _exchanging_gradients(step, config["ddp"])
         elif step.training and not first and not prepared:
             step.run(0)
-    others = [optimizer for optimizer in stepped if all(optimizer is not one for one in step.optimizers)]
+    configured = () if step.own_optimizers else step.optimizers
+    others = [optimizer for optimizer in stepped if all(optimizer is not one for one in configured)]
     # a step may use its own optimizers, not the one of the configuration
     unused = bool(others) and len(others) == len(stepped)
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
@@ -194,7 +197,8 @@ def _warn_of_optimizer(config: Mapping[str, Any]) -> None:
     from pipeline.workloads.custom import usual_values
 
     if not _is_shipped(config) and config.get("optimizer") not in (None, "none", usual_values()["optimizer"]):
-        text = f"model.optimizer: the step of {config.get('target')} has optimizers of its own, and never read it"
+        of = shown_target(config.get("target")).removeprefix("model.target=")
+        text = f"model.optimizer: the step of {of} has optimizers of its own, and never read it"
         warnings.warn(text, SteptimeWarning, stacklevel=2)
 
 

@@ -38,6 +38,7 @@ from pipeline.question.question import Question
 from pipeline.question.sections import FREE_OPTIONS, MODEL_LIBRARIES, EditSettings
 from pipeline.schemas import read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of
+from pipeline.workloads.given_steps import is_given
 from pipeline.workloads.user_errors import SIZE_ERRORS
 from pipeline.workloads.workload_files import file_digests
 
@@ -108,6 +109,8 @@ class StepStore:
 
     def _calls_of_kind(self, question: Question, kind: str) -> pd.DataFrame:
         graph = self.graph(question)
+        if is_given(question.workload):
+            return map_calls(graph, question.gpu, graph.device)
         return kept(
             f"{kind}.parquet",
             graph_key(question.workload.plain(), question.batch_size, question.edit),
@@ -189,6 +192,8 @@ def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO
     def make() -> Graph:
         return edited(captured(config, batch_size), edit) if edit else _computed_or_captured(config, batch_size)
 
+    if is_given(config):
+        return make()
     return kept(GRAPH, graph_key(config, batch_size, edit), make, read_graph, write_graph)
 
 

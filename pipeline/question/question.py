@@ -105,7 +105,8 @@ class Question:
     @property
     def asked(self) -> dict[str, str]:
         """The options on which a time depends most, as the workload has them: dtype, optimizer and attention."""
-        stated = {key: self.workload.get(key) for key in ("dtype", "optimizer", "attention")}
+        of = self.workload.get
+        stated = {key: of(f"own_{key}", of(key)) for key in ("dtype", "optimizer", "attention")}
         return {key: str(value) for key, value in stated.items() if value is not None}
 
     @property

@@ -26,10 +26,11 @@ from pipeline.answers.predict import grid_table, warn_of
 from pipeline.answers.ties import Tie, find_ties
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
-from pipeline.question.question import LOCAL_GPU, Question, questions_of
+from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
 from pipeline.show.figures.python_plots import draw_steps
 from pipeline.show.tables import console, interval, one
+from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -333,12 +334,12 @@ def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
     return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width
 
 
-def compare(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) -> Comparison:
+def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:
     """Predict several points side by side, as `steptime compare` does.
 
     Args:
         gpu: names or aliases of GPUs, separated by commas.
-        model: names of workloads, separated by commas.
+        model: names of workloads, separated by commas, or your own model as for `predict`.
         overrides: any other override, as for `predict_grid`.
 
     Returns:
@@ -347,9 +348,9 @@ def compare(gpu: str = "V100", model: str = "dlrm_default", **overrides: Any) ->
     Raises:
         SteptimeError: a name or value does not exist, or no point can be predicted.
     """
-    questions = questions_of(gpu, model, overrides)
     answering = engine()
-    comparison = compared(questions, answering.predict(questions), answering)
+    with questions_about(gpu, model, overrides) as questions:
+        comparison = compared(questions, answering.predict(questions), answering)
     warn_of(comparison.predictions)
     return comparison
 

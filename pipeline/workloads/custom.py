@@ -17,8 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pipeline.as_on_cuda.torchvision_operators import declare_torchvision_operators
 from pipeline.errors import ConfigError, InputError, SteptimeWarning, collected_warnings, did_you_mean
 from pipeline.paths import config_dir
+from pipeline.workloads.given_steps import maker_of, shown_target
 from pipeline.workloads.training_step import Step
 from pipeline.workloads.user_errors import place_in_user_code
 from pipeline.yaml_text import load_yaml
@@ -48,7 +50,8 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             `Step`, or its step does not use `device` or `batch_size`.
     """
     target = config.get("target")
-    function = _function(target)
+    declare_torchvision_operators()
+    function = maker_of(target) or _function(target)
     if isinstance(config, ReadOptions):
         config.read.clear()  # what was read before this was read to check it
     step = _made(function, target, config, batch_size, device)
@@ -57,7 +60,7 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         other = _made(function, target, config, 2 * batch_size, device)
         if _shapes(other) == _shapes(step):
             raise InputError(
-                f"model.target={target}: batch_size={batch_size} changes nothing: its batches hold tensors of shape "
+                f"{shown_target(target)}: batch_size={batch_size} changes nothing: its batches hold tensors of shape "
                 f"{', '.join(map(str, _shapes(step)))}; make them of batch_size samples, or give the size that they have"
             )
     return step
@@ -116,18 +119,16 @@ def _made(
     try:
         inspect.signature(function).bind(config, batch_size, device)
     except TypeError as error:
-        name = str(target).partition(":")[2]
+        name = getattr(function, "__name__", type(function).__name__)
         raise InputError(
-            f"model.target={target}: it is called as {name}(config, batch_size, device), and is defined as "
+            f"{shown_target(target)}: it is called as {name}(config, batch_size, device), and is defined as "
             f"{name}{inspect.signature(function)} ({error})"
         ) from None
     except ValueError:  # a function of a compiled module has no signature
         pass
     step = function(config, batch_size, device)
     if not isinstance(step, Step):
-        raise InputError(
-            f"model.target={target}: returned {type(step).__name__}, not pipeline.workloads.training_step.Step"
-        )
+        raise InputError(f"{shown_target(target)}: returned {type(step).__name__}, not a steptime.Step")
     return step
 
 
@@ -140,7 +141,7 @@ def _check_device(step: Step, target: object, device: str) -> None:
     places = {parameter.device.type for parameter in step.parameters()}
     if device == "meta" and places == {"cpu"}:
         raise InputError(
-            f"model.target={target}: all modules are on the CPU: create them inside `with torch.device(device):`"
+            f"{shown_target(target)}: all modules are on the CPU: create them inside `with torch.device(device):`"
         )
 
 

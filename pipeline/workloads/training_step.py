@@ -121,6 +121,7 @@ class Step:
         in_kernel: parameters that the backward pass itself updates; they have neither gradient nor optimizer state.
         procedure: replaces the whole step after the copies, for workloads with several backward passes; called as
             `procedure(batch, optimizers)`, with the tuple of the batch's tensors on the device and the list of optimizers.
+        own_optimizers: take the place of those that the configuration names.
     """
 
     modules: Sequence[nn.Module]
@@ -131,6 +132,7 @@ class Step:
     config: Mapping[str, Any]
     in_kernel: Sequence[Tensor] = ()
     procedure: Callable[[Batch, Sequence[torch.optim.Optimizer]], None] | None = None
+    own_optimizers: Sequence[torch.optim.Optimizer] = ()
     optimizers: list[torch.optim.Optimizer] = field(init=False)
     dtype: str = field(init=False)
     precision_read: bool = field(init=False, default=False)
@@ -163,7 +165,9 @@ class Step:
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
         dry = is_dry(self.device)
         foreach = bool(self.config.get("foreach", True))
-        self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]
+        self.optimizers = list(self.own_optimizers) if self.training else []
+        if not self.own_optimizers:
+            self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]
 
     def run(self, number: int = 0) -> None:
         """Run one step on batch `number` of the pool (modulo its length)."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.question.sections import MODEL_LIBRARIES
+from pipeline.workloads.given_steps import shown_target
 
 SIZE_ERRORS = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
 """Exceptions that PyTorch and `transformers` raise if the sizes of a model contradict each other."""
@@ -22,7 +23,7 @@ ADVICE = (
      "a module or tensor was created on the CPU: create modules inside `with torch.device(device):`, and tensors in a "
      "step with device=x.device"),
     (r"FSDP", "give the module itself, because the step of one GPU is predicted"),
-    (r"process group", "remove torch.distributed, because the step of one GPU is predicted"),
+    (r"process group|NCCL|environment variable", "remove torch.distributed, because the step of one GPU is predicted"),
     (r"FlexAttention", "write it as F.scaled_dot_product_attention"),
     (r"torch\.nonzero|masked_select",
      "it selects elements by a mask, whose values the meta device does not have; give the share that is true, "
@@ -78,7 +79,7 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
             advice or said or next((text for pattern, text in REMEDIES if re.search(pattern, f"{kind}: {reason}")), "")
         )
         return InputError(
-            f"model.target={config.get('target')}: {what}: {kind}: {_short(reason)}{where}"
+            f"{shown_target(config.get('target'))}: {what}: {kind}: {_short(reason)}{where}"
             f"{f' ({advice})' if advice else ''}"
         )
     return ConfigError(

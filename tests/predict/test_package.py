@@ -1,4 +1,4 @@
-"""`pipeline.simulate` predicts, whatever was imported before."""
+"""`import steptime` and `import pipeline`: what they hand on, whatever was imported before or lies in the folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import pipeline
+import steptime
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,40 @@ print(callable(pipeline.simulate.replay.replay))
 
 def test_type_checkers_of_users_are_told_that_the_package_is_typed() -> None:
     assert (Path(pipeline.__file__).parent / "py.typed").is_file()
+
+
+def test_steptime_hands_on_the_public_names_of_the_code() -> None:
+    assert set(steptime.__all__) == {*pipeline.__all__, "Step"}
+    assert all(getattr(steptime, name) is getattr(pipeline, name) for name in pipeline.__all__)
+    assert steptime.Step.__module__ == "pipeline.workloads.training_step"
+    with pytest.raises(ImportError, match="cannot import name 'predct' from 'steptime'"):
+        from steptime import predct  # noqa: F401
+
+
+def test_importing_it_loads_no_libraries() -> None:
+    program = "import steptime, sys; print({'torch', 'mlflow', 'pandas', 'pipeline'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("hiding", ["pipeline.py", "pipeline/__init__.py"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-c", "from steptime import predict"],
+        ["-m", "steptime", "predict"],
+        ["-c", "import pipeline, steptime; steptime.predict"],
+    ],
+)
+def test_another_module_of_that_name_is_named_in_one_line_and_not_run(
+    tmp_path: Path, hiding: str, words: list[str]
+) -> None:
+    file = tmp_path / hiding
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("print('mine')\n")
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+    *above, said = done.stderr.strip().splitlines()
+    assert not (words[0] == "-m" and above)
+    assert done.returncode == 1 and said.removeprefix("ImportError: ").startswith(
+        f"steptime: {file} hides Steptime's own package"
+    )
+    assert "rename that file" in said and ("mine" in done.stdout) == ("import pipeline" in words[-1])

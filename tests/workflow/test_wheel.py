@@ -41,7 +41,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def steptime(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(installed), "STEPTIME_DATASETS": "none"}
-    command = [sys.executable, "-m", "pipeline", *words]
+    command = [sys.executable, "-m", "steptime", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -53,15 +53,17 @@ def files_of(folder: Path) -> set[str]:
 def test_every_file_that_a_command_needs_is_in_the_wheel(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     data = {"Snakefile"} | set().union(*(files_of(ROOT / name) for name in SHIPPED))
-    assert {f"pipeline/_data/{name}" for name in data} | files_of(ROOT / "pipeline") <= held
-    assert {name.split("/")[0] for name in held} == {"pipeline", "steptime-0.1.0.dist-info"}
+    assert {f"pipeline/_data/{name}" for name in data} | files_of(ROOT / "pipeline") | files_of(
+        ROOT / "steptime"
+    ) <= held
+    assert {name.split("/")[0] for name in held} == {"pipeline", "steptime", "steptime-0.1.0.dist-info"}
 
 
 def test_a_wheel_has_the_same_bytes_whatever_the_folder_the_times_and_the_rights(wheel: Path, tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere"
     ignored = shutil.ignore_patterns("__pycache__", ".*")
     copy.mkdir()
-    for name in (*SHIPPED, "pipeline"):
+    for name in (*SHIPPED, "pipeline", "steptime"):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored, copy_function=shutil.copyfile)
     for name in ("Snakefile", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copyfile(ROOT / name, copy / name)

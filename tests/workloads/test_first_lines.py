@@ -1,0 +1,168 @@
+"""First lines of scripts: `.to("cuda")`, `torch.cuda`, process groups, and wrappers for several GPUs, taken as one GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from pipeline.errors import InputError
+from steptime import Step, predict
+
+GPU = "cuda" if torch.cuda.is_available() else "cpu"
+"""What a script finds on this machine."""
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def step_of(prepare: Callable[[nn.Module], nn.Module], train: Callable[[Tensor], Any] = lambda x: None) -> Any:
+    """A step that first prepares its module, and beside its training does something with its batch."""
+
+    def make_step(config: Any, batch_size: int, device: str) -> Step:
+        with torch.device(device):
+            model = net()
+        model = prepare(model)
+
+        def forward(x: Tensor, y: Tensor) -> Any:
+            train(x)
+            return model(x)
+
+        batch = torch.rand(batch_size, 64), torch.randint(10, (batch_size,))
+        return Step([model], [batch], forward, lambda out, x, y: F.cross_entropy(out, y), device, config)
+
+    return make_step
+
+
+def predicted(step: Any) -> Any:
+    p = predict("V100", step=step, batch_size=64)
+    assert p.calls is not None
+    return p, p.calls[["family", "op", "phase", "kernel_us"]]
+
+
+def begin_group(model: nn.Module) -> nn.Module:
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl")
+    assert dist.is_initialized() and dist.get_rank() == 0 and dist.get_world_size() == 1
+    return model
+
+
+def shard(model: nn.Module) -> nn.Module:
+    import torch.distributed.fsdp as fsdp
+
+    for layer in model:  # type: ignore[union-attr]
+        fsdp.fully_shard(layer)
+    return fsdp.fully_shard(model)
+
+
+ONE_GPU = {
+    "init_process_group": begin_group,
+    "DataParallel": nn.DataParallel,
+    "DistributedDataParallel": lambda model: nn.parallel.DistributedDataParallel(model, device_ids=[0]),
+    "SyncBatchNorm": nn.SyncBatchNorm.convert_sync_batchnorm,
+    "fully_shard": shard,
+}
+
+
+@pytest.mark.parametrize("name", ONE_GPU)
+@pytest.mark.filterwarnings("ignore::pipeline.errors.SteptimeWarning")
+def test_a_line_for_several_gpus_is_taken_as_one_gpu_and_says_what_is_left_out(name: str) -> None:
+    p, calls = predicted(step_of(ONE_GPU[name]))
+    (said,) = p.warnings
+    assert said.startswith(f"{name}: the ") and "one GPU is predicted" in said
+    assert calls.equals(predicted(step_of(lambda model: model))[1])
+
+
+def test_nothing_of_it_stays() -> None:
+    before = (
+        dist.init_process_group,
+        nn.DataParallel.__init__,
+        nn.SyncBatchNorm.forward,
+        torch.cuda.set_device,
+        Tensor.to,
+    )
+    with pytest.warns(UserWarning):
+        predicted(step_of(begin_group))
+    after = (
+        dist.init_process_group,
+        nn.DataParallel.__init__,
+        nn.SyncBatchNorm.forward,
+        torch.cuda.set_device,
+        Tensor.to,
+    )
+    assert before == after and not dist.is_initialized()
+
+
+@pytest.mark.parametrize("prepare", [lambda model: fully_shard(model), lambda model: dist.new_group() and model])
+def test_what_is_not_taken_is_refused_in_one_line_with_advice(prepare: Any) -> None:
+    with pytest.raises(InputError, match=r"because the step of one GPU is predicted|give the module itself") as refused:
+        predict("V100", step=step_of(prepare))
+    assert "\n" not in str(refused.value)
+
+
+MOVES = {
+    "the module": (lambda model: model.to("cuda"), lambda x: None, []),
+    "where no GPU was found": (lambda model: model.to(GPU), lambda x: x.to(GPU), []),
+    "the batch again": (lambda model: model.cuda(), lambda x: (x.cuda(), x.to("cuda", non_blocking=True)), []),
+    "a tensor of the host": (lambda model: model, lambda x: torch.ones(5).to("cuda"), ["memcpy_h2d"]),
+    "a tensor on the GPU": (lambda model: model, lambda x: torch.zeros(5, device="cuda"), ["elementwise"]),
+    "within torch.device": (lambda model: model, lambda x: torch.device("cuda").__enter__(), []),
+    "a wait": (lambda model: model, lambda x: torch.cuda.synchronize(), ["memcpy_d2h"]),
+}
+
+
+@pytest.mark.parametrize("what", [name for name in MOVES if name != "within torch.device"])
+def test_what_moves_to_the_gpu_is_on_the_device_of_the_capture(what: str) -> None:
+    prepare, train, more = MOVES[what]
+    calls, plain = predicted(step_of(prepare, train))[1], predicted(step_of(lambda model: model))[1]
+    families = list(calls["family"].dropna())
+    for family in plain["family"].dropna():
+        families.remove(family)
+    assert families == more
+
+
+def test_autocast_for_the_device_that_a_script_found_is_that_of_the_gpu() -> None:
+    def make_step(config: Any, batch_size: int, device: str) -> Step:
+        with torch.device(device):
+            model = net()
+
+        def forward(x: Tensor, y: Tensor) -> Tensor:
+            with torch.autocast(GPU, torch.bfloat16):
+                out: Tensor = model(x)
+                assert torch.is_autocast_enabled(GPU)
+            return F.cross_entropy(out, y)
+
+        batch = torch.rand(batch_size, 64), torch.randint(10, (batch_size,))
+        return Step([model], [batch], forward, None, device, config)
+
+    _p, calls = predicted(make_step)
+    assert (calls["op"] == "cast").sum() >= 5, "the batch and the weights of both layers, at least"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
+def test_what_accelerate_prepared_is_predicted() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model, optimizer = accelerator.prepare(net(), torch.optim.AdamW(net().parameters()))
+    model = accelerator.unwrap_model(model, keep_fp32_wrapper=True)
+    optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters()))
+
+    def procedure(batch: Any, optimizers: Any) -> None:
+        with accelerator.accumulate(model):
+            accelerator.backward(F.cross_entropy(model(batch[0]), batch[1]))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    batch = torch.rand(64, 64), torch.randint(10, (64,))
+    p = predict("V100", model=model, batch=batch, optimizer=optimizer, procedure=procedure)
+    assert p.calls is not None and (p.calls["op"] == "cast").sum() >= 5 and (p.calls["phase"] == "optimizer").any()
+    assert all(weight.device.type == "cpu" for weight in model.parameters())
