@@ -116,9 +116,10 @@ products take 1.1 to 2.6 times as long."""
 
 
 def among_others(estimate: Estimate, products: pd.DataFrame, gpu: GpuSpec) -> Estimate:
-    """Products among other kernels (`LAUNCH_CYCLES`), with misaligned operands that move element by element."""
+    """Products among other kernels (`LAUNCH_CYCLES`), thin ones, and misaligned operands that move element by element."""
     launch = np.where(Dims(products).flag("looped"), 0.0, LAUNCH_CYCLES / gpu.boost_clock_mhz)
-    slower = np.maximum(estimate.kernel, by_element_us(products, gpu)) + launch
+    small = small_products_us(Dims(products), gpu)
+    slower = np.where(np.isfinite(small), small, np.maximum(estimate.kernel, by_element_us(products, gpu))) + launch
     return estimate.scale(slower / estimate.kernel).widen(1.0 + LAUNCH_SPREAD * launch / slower)
 
 
@@ -148,9 +149,6 @@ class TensorCoreTransferModel(KernelModel):
         kernel_times = kernel_us(
             self.model, plain, self.gpu, None if self.like is None else self.model.own_correction(self.like)
         )
-        if self.family == BATCHED:
-            small = small_products_us(Dims(plain), self.gpu)
-            kernel_times = np.where(np.isfinite(small), small, kernel_times)
         low, high = kernel_times * np.exp(self.model.log_p10), kernel_times * np.exp(self.model.log_p90)
         inside = np.ones(len(calls), dtype=bool)
         estimate = Estimate(kernel_times, kernel_times, low, high, inside, low, high)

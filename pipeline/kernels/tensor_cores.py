@@ -10,9 +10,9 @@ There are no public samples of such convolutions. Their model has these parts:
 - DRAM traffic partly overlaps with the tiles' time.
 - Reductions that are split over blocks (weight gradients) write their parts in fp32 and read them back.
 
-Kernels for half precision exist only with channels innermost (NHWC). Where a step keeps its images in NCHW, PyTorch's
-default, cuDNN converts both images around each kernel (`nchwToNhwcKernel`, `nhwcToNchwKernel`). TF32 also has NCHW
-kernels (`sm80_xmma_fprop_..._nchwkcrs_nchw`), which gather their operands. The model uses them where they cost less than
+Kernels for half precision exist only with channels innermost (NHWC), except on `NCHW_HALF`. Where a step keeps its images in
+NCHW, PyTorch's default, cuDNN converts both images around each kernel (`nchwToNhwcKernel`, `nhwcToNchwKernel`). TF32 also has
+NCHW kernels (`sm80_xmma_fprop_..._nchwkcrs_nchw`), which gather their operands. The model uses them where they cost less than
 the conversion.
 
 The constants were fitted to published steps of ResNet-50 on V100, A100 PCIe and RTX 3090 (docs/notes/kernels.md).
@@ -50,8 +50,8 @@ move an element at a time (two or four, if rows are a multiple of these), and th
 with 3,137 tokens reach 4.0 and 4.4."""
 
 SMALL_PRODUCT, SMALL_BLOCK_CYCLES, SMALL_STEP_CYCLES = 16.0, 170.0, 1.5
-"""Edge of the tile of batches of tiny products (`wmma ... 16x16`), cycles of an SM for a block, and for each element of its
-sum. From an H100 trace, 37,632 products of 8 tokens."""
+"""Edge of the tile of batches of thin products (`wmma ... 16x16`), cycles of an SM for a block, and for each element of its
+sum. From an H100 trace, 37,632 products of 8 tokens; with any number of rows, checked on steps of CaiT and ConViT."""
 
 PATCH_TAPS, PATCH_STEP, PATCH_TILE, PATCH_STEP_CYCLES = 49.0, 32.0, (256.0, 64.0), 750.0
 """Convolutions with more taps and fewer channels than the first two figures (patches of vision transformers) take one step
@@ -83,8 +83,13 @@ LAYOUT_CONVERSION_SHARE = 0.85
 they write in another order than they read; from half-precision steps in NCHW and NHWC."""
 
 NCHW_LOADS = 5.5
-"""Ratio of the operand load times of TF32 kernels, NCHW to NHWC: from NCHW images they load element by element. Fitted to
+"""Ratio of the operand load times of kernels that gather, NCHW to NHWC: from NCHW images they load element by element. Fitted to
 TF32 steps; 4 or 7 changes their mean by 4 %."""
+
+NCHW_HALF = (8.9, 12.0)
+"""Compute capabilities with such kernels in half precision too: inference of ResNets on an RTX 4090 (cuDNN 9) has no time for
+conversions (tuning rows of timm's inference, docs/accuracy.md), and neither has Lambda's training step there. Blackwell's
+consumer chips are taken to run the same kernels. Steps on Hopper contain the conversions."""
 
 OVERLAP_NORM = 3.0
 """Exponent of the norm that combines arithmetic and traffic times. During its prologue and epilogue a block moves bytes
@@ -147,13 +152,17 @@ def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:
 
 
 def small_products_us(d: Dims, gpu: GpuSpec) -> Array:
-    """Time of batches of tiny half-precision products, a block for each 16 x 16 outputs, us; NaN for other products."""
+    """Time of many thin half-precision products, a block for each 16 x 16 outputs, us; NaN for other products.
+
+    A thin product has few columns (or rows) and a short sum. No sample has such sizes: learned models are far too long.
+    """
     m, n, k = d("M"), d("N"), d("K")
     blocks = d("B", 1.0) * np.ceil(m / SMALL_PRODUCT) * np.ceil(k / SMALL_PRODUCT)
     us = blocks / gpu.sms * (SMALL_BLOCK_CYCLES + SMALL_STEP_CYCLES * n) / gpu.boost_clock_mhz
-    tiny = (np.minimum(m, k) <= SMALL_PRODUCT) & (np.maximum(np.maximum(m, k), n) <= 4 * SMALL_PRODUCT)
+    moved_us = 2.0 * d("B", 1.0) * (m * n + n * k + m * k) / (1e3 * gpu.peak_dram_gb_per_s())
+    thin = (np.minimum(m, k) <= SMALL_PRODUCT) & (n <= 4 * SMALL_PRODUCT)
     half = values_of(d.text("dtype", "bf16"), BYTES, 2.0) == 2.0
-    return np.where(half & tiny & (blocks > 8 * gpu.sms), us, np.nan)
+    return np.where(half & thin & (blocks > 8 * gpu.sms), np.maximum(us, moved_us), np.nan)
 
 
 def evenly_grouped(d: Dims) -> Flags:
@@ -195,8 +204,8 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
             times.append(overlapped + memory.moving_us(joined))
         return np.min(times, axis=0)  # type: ignore[no-any-return]
 
-    nhwc = kernel_us(1.0)
-    nhwc = np.maximum(nhwc, _patch_us(name, dtype, shape, product, gpu))
+    patches_us = _patch_us(name, dtype, shape, product, gpu)
+    nhwc = np.maximum(kernel_us(1.0), patches_us)
     filled_us = memory.moving_us(size * _padded_elements(shape, multiple)) / LAYOUT_CONVERSION_SHARE
     whole = CONVERSION_CHANNELS * np.ceil(
         np.column_stack([shape.in_channels, shape.out_channels]) / CONVERSION_CHANNELS
@@ -205,8 +214,10 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     weights = np.where(grown[:, 0] > 1.0, shape.weights * grown[:, 0], 0.0)
     turned = size * (shape.inputs * grown[:, 0] + shape.outputs * grown[:, 1] + weights)
     converted = nhwc + memory.moving_us(2.0 * turned) / LAYOUT_CONVERSION_SHARE
-    tf32 = dtype == "tf32"
-    nchw = np.where(tf32, np.minimum(kernel_us(NCHW_LOADS), converted), converted) if tf32.any() else converted
+    gathers = (dtype == "tf32") | (gpu.compute_capability in NCHW_HALF)
+    nchw = converted
+    if gathers.any():
+        nchw = np.where(gathers, np.minimum(np.maximum(kernel_us(NCHW_LOADS), patches_us), converted), converted)
     tensor = np.where(d.channels_last(), nhwc + filled_us, nchw)
     # few channels per group use tensor cores poorly: the library computes such convolutions without tensor cores
     plain = np.hypot(shape.flops / (1e3 * gpu.peak_gflop_per_s()), dram_us)

@@ -67,6 +67,14 @@ def test_images_in_nchw_are_turned_around_every_half_precision_kernel(family: st
     assert turning == pytest.approx(2.0 * images / LAYOUT_CONVERSION_SHARE / (1e3 * spec.peak_dram_gb_per_s()))
 
 
+@pytest.mark.parametrize("gpu, turned", [("RTX3090", True), ("A100", True), ("H100", True), ("RTX4090", False)])
+def test_ada_gathers_half_precision_images_in_nchw_where_others_turn_them(gpu: str, turned: bool) -> None:
+    """A 1 x 1 window on 64 channels of 56 x 56 pixels: both conversions together move twice the bytes of the product."""
+    stage = {"in_channels": 64, "out_channels": 64, "input_size": 56, "kernel_size": 1, "padding": 0}
+    stored, innermost = (kernel_us(convolution(layout=layout, **stage), gpu) for layout in (None, NHWC))
+    assert (stored > 2.0 * innermost) == turned and stored >= innermost
+
+
 def test_tf32_turns_images_only_where_that_costs_less_than_gathering_them() -> None:
     many, few = (
         {"in_channels": 512, "out_channels": 512},
