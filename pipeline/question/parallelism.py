@@ -38,26 +38,20 @@ class Ranks:
     ddp: DdpSettings
 
     @classmethod
-    def of(
-        cls, config: Mapping[str, Any], base: Mapping[str, Any], gpu: GpuSpec, model: Mapping[str, Any]
-    ) -> Ranks | None:
+    def of(cls, config: Mapping[str, Any], gpu: GpuSpec, model: Mapping[str, Any]) -> Ranks | None:
         """The ranks that a configuration asks for; None for one GPU.
 
         Args:
             config: values of `KEYS`.
-            base: those of the files.
             gpu: what each rank has.
             model: section `model`.
 
         Raises:
             UnknownNameError: there is no such cluster.
-            ConfigError: the numbers make no sense, or an option of several GPUs is given for one.
+            ConfigError: the numbers make no sense.
         """
         devices = _count(config["devices"], "devices")
         if devices == 1:
-            changed = [key for key in ("nodes", "cluster", "ddp") if config[key] != base[key]]
-            if changed:
-                raise ConfigError(f"{changed[0]}: one GPU exchanges nothing; give devices=2 or more beside it")
             return None
         _check_work(f"devices={devices}", gpu, model)
         cluster = usual_cluster(gpu) if config["cluster"] == AUTO else load_cluster(str(config["cluster"]))
@@ -83,6 +77,12 @@ class Ranks:
         names = [f"devices-{self.devices}", *([f"nodes-{self.nodes}"] if self.nodes != fewest else [])]
         names += [f"cluster-{self.cluster.name}"] if self.cluster != usual_cluster(gpu) else []
         return names + [f"ddp.{key}-{value}" for key, value in differing.items()]
+
+
+def unread_alone(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence on options of several GPUs that were given for one; in a sweep over `devices` they are for the others."""
+    changed = [key for key in ("nodes", "cluster", "ddp") if config[key] != usual[key]]
+    return (f"one GPU exchanges nothing and does not read {', '.join(changed)}",) if changed else ()
 
 
 def with_exchange(

@@ -34,7 +34,7 @@ from pipeline.question.compose import (
 )
 from pipeline.question.frozen import FrozenDict, plain
 from pipeline.question.parallelism import KEYS as RANKS_KEYS
-from pipeline.question.parallelism import Ranks, with_exchange
+from pipeline.question.parallelism import Ranks, unread_alone, with_exchange
 from pipeline.question.refusals import refuse_new_keys, refuse_other_names, unknown_option
 from pipeline.question.sections import (
     BY_NAME,
@@ -240,7 +240,7 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     usual = default_choices()
     methods = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
     gpu = load_gpu(LOCAL_GPU) if local else composed_gpu(config["gpu"])[0]
-    ranks = Ranks.of(several, usual_several, gpu, config["model"])
+    ranks = Ranks.of(several, gpu, config["model"])
     usual_of_gpu = load_host(ranks.cluster.host) if ranks and ranks.cluster.host else usual_host(gpu)
     host = host_of(usual_of_gpu, host_name)
     methods += [f"host-{host.name}"] if host != usual_of_gpu else []
@@ -264,7 +264,11 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         edit_variant=_variant({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",
         kernels_label=_method_label(config["kernels"], base["kernels"]),
         overheads_label=_method_label(config["overheads"], base["overheads"]),
-        notes=(*gpu.notes, *(note for note in map(_ambiguous_gpu, overrides) if note)),
+        notes=(
+            *gpu.notes,
+            *(note for note in map(_ambiguous_gpu, overrides) if note),
+            *(() if ranks else unread_alone(several, usual_several)),
+        ),
     )
     return question, usual_batch
 

@@ -141,7 +141,7 @@ class Comparison:
         return f"<Comparison of {len(self.predictions)} predictions; most samples per second: {best or 'none fits'}>"
 
     def plot(self) -> Figure:
-        """The predicted steps with their intervals, as bars."""
+        """The predicted steps with their intervals, as bars; how they scale where their numbers of GPUs differ."""
         return draw_steps(self.predictions)
 
     @cached_property

@@ -77,9 +77,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     table = {"num_embeddings": 1000, "pooling_factor": 10}
     (folder / "my_tables.json").write_text(json.dumps([table] * 405))
-    page = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
-    module = next(block for _, block in FENCE.findall(page) if "def make_step" in block)
-    (folder / "my_module.py").write_text(module)
+    for page in PAGES:  # modules whose first line is a comment with their name
+        for _, block in FENCE.findall(page.read_text(encoding="utf-8")):
+            if named := re.match(r"# (my_\w+\.py)\n", block):
+                (folder / named[1]).write_text(block)
     return folder
 
 

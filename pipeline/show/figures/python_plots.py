@@ -10,6 +10,7 @@ from pipeline.palette import IDLE, MEASURED, OTHER, family_colour, text_on
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.layout import WIDE, Board, rows_height
+from pipeline.show.figures.scaling import draw_scaling
 from pipeline.show.figures.step_times import MIN_LABEL, step_times, steps
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ def draw_step(prediction: Prediction) -> Figure:
 
 
 def draw_steps(predictions: Sequence[Prediction]) -> Figure:
-    """Several predicted steps as bars with their intervals; see `step_times`."""
-    return _shown_by_notebooks(step_times(steps(predictions)))
+    """Several predicted steps as bars with their intervals, or how they scale where their numbers of GPUs differ."""
+    scales = len({p.devices for p in predictions}) > 1
+    return _shown_by_notebooks(draw_scaling(predictions) if scales else step_times(steps(predictions)))
 
 
 def _shown_by_notebooks(figure: Figure) -> Figure:

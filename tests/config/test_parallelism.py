@@ -1,0 +1,80 @@
+"""Questions about several GPUs: how they are asked, what they are called, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware.clusters import usual_cluster
+from pipeline.question.question import Question, ask, expand
+
+
+def test_one_gpu_is_asked_as_before() -> None:
+    question = ask(["gpu=A100", "model=resnet50"])
+    assert question.ranks is None and (question.devices, question.nodes) == (1, 1)
+    assert "ddp" not in question.workload
+    assert ask(["gpu=A100", "model=resnet50", "devices=1"]) == question
+
+
+@pytest.mark.parametrize(
+    "gpu, devices, nodes", [("A100-SXM4-80GB", 8, 1), ("A100-SXM4-80GB", 9, 9), ("A100-SXM4-80GB", 24, 3)]
+)
+def test_nodes_are_as_few_as_hold_the_gpus(gpu: str, devices: int, nodes: int) -> None:
+    asked = ["model=resnet50", f"gpu={gpu}", f"devices={devices}"]
+    if devices % 8 and devices > 8:  # 9 GPUs are not two equal nodes
+        with pytest.raises(ConfigError, match="give a multiple"):
+            ask(asked)
+        asked.append(f"nodes={nodes}")
+    question = ask(asked)
+    assert question.nodes == nodes and question.ranks is not None
+    assert question.ranks.cluster == usual_cluster(question.gpu)
+
+
+def test_a_variant_names_what_differs_and_a_question_survives_snakemakes_params() -> None:
+    question = ask(["gpu=A100-SXM4-80GB", "model=resnet50", "devices=4", "ddp.bucket_cap_mb=50", "cluster=pcie4"])
+    assert question.variant == "devices-4_cluster-pcie4_ddp.bucket_cap_mb-50"
+    assert set(question.overrides) == {"devices=4", "cluster=pcie4", "ddp.bucket_cap_mb=50"}
+    again = Question.of(question.plain())
+    assert again.ranks == question.ranks and again.workload == question.workload
+
+
+def test_all_numbers_of_gpus_share_one_captured_step() -> None:
+    questions = expand(["gpu=A100-SXM4-80GB", "model=resnet50", "devices=2,8,64"])
+    assert len({question.workload for question in questions}) == 1
+    assert len({question.model_variant for question in questions}) == 1
+    assert len({question.variant for question in questions}) == 3
+
+
+def test_options_of_the_exchange_make_no_second_question_about_one_gpu() -> None:
+    questions = expand(["gpu=A100", "model=resnet50", "devices=1,2", "ddp.compression=none,fp16"])
+    assert [question.devices for question in questions] == [1, 2, 2]
+    (alone,) = expand(["gpu=A100", "model=resnet50", "ddp.compression=fp16"])
+    assert "does not read ddp" in alone.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ("devices=0", "devices=0: give a whole number from 1"),
+        ("devices=2.5", "give a whole number"),
+        ("devices=true", "give a whole number"),
+        ("devices=16 nodes=1", "a node of dgx-a100 holds 8 GPUs; take nodes=2"),
+        ("devices=4 nodes=3", "each node holds the same number"),
+        ("devices=4 parallel=fsdp", "FSDP and tensor, pipeline and hybrid parallelism are not predicted yet"),
+        ("devices=4 model.mode=inference", "multiply the throughput of one"),
+        ("devices=4 global_batch=256", "the global batch divided by devices"),
+        ("devices=4 ddp.compression=int8", "choose one of bf16, fp16, none"),
+        ("devices=4 ddp.bucket_cap_mb=0", "above 0"),
+        ("devices=4 ddp.bucket_mb=1", "bucket_cap_mb"),
+        ("devices=4 cluster=dgx-a101", "dgx-a100"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(given: str, says: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError)) as raised:
+        ask(["gpu=A100-SXM4-80GB", "model=resnet50", *given.split()])
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_gpu_without_nvlink_is_not_put_behind_an_nvswitch() -> None:
+    with pytest.raises(ConfigError, match="RTX4090 has not"):
+        ask(["gpu=RTX4090", "model=resnet50", "devices=2", "cluster=dgx-a100"])

@@ -1,0 +1,92 @@
+"""Predictions of data-parallel steps: what several GPUs gain, lose and cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pipeline.answers.engine import engine
+from pipeline.answers.plan import plan
+from pipeline.answers.predict import predict
+from pipeline.prediction import Prediction
+from pipeline.question.question import ask
+from pipeline.show.comparison import compare
+from pipeline.show.figures.scaling import efficiencies
+
+GPU = "A100-SXM4-80GB"
+MODEL = {"model": "dcgan", "batch_size": 64}
+
+
+def several(devices: int, **options: object) -> Prediction:
+    return predict(gpu=GPU, devices=devices, **MODEL, **options)  # type: ignore[arg-type]
+
+
+def test_throughput_is_that_of_all_gpus_and_efficiency_its_share_of_as_many_single_ones() -> None:
+    alone, eight = predict(gpu=GPU, **MODEL), several(8)  # type: ignore[arg-type]
+    assert eight.global_batch == 512 and alone.several is None
+    assert eight.samples_per_s == pytest.approx(512 / eight.predicted_us * 1e6)
+    assert eight.several is not None
+    assert eight.several.efficiency == pytest.approx(eight.samples_per_s / (8 * alone.samples_per_s))
+    assert 0.5 < eight.several.efficiency < 1
+
+
+def test_what_is_exposed_is_a_part_of_the_communication_and_of_the_active_time() -> None:
+    step = several(4, cluster="pcie4")
+    assert step.several is not None
+    assert 0 < step.several.exposed_communication_us <= step.several.communication_us <= step.active_us
+    faster = several(4)
+    assert faster.several is not None
+    assert faster.several.communication_us < step.several.communication_us
+    assert faster.predicted_us < step.predicted_us
+
+
+def test_a_slow_link_limits_a_step_and_half_the_bytes_shorten_it() -> None:
+    asked = {"gpu": "RTX4090", "model": "bert_large", "batch_size": 1, "devices": 8, "model__dtype": "bf16"}
+    slow = predict(**asked)  # type: ignore[arg-type]
+    assert slow.bound == "communication" and "communication-bound" in str(slow)
+    half = predict(**asked, ddp__compression="bf16")  # type: ignore[arg-type]
+    assert half.several and slow.several
+    assert half.several.communication_us == pytest.approx(slow.several.communication_us / 2, rel=0.1)
+
+
+def test_json_and_summary_keep_what_is_particular_of_several_gpus() -> None:
+    step = several(2)
+    values = json.loads(json.dumps(step.as_dict()))
+    assert values["devices"] == 2 and values["nodes"] == 1 and values["cluster"] == "dgx-a100"
+    assert values["global_batch"] == 128 and 0 < values["efficiency"] < 1
+    (again,) = Prediction.all_of(step.summary_row())
+    assert again.several == step.several
+    alone = predict(gpu=GPU, **MODEL)  # type: ignore[arg-type]
+    assert alone.as_dict()["devices"] == 1 and alone.as_dict()["communication_us"] == 0
+    assert Prediction.all_of(alone.summary_row())[0].several is None
+
+
+def test_a_comparison_counts_the_price_of_all_gpus_and_draws_the_scaling() -> None:
+    table = compare(gpu=GPU, **MODEL, devices="1,2,4")  # type: ignore[arg-type]
+    per_price = [table._per_price(p) for p in table.predictions]
+    assert per_price[0] is not None and per_price[2] is not None
+    assert per_price[2] < per_price[0]  # the exchange costs something, and four GPUs cost four times as much
+    (line,) = efficiencies(table.predictions).values()
+    assert list(line) == [1, 2, 4] and line[1] == 1.0 and line[4] < line[2] < 1
+    assert "scaling efficiency" in table.plot().axes[0].get_ylabel()
+
+
+def test_a_plan_counts_samples_and_prices_of_all_gpus() -> None:
+    space = {"gpu": GPU, "model": "dcgan", "batch_size": 64, "devices": "1,4"}
+    fastest, cheapest = (plan(name, **space) for name in ("samples_per_s", "samples_per_dollar"))  # type: ignore[arg-type]
+    assert fastest.best.question.devices == 4 and cheapest.best.question.devices == 1
+    best = fastest.best
+    assert 1e6 / best.us_per_sample == pytest.approx(4 * 64 / best.prediction.predicted_us * 1e6, rel=1e-6)
+    assert cheapest.best.cost_per_sample and best.cost_per_sample
+    assert cheapest.best.cost_per_sample < best.cost_per_sample < 2 * cheapest.best.cost_per_sample
+
+
+def test_one_engine_predicts_the_single_gpu_once() -> None:
+    answering = engine(None)
+    questions = [ask([f"gpu={GPU}", "model=dcgan", "batch_size=64", f"devices={count}"]) for count in (2, 4, 8)]
+    answers = list(answering.predict(questions))
+    assert all(answer.prediction and answer.prediction.several for answer in answers)
+    assert len(answering._alone_us) == 1
+    assert replace(questions[0], variant="x").alone() == questions[2].alone()
