@@ -3,7 +3,7 @@
 The package holds three kinds of measurements:
 - Matrix products in bf16 are kernel times of `torch.nn.functional.linear` without bias at 36,000 sizes per GPU. Most
   sizes are round numbers, as in serving of language models. Operands stay in L2 where they fit.
-- Collectives are times of NCCL over NVLink on 2, 4 and 8 GPUs of one machine.
+- Collectives are times of NCCL over NVLink or PCIe on 2, 4 and 8 GPUs of one machine.
 - Fused attention in bf16 is measured with kernels of serving frameworks. They are the closest public kernels to those
   that PyTorch runs.
 
@@ -47,10 +47,17 @@ COLLECTIVES = {
     "H100": "h100_sxm/comm/nccl/2.29.2",
     "H200": "h200_sxm/comm/nccl/2.29.2",
     "B200": "b200_sxm/comm/nccl/2.29.2",
+    "B300": "b300_sxm/comm/nccl/2.29.2",
+    "GB200": "gb200/comm/nccl/2.29.2",
+    "GB300": "gb300/comm/nccl/2.29.2",
+    "L40S": "l40s/comm/nccl/2.27.3",
+    "RTXPRO6000": "rtx_pro_6000_server/comm/nccl/2.29.2",
 }
-"""NCCL tables of GPUs whose collectives run over NVLink.
+"""NCCL tables of GPUs: the newest release of each. The last two are joined by PCIe, the others by NVLink behind switches."""
 
-PCIe tables are not read, because collectives over PCIe depend on the machine more than on the GPU."""
+MOST_RANKS = {"L40S": 2}
+"""Ranks up to which a table is read. Four and eight L40S reach 5 and 1.4 GB/s, a twentieth of their links: that is the machine,
+not the card."""
 
 ATTENTION: Mapping[str, tuple[tuple[str, str, bool], ...]] = {
     "A100-SXM4-80GB": (("a100_sxm/attention/sglang/0.5.10/context", "flash_attention", True),),
@@ -173,7 +180,7 @@ def read_collectives(gpu: str, folder: Path | None = None) -> pd.DataFrame:
             "bytes": table["message_size"].astype("int64") * width,
             "kernel_us": 1e3 * table["latency"].astype("float64"),
         }
-    )[width.notna()].reset_index(drop=True)
+    )[width.notna() & (table["num_gpus"] <= MOST_RANKS.get(gpu, 8))].reset_index(drop=True)
 
 
 def read_attention(gpu: str, folder: Path | None = None) -> pd.DataFrame:

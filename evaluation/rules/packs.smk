@@ -103,9 +103,9 @@ rule collective_curves:
     conda:
         "../../workflow/envs/steptime.yaml"
     params:
-        provenance=PACKS.newer_provenance,
+        provenance=PACKS.collective_provenance,
     message:
-        "Fit bandwidth curves of collectives to public measurements"
+        "Fit curves of collectives to public measurements"
     script:
         "../scripts/collective_curves.py"
 

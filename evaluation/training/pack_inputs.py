@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.published.aiconfigurator import TABLES, data_dir, installed_release, table_path
+from evaluation.published.nccl_times import tables
 from pipeline.answers.who_answers import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source
 from pipeline.digest import code_digest
 from pipeline.flow import Flow, on_this_machine
@@ -41,6 +42,13 @@ def newer_provenance(wildcards: Any) -> dict[str, Any]:
     """Params function: provenance of the public data of bf16 matrix products and collectives."""
     data = {**SOURCES["aiconfigurator"], "release": installed_release()}
     return {"data": [data], "code": code_digest("fit_kernels")}
+
+
+def collective_provenance(wildcards: Any) -> dict[str, Any]:
+    """Params function: provenance of the public times of collectives."""
+    beside = ["vtrain", "vidur", "pipeweave"] if tables() is not None else []
+    made = newer_provenance(wildcards)
+    return made | {"data": [*made["data"], *(SOURCES[name] for name in beside)]}
 
 
 def public_provenance(wildcards: Any) -> dict[str, Any]:

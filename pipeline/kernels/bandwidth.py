@@ -58,12 +58,6 @@ class BandwidthCurve:
         """The same curve with every bandwidth times `factor`; the start-up time does not change."""
         return replace(self, peak_gb_per_s=factor * self.peak_gb_per_s, low_gb_per_s=factor * self.low_gb_per_s)
 
-    def with_link(self, scale: float) -> BandwidthCurve:
-        """The curve on a link that is slower by `scale`: a size takes as long as `scale` times that size here."""
-        peak, low = self.peak_gb_per_s / scale, self.low_gb_per_s / scale
-        middle = self.middle_log2 - float(np.log2(scale))
-        return replace(self, peak_gb_per_s=peak, low_gb_per_s=low, middle_log2=middle)
-
     def to_json(self) -> dict[str, float]:
         """Plain numbers."""
         return asdict(self)

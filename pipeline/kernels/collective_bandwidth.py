@@ -1,13 +1,13 @@
-"""Collectives between GPUs: bandwidth curves of public NCCL times, by operation and number of ranks, else formulas.
+"""Collectives between GPUs: curves of public NCCL times, by operation and number of ranks, else formulas.
 
-The time is a start-up time that grows with the ranks, plus bytes on a rank's bus over a bandwidth. The bytes are the
-buffer times the factor of the algorithm: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the other
-operations with curves, 1 for a broadcast. The bandwidth rises with size along a sigmoid, as for memory (Lin et al.).
+A curve is the time over the bytes that a rank sends: its buffer times the factor of the algorithm, which is 2 (n - 1) / n
+for an all-reduce of n ranks, (n - 1) / n for most others, 1 for a broadcast. It is straight between a few sizes, because
+NCCL changes its protocols and channels in steps: each piece has a start-up time and a bandwidth of its own.
 
 Curves belong to a GPU and a fabric, since topology decides, not the sum of links. Who answers, best first:
 
 1. the curve of the GPU on this fabric (evidence `pack`);
-2. on this fabric, the curve of a related operation, or of the GPU with the nearest link, scaled by the link
+2. on this fabric, the curve of a related operation, or of a GPU of its architecture or the nearest link, scaled by the link
    (`transferred`);
 3. formulas (`collective_formulas.py`), which also answer for all collectives over several nodes (`roofline`).
 
@@ -17,7 +17,7 @@ Without a cluster, a GPU with NVLink counts as one behind switches, and a GPU wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,7 +28,6 @@ import pandas as pd
 from pipeline.hardware.clusters import NVSWITCH, PAIRS, PCIE, Cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.collective_formulas import OPS, bus_share, hops, kinds, node_us, nodes_us
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.families import work_of
@@ -51,7 +50,40 @@ RELATED = {
 }
 """Operations whose curves stand for one without: the same rings, with fewer hops."""
 
-Curves = dict[str, dict[int, BandwidthCurve]]
+
+@dataclass(frozen=True)
+class TimeCurve:
+    """Time in µs over bytes: straight between sizes, constant below the first, and beyond the last as before it."""
+
+    bytes: tuple[float, ...]
+    us: tuple[float, ...]
+
+    def time_us(self, size: Array) -> Array:
+        """Microseconds for `size` bytes."""
+        time = np.interp(size, self.bytes, self.us)
+        if len(self.bytes) > 1:
+            slope = (self.us[-1] - self.us[-2]) / (self.bytes[-1] - self.bytes[-2])
+            time = time + slope * np.maximum(size - self.bytes[-1], 0.0)
+        return np.asarray(time)
+
+    def with_link(self, scale: float) -> TimeCurve:
+        """The curve on a link that is slower by `scale`: a size takes as long as `scale` times that size here."""
+        return TimeCurve(tuple(size / scale for size in self.bytes), self.us)
+
+    def to_json(self) -> dict[str, str]:
+        """Both rows of numbers as text, with four digits: a line of the file each."""
+        return {key: " ".join(f"{value:.4g}" for value in values) for key, values in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, str]) -> TimeCurve:
+        """Read the result of `to_json`."""
+        size, us = (tuple(map(float, values[key].split())) for key in ("bytes", "us"))
+        if not 0 < len(size) == len(us):
+            raise ValueError(f"{len(size)} sizes and {len(us)} times")
+        return cls(size, us)
+
+
+Curves = dict[str, dict[int, TimeCurve]]
 
 
 def link_gb_per_s(gpu: GpuSpec) -> float:
@@ -65,7 +97,7 @@ class MeasuredCurves:
 
     gpu: GpuSpec
     fabric: str
-    curves: Mapping[str, Mapping[int, BandwidthCurve]]
+    curves: Mapping[str, Mapping[int, TimeCurve]]
 
     def link_gb_per_s(self) -> float:
         """GB/s of the GPU's link to this fabric, in one direction."""
@@ -77,7 +109,7 @@ class Source:
     """The curves that answer for one operation, by ranks: those of `op`, scaled to the link that is asked for."""
 
     op: str
-    curves: Mapping[int, BandwidthCurve]
+    curves: Mapping[int, TimeCurve]
     evidence: str
 
 
@@ -163,9 +195,7 @@ def read_curves(path: Path) -> dict[str, dict[str, Curves]]:
     return read_by_gpu(
         path,
         lambda by_fabric: {
-            fabric: {
-                op: {int(n): BandwidthCurve.from_json(curve) for n, curve in by.items()} for op, by in by_op.items()
-            }
+            fabric: {op: {int(n): TimeCurve.from_json(curve) for n, curve in by.items()} for op, by in by_op.items()}
             for fabric, by_op in by_fabric.items()
         },
     )
@@ -205,9 +235,15 @@ def collective_model(
     known = measured_curves() if measured is None else measured
     if cluster is not None:
         return CollectiveModel(gpu, _in_cluster(gpu, cluster, known), cluster)
-    nearest = _by_distance(gpu, NVSWITCH, link_gb_per_s(gpu), known)[:1]
-    sources = {op: _source(op, gpu, link_gb_per_s(gpu), nearest) for op in (nearest[0].curves if nearest else ())}
-    return CollectiveModel(gpu, {op: source for op, source in sources.items() if source}) if sources else None
+    candidates = _by_distance(gpu, NVSWITCH, link_gb_per_s(gpu), known)
+    sources = {
+        op: _source(op, gpu, link_gb_per_s(gpu), candidates) for op in OPS if op not in ("broadcast", "send_recv")
+    }
+    return (
+        CollectiveModel(gpu, {op: source for op, source in sources.items() if source})
+        if any(sources.values())
+        else None
+    )
 
 
 def _in_cluster(gpu: GpuSpec, cluster: Cluster, known: Sequence[MeasuredCurves]) -> dict[str, Source]:
@@ -234,11 +270,12 @@ def _in_cluster(gpu: GpuSpec, cluster: Cluster, known: Sequence[MeasuredCurves])
 def _by_distance(
     gpu: GpuSpec, fabric: str, link: float, known: Sequence[MeasuredCurves], in_switch: bool | None = None
 ) -> list[MeasuredCurves]:
-    """Curves on a fabric: of the GPU itself, then of those whose switches add as well, nearest link first."""
+    """Curves on a fabric: of the GPU itself, then of its architecture, of switches that add as well, the nearest link."""
 
-    def distance(curves: MeasuredCurves) -> tuple[bool, bool, float]:
+    def distance(curves: MeasuredCurves) -> tuple[bool, bool, bool, float]:
+        other = curves.gpu.architecture != gpu.architecture
         differs = in_switch is not None and usual_cluster(curves.gpu).in_switch_reduction != in_switch
-        return curves.gpu.name != gpu.name, differs, abs(float(np.log(curves.link_gb_per_s() / link)))
+        return curves.gpu.name != gpu.name, other, differs, abs(float(np.log(curves.link_gb_per_s() / link)))
 
     return sorted((curves for curves in known if curves.fabric == fabric), key=distance)
 

@@ -30,12 +30,12 @@ OPS = {
 START_US = 6.6
 """Time of a collective without hops and bytes, µs: base latency of rings in NVIDIA/nccl (src/graph/tuning.cc)."""
 
-LINK_SHARE = 0.75
-"""Rate of large messages over NVLink's stated rate: 0.72 to 0.77 on 8 A100 and H100 without reduction in the switch
-(aiconfigurator-core 0.12.0, vTrain)."""
+LINK_SHARE = 0.8
+"""Rate of large messages over NVLink's stated rate: 20 of 25 GB/s a link (NVIDIA/nccl, src/graph/topo.h)."""
 
 NIC_SHARE = 0.95
-"""Rate of large messages over the NICs' stated rate: 382 of 400 GB/s on four nodes of B200 (stas00/ml-engineering)."""
+"""Rate of large messages over the NICs' stated rate: 12 of 12.5 GB/s in NVIDIA/nccl (src/graph/topo.h), 382 of 400 GB/s on
+four nodes of B200 (stas00/ml-engineering)."""
 
 TREE_SHARE, TREE_GB_PER_S = 0.9, 55.0
 """Trees between nodes: their rate over that of rings, and the most that they sum up (NVIDIA/nccl, src/graph/tuning.cc)."""
@@ -45,6 +45,8 @@ RING_RANKS = 8
 
 MESH_LINKS, MESH_PEERS = 6, 4
 """Of a GPU in the hybrid cube mesh: NVLinks, and GPUs that they reach (NVIDIA DGX-1 with V100)."""
+MESH_RINGS = (1, 1, 1, 2, 4, 1, 2, 4, 6)
+"""Rings over single links that the mesh has for so many of its first GPUs: two for a triangle, four for a quad, six for all."""
 
 Inside = Callable[[str, Array, Array], Array]
 """Times inside one node, µs: of a collective, by ranks and bytes of a rank's buffer."""
@@ -77,6 +79,8 @@ def node_us(op: str, ranks: Array, size: Array, gpu: GpuSpec, cluster: Cluster) 
         near = size / ranks if op == "all_to_all" else size
         wire = np.maximum(near * MESH_LINKS / link, far * size / cluster.pcie_gb_per_s)
         return np.asarray(START_US + cluster.latency_us + wire / 1e3)
+    if cluster.fabric == MESH:
+        rate = link / MESH_LINKS * np.array(MESH_RINGS)[np.minimum(ranks, len(MESH_RINGS) - 1.0).astype(int)]
     return np.asarray(START_US + hops(op, ranks) * cluster.latency_us + moved / (1e3 * rate))
 
 

@@ -10,8 +10,13 @@ from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.errors import InputError, PackError
 from pipeline.hardware.clusters import load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.collective_bandwidth import MeasuredCurves, collective_model, measured_curves, read_curves
+from pipeline.kernels.collective_bandwidth import (
+    MeasuredCurves,
+    TimeCurve,
+    collective_model,
+    measured_curves,
+    read_curves,
+)
 from pipeline.kernels.collective_formulas import OPS, kinds
 
 
@@ -35,8 +40,8 @@ def of(gpu, cluster=None, measured=None):
 
 
 def test_a_call_takes_its_operation_and_the_nearest_ranks():
-    flat = {n: BandwidthCurve.flat(100.0, 10.0 * n) for n in (2, 8)}
-    curves = {"all_reduce": flat, "all_to_all": {2: BandwidthCurve.flat(100.0, 1.0)}}
+    flat = {n: TimeCurve((1.0,), (10.0 * n,)) for n in (2, 8)}
+    curves = {"all_reduce": flat, "all_to_all": {2: TimeCurve((1.0,), (1.0,))}}
     model = of("H200", None, [MeasuredCurves(load_gpu("H200"), "nvswitch", curves)])
     table = pd.concat(
         [calls("nccl:all_reduce", 3, 0), calls("allreduce", 7, 0), calls("alltoall_base", 8, 0), calls("broadcast")],
@@ -45,6 +50,27 @@ def test_a_call_takes_its_operation_and_the_nearest_ranks():
     assert model.covers(table).tolist() == [True, True, True, False]
     assert model.predict(table).kernel[:3].tolist() == [20.0, 80.0, 1.0]
     assert not model.covers(calls(ranks=1)).any()
+
+
+def test_a_curve_is_straight_between_sizes_and_goes_on_as_before():
+    curve = TimeCurve((100.0, 200.0, 400.0), (10.0, 12.0, 20.0))
+    sizes = np.array([1.0, 100.0, 150.0, 300.0, 800.0])
+    assert curve.time_us(sizes).tolist() == [10.0, 10.0, 11.0, 16.0, 36.0]
+    # on a link of half the rate, half the bytes take as long
+    assert curve.with_link(2.0).time_us(sizes / 2.0).tolist() == curve.time_us(sizes).tolist()
+
+
+def test_topology_decides_not_the_sum_of_links():
+    """V100 in a cube mesh reach 22.6, 85 and 134 GB/s with 2, 4 and 8 GPUs at 512 MiB (VIA-Research/vTrain)."""
+    shipped, formula = of("V100-SXM2-16GB", "auto"), of("V100-SXM2-16GB", "auto", [])
+    for ranks, factor, measured in ((2, 1.0, 22.6), (4, 1.5, 85.0), (8, 1.75, 134.0)):
+        assert bus_gb_per_s(shipped, ranks, 2**29, factor) == pytest.approx(measured, rel=0.02)
+        assert bus_gb_per_s(formula, ranks, 2**29, factor) == pytest.approx(measured, rel=0.2)
+    assert shipped.evidence_of(calls()).tolist() == ["pack"]
+    # behind the switches of a DGX-2, two reach what eight reach
+    switched = of("V100-SXM2-32GB", "dgx2-v100")
+    two, eight = (bus_gb_per_s(switched, ranks, 2**29, factor) for ranks, factor in ((2, 1.0), (8, 1.75)))
+    assert 0.8 < two / eight < 1.1
 
 
 @pytest.mark.parametrize(
@@ -137,9 +163,13 @@ def test_the_command_answers_collectives_in_a_cluster(tmp_path):
 
 def test_curves_survive_the_disk_and_damage_is_named(tmp_path):
     path = tmp_path / "collectives.json"
-    curves = {"all_reduce": {8: BandwidthCurve.flat(300.0, 16.0)}}
+    curves = {"all_reduce": {8: TimeCurve((512.0, 1e9), (16.0, 3580.0))}}
     write_curves(path, [MeasuredCurves(load_gpu("H200"), "nvswitch", curves)], {"source": "test"})
     assert read_curves(path) == {"H200": {"nvswitch": curves}}
+    uneven = tmp_path / "uneven.json"
+    uneven.write_text(path.read_text().replace("16 3580", "16"))
+    with pytest.raises(PackError, match="2 sizes and 1 times"):
+        read_curves(uneven)
     broken = tmp_path / "broken.json"
     broken.write_text(path.read_text()[:50])
     with pytest.raises(PackError, match="not readable"):
