@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pipeline.answers.answer_files import write_answers
 from pipeline.answers.engine import STEPS, engine
@@ -26,29 +26,33 @@ from pipeline.question.question import expand
 from pipeline.show.comparison import Comparison, Order, compared, in_order, show
 from pipeline.show.tables import console
 from pipeline.simulate.timeline_page import write_timeline
-from pipeline.terminal import Json, Overrides, examples, print_json, progress, run_app, split_results, working
+from pipeline.terminal import (
+    Csv,
+    Json,
+    Overrides,
+    examples,
+    print_csv,
+    print_json,
+    progress,
+    run_app,
+    split_results,
+    working,
+)
 
 LISTING, TRACE, LATENCY, CODESIGN, PIPELINE = (
     f"pipeline.commands.{name}_commands" for name in ("listing", "trace", "latency", "codesign", "pipeline")
 )
 
-LOADED_WHEN_ASKED = {
-    "advise": CODESIGN,
-    "gpus": LISTING,
-    "hosts": LISTING,
-    "host": LISTING,
-    "clusters": LISTING,
-    "models": LISTING,
-    "doctor": LISTING,
-    "plan": CODESIGN,
-    "run": PIPELINE,
-    "replay": TRACE,
-    "trace": TRACE,
-    "kernels": LATENCY,
-    "transfer": LATENCY,
-    "summary": PIPELINE,
-    "ui": PIPELINE,
+GROUPS: dict[str, dict[str, str | None]] = {
+    "Ask": {"predict": None, "compare": None, "kernels": LATENCY, "transfer": LATENCY},
+    "Look": dict.fromkeys(("gpus", "hosts", "clusters", "models", "doctor"), LISTING),
+    "Search": {"advise": CODESIGN, "plan": CODESIGN},
+    "Measure": {"replay": TRACE, "trace": TRACE, "host": LISTING},
+    "Pipeline": {"run": PIPELINE, "summary": PIPELINE, "ui": PIPELINE},
 }
+"""Commands by their group on the help page, with their modules; None for this one."""
+
+LOADED_WHEN_ASKED = {name: module for group in GROUPS.values() for name, module in group.items() if module}
 """Modules of the commands that are not in this module. A prediction does not load them: they take 0.2 s."""
 
 
@@ -57,7 +61,7 @@ class CommandsLoadedWhenAsked(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, in the order of the help page."""
-        return list(dict.fromkeys([*super().list_commands(ctx), *LOADED_WHEN_ASKED]))
+        return [name for group in GROUPS.values() for name in group]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command by its name; None if there is none. All commands are then loaded, to find a similar name."""
@@ -66,7 +70,10 @@ class CommandsLoadedWhenAsked(TyperGroup):
         for module in set(LOADED_WHEN_ASKED.values()) if unknown else [wanted] if wanted else []:
             loaded: Any = typer.main.get_command(import_module(module).app)
             self.commands |= loaded.commands
-        return self.commands.get(cmd_name)
+        command = self.commands.get(cmd_name)
+        if isinstance(command, (TyperCommand, TyperGroup)):
+            command.rich_help_panel = next(group for group, names in GROUPS.items() if cmd_name in names)
+        return command
 
 
 app = typer.Typer(
@@ -151,6 +158,7 @@ def compare(
         Path | None, typer.Option(help="write all predictions to this parquet file as they are done, for large grids")
     ] = None,
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     texts, results = split_results(overrides)
@@ -181,8 +189,11 @@ def compare(
                     estimated.add(key)
     if sort is not None:
         predictions = in_order(predictions, prices, sort)
+    rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
+    if as_csv:
+        print_csv([*rows, *map(asdict, unpredicted)])
+        return
     if as_json:
-        rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
         facts = {"predictions": rows, "unpredicted": [asdict(each) for each in unpredicted],
                  "largest_batch": largest, "largest_batch_estimated": sorted(estimated),
                  "hosts": comparison.hosts,
@@ -191,7 +202,8 @@ def compare(
         return
 
     console().print(
-        Comparison(predictions, largest, prices, unpredicted, frozenset(estimated), comparison.hosts, comparison.ties)
+        Comparison(predictions, largest, prices, unpredicted, frozenset(estimated), comparison.hosts, comparison.ties),
+        crop=False,
     )
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,6 +26,9 @@ Item = TypeVar("Item")
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 """The option of every command that has a result."""
+
+Csv = Annotated[bool, typer.Option("--csv", help="print the rows as CSV and nothing else")]
+"""The option of commands whose result is a table."""
 
 Overrides = Annotated[
     list[str] | None,
@@ -180,17 +183,26 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, default=_plain, allow_nan=False))
 
 
+def print_csv(rows: Iterable[Mapping[Any, Any]]) -> None:
+    """Print rows as CSV with a line of names; a list or a mapping is one cell, as JSON."""
+    import pandas as pd
+
+    table = pd.DataFrame(list(rows))
+    cells = table.map(lambda value: json.dumps(value, default=_plain) if isinstance(value, (list, dict)) else value)
+    print(cells.to_csv(index=False, lineterminator="\n"), end="")
+
+
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def catalogue(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print rows as a table with a column per key, or as one JSON object."""
-    if as_json:
-        print_json({"rows": rows})
+def catalogue(rows: list[dict[str, Any]], as_json: bool, as_csv: bool = False) -> None:
+    """Print rows as a table with a column per key, as one JSON object or as CSV."""
+    if as_json or as_csv:
+        print_json({"rows": rows}) if as_json else print_csv(rows)
         return
 
-    console().print(Catalogue(rows))
+    console().print(Catalogue(rows), crop=False)
 
 
 @contextmanager

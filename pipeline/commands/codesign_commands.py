@@ -20,8 +20,19 @@ from pipeline.question.question import Question, ask, expand
 from pipeline.readable import seconds
 from pipeline.show.figures.costs import check_figure, write_plan_front
 from pipeline.show.plans import show_plan
-from pipeline.show.tables import console
-from pipeline.terminal import Json, Overrides, counting, examples, print_json, progress, split_results, working
+from pipeline.show.tables import Unfolded, console
+from pipeline.terminal import (
+    Csv,
+    Json,
+    Overrides,
+    counting,
+    examples,
+    print_csv,
+    print_json,
+    progress,
+    split_results,
+    working,
+)
 
 app = typer.Typer()
 
@@ -77,6 +88,7 @@ def plan(
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="draw time against cost to this .svg or .png file")] = None,
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Find the best GPU, batch size and options for an objective, with the front of time against cost."""
     given, results = split_results(space)
@@ -92,9 +104,10 @@ def plan(
         write_plan_front(result, figure)
     if as_json:
         print_json(result.as_dict())
-        return
-
-    show_plan(result)
+    elif as_csv:
+        print_csv(result.table().to_dict("records"))
+    else:
+        show_plan(result)
 
 
 def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -> Advice:
@@ -123,7 +136,7 @@ def show_advice(advice: Advice, everything: bool = False) -> None:
 
     say(advice.summary, "bold")
     if advice.lines:
-        screen.print(_advice_table(advice))
+        screen.print(Unfolded(_advice_table(advice)), crop=False)
         say("Gains are the share of the step that is saved, with p10 and p90 of paired draws.", "dim")
         for number, line in enumerate(advice.lines, 1):
             say(f"{number}  {line.how}")

@@ -23,28 +23,28 @@ from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 from pipeline.question.question import NAME
 from pipeline.show.catalogue import cluster_rows, gpu_rows, host_rows, model_rows, option_rows
 from pipeline.show.tracking import OVERHEADS, log_run
-from pipeline.terminal import Json, catalogue, examples, print_json, working
+from pipeline.terminal import Csv, Json, catalogue, examples, print_json, working
 from pipeline.workloads.model_names import names_in
 
 app = typer.Typer()
 
 
 @app.command(epilog=examples("gpus"))
-def gpus(as_json: Json = False) -> None:
+def gpus(as_json: Json = False, as_csv: Csv = False) -> None:
     """List the GPUs that can be predicted, with the evidence available for each."""
-    catalogue(gpu_rows(), as_json)
+    catalogue(gpu_rows(), as_json, as_csv)
 
 
 @app.command(epilog=examples("hosts"))
-def hosts(as_json: Json = False) -> None:
+def hosts(as_json: Json = False, as_csv: Csv = False) -> None:
     """List the hosts that launch the work of a GPU: where their overheads come from, and how sure they are."""
-    catalogue(host_rows(), as_json)
+    catalogue(host_rows(), as_json, as_csv)
 
 
 @app.command(epilog=examples("clusters"))
-def clusters(as_json: Json = False) -> None:
+def clusters(as_json: Json = False, as_csv: Csv = False) -> None:
     """List the clusters that GPUs share: what joins the GPUs of a node, and the nodes."""
-    catalogue(cluster_rows(), as_json)
+    catalogue(cluster_rows(), as_json, as_csv)
 
 
 @app.command(epilog=examples("host", "host --out lab.yaml"))
@@ -81,12 +81,13 @@ def models(
     ] = None,
     options: Annotated[bool, typer.Option("--options", help="list the options of a library's models")] = False,
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """List the workloads that can be predicted, the options of one with their values, or the models of a library."""
     if name in NAMED_BY and not options:
-        catalogue([{NAMED_BY[name]: model} for model in names_in(name)], as_json)
+        catalogue([{NAMED_BY[name]: model} for model in names_in(name)], as_json, as_csv)
     else:
-        catalogue(model_rows() if name is None else option_rows(name), as_json)
+        catalogue(model_rows() if name is None else option_rows(name), as_json, as_csv)
 
 
 @app.command(epilog=examples("doctor"))

@@ -16,7 +16,7 @@ from pipeline.show.comparison import show
 from pipeline.show.run_hooks import artifact_paths, predictions_in
 from pipeline.show.run_snakemake import become_snakemake
 from pipeline.show.tracking import PORT, serve
-from pipeline.terminal import MULTIRUN, NO_MULTIRUN, Json, examples, print_json
+from pipeline.terminal import MULTIRUN, NO_MULTIRUN, Csv, Json, examples, print_csv, print_json
 
 app = typer.Typer()
 
@@ -51,6 +51,7 @@ def summary(
         str, typer.Argument(help="results=FOLDER of a run, or its summary.parquet", metavar="results=FOLDER | FILE")
     ] = "results=results",
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Show the predictions of a pipeline run."""
     key, _, folder = where.rpartition("=")
@@ -59,6 +60,8 @@ def summary(
     predictions = predictions_in(path) if file.is_dir() else Prediction.all_of(read_table(file, "summary"), file)
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})
+    elif as_csv:
+        print_csv(p.as_dict() for p in predictions)
     else:
         show(predictions, artifact_paths(predictions, path if file.is_dir() else file.parent))
 

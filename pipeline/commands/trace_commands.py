@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from pipeline.errors import InputError
 from pipeline.schemas import refuse_overwriting
@@ -15,6 +16,7 @@ from pipeline.simulate.ranks import replay_ranks
 from pipeline.simulate.ranks import table as rank_table
 from pipeline.simulate.replay import replay as run
 from pipeline.simulate.replay_result import table as replay_table
+from pipeline.simulate.replay_result import verdict
 from pipeline.terminal import Json, examples, print_json, working
 from pipeline.trace.event_tables import write_events
 from pipeline.trace.load import load_trace
@@ -55,9 +57,11 @@ def replay(
         return
 
     screen = console()
+    screen.print(Text(verdict(result.as_dict()), style="bold"))
     screen.print(replay_table(result.as_dict(), screen.width))
     if timeline:
-        print(f"predicted timeline -> {timeline} (open it in https://ui.perfetto.dev)")
+        where = "a browser" if timeline.suffix == ".html" else "https://ui.perfetto.dev"
+        print(f"predicted timeline -> {timeline} (open it in {where})")
 
 
 def _replay_ranks(paths: list[Path], as_json: bool) -> None:

@@ -29,7 +29,7 @@ from pipeline.prices import price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
 from pipeline.show.figures.python_plots import draw_steps
-from pipeline.show.tables import console, interval, one
+from pipeline.show.tables import Unfolded, console, interval, one
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Comparison:
         for heading, table, _ in shown:
             if heading:
                 yield Text(heading, style="bold")
-            yield table
+            yield Unfolded(table)
         yield from self._notes(list(dict.fromkeys(name for *_, left_out in shown for name in left_out)))
 
     def _repr_html_(self) -> str:
@@ -392,6 +392,6 @@ def _ties(
 def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:
     """Print one prediction in full or several as a table, and the paths of the artifacts."""
     screen = console()
-    screen.print(one(predictions[0], screen.width) if len(predictions) == 1 else Comparison(predictions))
+    screen.print(one(predictions[0], screen.width) if len(predictions) == 1 else Comparison(predictions), crop=False)
     for name, path in (paths or {}).items():
         screen.print(Text.assemble((f"{name}:", "dim"), f" {path}"), soft_wrap=True, highlight=False)

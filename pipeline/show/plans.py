@@ -16,11 +16,8 @@ from rich.text import Text
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.schemas import atomic_path, write_table
 from pipeline.show.figures.costs import plan_front, write_plan_front
-from pipeline.show.tables import console
+from pipeline.show.tables import UNFOLDED, Unfolded, console
 from pipeline.show.tracking import PLANS, log_run
-
-UNFOLDED = 1000
-"""Width of a written text, in characters: no cell of a plan is folded."""
 
 
 def plan_table(plan: Plan) -> pd.DataFrame:
@@ -98,9 +95,9 @@ def show_plan(plan: Plan, screen: Console | None = None) -> None:
     """Print the winner, the best points, the front of time against cost, and why the others lost."""
     screen = screen or console()
     screen.print(Text(plan.summary, style="bold"), soft_wrap=True)
-    screen.print(_table(plan, plan.contenders, "best points"))
+    screen.print(Unfolded(_table(plan, plan.contenders, "best points")), crop=False)
     if len(plan.front) > 1:
-        screen.print(_table(plan, plan.front, "front of time against cost, fastest first"))
+        screen.print(Unfolded(_table(plan, plan.front, "front of time against cost, fastest first")), crop=False)
     lost = ", ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items())
     if lost:
         screen.print(Text(f"others lost: {lost}", style="dim"), soft_wrap=True)

@@ -95,7 +95,7 @@ def predictions_in(root: Path) -> list[Prediction]:
             print(f"steptime: skipped: {error}", file=sys.stderr)
     if not predictions:
         raise TableError(f"{root}: no predictions there; run the pipeline first, or name its folder: results=FOLDER")
-    return predictions
+    return sorted(predictions, key=lambda p: (p.model, p.gpu, p.variant, p.batch_size))
 
 
 def artifact_paths(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:

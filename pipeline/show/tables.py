@@ -17,6 +17,9 @@ from pipeline.readable import milliseconds
 MAX_TITLE, FRAME = 70, 6
 """Width of the longest title of a prediction's frame, and the part of a line that the frame takes, in characters."""
 
+UNFOLDED = 1000
+"""Width of a table whose cells are not folded, in characters."""
+
 PIPE_WIDTH = 140
 """Width of a table, in characters, when the output is not a terminal."""
 
@@ -30,6 +33,16 @@ def console() -> Console:
     if not screen.is_terminal:
         screen.width = max(screen.width, PIPE_WIDTH)
     return screen
+
+
+@dataclass(frozen=True)
+class Unfolded:
+    """A table whose cells can be copied: on a narrow terminal its lines go on, to be printed with `crop=False`."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield from console.render(self.table, options.update(max_width=UNFOLDED))  # type: ignore[misc]
 
 
 def interval(low_us: float, high_us: float) -> str:

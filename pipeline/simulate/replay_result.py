@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.readable import milliseconds
 from pipeline.simulate.step_program import Program
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_program import Iteration
@@ -170,6 +171,14 @@ PATH_PARTS = {
 
 BOX_FROM = 60
 """Width of a terminal, in characters, from which the table has lines between its cells."""
+
+
+def verdict(facts: dict[str, Any]) -> str:
+    """`ReplayResult.as_dict()` in a sentence: the step, predicted and measured."""
+    error = facts["step_error"]
+    missed = "exact" if round(error, 4) == 0 else f"{abs(error):.2%} {'short' if error < 0 else 'long'}"
+    predicted, measured = milliseconds(facts["step_predicted_us"]), milliseconds(facts["step_measured_us"])
+    return f"step {predicted} predicted, {measured} measured: {missed}"
 
 
 def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:

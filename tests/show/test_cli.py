@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from pipeline import cli
@@ -103,6 +106,25 @@ def test_help_and_version_name_the_command(capsys: pytest.CaptureFixture[str], m
     assert code == 0 and out.startswith("steptime ")
 
 
+def test_the_help_groups_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, out, _ = run(capsys, monkeypatch, "--help")
+    places = [
+        out.index(name) for name in ("Ask", "predict ", "Look", "gpus ", "Search", "plan ", "Measure", "Pipeline")
+    ]
+    assert places == sorted(places)
+
+
+def test_a_comparison_as_csv_has_the_rows_of_its_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("compare", "gpu=V100,T4", "model=dlrm_small", "batch_size=64")
+    rows = json.loads(run(capsys, monkeypatch, *words, "--json")[1])["predictions"]
+    table = pd.read_csv(io.StringIO(run(capsys, monkeypatch, *words, "--csv")[1]))
+    assert table["gpu"].tolist() == ["V100", "T4"]
+    assert table["predicted_us"].tolist() == pytest.approx([row["predicted_us"] for row in rows])
+    assert json.loads(table["evidence"][0]) == rows[0]["evidence"]
+
+
 def test_a_summary_is_found_by_its_results_folder_or_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +202,9 @@ def test_a_replay_says_where_it_wrote_the_timeline(
     trace, out = project_dir() / "tests/trace/golden/drawn_gpu/input/kineto.json.gz", tmp_path / "timeline.json.gz"
     code, shown, _ = run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out))
     assert code == 0 and out.is_file() and f"predicted timeline -> {out}" in shown and "µs" in shown
+    assert re.match(r"step \S+ ms predicted, \S+ ms measured: [\d.]+% (short|long)|.*exact", shown), (
+        "the verdict comes first"
+    )
     told = json.loads(run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out), "--json")[1])
     assert told["timeline"] == str(out)
 

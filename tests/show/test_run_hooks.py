@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,6 +43,14 @@ def test_a_damaged_summary_of_another_run_is_left_out_and_named(
     mine.unlink()
     with pytest.raises(TableError, match="no predictions there"):
         predictions_in(tmp_path)
+
+
+def test_a_summary_has_the_points_of_a_model_together_by_their_batch_size(tmp_path: Path) -> None:
+    for gpu, size in (("T4", 512), ("V100", 64), ("T4", 64), ("T4", 4096)):
+        row = replace(PREDICTION, gpu=gpu, batch_size=size).summary_row()
+        write_table(row, tmp_path / f"{gpu}/dlrm_ddp/default/b{size}/summary.parquet", "summary")
+    points = [(p.gpu, p.batch_size) for p in predictions_in(tmp_path)]
+    assert points == [("T4", 64), ("T4", 512), ("T4", 4096), ("V100", 64)]
 
 
 def test_provenance_names_the_kernel_models_that_a_prediction_rests_on(tmp_path: Path) -> None:

@@ -158,6 +158,14 @@ def test_a_title_that_does_not_fit_becomes_rows(prediction: Prediction) -> None:
     assert not any("…" in line for line in shown + long)
 
 
+def test_options_are_not_folded_on_a_terminal_that_is_too_narrow(prediction: Prediction) -> None:
+    long = ("model.embedding=joint_sparse", "model.interaction=fused", "model.read_loss=before_backward")
+    rows = [dataclasses.replace(prediction, overrides=texts) for texts in (long[:1], long)]
+    stream = io.StringIO()
+    Console(file=stream, width=40).print(Comparison(rows), crop=False)
+    assert "interaction=fused read_loss=before_backward" in stream.getvalue()
+
+
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_the_catalogue_of_gpus_breaks_no_word(width: int) -> None:
     from pipeline.show.catalogue import gpu_rows
