@@ -21,6 +21,7 @@ from pipeline.as_on_cuda.data_parallel import exchanges_recorded
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.recording_group import is_recording
 from pipeline.as_on_cuda.shape_operators import is_empty
+from pipeline.as_on_cuda.sync_batch_norm import norms_of_all_ranks
 from pipeline.errors import SteptimeWarning
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -30,10 +31,10 @@ _TORCH = str(Path(torch.__file__).parent)
 def unwrapped() -> Iterator[None]:
     """While the body runs, `DistributedDataParallel` around a module without data only holds it, and warns about it.
 
-    In a step of several ranks it exchanges gradients (`data_parallel`).
+    In a step of several ranks it exchanges gradients (`data_parallel`), and `SyncBatchNorm` its sums.
     """
     if is_recording():
-        with exchanges_recorded():
+        with exchanges_recorded(), norms_of_all_ranks():
             yield
         return
     kind: Any = DistributedDataParallel

@@ -139,3 +139,28 @@ def test_a_users_own_wrapper_is_captured_as_it_is(tmp_path: Path, monkeypatch: p
     reduced = calls[calls["op"] == "all_reduce"]
     assert reduced["bytes"].sum() == 4 * (701 * 700 + 701 * 10)  # once, although there are two backward passes
     assert set(reduced["ranks"]) == {16}
+
+
+def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
+    from pipeline.as_on_cuda.recording_group import recording_group
+
+    config = {"architecture": "custom", "optimizer": "none", "ddp": options()}
+    with recording_group(2):
+        with torch.device("meta"):
+            model = torch.nn.Sequential(torch.nn.Conv2d(3, 24, 3), torch.nn.BatchNorm2d(24), torch.nn.ReLU())
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        step = Step([model], [(torch.empty(4, 3, 16, 16),)], lambda x: model(x).sum(), None, "meta", config)
+        nodes, memory = observe(step, False, config)
+    calls = map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
+    gathered, (sums, *buckets) = (
+        calls[calls["op"] == "all_gather"],
+        calls.loc[calls["op"] == "all_reduce", "bytes"].tolist(),
+    )
+    # 24 means, 24 deviations and a count of each of 2 ranks; then 2 x 24 sums for the gradient; then all weights
+    assert gathered["bytes"].tolist() == [4 * 2 * 49]
+    assert sums == 4 * 48 and buckets == [4 * (3 * 24 * 9 + 24 + 24 + 24)]
+    image, names = 4 * 4 * 24 * 14 * 14, {node.node_id: node.name for node in nodes}
+    read = {names[row.node_id]: row.bytes_read for row in calls.itertuples() if "batch_norm" in names[row.node_id]}
+    assert read["aten::batch_norm_stats"] == image and read["aten::batch_norm_backward_reduce"] == 2 * image
+    assert not (calls["op"] == "unknown").any()
+    assert (calls["api"] == "cudaMemcpyAsync").sum() >= 3  # PyTorch's masks make the host wait three times

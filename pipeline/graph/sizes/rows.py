@@ -87,6 +87,26 @@ def _applied(x: Tensor, reads: int) -> Work:
     return over(x, 2 * x.numel, reads * x.bytes, x.bytes, x.dtype, "elementwise", "addcmul")
 
 
+@size("channel_sums")
+def channel_sums(node: Node, rule: Rule) -> Work | None:
+    """Sums of each channel over samples and pixels: reads the images (and their gradients) once."""
+    images = [tensor for tensor in node.tensors() if len(tensor.shape) > 1]
+    x = images[0]
+    if not x.numel:
+        return None
+    rows, written = (x.numel // x.shape[1], x.shape[1]), sum(result.bytes for result in node.results())
+    return over(rows, 2 * x.numel, read_bytes(images), written, x.dtype, op=f"{rule.op}_rows")
+
+
+@size("channel_rows")
+def channel_rows(node: Node, rule: Rule) -> Work:
+    """A small kernel over one row of numbers per channel, such as the sums of each rank."""
+    received = node.tensors()[-1]
+    return over(
+        (1, received.numel), 4 * received.numel, received.bytes, sum(t.bytes for t in node.results()), received.dtype
+    )
+
+
 @size("logsumexp")
 def logsumexp(node: Node, rule: Rule) -> list[Work]:
     """logsumexp: maxima (infinite ones become zero), the sum of the exponentials of the differences, and its logarithm.
