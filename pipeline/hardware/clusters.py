@@ -29,7 +29,7 @@ PCIE_HOSTS = (3, 4, 5)
 """Generations with a PCIe host `pcie<generation>`, the usual cluster of cards that no file names."""
 
 _TEXTS = ("name", "what", "fabric")
-_COUNTS = {"gpus_per_node": 1, "nics_per_node": 0}
+_COUNTS = ("gpus_per_node", "nics_per_node")
 _RATES = {
     "nvlink_bidirectional_gb_per_s": 0.5, "pcie_gb_per_s": 1.0, "latency_us": 1.0, "nic_gbit_per_s": 0.125,
     "nic_latency_us": 1.0,
@@ -162,9 +162,9 @@ def _checked(values: Mapping[str, Any], path: Path) -> Cluster:
         raise ConfigError(f"{path}: folders get this name: give it letters, digits, - and _ alone")
     if texts["fabric"] not in FABRICS:
         raise ConfigError(f"{path}: fabric is {texts['fabric']!r}: choose one of {', '.join(FABRICS)}")
-    for key, least in _COUNTS.items():
-        if type(values[key]) is not int or not least <= values[key] <= 1024:
-            raise ConfigError(f"{path}: {key} is {values[key]!r}: give a whole number from {least} to 1024")
+    for key in _COUNTS:
+        if type(values[key]) is not int or not 1 <= values[key] <= 1024:
+            raise ConfigError(f"{path}: {key} is {values[key]!r}: give a whole number from 1 to 1024")
     for key in (key for key in _RATES if values.get(key) is not None):
         rate = values[key]
         number = isinstance(rate, (int, float)) and not isinstance(rate, bool) and isfinite(rate)

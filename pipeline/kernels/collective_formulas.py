@@ -89,7 +89,7 @@ def nodes_us(op: str, ranks: Array, nodes: Array, size: Array, cluster: Cluster,
     local = np.ceil(ranks / nodes)
     cards = max(1, cluster.nics_per_node // cluster.gpus_per_node)
     nics = np.minimum(cluster.nics_per_node, cards * local)  # a rank uses the NICs beside it
-    rate = 1e3 * NIC_SHARE * np.maximum(nics, 1e-9) * cluster.nic_gb_per_s
+    rate = 1e3 * NIC_SHARE * nics * cluster.nic_gb_per_s
     if op == "send_recv":
         return np.asarray(START_US + cluster.nic_latency_us + size / (1e3 * NIC_SHARE * cluster.nic_gb_per_s))
     if op == "all_to_all":
