@@ -64,6 +64,15 @@ CANDIDATES = (
     Candidate(
         "predict.cuda_graph", "true", ("false",), "torch.cuda.make_graphed_callables", unless=SIZES_FROM_DATA,
     ),
+    Candidate("ddp.gradient_as_bucket_view", "true", ("false",), "DistributedDataParallel(gradient_as_bucket_view=True)"),
+    Candidate(
+        "ddp.broadcast_buffers", "false", ("true",), "DistributedDataParallel(broadcast_buffers=False)",
+        "each GPU keeps its own running statistics of batch norm",
+    ),
+    Candidate(
+        "ddp.compression", "fp16", ("none",), "register_comm_hook(None, default_hooks.fp16_compress_hook)",
+        "gradients are exchanged in fp16, with its small range",
+    ),
     Candidate("edit.fuse", "elementwise", (), "torch.compile of the layers between the matrix products"),
     Candidate(
         "model.dtype", "tf32", ("default", "fp32"), "torch.set_float32_matmul_precision('high')",

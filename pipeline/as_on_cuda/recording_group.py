@@ -7,6 +7,7 @@ waits for collectives. Source of the calls: `torch/distributed/distributed_c10d.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -140,6 +141,7 @@ def recording_group(ranks: int) -> Iterator[None]:
     """While the body runs, this process is the first of `ranks` in the default process group."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda", "meta"])
+    hook = sys.excepthook  # PyTorch replaces it, to print the rank before each line of an error
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(BACKEND, rank=0, world_size=ranks, store=store)
     WRAPPED.clear()
@@ -148,6 +150,7 @@ def recording_group(ranks: int) -> Iterator[None]:
     finally:
         WRAPPED.clear()
         dist.destroy_process_group()
+        sys.excepthook = hook
 
 
 def is_recording() -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -141,7 +141,9 @@ class Question:
         return f"{self.model} on {self.gpu.name}, batch {self.batch_size:,}"
 
     def section(self, name: str) -> dict[str, Any]:
-        """One section of the configuration, as plain values: `model`, `kernels`, `overheads`, `predict`, `collect`, `edit`."""
+        """A section of the configuration, as plain values; `ddp` is empty for one GPU."""
+        if name == "ddp":
+            return asdict(self.ranks.ddp) if self.ranks else {}
         value = self.workload if name == "model" else getattr(self, name)
         return dict(plain(value))
 

@@ -90,3 +90,14 @@ def test_one_engine_predicts_the_single_gpu_once() -> None:
     assert all(answer.prediction and answer.prediction.several for answer in answers)
     assert len(answering._alone_us) == 1
     assert replace(questions[0], variant="x").alone() == questions[2].alone()
+
+
+def test_advice_knows_what_shortens_an_exchange_and_says_nothing_of_it_for_one_gpu() -> None:
+    from pipeline.answers.advice import advise
+
+    asked = {"gpu": "RTX4090", "model": "bert_large", "batch_size": 1, "model__dtype": "bf16"}
+    several = advise(**asked, devices=4)  # type: ignore[arg-type]
+    found = {line.change for line in (*several.lines, *several.not_helping)}
+    assert {"ddp.gradient_as_bucket_view=true", "ddp.compression=fp16"} <= found
+    alone = advise(**asked)  # type: ignore[arg-type]
+    assert not any(line.change.startswith("ddp.") for line in (*alone.lines, *alone.not_helping))
