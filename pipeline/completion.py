@@ -13,6 +13,8 @@ from dataclasses import fields
 import typer
 
 from pipeline.errors import InputError
+from pipeline.hardware.clusters import AUTO
+from pipeline.hardware.hosts import USUAL
 from pipeline.question.compose import GROUPS, choices, default_choices
 from pipeline.question.question import LOCAL_GPU
 from pipeline.question.sections import (
@@ -20,6 +22,7 @@ from pipeline.question.sections import (
     CHOICES,
     EDIT_WORDS,
     CollectSettings,
+    DdpSettings,
     KernelSettings,
     OverheadSettings,
     PredictSettings,
@@ -32,7 +35,11 @@ BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))
 
 SECTIONS = {
     "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings, "collect": CollectSettings,
+    "ddp": DdpSettings,
 }  # fmt: skip
+
+FREE_STANDING = {"host": USUAL, "cluster": AUTO}
+"""Options that name a file but are no section, with their default."""
 
 NAMED_BY = {**dict.fromkeys(BY_NAME, "model.name"), "transformers": "model.config"}
 """The option that names a model of each library."""
@@ -102,7 +109,8 @@ def keys_of(model: str) -> list[str]:
     ]
     named = [key for library, key in NAMED_BY.items() if library == model]
     options = [*named, *(str(row["option"]) for row in option_rows(model) if row["option"] not in named)]
-    return [*GROUPS, "experiment", "results", *options, *settings, *(f"edit.{key}" for key in EDIT_WORDS)]
+    machines = (*FREE_STANDING, "devices", "nodes")
+    return [*GROUPS, *machines, "experiment", "results", *options, *settings, *(f"edit.{key}" for key in EDIT_WORDS)]
 
 
 def values(key: str, model: str) -> Sequence[str]:
@@ -111,6 +119,8 @@ def values(key: str, model: str) -> Sequence[str]:
         return [*choices("gpu"), LOCAL_GPU]
     if key in (*GROUPS, "experiment"):
         return choices(key)
+    if key in FREE_STANDING:
+        return [*choices(key), FREE_STANDING[key]]
     if key == "batch_size":
         return BATCH_SIZES
     if key in CHOICES:

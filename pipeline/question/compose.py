@@ -102,7 +102,7 @@ def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
 
 def _sweep(key: str, value: Any) -> str:
     """A value of an experiment as it is typed; a list is a sweep, but one list where the option itself is a list."""
-    swept = isinstance(value, list) and key in (*GROUPS, "host", "batch_size")
+    swept = isinstance(value, list) and key in (*GROUPS, "host", "cluster", "devices", "nodes", "batch_size")
     return ",".join(map(str, value)) if swept else written(value)
 
 
@@ -323,10 +323,10 @@ def _values(text: str) -> list[Override]:
         written = written.lower() if isinstance(parsed.value(), bool) else written  # Hydra writes `true` as `True`
         return [Override(key, parsed.value(), f"{plus}{key}={written}", plus)]
     if isinstance(pattern := parsed.value(), Glob):
-        names = pattern.filter(choices(key)) if key in (*GROUPS, "host", "experiment") else []
+        names = pattern.filter(choices(key)) if key in (*GROUPS, "host", "cluster", "experiment") else []
         if not names:
             raise ConfigError(
-                f"{text}: no name fits this pattern, which {', '.join(GROUPS)}, host and experiment may have"
+                f"{text}: no name fits this pattern, which {', '.join(GROUPS)}, host, cluster and experiment may have"
             )
         return [Override(key, name, f"{key}={name}", plus) for name in names]
     if not parsed.is_discrete_sweep():
@@ -347,7 +347,10 @@ def _parse(text: str) -> Any:
     try:
         return OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError):  # Python converts no number of thousands of digits
-        key, options = text.partition("=")[0], (*GROUPS, "host", "experiment", "batch_size", "overrides", "results")
+        key, options = (
+            text.partition("=")[0],
+            (*GROUPS, "host", "cluster", "devices", "nodes", "experiment", "batch_size", "overrides", "results"),
+        )
         close = "" if key in options else did_you_mean(key, options)
         raise ConfigError(
             f"cannot read the override {shown(text)}: {close}write key=value, several values as a,b"

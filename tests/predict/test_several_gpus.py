@@ -95,7 +95,7 @@ def test_one_engine_predicts_the_single_gpu_once() -> None:
 def test_advice_knows_what_shortens_an_exchange_and_says_nothing_of_it_for_one_gpu() -> None:
     from pipeline.answers.advice import advise
 
-    asked = {"gpu": "RTX4090", "model": "bert_large", "batch_size": 1, "model__dtype": "bf16"}
+    asked = {"gpu": "RTX4090", "model": "dcgan", "batch_size": 8}
     several = advise(**asked, devices=4)  # type: ignore[arg-type]
     found = {line.change for line in (*several.lines, *several.not_helping)}
     assert {"ddp.gradient_as_bucket_view=true", "ddp.compression=fp16"} <= found

@@ -120,3 +120,11 @@ def test_zsh_and_fish_get_whole_overrides(shell: str, form: str, path: str) -> N
     for name in ("V100-SXM2-16GB", "V100-SXM2-32GB"):
         assert form.format(f"gpu={name}") in done.stdout
     assert "T4" not in done.stdout
+
+
+def test_machines_are_completed() -> None:
+    from pipeline.completion import keys_of, values
+
+    assert {"devices", "nodes", "host", "cluster", "ddp.compression"} <= set(keys_of("resnet50"))
+    assert "auto" in values("cluster", "resnet50") and "dgx-a100" in values("cluster", "resnet50")
+    assert values("ddp.gradient_as_bucket_view", "resnet50") == ("true", "false")
