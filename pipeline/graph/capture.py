@@ -108,7 +108,8 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
         with redirect_stdout(sys.stderr), one_gpu(device) if options is not None else nullcontext():
             with create_as_on_cuda():
                 step = make_step(config if options is None else options, batch_size, device)
-            recorded = observe(step, fake, config)
+            with assuming_true_share(step.picked if config.get("picked") is None else None):
+                recorded = observe(step, fake, config)
         if options is not None:
             unread = unread_options(options) + ["model.dtype"] * step.ignores_half_precision
             for name in dict.fromkeys(unread):

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
 from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
-from pipeline.question.sections import FREE_OPTIONS, flatten, written
+from pipeline.question.sections import FREE_OPTIONS, FUSED_ATTENTION, flatten, written
 from pipeline.yaml_text import YamlError, load_yaml
 
 GROUPS = ("gpu", "model", "kernels", "overheads")
@@ -321,7 +321,8 @@ def _values(text: str) -> list[Override]:
     if not parsed.is_sweep_override():
         written = parsed.get_value_element_as_str().replace("\\:", ":")  # Hydra writes `zipf:1.05` as `zipf\:1.05`
         written = written.lower() if isinstance(parsed.value(), bool) else written  # Hydra writes `true` as `True`
-        return [Override(key, parsed.value(), f"{plus}{key}={written}", plus)]
+        value = "fused" if key == "model.attention" and written in FUSED_ATTENTION else parsed.value()
+        return [Override(key, value, f"{plus}{key}={written}", plus)]
     if isinstance(pattern := parsed.value(), Glob):
         names = pattern.filter(choices(key)) if key in (*GROUPS, "host", "cluster", "experiment") else []
         if not names:

@@ -126,6 +126,9 @@ CHOICES = {
 }
 """Options with a fixed set of values."""
 
+FUSED_ATTENTION = ("sdpa", "flash_attention_2")
+"""The names that transformers has for `model.attention=fused`."""
+
 MODEL_LIBRARIES = ("timm", "torchvision", "transformers")
 """Architectures that are libraries: a model of theirs is built by its name."""
 

@@ -70,6 +70,10 @@ def builder(architecture: str) -> Builder:
             from pipeline.workloads.language_models import build
         case "timm":
             from pipeline.workloads.image_libraries import build_timm as build
+        case "torchvision":
+            from pipeline.workloads.image_libraries import build_torchvision as build
+        case "transformers":
+            from pipeline.workloads.transformers_library import build
         case "custom":
             from pipeline.workloads.custom import build
         case _:

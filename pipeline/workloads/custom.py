@@ -158,6 +158,7 @@ def _shapes(step: Step) -> list[tuple[int, ...]]:
 
 def _imported(name: str, folder: str) -> ModuleType:
     """Import the user's module from a folder, or else from Python's path; the folder stays at the end of the path."""
+    declare_torchvision_operators()
     if folder not in sys.path:
         sys.path.append(folder)
     top = name.partition(".")[0]

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipeline.errors import ConfigError
 from pipeline.workloads.libraries import classes_of, made, numbers, part_of_batch, refused, sides
 from pipeline.workloads.model_names import imported, unknown_name
-from pipeline.workloads.training_step import Step
+from pipeline.workloads.training_step import Step, is_dry
 
 CLASSES = 1000
 """Classes of a model that has no number of its own: those of ImageNet."""
@@ -25,6 +27,9 @@ IGNORED = 255
 
 BOXES = 8
 """Objects of an image for detection: images of COCO have 7.3 in the mean (Lin et al. 2014)."""
+
+KEYPOINTS = 17
+"""Points of a person in COCO."""
 
 FRAMES = 16
 """Frames of a video, as torchvision's references cut them."""
@@ -55,6 +60,80 @@ def build_timm(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     images = numbers(samples, options.get("in_chans", own[0]), height, width, device=device)
     batch = images, classes_of(classes, samples, device=device)
     return Step([model], [batch], lambda x, y: model(x), classification_loss, device, config)
+
+
+def build_torchvision(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
+    """Build the step of a classifier, segmenter, video model or detector of torchvision."""
+    models = imported("torchvision.models")
+    name = str(config["name"])
+    if name not in models.list_models():
+        raise unknown_name("model.name", name, "torchvision")
+    kind = (*models.get_model_builder(name).__module__.split("."), "")[2]  # torchvision.models.video.resnet
+    if kind == "optical_flow":
+        raise ConfigError(f"model.name={name}: models of optical flow are not built by name; use model=custom")
+    given = {"num_classes": config.get("classes"), **(config.get("options") or {})}
+    arguments = {key: value for key, value in given.items() if value is not None}
+    if kind in ("segmentation", "detection"):
+        arguments["weights_backbone"] = None
+    make = partial(models.get_model, name, weights=None, **arguments)
+    model, size = _sized(make, ("image_size", "input_size"), config, device)
+    height, width = size or _own_size(models, name, model)
+    samples = part_of_batch(config, batch_size)
+    images = numbers(samples, 3, height, width, device=device)
+    if kind == "detection":
+        return _detection_step(model, images, config, device)
+    classes = int(arguments.get("num_classes") or _outputs(model))
+    if kind == "segmentation":
+        batch = images, classes_of(classes, samples, height, width, device=device)
+        return Step([model], [batch], lambda x, _: model(x), _segmentation_loss, device, config)
+    if kind == "video":
+        images = numbers(samples, 3, int(config.get("frames") or FRAMES), height, width, device=device)
+    batch = images, classes_of(classes, samples, device=device)
+    return Step([model], [batch], lambda x, _: model(x), classification_loss, device, config)
+
+
+def _own_size(models: Any, name: str, model: Any) -> tuple[int, int]:
+    """Size of the images that a model of torchvision is made for: what it was built for, or its weights were trained with."""
+    if built := getattr(model, "image_size", None):  # vit_h_14 is built for 224 pixels, and its weights are for 518
+        return sides(built)
+    if transform := getattr(model, "transform", None):  # of detectors
+        return sides(transform.fixed_size or transform.min_size[-1])
+    trained = models.get_model_weights(name).DEFAULT.transforms()
+    return sides(getattr(trained, "crop_size", None) or trained.resize_size)
+
+
+def _outputs(model: nn.Module) -> int:
+    """Number of classes of a classifier or segmenter: the outputs of its last layer."""
+    last = [part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d)][-1]
+    return int(last.out_features if isinstance(last, nn.Linear) else last.out_channels)
+
+
+def _detection_step(model: Any, images: Tensor, config: Mapping[str, Any], device: str) -> Step:
+    """The step of a detector, which computes its losses itself."""
+    samples, _, height, width = images.shape
+    corners = numbers(samples, BOXES, 2, 2, device=device)
+    boxes = (corners if is_dry(device) else corners.cumsum(2) * min(height, width) / 2).flatten(2)
+    batch = [images, boxes, classes_of(2, samples, BOXES, device=device)]
+    heads = getattr(model, "roi_heads", None)
+    if getattr(heads, "mask_predictor", None) is not None:
+        batch.append(classes_of(2, samples, BOXES, height, width, device=device, dtype=torch.uint8))
+    if getattr(heads, "keypoint_predictor", None) is not None:
+        batch.append(numbers(samples, BOXES, KEYPOINTS, 3, device=device))
+    names = ("boxes", "labels", "masks" if batch[-1].dtype == torch.uint8 else "keypoints")
+
+    def forward(x: Tensor, *targets: Tensor) -> Any:
+        if not model.training:
+            return model(list(x))
+        losses = model(list(x), [dict(zip(names, parts, strict=False)) for parts in zip(*targets, strict=True)])
+        return torch.stack(list(losses.values())).sum()
+
+    return Step([model], [tuple(batch)], forward, None, device, config)
+
+
+def _segmentation_loss(output: Any, _: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of each pixel; half of that of an auxiliary head is added, as in torchvision's references."""
+    losses = [F.cross_entropy(logits, labels, ignore_index=IGNORED) for logits in _tensors(output)]
+    return losses[0] if len(losses) == 1 else losses[0] + 0.5 * losses[1]
 
 
 @contextmanager

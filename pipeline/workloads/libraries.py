@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ def made(make: Callable[[], nn.Module], device: str) -> nn.Module:
     """
     with torch.device(device):
         try:
-            return make()
+            return make().to(device)  # some constructors make a parameter on the CPU, whatever the context says
         except (NotImplementedError, RuntimeError) as error:
             if device != "meta" or "meta" not in str(error):
                 raise
@@ -72,9 +72,9 @@ def numbers(*shape: int, device: str) -> Tensor:
     return host_empty(*shape) if is_dry(device) else torch.rand(*shape)
 
 
-def classes_of(count: int, *shape: int, device: str) -> Tensor:
+def classes_of(count: int, *shape: int, device: str, dtype: torch.dtype = torch.long) -> Tensor:
     """An input of whole numbers below `count` on the host: labels or tokens."""
-    return host_empty(*shape, dtype=torch.long) if is_dry(device) else torch.randint(count, shape)
+    return host_empty(*shape, dtype=dtype) if is_dry(device) else torch.randint(count, shape, dtype=dtype)
 
 
 def refused(option: str, reason: str) -> ConfigError:
@@ -84,19 +84,20 @@ def refused(option: str, reason: str) -> ConfigError:
 
 @contextmanager
 def slow_code_reported(library: str) -> Iterator[None]:
-    """Report that a library runs reference code in place of a package with CUDA kernels, as its log says."""
-    handler = _SlowCode()
+    """Report that a library runs reference code in place of a package with CUDA kernels; its log shows nothing meanwhile."""
     log = logging.getLogger(library)
-    log.addHandler(handler)
+    before, log.handlers = log.handlers, [_SlowCode()]
+    with suppress(AttributeError):  # the library says each sentence once in a process
+        log.warning_once.cache_clear()  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        log.removeHandler(handler)
+        log.handlers = before
 
 
 class _SlowCode(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        text = " ".join(record.getMessage().split())
+        text = " ".join(record.getMessage().split()).partition(". ")[0]
         if any(part in text.lower() for part in SLOWER):
             warnings.warn(
                 f"reference code is predicted, not the faster CUDA package: {text}", SteptimeWarning, stacklevel=2

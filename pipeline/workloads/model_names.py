@@ -29,9 +29,9 @@ def imported(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:
+        if error.name != (top := package.partition(".")[0]):
             raise
-        raise InputError(f"{package} is not installed: pip install {package}") from None
+        raise InputError(f"{top} is not installed: pip install {top}") from None
 
 
 @lru_cache(maxsize=8)

@@ -122,6 +122,7 @@ class Step:
         procedure: replaces the whole step after the copies, for workloads with several backward passes; called as
             `procedure(batch, optimizers)`, with the tuple of the batch's tensors on the device and the list of optimizers.
         own_optimizers: take the place of those that the configuration names.
+        picked: share of the elements of a mask that select data, where `model.picked` does not say it.
     """
 
     modules: Sequence[nn.Module]
@@ -133,6 +134,7 @@ class Step:
     in_kernel: Sequence[Tensor] = ()
     procedure: Callable[[Batch, Sequence[torch.optim.Optimizer]], None] | None = None
     own_optimizers: Sequence[torch.optim.Optimizer] = ()
+    picked: float | None = None
     optimizers: list[torch.optim.Optimizer] = field(init=False)
     dtype: str = field(init=False)
     precision_read: bool = field(init=False, default=False)

@@ -45,7 +45,7 @@ REMEDIES = (
 )  # fmt: skip
 """Pattern of an error's type and message -> what to change in the user's code, for errors that CUDA raises as well."""
 
-SIZES_OF_MODELS = ("image_size", "frames", "seq_len", "audio_seconds")
+SIZES_OF_MODELS = ("image_size", "frames", "seq_len", "audio_seconds", "attention", "checkpointing")
 """Options of models of libraries which a model may refuse."""
 
 MAX_MESSAGE = 160
@@ -90,7 +90,7 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
 def _library_error(config: Mapping[str, Any], error: BaseException, reason: str) -> InputError:
     """The message for a model of a library: the options that may be its cause, and the line of the library."""
     model = "config" if config.get("architecture") == "transformers" else "name"
-    asked = [f"model.{key}={config[key]}" for key in (model, *SIZES_OF_MODELS) if config.get(key) is not None]
+    asked = [f"model.{key}={config[key]}" for key in (model, *SIZES_OF_MODELS) if config.get(key)]
     advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), "")
     what = "cannot be captured without a GPU" if advice else "refused"
     return InputError(f"{' '.join(asked)}: {what}: {type(error).__name__}: {_short(reason)}{place_in_user_code(error)}"

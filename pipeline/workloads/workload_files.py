@@ -27,7 +27,7 @@ MAX_FILES = 500
 def file_digests(model: Mapping[str, Any]) -> dict[str, str]:
     """Path (relative to the current folder) -> digest, for each file that a workload's configuration names.
 
-    These are table configurations, the user's own module, and the modules of its folder that it imports directly or
+    These are table configurations, a config.json, the user's own module, and the modules of its folder that it imports directly or
     indirectly.
 
     Args:
@@ -37,6 +37,9 @@ def file_digests(model: Mapping[str, Any]) -> dict[str, str]:
     found: list[Path] = []
     if model.get("table_configs"):
         found.append(table_configs_path(model["table_configs"]))
+    if model.get("config"):
+        named = Path(str(model["config"]))
+        found.append(named / "config.json" if named.is_dir() else named)
     if model.get("target"):
         found += _modules(str(model["target"]).partition(":")[0])
     return {os.path.relpath(path): file_digest(path)[:16] for path in found if path.is_file()}

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.paths import project_dir
+from pipeline.question.sections import MODEL_LIBRARIES
 from tests.show.test_docs import FENCE, prose
 
 ROOT = project_dir()
@@ -55,8 +57,12 @@ def shown(first: str) -> list[str]:
 
 def runnable() -> Iterator[object]:
     for command in shown("steptime"):
+        marks = [pytest.mark.nightly] if NIGHTLY.search(command) else []
+        for library in MODEL_LIBRARIES:
+            if re.search(rf"(model=|models ){library}", command):
+                marks.append(pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed"))
         if not any(command.startswith(name) for name in NOT_RUN):
-            yield pytest.param(command, marks=pytest.mark.nightly if NIGHTLY.search(command) else ())
+            yield pytest.param(command, marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     table = {"num_embeddings": 1000, "pooling_factor": 10}
     (folder / "my_tables.json").write_text(json.dumps([table] * 405))
+    (folder / "my").mkdir()
+    bert = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "num_hidden_layers": 2, "hidden_size": 256}
+    (folder / "my" / "config.json").write_text(json.dumps(bert))
     for page in PAGES:  # modules whose first line is a comment with their name
         for _, block in FENCE.findall(page.read_text(encoding="utf-8")):
             if named := re.match(r"# (my_\w+\.py)\n", block):

@@ -1,0 +1,254 @@
+"""Steps of models of transformers: `model=transformers model.config=LlamaConfig`, or a config.json.
+
+The configuration says what the model is, and `model.task` which head and loss it has. The loss is the library's own.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.as_on_cuda.mixed_precision import DTYPES
+from pipeline.errors import ConfigError, InputError, SteptimeWarning, did_you_mean
+from pipeline.workloads.libraries import classes_of, made, numbers, part_of_batch, sides, slow_code_reported
+from pipeline.workloads.model_names import imported, unknown_name
+from pipeline.workloads.training_step import Step
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is trained for: the library's class that makes it, and the mapping of the configurations that have one."""
+
+    auto: str
+    mapping: str
+
+
+TASKS = {
+    "speech_seq2seq": Task("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"),
+    "seq2seq_lm": Task("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
+    "masked_lm": Task("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
+    "causal_lm": Task("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "contrastive": Task("AutoModelForZeroShotImageClassification", "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING"),
+    "ctc": Task("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING"),
+    "image_classification": Task("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
+    "video_classification": Task("AutoModelForVideoClassification", "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING"),
+    "semantic_segmentation": Task("AutoModelForSemanticSegmentation", "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING"),
+    "audio_classification": Task("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING"),
+    "sequence_classification": Task("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
+    "token_classification": Task("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
+    "question_answering": Task("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING"),
+}
+"""Tasks by name; a model is taken for the first one that it has, unless its file or `model.task` names another."""
+
+ATTENTION = {"eager": "eager", "fused": "sdpa"}
+"""Values of `model.attention` -> the library's names. FlashAttention's own package counts as PyTorch's fused kernel."""
+
+LONGEST = 2048
+"""Most tokens of a sequence, where `model.seq_len` does not say it: newer models can take 100,000 and more."""
+
+SECONDS, PER_SECOND, FRAMES_PER_SECOND = 10, 16_000, 100
+"""Length of a recording where the model fixes none, its samples, and the frames of a spectrogram in a second."""
+
+CHARACTERS_PER_SECOND = 15
+"""Labels of speech: LibriSpeech has about 15 characters a second."""
+
+DROPOUT = 0.05
+"""Dropout of the inputs of LoRA, as in the examples of peft."""
+
+
+def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
+    """Build the step of a model of transformers on random inputs."""
+    library = imported("transformers")
+    settings = _settings(library, config)
+    task = _task(library, settings, config)
+    if config.get("classes"):
+        settings.num_labels = int(config["classes"])
+    if getattr(settings, "decoder_start_token_id", None) is None:
+        settings.decoder_start_token_id = 0
+    setattr(settings, "dtype" if hasattr(settings, "dtype") else "torch_dtype", torch.float32)
+    with slow_code_reported("transformers"):
+        model = made(lambda: _model(library, settings, task, config), device)
+    _warn_of_experts(model, config)
+    samples, training = part_of_batch(config, batch_size), config.get("mode", "train") == "train"
+    inputs, labels = _inputs(getattr(model, "base_model", model), settings, task, config, samples, device)
+    if not training:
+        labels = {"decoder_input_ids": labels["labels"]} if task in ("seq2seq_lm", "speech_seq2seq") else {}
+    recognises = task == "ctc" and training
+    batch, passed = inputs | labels, inputs if recognises else inputs | labels
+    more = {"return_loss": True} if task == "contrastive" and training else {}
+
+    def forward(*tensors: Tensor) -> Any:
+        with slow_code_reported("transformers"):
+            output = model(**dict(zip(passed, tensors, strict=False)), **more)
+        return output.loss if training and not recognises else output
+
+    loss, masked = _ctc_loss if recognises else None, getattr(settings, "mask_time_prob", None)  # of SpecAugment
+    return Step([model], [tuple(batch.values())], forward, loss, device, config, picked=masked or None)
+
+
+def _settings(library: Any, config: Mapping[str, Any]) -> Any:
+    """The library's configuration that `model.config` names, with `model.config_options`."""
+    named, options = str(config["config"]), dict(config.get("config_options") or {})
+    path = Path(named) / "config.json" if Path(named).is_dir() else Path(named)
+    if path.is_file():
+        return _settings_of_file(library, path, options)
+    if "/" in named or "." in named:
+        try:
+            return library.AutoConfig.from_pretrained(named, local_files_only=True, **options)
+        except (OSError, ValueError):
+            raise InputError(
+                f"model.config={named}: there is no such file, and no such model in the cache of Hugging Face: give a "
+                "config.json, or a class such as LlamaConfig (no network is used)"
+            ) from None
+    kind = getattr(library, named, None) if named.isidentifier() else None
+    if kind is None:
+        raise unknown_name("model.config", named, "transformers")
+    if not getattr(kind, "model_type", ""):
+        its = getattr(getattr(kind, "config_class", None), "__name__", "LlamaConfig")
+        raise ConfigError(f"model.config={named}: this is not the configuration of a model: give one such as {its}")
+    _check_options(kind, options)
+    return kind(**options)
+
+
+def _settings_of_file(library: Any, path: Path, options: dict[str, Any]) -> Any:
+    """The configuration in a config.json, as models have it on Hugging Face's hub."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kind = library.CONFIG_MAPPING[content["model_type"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(f"model.config={path}: not the config.json of a model that transformers "
+                         f"{library.__version__} has ({type(error).__name__}: {error})") from None  # fmt: skip
+    _check_options(kind, options)
+    return kind.from_dict({**content, **{key: {**content[key], **value} if isinstance(value, dict) and
+                           isinstance(content.get(key), dict) else value for key, value in options.items()}})  # fmt: skip
+
+
+def _check_options(kind: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options that a configuration does not have: the library would keep and never read them."""
+    known = {*vars(kind()), *kind.attribute_map}
+    for key in options:
+        if key not in known and not hasattr(kind(), key):
+            raise ConfigError(f"model.config_options.{key}: {kind.__name__} has no such option: "
+                              f"{did_you_mean(key, known)}see its documentation in transformers")  # fmt: skip
+
+
+def _task(library: Any, settings: Any, config: Mapping[str, Any]) -> str:
+    """The task that `model.task` names, or that of the file, or the first that the model has."""
+    mappings = {name: getattr(library, task.mapping) for name, task in TASKS.items()}
+    tasks = [name for name, mapping in mappings.items() if type(settings) in mapping]
+    named, kind = config.get("task"), type(settings).__name__
+    if not tasks:
+        raise ConfigError(
+            f"model.config={kind}: transformers has no model of it for any of {', '.join(TASKS)}; use model=custom"
+        )
+    if named is not None and named not in tasks:
+        raise ConfigError(f"model.task={named}: {kind} has {', '.join(tasks)}")
+    written = [
+        name for name in tasks if _class_names(mappings[name][type(settings)]) & {*(settings.architectures or ())}
+    ]
+    if getattr(settings, "is_decoder", False) and "causal_lm" in tasks:
+        written.append("causal_lm")
+    return str(named or (written or tasks)[0])
+
+
+def _class_names(kinds: Any) -> set[str]:
+    return {kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))}
+
+
+def _model(library: Any, settings: Any, task: str, config: Mapping[str, Any]) -> nn.Module:
+    """A model without weights, with gradient checkpointing and LoRA if they are asked for."""
+    asked = config.get("attention")
+    attention = {} if asked is None else {"attn_implementation": ATTENTION[str(asked)]}
+    model: Any = getattr(library, TASKS[task].auto).from_config(settings, **attention)
+    if config.get("checkpointing"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if rank := config.get("lora"):
+        peft = imported("peft")
+        targets = config.get("lora_targets")
+        adapter = peft.LoraConfig(r=int(rank), lora_dropout=DROPOUT, target_modules=targets and list(targets))
+        model = peft.get_peft_model(model, adapter)
+    whole: nn.Module = model
+    return whole
+
+
+def _warn_of_experts(model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Warn that autocast does not reach the experts of a mixture, whose weights are one tensor."""
+    experts = any(weight.dim() == 3 and "experts" in name for name, weight in model.named_parameters())
+    if experts and config.get("dtype") in DTYPES and config.get("precision") != "pure":
+        text = f"model.dtype={config['dtype']}: autocast leaves the grouped products of the experts in fp32; "
+        warnings.warn(f"{text}model.precision=pure is a model in half precision", SteptimeWarning, stacklevel=2)
+
+
+def _inputs(
+    model: Any, settings: Any, task: str, config: Mapping[str, Any], samples: int, device: str
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The inputs of a model and its labels, by the names of its arguments."""
+    text = settings.get_text_config()
+    positions = int(getattr(text, "max_position_embeddings", None) or 512)
+    own = min(
+        positions - positions % 8 if positions > 128 else positions, LONGEST
+    )  # RoBERTa states two more than it has
+    tokens = int(config.get("seq_len") or own)
+    words = int(getattr(text, "vocab_size", None) or 2)
+
+    def ids(*shape: int, count: int = words) -> Tensor:
+        return classes_of(count, samples, *shape, device=device)
+
+    name, labels = str(model.main_input_name), int(settings.num_labels)
+    if name == "input_ids" and task != "contrastive":
+        inputs = {"input_ids": ids(tokens)}
+    elif name == "pixel_values" or task == "contrastive":
+        vision = getattr(settings, "vision_config", settings)
+        size = sides(config.get("image_size") or getattr(vision, "image_size", None) or 224)
+        frames = [int(settings.num_frames)] if task == "video_classification" else []
+        images = numbers(samples, *frames, getattr(vision, "num_channels", 3), *size, device=device)
+        inputs = {"pixel_values": images} | ({"input_ids": ids(tokens)} if task == "contrastive" else {})
+        if task == "semantic_segmentation":
+            return inputs, {"labels": ids(*size, count=labels)}
+    else:
+        inputs = {name: numbers(samples, *_recording(settings, name, config), device=device)}
+    if task == "question_answering":
+        return inputs, {key: ids(count=tokens) for key in ("start_positions", "end_positions")}
+    if task == "contrastive":
+        return inputs, {}
+    if task == "ctc":
+        return inputs, {"labels": ids(int(config.get("seq_len") or CHARACTERS_PER_SECOND * _seconds(config)))}
+    if task == "speech_seq2seq":
+        return inputs, {
+            "labels": ids(int(config.get("seq_len") or min(getattr(settings, "max_target_positions", own), own)))
+        }
+    per_token = task in ("causal_lm", "masked_lm", "seq2seq_lm", "token_classification")
+    return inputs, {"labels": ids(*[tokens] * per_token, count=words if task.endswith("lm") else labels)}
+
+
+def _seconds(config: Mapping[str, Any]) -> int:
+    return int(config.get("audio_seconds") or SECONDS)
+
+
+def _recording(settings: Any, name: str, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Shape of a recording: samples of a wave, or the frames of a spectrogram."""
+    seconds = config.get("audio_seconds")
+    if name == "input_values" and not hasattr(settings, "num_mel_bins"):
+        return (_seconds(config) * PER_SECOND,)
+    frames = _seconds(config) * FRAMES_PER_SECOND
+    if name == "input_values":  # the audio spectrogram transformer
+        return (frames if seconds else settings.max_length, settings.num_mel_bins)
+    if hasattr(settings, "num_mel_bins") and not hasattr(settings, "input_feat_per_channel"):  # Whisper
+        return (settings.num_mel_bins, frames if seconds else 2 * settings.max_source_positions)
+    features = [getattr(settings, key, None) for key in ("input_feat_per_channel", "feature_projection_input_dim")]
+    return (frames, int(next(filter(None, features), 80)))
+
+
+def _ctc_loss(output: Any, _: Tensor, labels: Tensor) -> Tensor:
+    """CTC loss of labels that fill their tensor; the library's own loss selects them by a mask."""
+    scores = output.logits.float().log_softmax(-1).transpose(0, 1)
+    lengths = torch.full((scores.shape[1],), scores.shape[0], dtype=torch.long, device="cpu")
+    return F.ctc_loss(scores, labels, lengths, torch.full_like(lengths, labels.shape[1]), zero_infinity=True)
