@@ -59,6 +59,15 @@ def test_batch_norm_with_known_statistics_reads_its_images_once(name, training, 
     assert (row["op"], row["bytes_read"] // x.bytes, row["bytes_written"]) == (op, reads, x.bytes)
 
 
+@pytest.mark.parametrize("name", ["_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact2d"])
+def test_resizing_reads_the_image_and_writes_the_resized_one(name):
+    small, large = Tensor((8, 64, 16, 16), "fp32"), Tensor((8, 64, 32, 32), "fp32")
+    row = call(f"aten::{name}", small, outputs=(large,)).iloc[0]
+    assert (row["family"], row["bytes_read"], row["bytes_written"]) == ("elementwise", small.bytes, large.bytes)
+    back = call(f"aten::{name}_backward", large, outputs=(small,)).iloc[-1]
+    assert (back["family"], back["bytes_read"], back["bytes_written"]) == ("elementwise", large.bytes, small.bytes)
+
+
 CONVOLUTIONS = {
     "line": ((4, 16, 100), (32, 16, 5), [2], [2], [1]), "dilated line": ((4, 16, 100), (32, 16, 3), [1], [4], [4]),
     "image": ((4, 16, 20, 30), (32, 16, 3, 5), [2, 1], [1, 2], [1, 1]),
