@@ -137,7 +137,10 @@ def misaligned(products: pd.DataFrame) -> Flags:
 
 
 def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:
-    """Least time of half-precision products with misaligned rows, whose operands move element by element, us; else 0."""
+    """Least time of half-precision products with misaligned rows, whose operands move element by element, us; else 0.
+
+    A long sum is split over idle SMs.
+    """
     d = Dims(products)
     m, n, k, batch = d("M"), d("N"), d("K"), d("B", 1.0)
     first, second = np.where(d("trans_a", 0.0) > 0, m, n), np.where(d("trans_b", 1.0) > 0, n, k)
@@ -145,7 +148,8 @@ def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:
     times = []
     for high, wide in ACCESS_TILES:
         blocks = batch * np.ceil(m / high) * np.ceil(k / wide)
-        accesses = np.ceil(blocks / gpu.sms) * ((high + wide) * n + high * wide) / vector
+        split = np.clip(np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(n / MIN_REDUCTION, 1.0))
+        accesses = np.ceil(blocks * split / gpu.sms) * ((high + wide) * n / split + high * wide) / vector
         times.append(accesses / ACCESSES_PER_CLOCK / gpu.boost_clock_mhz)
     half = values_of(d.text("dtype", "bf16"), BYTES, 2.0) == 2.0
     return np.where(half & misaligned(products), np.min(times, axis=0), 0.0)
