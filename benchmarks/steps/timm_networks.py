@@ -1,0 +1,184 @@
+"""Compares predicted steps of timm's networks with those that its own benchmark measured, in training and inference.
+
+    python benchmarks/steps/timm_networks.py [DATASETS_DIR] [--sets training inference] [--rows tuning report]
+        [--sample N] [--graphs DIR] [--out ROWS.parquet] [--write docs/accuracy.md]
+
+It needs timm. `evaluation/published/published_timm.py` names the measured tables and splits them into tuning and report
+rows. Capturing a step takes 2 to 5 s of CPU time, so graphs are kept in a folder (`--graphs`) until they are deleted;
+`--captured` takes only the rows whose graph is there, `--sample` that many models by the hash of their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from evaluation.pages.markdown import markdown, rewrite
+from evaluation.pages.published_step_tables import counted, with_errors
+from evaluation.published.published_timm import GPUS, read_inference, read_training
+from pipeline.answers.engine import AvailableModels, Engine
+from pipeline.errors import SteptimeError
+from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls
+from pipeline.graph.graph_file import read_graph, write_graph
+from pipeline.graph.table import Graph
+from pipeline.paths import datasets_dir
+from pipeline.prediction import Prediction
+from pipeline.question.question import Question, questions_of
+
+READERS = {"training": read_training, "inference": read_inference}
+
+FUSED_ATTENTION_SINCE = "2.0"
+"""PyTorch from which timm's networks call fused attention."""
+
+
+@dataclass(frozen=True)
+class KeptGraphs:
+    """Steps of an engine: graphs from a folder, captured where they are not there."""
+
+    folder: Path
+
+    def file(self, question: Question) -> Path:
+        """Where the graph of a question is kept."""
+        options = question.workload["options"]
+        parts = (question.workload["mode"], options["network"], question.workload["memory_format"], options["side"],
+                 question.batch_size)  # fmt: skip
+        return self.folder / f"{'-'.join(map(str, parts))}.parquet"
+
+    def graph(self, question: Question) -> Graph:
+        """The graph of a question's step."""
+        file = self.file(question)
+        if not file.is_file():
+            write_graph(capture(question.workload.plain(), question.batch_size), file)
+        return read_graph(file)
+
+    def calls(self, question: Question) -> pd.DataFrame:
+        """Device calls of a question's step on its GPU."""
+        return map_calls(self.graph(question), question.gpu)
+
+    def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
+        """Memory need; that of other batch sizes is taken as proportional, since no step is captured for it."""
+        need = self.graph(question).memory.needed_on(question.gpu)
+        return need if batch_size is None else need * batch_size // question.batch_size
+
+
+def question_of(row: pd.Series) -> Question:
+    """The question about one measured step."""
+    options = {
+        "model.target": "evaluation.workloads.timm_library:make_step", "+model.options.network": row["model"],
+        "+model.options.side": int(row["side"]), "+model.options.fused": row["torch"] >= FUSED_ATTENTION_SINCE,
+        "model.mode": row["mode"], "model.dtype": row["dtype"], "model.memory_format": row["memory_format"],
+        "model.optimizer": "none", "batch_size": int(row["batch_size"]),
+    }  # fmt: skip
+    return questions_of(row["gpu"], "custom", options)[0]
+
+
+def without_copies(found: Prediction) -> float:
+    """Predicted step time in microseconds with inputs already on the device, as in the published runs."""
+    return found.predicted_us - (found.families_us.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0)
+
+
+def kind(calls: pd.DataFrame) -> str:
+    """What kind of network a step is, by its calls: the first of attention, grouped, depthwise, convolutions, other."""
+    conv = calls[calls["family"].astype(str).str.startswith("conv2d") & (calls["kernel_size"] > 1)]
+    if calls["family"].isin(["bmm", "attention"]).any():
+        return "attention"
+    depthwise = conv["groups"] == conv["in_channels"]
+    if ((conv["groups"] > 1) & ~depthwise).any():
+        return "grouped convolutions"
+    return "depthwise convolutions" if depthwise.any() else "dense convolutions" if len(conv) > 1 else "other"
+
+
+def compared(rows: pd.DataFrame, steps: KeptGraphs) -> Iterator[dict[str, object]]:
+    """Each row with its prediction, or with the `reason` why there is none."""
+    engine = Engine(AvailableModels(), steps)
+    for _, row in rows.iterrows():
+        try:
+            question = question_of(row)
+            found = engine.predict_one(question, detail=False).whole()
+        except SteptimeError as error:
+            yield {**row, "reason": " ".join(str(error).split())}
+            continue
+        table = with_errors(row.to_frame().T, [found], [without_copies(found)])
+        yield {**table.iloc[0], "kind": kind(steps.calls(question)), "reason": ""}
+
+
+def summary(rows: pd.DataFrame) -> str:
+    """Errors by set, layout and kind of network, report rows beside tuning rows."""
+    lines = []
+    for (name, layout), part in rows.groupby(["set", "layout"], sort=False):
+        kinds = [("all", part), *part.groupby("kind")]
+        for what, group in kinds:
+            cells = [str(name), str(layout), str(what)]
+            for tuning in (False, True):
+                own = group[group["tuning"] == tuning]
+                error = 100 * own["error"].astype(float)
+                stated = f"{len(own)}: {error.mean():+.1f}, {error.abs().mean():.1f}, {error.abs().max():.0f}"
+                cells += [stated if len(own) else "", counted(own["inside"].astype(bool))]
+            lines.append(cells)
+    told = "rows: mean, mean absolute, worst error %"
+    return markdown(["steps", "layout", "networks", f"report {told}", "inside p10-p90", f"tuning {told}",
+                     "inside p10-p90"], lines)  # fmt: skip
+
+
+def worst(rows: pd.DataFrame, count: int = 20) -> str:
+    """The report rows with the largest errors."""
+    report = rows[~rows["tuning"].astype(bool)]
+    chosen = report.loc[report["error"].astype(float).abs().sort_values(ascending=False).index[:count]]
+    lines = [[str(row.model), str(row.set), str(row.layout), str(row.batch_size), str(row.side),
+              f"{row.measured_us / 1e3:.0f}", f"{row.predicted_us / 1e3:.0f}", f"{100 * row.error:+.0f}"]
+             for row in chosen.itertuples()]  # fmt: skip
+    return markdown(["network", "step", "layout", "batch", "pixels", "measured ms", "predicted ms", "error %"], lines)
+
+
+def chosen_rows(args: argparse.Namespace, steps: KeptGraphs) -> pd.DataFrame:
+    """The measured rows that the command asks for."""
+    tables = [READERS[name](args.datasets).assign(set=name, gpu=GPUS[name]) for name in args.sets]
+    rows = pd.concat(tables, ignore_index=True)
+    rows = rows[rows["tuning"].isin([name == "tuning" for name in args.rows])]
+    if args.sample:
+        names = sorted(set(rows["model"]), key=lambda name: hashlib.sha256(f"sample {name}".encode()).digest())
+        rows = rows[rows["model"].isin(names[: args.sample])]
+    if args.captured:
+        there = [steps.file(question_of(row)).is_file() for _, row in rows.iterrows()]
+        rows = rows[there]
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
+    parser.add_argument("--sets", nargs="+", choices=tuple(READERS), default=list(READERS))
+    parser.add_argument("--rows", nargs="+", choices=("tuning", "report"), default=["tuning", "report"])
+    parser.add_argument("--sample", type=int, help="only this number of models")
+    parser.add_argument("--graphs", type=Path, default=Path("results/timm_graphs"), help="folder of captured graphs")
+    parser.add_argument("--captured", action="store_true", help="only rows whose graph is in the folder")
+    parser.add_argument("--out", type=Path, help="parquet file for all rows with predictions")
+    parser.add_argument("--write", type=Path, help="document in which the marked sections are replaced")
+    args = parser.parse_args()
+    if args.datasets is None:
+        print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
+        return 2
+    args.graphs.mkdir(parents=True, exist_ok=True)
+    steps = KeptGraphs(args.graphs)
+    table = pd.DataFrame(compared(chosen_rows(args, steps), steps))
+    rows, lost = table[table["reason"] == ""], table[table["reason"] != ""]
+    print(f"{summary(rows)}\n\n{worst(rows)}")
+    for line in lost.itertuples():
+        print(f"{line.model}, {line.set}: {line.reason}", file=sys.stderr)
+    if args.out:
+        table.drop(columns="reason").to_parquet(args.out)
+    if args.write:
+        names = ", ".join(sorted({f"`{name}`" for name in lost["model"]})) or "none"
+        rewrite(args.write, {"timm": f"{summary(rows)}\n\nNot captured: {names}.", "timm worst": worst(rows)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
