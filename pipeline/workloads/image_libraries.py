@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.workloads.libraries import classes_of, made, numbers, part_of_batch, refused, sides
+from pipeline.workloads.libraries import classes_of, made, numbers, part_of_batch, sides
 from pipeline.workloads.model_names import imported, unknown_name
 from pipeline.workloads.training_step import Step, is_dry
 
@@ -23,7 +23,7 @@ AUXILIARY = 0.4
 """Weight of the losses of auxiliary heads, as torchvision's references train Inception v3."""
 
 IGNORED = 255
-"""Label of pixels without a class, in torchvision's references."""
+"""Label of pixels without a class, in torchvision's references, which add half of the loss of an auxiliary head."""
 
 BOXES = 8
 """Objects of an image for detection: images of COCO have 7.3 in the mean (Lin et al. 2014)."""
@@ -53,7 +53,7 @@ def build_timm(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         try:
             model.set_grad_checkpointing(True)  # type: ignore[operator]
         except AssertionError:
-            raise refused("model.checkpointing=true", f"timm's {name} has no gradient checkpointing") from None
+            raise ConfigError(f"model.checkpointing=true: timm's {name} has no gradient checkpointing") from None
     own = model.pretrained_cfg["input_size"]  # type: ignore[index]
     height, width = size or own[1:]
     samples = part_of_batch(config, batch_size)
@@ -85,7 +85,8 @@ def build_torchvision(config: Mapping[str, Any], batch_size: int, device: str) -
     classes = int(arguments.get("num_classes") or _outputs(model))
     if kind == "segmentation":
         batch = images, classes_of(classes, samples, height, width, device=device)
-        return Step([model], [batch], lambda x, _: model(x), _segmentation_loss, device, config)
+        loss = partial(classification_loss, auxiliary=0.5, ignored=IGNORED)
+        return Step([model], [batch], lambda x, _: model(x), loss, device, config)
     if kind == "video":
         images = numbers(samples, 3, int(config.get("frames") or FRAMES), height, width, device=device)
     batch = images, classes_of(classes, samples, device=device)
@@ -130,12 +131,6 @@ def _detection_step(model: Any, images: Tensor, config: Mapping[str, Any], devic
     return Step([model], [tuple(batch)], forward, None, device, config)
 
 
-def _segmentation_loss(output: Any, _: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of each pixel; half of that of an auxiliary head is added, as in torchvision's references."""
-    losses = [F.cross_entropy(logits, labels, ignore_index=IGNORED) for logits in _tensors(output)]
-    return losses[0] if len(losses) == 1 else losses[0] + 0.5 * losses[1]
-
-
 @contextmanager
 def _attention(layers: Any, attention: str | None) -> Iterator[None]:
     """Make models of timm with `eager` or `fused` attention, or as timm chooses."""
@@ -167,10 +162,12 @@ def _sized(
     return made(make, device), size
 
 
-def classification_loss(output: Any, _: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of a classifier's output, and of the outputs of its auxiliary heads."""
-    losses = [F.cross_entropy(logits, labels) for logits in _tensors(output)]
-    return losses[0] if len(losses) == 1 else losses[0] + AUXILIARY * sum(losses[1:])
+def classification_loss(
+    output: Any, _: Tensor, labels: Tensor, auxiliary: float = AUXILIARY, ignored: int = -100
+) -> Tensor:
+    """Cross entropy of a classifier's output, and that of the outputs of its auxiliary heads."""
+    losses = [F.cross_entropy(logits, labels, ignore_index=ignored) for logits in _tensors(output)]
+    return losses[0] if len(losses) == 1 else losses[0] + auxiliary * sum(losses[1:])
 
 
 def _tensors(output: Any) -> list[Tensor]:

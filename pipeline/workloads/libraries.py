@@ -77,11 +77,6 @@ def classes_of(count: int, *shape: int, device: str, dtype: torch.dtype = torch.
     return host_empty(*shape, dtype=dtype) if is_dry(device) else torch.randint(count, shape, dtype=dtype)
 
 
-def refused(option: str, reason: str) -> ConfigError:
-    """The error for an option that a model does not have."""
-    return ConfigError(f"{option}: {reason}")
-
-
 @contextmanager
 def slow_code_reported(library: str) -> Iterator[None]:
     """Report that a library runs reference code in place of a package with CUDA kernels; its log shows nothing meanwhile."""

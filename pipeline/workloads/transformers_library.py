@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +21,31 @@ from pipeline.workloads.libraries import classes_of, made, numbers, part_of_batc
 from pipeline.workloads.model_names import imported, unknown_name
 from pipeline.workloads.training_step import Step
 
-
-@dataclass(frozen=True)
-class Task:
-    """What a model is trained for: the library's class that makes it, and the mapping of the configurations that have one."""
-
-    auto: str
-    mapping: str
-
-
 TASKS = {
-    "speech_seq2seq": Task("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"),
-    "seq2seq_lm": Task("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
-    "masked_lm": Task("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
-    "causal_lm": Task("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
-    "contrastive": Task("AutoModelForZeroShotImageClassification", "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING"),
-    "ctc": Task("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING"),
-    "image_classification": Task("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
-    "video_classification": Task("AutoModelForVideoClassification", "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING"),
-    "semantic_segmentation": Task("AutoModelForSemanticSegmentation", "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING"),
-    "audio_classification": Task("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING"),
-    "sequence_classification": Task("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
-    "token_classification": Task("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
-    "question_answering": Task("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING"),
+    "speech_seq2seq": ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING"),
+    "seq2seq_lm": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
+    "masked_lm": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
+    "causal_lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "contrastive": ("AutoModelForZeroShotImageClassification", "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING"),
+    "ctc": ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING"),
+    "image_classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
+    "video_classification": ("AutoModelForVideoClassification", "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING"),
+    "semantic_segmentation": ("AutoModelForSemanticSegmentation", "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING"),
+    "audio_classification": ("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING"),
+    "sequence_classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
+    "token_classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
+    "question_answering": ("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING"),
 }
-"""Tasks by name; a model is taken for the first one that it has, unless its file or `model.task` names another."""
+"""Tasks -> the class that makes a model, and the mapping of configurations that have one.
+
+A model is made for the first task that it has, unless its file or `model.task` names another.
+"""
 
 ATTENTION = {"eager": "eager", "fused": "sdpa"}
 """Values of `model.attention` -> the library's names. FlashAttention's own package counts as PyTorch's fused kernel."""
 
-LONGEST = 2048
-"""Most tokens of a sequence, where `model.seq_len` does not say it: newer models can take 100,000 and more."""
+USUAL_TOKENS, LONGEST = 512, 2048
+"""Tokens of a sequence where a model states no limit, and the most by default: newer models can take 100,000 and more."""
 
 SECONDS, PER_SECOND, FRAMES_PER_SECOND = 10, 16_000, 100
 """Length of a recording where the model fixes none, its samples, and the frames of a spectrogram in a second."""
@@ -71,6 +64,9 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     task = _task(library, settings, config)
     if config.get("classes"):
         settings.num_labels = int(config["classes"])
+    vision = getattr(settings, "vision_config", settings)
+    if config.get("image_size") and hasattr(vision, "image_size"):
+        vision.image_size = config["image_size"]
     if getattr(settings, "decoder_start_token_id", None) is None:
         settings.decoder_start_token_id = 0
     setattr(settings, "dtype" if hasattr(settings, "dtype") else "torch_dtype", torch.float32)
@@ -142,7 +138,7 @@ def _check_options(kind: Any, options: Mapping[str, Any]) -> None:
 
 def _task(library: Any, settings: Any, config: Mapping[str, Any]) -> str:
     """The task that `model.task` names, or that of the file, or the first that the model has."""
-    mappings = {name: getattr(library, task.mapping) for name, task in TASKS.items()}
+    mappings = {name: getattr(library, mapping) for name, (_, mapping) in TASKS.items()}
     tasks = [name for name, mapping in mappings.items() if type(settings) in mapping]
     named, kind = config.get("task"), type(settings).__name__
     if not tasks:
@@ -151,23 +147,18 @@ def _task(library: Any, settings: Any, config: Mapping[str, Any]) -> str:
         )
     if named is not None and named not in tasks:
         raise ConfigError(f"model.task={named}: {kind} has {', '.join(tasks)}")
-    written = [
-        name for name in tasks if _class_names(mappings[name][type(settings)]) & {*(settings.architectures or ())}
-    ]
+    classes = settings.architectures or ()
+    written = [name for name in tasks if getattr(mappings[name][type(settings)], "__name__", "") in classes]
     if getattr(settings, "is_decoder", False) and "causal_lm" in tasks:
         written.append("causal_lm")
     return str(named or (written or tasks)[0])
-
-
-def _class_names(kinds: Any) -> set[str]:
-    return {kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))}
 
 
 def _model(library: Any, settings: Any, task: str, config: Mapping[str, Any]) -> nn.Module:
     """A model without weights, with gradient checkpointing and LoRA if they are asked for."""
     asked = config.get("attention")
     attention = {} if asked is None else {"attn_implementation": ATTENTION[str(asked)]}
-    model: Any = getattr(library, TASKS[task].auto).from_config(settings, **attention)
+    model: Any = getattr(library, TASKS[task][0]).from_config(settings, **attention)
     if config.get("checkpointing"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if rank := config.get("lora"):
@@ -192,11 +183,15 @@ def _inputs(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inputs of a model and its labels, by the names of its arguments."""
     text = settings.get_text_config()
-    positions = int(getattr(text, "max_position_embeddings", None) or 512)
+    stated = getattr(text, "max_position_embeddings", None)
+    positions = int(stated or USUAL_TOKENS)
     own = min(
         positions - positions % 8 if positions > 128 else positions, LONGEST
     )  # RoBERTa states two more than it has
     tokens = int(config.get("seq_len") or own)
+    if stated and tokens > positions:
+        raise ConfigError(f"model.seq_len={tokens}: {type(settings).__name__} has {positions} positions; set "
+                          f"model.config_options.max_position_embeddings={tokens}")  # fmt: skip
     words = int(getattr(text, "vocab_size", None) or 2)
 
     def ids(*shape: int, count: int = words) -> Tensor:
@@ -222,9 +217,7 @@ def _inputs(
     if task == "ctc":
         return inputs, {"labels": ids(int(config.get("seq_len") or CHARACTERS_PER_SECOND * _seconds(config)))}
     if task == "speech_seq2seq":
-        return inputs, {
-            "labels": ids(int(config.get("seq_len") or min(getattr(settings, "max_target_positions", own), own)))
-        }
+        return inputs, {"labels": ids(min(tokens, getattr(settings, "max_target_positions", tokens)))}
     per_token = task in ("causal_lm", "masked_lm", "seq2seq_lm", "token_classification")
     return inputs, {"labels": ids(*[tokens] * per_token, count=words if task.endswith("lm") else labels)}
 

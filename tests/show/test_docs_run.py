@@ -84,7 +84,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = {"num_embeddings": 1000, "pooling_factor": 10}
     (folder / "my_tables.json").write_text(json.dumps([table] * 405))
     (folder / "my").mkdir()
-    bert = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "num_hidden_layers": 2, "hidden_size": 256}
+    bert = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "num_hidden_layers": 2}
     (folder / "my" / "config.json").write_text(json.dumps(bert))
     for page in PAGES:  # modules whose first line is a comment with their name
         for _, block in FENCE.findall(page.read_text(encoding="utf-8")):

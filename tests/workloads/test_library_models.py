@@ -230,6 +230,12 @@ class TestTransformers:
         assert unknown_operators(graph, map_calls(graph)) == {}
         assert {"forward", "backward", "optimizer"} <= set(map_calls(graph)["phase"])
 
+    def test_images_have_the_size_that_is_asked_for(self) -> None:
+        options = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        step = steps_of("transformers", 2, config="ViTConfig", config_options=options, image_size=64)
+        assert step.pool[0][0].shape == (2, 3, 64, 64)
+        assert step.modules[0].vit.embeddings.position_embeddings.shape == (1, 1 + 4 * 4, 24)
+
     def test_clip_compares_texts_with_images(self) -> None:
         step = steps_of("transformers", 3, config="CLIPConfig")
         assert {tuple(tensor.shape) for tensor in step.pool[0]} == {(3, 77), (3, 3, 224, 224)}
@@ -293,6 +299,7 @@ class TestTransformers:
             ({"config": "meta-llama/Llama-3.1-8B"}, "no such model in the cache of Hugging Face"),
             ({"config": "LlamaConfig", "task": "masked_lm"}, "model.task=masked_lm: LlamaConfig has causal_lm, "),
             ({"config": "LlamaConfig", "config_options": {"hiden_size": 3}}, "did you mean 'hidden_size'"),
+            ({"config": "GPT2Config", "seq_len": 2048}, "GPT2Config has 1024 positions"),
             ({"config": "DebertaV2Config", "attention": "fused"}, "model.attention=fused: refused: ValueError"),
             (
                 {"config": "BertConfig", "config_options": {"hidden_size": 100}},
