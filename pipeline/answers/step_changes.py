@@ -49,6 +49,11 @@ CANDIDATES = (
     Candidate("model.copies", "pinned", ("pageable",), "DataLoader(pin_memory=True), .to(device, non_blocking=True)"),
     Candidate("model.set_to_none", "true", ("false",), "optimizer.zero_grad(set_to_none=True)"),
     Candidate("model.foreach", "true", ("false",), "torch.optim's foreach=True"),
+    Candidate(
+        "model.foreach", "fused", ("true", "false"), "torch.optim's fused=True",
+        given={"model.optimizer": ("sgd", "sgd_momentum", "adam", "adamw"), "model.mode": ("train",)},
+        unless={"model.embedding": ("joint_sparse", "joint_rows", "sparse"), "model.optimizer": ("sgd",)},
+    ),
     Candidate("model.attention", "fused", ("eager",), "F.scaled_dot_product_attention"),
     Candidate("model.memory_format", "channels_last", ("contiguous",), "model.to(memory_format=torch.channels_last)"),
     Candidate(

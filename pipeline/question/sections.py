@@ -129,6 +129,9 @@ CHOICES = {
 FUSED_ATTENTION = ("sdpa", "flash_attention_2")
 """The names that transformers has for `model.attention=fused`."""
 
+WORDS_OF_FLAGS = {"model.foreach": ("fused",)}
+"""Options that are true or false, or one of these words."""
+
 MODEL_LIBRARIES = ("timm", "torchvision", "transformers")
 """Architectures that are libraries: a model of theirs is built by its name."""
 
@@ -317,8 +320,9 @@ def _check(key: str, value: Any, default: Any) -> None:
         for number in value if isinstance(value, list) and key == "model.image_size" else [value]:
             _check_number(key, number, value, 1)
     elif isinstance(first, bool):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{key}={value}: give true or false")
+        words = WORDS_OF_FLAGS.get(key, ())
+        if not isinstance(value, bool) and value not in words:
+            raise ConfigError(f"{key}={value}: give {' or '.join(('true', 'false', *words))}")
     elif isinstance(first, (int, float)):
         several = isinstance(default, list)
         if (isinstance(value, list) != several and key not in ONE_OR_ONE_EACH) or value == []:

@@ -14,7 +14,7 @@ from pipeline.hardware.hosts import list_hosts, usual_host
 from pipeline.paths import config_dir
 from pipeline.question.compose import choices
 from pipeline.question.question import LOCAL_GPU
-from pipeline.question.sections import CHOICES, written
+from pipeline.question.sections import CHOICES, WORDS_OF_FLAGS, written
 from pipeline.yaml_text import load_yaml
 
 _KERNELS = {
@@ -117,7 +117,8 @@ def option_rows(model: str) -> list[dict[str, Any]]:
         first, colon, rest = said.partition(": ")
         if " | " in first or first in ("true", "false"):  # a list of the values, and what they mean
             said = rest if " | " in first else said
-        values = CHOICES.get(option) or (("true", "false") if isinstance(default, bool) else ())
+        flags = ("true", "false", *WORDS_OF_FLAGS.get(option, ()))
+        values = CHOICES.get(option) or (flags if isinstance(default, bool) else ())
         rows.append({"option": option, "default": _shown(default), "values": " | ".join(values) or _kind(default),
                      "what": said if " | " not in said or colon else ""})  # fmt: skip
     return rows

@@ -52,26 +52,32 @@ def epsilon(weight: Tensor, usual: float) -> float:
 
 
 def make_optimizer(
-    name: str, parameters: Sequence[Tensor], lr: float = 1e-3, foreach: bool = True
+    name: str, parameters: Sequence[Tensor], lr: float = 1e-3, foreach: bool | str = True
 ) -> torch.optim.Optimizer | None:
     """Make an optimizer by its name; None for "none".
 
-    It updates all parameters at once (`foreach`, CUDA's default) or one at a time.
+    It updates all parameters at once (`foreach`, CUDA's default), one at a time, or all in one kernel ("fused").
+
+    Raises:
+        ConfigError: PyTorch has no fused kernel of this optimizer for CUDA.
     """
+    if foreach == "fused" and name == "adagrad":
+        raise ConfigError("model.foreach=fused: PyTorch's fused Adagrad runs on CPUs alone; use model.foreach=true")
+    how: dict[str, bool] = {"fused": True} if foreach == "fused" else {"foreach": bool(foreach)}
     dense = list(parameters)
     if name == "none" or not dense:
         return None
     if name == "adam":
-        return torch.optim.Adam(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-8))
+        return torch.optim.Adam(dense, lr=lr, **how, eps=epsilon(dense[0], 1e-8))
     if name == "adamw":
-        return torch.optim.AdamW(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-8))
+        return torch.optim.AdamW(dense, lr=lr, **how, eps=epsilon(dense[0], 1e-8))
     if name == "adagrad":
-        return torch.optim.Adagrad(dense, lr=lr, foreach=foreach, eps=epsilon(dense[0], 1e-10))
-    return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, foreach=foreach)
+        return torch.optim.Adagrad(dense, lr=lr, **how, eps=epsilon(dense[0], 1e-10))
+    return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, **how)
 
 
 def make_optimizers(
-    name: str, module: nn.Module, dry: bool = False, foreach: bool = True
+    name: str, module: nn.Module, dry: bool = False, foreach: bool | str = True
 ) -> list[torch.optim.Optimizer]:
     """Make the optimizers of a module's parameters.
 
@@ -93,6 +99,8 @@ def make_optimizers(
             "model.optimizer=sgd_momentum: its update of sparse gradients is not modelled; use sgd, adagrad, adam or "
             "none"
         )
+    if sparse and name == "sgd" and foreach == "fused":
+        raise ConfigError("model.foreach=fused: PyTorch's fused SGD takes no sparse gradients; use model.foreach=true")
     if name not in ("adagrad", "adam") or not sparse:
         made = [make_optimizer(name, list(module.parameters()), foreach=foreach)]
     else:
@@ -166,7 +174,7 @@ class Step:
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
         dry = is_dry(self.device)
-        foreach = bool(self.config.get("foreach", True))
+        foreach = self.config.get("foreach", True)
         self.optimizers = list(self.own_optimizers) if self.training else []
         if not self.own_optimizers:
             self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]

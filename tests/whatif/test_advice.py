@@ -63,6 +63,15 @@ def test_what_cannot_apply_is_not_tried():
     assert not any(each.key == "predict.cuda_graph" for each in CANDIDATES if applies(each, sparse))
 
 
+@pytest.mark.parametrize("options, fits", [
+    (["model=resnet50", "model.optimizer=adam"], True), (["model=resnet50", "model.optimizer=adagrad"], False),
+    (["model=dlrm_small", "model.embedding=sparse"], False), (["model=resnet50", "model.mode=inference"], False),
+])  # fmt: skip
+def test_a_fused_optimizer_is_tried_where_pytorch_has_one(options, fits):
+    (fused,) = (each for each in CANDIDATES if each.text == "model.foreach=fused")
+    assert applies(fused, ask(options)) == fits
+
+
 def test_edits_are_added_to_those_of_the_step():
     at = ask(["model=transformer", "edit.remove=aten::relu"])
     (dropout,) = (each for each in CANDIDATES if each.key == "edit.remove")

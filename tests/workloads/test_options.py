@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from pipeline import predict
+from pipeline.errors import ConfigError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.paths import config_dir
@@ -164,3 +165,23 @@ def test_overrides_reach_the_workload_from_the_command_line():
     texts = ["gpu=V100", "model=dlrm_default", "model.embedding=sparse", "model.optimizer=adagrad", "model.dtype=bf16"]
     model = expand(texts)[0].workload.plain()
     assert (model["embedding"], model["optimizer"], model["dtype"]) == ("sparse", "adagrad", "bf16")
+
+
+@pytest.mark.parametrize("optimizer, lists", [("sgd", 2), ("sgd_momentum", 3), ("adam", 4), ("adamw", 4)])
+def test_a_fused_optimizer_updates_all_weights_in_one_pass(optimizer, lists):
+    """It reads weights, gradients and states, and writes all of these but the gradients."""
+    graph = capture(small("resnet50", optimizer=optimizer, foreach="fused"), 4)
+    calls = map_calls(graph).query("phase == 'optimizer' and op.str.startswith('fused')")
+    weights = graph.memory.gradients
+    assert calls["bytes_read"].sum() == lists * weights and calls["bytes_written"].sum() == (lists - 1) * weights
+    assert graph.memory.optimizer == pytest.approx((lists - 2) * weights, rel=0.01)
+
+
+@pytest.mark.parametrize("overrides, says", [
+    (["model=resnet50", "model.foreach=fusd"], "model.foreach=fusd: give true or false or fused"),
+    (["model=resnet50", "model.foreach=fused", "model.optimizer=adagrad"], "fused Adagrad runs on CPUs alone"),
+    (["model=dlrm_small", "model.foreach=fused", "model.embedding=sparse"], "fused SGD takes no sparse gradients"),
+])  # fmt: skip
+def test_a_fused_update_that_pytorch_does_not_have_is_refused(overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        capture(expand(overrides)[0].section("model"), 4)
