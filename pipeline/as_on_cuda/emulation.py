@@ -33,6 +33,9 @@ CUDA_NAMES = {
     "steptime_sync::normalise": "aten::batch_norm_elemt",
     "steptime_sync::reduce": "aten::batch_norm_backward_reduce",
     "steptime_sync::spread": "aten::batch_norm_backward_elemt",
+    "steptime_boxes::nms": "torchvision::nms",
+    "steptime_boxes::roi_align_backward": "torchvision::_roi_align_backward",
+    "steptime_boxes::roi_align": "torchvision::roi_align",
     "steptime_loss::read": "aten::_local_scalar_dense",
     "steptime_attention::flash_backward": "aten::_scaled_dot_product_flash_attention_backward",
     "steptime_attention::flash": "aten::_scaled_dot_product_flash_attention",
@@ -54,7 +57,15 @@ def run_as_on_cuda() -> Iterator[None]:
     """
     import torch
 
-    from pipeline.as_on_cuda import fused_operators, host_reads, mixed_precision, optimizers, recurrent_layers, wrappers
+    from pipeline.as_on_cuda import (
+        detection,
+        fused_operators,
+        host_reads,
+        mixed_precision,
+        optimizers,
+        recurrent_layers,
+        wrappers,
+    )  # fmt: skip
 
     with ExitStack() as stack:
         for context in (
@@ -70,6 +81,7 @@ def run_as_on_cuda() -> Iterator[None]:
             optimizers.foreach_on_meta,
             optimizers.sparse_updates_shown,
             host_reads.assumed_reads,
+            detection.boxes_as_on_cuda,
             host_reads.whole_sequences,
             wrappers.unwrapped,
             wrappers.compiled_as_written,

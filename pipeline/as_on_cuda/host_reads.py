@@ -12,6 +12,7 @@ The user gives the share of selected elements (`model.picked`). Without it, PyTo
 from __future__ import annotations
 
 import math
+import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -89,12 +90,12 @@ def assumed_reads() -> Iterator[None]:
         yield
 
 
-def _answer(value: Tensor) -> bool | float | None:
+def _answer(value: Tensor) -> bool | float | int | None:
     """The assumed value of a tensor, after the host has waited for it.
 
     None if the tensor has a real value, or if there is no usual answer.
     """
-    usual: bool | None = getattr(value, "_steptime_usual", None)
+    usual: bool | int | None = getattr(value, "_steptime_usual", None)
     has_value = not is_empty(value) or getattr(value, "constant", None) is not None  # a fake tensor with a known number
     if has_value or value.numel() != 1 or (usual is None and not value.is_floating_point()):
         return None
@@ -120,7 +121,29 @@ def _read_operator() -> Any:
 
 
 _SHARE: list[float] = []
-"""Shares that are currently set; the last one is used."""
+"""Shares that are currently set: the user's, then those of functions for their own masks. The last one is used for masks."""
+
+
+@contextmanager
+def share_of_masks(share: float) -> Iterator[None]:
+    """While the body runs, this share of the elements of every mask is true, if the user gave a share at all."""
+    before = len(_SHARE)
+    _SHARE.extend([share] * bool(_SHARE))
+    try:
+        yield
+    finally:
+        del _SHARE[before:]
+
+
+def picked_count(candidates: int, what: str) -> int:
+    """How many of the candidates of an operator the user's share keeps.
+
+    Raises:
+        NotImplementedError: the user gave none.
+    """
+    if not _SHARE:
+        raise NotImplementedError(f"{what}: the number of elements that it finds depends on data")
+    return math.ceil(candidates * _SHARE[0])
 
 
 @contextmanager
@@ -141,12 +164,42 @@ def assuming_true_share(share: object) -> Iterator[None]:
     with ExitStack() as stack:
         for owner in (torch, Tensor):
             select: Any = vars(owner).get("masked_select", Tensor.masked_select)
-            stack.enter_context(replaced(owner, masked_select=_by_index(select)))
+            stack.enter_context(replaced(owner, masked_select=_by_index(select), sum=_counting(owner.sum)))
+        comparisons = {name: _of_counts(getattr(Tensor, name), getattr(operator, name)) for name in COMPARISONS}
+        stack.enter_context(replaced(Tensor, **comparisons))
         _SHARE.append(float(share))
         try:
             yield
         finally:
             _SHARE.pop()
+
+
+COMPARISONS = ("__gt__", "__ge__", "__lt__", "__le__")
+"""Methods by which a step compares the number of selected elements with another number."""
+
+
+def _counting(usual: Any) -> Any:
+    """`sum`, whose result for a whole mask tells how many elements are true."""
+
+    def count(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = usual(x, *args, **kwargs)
+        if is_empty(x) and x.dtype == torch.bool and not args and not kwargs:
+            result._steptime_usual = math.ceil(x.numel() * _SHARE[-1])
+        return result
+
+    return count
+
+
+def _of_counts(usual: Any, compare: Callable[[Any, Any], bool]) -> Any:
+    """A comparison, whose result is known for a number of selected elements."""
+
+    def answer(x: Tensor, other: Any) -> Any:
+        result, count = usual(x, other), getattr(x, "_steptime_usual", None)
+        if count is not None and isinstance(other, int | float):
+            result._steptime_usual = compare(count, other)
+        return result
+
+    return answer
 
 
 def _by_index(usual: Any) -> Any:

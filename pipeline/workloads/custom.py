@@ -58,11 +58,12 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     _check_device(step, target, device)
     if not _has_size(step, batch_size):
         other = _made(function, target, config, 2 * batch_size, device)
-        if _shapes(other) == _shapes(step):
-            raise InputError(
-                f"{shown_target(target)}: batch_size={batch_size} changes nothing: its batches hold tensors of shape "
-                f"{', '.join(map(str, _shapes(step)))}; make them of batch_size samples, or give the size that they have"
-            )
+        if _shapes(other) != _shapes(step):
+            return _made(function, target, config, batch_size, device)  # a given module is in one step at a time
+        raise InputError(
+            f"{shown_target(target)}: batch_size={batch_size} changes nothing: its batches hold tensors of shape "
+            f"{', '.join(map(str, _shapes(step)))}; make them of batch_size samples, or give the size that they have"
+        )
     return step
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from pipeline.as_on_cuda.torch_names import tree_flatten, tree_unflatten
 from pipeline.errors import InputError
-from pipeline.workloads.training_step import PROCEDURE, Batch, Step, is_dry
+from pipeline.workloads.training_step import Batch, Step, check_procedure, is_dry
 
 Undo = Callable[[], None]
 
@@ -114,14 +114,7 @@ class GivenModule:
         """The user's procedure, which gets the batch as the user gave it. What it uses by name is restored, too."""
         procedure: Any = self.procedure
         self._undo += [_remembered(used) for used in _used_by(procedure)]
-        try:
-            inspect.signature(procedure).bind((), [])
-        except TypeError as error:
-            raise InputError(
-                f"procedure=: it is called as {PROCEDURE}; yours is procedure{inspect.signature(procedure)} ({error})"
-            ) from None
-        except ValueError:  # a compiled function has no signature
-            pass
+        check_procedure(procedure)
         return lambda flat, optimizers: procedure(tree_unflatten(flat, structure), optimizers)
 
     def _optimizers(self, module: nn.Module, new: Mapping[int, Tensor]) -> list[Optimizer]:

@@ -27,13 +27,11 @@ Batch = tuple[Tensor, ...]
 OPTIMIZER_STATES = {"none": 0, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 """Optimizers -> number of tensors of a parameter's size that each keeps."""
 
-
 HALF_EPSILON = 1e-4
 """Epsilon that optimizers add to a square root in fp16, without unit.
 
 The smallest positive number in fp16 is 6e-8. The usual epsilon would become zero, and 0 / 0 would follow.
 """
-
 
 PROCEDURE = (
     "procedure(batch, optimizers), with the tuple of the batch's tensors (x, y = batch) and the list of optimizers"
@@ -63,14 +61,13 @@ def make_optimizer(
     """
     if foreach == "fused" and name == "adagrad":
         raise ConfigError("model.foreach=fused: PyTorch's fused Adagrad runs on CPUs alone; use model.foreach=true")
-    how: dict[str, bool] = {"fused": True} if foreach == "fused" else {"foreach": bool(foreach)}
+    how: dict[str, Any] = {"fused": True} if foreach == "fused" else {"foreach": foreach}
     dense = list(parameters)
     if name == "none" or not dense:
         return None
-    if name == "adam":
-        return torch.optim.Adam(dense, lr=lr, **how, eps=epsilon(dense[0], 1e-8))
-    if name == "adamw":
-        return torch.optim.AdamW(dense, lr=lr, **how, eps=epsilon(dense[0], 1e-8))
+    if name in ("adam", "adamw"):
+        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+        return kind(dense, lr=lr, **how, eps=epsilon(dense[0], 1e-8))
     if name == "adagrad":
         return torch.optim.Adagrad(dense, lr=lr, **how, eps=epsilon(dense[0], 1e-10))
     return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, **how)
@@ -150,7 +147,7 @@ class Step:
 
     def __post_init__(self) -> None:
         _check_pool(self.pool)
-        _check_procedure(self.procedure)
+        check_procedure(self.procedure)
         self.training = self.config.get("mode", "train") == "train"
         self.dtype = str(self.config.get("dtype", "fp32"))
         self.pure = self.config.get("precision") == "pure"
@@ -163,21 +160,19 @@ class Step:
             module.train(self.training)
             if not self.training:  # in training, parameters that the user froze stay frozen
                 module.requires_grad_(False)
+        dry = is_dry(self.device)
         if self.pure:
             self._cast(stored_dtype(self.config))
         if self.config.get("memory_format") == "channels_last":
             for module in self.modules:
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            dry = is_dry(self.device)
             self.pool = [tuple(channels_last(tensor, dry) for tensor in batch) for batch in self.pool]
         if self.device == "cuda" and not self.waits:
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
-        dry = is_dry(self.device)
         foreach = self.config.get("foreach", True)
-        self.optimizers = list(self.own_optimizers) if self.training else []
-        if not self.own_optimizers:
-            self.optimizers = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]
+        made = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]
+        self.optimizers = list(self.own_optimizers) if self.own_optimizers and self.training else made
 
     def run(self, number: int = 0) -> None:
         """Run one step on batch `number` of the pool (modulo its length)."""
@@ -337,7 +332,7 @@ def _check_pool(pool: object) -> None:
             )
 
 
-def _check_procedure(procedure: Callable[..., None] | None) -> None:
+def check_procedure(procedure: Callable[..., None] | None) -> None:
     """Check that a procedure takes a batch and optimizers.
 
     Raises:

@@ -25,7 +25,7 @@ ADVICE = (
     (r"FSDP", "give the module itself, because the step of one GPU is predicted"),
     (r"process group|NCCL|environment variable", "remove torch.distributed, because the step of one GPU is predicted"),
     (r"FlexAttention", "write it as F.scaled_dot_product_attention"),
-    (r"torch\.nonzero|masked_select",
+    (r"torch\.nonzero|masked_select|nms:",
      "it selects elements by a mask, whose values the meta device does not have; give the share that is true, "
      "model.picked=0.5"),
     (r"item\(\) cannot be called|Cannot copy out of meta|data-dependent|_local_scalar_dense",

@@ -3,10 +3,10 @@
 Bytes are the actual memory traffic: a broadcast operand counts once, and an in-place operand counts once.
 """
 
-from pipeline.graph.sizes import convolution, embedding, matmul, movement, optimizer, pointwise, reduction, rows
+from pipeline.graph.sizes import boxes, convolution, embedding, matmul, movement, optimizer, pointwise, reduction, rows
 from pipeline.graph.sizes.vocabulary import REGISTERED
 
-MODULES = (convolution, embedding, matmul, movement, optimizer, pointwise, reduction, rows)
+MODULES = (boxes, convolution, embedding, matmul, movement, optimizer, pointwise, reduction, rows)
 """Modules that register their functions when they are imported."""
 
 SIZES = dict(REGISTERED)

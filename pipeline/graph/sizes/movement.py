@@ -121,7 +121,7 @@ def nonzero(node: Node, rule: Rule) -> list[Work]:
     4. One kernel converts each position to an index per dimension.
     """
     result = node.result()
-    return _positions(node.tensor(0), result.shape[0] if result and result.shape else node.tensor(0).numel)
+    return positions(node.tensor(0), result.shape[0] if result and result.shape else node.tensor(0).numel)
 
 
 @size("nonzero_of_masks")
@@ -135,10 +135,11 @@ def nonzero_of_masks(node: Node, rule: Rule) -> list[Work]:
     masks = masks if picked not in masks or len(masks) > 1 else []
     rest = math.prod(node.tensor(0).shape[len(masks[0].shape) :]) if masks else 1
     count = max(1, picked.numel // max(rest, 1)) if picked else 1
-    return [work for mask in masks for work in _positions(mask, count)]
+    return [work for mask in masks for work in positions(mask, count)]
 
 
-def _positions(mask: Tensor, count: int) -> list[Work]:
+def positions(mask: Tensor, count: int) -> list[Work]:
+    """The steps of `nonzero` for a mask of which `count` elements are true."""
     line, found = (1, mask.numel), 8 * count
     counted = over(line, mask.numel, mask.bytes, 8, mask.dtype, "reduction", "sum_all")
     listed = over(line, mask.numel, mask.bytes, found, mask.dtype)
