@@ -176,7 +176,9 @@ def main() -> int:
         table.drop(columns="reason").to_parquet(args.out)
     if args.write:
         names = ", ".join(sorted({f"`{name}`" for name in lost["model"]})) or "none"
-        rewrite(args.write, {"timm": f"{summary(rows)}\n\nNot captured: {names}.", "timm worst": worst(rows)})
+        measured = sum(len(READERS[name](args.datasets)) for name in READERS)
+        told = f"{len(rows):,} of {measured:,} measured rows are in the table. Could not be captured: {names}."
+        rewrite(args.write, {"timm": f"{summary(rows)}\n\n{told}", "timm worst": worst(rows)})
     return 0
 
 
