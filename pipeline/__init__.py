@@ -29,6 +29,8 @@ _HOMES = {
     "predict": "pipeline.answers.predict",
     "predict_grid": "pipeline.answers.predict",
     "compare": "pipeline.show.comparison",
+    "difference": "pipeline.answers.difference",
+    "draw_difference": "pipeline.show.figures.waterfall",
     "draw_step": "pipeline.show.figures.python_plots",
     "draw_steps": "pipeline.show.figures.python_plots",
     "load_trace": "pipeline.answers.tracker",
@@ -44,4 +46,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-plotter.draw_with(lambda prediction: __getattr__("draw_step")(prediction))
+def _provide(name: str) -> None:
+    plotter.provide(name, lambda *arguments: __getattr__(name)(*arguments))
+
+
+for _name in ("draw_step", "draw_difference", "difference"):
+    _provide(_name)

@@ -44,7 +44,7 @@ LISTING, TRACE, LATENCY, CODESIGN, PIPELINE = (
 )
 
 GROUPS: dict[str, dict[str, str | None]] = {
-    "Ask": {"predict": None, "compare": None, "kernels": LATENCY, "transfer": LATENCY},
+    "Ask": {"predict": None, "compare": None, "diff": CODESIGN, "kernels": LATENCY, "transfer": LATENCY},
     "Look": dict.fromkeys(("gpus", "hosts", "clusters", "models", "doctor"), LISTING),
     "Search": {"advise": CODESIGN, "plan": CODESIGN},
     "Measure": {"replay": TRACE, "trace": TRACE, "host": LISTING},

@@ -1,22 +1,21 @@
-"""How `Prediction.plot` draws. Figures are above predictions: the package's facade names the function when it is imported."""
+"""What predictions hand to functions above them: how they are drawn and subtracted.
+
+The package's facade names the functions when it is imported, and loads them at their first use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_drawing: list[Callable[[Any], Figure]] = []
+_functions: dict[str, Callable[..., Any]] = {}
 
 
-def draw_with(function: Callable[[Any], Figure]) -> None:
-    """Set the function that draws one prediction."""
-    _drawing[:] = [function]
+def provide(name: str, function: Callable[..., Any]) -> None:
+    """Set the function of a name, such as `draw_step`."""
+    _functions[name] = function
 
 
-def draw(prediction: Any) -> Figure:
-    """One prediction as a figure."""
-    (function,) = _drawing
-    return function(prediction)
+def call(name: str, *arguments: Any) -> Any:
+    """Call the function of a name."""
+    return _functions[name](*arguments)

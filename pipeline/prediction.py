@@ -15,6 +15,7 @@ from pipeline import plotter
 from pipeline.errors import TableError
 from pipeline.paths import project_dir
 from pipeline.prediction_parts import (
+    Drawn,
     SeveralGpus,
     TracedStep,
     number_of,
@@ -103,6 +104,9 @@ class Prediction:
     draws_us: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """Step time of each draw, shape (draws,), if it was kept. Draws of two predictions with the same seed are paired."""
 
+    drawn: Drawn | None = field(default=None, repr=False, compare=False)
+    """The step with the errors of its times, where it was kept: `predict` keeps it."""
+
     @property
     def step_time_us(self) -> float:
         """The step time: the same as `predicted_us`."""
@@ -184,7 +188,12 @@ class Prediction:
 
     def plot(self) -> Figure:
         """Where the time of the step goes: kernel families, idle time, host time, and the interval. See `draw_step`."""
-        return plotter.draw(self)
+        figure: Figure = plotter.call("draw_step", self)
+        return figure
+
+    def diff(self, other: Prediction) -> Any:
+        """What makes the other step faster or slower than this one, as a `pipeline.answers.difference.Difference`."""
+        return plotter.call("difference", self, other)
 
     def _step_text(self, gap: str = "   ") -> str:
         return (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.readable import milliseconds
@@ -39,6 +41,17 @@ class SeveralGpus:
     """The part of it in which nothing else runs on the GPU."""
     efficiency: float | None = None
     """Throughput over that of as many single GPUs; None where one GPU cannot be predicted."""
+
+
+class Drawn(Protocol):
+    """A predicted step whose parts can be drawn (`pipeline.answers.part_draws.DrawnStep`)."""
+
+    @property
+    def calls(self) -> pd.DataFrame:
+        """Device calls, `calls` schema."""
+
+    def parts(self, more: int = 0) -> dict[str, npt.NDArray[np.float64]]:
+        """Time of each part of the step in each draw, µs, shape (draws,); `more` is added to the seed."""
 
 
 def traced_rows(traced: TracedStep) -> list[tuple[str, str]]:

@@ -43,7 +43,7 @@ Overrides = Annotated[
 OVERRIDES = ("gpu", "model", "batch_size", "kernels", "overheads", "predict", "edit", "experiment", "results")
 """Keys of overrides, and the sections that keys such as `model.dtype` begin with."""
 
-TAKING_OVERRIDES = ("predict", "compare", "advise")
+TAKING_OVERRIDES = ("predict", "compare", "diff", "advise")
 """Commands that take overrides."""
 
 MULTIRUN = {"-m", "--multirun"}

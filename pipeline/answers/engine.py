@@ -308,7 +308,7 @@ class Engine:
                 kernel_us = kernels.predict(parts.calls) if shared is None else shared[id(parts)]
                 program = self._program(question, parts, programs)
                 prediction, timeline = predict_step(
-                    question, parts, kernel_us, kernels.folders, program, measured_us, keep_draws
+                    question, parts, kernel_us, kernels.folders, program, measured_us, keep_draws, detail
                 )
                 if detail:
                     calls = timeline.to_frame(parts.all_calls, kernel_us.iloc[parts.which])

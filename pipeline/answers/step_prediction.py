@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls, substitute_spread
+from pipeline.answers.part_draws import DrawnStep
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
 from pipeline.answers.who_answers import host_name
 from pipeline.graph.table import Graph, Memory
@@ -149,6 +150,7 @@ def predict_step(
     program: Program,
     measured_us: float | None = None,
     keep_draws: bool = False,
+    keep_errors: bool = False,
 ) -> tuple[Prediction, Timeline]:
     """Predict one step from predicted kernel times.
 
@@ -160,6 +162,7 @@ def predict_step(
         program: `step.sequence` with host times.
         measured_us: an unprofiled measurement to show beside the prediction; it does not change the prediction.
         keep_draws: whether the prediction holds the step time of each of `paired_draws`.
+        keep_errors: whether its parts can be drawn later.
 
     Returns:
         The prediction without its `calls`, and the timeline of its central draw.
@@ -171,6 +174,7 @@ def predict_step(
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
     timeline = simulate(program, central_us, form=form)
     errors = StepErrors.of(step.sources, predicted, program.host_evidence, question.host.log_sd)
+    drawn = DrawnStep(errors, program, step.which, step.all_calls, settings.draws, settings.seed, form)
     low, high = step_interval(errors, timeline, step.which, settings.draws, settings.seed, form)
     step_us, device_time = float(timeline.step_us[0]), _device_time(step, predicted, timeline)
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
@@ -195,6 +199,7 @@ def predict_step(
         models_from=folders,
         warnings=(*step.warnings, *notes),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
+        drawn=drawn if keep_errors else None,
     )
     return prediction, timeline
 

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.answers.advice import MIN_GAIN, Advice, advice_for
-from pipeline.answers.engine import Answer, engine
+from pipeline.answers.difference import Difference, signed
+from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.answers.plan import make_plan
 from pipeline.answers.plan_results import Limits, Objective
 from pipeline.answers.tracker import load_trace
@@ -19,6 +20,7 @@ from pipeline.errors import InputError
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import seconds
 from pipeline.show.figures.costs import check_figure, write_plan_front
+from pipeline.show.figures.waterfall import write_difference
 from pipeline.show.plans import show_plan
 from pipeline.show.tables import Unfolded, console
 from pipeline.terminal import (
@@ -108,6 +110,84 @@ def plan(
         print_csv(result.table().to_dict("records"))
     else:
         show_plan(result)
+
+
+@app.command(
+    epilog=examples(
+        "diff gpu=V100 gpu=H100 model=resnet50 batch_size=64",
+        "diff gpu=A100 model=dlrm_ddp batch_size=512 batch_size=2048",
+    )
+)
+def diff(
+    overrides: Overrides = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what makes step B faster or slower than step A; an option that is given twice is that of A, then that of B."""
+    given, results = split_results(overrides)
+    asked = two_points(given)
+    if plot is not None:
+        check_figure(plot, "--plot")
+    with working("predicting"):
+        answers = in_order(asked, engine(**results).predict(asked, detail=True))
+        a, b = (answer.whole() for answer in answers)
+        result = a.diff(b)
+    if plot is not None:
+        write_difference(result, plot)
+    print_json(result.as_dict()) if as_json else show_difference(result)
+
+
+def two_points(given: Sequence[str]) -> list[Question]:
+    """Points A and B of overrides: one that is given once is shared.
+
+    Raises:
+        InputError: these are not two points.
+    """
+    values: dict[str, list[str]] = {}
+    for text in given:
+        values.setdefault(text.partition("=")[0].lstrip("+"), []).append(text)
+    for key, texts in values.items():
+        if len(texts) > 2:
+            raise InputError(
+                f"{key} has {len(texts)} values: diff takes two points, A and B, and so at most two values"
+            )
+    sides = [[texts[side] for texts in values.values()] for side in (0, -1)]
+    repeated = any(len(texts) == 2 for texts in values.values())
+    points = [expand(side) for side in (sides if repeated else sides[:1])]
+    asked = [question for side in points for question in side]
+    if len(asked) != 2 or not all(points):
+        what = "one point" if len(asked) == 1 else f"{len(asked)} points"
+        raise InputError(f"diff takes two points, but this is {what}: give what differs twice, as in gpu=V100 gpu=H100")
+    return asked
+
+
+def show_difference(difference: Difference) -> None:
+    """Print a difference: the sentence, a line per part, then the calls that changed most."""
+    screen = console()
+    screen.print(Text(difference.sentence, style="bold"), soft_wrap=True)
+    for side, p in (("A", difference.a), ("B", difference.b)):
+        screen.print(Text(f"{side}: {p}", style="dim"), soft_wrap=True)
+    rows = difference.rows()
+    shown = [row for part, row in zip(difference.parts, rows, strict=False) if abs(part.us) >= 0.5]
+    screen.print(Unfolded(_text_table([*shown, rows[-1]], last="bold")), crop=False)
+    a, b = difference.heads
+    calls = [{"calls that changed most": call.label, f"{a}, ms": f"{call.a_us / 1000:.3f}", f"{b}, ms": f"{call.b_us / 1000:.3f}",
+              "change, ms": signed(call.us)} for call in difference.calls]  # fmt: skip
+    if calls:
+        screen.print()
+        screen.print(Unfolded(_text_table(calls)), crop=False)
+    for note in difference.notes:
+        screen.print(Text(note, style="dim"), soft_wrap=True)
+
+
+def _text_table(rows: Sequence[dict[str, str]], last: str = "") -> Table:
+    """Rows of text under their keys, the first column to the left; `last` is the style of the last row."""
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for number, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row.values(), style=last if row is rows[-1] else "")
+    return table
 
 
 def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -> Advice:

@@ -17,6 +17,7 @@ from evaluation.pages.markdown import block
 from evaluation.pages.published_rows import held_sentence
 from pipeline.answers.plan import PlanRequest
 from pipeline.cli import app
+from pipeline.commands.codesign_commands import two_points
 from pipeline.paths import project_dir
 from pipeline.question.question import expand
 
@@ -124,6 +125,8 @@ def steptime(words: list[str]) -> bool:
         return snakemake(["--", *(word for word in given if word not in config)]) and composes(config)
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     overrides = [word for word in words if re.match(r"\+?[a-z][\w.]*=", word)]
+    if command.name == "diff":
+        return options(words) <= known and (not overrides or len(two_points(overrides)) == 2)
     whole = not hasattr(command, "commands") or (words and options(words) == set(words))  # `steptime --version`
     return bool(whole) and options(words) <= known and composes(overrides)
 

@@ -74,16 +74,16 @@ def _bars(axes: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:
     axes.set_xlim(0, 1.02 * max(high, default=1.0))
 
 
-def check_figure(path: Path) -> None:
-    """Refuse a file that cannot be written, before the search.
+def check_figure(path: Path, option: str = "--figure") -> None:
+    """Refuse a file that cannot be written, before the work.
 
     Raises:
         InputError: the suffix is no kind of figure, or the folder does not exist.
     """
     if path.suffix.removeprefix(".") not in KINDS:
-        raise InputError(f"--figure {path}: give a name that ends in .svg or .png")
+        raise InputError(f"{option} {path}: give a name that ends in .svg or .png")
     if not path.parent.is_dir():
-        raise InputError(f"--figure {path}: there is no folder {path.parent}")
+        raise InputError(f"{option} {path}: there is no folder {path.parent}")
 
 
 def write_plan_front(plan: Plan, path: Path) -> None:

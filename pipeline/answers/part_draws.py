@@ -1,0 +1,91 @@
+"""Draws of the parts of a predicted step: kernel families, exposed communication and idle time.
+
+They are made when they are asked for, because they need the whole timeline of each draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.answers.step_errors import HOST, StepErrors, keyed_normals
+from pipeline.simulate.critical_path import BLOCK_VALUES, Form, simulate
+from pipeline.simulate.step_program import Program
+
+Floats = npt.NDArray[np.float64]
+
+COMMUNICATION, OVERLAP, IDLE = "exposed communication", "overlap", "idle"
+"""Parts of a step beside kernel families. Overlap is what must be added to the families to give the time in which any of
+them runs: it is negative where kernels run side by side, and positive where collectives slow them down."""
+
+
+def parts_of_step(
+    families_us: Mapping[str, Floats], step_us: Floats, active_us: Floats, exposed_us: Floats | None
+) -> dict[str, Floats]:
+    """Parts that add up to the step: families without collectives, exposed communication, overlap, idle time.
+
+    Args:
+        families_us: kernel time by family.
+        step_us: step time.
+        active_us: time in which any kernel runs.
+        exposed_us: time in which collectives alone run; None for one GPU.
+    """
+    families = {name: us for name, us in families_us.items() if name != "collective" or exposed_us is None}
+    exposed = {} if exposed_us is None else {COMMUNICATION: exposed_us}
+    overlap = active_us - sum([*families.values(), *exposed.values()], np.zeros(()))
+    return {**families, **exposed, OVERLAP: overlap, IDLE: step_us - active_us}
+
+
+@dataclass(frozen=True)
+class DrawnStep:
+    """A predicted step with the errors of its times.
+
+    Attributes:
+        errors: of the times of distinct calls and of the host.
+        program: the step.
+        which: row of `errors` for each device call, shape (calls,).
+        calls: device calls, `calls` schema.
+        draws: number of draws.
+        seed: of the draws.
+        form: form of the critical path.
+    """
+
+    errors: StepErrors
+    program: Program
+    which: npt.NDArray[np.int64]
+    calls: pd.DataFrame
+    draws: int
+    seed: int
+    form: Form
+
+    def parts(self, more: int = 0) -> dict[str, Floats]:
+        """The parts of the step in each draw, as of `parts_of_step`, shape (draws,).
+
+        A source of error has the same values in the draws of every step with the same seed, as in `paired_draws`.
+
+        Args:
+            more: added to the seed; steps with different ones are drawn independently.
+        """
+        normals = keyed_normals(self.errors.sources.names, self.draws, self.seed + more)
+        times, host = self.errors.times(normals), np.exp(self.errors.host * normals[HOST])
+        size = max(BLOCK_VALUES // max(len(self.program), 1), 64)
+        blocks = [self._block(times[:, at : at + size], host[at : at + size]) for at in range(0, self.draws, size)]
+        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+    def _block(self, times: Floats, host: Floats) -> dict[str, Floats]:
+        timeline = simulate(self.program, times[self.which].T, form=self.form, host_scale=host)
+        ran = ~np.isnan(timeline.device_start[:, 0])
+        launches = np.bincount(self.which[ran], minlength=len(times))
+        codes, names = pd.factorize(self.calls["family"].to_numpy(object)[ran])
+        group = np.zeros(len(times), np.int64)
+        group[self.which[ran]] = codes  # equal calls are of one family
+        sums = np.zeros((len(names), times.shape[1]))
+        np.add.at(sums, group, launches[:, None] * times)
+        communicates = self.program.communicates
+        exposed = timeline.active_us - timeline.active_of(~communicates) if communicates.any() else None
+        families = {str(name): row for name, row in zip(names, sums, strict=True)}
+        return parts_of_step(families, timeline.step_us, timeline.active_us, exposed)

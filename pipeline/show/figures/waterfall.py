@@ -1,0 +1,108 @@
+"""Figure of the difference of two answers: a waterfall from step A to step B, and the calls that changed most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.answers.difference import Change, Difference, signed
+from pipeline.answers.part_draws import COMMUNICATION, IDLE, OVERLAP
+from pipeline.palette import ACTIVE, OTHER, family_colour
+from pipeline.palette import IDLE as IDLE_COLOUR
+from pipeline.readable import milliseconds
+from pipeline.show.figures.costs import check_figure
+from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, rows_height, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_PARTS = 8
+"""Number of parts with a bar of their own."""
+
+ROOM = 1.32
+"""Length of the axis, relative to the longest bar: texts stand to the right of the bars."""
+
+
+def draw_difference(difference: Difference, page: Page = WIDE) -> Figure:
+    """A bar per part, from where the one before it ends, between the bars of both steps; below it a bar per call."""
+    d = difference
+    parts = _shown(d.parts)
+    labels = [d.names[0], *(part.label for part in parts), d.names[1]]
+    names = [call.label for call in d.calls]
+    board = Board([rows_height(labels, page), *([rows_height(names, page)] if names else [])], page, columns=1)
+    board.headline(d.sentence)
+    _waterfall(board, board.panels[0], d, parts, labels)
+    board.title(board.panels[0], d.shared)
+    if names:
+        axes = board.panels[1]
+        board.label_rows(axes, names)
+        changes = [call.us / 1000 for call in d.calls]
+        axes.barh(range(len(names)), changes, color=[family_colour(call.family) for call in d.calls], height=0.6)
+        axes.axvline(0, color="#555555", linewidth=0.8)
+        reach = max(map(abs, changes))
+        axes.set_xlim(1.05 * min(*changes, 0.0), max(*changes, 0.0) + (ROOM - 1) * reach)
+        for row, call in enumerate(d.calls):
+            _text(axes, max(call.us / 1000, 0.0), row, signed(call.us))
+        board.names(axes, "change of these calls (ms)")
+        board.number_ticks(axes)
+        board.title(axes, "The calls that changed most")
+    for note in d.notes[:2]:
+        board.note(f"{note[0].upper()}{note[1:]}.")
+    return board.figure
+
+
+def write_difference(difference: Difference, path: Path) -> None:
+    """Draw a difference to an SVG or PNG file.
+
+    Raises:
+        InputError: as `check_figure`.
+    """
+    check_figure(path, "--plot")
+    save(draw_difference(difference), path.parent, path.stem, (path.suffix.removeprefix("."),))
+
+
+def _shown(parts: tuple[Change, ...]) -> list[Change]:
+    """The parts with the largest changes, and the sum of the others; without those that are nothing."""
+    changed = [part for part in parts if abs(part.us) >= 0.5]
+    if len(changed) <= MOST_PARTS + 1:
+        return changed
+    rest = changed[MOST_PARTS:]
+    others = Change(f"{len(rest)} other parts", sum(part.a_us for part in rest), sum(part.b_us for part in rest))
+    return [*changed[:MOST_PARTS], others]
+
+
+def _waterfall(board: Board, axes: Axes, d: Difference, parts: list[Change], labels: list[str]) -> None:
+    board.label_rows(axes, labels)
+    last = len(parts) + 1
+    reached, longest = d.a.predicted_us / 1000, max(d.a.p90_us, d.b.p90_us) / 1000
+    for row, p in ((0, d.a), (last, d.b)):
+        error = [[max(p.predicted_us - p.p10_us, 0.0) / 1000], [max(p.p90_us - p.predicted_us, 0.0) / 1000]]
+        axes.barh(row, p.predicted_us / 1000, color=ACTIVE, height=0.6, xerr=error,
+                  error_kw={"elinewidth": 1, "capsize": 2})  # fmt: skip
+        _text(axes, p.p90_us / 1000, row, milliseconds(p.predicted_us))
+    for row, part in enumerate(parts, 1):
+        start, end = reached, reached + part.us / 1000
+        axes.barh(row, end - start, left=start, height=0.6, color=_colour(part.name), edgecolor="#333333", linewidth=0.6,
+                  hatch="" if part.us < 0 else "///")  # fmt: skip
+        right = max(start, end)
+        if part.p10_us is not None and part.p90_us is not None:
+            reach = [[(part.us - part.p10_us) / 1000], [(part.p90_us - part.us) / 1000]]
+            axes.errorbar(end, row, xerr=reach, fmt="none", ecolor="black", elinewidth=1, capsize=2)
+            right = max(right, start + part.p90_us / 1000)
+        axes.plot([start, start], [row - 0.7, row - 0.3], color="#555555", linewidth=0.8)
+        _text(axes, right, row, f"{signed(part.us)} ms ({d.percent(part.us)})")
+        reached, longest = end, max(longest, right)
+    axes.plot([reached, reached], [last - 0.7, last - 0.3], color="#555555", linewidth=0.8)
+    axes.set_xlim(0, ROOM * longest)
+    board.names(axes, "time of one step (ms)")
+    board.number_ticks(axes)
+
+
+def _text(axes: Axes, right: float, row: int, text: str) -> None:
+    axes.annotate(text, (right, row), (5, 0), textcoords="offset points", va="center", fontsize=TEXT)
+
+
+def _colour(name: str) -> str:
+    special = {IDLE: IDLE_COLOUR, OVERLAP: OTHER, COMMUNICATION: family_colour("collective")}
+    return special.get(name) or family_colour(name)

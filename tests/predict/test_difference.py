@@ -1,0 +1,171 @@
+"""The difference of two answers: its parts add up, and it says what changed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.container import BarContainer
+from typer.testing import CliRunner
+
+from pipeline import predict
+from pipeline.answers.difference import Difference
+from pipeline.answers.engine import engine
+from pipeline.cli import app
+from pipeline.commands.codesign_commands import two_points
+from pipeline.errors import InputError
+from pipeline.prediction import Prediction
+from pipeline.prediction_parts import SeveralGpus
+from pipeline.question.question import expand
+from tests.show.figure_texts import problems
+
+STEP = Prediction(
+    "V100", "m", "default", 64, 10_000.0, 6_000.0, 9_000.0, 9_000.0, 12_000.0, 0, True, {}, {}, 0.0,
+    families_us={"gemm": 4_000.0, "concat": 2_000.0},
+)  # fmt: skip
+
+SMALL = {"model": "dlrm_small", "predict__draws": 128}
+
+
+@pytest.fixture(scope="module")
+def v100() -> Prediction:
+    return predict("V100", batch_size=2048, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def pair(v100: Prediction) -> tuple[Prediction, Prediction]:
+    return v100, predict("T4", batch_size=2048, **SMALL)
+
+
+def changes(difference: Difference) -> dict[str, float]:
+    return {part.name: part.us for part in difference.parts if abs(part.us) > 1e-6}
+
+
+def test_parts_worked_out_by_hand() -> None:
+    other = replace(
+        STEP, gpu="H100", predicted_us=5_000.0, active_us=3_500.0, families_us={"gemm": 3_000.0, "concat": 1_000.0}
+    )
+    found = STEP.diff(other)
+    assert changes(found) == pytest.approx({"idle": -2_500.0, "gemm": -1_000.0, "concat": -1_000.0, "overlap": -500.0})
+    assert found.sentence == "H100 saves 50 % of the step: idle 25 points, gemm 10"
+    assert found.step.p10_us is None and found.notes == ("no intervals: one of the steps cannot be drawn again",)
+    assert other.diff(STEP).sentence == "V100 adds 100 % to the step: idle 50 points, gemm 20"
+
+
+def test_of_collectives_the_exposed_part_counts() -> None:
+    several = replace(
+        STEP, predicted_us=12_000.0, active_us=8_000.0, families_us={"collective": 5_000.0, "gemm": 4_000.0, "concat": 2_000.0},
+        several=SeveralGpus(2, 1, "c", 5_000.0, 2_000.0), overrides=("devices=2",),
+    )  # fmt: skip
+    found = STEP.diff(several)
+    assert changes(found) == pytest.approx({"exposed communication": 2_000.0})
+    assert found.names == ("without devices=2", "devices=2")
+
+
+@pytest.mark.parametrize("options", [{"gpu": "T4"}, {"batch_size": 512}, {"model__dtype": "fp16"}, {"devices": 2}])
+def test_changes_of_parts_add_up_to_that_of_the_step(v100: Prediction, options: dict[str, object]) -> None:
+    asked = {"gpu": "V100", "batch_size": 2048, **SMALL, **options}
+    found = v100.diff(predict(**asked))
+    assert sum(part.us for part in found.parts) == pytest.approx(found.step.us, abs=1e-6)
+    assert found.step.us == found.b.predicted_us - found.a.predicted_us != 0
+    for change in (*found.parts, found.step):
+        assert change.p10_us is not None and change.p90_us is not None
+        assert change.p10_us <= change.us <= change.p90_us
+    assert 0 < len(found.calls) <= 10
+    sizes = [abs(call.us) for call in found.calls]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_drawn_parts_add_up_to_the_paired_draws_of_the_step(v100: Prediction) -> None:
+    words = ["gpu=V100", "model=dlrm_small", "batch_size=2048", "predict.draws=128"]
+    (answer,) = engine().predict(expand(words), keep_draws=True)
+    assert v100.drawn is not None and answer.whole().draws_us is not None
+    drawn = np.sum(list(v100.drawn.parts().values()), axis=0)
+    np.testing.assert_allclose(drawn, answer.whole().draws_us)
+
+
+def test_a_step_differs_from_itself_in_nothing(v100: Prediction) -> None:
+    found = v100.diff(v100)
+    assert not changes(found) and not found.calls and found.sentence == "B takes as long as A"
+    assert all(change.p10_us == change.p90_us == 0 for change in (*found.parts, found.step))
+    assert problems(found.plot()) == []
+
+
+def test_swapped_steps_negate_changes_and_intervals(pair: tuple[Prediction, Prediction]) -> None:
+    there, back = pair[0].diff(pair[1]), pair[1].diff(pair[0])
+    ways = {part.name: part for part in back.parts} | {"step": back.step}
+    for part in (*there.parts, there.step):
+        other = ways[part.name]
+        assert part.p10_us is not None and part.p90_us is not None
+        assert (other.us, other.p10_us, other.p90_us) == pytest.approx((-part.us, -part.p90_us, -part.p10_us))
+    assert {(c.operator, c.sizes): -c.us for c in back.calls} == pytest.approx(
+        {(c.operator, c.sizes): c.us for c in there.calls}
+    )
+
+
+def test_twice_the_bandwidth_makes_what_moves_bytes_faster_and_nothing_else() -> None:
+    asked = {"gpu": "H100", "batch_size": 8192, **SMALL}
+    found = predict(**asked).diff(predict(**asked, gpu__dram_gb_per_s=2 * 3350.0))
+    relative = {part.name: part.us / part.a_us for part in found.parts if part.name != "idle"}
+    assert relative["elementwise"] < -0.25 and relative["optimizer"] < -0.25
+    assert abs(relative["bmm"]) < 1e-3 and abs(relative["memcpy_h2d"]) < 1e-9  # arithmetic, and the host's bus
+    assert all(change < 1e-9 for change in relative.values())
+
+
+def test_errors_that_both_steps_share_cancel(v100: Prediction) -> None:
+    """Half the batch on the same GPU is surely faster, although the intervals of both steps are wide."""
+    found = predict("V100", batch_size=8192, **SMALL).diff(predict("V100", batch_size=4096, **SMALL))
+    assert found.step.p10_us is not None and found.step.p90_us is not None and found.step.p90_us < 0
+    width = found.step.p90_us - found.step.p10_us
+    assert width < np.hypot(found.a.p90_us - found.a.p10_us, found.b.p90_us - found.b.p10_us)
+
+
+def test_a_figure_has_a_bar_per_part_between_both_steps(pair: tuple[Prediction, Prediction]) -> None:
+    found = pair[0].diff(pair[1])
+    figure = found.plot()
+    assert problems(figure) == []
+    assert " ".join((figure.get_suptitle() or "").split()).replace("\N{NO-BREAK SPACE}", " ") == found.sentence
+    bars = [box.patches[0] for box in figure.axes[0].containers if isinstance(box, BarContainer)]
+    first, last, *parts = bars  # the steps are drawn before the parts
+    assert (first.get_width(), last.get_width()) == pytest.approx([p.predicted_us / 1000 for p in pair])
+    assert parts[0].get_x() == pytest.approx(first.get_width())
+    for bar, following in itertools.pairwise(parts):
+        assert following.get_x() == pytest.approx(bar.get_x() + bar.get_width())
+    assert parts[-1].get_x() + parts[-1].get_width() == pytest.approx(last.get_width(), abs=5e-3)
+    texts = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert (texts[0], texts[-1]) == ("V100", "T4")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpu=V100"], "diff takes two points, but this is one point"),
+        (["gpu=V100", "gpu=T4", "gpu=A100"], "gpu has 3 values"),
+        (["gpu=V100,T4,A100", "model=dlrm_small"], "3 points"),
+        (["gpu=V100", "gpu=T4", "batch_size=1,2"], "4 points"),
+    ],
+)
+def test_what_is_not_two_points_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        two_points(words)
+
+
+def test_values_given_twice_are_those_of_a_and_b() -> None:
+    a, b = two_points(["batch_size=64", "gpu=V100", "model=dlrm_small", "batch_size=32", "gpu=T4"])
+    assert (a.gpu.name, a.batch_size, b.gpu.name, b.batch_size) == ("V100", 64, "T4", 32)
+    a, b = two_points(["gpu=T4,V100", "model=dlrm_small"])
+    assert (a.gpu.name, b.gpu.name) == ("T4", "V100")
+
+
+def test_the_command_prints_the_table_json_and_a_picture(tmp_path: Path) -> None:
+    words = ["diff", "gpu=V100", "gpu=T4", "model=dlrm_small", "predict.draws=64"]
+    shown = CliRunner().invoke(app, [*words, "--plot", str(tmp_path / "d.png")])
+    assert shown.exit_code == 0 and "calls that changed most" in shown.stdout and (tmp_path / "d.png").stat().st_size
+    answer = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert answer["sentence"] == shown.stdout.splitlines()[0]
+    assert sum(part["change_us"] for part in answer["parts"]) == pytest.approx(answer["step"]["change_us"], abs=1e-6)
+    assert isinstance(CliRunner().invoke(app, [*words, "--plot", "d.txt"]).exception, InputError)
