@@ -121,14 +121,20 @@ def place_in_user_code(error: BaseException) -> str:
     deeper = f"{_below_library_folder(library[-1].filename)}, line {library[-1].lineno}" if library else ""
     if not own:
         return f" in {deeper}" if deeper else ""
-    place = f" in {Path(frames[own[-1]].filename).name}, line {frames[own[-1]].lineno}"
+    file = frames[own[-1]].filename
+    place = f" in {'a notebook cell' if _is_cell(file) else Path(file).name}, line {frames[own[-1]].lineno}"
     return f"{place} ({deeper})" if deeper else place
 
 
 def _is_own(filename: str) -> bool:
     """Whether a file is the user's own code: it is neither installed, nor Python's, nor this project's."""
     others = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<")
-    return not _in_library(filename) and not filename.startswith(others)
+    return _is_cell(filename) or (not _in_library(filename) and not filename.startswith(others))
+
+
+def _is_cell(filename: str) -> bool:
+    """Whether code comes from a cell of a notebook, or from IPython's prompt."""
+    return "ipykernel_" in filename or filename.startswith("<ipython-input")
 
 
 def _in_library(filename: str) -> str:

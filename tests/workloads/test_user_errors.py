@@ -128,6 +128,8 @@ def test_what_a_step_prints_is_no_part_of_a_json_answer() -> None:
     (["/opt/env/lib/python3.11/site-packages/mynet/steps.py", "/opt/env/lib/python3.11/site-packages/torch/nn/module.py"],
      " in mynet/steps.py, line 1"),
     (["/opt/env/lib/python3.11/site-packages/torch/nn/module.py"], ""),
+    (["/tmp/ipykernel_77/2101.py", "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py"], " in a notebook cell, line 1"),
+    (["<ipython-input-3-0a>"], " in a notebook cell, line 1"),
 ])  # fmt: skip
 def test_the_line_is_the_users_own_wherever_libraries_are_installed(
     files: list[str], place: str, monkeypatch: pytest.MonkeyPatch
