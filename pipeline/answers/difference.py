@@ -14,7 +14,7 @@ from pipeline import plotter
 from pipeline.answers.part_draws import OVERLAP, parts_of_step
 from pipeline.kernels.sample_range import WINDOW_DEFAULTS
 from pipeline.prediction import Prediction
-from pipeline.readable import html_table, milliseconds
+from pipeline.readable import html_table
 from pipeline.schemas import DIMS
 
 if TYPE_CHECKING:
@@ -81,9 +81,8 @@ class CallChange:
         """Number of calls, operator and sizes, in words."""
         operator = self.operator.split(": ")[-1].removeprefix("aten::")
         if operator.endswith("Backward0"):
-            operator = (
-                f"{operator.removesuffix('Backward0')} backward {self.family.partition('_backward_')[2]}".rstrip()
-            )
+            what = self.family.partition("_backward_")[2]
+            operator = f"{operator.removesuffix('Backward0')} backward {what}".rstrip()
         count = f"{self.calls} × " if self.calls > 1 else ""
         return f"{count}{operator} {self.sizes or f'({self.family})'}"
 
@@ -133,10 +132,8 @@ class Difference:
         why = ", ".join(
             f"{name} {points:.0f}{' points' if at == 0 else ''}" for at, (name, points) in enumerate(largest)
         )
-        direction = "of the step" if share < 0 else "to the step"
-        return f"{b}{may} {verb} {abs(share):.{0 if abs(share) >= 1 else 1}f} % {direction}" + (
-            f": {why}" if why else ""
-        )
+        much = f"{abs(share):.{0 if abs(share) >= 1 else 1}f} % {'of' if share < 0 else 'to'} the step"
+        return f"{b}{may} {verb} {much}{': ' if why else ''}{why}"
 
     def _points(self, saved: bool) -> dict[str, float]:
         """Percent of step A by part, of one point or more in the direction of the step; convolutions are one part."""
@@ -169,7 +166,7 @@ class Difference:
         """A row of text per part, then that of the step; times in ms."""
         a, b = self.heads
         return [
-            {"part": change.label, f"{a}, ms": _plain_ms(change.a_us), f"{b}, ms": _plain_ms(change.b_us),
+            {"part": change.label, f"{a}, ms": signed(change.a_us).lstrip("+"), f"{b}, ms": signed(change.b_us).lstrip("+"),
              "change, ms": signed(change.us), "of the step": self.percent(change.us),
              "p10 to p90, ms": "" if change.p10_us is None or change.p90_us is None
              else f"{signed(change.p10_us)} to {signed(change.p90_us)}"}
@@ -194,15 +191,11 @@ def signed(us: float) -> str:
     return f"{ms:+,.{digits}f}".replace("-", "−") if abs(us) >= 0.5 else "0"
 
 
-def _plain_ms(us: float) -> str:
-    return signed(us).lstrip("+")
-
-
 def difference(a: Prediction, b: Prediction) -> Difference:
     """What makes step B faster or slower than step A.
 
     Steps on one GPU share the errors of its models: their draws are paired. Those of two GPUs are drawn independently.
-    Steps that cannot be drawn (those of a table, a comparison or a trace) have no intervals.
+    Steps that cannot be drawn (those of a table, a comparison or a trace) have no intervals, and no list of calls.
     """
     of_a, of_b = _parts(a), _parts(b)
     drawn = _drawn_changes(a, b)
@@ -307,16 +300,12 @@ def _names(a: Prediction, b: Prediction) -> tuple[str, str]:
 def _notes(a: Prediction, b: Prediction) -> Iterator[str]:
     if a.global_batch != b.global_batch:
         change = 100 * (a.samples_per_s / b.samples_per_s - 1)
-        yield f"the steps have {a.global_batch:,} and {b.global_batch:,} samples: time per sample {change:+.1f} %".replace(
-            "-", "−"
-        )
+        yield f"{a.global_batch:,} and {b.global_batch:,} samples: time per sample {change:+.1f} %".replace("-", "−")
     if a.drawn is None or b.drawn is None:
         yield "no intervals: one of the steps cannot be drawn again"
     elif a.gpu != b.gpu:
         yield "intervals: the errors of the two GPUs' kernel models are drawn independently"
     else:
         yield "intervals: from paired draws, errors that both steps share cancel"
-    if not (a.fits and b.fits):
-        short = [f"{p.title} ({milliseconds(p.predicted_us)})" for p in (a, b) if not p.fits]
-        yield f"does not fit the GPU's memory: {', '.join(short)}"
+    yield from (f"{p.title} does not fit the GPU's memory" for p in (a, b) if not p.fits)
     yield from dict.fromkeys([*a.warnings, *b.warnings])

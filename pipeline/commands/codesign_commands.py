@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -169,22 +169,22 @@ def show_difference(difference: Difference) -> None:
         screen.print(Text(f"{side}: {p}", style="dim"), soft_wrap=True)
     rows = difference.rows()
     shown = [row for part, row in zip(difference.parts, rows, strict=False) if abs(part.us) >= 0.5]
-    screen.print(Unfolded(_text_table([*shown, rows[-1]], last="bold")), crop=False)
+    screen.print(Unfolded(_text_table([*shown, rows[-1]], list(rows[-1])[1:], last="bold")), crop=False)
     a, b = difference.heads
     calls = [{"calls that changed most": call.label, f"{a}, ms": f"{call.a_us / 1000:.3f}", f"{b}, ms": f"{call.b_us / 1000:.3f}",
               "change, ms": signed(call.us)} for call in difference.calls]  # fmt: skip
     if calls:
         screen.print()
-        screen.print(Unfolded(_text_table(calls)), crop=False)
+        screen.print(Unfolded(_text_table(calls, list(calls[0])[1:])), crop=False)
     for note in difference.notes:
         screen.print(Text(note, style="dim"), soft_wrap=True)
 
 
-def _text_table(rows: Sequence[dict[str, str]], last: str = "") -> Table:
-    """Rows of text under their keys, the first column to the left; `last` is the style of the last row."""
+def _text_table(rows: Sequence[Mapping[str, str]], right: Sequence[str], last: str = "") -> Table:
+    """Rows of text under their keys; the columns in `right` are aligned there, and `last` is the style of the last row."""
     table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for number, name in enumerate(rows[0]):
-        table.add_column(name, justify="right" if number else "left")
+    for name in rows[0]:
+        table.add_column(name, justify="right" if name in right else "left")
     for row in rows:
         table.add_row(*row.values(), style=last if row is rows[-1] else "")
     return table
@@ -216,7 +216,8 @@ def show_advice(advice: Advice, everything: bool = False) -> None:
 
     say(advice.summary, "bold")
     if advice.lines:
-        screen.print(Unfolded(_advice_table(advice)), crop=False)
+        rows = [{"": str(number), **row} for number, row in enumerate(advice.rows(), 1)]
+        screen.print(Unfolded(_text_table(rows, right=("",))), crop=False)
         say("Gains are the share of the step that is saved, with p10 and p90 of paired draws.", "dim")
         for number, line in enumerate(advice.lines, 1):
             say(f"{number}  {line.how}")
@@ -227,14 +228,3 @@ def show_advice(advice: Advice, everything: bool = False) -> None:
         say(f"{change.change}: {change.reason}" + ("" if change.gain is None else f", alone {change.gain}"), "dim")
     for note in advice.warnings:
         say(f"warning: {note}", "yellow")
-
-
-def _advice_table(advice: Advice) -> Table:
-    rows = advice.rows()
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.add_column("", justify="right")
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for number, row in enumerate(rows, 1):
-        table.add_row(str(number), *row.values())
-    return table
