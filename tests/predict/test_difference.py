@@ -121,7 +121,7 @@ def test_errors_that_both_steps_share_cancel(v100: Prediction) -> None:
     found = predict("V100", batch_size=8192, **SMALL).diff(predict("V100", batch_size=4096, **SMALL))
     assert found.step.p10_us is not None and found.step.p90_us is not None and found.step.p90_us < 0
     width = found.step.p90_us - found.step.p10_us
-    assert width < np.hypot(found.a.p90_us - found.a.p10_us, found.b.p90_us - found.b.p10_us)
+    assert width < 0.7 * np.hypot(found.a.p90_us - found.a.p10_us, found.b.p90_us - found.b.p10_us)
 
 
 def test_a_figure_has_a_bar_per_part_between_both_steps(pair: tuple[Prediction, Prediction]) -> None:
