@@ -9,10 +9,16 @@ from collections.abc import Mapping, Sequence
 from pipeline.errors import InputError
 
 
-def milliseconds(us: float) -> str:
-    """Time in ms with about three significant digits."""
+def in_ms(us: float) -> str:
+    """Time in ms with three significant digits, or all whole ones, without the unit."""
     ms = us / 1000
-    return f"{ms:.3f} ms" if ms < 1 else f"{ms:.2f} ms" if ms < 100 else f"{ms:,.0f} ms"
+    digits = 3 if ms < 0.9995 else 2 if ms < 9.995 else 1 if ms < 99.95 else 0
+    return f"{ms:,.{digits}f}"
+
+
+def milliseconds(us: float) -> str:
+    """Time in ms with three significant digits, or all whole ones."""
+    return f"{in_ms(us)} ms"
 
 
 def short_time(us: float) -> str:
@@ -24,16 +30,25 @@ def short_time(us: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Samples per second: a whole number from 100 on, else three digits, as large models need seconds per sample."""
-    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+    """Samples per second with three significant digits; large models need seconds per sample."""
+    return f"{float(f'{per_second:.3g}'):,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
+def prefix_of(number: float) -> tuple[str, float]:
+    """The prefix of a large number and its factor, such as M and 1e6; below 1,000 none and 1."""
+    prefixes = (("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
+    return next((prefix for prefix in prefixes if number >= 0.9995 * prefix[1]), prefixes[-1])
 
 
 def compact(number: float) -> str:
     """A large number with three digits, such as `306M`; below 1,000 as `rate`."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= 0.9995 * size:
-            return f"{number / size:.3g}{unit}"
-    return rate(number)
+    prefix, factor = prefix_of(number)
+    return f"{number / factor:.3g}{prefix}" if prefix else rate(number)
+
+
+def in_gib(size: float) -> str:
+    """Bytes in GiB with three significant digits, without the unit."""
+    return f"{size / 2**30:.3g}"
 
 
 def amount(money: float) -> str:

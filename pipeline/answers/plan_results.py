@@ -14,7 +14,7 @@ from pipeline.answers.ties import TIE_SHARE, Tie, why_tied
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
-from pipeline.readable import amount, compact, duration, gibibytes, html_table, milliseconds, rate
+from pipeline.readable import amount, duration, html_table, in_gib, in_ms, prefix_of, rate
 
 
 class Objective(StrEnum):
@@ -160,8 +160,11 @@ class Plan:
         return pd.DataFrame([choice.as_dict(self.limits.samples) for choice in self.contenders])
 
     def rows(self, choices: Sequence[Choice]) -> list[dict[str, str]]:
-        """Choices as text, a column per key."""
+        """Choices as text, a column per key with its unit."""
         rows = []
+        prefix, factor = prefix_of(
+            max(1 / choice.cost_per_sample if choice.cost_per_sample else 0.0 for choice in choices)
+        )
         for choice in choices:
             values = choice.as_dict(self.limits.samples)
             row = {
@@ -170,16 +173,18 @@ class Plan:
                 "options": " ".join(choice.question.overrides),
             }
             row |= {"accumulated": f"{choice.batches} ×"} if self.limits.global_batch else {}
-            row |= {"step": milliseconds(choice.prediction.predicted_us), "samples/s": rate(values["samples_per_s"])}
+            row |= {"step ms": in_ms(choice.prediction.predicted_us), "samples/s": rate(values["samples_per_s"])}
             if self.currency:
                 dollars = values["samples_per_dollar"]
-                row["samples per " + self.currency] = "" if dollars is None else compact(dollars)
+                row[f"{prefix} samples per {self.currency}".strip()] = (
+                    "" if dollars is None else f"{dollars / factor:.3g}"
+                )
             if values["time_per_epoch_s"] is not None:
                 row["epoch"] = duration(values["time_per_epoch_s"])
                 cost = values["cost_per_epoch"]
                 row |= {f"{self.currency} an epoch": "" if cost is None else amount(cost)} if self.currency else {}
-            memory = gibibytes(choice.prediction.memory_bytes) + (", tight" if choice.prediction.tight else "")
-            row |= {"memory": memory, "bound": choice.prediction.bound}
+            memory = in_gib(choice.prediction.memory_bytes) + (", tight" if choice.prediction.tight else "")
+            row |= {"memory GiB": memory, "bound": choice.prediction.bound}
             rows.append(row | {"wins": "" if choice.wins is None else f"{choice.wins:.0%}"})
         return rows
 

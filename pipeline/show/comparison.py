@@ -27,9 +27,9 @@ from pipeline.answers.ties import Tie, find_ties
 from pipeline.prediction import Prediction
 from pipeline.prices import price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question
-from pipeline.readable import compact, gibibytes, html_table, milliseconds, rate
+from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate
 from pipeline.show.figures.python_plots import draw_steps
-from pipeline.show.tables import Unfolded, console, interval, one
+from pipeline.show.tables import UNFOLDED, Unfolded, console, interval, one
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ PER_PRICE = "samples/price"
 THROUGHPUT = "samples/s"
 """The column of samples per second."""
 
+HEADS = {"step": "step ms", "measured": "measured ms", "exposed": "exposed ms", "memory": "mem GiB"}
+"""Heads of columns with a unit."""
+
 LEFT_OUT_FIRST = (
     "host", "evidence", "busy", "max batch", "memory", "measured", "exposed", PER_PRICE, "bound", "p10-p90 ms",
 )  # fmt: skip
@@ -48,7 +51,6 @@ LEFT_OUT_FIRST = (
 
 SPLIT_AFTER = 2
 """Number of columns that are left out of one table of all models, before each model gets a table of its own."""
-
 
 WORDS = ("GPU", "model", "options", "host", "bound", "evidence")
 """Columns of text, which are aligned to the left."""
@@ -155,12 +157,12 @@ class Comparison:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
         by_model = [[row for row in rows if row.model == name] for name in dict.fromkeys(row.model for row in rows)]
-        most = len(LEFT_OUT_FIRST)
+        most, unfolded = len(LEFT_OUT_FIRST), options.update(max_width=UNFOLDED)
         layouts = [([rows], 0, True), *(([rows], count, False) for count in range(SPLIT_AFTER + 1)),
                    *((by_model, count, False) for count in range(most + 1))]  # fmt: skip
         for parts, count, boxed in layouts:
             shown = [self._table(part, LEFT_OUT_FIRST[:count], boxed) for part in parts]
-            if all(_fits(table, console, options) for _, table, _ in shown):
+            if all(Measurement.get(console, unfolded, table).maximum <= options.max_width for _, table, _ in shown):
                 break
         for heading, table, _ in shown:
             if heading:
@@ -235,11 +237,19 @@ class Comparison:
         for row, values in zip(rows, cells, strict=True):
             best = isinstance(row, Prediction) and self._best(row)
             table.add_row(*(values.get(name, "") for name in shown), style="bold" if best else None)
-        return heading, table, [self._header(name) for name in left_out if name in names and name not in same]
+        hidden = [name for name in left_out if name in names and name not in same]
+        return heading, table, [self._header(name) if name == PER_PRICE else name for name in hidden]
 
     def _header(self, name: str) -> str:
-        """The head of a column; that of samples per price names the currency."""
-        return f"samples/{self.prices['currency'].iloc[0]}" if name == PER_PRICE else name
+        """The head of a column with its unit; that of samples per price names the currency."""
+        if name == PER_PRICE:
+            return f"{self._prefix[0]} samples/{self.prices['currency'].iloc[0]}".strip()
+        return HEADS.get(name, name)
+
+    @cached_property
+    def _prefix(self) -> tuple[str, float]:
+        """The unit of samples per price: that of the largest."""
+        return prefix_of(max((self._per_price(p) or 0.0 for p in self.predictions), default=0.0))
 
     def _cells(self, row: Prediction | Unpredicted, shared: Sequence[str]) -> dict[str, str]:
         of_row = " ".join(text for text in _options(row) if text not in shared)
@@ -249,13 +259,13 @@ class Comparison:
         p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
         cells = named | {
             "host": p.host,
-            "step": milliseconds(p.predicted_us),
+            "step": in_ms(p.predicted_us),
             "p10-p90 ms": interval(p.p10_us, p.p90_us),
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,
             THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
             **_exchange(p),
-            "memory": gibibytes(p.memory_bytes) + {"fits": "", "tight": " !"}.get(p.memory_state, " ✗"),
+            "memory": in_gib(p.memory_bytes) + {"fits": "", "tight": " !"}.get(p.memory_state, " ✗"),
             "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
         }
         key = f"{p.gpu}/{p.model}/{p.variant}"
@@ -267,9 +277,9 @@ class Comparison:
             )
         if self._per_hour:
             samples = self._per_price(p)
-            cells[PER_PRICE] = "" if samples is None else f"{compact(samples)}{self._sign(p, PER_PRICE)}"
+            cells[PER_PRICE] = "" if samples is None else f"{samples / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
         if self._measured:
-            cells["measured"] = "" if p.error is None else f"{milliseconds(p.measured_us or 0)} ({p.error:+.0%})"
+            cells["measured"] = "" if p.error is None else f"{in_ms(p.measured_us or 0)} ({p.error:+.0%})"
         return cells
 
     def _per_price(self, p: Prediction) -> float | None:
@@ -285,12 +295,8 @@ class Comparison:
         return " ★" if (self._best(p) if what == THROUGHPUT else self._cheapest(p)) else ""
 
     def _best(self, p: Prediction) -> bool:
-        return (
-            (p.model, THROUGHPUT) not in self.ties
-            and p.fits
-            and len(self.predictions) > 1
-            and p.samples_per_s == self._most[p.model]
-        )
+        unmarked = (p.model, THROUGHPUT) in self.ties or len(self.predictions) == 1
+        return p.fits and not unmarked and p.samples_per_s == self._most[p.model]
 
     @cached_property
     def _most(self) -> dict[str, float]:
@@ -308,7 +314,7 @@ def _exchange(p: Prediction) -> dict[str, str]:
     if p.several is None:
         return {}
     efficiency = "" if p.several.efficiency is None else f"{p.several.efficiency:.1%}"
-    return {"exposed": milliseconds(p.several.exposed_communication_us), "efficiency": efficiency}
+    return {"exposed": in_ms(p.several.exposed_communication_us), "efficiency": efficiency}
 
 
 def _options(row: Prediction | Unpredicted) -> list[str]:
@@ -327,11 +333,6 @@ def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str
     batch = f"batch {cells['batch']}" if "batch" in same else ""
     options = f"({' '.join(shared)})" if shared else ""
     return " ".join(part for part in (", ".join(part for part in (text, batch) if part), options) if part)
-
-
-def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
-    """Whether a table is not wider than the terminal."""
-    return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width
 
 
 def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.prediction import Prediction
-from pipeline.readable import milliseconds
+from pipeline.readable import in_ms, milliseconds
 
 MAX_TITLE, FRAME = 70, 6
 """Width of the longest title of a prediction's frame, and the part of a line that the frame takes, in characters."""
@@ -46,10 +46,8 @@ class Unfolded:
 
 
 def interval(low_us: float, high_us: float) -> str:
-    """An interval in ms such as `7.01-8.87`; whole numbers if both ends are long."""
-    return (
-        f"{low_us / 1000:,.0f}-{high_us / 1000:,.0f}" if low_us >= 1e5 else f"{low_us / 1000:.2f}-{high_us / 1000:.2f}"
-    )
+    """An interval in ms, such as `7.01-8.87`."""
+    return f"{in_ms(low_us)}-{in_ms(high_us)}"
 
 
 def one(prediction: Prediction, width: int = PIPE_WIDTH) -> RenderableType:

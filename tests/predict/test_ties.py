@@ -24,7 +24,7 @@ def test_gpus_that_wait_for_one_host_tie() -> None:
     assert {p.gpu for p in tie.predictions} == {"A100-PCIE-40GB", "H100"} and tie.why == "the host limits them"
     assert 0.2 <= tie.share <= 1.0
     html = found._repr_html_()
-    assert "a tie in samples/s" in html and "★" not in html.partition("samples/s")[2].partition("memory")[0]
+    assert "a tie in samples/s" in html and "★" not in html.partition("samples/s")[2].partition("mem GiB")[0]
 
 
 def test_a_sure_winner_keeps_its_star() -> None:

@@ -30,7 +30,7 @@ def test_the_parts_of_a_step_are_its_bars() -> None:
     assert isinstance(figure, Figure)
     assert bars(figure) == pytest.approx({"gemm": 4.0, "concat": 2.0, "idle": 4.0, "host": 9.0})
     assert " ".join(figure.axes[0].get_title(loc="left").split()) == (
-        "m on V100, batch 64 (dtype=fp16): 10.00 ms, host-bound, the device idles 40% of it"
+        "m on V100, batch 64 (dtype=fp16): 10.0 ms, host-bound, the device idles 40% of it"
     )
     (interval,) = (box for box in figure.axes[0].containers if isinstance(box, ErrorbarContainer))
     ends = interval.lines[2][0].get_segments()[0][:, 0]

@@ -148,7 +148,9 @@ def test_the_winner_is_the_best_of_all_predictions(pool):
     predicting, asked = from_pool(pool)
     found = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
     assert len(asked) == found.predicted < 0.8 * len(pool[0])  # bounds rule out the rest
-    assert 1e6 / found.best.us_per_sample == max(each.prediction.samples_per_s for each in pool[1].values())
+    assert 1e6 / found.best.us_per_sample == pytest.approx(
+        max(each.prediction.samples_per_s for each in pool[1].values())
+    )
     assert sum(each.wins for each in found.contenders) == pytest.approx(1)
     times, costs = ([getattr(each, name) for each in found.front] for name in ("time", "cost"))
     assert times == sorted(times) and costs == sorted(costs, reverse=True)
