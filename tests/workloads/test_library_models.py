@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -132,6 +133,16 @@ class TestTimm:
         monkeypatch.setattr(model_names, "imported", lambda _: pytest.fail("the names are kept"))
         assert "resnet50" in model_names.names_in("timm")
         model_names.names_in.cache_clear()
+
+
+def test_a_step_of_ones_own_may_import_a_library_whose_torchvision_is_for_cuda(tmp_path: Path) -> None:
+    if find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    (tmp_path / "mine.py").write_text("import timm\nraise ValueError(timm.is_model('resnet18'))")
+    code = "from pipeline import predict; predict('V100', 'custom', model__target='mine:make')"
+    environment = {**os.environ, "PYTHONPATH": str(project_dir())}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert "mine cannot be imported: ValueError: True in mine.py, line 2" in done.stderr
 
 
 @pytest.mark.usefixtures("torchvision")
