@@ -32,6 +32,9 @@ GPU = "A100-PCIE-40GB"
 MAX_CPU_S, MAX_BYTES = 30, 1.5e9
 """What the capture and prediction of a model may take: CPU time, and memory of the process, libraries included."""
 
+PICKED = 0.25
+"""Share of its candidates that each selection of a detector keeps."""
+
 SMALL = ("_pico", "_nano", "_tiny", "_xxs", "_xs", "_xxt", "t2i", "_small", "_s_", "_s0", "s12", "_mini", "_t_", "_t0", "_b0",
          "_m0", "18", "26", "50", "_base", "_b")  # fmt: skip
 """Parts of names of smaller models, from which the first that a module of timm has is taken."""
@@ -98,7 +101,8 @@ def cases(library: str) -> Iterator[Case]:
                 if part in ("segmentation", "detection", "video", "quantization", "optical_flow")
                 else "classification"
             )
-            yield Case(library, name, part, 8 if part in ("classification", "quantization") else 2, {"name": name})
+            picked = {"picked": PICKED} if part == "detection" else {}
+            yield Case(library, name, part, 8 if part in ("classification", "quantization") else 2, {"name": name, **picked})
     else:
         for part in module.list_modules():
             names = module.list_models(module=part)
