@@ -102,7 +102,9 @@ def cases(library: str) -> Iterator[Case]:
                 else "classification"
             )
             picked = {"picked": PICKED} if part == "detection" else {}
-            yield Case(library, name, part, 8 if part in ("classification", "quantization") else 2, {"name": name, **picked})
+            yield Case(
+                library, name, part, 8 if part in ("classification", "quantization") else 2, {"name": name, **picked}
+            )
     else:
         for part in module.list_modules():
             names = module.list_models(module=part)
