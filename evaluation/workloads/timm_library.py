@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ def network_of(name: str, side: int | None, device: str) -> tuple[nn.Module, tup
     """A network of timm with random weights, and the shape of its images; `side` in pixels replaces its usual one."""
     import timm  # only the benchmark that names this step needs it
 
+    model: Any
     with torch.device(device):
         model = timm.create_model(name, pretrained=False)
         channels, height, width = model.pretrained_cfg["input_size"]
@@ -52,11 +54,10 @@ def reparameterized(model: nn.Module, name: str, device: str) -> nn.Module:
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """The step of `model.options.network`, with images of `model.options.side` pixels and `model.options.fused` attention."""
-    from timm.layers import set_fast_norm, set_fused_attn
-
+    layers: Any = import_module("timm.layers")
     options, training = config["options"], config["mode"] == "train"
-    set_fused_attn(bool(options.get("fused", True)))
-    set_fast_norm(not training)
+    layers.set_fused_attn(bool(options.get("fused", True)))
+    layers.set_fast_norm(not training)
     model, shape = network_of(options["network"], options.get("side"), device)
     images, labels = host_empty(batch_size, *shape), host_empty(batch_size, dtype=torch.long)
     if not training:
