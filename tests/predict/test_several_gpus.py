@@ -10,6 +10,7 @@ import pytest
 from pipeline.answers.engine import engine
 from pipeline.answers.plan import plan
 from pipeline.answers.predict import predict
+from pipeline.answers.step_changes import CANDIDATES, applies, changed, command
 from pipeline.prediction import Prediction
 from pipeline.question.question import ask
 from pipeline.show.comparison import compare
@@ -43,8 +44,8 @@ def test_what_is_exposed_is_a_part_of_the_communication_and_of_the_active_time()
 
 
 def test_a_slow_link_limits_a_step_and_half_the_bytes_shorten_it() -> None:
-    asked = {"gpu": "RTX4090", "model": "bert_large", "batch_size": 1, "devices": 8, "model__dtype": "bf16"}
-    slow = predict(**asked)  # type: ignore[arg-type]
+    asked = {"gpu": "RTX4090", "model": "transformer", "batch_size": 1, "devices": 8, "host": "typical-2020"}
+    slow = predict(**asked, overheads__host_scale=0.1)  # type: ignore[arg-type]
     assert slow.bound == "communication" and "communication-bound" in str(slow)
     half = predict(**asked, ddp__compression="bf16")  # type: ignore[arg-type]
     assert half.several and slow.several
@@ -93,11 +94,11 @@ def test_one_engine_predicts_the_single_gpu_once() -> None:
 
 
 def test_advice_knows_what_shortens_an_exchange_and_says_nothing_of_it_for_one_gpu() -> None:
-    from pipeline.answers.advice import advise
-
-    asked = {"gpu": "RTX4090", "model": "dcgan", "batch_size": 8}
-    several = advise(**asked, devices=4)  # type: ignore[arg-type]
-    found = {line.change for line in (*several.lines, *several.not_helping)}
-    assert {"ddp.gradient_as_bucket_view=true", "ddp.compression=fp16"} <= found
-    alone = advise(**asked)  # type: ignore[arg-type]
-    assert not any(line.change.startswith("ddp.") for line in (*alone.lines, *alone.not_helping))
+    alone, four = (ask([f"gpu={GPU}", "model=dcgan", f"devices={count}"]) for count in (1, 4))
+    found = {candidate.text for candidate in CANDIDATES if applies(candidate, four)}
+    assert {"ddp.gradient_as_bucket_view=true", "ddp.compression=fp16", "ddp.broadcast_buffers=false"} <= found
+    assert not any(candidate.key.startswith("ddp.") for candidate in CANDIDATES if applies(candidate, alone))
+    compressed = next(candidate for candidate in CANDIDATES if candidate.text == "ddp.compression=fp16")
+    after = changed(four, compressed)
+    assert after.ranks is not None and after.ranks.ddp.compression == "fp16" and after.devices == 4
+    assert "devices=4" in command(four, compressed) and "ddp.compression=none,fp16" in command(four, compressed)

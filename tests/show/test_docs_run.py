@@ -30,7 +30,10 @@ NOT_RUN = {
 }
 """Commands of steptime that are not run here, each with its reason."""
 
-NIGHTLY = re.compile(r"^steptime (plan|kernels fit)|glob\(|--models models|--probes|model=gpt2_large|edit\.")
+NIGHTLY = re.compile(
+    r"^steptime (plan|kernels fit|advise gpu=A100)|glob\(|--models models|--probes|model=gpt2_large|edit\."
+    r"|=resnet50,convnext|GPT2Config.*fused|devices=64"
+)
 """Commands that take more than a few seconds, or use what such a command made."""
 
 NEED_MORE = {
