@@ -104,9 +104,10 @@ class Question:
 
     @property
     def asked(self) -> dict[str, str]:
-        """The options on which a time depends most, as the workload has them: dtype, optimizer and attention."""
+        """The options on which a time depends most, as the workload has them: dtype, optimizer (in training) and attention."""
         of = self.workload.get
-        stated = {key: of(f"own_{key}", of(key)) for key in ("dtype", "optimizer", "attention")}
+        names = ("dtype", "attention") if of("mode") == "inference" else ("dtype", "optimizer", "attention")
+        stated = {key: of(f"own_{key}", of(key)) for key in names}
         return {key: str(value) for key, value in stated.items() if value is not None}
 
     @property

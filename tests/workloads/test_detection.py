@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.as_on_cuda.torchvision_operators import declare_torchvision_operators
-from pipeline.errors import InputError
+from pipeline.errors import InputError, SteptimeWarning
 from pipeline.graph.opmap import Rule
 from pipeline.graph.sizes import SIZES
 from pipeline.graph.table import Node, Tensor
@@ -65,6 +65,19 @@ def test_a_detector_trains_and_every_operator_has_a_model(name: str) -> None:
 def test_a_detector_infers_and_suppresses_boxes(name: str) -> None:
     p = predicted(name, "inference", 0.01)
     assert p.lower_bound == () and (p.calls["name"] == "torchvision::nms").any()
+
+
+@detectors
+def test_the_inference_of_mask_rcnn_leaves_out_what_depends_on_the_size_of_each_box() -> None:
+    options = {
+        "model__name": "maskrcnn_resnet50_fpn",
+        "model__mode": "inference",
+        "model__picked": 0.1,
+        "model__image_size": 256,
+    }
+    with pytest.warns(SteptimeWarning, match="pasting them into the image is missing, so the time is a lower bound"):
+        p = predict("V100", "torchvision", batch_size=2, **options)
+    assert (p.calls["name"] == "aten::sigmoid").any()
 
 
 @detectors
