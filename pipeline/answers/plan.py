@@ -21,8 +21,9 @@ from pipeline.answers.host_share import host_note
 from pipeline.answers.plan_results import Limits, Objective, Plan, front_of
 from pipeline.answers.plan_search import Predict, Search, Told
 from pipeline.errors import InputError
-from pipeline.question.question import Question, questions_of
+from pipeline.question.question import Question
 from pipeline.readable import seconds
+from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 OBJECTIVE = "plan"
 """Key of the objective. A run with it plans, and predicts no grid."""
@@ -79,7 +80,7 @@ class PlanRequest:
 
 
 def plan(
-    objective: str, gpu: str, model: str, *, samples: int | None = None, memory_gib: float | None = None,
+    objective: str, gpu: str, model: object = USUAL_MODEL, *, samples: int | None = None, memory_gib: float | None = None,
     budget: float | None = None, deadline_s: float | None = None, global_batch: int | None = None, **overrides: Any,
 ) -> Plan:  # fmt: skip
     """The best point of a space.
@@ -87,19 +88,20 @@ def plan(
     Args:
         objective: a value of `Objective`.
         gpu: names or aliases of GPUs, separated by commas.
-        model: names of workloads, separated by commas.
+        model: names of workloads, separated by commas, or a module or what makes one, as for `predict`.
         samples: samples of an epoch.
         memory_gib: largest memory need, GiB.
         budget: largest cost of an epoch.
         deadline_s: longest time of an epoch, seconds.
         global_batch: samples of one update of the weights.
-        overrides: any other override, as for `predict_grid`; values separated by commas are an axis of the space.
+        overrides: any other argument of `predict_grid`; values separated by commas are an axis of the space.
 
     Raises:
         InputError: a name or value does not exist, or no point meets the constraints.
     """
     limits = Limits.of(samples, memory_gib, budget, deadline_s, global_batch)
-    return make_plan(Objective.named(objective), questions_of(gpu, model, overrides), limits)
+    with questions_about(gpu, model, overrides) as questions:
+        return make_plan(Objective.named(objective), questions, limits)
 
 
 def make_plan(

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ConfigError, InputError, SteptimeError
-from steptime import Step, advise, compare, predict, predict_grid
+from steptime import Step, advise, compare, plan, predict, predict_grid
 
 
 class Net(nn.Module):
@@ -164,11 +164,13 @@ def test_a_batch_may_be_a_dict_of_keywords_whose_model_returns_its_loss() -> Non
     assert losses.batch_size == 32
 
 
-def test_grids_and_advice_take_given_steps() -> None:
+def test_grids_plans_and_advice_take_given_steps() -> None:
     table = predict_grid("V100,T4", model=Net, batch=batch, loss=F.cross_entropy, batch_size="32,8192")
     assert list(table["model"].unique()) == ["Net"] and len(table) == 4 and table["unpredicted"].isna().all()
     one = compare("V100", step=make_step, batch_size="32,8192").table
     assert list(one["predicted_us"]) == list(table["predicted_us"][:2])
+    best = plan("samples_per_s", "V100,T4", Net, batch=batch, loss=F.cross_entropy, batch_size="32,8192").best
+    assert (best.question.gpu.name, best.question.batch_size) == ("V100", 8192)
     advice = advise("V100", model=Net, batch=batch, loss=F.cross_entropy, batch_size=32)
     assert advice.before.model == advice.after.model == "Net"
     assert advice.lines[0].command.startswith("compare(model=Net, ..., gpu='V100', batch_size='32'")
