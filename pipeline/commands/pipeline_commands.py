@@ -20,6 +20,8 @@ from pipeline.terminal import MULTIRUN, NO_MULTIRUN, Csv, Json, examples, print_
 
 app = typer.Typer()
 
+DEFAULT_RESULTS = Path("results")
+
 
 @app.command(
     context_settings={"ignore_unknown_options": True},
@@ -69,7 +71,12 @@ def summary(
 @app.command(epilog=examples("ui", "ui --port 5001 --results results"))
 def ui(
     port: Annotated[int, typer.Option(help="port on this machine")] = PORT,
-    results: Annotated[Path, typer.Option(help="results folder of the run")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="results folder of the run")] = DEFAULT_RESULTS,
 ) -> None:
-    """Open the MLflow UI on the project's database, to compare kernel-model variants."""
-    serve(port, Artifacts(str(results)).tracking)
+    """Open the MLflow UI on the project's database, to compare kernel models; shipped ones are logged first."""
+    if results != DEFAULT_RESULTS and not results.is_dir():
+        raise InputError(f"--results {results}: no such folder")
+    from pipeline.show.kernel_runs import log_shipped_models  # the fits' libraries: other commands do without
+
+    tracking = Path(Artifacts(str(results)).tracking)
+    raise typer.Exit(serve(port, tracking, lambda: log_shipped_models(tracking)))

@@ -19,6 +19,8 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import CALL_COLUMNS, check_calls, with_families
+from pipeline.packs import file_digest, model_folders
+from pipeline.paths import packs_dir
 from pipeline.schemas import atomic_path, write_parquet
 from pipeline.show.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
 from pipeline.show.figures.kernel_errors import error_histogram, predicted_against_measured
@@ -26,6 +28,7 @@ from pipeline.show.tracking import (
     KERNEL_MODELS,
     Data,
     choose_champion,
+    current_models,
     describe_kernel_models,
     log_run,
     register_model,
@@ -112,6 +115,51 @@ def _track_all(
     describe_kernel_models(tracking)
 
 
+def log_shipped_models(tracking: Path) -> int:
+    """Log the shipped models as champions, with their stored errors, except where a model of that name was fitted here.
+
+    Returns:
+        How many were logged.
+    """
+    known, logged = current_models(tracking), 0
+    packs = sorted(path.parent.relative_to(packs_dir()).as_posix() for path in packs_dir().glob("**/kernels"))
+    for folder in [path for pack in packs for path in model_folders(pack) if (path / METRICS).is_file()]:
+        about = read_description(folder)
+        kind, tags = _kind(about["gpu"], about["family"], about["scope"]["dtypes"])
+        digest, earlier = f"shipped {file_digest(folder / METRICS)[:8]}", known.get(tags["model"], set())
+        if any(each == digest or not each.startswith("shipped") for each in earlier):
+            continue
+        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        with tempfile.TemporaryDirectory(prefix="steptime_shipped_") as scratch:
+            run = log_run(
+                tracking,
+                KERNEL_MODELS,
+                f"{about['gpu']} {kind} shipped",
+                params={key: about[key] for key in ("variant", "seed", "samples", "split")},
+                metrics=metrics | _in_percent(metrics),
+                tags={**tags, "variant": f"{about['variant']} (shipped)", "samples": digest, "champion": "yes"},
+                made_by="packs",
+                data=Data(f"{about['gpu']} {kind}", digest, ", ".join(about["source"]), about["samples"]),
+                artifacts={"model": write_pyfunc(folder, Path(scratch) / "model", __name__)},
+            )
+        register_model(tracking, tags["model"], run, "model", {"gpu": about["gpu"], "family": about["family"]})
+        choose_champion(tracking, tags["model"], run)
+        logged += 1
+    return logged
+
+
+def _kind(gpu: str, family: str, dtypes: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Family with its dtypes, if they are not fp32, and the tags of its runs, with the name of the registered model."""
+    joined = "-".join(dtypes)
+    kind = family if "fp32" in dtypes else f"{family}-{joined}"
+    return kind, {"gpu": gpu, "family": family, "dtype": joined, "model": f"{gpu}-{kind}"}
+
+
+def _in_percent(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Errors in percent: MLflow's charts show two decimal places, so that 1.9 % and 2.4 % would both be 0.02."""
+    return {f"{key}_percent": 100.0 * metrics[key] for key in ("gmae", "mape", "bias", "coverage")}
+
+
 def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any] | None) -> None:
     """Write a model's errors into its folder: figures, the test predictions, and the quantiles of their errors."""
     with atomic_path(folder / METRICS) as part:
@@ -131,15 +179,9 @@ def _track(
         The name under which models of this kind are registered, and the run's id.
     """
     family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
-    dtypes = "-".join(fitted.model.scope.dtypes)
-    kind = family if "fp32" in fitted.model.scope.dtypes else f"{family}-{dtypes}"
-    title = f"{kind} on {gpu} ({variant})"
-    seed, name = fitted.parameters["seed"], f"{gpu}-{kind}"
-    # MLflow's charts show two decimal places: as fractions, errors of 1.9 % and 2.4 % would both be 0.02
-    percent = {f"{key}_percent": 100.0 * fitted.metrics[key] for key in ("gmae", "mape", "bias", "coverage")}
-    digest = _fingerprint(samples)
+    kind, tags = _kind(gpu, family, fitted.model.scope.dtypes)
+    title, seed, digest = f"{kind} on {gpu} ({variant})", fitted.parameters["seed"], _fingerprint(samples)
     origin = ", ".join(sorted(samples["source"].astype(str).unique()))
-    tags = {"gpu": gpu, "family": family, "dtype": dtypes, "variant": variant, "model": name, "samples": digest}
     with tempfile.TemporaryDirectory(prefix="steptime_model_") as scratch:
         folder = Path(scratch) / "fitted"
         fitted.save(folder)
@@ -149,8 +191,8 @@ def _track(
             KERNEL_MODELS,
             f"{gpu} {kind} {variant}" + (f" seed {seed}" if seed else ""),
             params={**fitted.parameters, "samples": len(samples)},
-            metrics=fitted.metrics | percent,
-            tags={**tags, "champion": "no"},
+            metrics=fitted.metrics | _in_percent(fitted.metrics),
+            tags={**tags, "variant": variant, "samples": digest, "champion": "no"},
             made_by="workflow/scripts/fit_kernels.py",
             data=Data(f"{gpu} {kind}", digest, origin, len(samples)),
             artifacts={"model": write_pyfunc(folder, Path(scratch) / "model", __name__)},
@@ -159,7 +201,7 @@ def _track(
                 "error_histogram.png": error_histogram(test, title),
             },
         )
-    return name, run
+    return tags["model"], run
 
 
 @dataclass(frozen=True)

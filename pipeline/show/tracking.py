@@ -14,8 +14,12 @@ import fcntl
 import math
 import os
 import re
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +144,7 @@ def describe_kernel_models(folder: str | Path) -> str:
     """Write the errors of all kernel models above their runs: a line per model, its best variant first.
 
     Returns:
-        The path of the page with the runs, smallest error first, relative to the UI's address.
+        The path of the page with the champions, smallest error first, relative to the UI's address.
     """
     with _client_alone(folder) as client:
         owner = _experiment(client, Path(folder), KERNEL_MODELS)
@@ -151,8 +155,8 @@ def describe_kernel_models(folder: str | Path) -> str:
             if {"gpu", "family"} <= tags.keys():
                 errors.setdefault((tags["family"], tags["gpu"]), []).append(f"{tags.get('variant', '')} {gmae:g}")
         client.set_experiment_tag(owner, NOTE, _note(errors))
-    order = quote("metrics.`gmae_percent`")
-    return f"#/experiments/{owner}/runs?workflowType=machine_learning&orderByKey={order}&orderByAsc=true"
+    shown, order = quote("tags.champion = 'yes'"), quote("metrics.`gmae_percent`")
+    return f"#/experiments/{owner}/runs?workflowType=machine_learning&searchFilter={shown}&orderByKey={order}&orderByAsc=true"
 
 
 def _note(errors: Mapping[tuple[str, str], list[str]]) -> str:
@@ -192,6 +196,17 @@ def register_model(folder: str | Path, name: str, run_id: str, inside: str, tags
         return str(client.create_model_version(name, source, run_id=run_id, tags=dict(tags)).version)
 
 
+def current_models(folder: str | Path) -> dict[str, set[str]]:
+    """The models whose fits are in the experiment `KERNEL_MODELS`, with digests of what each was fitted to."""
+    with _client_alone(folder) as client:
+        owner = _experiment(client, Path(folder), KERNEL_MODELS)
+        tags = [run.data.tags for run in client.search_runs([owner], "tags.current = 'yes'", max_results=50_000)]
+    models: dict[str, set[str]] = {}
+    for each in tags:
+        models.setdefault(each.get("model", ""), set()).add(each.get("samples", ""))
+    return models
+
+
 def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     """Give the tag and the alias `champion` to the registered model `name` with the lowest GMAE; return its run's id.
 
@@ -213,30 +228,52 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     return str(best.info.run_id)
 
 
-def serve(port: int, folder: str | Path) -> None:
-    """Replace this process by the MLflow UI on a folder's database. It always binds `LOOPBACK`.
+def serve(port: int, folder: str | Path, prepare: Callable[[], object] = lambda: None) -> int:
+    """Run the MLflow UI on a folder's database until it is stopped; print its address when it answers.
+
+    It always binds `LOOPBACK`.
+
+    Args:
+        port: its port.
+        folder: the tracking folder; created if it does not exist.
+        prepare: is called before the server starts, when the port is known to be free.
+
+    Returns:
+        The server's exit code.
 
     Raises:
-        InputError: no pipeline has run yet, the port is invalid or in use, or the shared database is a server with a UI
-            of its own.
+        InputError: the port is invalid or in use, or the shared database is a server with a UI of its own.
     """
     folder = Path(folder)
     _check_port(port)
     if _is_server():
         raise InputError(f"${SHARED_DATABASE}={_shared()}: this server has a UI of its own; open it in a browser")
-    if not _shared() and not database_of(folder).is_file():
-        raise InputError(
-            f"{database_of(folder)}: no such file; run the pipeline first (make run), or give its folder with --results"
-        )
     os.environ.update(_ENVIRONMENT)
     for name in [name for name in os.environ if _SERVER_VARIABLES.fullmatch(name)]:
         del os.environ[name]
-    page = describe_kernel_models(folder)
-    print(f"MLflow UI (stop with Ctrl-C); kernel models: http://{LOOPBACK}:{port}/{page}", flush=True)
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # processes for jobs of language models
+    prepare()
+    page = f"http://{LOOPBACK}:{port}/{describe_kernel_models(folder)}"
     # one worker: with several, a worker that needs over five seconds to import MLflow (busy machine) is killed repeatedly
-    options = ["--backend-store-uri", _uri(folder), "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
-    os.chdir(sys.prefix)  # uvicorn searches libraries in the current folder first: a file of the user must not be one
-    os.execv(sys.executable, [sys.executable, "-m", "mlflow", "ui", *options])
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", _uri(folder), "--host", LOOPBACK,
+               "--port", str(port), "--workers", "1"]  # fmt: skip
+    # uvicorn searches libraries in the current folder first: a file of the user must not be one
+    with subprocess.Popen(command, cwd=sys.prefix) as server:
+        signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C reaches the server, too
+            if _answers(server, f"http://{LOOPBACK}:{port}/health"):
+                print(f"MLflow UI (stop with Ctrl-C); kernel models, the best of each: {page}", flush=True)
+            server.wait()
+    return server.returncode
+
+
+def _answers(server: subprocess.Popen[bytes], address: str) -> bool:
+    """Whether a started server answers; waits until it does or has ended."""
+    while server.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=2):
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def _check_port(port: int) -> None:

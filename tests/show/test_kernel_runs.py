@@ -20,8 +20,9 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import fit_gpu as fitting
 from pipeline.kernels.family_model import FittedModel
+from pipeline.paths import packs_dir
 from pipeline.schemas import read_provenance
-from pipeline.show.kernel_runs import fit_and_track
+from pipeline.show.kernel_runs import fit_and_track, log_shipped_models
 from pipeline.show.tracking import KERNEL_MODELS
 
 ERRORS = {"auto": 0.02, "trees": 0.03, "roofline": 0.4}
@@ -162,3 +163,26 @@ def test_a_single_sample_is_tracked_although_nothing_judges_it(
     assert "a single sample, error unknown" in capsys.readouterr().out
     client = MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
     assert champion(client, "A10") == "A10 softmax roofline"
+
+
+def test_shipped_models_are_champions_until_a_model_of_that_name_is_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = {"V100": [packs_dir() / "V100/kernels/softmax"], "half/H100": [packs_dir() / "half/H100/kernels/gemm"]}
+    monkeypatch.setattr("pipeline.show.kernel_runs.model_folders", lambda pack: shipped.get(pack, []))
+    assert [log_shipped_models(tmp_path) for _ in range(2)] == [2, 0]  # once
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (run,) = runs(client, "V100").values()
+    stored = json.loads((shipped["V100"][0] / "metrics.json").read_text())
+    assert run.data.metrics["gmae_percent"] == pytest.approx(100 * stored["gmae"], rel=1e-3)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    calls = pd.DataFrame({"op": ["softmax"], "B": [512], "H": [1000]})
+    model = mlflow.pyfunc.load_model("models:/V100-softmax@champion")
+    expected = FittedModel.load(shipped["V100"][0], load_gpu("V100")).predict(calls).latency
+    assert model.predict(calls)["predicted_us"].tolist() == pytest.approx(expected)
+    assert champion(client, "V100") == "V100 softmax shipped"
+    assert client.get_model_version_by_alias("H100-gemm-bf16", "champion")
+    settings, models = {"variants": ("roofline",), "seed": 0}, [tmp_path / "V100" / "softmax" / "fitted"]
+    fit_and_track(samples("V100", 12), "V100", settings, models, tmp_path)
+    assert champion(client, "V100") == "V100 softmax roofline"
+    assert log_shipped_models(tmp_path) == 0 and champion(client, "V100") == "V100 softmax roofline"

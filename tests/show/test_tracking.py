@@ -140,17 +140,33 @@ def test_a_port_that_cannot_be_had_is_one_line_before_anything_starts(tmp_path: 
                 serve(port, tmp_path)
 
 
+class Ended:
+    """A server that ended before it answered."""
+
+    returncode = 3
+
+    def __enter__(self) -> Ended:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def poll(self) -> int:
+        return self.returncode
+
+    wait = poll
+
+
 def test_no_variable_of_the_environment_opens_the_server_to_other_machines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log(tmp_path, OVERHEADS, "V100")
     started: list[str] = []
     monkeypatch.setattr(os, "environ", {**os.environ, **OPEN_TO_ALL})
-    monkeypatch.setattr(os, "chdir", lambda _: None)
-    monkeypatch.setattr(os, "execv", lambda _, words: started.extend(words))
-    serve(5017, tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", lambda words, cwd: started.extend(words) or Ended())
+    assert serve(5017, tmp_path) == 3
     assert " ".join(started).endswith("--host 127.0.0.1 --port 5017 --workers 1")
     assert not OPEN_TO_ALL.keys() & os.environ.keys()
+    assert "http" not in capsys.readouterr().out, "a link to a server that never answered"
 
 
 @pytest.mark.nightly
@@ -166,9 +182,12 @@ def test_the_server_listens_on_the_loopback_address_alone(tmp_path: Path) -> Non
         (planted / f"{library}.py").write_text(f"open({str(tmp_path / 'sign')!r}, 'w').close()")
     command = f"from pipeline.show.tracking import serve; serve({port}, {str(tmp_path)!r})"
     server = subprocess.Popen([sys.executable, "-P", "-c", command], cwd=planted, env={**os.environ, **OPEN_TO_ALL},
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
     try:
-        wait_for(f"http://127.0.0.1:{port}/health")
+        link = next(line for line in server.stdout if "kernel models" in line)  # comes when the server answers
+        assert f"http://127.0.0.1:{port}/#/experiments/" in link and "champion" in link
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
+            assert answer.status == 200
         assert not (tmp_path / "sign").exists(), "a file of the current folder took the place of a library"
         with (
             pytest.raises(OSError),
@@ -179,15 +198,7 @@ def test_the_server_listens_on_the_loopback_address_alone(tmp_path: Path) -> Non
         with pytest.raises(urllib.error.HTTPError, match="403"):  # a page of another site that takes this address
             urllib.request.urlopen(asked, timeout=10)
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        server.send_signal(signal.SIGTERM)
         server.wait(300)
-
-
-def wait_for(address: str) -> None:
-    for _ in range(600):
-        try:
-            with urllib.request.urlopen(address, timeout=2):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise AssertionError(f"{address} does not answer")
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
