@@ -13,6 +13,7 @@ from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.schemas import read_table
 from pipeline.show.comparison import show
+from pipeline.show.kernel_runs import log_shipped_models
 from pipeline.show.run_hooks import artifact_paths, predictions_in
 from pipeline.show.run_snakemake import become_snakemake
 from pipeline.show.tracking import PORT, serve
@@ -76,7 +77,5 @@ def ui(
     """Open the MLflow UI on the project's database, to compare kernel models; shipped ones are logged first."""
     if results != DEFAULT_RESULTS and not results.is_dir():
         raise InputError(f"--results {results}: no such folder")
-    from pipeline.show.kernel_runs import log_shipped_models  # the fits' libraries: other commands do without
-
     tracking = Path(Artifacts(str(results)).tracking)
     raise typer.Exit(serve(port, tracking, lambda: log_shipped_models(tracking)))
