@@ -7,12 +7,16 @@ Ito, which are distinguishable with every common kind of colour blindness. Relat
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999", "#F0E442")
 """Okabe and Ito's palette, for series without a colour of their own, such as GPUs in the order of the grid."""
 
 ACTIVE, IDLE, MEASURED = "#0072B2", "#BCDCF0", "#D55E00"
 """Active device time, idle device time, and measured values."""
+
+IDLE_STYLE: dict[str, Any] = {"facecolor": "#FFFFFF", "edgecolor": "#4A4A4A", "hatch": "////", "linewidth": 0.7}
+"""How idle time is drawn: hatched, so that it is seen in grey too and is taken for no kernel."""
 
 OTHER = "#D4D4D4"
 """Families that are drawn together, and families without a colour of their own."""

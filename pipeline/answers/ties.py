@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import hypot, log
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,16 @@ from pipeline.question.question import Question
 TIE_SHARE = 0.2
 """Share of draws in which another point beats the best, from which the two are called a tie."""
 
-MOST_RIVALS = 5
+MOST_RIVALS = 11
 """Number of points that are compared with the best: those nearest to it."""
 
 Floats = npt.NDArray[np.float64]
+
+
+NORMAL = NormalDist()
+
+P90 = NORMAL.inv_cdf(0.9)
+"""Distance of p90 from the middle of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,30 @@ def shares_of_wins(draws: Sequence[Floats]) -> list[float]:
     return [float(np.mean(values < draws[0]) + np.mean(values == draws[0]) / 2) for values in draws]
 
 
-def why_tied(predictions: Sequence[Prediction]) -> str:
-    """What decides between points that tie."""
+def independent_share(best: tuple[float, float, float], other: tuple[float, float, float]) -> float:
+    """Share of draws in which another GPU's value is below the best one.
+
+    The errors of two GPUs are drawn independently, and are close to log-normal: their intervals say what draws say.
+
+    Args:
+        best: middle, p10 and p90 of the smallest value.
+        other: those of another GPU.
+    """
+    if best[0] == other[0]:
+        return 0.5
+    width = hypot(*(log(high / low) / (2 * P90) for _, low, high in (best, other)))
+    return NORMAL.cdf(log(best[0] / other[0]) / width) if width > 0 else 0.0
+
+
+def tied_gpus(values: Sequence[tuple[float, float, float]]) -> list[bool]:
+    """Which values of different GPUs (middle, p10, p90) tie with the smallest; it alone is true where it wins surely."""
+    best = min(values)
+    return [value is best or independent_share(best, value) >= TIE_SHARE for value in values]
+
+
+def why_tied(points: Iterable[Any]) -> str:
+    """What decides between points that tie: predictions, or rows of the figures' table of steps."""
+    predictions = list(points)
     if len({p.predicted_us / p.batch_size for p in predictions}) == 1:
         return "they take the same time"
     if all(p.bound == "host" for p in predictions):

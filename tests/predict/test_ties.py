@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from pipeline import compare, plan
-from pipeline.answers.engine import Engine
-from pipeline.answers.ties import shares_of_wins
+from pipeline.answers.engine import Engine, engine
+from pipeline.answers.ties import independent_share, reseeded, shares_of_wins
+from pipeline.question.question import expand
 from pipeline.show.comparison import PER_PRICE, THROUGHPUT
 
 
@@ -25,6 +26,19 @@ def test_gpus_that_wait_for_one_host_tie() -> None:
     assert 0.2 <= tie.share <= 1.0
     html = found._repr_html_()
     assert "a tie in samples/s" in html and "★" not in html.partition("samples/s")[2].partition("mem GiB")[0]
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [("A100,H100", 32), ("V100,RTX2080Ti", 2048)])
+def test_intervals_of_two_gpus_say_what_their_draws_say(gpus: str, batch: int) -> None:
+    questions = expand([f"gpu={gpus}", "model=dlrm_ddp", f"batch_size={batch}"])
+    asked = [reseeded(question, at) for at, question in enumerate(questions)]
+    best, other = sorted(
+        (a.whole() for a in engine(None).predict(asked, keep_draws=True)), key=lambda p: p.predicted_us
+    )
+    assert best.draws_us is not None and other.draws_us is not None
+    of_draws = shares_of_wins([best.draws_us, other.draws_us])[1]
+    one, two = ((p.predicted_us, p.p10_us, p.p90_us) for p in (best, other))
+    assert independent_share(one, two) == pytest.approx(of_draws, abs=0.06)
 
 
 def test_a_sure_winner_keeps_its_star() -> None:

@@ -18,8 +18,8 @@ from pipeline.show.figures import step_times as drawn_steps
 from pipeline.show.figures.costs import value_for_money
 from pipeline.show.figures.gallery import GALLERY, INDEX, Artifacts, draw, draw_all
 from pipeline.show.figures.layout import WIDE
-from pipeline.show.figures.step_times import step_sentence
 from pipeline.show.grid_inputs import price_table, with_distinct_names, with_gpus
+from pipeline.show.sentences import step_sentence
 
 
 def test_without_a_checkout_the_figures_of_the_product_are_drawn_or_absent(
@@ -72,8 +72,8 @@ def test_ranks_of_a_workload_are_pooled_and_the_own_workloads_are_shown_alone() 
 
 def steps(**points: float) -> pd.DataFrame:
     """A step in µs by GPU, of one model at one batch size; device-bound from 3 ms."""
-    rows = [{"gpu": gpu, "workload": "m b8", "model_variant": "m", "batch_size": 8, "predicted_us": us, "p10_us": us,
-             "p90_us": us, "active_us": 0.5 * us, "measured_us": float("nan"), "samples_per_s": 8e6 / us, "fits": True,
+    rows = [{"gpu": gpu, "workload": "m b8", "model_variant": "m", "batch_size": 8, "predicted_us": us, "p10_us": 0.9 * us,
+             "p90_us": 1.1 * us, "active_us": 0.5 * us, "measured_us": float("nan"), "samples_per_s": 8e6 / us, "fits": True,
              "bound": "device" if us >= 3000 else "host"}
             for gpu, us in points.items()]  # fmt: skip
     return pd.DataFrame(rows)
@@ -86,11 +86,12 @@ def test_models_have_panels_of_their_own_so_that_none_vanishes_beside_another() 
     assert [axes.get_title(loc="left").partition(",")[0] for axes in (short, long)] == ["m", "n"]
 
 
-def test_the_lighter_tail_of_a_bar_is_the_idle_time() -> None:
+def test_the_hatched_tail_of_a_bar_is_the_idle_time() -> None:
     (axes,) = drawn_steps.step_times(steps(V100=4000.0)).axes
     active, idle = axes.patches
     assert (active.get_width(), idle.get_x(), idle.get_width()) == pytest.approx((2.0, 2.0, 2.0))
     assert luminance(to_hex(idle.get_facecolor())) > 2 * luminance(to_hex(active.get_facecolor()))
+    assert idle.get_hatch() and not active.get_hatch()
 
 
 def test_a_kernel_family_has_the_same_colour_in_every_panel() -> None:
@@ -112,8 +113,16 @@ def test_a_kernel_family_has_the_same_colour_in_every_panel() -> None:
 @pytest.mark.parametrize(
     ("points", "says"),
     [
-        ({"V100": 2000.0, "H100": 1950.0}, "H100 gains nothing over V100: the step is host-bound"),
-        ({"V100": 9000.0, "H100": 8900.0}, "H100 gains nothing over V100"),
+        ({"V100": 2000.0, "H100": 1950.0}, "V100 and H100 tie: the host limits them"),
+        ({f"G{number}": 2000.0 for number in range(9)}, "nine GPUs tie: they take the same time"),
+        (
+            {"V100": 9000.0, "H100": 8900.0},
+            "V100 and H100 tie: the errors of kernel times are larger than the difference",
+        ),
+        (
+            {"T4": 2800.0, "V100": 2000.0, "H100": 1950.0},
+            "V100 and H100 tie (the host limits them), 1.4 times as fast as T4",
+        ),
         ({"T4": 9000.0, "V100": 6000.0, "H100": 3000.0}, "H100 is 3.0 times as fast as T4"),
         ({"V100": 4000.0}, "V100 is busy 50 % of the step, device-bound"),
     ],
@@ -122,10 +131,17 @@ def test_the_title_of_steps_is_computed(points: dict[str, float], says: str) -> 
     assert step_sentence(steps(**points)) == says
 
 
-def test_a_title_names_the_batch_sizes_at_which_a_gpu_gains_nothing() -> None:
+def test_a_small_difference_that_is_sure_is_said_in_percent() -> None:
+    """With intervals of 1 %, a difference of 5 % is no tie."""
+    exact = steps(V100=2100.0, H100=2000.0)
+    exact[["p10_us", "p90_us"]] = exact[["predicted_us"]].to_numpy() * [0.99, 1.01]
+    assert step_sentence(exact) == "H100 is 5.0 % faster than V100"
+
+
+def test_a_title_names_the_batch_sizes_at_which_gpus_tie() -> None:
     small = steps(V100=2000.0, H100=1990.0).assign(batch_size=4)
     large = steps(V100=9000.0, H100=3000.0)
-    says = "H100 is 3.0 times as fast as V100; it gains nothing at batch 4: the step is host-bound"
+    says = "V100 and H100 tie at batch 4: the host limits them; H100 is 3.0 times as fast as V100 at batch 8"
     assert step_sentence(pd.concat([small, large])) == says
 
 

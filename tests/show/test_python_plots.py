@@ -28,10 +28,14 @@ def bars(figure: Figure) -> dict[str, float]:
 def test_the_parts_of_a_step_are_its_bars() -> None:
     figure = STEP.plot()
     assert isinstance(figure, Figure)
-    assert bars(figure) == pytest.approx({"gemm": 4.0, "concat": 2.0, "idle": 4.0, "host": 9.0})
+    assert bars(figure) == pytest.approx({"step": 10.0, "gemm": 4.0, "concat": 2.0, "idle": 4.0, "host": 9.0})
     assert " ".join(figure.axes[0].get_title(loc="left").split()) == (
         "m on V100, batch 64 (dtype=fp16): 10.0 ms, host-bound, the device idles 40% of it"
     )
+    names, texts = ([text.get_text() for text in found]
+                    for found in (figure.axes[0].get_yticklabels(), figure.axes[0].texts))  # fmt: skip
+    assert names == ["step", "gemm", "concat", "idle", "host"], "a name stands beside its bar"
+    assert texts == ["10.0 ms, p10 to p90", "4.00 ms, 40 %", "2.00 ms, 20 %", "4.00 ms, 40 %", "9.00 ms"]
     (interval,) = (box for box in figure.axes[0].containers if isinstance(box, ErrorbarContainer))
     ends = interval.lines[2][0].get_segments()[0][:, 0]
     assert list(ends) == pytest.approx([9.0, 12.0])
@@ -40,15 +44,15 @@ def test_the_parts_of_a_step_are_its_bars() -> None:
 def test_overlapping_kernels_and_small_families_still_add_up_to_the_step() -> None:
     families = {f"family{number}": 1_000.0 * (10 - number) for number in range(10)}
     shown = bars(dataclasses.replace(STEP, families_us=families).plot())
-    assert "other families" in shown and len(shown) == 6 + 3
-    assert sum(us for name, us in shown.items() if name != "host") == pytest.approx(10.0)
+    assert "other families" in shown and len(shown) == 6 + 4
+    assert sum(us for name, us in shown.items() if name not in ("step", "host")) == pytest.approx(10.0)
     assert shown["family0"] / shown["family5"] == pytest.approx(2.0)
 
 
 def test_a_prediction_plots_its_own_step() -> None:
     p = predict(gpu="T4", model="dlrm_small", batch_size=64)
     shown = bars(p.plot())
-    assert sum(ms for name, ms in shown.items() if name != "host") == pytest.approx(p.predicted_us / 1000)
+    assert sum(ms for name, ms in shown.items() if name not in ("step", "host")) == pytest.approx(p.predicted_us / 1000)
     assert shown["host"] == pytest.approx(p.host_us / 1000) and shown["idle"] == pytest.approx(p.idle_us / 1000)
 
 

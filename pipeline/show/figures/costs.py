@@ -9,9 +9,11 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.plan_results import Choice, Plan
+from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.errors import InputError
 from pipeline.palette import ACTIVE, SERIES, series_colours
 from pipeline.show.figures.layout import MARKERS, TEXT, WIDE, Board, Page, plain_ticks, rows_height, save
+from pipeline.show.sentences import gpus_named
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -54,9 +56,16 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
 
 
 def _winner(rows: pd.DataFrame, currency: str) -> str:
-    """The title of the right panel: which GPU gives most for the money."""
+    """The title of the right panel: which GPU gives most for the money, or which tie."""
     priced = rows[rows["samples_per_dollar"].notna()].sort_values("samples_per_dollar", ascending=False, kind="stable")
-    return f"{priced['gpu'].iloc[0]} gives most per {currency}" if len(priced) > 1 else ""
+    if len(priced) < 2:
+        return ""
+    middle = 1 / priced["samples_per_dollar"]
+    low, high = (middle * priced["samples_per_s"] / priced[f"{end}_samples_per_s"] for end in ("high", "low"))
+    tie = priced[tied_gpus(list(zip(middle, low, high, strict=True)))]
+    if len(tie) > 1:
+        return f"{gpus_named(list(tie['gpu']))} tie per {currency}: {why_tied(tie.itertuples())}"
+    return f"{tie['gpu'].iloc[0]} gives most per {currency}"
 
 
 def _bars(axes: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:

@@ -47,7 +47,10 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
     priced = with_prices(
         pd.DataFrame(
             {
-                **{name: best[name] for name in ("gpu", "model_variant", "batch_size", "samples_per_s")},
+                **{
+                    name: best[name]
+                    for name in ("gpu", "model_variant", "batch_size", "samples_per_s", "predicted_us", "bound")
+                },
                 "low_samples_per_s": 1e6 * best["batch_size"] / best["p90_us"],
                 "high_samples_per_s": 1e6 * best["batch_size"] / best["p10_us"],
             }
@@ -57,14 +60,28 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def families(points: Iterable[Prediction]) -> pd.DataFrame:
-    """Device time by kernel family of every predicted point: gpu, workload, model_variant, batch_size, family, device_us."""
+    """Time of every predicted point by kernel family, and idle time, which add up to the step: gpu, workload, model_variant,
+    batch_size, family, device_us.
+
+    Kernels of several streams may overlap: their times are then scaled to the time in which any of them runs.
+    """
     rows = [
         {"gpu": p.gpu, "workload": p.label, "model_variant": p.label.rpartition(" b")[0], "batch_size": p.batch_size,
          "family": family, "device_us": us}
         for p in points
-        for family, us in p.families_us.items()
+        for family, us in step_parts(p).items()
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=["gpu", "workload", "model_variant", "batch_size", "family", "device_us"])
+
+
+def step_parts(p: Prediction) -> dict[str, float]:
+    """Time of a step by kernel family, largest first, the part of collectives that no kernel hides, then idle time, in µs."""
+    exposed = p.several.exposed_communication_us if p.several else 0.0
+    families_us = {name: us for name, us in p.families_us.items() if not p.several or name != "collective"}
+    total = sum(families_us.values())
+    scale = (p.active_us - exposed) / total if total else 0.0
+    parts = {name: us * scale for name, us in sorted(families_us.items(), key=lambda item: -item[1])}
+    return parts | ({"collective": exposed} if exposed > 0 else {}) | ({"idle": p.idle_us} if total else {})
 
 
 def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

@@ -123,7 +123,7 @@ GALLERY = (
           lambda a, _: _evidence(a.summary)),
     Entry("throughput", "Throughput", STEPS, Artifacts.steps, steps.throughput, "no point was predicted"),
     Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(a.steps()), costs.value_for_money, _NO_PRICE),
-    Entry("breakdown", "Device time by kernel family", TIME, lambda a: tables.families(Prediction.all_of(a.summary)),
+    Entry("breakdown", "Time by kernel family", TIME, lambda a: tables.families(Prediction.all_of(a.summary)),
           steps.breakdown, "no kernel was predicted"),
     Entry("kernel_errors", "Held-out errors", KERNELS, lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),
           kernels.family_errors, _NO_FIT, _without_models),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipeline.palette import IDLE, MEASURED, OTHER, family_colour, text_on
+from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER, family_colour
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.show.figures.layout import WIDE, Board, rows_height
+from pipeline.show.figures.figure_data import step_parts
+from pipeline.show.figures.layout import TEXT, WIDE, Board, rows_height
 from pipeline.show.figures.scaling import draw_scaling
-from pipeline.show.figures.step_times import MIN_LABEL, step_times, steps
+from pipeline.show.figures.step_times import step_times, steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,48 +31,53 @@ OVERLAP = 1.01
 
 
 def draw_step(prediction: Prediction) -> Figure:
-    """Device time by kernel family and idle time, host time, and the interval of a step, as horizontal bars in ms.
+    """The step with its interval, its parts from left to right, each beside its name, and the host's time; in ms.
 
-    Kernels of several streams may overlap. Their segments are then scaled to the active time, and a line below says so.
+    Kernels of several streams may overlap. Their bars are then scaled to the active time, and a line below says so.
     """
     p = prediction
-    rows = ["device", "host"]
-    board = Board([1.5 * rows_height(rows, WIDE)])
+    parts = device_parts(p)
+    names = ["step", *parts, "host"]
+    board = Board([rows_height(names, WIDE)])
     (axes,) = board.panels
-    handles: list[Any] = []
-    left = 0.0
-    for name, us in device_parts(p).items():
-        shade = IDLE if name == "idle" else OTHER if name == OTHERS else family_colour(name)
-        bar = axes.barh(
-            0, us / 1000, left=left / 1000, height=0.6, color=shade, edgecolor="white", linewidth=0.8, label=name
-        )
-        handles.append(bar[0])
-        if 100 * us >= MIN_LABEL * p.predicted_us:
-            percent = f"{100 * us / p.predicted_us:.0f} %"
-            axes.bar_label(bar, [percent], label_type="center", fontsize=8, color=text_on(shade))
-        left += us
-    handles.append(axes.barh(1, p.host_us / 1000, height=0.6, color=HOST, label="host")[0])
+    board.label_rows(axes, names)
+    ms = {"step": p.predicted_us / 1000, **{name: us / 1000 for name, us in parts.items()}, "host": p.host_us / 1000}
+    left, ends = 0.0, []
+    for row, name in enumerate(names):
+        colours = {"step": ACTIVE, "host": HOST, OTHERS: OTHER}
+        style = IDLE_STYLE if name == "idle" else {"color": colours.get(name) or family_colour(name)}
+        apart = name in ("step", "host")
+        axes.barh(row, ms[name], left=0.0 if apart else left, height=0.66, label=name, **style)
+        left += 0.0 if apart else ms[name]
+        ends.append(ms[name] if apart else left)
     low, high = p.predicted_us - p.p10_us, p.p90_us - p.predicted_us
-    handles.append(
-        axes.errorbar(p.predicted_us / 1000, 0, xerr=[[max(low, 0) / 1000], [max(high, 0) / 1000]], fmt="none",
-                      ecolor="black", capsize=3, label="p10 to p90")
-    )  # fmt: skip
-    names = [*device_parts(p), "host", "p10 to p90"]
+    axes.errorbar(p.predicted_us / 1000, 0, xerr=[[max(low, 0) / 1000], [max(high, 0) / 1000]], fmt="none", ecolor="black",
+                  capsize=3, label="p10 to p90")  # fmt: skip
+    ends[0] = max(p.p90_us, p.measured_us or 0.0) / 1000
     if p.measured_us is not None:
-        handles += axes.plot(p.measured_us / 1000, 0, "D", color=MEASURED, markersize=6)
-        names.append("measured")
-    board.label_rows(axes, rows)
-    axes.set_xlim(0, 1.03 * max(p.p90_us, p.host_us, p.measured_us or 0.0) / 1000)
+        axes.plot(p.measured_us / 1000, 0, "D", color=MEASURED, markersize=6)
+    for row, (name, end) in enumerate(zip(names, ends, strict=True)):
+        axes.annotate(
+            _beside(p, name, ms[name]), (end, row), (5, 0), textcoords="offset points", va="center", fontsize=TEXT
+        )
+    axes.set_xlim(0, 1.42 * max(ends))
     board.names(axes, "time of one step (ms)")
     board.number_ticks(axes)
     named = f" ({p.named})" if p.named else ""
     board.title(axes, f"{p.title}{named}: {milliseconds(p.predicted_us)}, {verdict(p)}")
-    board.legend(handles, names)
     if p.several:
         board.note("Of collectives, the part is drawn that no kernel hides.")
     elif sum(p.families_us.values()) > OVERLAP * p.active_us:
         board.note("Kernels overlap: their times are scaled to the time in which any of them runs.")
     return _shown_by_notebooks(board.figure)
+
+
+def _beside(p: Prediction, name: str, ms: float) -> str:
+    """The numbers beside a bar of `draw_step`."""
+    if name == "step":
+        measured = "" if p.measured_us is None else f"; ◆ measured {milliseconds(p.measured_us)}"
+        return f"{milliseconds(1000 * ms)}, p10 to p90{measured}"
+    return milliseconds(1000 * ms) + ("" if name == "host" else f", {100_000 * ms / p.predicted_us:.0f} %")
 
 
 def draw_steps(predictions: Sequence[Prediction]) -> Figure:
@@ -97,16 +103,12 @@ def device_parts(prediction: Prediction) -> dict[str, float]:
 
     Of collectives, the part counts in which nothing else runs.
     """
-    p = prediction
-    exposed = p.several.exposed_communication_us if p.several else 0.0
-    families_us = {name: us for name, us in p.families_us.items() if not p.several or name != "collective"}
-    total = sum(families_us.values())
-    scale = (p.active_us - exposed) / total if total else 0.0
-    ordered = sorted(families_us.items(), key=lambda item: -item[1])
-    parts = {name: us * scale for name, us in ordered[:NAMED]}
-    rest = sum(us for _, us in ordered[NAMED:]) * scale
-    parts |= {OTHERS: rest} if rest > 0 else {}
-    return parts | ({"collective": exposed} if exposed > 0 else {}) | {"idle": p.idle_us}
+    parts = {"idle": prediction.idle_us, **step_parts(prediction)}
+    apart = ("collective", "idle") if prediction.several else ("idle",)
+    families = [name for name in parts if name not in apart]
+    rest = sum(parts[name] for name in families[NAMED:])
+    return {name: parts[name] for name in families[:NAMED]} | ({OTHERS: rest} if rest > 0 else {}) | {
+        name: parts[name] for name in apart if name in parts}  # fmt: skip
 
 
 def verdict(prediction: Prediction) -> str:

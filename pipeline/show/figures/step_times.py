@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.palette import ACTIVE, IDLE, MEASURED, OTHER, family_colour, series_colours, text_on
+from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER, family_colour, series_colours, text_on
 from pipeline.prediction import Prediction
-from pipeline.readable import listed, short_time, span
+from pipeline.readable import rate, short_time
 from pipeline.show.figures.layout import MARKERS, WIDE, Board, Page, number_ticks, rows_height, value_labels
+from pipeline.show.sentences import family_sentence, step_sentence, throughput_sentence
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -22,11 +23,8 @@ if TYPE_CHECKING:
 MIN_SHARE = 3.0
 """Share of a point's device time, in %, from which a kernel family is shown by its name."""
 
-MIN_LABEL = 8.0
-"""Share, in %, from which a part of a bar shows its number."""
-
-LETTER_SHARE = 1.7
-"""Share of a bar, in %, that a letter takes on the wide page; a family's name is written where it fits."""
+LETTER_SHARE = 1.9
+"""Share of the longest bar, in %, that a letter takes on the wide page; names and numbers are written where they fit."""
 
 MOST_LINES = 6
 """Greatest number of GPUs whose throughput is drawn as lines; more are easier to compare as bars."""
@@ -37,8 +35,8 @@ HATCH = "////"
 TOO_LARGE = " *"
 """Mark of a point that needs more memory than the GPU has."""
 
-EQUAL_RATIO = 1.1
-"""Ratio of two step times below which a GPU gains nothing: an error of 10 % is usual for a predicted step."""
+NAMES_OF = {"idle": "idle: the GPU waits"}
+"""Names in legends of parts of a step that are no kernel family."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -77,7 +75,7 @@ def percentages(kinds: Mapping[str, float]) -> str:
 
 
 def step_times(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
-    """Predicted steps with p10 to p90: a panel per model, a bar per GPU and batch size, whose lighter tail is idle time.
+    """Predicted steps with p10 to p90: a panel per model, a bar per GPU and batch size, whose hatched tail is idle time.
 
     Args:
         steps: from `steps`.
@@ -102,7 +100,7 @@ def step_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> None:
         for column in ("predicted_us", "active_us", "p10_us", "p90_us", "measured_us")
     )
     axes.barh(where, active, color=ACTIVE, height=0.62)
-    axes.barh(where, step - active, left=active, color=IDLE, height=0.62)
+    axes.barh(where, step - active, left=active, height=0.62, **IDLE_STYLE)
     axes.errorbar(step, where, xerr=spread(step, low, high), fmt="none", ecolor="black", elinewidth=1, capsize=2.5)
     axes.plot(measured, where, "D", color=MEASURED, markersize=5.5, markeredgecolor="white", markeredgewidth=0.8)
     texts = [
@@ -116,7 +114,7 @@ def step_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def breakdown(families: pd.DataFrame, page: Page = WIDE) -> Figure:
-    """Device time by kernel family: a panel per model, a stacked bar per GPU and batch size.
+    """Time of a step by kernel family, and idle time: a panel per model, a stacked bar per GPU and batch size.
 
     Args:
         families: `families` table of `figure_data`.
@@ -131,48 +129,63 @@ def breakdown(families: pd.DataFrame, page: Page = WIDE) -> Figure:
         share = 100 * time.div(time.sum(axis=1), axis=0)
         for family in share.columns[(share >= MIN_SHARE).any()]:
             named[str(family)] = named.get(str(family), 0.0) + float(share[family].mean())
-        _stack(axes, share, LETTER_SHARE * WIDE.width / page.width)
-        value_labels(axes, [100.0] * len(share), map(short_time, time.sum(axis=1)))
-        board.names(axes, "share of device time (%)")
-        axes.set(xlim=(0, 100), xticks=range(0, 101, 20))
+        longest = float(time.sum(axis=1).max())
+        unit, name = (1.0, "µs") if longest < 1000 else (1e-3, "ms")
+        _stack(axes, share, time * unit, LETTER_SHARE * WIDE.width / page.width * longest * unit / 100)
+        value_labels(axes, unit * time.sum(axis=1), map(short_time, time.sum(axis=1)))
+        board.names(axes, f"time of one step ({name})")
+        axes.set_xlim(left=0)
+        board.number_ticks(axes)
         return family_sentence(share)
 
     board = _panel_per_model(families, page, draw)
-    order = sorted(named, key=lambda family: -named[family])
+    order = sorted(named, key=lambda family: (family == "idle", -named[family]))
     board.legend(*_patches({**{family: family_colour(family) for family in order}, "other families": OTHER}))
     board.note(
-        f"Beside the bar: total device time. Families below {MIN_SHARE:g} % in every bar of a panel are drawn together."
+        f"In the bars: % of the step. Families below {MIN_SHARE:g} % in every bar of a panel are drawn together."
     )
     return board.figure
 
 
-def _stack(axes: Axes, share: pd.DataFrame, letter: float) -> None:
-    """Stacked bars of shares in %, the largest family first, small ones together as the last part.
+def _stack(axes: Axes, share: pd.DataFrame, time: pd.DataFrame, letter: float) -> None:
+    """Stacked bars, the largest family first, small ones together, idle time last.
 
     Args:
         axes: the panel.
-        share: a row per bar, a column per family.
-        letter: width of a letter, in %.
+        share: a row per bar, a column per family, in % of the step.
+        time: the same as time.
+        letter: width of a letter, as time.
     """
-    large = share.loc[:, (share >= MIN_SHARE).any()]
-    large = large[sorted(large, key=lambda family: -large[family].mean())]
-    parts = large.assign(**{"other families": share.drop(columns=large.columns).sum(axis=1)})
+    large = [str(name) for name in share.columns[(share >= MIN_SHARE).any()] if name != "idle"]
+    large.sort(key=lambda family: -share[family].mean())
+    small = [name for name in share.columns if name not in large and name != "idle"]
+    parts: dict[str, list[str]] = {name: [name] for name in large} | {"other families": small}
+    parts |= {"idle": ["idle"]} if "idle" in share else {}
     left = np.zeros(len(share))
-    for family, width in parts.items():
-        colour = OTHER if family == "other families" else family_colour(str(family))
-        bars = axes.barh(np.arange(len(share)), width, left=left, color=colour, height=0.7, edgecolor="white", linewidth=0.8,
-                         hatch=HATCH if colour == OTHER else None)  # fmt: skip
-        texts = [_fitting(percent, str(family), letter) for percent in width]
-        axes.bar_label(bars, texts, label_type="center", fontsize=8, color=text_on(colour))
-        left += width.to_numpy(float)
+    for family, members in parts.items():
+        width, percent = time[members].sum(axis=1).to_numpy(float), share[members].sum(axis=1)
+        colour = "#FFFFFF" if family == "idle" else OTHER if family == "other families" else family_colour(family)
+        bars = axes.barh(np.arange(len(share)), width, left=left, height=0.7, **_style(family, colour))
+        texts = [_fitting(number, family, letter, length) for number, length in zip(percent, width, strict=True)]
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if family in ("idle", "other families") else None
+        axes.bar_label(bars, texts, label_type="center", fontsize=8, color=text_on(colour), bbox=box)
+        left += width
 
 
-def _fitting(percent: float, family: str, letter: float) -> str:
+def _style(family: str, colour: str) -> dict[str, Any]:
+    """How a part of a bar is drawn."""
+    if family == "idle":
+        return dict(IDLE_STYLE)
+    return {"color": colour, "edgecolor": "white", "linewidth": 0.8, "hatch": HATCH if colour == OTHER else None}
+
+
+def _fitting(percent: float, family: str, letter: float, length: float) -> str:
     """What is written into a part of a bar: name and number, the number alone, or nothing."""
     number = f"{percent:.0f}"
-    if letter * len(f"{family} {number}") < percent:
-        return f"{family} {number}"
-    return number if percent >= MIN_LABEL else ""
+    for text in (f"{family} {number}", number):
+        if letter * (len(text) + 1) < length and percent >= 1:
+            return text
+    return ""
 
 
 def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
@@ -284,9 +297,13 @@ def spread(middle: Numbers, low: Numbers, high: Numbers) -> Numbers:
 def _patches(colours: dict[str, str]) -> tuple[list[Artist], list[str]]:
     from matplotlib.patches import Patch
 
-    hatched = {OTHER: {"edgecolor": "white", "hatch": HATCH}}
+    hatched: dict[str, dict[str, Any]] = {"other families": {"facecolor": OTHER, "edgecolor": "white", "hatch": HATCH},
+                                          "idle": IDLE_STYLE}  # fmt: skip
     plain = {"edgecolor": "#777777", "linewidth": 0.4}
-    return [Patch(facecolor=colour, **hatched.get(colour, plain)) for colour in colours.values()], list(colours)
+    patches: list[Artist] = [
+        Patch(**hatched.get(name, {"facecolor": colour, **plain})) for name, colour in colours.items()
+    ]
+    return patches, [NAMES_OF.get(name, name) for name in colours]
 
 
 def _lines(colours: dict[str, str], markers: dict[str, str]) -> tuple[list[Artist], list[str]]:
@@ -299,67 +316,10 @@ def step_legend(measured: bool) -> tuple[list[Artist], list[str]]:
     """Marks of `step_bars` and their names."""
     from matplotlib.lines import Line2D
 
-    handles, names = _patches({"a kernel runs": ACTIVE, "idle: the GPU waits": IDLE})
+    handles, names = _patches({"a kernel runs": ACTIVE, "idle": ""})
     handles.append(Line2D([], [], color="black", marker="|", markersize=7, linewidth=1))
     names.append("p10 to p90")
     if measured:
         handles.append(Line2D([], [], color=MEASURED, marker="D", linestyle="none", markersize=5.5))
         names.append("measured, unprofiled")
     return handles, names
-
-
-def step_sentence(rows: pd.DataFrame) -> str:
-    """What the steps of one model say: which GPU gains, and where the host limits them.
-
-    Args:
-        rows: `steps` rows of one model.
-    """
-    table = rows.pivot_table(index="batch_size", columns="gpu", values="predicted_us", sort=False).dropna()
-    if table.shape[1] < 2 or table.empty:
-        return _one_gpu(rows)
-    mean = np.log(table).mean()
-    best, worst = str(mean.idxmin()), str(mean.idxmax())
-    ratio = table[worst] / table[best]
-    alone = rows.groupby("batch_size")["bound"].agg(lambda bound: bool((bound == "host").all())).reindex(ratio.index)
-    gained = ratio[ratio >= EQUAL_RATIO]
-    why = ": the step is host-bound" if bool(alone[ratio < EQUAL_RATIO].all()) else ""
-    if gained.empty:
-        return f"{best} gains nothing over {worst}{why}" if table.shape[1] == 2 else f"no GPU gains{why}"
-    text = f"{best} is {span(float(gained.min()), float(gained.max()))} times as fast as {worst}"
-    equal = [f"{size:,}" for size in ratio.index[ratio < EQUAL_RATIO]]
-    return text + (f"; it gains nothing at batch {listed(equal)}{why}" if equal else "")
-
-
-def _one_gpu(rows: pd.DataFrame) -> str:
-    busy = 100 * rows["active_us"] / rows["predicted_us"]
-    bounds = set(rows["bound"])
-    where = f", {bounds.pop()}-bound" if len(bounds) == 1 else ""
-    gpu = ", ".join(dict.fromkeys(rows["gpu"]))
-    return f"{gpu} is busy {span(float(busy.min()), float(busy.max()), ' %')} of the step{where}"
-
-
-def family_sentence(shares: pd.DataFrame) -> str:
-    """Which kernel family takes most of a model's device time.
-
-    Args:
-        shares: share of device time in % by point (rows) and family (columns).
-    """
-    first = str(shares.mean().idxmax())
-    return f"{first} takes {span(float(shares[first].min()), float(shares[first].max()), ' %')} of the device time"
-
-
-def throughput_sentence(rows: pd.DataFrame) -> str:
-    """The largest throughput of one model, among the points that fit."""
-    fits = rows[rows["fits"].astype(bool)]
-    if fits.empty:
-        return "no point fits the memory of its GPU"
-    best = fits.iloc[int(fits["samples_per_s"].to_numpy().argmax())]
-    return f"{best['gpu']} reaches {rate(float(best['samples_per_s']))} samples/s at batch {best['batch_size']:,}"
-
-
-def rate(per_second: float) -> str:
-    """Samples per second with three or four digits."""
-    if per_second < 100:
-        return f"{per_second:.3g}"
-    digits = max(0, int(np.floor(np.log10(per_second))) - 2)
-    return f"{round(per_second, -digits):,.0f}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.answers.difference import Change, Difference, signed
 from pipeline.answers.part_draws import COMMUNICATION, IDLE, OVERLAP
-from pipeline.palette import ACTIVE, OTHER, family_colour
-from pipeline.palette import IDLE as IDLE_COLOUR
+from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER, family_colour
 from pipeline.readable import milliseconds
 from pipeline.show.figures.costs import check_figure
 from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, rows_height, save
@@ -83,8 +82,7 @@ def _waterfall(board: Board, axes: Axes, d: Difference, parts: list[Change], lab
         _text(axes, p.p90_us / 1000, row, milliseconds(p.predicted_us))
     for row, part in enumerate(parts, 1):
         start, end = reached, reached + part.us / 1000
-        axes.barh(row, end - start, left=start, height=0.6, color=_colour(part.name), edgecolor="#333333", linewidth=0.6,
-                  hatch="" if part.us < 0 else "///")  # fmt: skip
+        axes.barh(row, end - start, left=start, height=0.6, **_style(part))
         right = max(start, end)
         if part.p10_us is not None and part.p90_us is not None:
             reach = [[(part.us - part.p10_us) / 1000], [(part.p90_us - part.us) / 1000]]
@@ -103,6 +101,10 @@ def _text(axes: Axes, right: float, row: int, text: str) -> None:
     axes.annotate(text, (right, row), (5, 0), textcoords="offset points", va="center", fontsize=TEXT)
 
 
-def _colour(name: str) -> str:
-    special = {IDLE: IDLE_COLOUR, OVERLAP: OTHER, COMMUNICATION: family_colour("collective")}
-    return special.get(name) or family_colour(name)
+def _style(part: Change) -> dict[str, Any]:
+    """How the bar of a part is drawn: idle time is hatched, and what takes longer in B is dotted."""
+    if part.name == IDLE:
+        return dict(IDLE_STYLE)
+    special = {OVERLAP: OTHER, COMMUNICATION: family_colour("collective")}
+    colour = special.get(part.name) or family_colour(part.name)
+    return {"color": colour, "edgecolor": "#333333", "linewidth": 0.6, "hatch": "" if part.us < 0 else "..."}

@@ -1,0 +1,105 @@
+"""What a table of predicted steps says, in sentences: which GPU is faster or which tie, and what takes the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from pipeline.answers.ties import tied_gpus, why_tied
+from pipeline.readable import counted, listed, rate, span
+
+ALMOST_EQUAL = 1.1
+"""Ratio of two step times below which it is said in percent."""
+
+MOST_NAMED = 3
+"""Number of GPUs of a tie that a title names; more are counted."""
+
+
+def step_sentence(rows: pd.DataFrame) -> str:
+    """What the steps of one model say: which GPU is faster, or which tie and what limits them, by batch size.
+
+    Args:
+        rows: `steps` rows of one model.
+    """
+    table = rows.pivot_table(index="batch_size", columns="gpu", values="predicted_us", sort=False).dropna()
+    if table.shape[1] < 2 or table.empty:
+        return _one_gpu(rows)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for size in sorted(table.index):
+        groups.setdefault(tuple(_tie(rows[rows["batch_size"] == size])["gpu"]), []).append(size)
+    texts = []
+    for best, sizes in sorted(groups.items(), key=lambda group: -len(group[1]))[:2]:
+        at = f" at batch {listed([f'{size:,}' for size in sizes])}" if len(groups) > 1 else ""
+        texts.append(_group_sentence(best, table.loc[sizes], rows, at))
+    return "; ".join(texts)
+
+
+def _tie(rows: pd.DataFrame, *, per_sample: bool = False) -> pd.DataFrame:
+    """The rows of different GPUs that tie with the shortest time, of a step or per sample."""
+    samples = rows["samples_per_s"] * rows["predicted_us"] if per_sample else 1.0
+    times = [rows[name] / samples for name in ("predicted_us", "p10_us", "p90_us")]
+    return rows[tied_gpus(list(zip(*times, strict=True)))]
+
+
+def _group_sentence(best: tuple[str, ...], table: pd.DataFrame, rows: pd.DataFrame, at: str) -> str:
+    """What holds at batch sizes at which the same GPUs are best.
+
+    Args:
+        best: one GPU, or those that tie.
+        table: step time by batch size and GPU.
+        rows: `steps` rows of the model.
+        at: the batch sizes as words.
+    """
+    behind = [gpu for gpu in table.columns if gpu not in best]
+    tied = rows[rows["gpu"].isin(best) & rows["batch_size"].isin(table.index)]
+    why = why_tied(tied.itertuples()) if len(best) > 1 else ""
+    if not behind:
+        return f"{gpus_named(best)} tie{at}: {why}"
+    worst = max(behind, key=lambda gpu: float(np.log(table[gpu]).mean()))
+    ratio = table[worst] / table[list(best)].max(axis=1)
+    low, high = float(ratio.min()), float(ratio.max())
+    faster = f"{span(100 * (low - 1), 100 * (high - 1), ' %')} faster than" if high < ALMOST_EQUAL else \
+             f"{span(low, high)} times as fast as"  # fmt: skip
+    if why:
+        return f"{gpus_named(best)} tie{at} ({why}), {faster} {worst}"
+    return f"{best[0]} is {faster} {worst}{at}"
+
+
+def gpus_named(gpus: Sequence[str]) -> str:
+    """Names of some GPUs, the number of many."""
+    return listed(list(gpus)) if len(gpus) <= MOST_NAMED else f"{counted(len(gpus))} GPUs"
+
+
+def _one_gpu(rows: pd.DataFrame) -> str:
+    busy = 100 * rows["active_us"] / rows["predicted_us"]
+    bounds = set(rows["bound"])
+    where = f", {bounds.pop()}-bound" if len(bounds) == 1 else ""
+    gpu = ", ".join(dict.fromkeys(rows["gpu"]))
+    return f"{gpu} is busy {span(float(busy.min()), float(busy.max()), ' %')} of the step{where}"
+
+
+def family_sentence(shares: pd.DataFrame) -> str:
+    """What takes most of a model's step.
+
+    Args:
+        shares: share of the step in % by point (rows) and family (columns), idle time too.
+    """
+    first = str(shares.mean().idxmax())
+    name = "waiting for the host" if first == "idle" else first
+    return f"{name} takes {span(float(shares[first].min()), float(shares[first].max()), ' %')} of the step"
+
+
+def throughput_sentence(rows: pd.DataFrame) -> str:
+    """The largest throughput of one model, or the GPUs that tie for it, among the points that fit."""
+    fits = rows[rows["fits"].astype(bool)]
+    if fits.empty:
+        return "no point fits the memory of its GPU"
+    best = fits.sort_values("samples_per_s", ascending=False, kind="stable").drop_duplicates("gpu")
+    tie = _tie(best, per_sample=True)
+    speeds = [rate(float(value)) for value in tie["samples_per_s"]]
+    if len(tie) == 1:
+        return f"{tie['gpu'].iloc[0]} reaches {speeds[0]} samples/s at batch {tie['batch_size'].iloc[0]:,}"
+    shown = listed(speeds) if len(tie) <= MOST_NAMED else f"{speeds[-1]} to {speeds[0]}"
+    return f"{gpus_named(list(tie['gpu']))} tie at {shown} samples/s: {why_tied(tie.itertuples())}"
