@@ -64,10 +64,19 @@ def provenance(snakemake: Any) -> dict[str, Any]:
     params = {key: value for key, value in snakemake.params.items() if isinstance(value, (str, int, float, dict, list))}
     return {
         "rule": snakemake.rule,
-        "params": params,
+        "params": _portable(params, snakemake.config),
         "inputs": {_named(path, snakemake.config): file_digest(path)[:16] for path in files},
         **_software(),
     }
+
+
+def _portable(value: Any, config: Mapping[str, Any]) -> Any:
+    """A param whose file names are the same on all machines."""
+    if isinstance(value, dict):
+        return {_portable(key, config): _portable(item, config) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_portable(item, config) for item in value]
+    return _named(Path(value), config) if isinstance(value, str) and value.startswith("/") else value
 
 
 def _named(path: Path, config: Mapping[str, Any]) -> str:

@@ -12,9 +12,9 @@ import argparse
 from pathlib import Path
 
 from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm
+from evaluation.figures.paper_figures import published_networks
 from evaluation.pages.lin2022_tables import cnn_summary, dlrm_summary, table
 from evaluation.pages.markdown import rewrite
-from evaluation.pages.pictures import published_networks
 from pipeline.show.figures.layout import save
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 
 from evaluation.checks import error_parts as parts
 from evaluation.checks.method_names import REPLAY_METHODS, TRACKER_METHOD
+from evaluation.published.published_lin2022 import read_mean_errors
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.prediction import Prediction
 
@@ -90,3 +91,46 @@ def passes_moved(errors: pd.DataFrame) -> pd.DataFrame:
     ours, waves = (keyed[keyed["method"] == method] for method in (TRACKER_METHOD, "wave"))
     waves = waves[[*key, "predicted_us"]].rename(columns={"predicted_us": "wave_us"})
     return ours[[*key, "measured_us", "predicted_us"]].merge(waves, on=key, how="left", validate="one_to_one")
+
+
+OWN, SHARED, OURS = "Lin et al., own overheads", "Lin et al., shared overheads", "Steptime, other hosts"
+
+STEPS_OF_GPU = 12
+"""DLRM steps of each GPU in the paper of Lin et al.: three models, four batch sizes."""
+
+
+def published_means(dlrm: pd.DataFrame, steps: int = STEPS_OF_GPU) -> pd.DataFrame:
+    """GMAE of DLRM steps in %, over all and by GPU; only GPUs of which every published step is there.
+
+    Args:
+        dlrm: `predicted_dlrm` of `evaluation.checks.lin2022_steps`.
+        steps: number of steps of each GPU.
+
+    Returns:
+        GPU, `OWN`, `SHARED`, `OURS`; first the row `all`, if no GPU is missing.
+    """
+    theirs = read_mean_errors().pivot_table(index="gpu", columns="what", values="gmae_pct")
+    parts = {gpu: part for gpu, part in dlrm.groupby("gpu", sort=False) if len(part) == steps}
+    if len(parts) == len(theirs) - 1:
+        parts = {"all": dlrm, **parts}
+    ours = [
+        100 * gmae(part["predicted_us"].to_numpy(float), part["measured_us"].to_numpy(float)) for part in parts.values()
+    ]
+    means = theirs.reindex(list(parts)).rename(columns={"step": OWN, "step_shared": SHARED})[[OWN, SHARED]]
+    return means.assign(**{OURS: ours}).rename_axis("GPU").reset_index()
+
+
+METHODS = {"wave": "wave scaling", "mlp": "networks (MLP)", "auto": "Steptime"}
+"""Methods of `pair_errors` that are compared, with their names."""
+
+
+def methods_by_family(errors: pd.DataFrame) -> pd.DataFrame:
+    """Mean absolute error of kernels on another GPU in %: family, and a column per method; empty if a method is missing.
+
+    Args:
+        errors: `evaluation.training.left_out_gpu.pair_errors`.
+    """
+    if not set(METHODS) <= set(errors["method"]):
+        return pd.DataFrame()
+    shown = errors[errors["method"].isin(METHODS)].pivot_table(index="family", columns="method", values="mape")
+    return shown[list(METHODS)].rename(columns=METHODS).reset_index()

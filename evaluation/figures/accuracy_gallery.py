@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm
 from evaluation.figures import accuracy_data as tables
 from evaluation.figures import measured_errors as measured
+from evaluation.figures import paper_figures as paper
 from evaluation.figures import transfer_errors as transfer
 from evaluation.published.published_errors import published
+from pipeline.prediction import Prediction
 from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, GALLERY, TRANSFER, Artifacts, Entry
 from pipeline.show.figures.layout import WIDE, Page
 
@@ -57,6 +60,14 @@ def _by_auto(errors: pd.DataFrame) -> pd.DataFrame:
     return errors[errors["method"] == "auto"]
 
 
+def _published_dlrm(artifacts: Artifacts) -> pd.DataFrame:
+    return predicted_dlrm(made=Prediction.all_of(artifacts.summary)).drop(columns="families_us")
+
+
+def _published_networks(artifacts: Artifacts) -> pd.DataFrame:
+    return predicted_cnn(made=Prediction.all_of(artifacts.summary)).drop(columns="families_us")
+
+
 def _beside_published(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     published_errors = published("active", "step", "step_shared")
     theirs = pd.DataFrame([{"label": error.label, "percent": error.percent} for error in published_errors])
@@ -64,10 +75,19 @@ def _beside_published(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
 
 
 _NOT_MEASURED = "no point of this grid has a measured step: only gpu=local and GPUs under measurements/ have one"
+_NO_DLRM = "no point is a DLRM step that Lin et al. measured, in their loop: use experiment=paper_dlrm"
+_NO_NETWORK = "no point is a step of a network that Lin et al. measured, in their loop: use experiment=paper_cnn"
 _NO_CHECKS = "the public data was not replayed: run `snakemake -- checks` where the data is available"
 _NO_PAIRS = "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"
 
 ACCURACY_FIGURES = (
+    Entry("published_steps", "Published steps beside predicted ones", ACCURACY, _published_dlrm,
+          paper.measured_beside_predicted, _NO_DLRM),
+    Entry("published_errors", "Errors with own and shared overheads", ACCURACY,
+          lambda a: tables.published_means(_published_dlrm(a)), paper.mean_step_errors, _NO_DLRM),
+    Entry("published_busy", "Published busy shares", ACCURACY, _published_dlrm, paper.busy_shares, _NO_DLRM),
+    Entry("published_networks", "Published steps of networks", ACCURACY, _published_networks, paper.published_networks,
+          _NO_NETWORK),
     Entry("predicted_against_measured", "Predicted and measured steps", ACCURACY, _measured, measured.predicted_against_measured,
           _NOT_MEASURED),
     Entry("step_error_parts", "Error of each point by part", ACCURACY, _parts, measured.step_error_parts, _NOT_MEASURED),
@@ -82,6 +102,8 @@ ACCURACY_FIGURES = (
           transfer.steps_moved, _NO_PAIRS),
     Entry("transfer_models", "Whole models by pair of GPUs", TRANSFER, _further("models_moved", tables.model_transfer),
           transfer.errors_by_pair, _NO_PAIRS),
+    Entry("transfer_methods", "Wave scaling and networks", TRANSFER, _further("transfer", tables.methods_by_family),
+          paper.methods_between_gpus, _NO_PAIRS),
     Entry("transfer_kernels", "Kernels by GPU", TRANSFER, _further("transfer", _by_auto), transfer.errors_by_destination,
           _NO_PAIRS),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from evaluation.published.published_errors import NETWORK_METHODS
 from pipeline.palette import ACTIVE, IDLE, MEASURED, series_colours
 from pipeline.show.figures.layout import MARKERS, WIDE, Board, Page, in_order, marks, rows_height, value_labels
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 MEASURED_IDLE = "#F5CBB0"
 """Measured idle time: a lighter `pipeline.palette.MEASURED`."""
+
+FAMILY_NAMES = {"gemm": "matrix product", "bmm": "batched product", "conv2d_forward": "convolution",
+                "elementwise": "element-wise", "layer_norm": "layer norm"}  # fmt: skip
+"""Names of the families with learned models."""
 
 BAR = 0.38
 """Height of one of the two bars of a step, as a fraction of a row."""
@@ -89,36 +94,100 @@ def busy_shares(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
     return board.figure
 
 
-def errors_by_group(errors: pd.DataFrame, headline: str, note: str, page: Page = WIDE) -> Figure:
-    """Errors in %: a row per group, a bar per series.
+def bars_by_group(table: pd.DataFrame, headline: str, note: str, page: Page = WIDE, name: str = "error (%)") -> Figure:
+    """Percentages: a row per group, a bar per series.
 
     Args:
-        errors: a row per group, a column per series, in their order.
+        table: a row per group, a column per series, in their order.
         headline: what the figure shows.
         note: where the numbers come from.
+        name: name of the axis.
     """
     from matplotlib.patches import Patch
 
-    groups, colours = [str(name) for name in errors.index], series_colours(map(str, errors.columns))
-    board = Board([rows_height(groups, page) * max(1.0, 0.6 * len(errors.columns))], page)
+    groups, colours = [str(group) for group in table.index], series_colours(map(str, table.columns))
+    board = Board([rows_height(groups, page) * max(1.0, 0.6 * len(table.columns))], page)
     (axes,) = board.panels
-    height = 0.84 / len(errors.columns)
-    for number, (name, values) in enumerate(errors.items()):
-        where = np.arange(len(errors)) + height * (number - (len(errors.columns) - 1) / 2)
-        bars = axes.barh(where, values, height=0.9 * height, color=colours[str(name)])
+    height = 0.84 / len(table.columns)
+    for number, (series, values) in enumerate(table.items()):
+        where = np.arange(len(table)) + height * (number - (len(table.columns) - 1) / 2)
+        bars = axes.barh(where, values, height=0.9 * height, color=colours[str(series)])
         axes.bar_label(
             bars, [f"{value:.1f}" if np.isfinite(value) else "" for value in values], padding=3, fontsize=7.5
         )
     board.label_rows(axes, groups)
     axes.set_xlim(left=0)
     board.number_ticks(axes)
-    board.names(axes, "error (%)")
+    board.names(axes, name)
     board.headline(headline)
     board.legend([Patch(color=colour) for colour in colours.values()], list(colours))
     board.note(note)
     return board.figure
 
 
+def mean_step_errors(means: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Errors of DLRM steps with own and shared overheads, and ours.
+
+    Args:
+        means: `published_means` of `evaluation.figures.accuracy_data`.
+    """
+    means = means.set_index(means.columns[0])
+    theirs, _, ours = means.iloc[0].to_numpy(float)
+    return bars_by_group(
+        means, f"Predicted DLRM steps: GMAE {ours:.1f} %, published {theirs:.1f} %",
+        "GMAE of the 12 steps of each GPU, and of all. Published: Lin et al., HiPC 2022, from its authors' code.", page,
+    )  # fmt: skip
+
+
+def methods_between_gpus(table: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Errors of kernels on another GPU by family: wave scaling, networks, and ours.
+
+    Args:
+        table: `methods_by_family` of `evaluation.figures.accuracy_data`.
+    """
+    table = in_family_order(table.set_index("family"), FAMILY_NAMES)
+    means = table.mean()
+    return bars_by_group(
+        table, f"Kernels on another GPU: wave scaling {means['wave scaling']:.0f} % off, Steptime {means['Steptime']:.0f} %",
+        "Mean absolute error over the ordered pairs of V100, P100, P4, T4 and A100, above twice the latency floor; the "
+        "destination was left out of training.", page,
+    )  # fmt: skip
+
+
 def in_family_order(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """A table by kernel family in the order of all figures, with readable names of families."""
     return table.reindex(in_order(table.index)).rename(index=dict(names))
+
+
+def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Absolute errors of steps of convolutional networks by GPU: ours and published ones, each with colour and mark.
+
+    Args:
+        rows: `predicted_cnn` of `evaluation.checks.lin2022_steps`.
+    """
+    gpus = list(dict.fromkeys(rows["gpu"]))
+    steps = list(dict.fromkeys(zip(rows["model"], rows["batch_size"], strict=True)))
+    rows = rows.assign(ours=rows["error"].abs())
+    series = {"ours": "Steptime", **{name: f"{name} (published)" for name in NETWORK_METHODS.values()}}
+    colours = series_colours(series)
+    labels = [f"{model}, batch {batch}" for model, batch in steps]
+    board = Board([1.25 * rows_height(labels, page)] * len(gpus), page)
+    for axes, gpu in zip(board.panels, gpus, strict=True):
+        of_gpu = rows[rows["gpu"] == gpu]
+        where = np.array([steps.index(step) for step in zip(of_gpu["model"], of_gpu["batch_size"], strict=True)], float)
+        for number, (column, marker) in enumerate(zip(series, MARKERS, strict=False)):
+            shift = 0.18 * (number - (len(series) - 1) / 2)  # shifted, so that equal errors do not hide each other
+            axes.plot(100 * of_gpu[column], where + shift, marker, color=colours[column], markersize=6 if column == "ours" else 4.5,
+                      markeredgecolor="black", markeredgewidth=0.5, clip_on=False)  # fmt: skip
+        for row in range(0, len(steps), 2):
+            axes.axhspan(row - 0.5, row + 0.5, color="0.95", zorder=0)
+        axes.set_xlim(0, 105 * float(rows[list(series)].to_numpy().max()))
+        board.label_rows(axes, labels if gpu == gpus[0] or board.columns == 1 else [""] * len(labels))
+        board.number_ticks(axes)
+        board.names(axes, "|predicted / measured − 1| (%)")
+        board.title(axes, str(gpu))
+    means = ", ".join(f"{series[name].removesuffix(' (published)')} {100 * rows[name].mean():.1f} %" for name in series)
+    board.headline(f"Mean error of {len(rows)} steps: {means}")
+    board.legend(marks(colours.values(), markeredgecolor="black", markeredgewidth=0.5), list(series.values()))
+    board.note("Measured steps and published errors: Lin et al., HiPC 2022.")
+    return board.figure

@@ -10,16 +10,21 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm, published_points
 from evaluation.pages.markdown import markdown as table
-from evaluation.published.published_errors import PUBLISHED
+from evaluation.published.published_errors import NETWORK_METHODS, PUBLISHED
 from pipeline.answers.who_answers import Source, kernel_source
-from pipeline.flow import Flow
+from pipeline.flow import Flow, key_of
 from pipeline.kernels.error_metrics import DECILES
+from pipeline.prediction import Prediction
 from pipeline.question.question import LOCAL_GPU
 from pipeline.schemas import atomic_path
 from pipeline.show.html_report import Section
 
 Cell = Callable[[pd.Series], str]
+
+NONE_PUBLISHED = pd.DataFrame()
+"""`published_steps` of a grid without such a step."""
 
 
 def title_of(steps: pd.DataFrame) -> str:
@@ -30,7 +35,12 @@ def title_of(steps: pd.DataFrame) -> str:
 
 
 def sections(
-    steps: pd.DataFrame, errors: pd.DataFrame, parts: pd.DataFrame, kernels: pd.DataFrame, missing: Sequence[str]
+    steps: pd.DataFrame,
+    errors: pd.DataFrame,
+    parts: pd.DataFrame,
+    kernels: pd.DataFrame,
+    missing: Sequence[str],
+    published: pd.DataFrame = NONE_PUBLISHED,
 ) -> list[Section]:
     """All sections of the accuracy report of one grid.
 
@@ -39,6 +49,7 @@ def sections(
         errors, parts: `errors_by_part`, `error_parts` of `evaluation.figures.accuracy_data`.
         kernels: `kernel_errors` of `pipeline.show.figures.figure_data`.
         missing: sentences about evidence that is not available.
+        published: `published_steps` of this grid; may be empty.
     """
     by_size = kernels[kernels[DECILES[0]].notna()]
     return [
@@ -49,6 +60,9 @@ def sections(
         *([_table("Measured points by part of the step", "Active time against the profiler's trace, steps against "
                                                          "unprofiled time.",
                   parts, _PART)] if len(parts) else []),
+        *([_table("Published steps", "Steps of this grid that Lin et al. (HiPC 2022) measured, in their loop, with the errors of "
+                  "published predictions (absolute for networks). Nothing was fitted to them.", published, _PUBLISHED)]
+          if len(published) else []),
         _table("Kernel models", "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model was "
                "not trained on; above the floor: calls longer than twice the latency floor."
                if len(kernels) else "No kernel model of these GPUs was fitted here or shipped.", kernels, _KERNEL),
@@ -61,9 +75,16 @@ def sections(
     ]  # fmt: skip
 
 
+def published_steps(predictions: Sequence[Prediction]) -> pd.DataFrame:
+    """The grid's points that are published steps, with their measured times and the errors of published predictions."""
+    dlrm = predicted_dlrm(made=predictions).rename(columns={"published_error": "Lin et al."})
+    tables = [table for table in (dlrm, predicted_cnn(made=predictions)) if len(table)]
+    return pd.concat(tables, ignore_index=True) if tables else dlrm
+
+
 def missing_evidence(flow: Flow) -> list[str]:
     """One sentence per kind of evidence that a GPU of the grid lacks on this machine, with the way to get it."""
-    lines = flow.not_fitted()
+    lines, published = flow.not_fitted(), {key[0] for key in published_points(map(key_of, flow.points))}
     for gpu in flow.gpus:
         campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
         kernels = kernel_source(gpu)
@@ -78,7 +99,7 @@ def missing_evidence(flow: Flow) -> list[str]:
             )
         if inferred:
             lines.append(f"{gpu}: its host ({', '.join(inferred)}) is inferred. To change that, {campaign}.")
-        if gpu != LOCAL_GPU and kernels is not Source.MEASUREMENTS:
+        if gpu != LOCAL_GPU and kernels is not Source.MEASUREMENTS and gpu not in published:
             lines.append(f"{gpu}: no measured steps, so the error of the step is unknown. To change that, {campaign}.")
     return lines
 
@@ -162,6 +183,17 @@ _STEP: Mapping[str, Cell] = {
     "device time rests on": lambda r: str(r["device_evidence"]),
     "host time rests on": lambda r: str(r["host_evidence"]),
     "not modelled": lambda r: _percent(r["unmodelled_share"]),
+}
+
+_PUBLISHED: Mapping[str, Cell] = {
+    "GPU": lambda r: str(r["gpu"]),
+    "model": lambda r: str(r["model"]),
+    "batch": lambda r: f"{r['batch_size']:,}",
+    "measured (ms)": lambda r: _ms(r["measured_us"]),
+    "predicted (ms)": lambda r: _ms(r["predicted_us"]),
+    "p10 to p90 (ms)": lambda r: f"{_ms(r['p10_us'])} to {_ms(r['p90_us'])}",
+    "error": _error,
+    **{name: lambda r, name=name: _percent(r.get(name)) for name in NETWORK_METHODS.values()},  # type: ignore[misc]
 }
 
 _ERROR: Mapping[str, Cell] = {

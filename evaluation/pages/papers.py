@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm
+from evaluation.checks.lin2022_steps import DLRM_LOOP, predicted_cnn, predicted_dlrm
 from evaluation.figures import paper_figures, transfer_errors
-from evaluation.figures.accuracy_data import model_transfer
+from evaluation.figures.accuracy_data import methods_by_family, model_transfer, published_means
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.pages.lin2022_tables import cnn_summary, dlrm_summary
 from evaluation.pages.markdown import markdown, rewrite
-from evaluation.pages.pictures import FAMILY_NAMES, published_networks
 from evaluation.published.published_errors import published
-from evaluation.published.published_lin2022 import read_cnn, read_dlrm, read_mean_errors
+from evaluation.published.published_lin2022 import read_cnn, read_dlrm, read_kernel_errors, read_mean_errors
 from pipeline.answers.engine import engine
+from pipeline.answers.predict import predict
 from pipeline.kernels.error_metrics import gmae
 from pipeline.packs import model_folders, shipped_file
 from pipeline.paths import transfer_dir
@@ -43,12 +43,12 @@ MEASURED_GPUS = ("V100", "P100")
 BREAKDOWN_BATCH = 2048
 """Batch size of the paper's figure of dominant operators."""
 
+SHOWN_OPERATORS = 8
+"""Operators in the figure of dominant operators."""
+
 RENT = ("gpu=P4000,P100,T4,V100", "model=gnmt", "batch_size=16,32,48")
 WORTH = ("gpu=RTX2080Ti,V100", "model=dcgan", "batch_size=64,96,128")
 """Questions of Habitat's two case studies, with its batch sizes (`facts/habitat_batches.csv`)."""
-
-METHODS = {"wave": "wave scaling", "mlp": "networks (MLP)", "auto": "Steptime"}
-"""Methods of `pair_errors.csv` that are shown, with their names."""
 
 
 @dataclass(frozen=True)
@@ -74,44 +74,23 @@ def lin_sections(dlrm: pd.DataFrame, cnn: pd.DataFrame) -> Iterable[Section]:
         kernel_errors.family_errors(errors),
     )
     yield Section("steps", step_table(dlrm), paper_figures.measured_beside_predicted(dlrm))
-    means = mean_errors(dlrm)
-    published_percent, _, ours = means.loc["all"].to_numpy(float)
-    figure = paper_figures.errors_by_group(
-        means,
-        f"Predicted DLRM steps: GMAE {ours:.1f} %, published {published_percent:.1f} %",
-        "GMAE of 36 steps and of the 12 of each GPU. Published: Lin et al., HiPC 2022, from its authors' code.",
-    )
-    yield Section("errors", f"{error_table(means)}\n\n{dlrm_summary(dlrm)}", figure)
-    yield Section("networks", cnn_summary(cnn), published_networks(cnn))
+    means = published_means(dlrm, int(dlrm.groupby("gpu").size().max()))  # a test shows some steps
+    yield Section("errors", f"{error_table(means)}\n\n{dlrm_summary(dlrm)}", paper_figures.mean_step_errors(means))
+    yield Section("networks", cnn_summary(cnn), paper_figures.published_networks(cnn))
     observations = read_any([str(shipped_file("V100", "overhead_samples.parquet"))]).assign(gpu="V100")
     in_dlrm = observations["workload"].str.contains("dlrm")
     observations = observations[in_dlrm & observations["type"].isin(["T1", "T2", "T3", "T4", "T5"])]
     operators = figure_data.dominant_operators(observations)
     yield Section("overheads", overhead_table(observations), overhead_plots.dominant_operators(operators))
-    shown = dlrm[(dlrm["gpu"] == "V100") & (dlrm["batch_size"] == BREAKDOWN_BATCH)]
-    families = pd.DataFrame(
-        [
-            {"gpu": step["gpu"], "model_variant": step["model"], "batch_size": step["batch_size"], "family": family,
-             "device_us": us}
-            for step in shown.to_dict("records")
-            for family, us in step["families_us"].items()
-        ]
-    )  # fmt: skip
-    yield Section("operators", share_table(families), step_times.breakdown(families))
-    yield Section("busy", busy_table(dlrm), paper_figures.busy_shares(dlrm))
-
-
-OWN, SHARED, OURS = "Lin et al., own overheads", "Lin et al., shared overheads", "Steptime, other hosts"
-
-
-def mean_errors(dlrm: pd.DataFrame) -> pd.DataFrame:
-    """GMAE of the DLRM steps in %, over all and by GPU: `OWN`, `SHARED`, `OURS`."""
-    theirs = read_mean_errors().pivot_table(index="gpu", columns="what", values="gmae_pct")
-    parts = {"all": dlrm, **dict(list(dlrm.groupby("gpu", sort=False)))}
-    ours = {name: _gmae(part["predicted_us"], part["measured_us"]) for name, part in parts.items()}
-    return pd.DataFrame({OWN: theirs["step"], SHARED: theirs["step_shared"], OURS: pd.Series(ours)}).reindex(
-        list(parts)
+    shares = operator_shares(list(dict.fromkeys(dlrm["model"])))
+    figure = paper_figures.bars_by_group(
+        shares.head(SHOWN_OPERATORS),
+        f"{shares.index[0]} takes {shares.iloc[0].min():.0f} to {shares.iloc[0].max():.0f} % of the device time",
+        f"Predicted, V100, batch {BREAKDOWN_BATCH:,}. The largest operators; all operators of a model add up to 100 %.",
+        name="share of device time (%)",
     )
+    yield Section("operators", share_table(shares), figure)
+    yield Section("busy", busy_table(dlrm), paper_figures.busy_shares(dlrm))
 
 
 def _gmae(predicted: pd.Series, measured: pd.Series) -> float:
@@ -119,12 +98,9 @@ def _gmae(predicted: pd.Series, measured: pd.Series) -> float:
 
 
 def error_table(means: pd.DataFrame) -> str:
-    """`mean_errors` as Markdown."""
-    rows = [
-        [str(gpu), *(f"{value:.2f}" for value in values)]
-        for gpu, values in zip(means.index, means.to_numpy(), strict=True)
-    ]
-    return markdown(["GMAE of steps in %", *means.columns], rows)
+    """`published_means` as Markdown."""
+    rows = [[str(gpu), *(f"{value:.2f}" for value in values)] for gpu, *values in means.itertuples(index=False)]
+    return markdown(["GMAE of steps in %", *means.columns[1:]], rows)
 
 
 def kernel_table(errors: pd.DataFrame, steps: Iterable[Mapping[str, float]]) -> str:
@@ -133,6 +109,9 @@ def kernel_table(errors: pd.DataFrame, steps: Iterable[Mapping[str, float]]) -> 
     bound = f"below {published('kernels')[0].percent:g}"
     rows = [[str(family), bound, *(f"{100 * value:.2f}" for value in values)]
             for family, values in paper_figures.in_family_order(table, {}).iterrows()]  # fmt: skip
+    lookups = read_kernel_errors().set_index(["method", "tables"])["gmae_pct"]
+    theirs = f"{lookups['enhanced', 'all']:g} (V100, later run)"
+    rows.append(["embedding_forward", theirs, *["no samples"] * len(MEASURED_GPUS)])
     lacking = sorted({family for step in steps for family in step} - set(table.index))
     said = f"Families of these steps without samples on these GPUs, predicted from formulas: {', '.join(lacking)}."
     return f"{markdown(['family', 'Lin et al., GMAE %', *(f'ours, {gpu}' for gpu in table)], rows)}\n\n{said}"
@@ -163,12 +142,25 @@ def overhead_table(observations: pd.DataFrame) -> str:
     return markdown(["type", "times seen", "lower quartile µs", "median µs", "upper quartile µs"], rows)
 
 
-def share_table(families: pd.DataFrame) -> str:
-    """The five families with most device time of each model."""
-    rows = []
-    for model, part in families.groupby("model_variant", sort=False):
-        largest = part.nlargest(5, "device_us").set_index("family")["device_us"] / part["device_us"].sum()
-        rows.append([str(model), *(f"{family} {100 * share:.0f} %" for family, share in largest.items())])
+def operator_shares(models: Iterable[str]) -> pd.DataFrame:
+    """Share of each operator in the device time of DLRM models on the V100 in %: a row per operator, a column per model."""
+    loop = {name.replace(".", "__"): value for name, value in DLRM_LOOP.items()}
+    shares = {}
+    for model in models:
+        calls = predict(gpu="V100", model=model, batch_size=BREAKDOWN_BATCH, **loop).calls
+        assert calls is not None  # no saved prediction
+        times = calls.groupby(calls["name"].map(overhead_plots.shorter))["kernel_us"].sum()
+        shares[model] = 100 * times / times.sum()
+    table = pd.DataFrame(shares).fillna(0.0)
+    return table.loc[table.mean(axis=1).sort_values(ascending=False, kind="stable").index]
+
+
+def share_table(shares: pd.DataFrame) -> str:
+    """The five operators with most device time of each model."""
+    rows = [
+        [str(model), *(f"`{operator}` {share:.0f} %" for operator, share in column.nlargest(5).items())]
+        for model, column in shares.items()
+    ]
     return markdown(["model", *(f"{number}." for number in range(1, 6))], rows)
 
 
@@ -186,20 +178,14 @@ def habitat_sections() -> Iterable[Section]:
     """The figures of Habitat that can be had."""
     pairs, models = (read_any([str(transfer_dir() / name)]) for name in (PAIR_ERRORS, MODEL_ERRORS))
     yield Section("pairs", pair_table(models), transfer_errors.errors_by_pair(model_transfer(models)))
-    shown = pairs[pairs["method"].isin(METHODS)].pivot_table(index="family", columns="method", values="mape")
-    by_family = paper_figures.in_family_order(shown, FAMILY_NAMES)[list(METHODS)].rename(columns=METHODS)
-    means = by_family.mean()
-    figure = paper_figures.errors_by_group(
-        by_family,
-        f"Kernels on another GPU: wave scaling {means['wave scaling']:.0f} % off, Steptime {means['Steptime']:.0f} %",
-        "Mean absolute error over the ordered pairs of V100, P100, P4, T4 and A100, above twice the latency floor; the "
-        "destination was left out of training.",
-    )
+    methods = methods_by_family(pairs)
+    by_family = paper_figures.in_family_order(methods.set_index("family"), paper_figures.FAMILY_NAMES)
     rows = [
         [str(family), *("" if np.isnan(value) else f"{value:.1f}" for value in values)]
         for family, values in by_family.iterrows()
     ]
-    yield Section("scaling", markdown(["mean absolute error %", *by_family.columns], rows), figure)
+    text = markdown(["mean absolute error %", *by_family.columns], rows)
+    yield Section("scaling", text, paper_figures.methods_between_gpus(methods))
     for name, question in (("rent", RENT), ("worth", WORTH)):
         yield case_study(name, question)
 

@@ -9,17 +9,14 @@ import pandas as pd
 
 from evaluation.checks.method_names import FULL, KERNEL_SUM
 from evaluation.figures.measured_errors import draw_passes, short_gpu
-from evaluation.published.published_errors import NETWORK_METHODS, published
-from pipeline.palette import ACTIVE, SERIES, series_colours
-from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, NOTE, WIDE, Board, Page, in_order, marks, rows_height
+from evaluation.figures.paper_figures import FAMILY_NAMES
+from evaluation.published.published_errors import published
+from pipeline.palette import ACTIVE, SERIES
+from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, NOTE, Board, Page, in_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-FAMILY_NAMES = {"gemm": "matrix product", "bmm": "batched product", "conv2d_forward": "convolution",
-                "elementwise": "element-wise", "layer_norm": "layer norm"}  # fmt: skip
-"""Names of the learned families in the README's picture."""
 
 
 def result(kernels: pd.DataFrame, passes: pd.DataFrame, errors: pd.DataFrame) -> Figure:
@@ -73,35 +70,3 @@ def _replay_bars(board: Board, axes: Axes, errors: pd.DataFrame) -> None:
     axes.set_xlim(left=0)
     board.number_ticks(axes)
     axes.legend(frameon=False, fontsize=NOTE, loc="center right")
-
-
-def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
-    """Absolute errors of steps of convolutional networks by GPU: ours and published ones, each with colour and mark.
-
-    Args:
-        rows: `predicted_cnn` of `evaluation.checks.lin2022_steps`.
-    """
-    gpus = list(dict.fromkeys(rows["gpu"]))
-    steps = list(dict.fromkeys(zip(rows["model"], rows["batch_size"], strict=True)))
-    rows = rows.assign(ours=rows["error"].abs())
-    series = {"ours": "Steptime", **{name: f"{name} (published)" for name in NETWORK_METHODS.values()}}
-    colours = series_colours(series)
-    labels = [f"{model}, batch {batch}" for model, batch in steps]
-    board = Board([1.25 * rows_height(labels, page)] * len(gpus), page)
-    for axes, gpu in zip(board.panels, gpus, strict=True):
-        of_gpu = rows[rows["gpu"] == gpu]
-        where = np.array([steps.index(step) for step in zip(of_gpu["model"], of_gpu["batch_size"], strict=True)], float)
-        for number, (column, marker) in enumerate(zip(series, MARKERS, strict=False)):
-            shift = 0.18 * (number - (len(series) - 1) / 2)  # shifted, so that equal errors do not hide each other
-            axes.plot(100 * of_gpu[column], where + shift, marker, color=colours[column], markersize=6 if column == "ours" else 4.5,
-                      markeredgecolor="black", markeredgewidth=0.5, clip_on=False)  # fmt: skip
-        for row in range(0, len(steps), 2):
-            axes.axhspan(row - 0.5, row + 0.5, color="0.95", zorder=0)
-        axes.set_xlim(0, 105 * float(rows[list(series)].to_numpy().max()))
-        board.label_rows(axes, labels if gpu == gpus[0] or board.columns == 1 else [""] * len(labels))
-        board.number_ticks(axes)
-        board.names(axes, "|predicted / measured − 1| (%)")
-        board.title(axes, str(gpu))
-    board.legend(marks(colours.values(), markeredgecolor="black", markeredgewidth=0.5), list(series.values()))
-    board.note("Measured steps and published errors: Lin et al., HiPC 2022.")
-    return board.figure

@@ -51,6 +51,11 @@ def read_mean_errors() -> pd.DataFrame:
     return pd.read_csv(FACTS / "lin2022_errors.csv")
 
 
+def read_kernel_errors() -> pd.DataFrame:
+    """Errors of kernel models that their code prints: family, gpu, method, tables (all, large), gmae_pct, mean_pct."""
+    return pd.read_csv(FACTS / "lin2022_kernels.csv")
+
+
 def _steps(name: str) -> pd.DataFrame:
     table = pd.read_csv(FACTS / name)
     return table.assign(model=table["model"].map(MODELS), measured_us=1e3 * table["batch_time_ms"])

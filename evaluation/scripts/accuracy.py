@@ -15,10 +15,11 @@ with job(snakemake):
     from pipeline.show.grid_inputs import with_gpus
 
     summary = read_table(snakemake.input.summary, "summary")
-    steps = step_table(Prediction.all_of(summary))
+    predictions = Prediction.all_of(summary)
+    steps, published = step_table(predictions), accuracy.published_steps(predictions)
     by_part = error_parts(summary, read_any(snakemake.input.parts))
     kernels = kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
-    parts = accuracy.sections(steps, errors_by_part(by_part), by_part, kernels, snakemake.params.missing)
+    parts = accuracy.sections(steps, errors_by_part(by_part), by_part, kernels, snakemake.params.missing, published)
     title = accuracy.title_of(steps)
     for path, text in (
         (snakemake.output.text, accuracy.markdown(title, parts)),

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from evaluation.checks.lin2022_steps import CNN_LOOP, DLRM_LOOP, predicted_cnn, predicted_dlrm
+from evaluation.figures.paper_figures import published_networks
 from evaluation.pages import lin2022_tables
-from evaluation.pages.pictures import published_networks
 from evaluation.published.published_lin2022 import KEYS, read_cnn, read_dlrm
 from pipeline.paths import project_dir
 from pipeline.question.question import expand

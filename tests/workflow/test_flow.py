@@ -11,7 +11,8 @@ import pytest
 
 from pipeline.errors import SteptimeWarning, TableError
 from pipeline.flow import Flow, wildcards_of
-from pipeline.scripting import job
+from pipeline.paths import packs_dir
+from pipeline.scripting import job, provenance
 from pipeline.show import grid_inputs
 from pipeline.show.run_hooks import failures, show_predictions
 
@@ -213,3 +214,10 @@ def test_a_run_into_an_object_store_ends_with_the_place_of_its_results(
     table = flag(str(tmp_path / name), "storage_object", SimpleNamespace(query=f"s3://bucket/{name}"))
     show_predictions(flow, table)
     assert capsys.readouterr().out == "results: s3://bucket/results/\n"
+
+
+def test_file_names_in_metadata_are_the_same_on_all_machines() -> None:
+    params = {"shipped": [f"{packs_dir()}/V100/kernels/gemm"], "files": {"/home/me/net.py": "abc"}, "seed": 0}
+    made = SimpleNamespace(rule="accuracy", input=[], config={}, params=params)
+    told = {"shipped": ["packs/V100/kernels/gemm"], "files": {"net.py": "abc"}, "seed": 0}
+    assert provenance(made)["params"] == told
