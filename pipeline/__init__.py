@@ -31,9 +31,11 @@ _HOMES = {
     "compare": "pipeline.show.comparison",
     "difference": "pipeline.answers.difference",
     "draw_difference": "pipeline.show.figures.waterfall",
+    "draw_roofline": "pipeline.show.figures.roofline",
     "draw_step": "pipeline.show.figures.python_plots",
     "draw_steps": "pipeline.show.figures.python_plots",
     "load_trace": "pipeline.answers.tracker",
+    "module_table": "pipeline.answers.modules",
     "track": "pipeline.answers.tracker",
 }
 
@@ -50,5 +52,5 @@ def _provide(name: str) -> None:
     plotter.provide(name, lambda *arguments: __getattr__(name)(*arguments))
 
 
-for _name in ("draw_step", "draw_difference", "difference"):
+for _name in ("draw_step", "draw_roofline", "draw_difference", "difference", "module_table"):
     _provide(_name)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pandas as pd
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -24,7 +26,7 @@ from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
 from pipeline.question.question import expand
 from pipeline.show.comparison import Comparison, Order, compared, in_order, show
-from pipeline.show.tables import console
+from pipeline.show.tables import by_module, console
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.terminal import (
     Csv,
@@ -54,6 +56,12 @@ GROUPS: dict[str, dict[str, str | None]] = {
 
 LOADED_WHEN_ASKED = {name: module for group in GROUPS.values() for name, module in group.items() if module}
 """Modules of the commands that are not in this module. A prediction does not load them: they take 0.2 s."""
+
+
+class Part(StrEnum):
+    """What `predict --by` takes a step apart by."""
+
+    module = "module"
 
 
 class CommandsLoadedWhenAsked(TyperGroup):
@@ -122,7 +130,10 @@ def predict(
     timeline: Annotated[
         Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
     ] = None,
+    by: Annotated[Part | None, typer.Option(help="show where the time goes, by these parts of the step")] = None,
+    depth: Annotated[int, typer.Option(min=0, help="with --by module: the deepest level of modules that is shown")] = 2,
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
     texts, results = split_results(overrides)
@@ -136,8 +147,17 @@ def predict(
             if answer.timeline is None:
                 raise InputError("gpu=local: the pipeline writes this timeline, timeline.html beside its summary")
             write_timeline(answer.timeline, timeline, answer.calls, title=questions[0].title)
-    if as_json:
-        print_json(prediction.as_dict())
+    facts = prediction.as_dict()
+    table = prediction.modules if by is not None else pd.DataFrame()
+    if as_json or as_csv:
+        modules = table[table["depth"] <= depth].replace({np.nan: None}).to_dict("records") if by is not None else []
+        if as_json:
+            print_json(facts | ({"modules": modules} if by is not None else {}))
+        else:
+            print_csv(modules if by is not None else [facts])
+        return
+    if by is not None:
+        console().print(by_module(table, prediction, depth), crop=False)
         return
 
     show([prediction], {"timeline": str(timeline)} if timeline is not None else None)

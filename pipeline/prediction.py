@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,13 @@ from pipeline import plotter
 from pipeline.errors import TableError
 from pipeline.paths import project_dir
 from pipeline.prediction_parts import (
+    Arithmetic,
     Drawn,
     SeveralGpus,
     TracedStep,
+    by_name,
+    facts_of,
+    names_of,
     number_of,
     rows_of_several,
     several_of,
@@ -83,6 +88,8 @@ class Prediction:
     """The largest batch that fits, for a step that does not; None where not even one sample fits."""
     fitting_gpus: tuple[str, ...] = ()
     """GPUs on which a step fits that does not fit its own, by memory."""
+    arithmetic: Arithmetic | None = None
+    """FLOPs of the model and the GPU's peaks; None without products, for a trace, and in tables of an earlier version."""
     several: SeveralGpus | None = None
     """What is particular of a step on several GPUs; None for one."""
     traced: TracedStep | None = None
@@ -100,6 +107,8 @@ class Prediction:
     """How what was asked was understood, one sentence each."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     """Per operator and device call, in the `prediction` schema."""
+    parameters: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    """Number of parameters that each module holds itself, by its path; kept with `calls`."""
 
     draws_us: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """Step time of each draw, shape (draws,), if it was kept. Draws of two predictions with the same seed are paired."""
@@ -126,6 +135,22 @@ class Prediction:
     def samples_per_s(self) -> float:
         """Training throughput of all GPUs in samples per second."""
         return self.global_batch / self.predicted_us * 1e6
+
+    @property
+    def tflop_per_s(self) -> float | None:
+        """FLOPs that the model needs, over the step time, in TFLOP/s per GPU."""
+        return self.arithmetic.tflop_per_s(self.predicted_us) if self.arithmetic else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: that over the GPU's datasheet peak in the dtype of most of the FLOPs."""
+        return self.arithmetic.mfu(self.predicted_us) if self.arithmetic else None
+
+    @property
+    def modules(self) -> pd.DataFrame:
+        """Device time, parameters, FLOPs and bytes of each module (`pipeline.answers.modules.module_table`)."""
+        table: pd.DataFrame = plotter.call("module_table", self)
+        return table
 
     @property
     def devices(self) -> int:
@@ -186,9 +211,9 @@ class Prediction:
     def _repr_html_(self) -> str:
         return html_table(f"{self.title} {self.named}".strip(), self.rows())
 
-    def plot(self) -> Figure:
-        """Where the time of the step goes: kernel families, idle time, host time, and the interval. See `draw_step`."""
-        figure: Figure = plotter.call("draw_step", self)
+    def plot(self, kind: Literal["step", "roofline"] = "step") -> Figure:
+        """Where the time of the step goes (`draw_step`), or what limits its kernels (`draw_roofline`)."""
+        figure: Figure = plotter.call(f"draw_{kind}", self)
         return figure
 
     def diff(self, other: Prediction) -> Any:
@@ -216,6 +241,8 @@ class Prediction:
             rows.append(("break-even", self._break_even()))
         unit = "steps/s" if self.traced is not None and self.batch_size == 1 else "samples/s"
         rows.append(("throughput", f"{rate(self.samples_per_s)} {unit}"))
+        if self.arithmetic is not None:
+            rows.append(self.arithmetic.row(self.predicted_us, self.devices))
         if self.several is not None:
             rows += rows_of_several(self.several)
         if self.traced is None:
@@ -262,6 +289,7 @@ class Prediction:
             "warnings": list(self.warnings), "notes": list(self.notes),
             **{key: self.asked.get(key) for key in ASKED}, "global_batch": self.global_batch,
             **asdict(self.several or SeveralGpus(1, 1, "", 0.0, 0.0)),
+            **facts_of(self.arithmetic, self.predicted_us),
         }  # fmt: skip
         if not self.fits:
             keys |= {"largest_batch": self.largest_batch, "fitting_gpus": list(self.fitting_gpus)}
@@ -337,22 +365,23 @@ class Prediction:
             memory_bytes=int(row["memory_bytes"]),
             fits=bool(row["fits"]),
             tight=bool(row.get("tight") or False),
-            evidence=_by_name(row["evidence"]),
-            host_evidence=_by_name(row["host_evidence"]),
+            evidence=by_name(row["evidence"]),
+            host_evidence=by_name(row["host_evidence"]),
             unmodelled_share=row["unmodelled_share"],
-            families_us=_by_name(row.get("families")),
-            unmodelled_us=_by_name(row.get("unmodelled")),
+            families_us=by_name(row.get("families")),
+            unmodelled_us=by_name(row.get("unmodelled")),
             bound=text_of(row.get("bound"), "device"),
             measured_us=number_of(row.get("measured_us")),
             host=text_of(row.get("host")),
             device_bound_from=number_of(row.get("device_bound_from")),
             largest_batch=None if (largest := number_of(row.get("largest_batch"))) is None else int(largest),
-            fitting_gpus=_names(row.get("fitting_gpus")),
-            overrides=_names(row.get("overrides")),
-            warnings=_names(row.get("warnings")),
+            fitting_gpus=names_of(row.get("fitting_gpus")),
+            overrides=names_of(row.get("overrides")),
+            warnings=names_of(row.get("warnings")),
             several=several_of(row),
+            arithmetic=Arithmetic.of(row),
             asked={key: str(row[key]) for key in ASKED if text_of(row.get(key))},
-            notes=_names(row.get("notes")),
+            notes=names_of(row.get("notes")),
         )
 
 
@@ -360,21 +389,3 @@ def _short_path(folder: str) -> str:
     """A folder as seen from the project, or as it is where it lies elsewhere."""
     path = Path(folder).absolute()
     return path.relative_to(project_dir()).as_posix() if path.is_relative_to(project_dir()) else folder
-
-
-def _by_name(text: object) -> dict[str, float]:
-    """A column that holds numbers by name; empty if a file of an earlier version has no such column."""
-    found = json.loads(text) if isinstance(text, str) else {}
-    return {name: float(value) for name, value in found.items()}
-
-
-def _names(text: object) -> tuple[str, ...]:
-    """A column that holds a list of texts; empty if a file of an earlier version has no such column.
-
-    Raises:
-        ValueError: it holds something else.
-    """
-    found = json.loads(text_of(text, "[]"))
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise ValueError(f"{str(text)[:40]} is no list of texts")
-    return tuple(found)

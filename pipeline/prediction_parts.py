@@ -1,7 +1,9 @@
-"""Parts of a prediction that not every prediction has: the traced step that it starts from, and the exchange of several GPUs."""
+"""Parts of a prediction that not every prediction has: arithmetic, the traced step before it, the exchange of several GPUs."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +31,44 @@ class TracedStep:
 
 
 @dataclass(frozen=True)
+class Arithmetic:
+    """What a step computes on one GPU (`pipeline.graph.device_calls.model_flops`), and the roofs of that GPU."""
+
+    model_flops: float
+    """FLOPs that the model needs for a step, without what runs again."""
+    dtype: str
+    """The dtype of most of them."""
+    peaks_tflop_per_s: Mapping[str, float]
+    """Datasheet peak of the GPU in each dtype of the step."""
+    dram_gb_per_s: float | None = None
+    """Datasheet bandwidth of its memory; None where it is not kept."""
+
+    def tflop_per_s(self, step_us: float) -> float:
+        """Achieved throughput of a step, TFLOP/s."""
+        return self.model_flops / step_us / 1e6
+
+    def mfu(self, step_us: float) -> float:
+        """Model FLOPs utilisation: that over the peak of `dtype`."""
+        return self.tflop_per_s(step_us) / self.peaks_tflop_per_s[self.dtype]
+
+    def row(self, step_us: float, devices: int) -> tuple[str, str]:
+        """Its row in a prediction's table."""
+        each = " per GPU" if devices > 1 else ""
+        return (
+            "arithmetic",
+            f"{self.tflop_per_s(step_us):.3g} TFLOP/s{each}, {self.mfu(step_us):.1%} of the {self.dtype} peak (MFU)",
+        )
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Arithmetic | None:
+        """Of a row of a `summary` table; None where it has none."""
+        flops, peak = number_of(row.get("model_flops")), number_of(row.get("peak_tflop_per_s"))
+        if flops is None or peak is None:
+            return None
+        return cls(flops, text_of(row["mfu_dtype"]), {text_of(row["mfu_dtype"]): peak})
+
+
+@dataclass(frozen=True)
 class SeveralGpus:
     """What is particular of a step on several GPUs. Times are µs of one rank."""
 
@@ -52,6 +92,15 @@ class Drawn(Protocol):
 
     def parts(self, more: int = 0) -> dict[str, npt.NDArray[np.float64]]:
         """Time of each part of the step in each draw, µs, shape (draws,); `more` is added to the seed."""
+
+
+def facts_of(arithmetic: Arithmetic | None, step_us: float) -> dict[str, Any]:
+    """Keys of an answer about its arithmetic; null where it has none."""
+    a = arithmetic
+    return {
+        "model_flops": a and a.model_flops, "tflop_per_s": a and a.tflop_per_s(step_us), "mfu": a and a.mfu(step_us),
+        "mfu_dtype": a and a.dtype, "peak_tflop_per_s": a and a.peaks_tflop_per_s[a.dtype],
+    }  # fmt: skip
 
 
 def traced_rows(traced: TracedStep) -> list[tuple[str, str]]:
@@ -94,3 +143,21 @@ def text_of(value: Any, default: str = "") -> str:
 def number_of(value: Any) -> float | None:
     """A number of a row; None where it is empty."""
     return None if value is None or pd.isna(value) else float(value)
+
+
+def by_name(text: object) -> dict[str, float]:
+    """A column that holds numbers by name; empty if a file of an earlier version has no such column."""
+    found = json.loads(text) if isinstance(text, str) else {}
+    return {name: float(value) for name, value in found.items()}
+
+
+def names_of(text: object) -> tuple[str, ...]:
+    """A column that holds a list of texts; empty if a file of an earlier version has no such column.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    found = json.loads(text_of(text, "[]"))
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{str(text)[:40]} is no list of texts")
+    return tuple(found)

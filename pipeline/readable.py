@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +20,14 @@ def in_ms(us: float) -> str:
 def milliseconds(us: float) -> str:
     """Time in ms with three significant digits, or all whole ones."""
     return f"{in_ms(us)} ms"
+
+
+def three_digits(number: float) -> str:
+    """A number with three significant digits, or all whole ones, without an exponent; nothing for 0."""
+    if number == 0:
+        return ""
+    magnitude = math.floor(math.log10(abs(float(f"{number:.2e}"))))
+    return f"{number:,.{min(max(2 - magnitude, 0), 4)}f}" if magnitude > -5 else "0"
 
 
 def short_time(us: float) -> str:

@@ -66,7 +66,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "graph": _schema(
         {"node_id": _I, "name": _S, "order": _I, "thread": _I, "phase": _S, "input_shapes": _S, "input_dtypes": _S,
          "output_shapes": _S, "attributes": _S, "is_top_level": _B},
-        {"parent_id": _I},
+        {"parent_id": _I, "module": _S},
     ),
     # one row per device call, in launch order
     "calls": _schema(
@@ -103,7 +103,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "prediction": _schema(
         {"node_id": _I, "name": _S, "thread": _I, "phase": _S, "host_start_us": _F, "host_end_us": _F},
         {"call": _I, "api": _S, "family": _S, "op": _S, "stream": _I, "device_start_us": _F, "device_end_us": _F,
-         "kernel_us": _F, "p10_us": _F, "p90_us": _F, "evidence": _S, "host_evidence": _S, "on_critical_path": _B},
+         "kernel_us": _F, "p10_us": _F, "p90_us": _F, "evidence": _S, "host_evidence": _S, "on_critical_path": _B,
+         "module": _S, "dtype": _S, "flops": _F, "bytes_read": _F, "bytes_written": _F},
     ),
     # unprofiled steps of a workload, timed on the device
     "step_times": _schema(
@@ -121,7 +122,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         {"measured_us": _F, "error": _F, "families": _S, "unmodelled": _S, "bound": _S, "overrides": _S, "host": _S,
          "device_bound_from": _F, "largest_batch": _I, "fitting_gpus": _S, "warnings": _S, "tight": _B,
          "notes": _S, "dtype": _S, "optimizer": _S, "attention": _S, "devices": _I, "nodes": _I, "cluster": _S,
-         "communication_us": _F, "exposed_communication_us": _F, "efficiency": _F},
+         "communication_us": _F, "exposed_communication_us": _F, "efficiency": _F,
+         "model_flops": _F, "tflop_per_s": _F, "mfu": _F, "mfu_dtype": _S, "peak_tflop_per_s": _F},
     ),
 }  # fmt: skip
 

@@ -44,7 +44,7 @@ def check_sequences(datasets: Path) -> None:
     print("trace | top-level operators, captured | in the trace | match %")
     for folder, make, first in (("rtx2080ti_linear", linear_stack, False), ("gpt2_et", gpt2_large, True)):
         step = make()
-        nodes, _ = observe(step, False, step.config, first)
+        nodes, *_ = observe(step, False, step.config, first)
         ours = top_level_names(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
         theirs = top_level_names(import_execution_trace(datasets / "traces" / folder / "execution_trace.json.gz"))
         print(f"{folder} | {len(ours)} | {len(theirs)} | {100 * sequence_match(ours, theirs):.1f}")

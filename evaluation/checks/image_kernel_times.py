@@ -36,7 +36,7 @@ ITERATION = 2
 
 def predicted_calls(trace: str, gpu: str) -> pd.DataFrame:
     """Device calls of the rebuilt model with `kernel_us`, `evidence` and the operator's `name`."""
-    nodes, _ = observe(SHAPES[trace](), False, {"name": trace})
+    nodes, *_ = observe(SHAPES[trace](), False, {"name": trace})
     graph, spec = Graph(write_nodes(nodes)), load_gpu(gpu)
     calls = map_calls(graph, spec)
     predicted = kernel_predictor(spec, "auto", None).predict(calls)

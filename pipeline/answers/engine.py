@@ -311,8 +311,8 @@ class Engine:
                     question, parts, kernel_us, kernels.folders, program, measured_us, keep_draws, detail
                 )
                 if detail:
-                    calls = timeline.to_frame(parts.all_calls, kernel_us.iloc[parts.which])
-                    prediction = replace(prediction, calls=calls)
+                    calls = timeline.to_frame(parts.all_calls.assign(module=parts.modules), kernel_us.iloc[parts.which])
+                    prediction = replace(prediction, calls=calls, parameters=parts.parameters)
                 prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
                 prediction = self._with_efficiency(prediction, question)
                 yield Answer(question, prediction, None, *((timeline, parts.all_calls) if detail else ()))

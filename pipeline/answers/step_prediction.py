@@ -5,7 +5,7 @@ The interval comes from the errors of kernel and host times (`step_errors`): the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,12 @@ from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls, s
 from pipeline.answers.part_draws import DrawnStep
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
 from pipeline.answers.who_answers import host_name
+from pipeline.graph.device_calls import model_flops
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.intervals import clock_notes
 from pipeline.prediction import Prediction
-from pipeline.prediction_parts import SeveralGpus
+from pipeline.prediction_parts import Arithmetic, SeveralGpus
 from pipeline.question.question import Question
 from pipeline.question.sections import PredictSettings
 from pipeline.readable import listed
@@ -103,6 +104,9 @@ class StepParts:
         substitute: whether the time of each distinct call is only a substitute (`substitute_spread`).
         memory: memory need of the step.
         warnings: what the capture of the step reported.
+        modules: path of the module of each device call, shape (calls,); None outside modules.
+        parameters: number of parameters that each module holds itself, by its path.
+        model_flops: FLOPs that the model needs, by dtype, the largest first.
     """
 
     sequence: StepSequence
@@ -115,6 +119,9 @@ class StepParts:
     substitute: npt.NDArray[np.bool_]
     memory: Memory
     warnings: tuple[str, ...]
+    modules: npt.NDArray[np.object_]
+    parameters: Mapping[str, int]
+    model_flops: Mapping[str, float]
 
     @classmethod
     def of(cls, graph: Graph, calls: pd.DataFrame) -> StepParts:
@@ -125,10 +132,12 @@ class StepParts:
         """
         operators = graph.table
         distinct, which = distinct_calls(calls)
-        names = calls["node_id"].map(operators.set_index("node_id")["name"]).astype(object).to_numpy()
+        by_id = operators.set_index("node_id")
+        names, modules = (calls["node_id"].map(by_id[name]).astype(object).to_numpy() for name in ("name", "module"))
         return cls(
             step_sequence(operators, calls), calls, distinct, which, names, asks_tf32(operators),
-            ErrorSources.of(distinct), substitute_spread(distinct) > 1.0, graph.memory, graph.warnings,
+            ErrorSources.of(distinct), substitute_spread(distinct) > 1.0, graph.memory, graph.warnings, modules,
+            graph.parameters, model_flops(operators, calls),
         )  # fmt: skip
 
 
@@ -178,7 +187,6 @@ def predict_step(
     low, high = step_interval(errors, timeline, step.which, settings.draws, settings.seed, form)
     step_us, device_time = float(timeline.step_us[0]), _device_time(step, predicted, timeline)
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
-    need = step.memory.needed_on(question.gpu)
     notes = dtype_notes(question.gpu, explicit_tf32, step.calls) + lower_bound_notes(device_time["unmodelled_us"])
     prediction = Prediction(
         **_as_asked(question),
@@ -187,15 +195,14 @@ def predict_step(
         host_us=float(timeline.host_us[0]),
         p10_us=min(low, step_us),
         p90_us=max(high, step_us),
-        memory_bytes=need,
-        fits=need <= question.gpu.usable_memory_bytes,
-        tight=question.gpu.tight_memory_bytes < need <= question.gpu.usable_memory_bytes,
+        **_memory(question.gpu, step.memory.needed_on(question.gpu)),
         **device_time,
         host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
         bound=timeline.bound,
         device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
         several=_several(question, timeline),
+        arithmetic=_arithmetic(question.gpu, step.model_flops),
         models_from=folders,
         warnings=(*step.warnings, *notes),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
@@ -214,12 +221,26 @@ def _as_asked(question: Question) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _memory(gpu: GpuSpec, need: int) -> dict[str, Any]:
+    """Fields of a `Prediction` about its need of memory, in bytes."""
+    fits = need <= gpu.usable_memory_bytes
+    return {"memory_bytes": need, "fits": fits, "tight": gpu.tight_memory_bytes < need and fits}
+
+
 def _several(question: Question, timeline: Timeline) -> SeveralGpus | None:
     """What is particular of a step on several GPUs, without its efficiency."""
     if question.ranks is None:
         return None
     cluster = question.ranks.cluster.name
     return SeveralGpus(question.devices, question.nodes, cluster, *timeline.communication_us)
+
+
+def _arithmetic(gpu: GpuSpec, flops: Mapping[str, float]) -> Arithmetic | None:
+    """The arithmetic of a step with the roofs of the GPU; None for a step without products."""
+    if not flops:
+        return None
+    peaks = {dtype: gpu.datasheet_gflop_per_s(dtype) / 1000 for dtype in flops}
+    return Arithmetic(sum(flops.values()), next(iter(flops)), peaks, gpu.dram_gb_per_s)
 
 
 def _device_time(step: StepParts, predicted: pd.DataFrame, timeline: Timeline) -> dict[str, Any]:

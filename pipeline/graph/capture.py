@@ -4,6 +4,8 @@ The step runs on the meta device (shapes only, no memory) under PyTorch's execut
 converts the recorded nodes to those that CUDA would record. Meta tensors cannot have sparse gradients, so steps with
 sparse gradients run on fake CPU tensors instead. A custom step is first tried on the meta device, because its
 configuration does not tell whether it has sparse gradients.
+
+Each call of a module writes two marks into the recording: the module that runs from here on, and the one that runs again after it.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from __future__ import annotations
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.as_on_cuda.emulation import create_as_on_cuda, run_as_on_cuda
-from pipeline.as_on_cuda.patches import stderr_silenced
+from pipeline.as_on_cuda.patches import replaced, stderr_silenced
 from pipeline.errors import InputError, SteptimeError, SteptimeWarning, TraceError, collected_warnings
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace, read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
@@ -29,6 +31,8 @@ from pipeline.workloads.given_steps import shown_target
 from pipeline.workloads.user_errors import SIZE_ERRORS, explain_error
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from pipeline.workloads.training_step import Step
 
 MAX_STEP_BYTES = 1e16
@@ -47,8 +51,8 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
         SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
     """
     with collected_warnings() as said:
-        nodes, memory = record(config, batch_size)
-    return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size, tuple(said))
+        nodes, memory, held = record(config, batch_size)
+    return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size, tuple(said), held)
 
 
 def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:
@@ -71,8 +75,12 @@ def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: 
     )
 
 
-def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memory]:
-    """Record one step: its normalised nodes and its memory need."""
+Recorded = tuple[list[Node], Memory, dict[str, int]]
+"""Normalised nodes of a step, its memory need, and the number of parameters that each module holds, by its path."""
+
+
+def record(config: Mapping[str, Any], batch_size: int) -> Recorded:
+    """Record one step."""
     of_others = not _is_shipped(config)
     explained: tuple[type[BaseException], ...] = (Exception, SystemExit) if of_others else SIZE_ERRORS
     try:
@@ -88,7 +96,7 @@ def record(config: Mapping[str, Any], batch_size: int) -> tuple[list[Node], Memo
         raise explain_error(config, error) from error
 
 
-def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[list[Node], Memory]:
+def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> Recorded:
     """`record` on fake CPU tensors or on the meta device."""
     from pipeline.as_on_cuda.host_reads import assuming_true_share
     from pipeline.as_on_cuda.one_gpu import one_gpu
@@ -119,7 +127,7 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> tuple[li
         return recorded
 
 
-def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> tuple[list[Node], Memory]:
+def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = False) -> Recorded:
     """Run a step twice and record the second run, or only the first if `first` is set. The next run tells its memory.
 
     The first run creates the gradients and the optimizer state. A shipped workload goes without: its state is made before.
@@ -141,7 +149,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     unused = bool(others) and len(others) == len(stepped)
     with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
         path = Path(folder) / "execution_trace.json"
-        with _recording(path), reads:
+        paths = module_paths(step.modules)
+        with _recording(path), reads, module_calls_marked(paths):
             step.run(0)
         states = (0 if unused else step.optimizer_bytes) + sum(state.nbytes for state in state_tensors(others))
         with reads:
@@ -161,7 +170,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         _warn_of_optimizer(config)
         config = {**config, "optimizer": update_of(others)}
     nodes = build_nodes(prune(raw) if fake else prune_meta(raw), sequential=fake)
-    return normalise(nodes, _with_allowed_tf32(config), fake), memory
+    return normalise(nodes, _with_allowed_tf32(config), fake), memory, held_parameters(paths)
 
 
 def _ranks(config: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -218,6 +227,62 @@ def _recording(path: Path) -> Iterator[None]:
         finally:
             observer.stop()
             observer.unregister_callback()
+
+
+@contextmanager
+def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[None]:
+    """While the body runs, calls of modules write their marks (`pipeline.graph.execution_trace.MODULE_MARK`).
+
+    Args:
+        paths: of the known modules; another one is named by its class, below the module that calls it.
+    """
+    from torch import nn
+    from torch.profiler import record_function
+
+    usual, running = nn.Module.__call__, [""]
+
+    def mark() -> None:
+        with record_function(f"## module {running[-1]} ##"):
+            pass
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        running.append(paths.get(self) or f"{running[-1]}.{type(self).__name__}".removeprefix("."))
+        mark()
+        try:
+            return usual(self, *args, **kwargs)
+        finally:
+            running.pop()
+            mark()
+
+    with replaced(nn.Module, __call__=call):
+        yield
+
+
+def module_paths(models: Sequence[nn.Module]) -> dict[nn.Module, str]:
+    """Path of every module of a step's models: the model's class, then the names of attributes (`ResNet.layer1.0.conv1`).
+
+    A second model of a class has its number behind the class. A module with several names has the first.
+    """
+    paths: dict[nn.Module, str] = {}
+    roots: dict[str, int] = {}
+    for model in models:
+        kind = type(model).__name__
+        roots[kind] = roots.get(kind, 0) + 1
+        root = kind if roots[kind] == 1 else f"{kind}{roots[kind]}"
+        for name, module in model.named_modules():
+            paths.setdefault(module, f"{root}.{name}".removesuffix("."))
+    return paths
+
+
+def held_parameters(paths: Mapping[nn.Module, str]) -> dict[str, int]:
+    """Number of parameters of each module by path, without those of the modules in it; a shared one counts once."""
+    seen: set[int] = set()
+    held = {}
+    for module, path in paths.items():
+        mine = {id(weight): weight.numel() for weight in module.parameters(recurse=False)}
+        held[path] = sum(size for weight, size in mine.items() if weight not in seen)
+        seen |= set(mine)
+    return held
 
 
 def _is_shipped(config: Mapping[str, Any]) -> bool:

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import ConfigError
@@ -32,6 +34,13 @@ DEFAULT_SMS, DEFAULT_CAPABILITY = 80, 7.0
 
 COMMUNICATION_STREAM = 1
 """The stream of collectives: that of NCCL's process group. All other calls of a captured step are on stream 0."""
+
+PRODUCTS = frozenset(name for name, family in FAMILIES.items() if family.law is Law.COMPUTE)
+"""Families that multiply matrices, or compute a layer by such products."""
+
+ATTENTION_BACKWARD = 4 / 5
+"""Products of fused attention's backward pass without that of the scores, which it computes again (FlashAttention,
+arXiv:2205.14135, algorithm 4)."""
 
 WORK_COLUMNS = ("flops", "bytes_read", "bytes_written")
 
@@ -94,8 +103,7 @@ _LAST_MAPPED: list[tuple[pd.DataFrame, _Mapped]] = []
 
 def _multiplies(rows: Sequence[dict[str, Any]], dtype: str) -> bool:
     """Whether any call multiplies matrices, or computes a layer by such products, in a dtype."""
-    computing = {name for name, family in FAMILIES.items() if family.law is Law.COMPUTE}
-    return any(row["dtype"] == dtype and row["family"] in computing for row in rows)
+    return any(row["dtype"] == dtype and row["family"] in PRODUCTS for row in rows)
 
 
 def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:
@@ -103,6 +111,36 @@ def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:
     lost = calls.loc[(calls["family"] == "other") & (calls["op"] == "unknown"), "node_id"]
     names = graph.table.set_index("node_id").loc[lost, "name"]
     return {str(name): int(count) for name, count in names.value_counts().items()}
+
+
+def product_flops(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
+    """FLOPs that each call executes in products, shape (calls,); 0 for other families."""
+    flops: npt.NDArray[np.float64] = np.where(calls["family"].isin(PRODUCTS), calls["flops"].to_numpy(np.float64), 0.0)
+    return flops
+
+
+def model_flops(operators: pd.DataFrame, calls: pd.DataFrame) -> dict[str, float]:
+    """FLOPs that a model needs for one step by dtype, the dtype with most of them first: the numerator of MFU.
+
+    Chowdhery et al. define it (PaLM, arXiv:2204.02311, appendix B): products of forward and backward, a multiply-add as two
+    FLOPs, without what runs again in the backward pass (gradient checkpointing, the scores of fused attention), and with the
+    whole score matrix of causal attention.
+
+    Args:
+        operators: `graph` schema.
+        calls: its device calls, `calls` schema.
+    """
+    flops = product_flops(calls)
+    fused = (calls["family"] == "attention").to_numpy()
+    if fused.any():
+        causal = calls["attributes"].astype(str).str.contains('"causal":true', regex=False).to_numpy()
+        backward = (calls["phase"] == "backward").to_numpy()
+        flops = flops * np.where(fused & causal, 2.0, 1.0) * np.where(fused & backward, ATTENTION_BACKWARD, 1.0)
+    again = operators["attributes"].str.contains('"recomputed":true', regex=False).to_numpy(bool)
+    if again.any():
+        flops[calls["node_id"].isin(operators.loc[again, "node_id"])] = 0.0
+    sums = pd.Series(flops).groupby(calls["dtype"].to_numpy(object)).sum().sort_values(ascending=False)
+    return {str(dtype): float(value) for dtype, value in sums.items() if value > 0}
 
 
 def mapped_nodes(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:

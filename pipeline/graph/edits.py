@@ -90,7 +90,14 @@ def rewrite(graph: Graph, placed: Mapping[int, Sequence[Node]]) -> Graph:
         elif node.node_id in placed:
             gone.add(node.node_id)
             found += [
-                replace(new, node_id=next(fresh), parent_id=node.parent_id, thread=node.thread, phase=node.phase)
+                replace(
+                    new,
+                    node_id=next(fresh),
+                    parent_id=node.parent_id,
+                    thread=node.thread,
+                    phase=node.phase,
+                    module=node.module,
+                )
                 for new in placed[node.node_id]
             ]
         else:

@@ -20,6 +20,12 @@ from pipeline.errors import TraceError
 from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Argument, Graph, Node, Tensor, write_nodes
 
 USER_SCOPE = 7
+MODULE_MARK = re.compile(r"^## module (.*) ##$")
+"""Annotation that names the module that runs from here on, with no name outside modules (`pipeline.graph.capture`)."""
+NAMES_OUTSIDE = {"data": "inputs", "loss": "loss", "backward": "loss", "optimizer": "optimizer"}
+"""What operators outside modules belong to, by phase."""
+LAST = -1
+"""Stands for the sequence number of the autograd node before."""
 AUTOGRAD = "autograd::engine::evaluate_function"
 TRANSPARENT_NODES = ("PythonDispatchMode", "PythonSubclass", "PythonTLSSnapshot")
 """Names of nodes that Python's dispatch modes add around operators."""
@@ -162,9 +168,13 @@ def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> l
     kept: dict[int, Node] = {}
     threads: dict[int, int] = {}
     current: str | None = None
+    module: str | None = None
+    module_of: dict[int, str | None] = {}
     for raw_node in ordered:
         if raw_node["scope"] == USER_SCOPE or raw_node["name"] in TRANSPARENT_NODES:
             current = _named_phase(raw_node["name"]) or current
+            if mark := MODULE_MARK.match(raw_node["name"]):
+                module = mark[1] or None
             continue
         threads.setdefault(raw_node["tid"], len(threads))
         parent, phase = _place(raw_node, by_id, kept)
@@ -174,8 +184,37 @@ def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> l
         backward = node.name.startswith(AUTOGRAD) or (under is not None and under.thread == BACKWARD_THREAD)
         node.thread = BACKWARD_THREAD if backward or threads[raw_node["tid"]] else FORWARD_THREAD
         node.phase = phase or (under.phase if under is not None else "backward" if node.thread else "forward")
+        _set_module(node, under, module, module_of)
         kept[node.node_id] = node
     return list(kept.values())
+
+
+def _set_module(node: Node, under: Node | None, module: str | None, module_of: dict[int, str | None]) -> None:
+    """Set the module of an operator: the one that runs; in the backward pass, that of the forward operator.
+
+    Args:
+        node: the operator.
+        under: the operator that it is part of.
+        module: the module that runs.
+        module_of: module of each sequence number of autograd so far; filled here. Several operators begin with the number of
+            the node that the last of them makes.
+    """
+    sequence = node.attributes.get("sequence", -1)
+    if module is not None:
+        node.module = module
+        if node.thread == BACKWARD_THREAD:
+            node.attributes["recomputed"] = True
+    elif node.name.startswith(AUTOGRAD):  # what adds up a gradient has no number, and follows what computes it
+        node.module = module_of.get(LAST)
+    elif under is not None and under.phase == node.phase:  # an exception leaves PyTorch's recorder inside an operator
+        if under.name.startswith(AUTOGRAD) and sequence in module_of:
+            under.module = module_of[LAST] = module_of[sequence]
+        node.module = under.module
+    else:
+        reduces = node.name.startswith("torch.distributed")  # the end of an exchange of gradients
+        node.module = "communication" if reduces else NAMES_OUTSIDE.get(node.phase)
+    if sequence >= 0:
+        module_of[sequence] = node.module
 
 
 def flatten(node: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Writes and reads a graph as a parquet file.
 
-The file has the table. Its provenance has the memory need, device, model, batch size and warnings.
+The file has the table. Its provenance has the memory need, device, model, batch size, warnings and numbers of parameters.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | 
         "model": graph.model,
         "batch_size": graph.batch_size,
         "warnings": list(graph.warnings),
+        "parameters": list(graph.parameters.items()),
     }
     write_table(graph.table, path, "graph", {**(provenance or {}), "graph": facts})
 
@@ -36,6 +37,7 @@ def read_graph(path: str | Path) -> Graph:
     try:
         facts = read_provenance(path)["graph"]
         memory, said = Memory(**facts["memory"]), tuple(facts["warnings"])
-        return Graph(table, memory, facts["device"], facts["model"], int(facts["batch_size"]), said)
+        held = dict(facts.get("parameters", {}))  # a file of an earlier version has none
+        return Graph(table, memory, facts["device"], facts["model"], int(facts["batch_size"]), said, held)
     except (KeyError, TypeError, ValueError):
         raise TableError(f"{path}: the description of the graph is missing; delete the file to rebuild it") from None

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from pipeline.as_on_cuda.emulation import CUDA_NAMES, CUDA_PARENTS
+from pipeline.graph.execution_trace import AUTOGRAD, MODULE_MARK
 from pipeline.graph.lookups import describe_lookups, name_fused_lookups
 from pipeline.graph.opmap import rows
 from pipeline.graph.table import Argument, Node, Tensor
@@ -113,7 +114,7 @@ def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[
     """
     kept: list[Mapping[str, Any]] = []
     opaque: set[int] = set()
-    raw = _without_casting_wrappers(raw)
+    raw = _without_casting_wrappers(_nested_again(raw))
     for node in sorted(raw, key=lambda node: int(node["rf_id"])):
         if node["parent"] in opaque:
             opaque.add(node["id"])
@@ -176,6 +177,33 @@ def _without_casting_wrappers(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[
         for node in raw
         if node["id"] not in outer
     ]
+
+
+def _nested_again(raw: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Repair the nesting of a step whose checkpointed parts stop early.
+
+    Such a part ends its second forward pass by an exception (torch/utils/checkpoint.py). PyTorch then does not write the
+    operator that raises it, whose later neighbours become its children, and records everything after it inside the autograd
+    node that asked for the part.
+    """
+    parents: dict[int, int] = {}
+    autograd: set[int] = set()
+    last = None
+    known = {node["id"] for node in raw}
+    for node in sorted(raw, key=lambda node: int(node["rf_id"])):
+        parent = node["parent"]
+        if parent not in known and last is not None:
+            parent = last
+        begins = node["name"].startswith(AUTOGRAD)
+        while parent in autograd and (
+            begins or (node["name"].startswith("## ") and not MODULE_MARK.match(node["name"]))
+        ):
+            parent = parents[parent]
+        parents[node["id"]] = parent
+        if begins or (parent in autograd and node["name"][-1:].isdigit()):  # `AddmmBackward0`, which Python cannot call
+            autograd.add(node["id"])
+        last = node["id"] if begins else last
+    return [node if node["parent"] == parents[node["id"]] else {**node, "parent": parents[node["id"]]} for node in raw]
 
 
 def _on_cuda(node: Node, fake: bool) -> Node:

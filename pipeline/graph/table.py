@@ -126,6 +126,8 @@ class Node:
     outputs: tuple[Argument, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
     is_top_level: bool = True
+    module: str | None = None
+    """Path of the module that it belongs to (`pipeline.graph.capture`), `inputs`, `loss` or `optimizer`, or None."""
 
     def tensors(self) -> list[Tensor]:
         """Input tensors in order; lists are flattened."""
@@ -213,6 +215,8 @@ class Graph:
     batch_size: int = 0
     warnings: tuple[str, ...] = ()
     """What a user should know of the captured step, one sentence each."""
+    parameters: dict[str, int] = field(default_factory=dict)
+    """Number of parameters that each module holds itself, by its path, in the order of the model; empty for a trace."""
 
     def nodes(self) -> list[Node]:
         """All rows as nodes, in host order."""
@@ -245,6 +249,7 @@ def write_nodes(nodes: Sequence[Node]) -> pd.DataFrame:
             "output_shapes": [_shapes_text(node.outputs) for node in ordered],
             "attributes": [dump(_packed(node)) for node in ordered],
             "is_top_level": pd.array([node.is_top_level for node in ordered], dtype=bool),
+            "module": pd.array([node.module for node in ordered], dtype=object),
         }
     )
 
@@ -254,17 +259,17 @@ def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
 
     Rows with equal texts are read once, because layers repeat. Their nodes share what is inside `values` and `attributes`.
     """
-    names = ("node_id", "parent_id", "name", "order", "thread", "phase", "is_top_level",
+    names = ("node_id", "parent_id", "name", "order", "thread", "phase", "is_top_level", "module",
              "input_shapes", "input_dtypes", "output_shapes", "attributes")  # fmt: skip
     known: dict[tuple[str, ...], _Details] = {}
     for row in zip(*(table[name] for name in names), strict=True):
-        node_id, parent, name, order, thread, phase, top, *texts = row
+        node_id, parent, name, order, thread, phase, top, module, *texts = row
         key = tuple(texts)
         if key not in known:
             known[key] = _read_details(*key)
         inputs, values, outputs, attributes = known[key]
         yield Node(int(node_id), name, None if pd.isna(parent) else int(parent), int(order), int(thread), phase, inputs,
-                   values, outputs, dict(attributes), bool(top))  # fmt: skip
+                   values, outputs, dict(attributes), bool(top), None if pd.isna(module) else module)  # fmt: skip
 
 
 _Details = tuple[tuple[Argument, ...], tuple[Value, ...], tuple[Argument, ...], dict[str, Any]]

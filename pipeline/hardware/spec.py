@@ -131,6 +131,12 @@ class GpuSpec:
             return self.peak_gflop_per_s() if datasheet is None else FP32_DERATE * float(datasheet)
         return self.measured_fp32_gflop_per_s or FP32_DERATE * self.fp32_gflop_per_s
 
+    def datasheet_gflop_per_s(self, dtype: str) -> float:
+        """The datasheet's throughput of products in a dtype, GFLOP/s; that of fp32 for one without hardware of its own."""
+        if dtype == "fp64":
+            return self.fp64_tensor_gflop_per_s or self.fp64_gflop_per_s or self.fp64_share * self.fp32_gflop_per_s
+        return getattr(self, f"{dtype}_gflop_per_s", None) or self.fp32_gflop_per_s
+
     def peak_dram_gb_per_s(self) -> float:
         """Attainable DRAM bandwidth, GB/s: measured, else the datasheet's times `DRAM_DERATE`."""
         return self.measured_dram_gb_per_s or DRAM_DERATE * self.dram_gb_per_s

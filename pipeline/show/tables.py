@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from pipeline.prediction import Prediction
-from pipeline.readable import in_ms, milliseconds
+from pipeline.readable import in_ms, milliseconds, shares, three_digits
 
 MAX_TITLE, FRAME = 70, 6
 """Width of the longest title of a prediction's frame, and the part of a line that the frame takes, in characters."""
@@ -101,6 +103,57 @@ def families(prediction: Prediction, most: int = 5) -> Table:
     for name, us in list(prediction.families_us.items())[:most]:
         table.add_row(name, milliseconds(us), Text(f"{us / total:4.0%} " + "█" * round(24 * us / total)))
     return table
+
+
+def by_module(modules: pd.DataFrame, prediction: Prediction, depth: int) -> RenderableType:
+    """The modules of a step, one unit per column, and a sentence that says what adds up.
+
+    Args:
+        modules: `Prediction.modules`.
+        prediction: the step.
+        depth: the deepest level that is shown; the rows above contain the rest.
+    """
+    trains = bool((modules["backward_us"] > 0).any())
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("module", no_wrap=True)
+    times = ("forward\nms", "backward\nms") if trains else ("time\nms",)
+    for name in ("params\nM", *times, "of\nstep", "of\npeak", "bytes\nGB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("evidence", no_wrap=True)
+    rows = [
+        (int(row["depth"]), row["module"].split(".")[-1], _module_cells(row, trains))
+        for row in modules[modules["depth"] <= depth].to_dict("records")
+    ]
+    for level, name, cells in _equal_merged(rows, 0):
+        table.add_row("  " * level + name, *cells)
+    deepest = modules["depth"].max()
+    deeper = f" Deeper modules are in the rows above them; --depth {deepest} shows all." if depth < deepest else ""
+    said = f"Rows without indent add up to the active time, {milliseconds(prediction.active_us)}.{deeper}"
+    return Group(Text(str(prediction), style="bold"), Unfolded(table), Text(said, style="dim"))
+
+
+_Row = tuple[int, str, tuple[str, ...]]
+"""Depth, name and cells of a module."""
+
+
+def _module_cells(row: Mapping[Any, Any], trains: bool) -> tuple[str, ...]:
+    times = [row["forward_us"], row["backward_us"]] if trains else [row["active_us"]]
+    peak = "" if pd.isna(row["peak_share"]) else f"{row['peak_share']:.1%}"
+    return (three_digits(row["parameters"] / 1e6), *(three_digits(us / 1000) for us in times), f"{row['share']:.1%}", peak,
+            three_digits(row["bytes"] / 1e9), shares(row["evidence"]).split(",")[0])  # fmt: skip
+
+
+def _equal_merged(rows: Sequence[_Row], level: int) -> list[_Row]:
+    """Rows with those modules of a level as one that follow each other and have equal cells, their parts included."""
+    merged: list[_Row] = []
+    starts = [at for at, row in enumerate(rows) if row[0] == level] + [len(rows)]
+    blocks = [rows[start:end] for start, end in itertools.pairwise(starts)]
+    for _, group in itertools.groupby(blocks, lambda block: [block[0][2], *block[1:]]):
+        equal = list(group)
+        first, last = equal[0][0], equal[-1][0]
+        name = first[1] if len(equal) == 1 else f"{first[1]} to {last[1]}, each"
+        merged += [(level, name, first[2]), *_equal_merged(equal[0][1:], level + 1)]
+    return merged
 
 
 @dataclass(frozen=True)

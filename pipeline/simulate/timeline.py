@@ -183,10 +183,14 @@ class Timeline:
             "on_critical_path": rows_on_path | (runs & (calls_on_path[at] if len(calls_on_path) else False)),
         }
         if calls is not None:
-            frame |= {name: column(calls, name) for name in ("api", "family", "op") if name in calls}
+            frame |= {name: column(calls, name) for name in CALL_COLUMNS if name in calls}
         if predicted is not None:
             frame |= {name: column(predicted, name) for name in ("p10_us", "p90_us", "evidence") if name in predicted}
         return pd.DataFrame(frame).reindex(columns=SCHEMAS["prediction"].names)
+
+
+CALL_COLUMNS = ("api", "family", "op", "module", "dtype", "flops", "bytes_read", "bytes_written")
+"""Columns of a table of calls that its `prediction` table has, too."""
 
 
 class Moment(IntEnum):

@@ -19,7 +19,7 @@ from pipeline.schemas import to_arrow
 )
 def test_a_rebuilt_model_matches_its_public_trace(datasets, trace, model, first):
     step = getattr(rebuilt_models, model)()
-    nodes, _ = observe(step, False, step.config, first)
+    nodes, *_ = observe(step, False, step.config, first)
     ours = top_level_names(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
     imported = import_execution_trace(datasets / "traces" / trace / "execution_trace.json.gz")
     assert sequence_match(ours, top_level_names(imported)) >= 0.95
@@ -29,7 +29,7 @@ def test_a_rebuilt_model_matches_its_public_trace(datasets, trace, model, first)
 def test_an_imported_execution_trace_gives_the_calls_of_a_captured_graph(datasets):
     """Same schema, same families, dims, FLOPs and bytes: the trace was recorded on a GPU, the other on meta."""
     step = rebuilt_models.linear_stack()
-    nodes, _ = observe(step, False, step.config)
+    nodes, *_ = observe(step, False, step.config)
     ours = map_calls(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
     imported = import_execution_trace(datasets / "traces" / "rtx2080ti_linear" / "execution_trace.json.gz")
     to_arrow(imported.table, "graph")

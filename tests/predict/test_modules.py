@@ -1,0 +1,192 @@
+"""Where the time of a step goes, by module; FLOPs of a model and their share of the GPU's peak."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pipeline.answers.modules import alone_us
+from pipeline.cli import main
+from pipeline.errors import InputError
+from pipeline.graph.device_calls import model_flops
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.prediction import Prediction
+from pipeline.readable import three_digits
+from pipeline.show.tables import by_module
+from steptime import predict
+
+BATCH = 128
+
+
+class Net(nn.Module):
+    """Two equal layers in `body`, and a last one; `again` computes the body's results once more in the backward pass."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        self.last = nn.Linear(64, 10)
+        self.again = again
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x))
+
+
+def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(size, 64), torch.randint(10, (size,))
+
+
+def of_net(gpu: str = "V100", again: bool = False, **more: Any) -> Prediction:
+    return predict(gpu, model=lambda: Net(again), batch=batch, loss=F.cross_entropy, batch_size=BATCH, **more)
+
+
+@pytest.fixture(scope="module")
+def net() -> Prediction:
+    return of_net()
+
+
+BODY, LAST = 2 * BATCH * 64 * 64, 2 * BATCH * 64 * 10
+"""FLOPs of one product of a layer. The first layer has two products, as its input has no gradient, the others three."""
+
+
+def test_a_model_needs_a_product_forward_and_two_backward_of_each_layer(net: Prediction) -> None:
+    assert net.arithmetic is not None
+    assert net.arithmetic.model_flops == 2 * BODY + 3 * BODY + 3 * LAST
+    assert net.mfu == pytest.approx(
+        net.arithmetic.model_flops / (net.predicted_us * 1e-6) / load_gpu("V100").fp32_gflop_per_s / 1e9
+    )
+    row = dict(net.rows())["arithmetic"]
+    assert row == f"{net.tflop_per_s:.3g} TFLOP/s, {net.mfu:.1%} of the fp32 peak (MFU)"
+
+
+def test_what_runs_again_is_executed_and_does_not_count_for_the_model(net: Prediction) -> None:
+    again = of_net(again=True)
+    assert again.arithmetic is not None and net.arithmetic is not None
+    assert again.arithmetic.model_flops == net.arithmetic.model_flops
+    plain, more = (p.modules.set_index("module")["flops"] for p in (net, again))
+    assert more["Net.body"] > plain["Net.body"] == 5 * BODY and more["Net.last"] == plain["Net.last"] == 3 * LAST
+
+
+def test_a_row_has_all_that_is_in_it_and_the_outer_rows_add_up_to_the_active_time(net: Prediction) -> None:
+    table = net.modules.set_index("module")
+    assert list(table.index) == [
+        "inputs",
+        "Net",
+        "Net.body",
+        "Net.body.0",
+        "Net.body.1",
+        "Net.last",
+        "loss",
+        "optimizer",
+    ]
+    assert list(table["parameters"]) == [0, 2 * 4160 + 650, 2 * 4160, 4160, 4160, 650, 0, 0]
+    assert table.loc[table["depth"] == 0, "active_us"].sum() == pytest.approx(net.active_us)
+    assert table["flops"]["Net.body"] == table["flops"]["Net.body.0"] + table["flops"]["Net.body.1"]
+    assert table["active_us"]["Net"] == pytest.approx(table["active_us"][["Net.body", "Net.last"]].sum())
+    first = table.loc["Net.body.0"]
+    peak = load_gpu("V100").fp32_gflop_per_s * 1e3  # FLOP/µs
+    assert first["peak_share"] == pytest.approx(first["flops"] / first["active_us"] / peak)
+    assert table["backward_us"]["loss"] > 0 and table["backward_us"]["inputs"] == 0
+    assert pd.isna(table["peak_share"]["loss"]) and sum(first["evidence"].values()) == pytest.approx(1)
+
+
+def test_several_gpus_have_a_row_of_what_is_not_hidden_and_inference_has_no_backward() -> None:
+    table = of_net("A100-SXM4-80GB", devices=4).modules
+    step = of_net("A100-SXM4-80GB", devices=4)
+    outer = table[table["depth"] == 0].set_index("module")["active_us"]
+    assert outer.sum() == pytest.approx(step.active_us) and step.several is not None
+    assert outer["communication"] >= step.several.exposed_communication_us * (1 - 1e-9)
+    quiet = of_net(model__mode="inference").modules
+    assert (quiet["backward_us"] == 0).all() and "optimizer" not in set(quiet["module"])
+
+
+def test_a_moment_counts_once() -> None:
+    """
+    a  |------|              4, then 6 is covered until 4
+    b     |-----|            2 of 4
+    c                |--|    2
+    all reduce |--------|    from 3 to 9: alone from 6 to 8
+    """
+    calls = pd.DataFrame({"family": ["gemm", "gemm", "gemm", "collective"], "device_start_us": [0.0, 2.0, 8.0, 3.0],
+                          "device_end_us": [4.0, 6.0, 10.0, 9.0]})  # fmt: skip
+    assert list(alone_us(calls)) == [4.0, 2.0, 2.0, 2.0]
+
+
+def fused(phase: str, causal: bool, flops: float) -> dict[str, Any]:
+    said = json.dumps({"causal": causal}, separators=(",", ":"))
+    return {"node_id": 0, "family": "attention", "phase": phase, "dtype": "bf16", "flops": flops, "attributes": said}
+
+
+def test_fused_attention_counts_as_the_products_that_it_stands_for() -> None:
+    """Forward: 2 products, of which a causal kernel computes half. Backward: 4, and the kernel computes the scores again."""
+    product = 1000.0
+    operators = pd.DataFrame({"node_id": [0], "attributes": ["{}"]})
+    calls = pd.DataFrame([fused("forward", True, 2 * product / 2), fused("backward", True, 5 * product / 2)])
+    assert model_flops(operators, calls) == {"bf16": pytest.approx(6 * product)}
+    calls = pd.DataFrame([fused("forward", False, 2 * product), fused("backward", False, 5 * product)])
+    assert model_flops(operators, calls) == {"bf16": pytest.approx(6 * product)}
+
+
+def test_the_arithmetic_is_in_json_and_in_tables_of_answers(net: Prediction) -> None:
+    facts = net.as_dict()
+    assert facts["mfu"] == net.mfu and facts["tflop_per_s"] == net.tflop_per_s and facts["mfu_dtype"] == "fp32"
+    (back,) = Prediction.all_of(net.summary_row())
+    assert back.mfu == pytest.approx(net.mfu) and back.tflop_per_s == pytest.approx(net.tflop_per_s)
+    (earlier,) = Prediction.all_of(net.summary_row().drop(columns=["model_flops", "mfu", "mfu_dtype"]))
+    assert earlier.mfu is None and "arithmetic" not in dict(earlier.rows())
+    with pytest.raises(InputError, match="no modules"):
+        _ = back.modules
+
+
+def printed(net: Prediction, depth: int) -> str:
+    screen = Console(file=StringIO(), width=80)
+    screen.print(by_module(net.modules, net, depth), crop=False)
+    return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_table_fits_80_columns_and_shows_equal_modules_once(net: Prediction) -> None:
+    text = printed(net, 3)
+    assert max(map(len, map(str.rstrip, text.splitlines()))) <= 80
+    assert "\n    0 " in text and "Rows without indent add up to the active time" in text and "--depth" not in text
+    assert "--depth 2" in printed(net, 1) and "\n    0 " not in printed(net, 1)
+    twins = net.modules
+    twins.loc[twins["module"] == "Net.body.1", twins.columns[1:]] = twins.loc[
+        twins["module"] == "Net.body.0", twins.columns[1:]
+    ].to_numpy()
+    screen = Console(file=StringIO(), width=80)
+    screen.print(by_module(twins, net, 2))
+    assert "0 to 1, each" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def steptime(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(sys, "argv", ["steptime", *arguments])
+        main()
+    return capsys.readouterr().out
+
+
+def test_the_command_prints_modules_as_table_json_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("predict", "gpu=V100", "model=dlrm_small", "batch_size=64", "--by", "module", "--depth", "0")
+    assert "Dlrm" in steptime(capsys, *asked)
+    rows = pd.read_csv(StringIO(steptime(capsys, *asked, "--csv")))
+    facts = json.loads(steptime(capsys, *asked, "--json"))
+    assert (
+        [row["module"] for row in facts["modules"]] == list(rows["module"]) == ["inputs", "Dlrm", "loss", "optimizer"]
+    )
+    assert np.isclose(sum(row["active_us"] for row in facts["modules"]), facts["active_us"])
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, ""), (1234.5, "1,234"), (12.345, "12.3"), (0.9996, "1.00"), (0.0123, "0.0123"),
+                                              (0.00456, "0.0046"), (1e-6, "0")])  # fmt: skip
+def test_numbers_have_three_digits_and_no_exponent(number: float, text: str) -> None:
+    assert three_digits(number) == text
