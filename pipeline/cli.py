@@ -24,8 +24,9 @@ from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
-from pipeline.question.question import expand
+from pipeline.question.question import Question, expand
 from pipeline.show.comparison import Comparison, Order, compared, in_order, show
+from pipeline.show.explore_page import check_page
 from pipeline.show.tables import by_module, console
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.terminal import (
@@ -167,6 +168,7 @@ def predict(
     epilog=examples(
         "compare gpu=V100,A100,T4 model=dlrm_default batch_size=512,2048",
         "compare 'gpu=glob(*)' model=bert_large --sort cost",
+        "compare gpu=V100,H100 model=resnet50 --page out.html",
     )
 )
 def compare(
@@ -177,11 +179,17 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="write all predictions to this parquet file as they are done, for large grids")
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="write a page to play with to this .html file: toggles and a slider of the batch"),
+    ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     texts, results = split_results(overrides)
+    if page is not None:
+        check_page(page)
     questions = expand(texts)
     prices = prices_of([question.gpu.name for question in questions])
     if sort is Order.cost and prices.empty:
@@ -196,17 +204,10 @@ def compare(
         print_json(counts) if as_json else print(f"{counts['points']:,} points{lost} -> {out}")
         return
     comparison = compared(questions, answers, answering)
+    if page is not None:
+        comparison.write_page(page)
     predictions, unpredicted = list(comparison.predictions), comparison.unpredicted
-    # exact where a step does not fit, because its prediction searched for what does
-    largest = {_design(p): p.largest_batch for p in predictions if not p.fits}
-    estimated = set[str]()
-    with working("searching for the largest batches"):
-        for question in questions:
-            key = f"{question.gpu.name}/{question.model}/{question.variant}"
-            if key not in largest:
-                with suppress(SteptimeError):  # the step cannot be captured at another batch size
-                    largest[key] = estimated_largest_batch(question, STEPS.memory_bytes)
-                    estimated.add(key)
+    largest, estimated = _largest_batches(questions, predictions)
     if sort is not None:
         predictions = in_order(predictions, prices, sort)
     rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
@@ -225,6 +226,25 @@ def compare(
         Comparison(predictions, largest, prices, unpredicted, frozenset(estimated), comparison.hosts, comparison.ties),
         crop=False,
     )
+    if page is not None:
+        print(f"page: {page}")
+
+
+def _largest_batches(
+    questions: Sequence[Question], predictions: Sequence[Prediction]
+) -> tuple[dict[str, int | None], set[str]]:
+    """The largest batch of each design, and the designs for which it is an estimate."""
+    # exact where a step does not fit, because its prediction searched for what does
+    largest = {_design(p): p.largest_batch for p in predictions if not p.fits}
+    estimated = set[str]()
+    with working("searching for the largest batches"):
+        for question in questions:
+            key = f"{question.gpu.name}/{question.model}/{question.variant}"
+            if key not in largest:
+                with suppress(SteptimeError):  # the step cannot be captured at another batch size
+                    largest[key] = estimated_largest_batch(question, STEPS.memory_bytes)
+                    estimated.add(key)
+    return largest, estimated
 
 
 def _design(prediction: Prediction) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES, family
 from pipeline.overheads.trace_overheads import PUBLIC_TRACES
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir
+from pipeline.prediction import Prediction
 from pipeline.question.compose import from_snakemake, parse_grid
 from pipeline.question.frozen import plain
 from pipeline.question.question import LOCAL_GPU, Question, expand
@@ -185,6 +186,10 @@ class Flow:
     def of_points(self, name: str, gpu: str | None = None) -> list[str]:
         """Paths of one artifact of every point, or of every point of one GPU."""
         return [f"{self.folder(point)}/{name}" for point in self.points if gpu in (None, point.gpu.name)]
+
+    def questions_of(self, predictions: Iterable[Prediction]) -> list[Question]:
+        """The points of predictions, in their order."""
+        return [self._by_key[p.gpu, p.model, p.variant, p.batch_size] for p in predictions]
 
     def gpus_from(self, kind: str, *sources: Source) -> str:
         """Wildcard constraint: GPUs whose kernels (or overheads) come from one of these sources."""

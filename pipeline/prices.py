@@ -118,6 +118,11 @@ def offers_in(path: str | Path | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
+def hourly_prices(prices: pd.DataFrame) -> dict[str, float]:
+    """Price of an hour by GPU, of `prices_of`."""
+    return dict(zip(prices["gpu"], prices["price_per_hour"], strict=True)) if len(prices) else {}
+
+
 def with_prices(table: pd.DataFrame, path: str | Path | None = None) -> pd.DataFrame:
     """A table of predictions with what their samples cost.
 

@@ -7,9 +7,16 @@ from pipeline.scripting import job
 with job(snakemake):
     from evaluation.figures.accuracy_gallery import ENTRIES
     from evaluation.figures.accuracy_inputs import read_any
+    from pipeline.flow import Flow
     from pipeline.schemas import read_table
     from pipeline.show.figures.gallery import Artifacts, draw_all
-    from pipeline.show.grid_inputs import read_observations, read_operators, with_distinct_names, with_gpus
+    from pipeline.show.grid_inputs import (
+        grid_difference,
+        read_observations,
+        read_operators,
+        with_distinct_names,
+        with_gpus,
+    )
 
     given, params = snakemake.input, snakemake.params
     artifacts = Artifacts(
@@ -17,6 +24,7 @@ with job(snakemake):
         read_observations(given.hosts),
         with_distinct_names(with_gpus([*given.models, *params.shipped])),
         operators=read_operators(given.graphs),
+        difference=grid_difference(Flow.from_config(snakemake.config)),
         workloads=tuple(params.workloads),
         further={kind: read_any(list(files)) for kind, files in {"parts": given.parts, **params.checks}.items()},
     )

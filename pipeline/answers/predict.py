@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -16,6 +17,7 @@ from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.errors import ConfigError, SteptimeWarning
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
+from pipeline.question.question import Question
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 
@@ -75,6 +77,22 @@ def warn_of(predictions: Iterable[Prediction]) -> None:
     """Warn of what the predictions warn of, each text once."""
     for text in dict.fromkeys(text for prediction in predictions for text in prediction.warnings):
         warnings.warn(text, SteptimeWarning, stacklevel=3)
+
+
+@dataclass(frozen=True)
+class Unpredicted:
+    """A point of a grid that has no prediction, with the reason."""
+
+    gpu: str
+    model: str
+    batch_size: int
+    overrides: tuple[str, ...]
+    reason: str
+
+    @classmethod
+    def of(cls, question: Question, reason: str) -> Unpredicted:
+        """A question, and why it has no prediction."""
+        return cls(question.gpu.name, question.model, question.batch_size, question.overrides, reason)
 
 
 def grid_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -18,6 +18,9 @@ from pipeline.question.question import Question
 TIE_SHARE = 0.2
 """Share of draws in which another point beats the best, from which the two are called a tie."""
 
+PER_PRICE, THROUGHPUT = "samples/price", "samples/s"
+"""What is compared: samples per unit of the currency, and per second."""
+
 MOST_RIVALS = 11
 """Number of points that are compared with the best: those nearest to it."""
 
@@ -114,6 +117,29 @@ def find_ties(
                 if question is rivals[0] or share >= TIE_SHARE]  # fmt: skip
         if len(tied) > 1:
             ties[what] = Tie(tuple(tied), max(shares[1:]), why_tied(tied))
+    return ties
+
+
+def grid_ties(
+    questions: Sequence[Question], predictions: Sequence[Prediction], hourly: Mapping[str, float], engine: Engine
+) -> dict[tuple[str, str], Tie]:
+    """The ties among points that fit, by model and what is compared (`THROUGHPUT`, `PER_PRICE`).
+
+    Args:
+        questions: what was asked, in the order of the predictions.
+        predictions: the answers.
+        hourly: price of an hour by GPU.
+        engine: predicts the nearest points again, with their draws.
+    """
+    ties: dict[tuple[str, str], Tie] = {}
+    fitting = {question: p for question, p in zip(questions, predictions, strict=True) if p.fits and not question.local}
+    for model in dict.fromkeys(question.model for question in fitting):
+        points = {question: p for question, p in fitting.items() if question.model == model}
+        per_sample = {question: 1.0 / (question.batch_size * question.devices) for question in points}
+        cost = {question: hourly[question.gpu.name] * question.devices * share for question, share in per_sample.items()
+                if question.gpu.name in hourly}  # fmt: skip
+        of_model = find_ties(points, {THROUGHPUT: per_sample, PER_PRICE: cost}, engine)
+        ties |= {(model, what): tie for what, tie in of_model.items()}
     return ties
 
 

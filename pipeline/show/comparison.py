@@ -6,10 +6,11 @@ In the table, what all rows share is above it, and what it leaves out is below i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -22,24 +23,19 @@ from rich.text import Text
 from pipeline.answers.engine import Answer, Engine, engine
 from pipeline.answers.engine import in_order as answers_in_order
 from pipeline.answers.host_share import host_note
-from pipeline.answers.predict import grid_table, warn_of
-from pipeline.answers.ties import Tie, find_ties
+from pipeline.answers.predict import Unpredicted, grid_table, warn_of
+from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.prediction import Prediction
-from pipeline.prices import price_notes, prices_of
+from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate
+from pipeline.show.explore_page import check_page, page_points, write_page
 from pipeline.show.figures.python_plots import draw_steps
 from pipeline.show.tables import UNFOLDED, Unfolded, console, interval, one
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-PER_PRICE = "samples/price"
-"""The column of samples per unit of the currency; its head names the currency."""
-
-THROUGHPUT = "samples/s"
-"""The column of samples per second."""
 
 HEADS = {"step": "step ms", "measured": "measured ms", "exposed": "exposed ms", "memory": "mem GiB"}
 """Heads of columns with a unit."""
@@ -64,22 +60,6 @@ class Order(StrEnum):
     cost = "cost"
 
 
-@dataclass(frozen=True)
-class Unpredicted:
-    """A point of a grid that has no prediction, with the reason."""
-
-    gpu: str
-    model: str
-    batch_size: int
-    overrides: tuple[str, ...]
-    reason: str
-
-    @classmethod
-    def of(cls, question: Question, reason: str) -> Unpredicted:
-        """A question, and why it has no prediction."""
-        return cls(question.gpu.name, question.model, question.batch_size, question.overrides, reason)
-
-
 def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Order) -> list[Prediction]:
     """Predictions, best first; those on a GPU without a price come last where cost is asked for.
 
@@ -88,7 +68,7 @@ def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Ord
         prices: from `pipeline.prices.prices_of`.
         order: what they are sorted by.
     """
-    hourly = _hourly(prices)
+    hourly = hourly_prices(prices)
 
     def key(prediction: Prediction) -> float:
         if order is Order.cost:
@@ -96,11 +76,6 @@ def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Ord
         return prediction.predicted_us if order is Order.step else -prediction.samples_per_s
 
     return sorted(predictions, key=key)
-
-
-def _hourly(prices: pd.DataFrame) -> dict[str, float]:
-    """Price per hour by GPU."""
-    return dict(zip(prices["gpu"], prices["price_per_hour"], strict=True)) if len(prices) else {}
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,6 +93,8 @@ class Comparison:
     """A line on hosts that differ, from `host_note`."""
     ties: Mapping[tuple[str, str], Tie] = field(default_factory=dict)
     """By model and what is compared (`THROUGHPUT` or `PER_PRICE`): points of which none is surely the best."""
+    usable_bytes: Sequence[int] = ()
+    """Memory of each prediction's GPU that PyTorch can use."""
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -146,13 +123,23 @@ class Comparison:
         """The predicted steps with their intervals, as bars; how they scale where their numbers of GPUs differ."""
         return draw_steps(self.predictions)
 
+    def write_page(self, path: str | Path) -> None:
+        """Write a page to play with: toggles over the points and a slider of the batch size, in one file.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        check_page(Path(path))
+        points = page_points(self.predictions, self.usable_bytes, self.prices)
+        write_page(Path(path), points, self.predictions, [text.plain for text in self.notes(())])
+
     @cached_property
     def _measured(self) -> bool:
         return any(p.measured_us is not None for p in self.predictions)
 
     @cached_property
     def _per_hour(self) -> dict[str, float]:
-        return _hourly(self.prices)
+        return hourly_prices(self.prices)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
@@ -168,17 +155,21 @@ class Comparison:
             if heading:
                 yield Text(heading, style="bold")
             yield Unfolded(table)
-        yield from self._notes(list(dict.fromkeys(name for *_, left_out in shown for name in left_out)))
+        yield from self.notes(list(dict.fromkeys(name for *_, left_out in shown for name in left_out)))
 
     def _repr_html_(self) -> str:
         rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
+        notes = ", ".join(text.plain for text in self.notes(()))
+        heads, cells = self.cells(rows)
+        return html_table(notes, cells, heads)
+
+    def cells(self, rows: Sequence[Prediction | Unpredicted]) -> tuple[list[str], list[list[str]]]:
+        """Heads and rows of the whole table, as text."""
         cells = [self._cells(row, ()) for row in rows]
         names = list(dict.fromkeys(name for row in cells for name in row))
-        notes = ", ".join(text.plain for text in self._notes(()))
-        heads = [self._header(name) for name in names]
-        return html_table(notes, [[row.get(name, "") for name in names] for row in cells], heads)
+        return [self._header(name) for name in names], [[row.get(name, "") for name in names] for row in cells]
 
-    def _notes(self, left_out: Sequence[str]) -> Iterator[Text]:
+    def notes(self, left_out: Sequence[str]) -> Iterator[Text]:
         """The lines below the table."""
         stars = ["most samples per second"] if any(map(self._best, self.predictions)) else []
         priced = self._per_hour and self._header(PER_PRICE) not in left_out
@@ -356,38 +347,34 @@ def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Co
     return comparison
 
 
-def compared(questions: Sequence[Question], answers: Iterable[Answer], answering: Engine) -> Comparison:
+def compared(questions: Sequence[Question], given: Iterable[Answer], answering: Engine) -> Comparison:
     """The answers side by side, in the order of the questions, with a line on their hosts from the engine `answering`.
 
     Raises:
         SteptimeError: there is no prediction at all, or the price list is damaged.
     """
-    prices = prices_of([question.gpu.name for question in questions])
-    ordered = answers_in_order(questions, answers)
+    ordered = answers_in_order(questions, given)
     predictions = [answer.prediction for answer in ordered if answer.prediction is not None]
     if not predictions:
         raise next(answer.error for answer in ordered if answer.error is not None)
     unpredicted = [Unpredicted.of(answer.question, answer.reason) for answer in ordered if answer.reason is not None]
     asked = [answer.question for answer in ordered if answer.prediction is not None]
-    hosts, ties = host_note(asked, predictions, answering), _ties(asked, predictions, prices, answering)
-    return Comparison(predictions, prices=prices, unpredicted=unpredicted, hosts=hosts, ties=ties)
+    return replace(side_by_side(asked, predictions, answering), unpredicted=unpredicted)
 
 
-def _ties(
-    questions: Sequence[Question], predictions: Sequence[Prediction], prices: pd.DataFrame, answering: Engine
-) -> dict[tuple[str, str], Tie]:
-    """The ties among points that fit, by model and what is compared."""
-    hourly = _hourly(prices)
-    ties: dict[tuple[str, str], Tie] = {}
-    fitting = {question: p for question, p in zip(questions, predictions, strict=True) if p.fits and not question.local}
-    for model in dict.fromkeys(question.model for question in fitting):
-        points = {question: p for question, p in fitting.items() if question.model == model}
-        per_sample = {question: 1.0 / (question.batch_size * question.devices) for question in points}
-        cost = {question: hourly[question.gpu.name] * question.devices * share for question, share in per_sample.items()
-                if question.gpu.name in hourly}  # fmt: skip
-        of_model = find_ties(points, {THROUGHPUT: per_sample, PER_PRICE: cost}, answering)
-        ties |= {(model, what): tie for what, tie in of_model.items()}
-    return ties
+def side_by_side(asked: Sequence[Question], predictions: Sequence[Prediction], answering: Engine) -> Comparison:
+    """Predictions with their prices, hosts and ties, in the order of their questions.
+
+    Raises:
+        SteptimeError: the price list is damaged.
+    """
+    prices = prices_of([question.gpu.name for question in asked])
+    hosts, ties = (
+        host_note(asked, predictions, answering),
+        grid_ties(asked, predictions, hourly_prices(prices), answering),
+    )
+    usable = [question.gpu.usable_memory_bytes for question in asked]
+    return Comparison(predictions, prices=prices, hosts=hosts, ties=ties, usable_bytes=usable)
 
 
 def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:

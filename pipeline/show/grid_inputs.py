@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from pipeline.answers.difference import Difference, difference
+from pipeline.answers.engine import engine
 from pipeline.answers.gap_models import FILE as ATTENTION
 from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.answers.who_answers import HAS_MODELS, Source, kernel_source, observations_in
@@ -17,6 +19,7 @@ from pipeline.kernels.collective_bandwidth import FILE
 from pipeline.packs import MANIFEST, file_digest, list_packs, model_folders
 from pipeline.paths import packs_dir, transfer_dir
 from pipeline.prices import price_file
+from pipeline.question.question import Question
 
 
 def fitted_models(flow: Flow) -> list[str]:
@@ -98,6 +101,28 @@ def with_distinct_names(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, 
 def _choice(folder: Path) -> str:
     """The `kernels` choice of a model folder `kernels/<family>/<choice>`; empty for a folder of a pack."""
     return folder.name if folder.parent.parent.name == "kernels" else ""
+
+
+def grid_difference(flow: Flow) -> Difference | None:
+    """What makes the step on the one GPU faster than on the other; None if a grid has not two GPUs.
+
+    The first model is taken, at its largest batch size that fits on both, else the smallest.
+    """
+    if len(flow.gpus) != 2 or any(point.local for point in flow.points):
+        return None
+    pairs: dict[tuple[str, str, int], list[Question]] = {}
+    for point in flow.points:
+        pairs.setdefault((point.model, point.model_variant, point.batch_size), []).append(point)
+    whole = [pair for pair in pairs.values() if len(pair) == 2 and pair[0].model == flow.points[0].model]
+    answering = engine(flow.artifacts.root)
+    for pair in sorted(whole, key=lambda pair: -pair[0].batch_size):
+        answers = list(answering.predict(pair, detail=True))
+        steps = sorted((a.prediction for a in answers if a.prediction), key=lambda p: -p.predicted_us)
+        if len(steps) == 2 and (
+            all(p.fits for p in steps) or pair[0].batch_size == min(q.batch_size for q, _ in whole)
+        ):
+            return difference(*steps)
+    return None
 
 
 def read_observations(paths: Sequence[str]) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,28 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from pipeline.paths import project_dir
-from pipeline.prediction import Prediction
-from pipeline.readable import listed, short_time, span
 from pipeline.schemas import atomic_path
-from pipeline.show.figures.figure_data import mean_shares
-from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, INDEX, NARROW_FOLDER
-from pipeline.show.figures.step_times import percentages
+from pipeline.show.comparison import Comparison
+from pipeline.show.explore_page import STYLE, explore_part, page_points, policy_of
+from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, INDEX, NARROW_FOLDER, STEPS
+from pipeline.show.figures.step_times import steps as step_table
+from pipeline.show.sentences import answers, grid_title
 
 TEMPLATES = "workflow/report"
 PAGE, CAPTIONS = "page.html.j2", "figures.rst"
 """The page's template, and the captions of the figures, which Snakemake's own report shows too."""
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What the page may do: neither fetch nor run anything. A frame is bound by it too, so scripts of timelines are named."""
-
 SCRIPT = re.compile(r"<script type=\"module\">(.*?)</script>", re.DOTALL)
-"""The script of a timeline's page."""
+"""The script of the part to play with, and of a timeline's page; a frame is bound by the policy of the page around it."""
 
-FIRST = "step_times"
-"""The figure at the head of the page."""
+NOT_OF_THE_GRID = ("replays", "whole_models", "transfer_steps", "transfer_models", "transfer_kernels")
+"""Figures of other models than those of the grid; the page folds them."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +42,6 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Number:
-    """A large number at the head of the page, what it is, and what to know about it."""
-
-    value: str
-    what: str
-    more: str
-
-
-@dataclass(frozen=True)
 class Section:
     """A heading, a description of the table below it, and the table as text; `rows` is empty if there is no data."""
 
@@ -68,45 +53,44 @@ class Section:
 
 def write_report(
     page: str | Path,
-    predictions: Sequence[Prediction],
+    comparison: Comparison,
     figures: str | Path,
     tables: Sequence[Section],
-    models: pd.DataFrame,
     rules: Mapping[str, Sequence[str]],
     timelines: Mapping[str, str] | None = None,
-    hosts: str | None = None,
 ) -> None:
     """Write the report.
 
     Args:
         page: the HTML file to write.
-        predictions: the grid's points.
+        comparison: the grid's points.
         figures: folder of the figures that `draw_all` wrote.
         tables: sections of the accuracy report; none in an installed wheel.
-        models: `kernel_errors` of the grid's kernel models.
         rules: each rule of the run with those whose outputs it reads.
         timelines: HTML page of each point's timeline, by the point's name.
-        hosts: a line on hosts that differ, from `host_note`.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(loader=FileSystemLoader(project_dir() / TEMPLATES), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    parts = figures_by_category(Path(figures))
-    everything = [figure for part in parts.values() for figure in part]
+    predictions = comparison.predictions
+    played = explore_part(page_points(predictions, comparison.usable_bytes, comparison.prices))
     text = environment.get_template(PAGE).render(
         title=grid_title(predictions),
-        hosts=hosts,
-        policy=page_policy((timelines or {}).values()),
-        numbers=[step_number(predictions), error_number(predictions, models), evidence_number(predictions)],
-        first=next((figure for figure in everything if figure.name == FIRST), None),
+        said=answers(step_table(predictions), predictions),
+        hosts=comparison.hosts,
+        policy=page_policy([played, *(timelines or {}).values()]),
+        style=STYLE,
+        played=played,
+        steps=_steps_section(comparison),
         parts={
-            name: [figure for figure in part if figure.name != FIRST]
-            for name, part in parts.items()
+            name: part
+            for name, part in figures_by_category(Path(figures)).items()
             if part or (name == ACCURACY and tables)
         },
         accuracy=ACCURACY,
-        tables=tables,
+        folded=NOT_OF_THE_GRID,
+        tables=[part for part in tables if part.title != STEPS],
         rules=rules,
         timelines=dict(timelines or {}),
         missing=not_drawn(Path(figures)),
@@ -115,11 +99,16 @@ def write_report(
         part.write_text(text, encoding="utf-8")
 
 
-def page_policy(timelines: Iterable[str]) -> str:
-    """The page's Content-Security-Policy, which lets exactly the scripts of these timelines' pages run."""
-    scripts = dict.fromkeys(script for page in timelines for script in SCRIPT.findall(page))
-    sources = [f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts]
-    return f"{POLICY}; script-src {' '.join(sources)}" if sources else POLICY
+def _steps_section(comparison: Comparison) -> Section:
+    """The table of steps, with their memory, throughput and bound."""
+    heads, rows = comparison.cells(comparison.predictions)
+    notes = " ".join(f"{note.plain.rstrip('.')}." for note in comparison.notes(()))
+    return Section(STEPS, notes, tuple(heads), tuple(map(tuple, rows)))
+
+
+def page_policy(pages: Iterable[str]) -> str:
+    """The page's Content-Security-Policy, which lets exactly the scripts of these parts and frames run."""
+    return policy_of(script for page in pages for script in SCRIPT.findall(page))
 
 
 def read_sections(path: str | Path) -> list[Section]:
@@ -154,67 +143,10 @@ def caption(name: str) -> str:
     return str(publish_parts(rst, writer="html5", settings_overrides={"report_level": 3})["fragment"])
 
 
-def grid_title(predictions: Sequence[Prediction]) -> str:
-    """The grid in words: models, GPUs and batch sizes."""
-    models, gpus = (listed(list(dict.fromkeys(getattr(p, name) for p in predictions))) for name in ("model", "gpu"))
-    sizes = listed([f"{size:,}" for size in sorted({p.batch_size for p in predictions})])
-    return f"{models} on {gpus}, batch {sizes}"
-
-
 def point_name(artifact: str | Path) -> str:
     """Name of a point, from the path of one of its artifacts: `<GPU>/<model>/<variant>/b<batch>/<file>`."""
     gpu, model, variant, batch = Path(artifact).parts[-5:-1]
     return f"{model} on {gpu}, batch {batch.removeprefix('b')}" + ("" if variant == "default" else f", {variant}")
-
-
-def step_number(predictions: Sequence[Prediction]) -> Number:
-    """The predicted step: of one point with its interval, else the range over the points and the shortest of them."""
-    best = min(predictions, key=lambda p: p.predicted_us)
-    interval = f"p10 to p90: {short_time(best.p10_us)} to {short_time(best.p90_us)}"
-    if len(predictions) == 1:
-        return Number(short_time(best.predicted_us), "predicted step", f"{interval}; {best.bound}-bound")
-    longest = max(p.predicted_us for p in predictions)
-    return Number(f"{short_time(best.predicted_us)} to {short_time(longest)}", f"predicted steps of {len(predictions)} points",
-                  f"shortest: {best.title}; {interval}")  # fmt: skip
-
-
-def error_number(predictions: Sequence[Prediction], models: pd.DataFrame) -> Number:
-    """The error of measured points; without one, the held-out error of the kernel models."""
-    errors = [p.error for p in predictions if p.error is not None]
-    if len(errors) == 1:
-        measured = next(p for p in predictions if p.error is not None)
-        return Number(f"{100 * errors[0]:+.0f} %".replace("-", "−"), "predicted against measured",
-                      f"{short_time(measured.measured_us or 0.0)} measured without a profiler")  # fmt: skip
-    if errors:
-        mean = 100 * sum(map(abs, errors)) / len(errors)
-        return Number(
-            f"{mean:.0f} %", "mean error of measured steps", f"{len(errors)} of {len(predictions)} points were measured"
-        )
-    if models.empty:
-        return Number(
-            "unknown", "error of the step", "no step of this grid was measured, and no kernel model was fitted"
-        )
-    gpus = listed(list(dict.fromkeys(models["gpu"])))
-    error = 100 * models["gmae"]
-    return Number(span(float(error.min()), float(error.max()), " %"), "error of a kernel on held-out shapes",
-                  f"kernel models of {gpus}; no step of this grid was measured")  # fmt: skip
-
-
-def evidence_number(predictions: Sequence[Prediction]) -> Number:
-    """The kind of evidence on which most device time rests, and all kinds per GPU."""
-    whole = mean_shares([p.evidence for p in predictions])
-    if not whole:
-        return Number("unknown", "evidence of the device time", "")
-    kind = max(whole, key=lambda name: whole[name])
-    more = []
-    for gpu in dict.fromkeys(p.gpu for p in predictions):
-        of_gpu = [p for p in predictions if p.gpu == gpu]
-        device, host = (
-            percentages(mean_shares([getattr(p, name) for p in of_gpu])) for name in ("evidence", "host_evidence")
-        )
-        hosts = ", ".join(dict.fromkeys(p.host for p in of_gpu if p.host))
-        more.append(f"{gpu}: {device}; host {hosts} {host}".replace("  ", " "))
-    return Number(f"{100 * whole[kind]:.0f} % {kind}", "evidence of the device time", ". ".join(more))
 
 
 def _data_uri(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from pipeline.flow import Flow, key_of
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.private_names import storage_query
-from pipeline.schemas import read_table
+from pipeline.schemas import atomic_path, read_table
 from pipeline.show.comparison import show
 from pipeline.show.tables import console
 from pipeline.show.tracking import database_of
@@ -25,6 +26,9 @@ from pipeline.show.tracking import database_of
 TRACEBACK = "Traceback"
 """First word in the log of a failed job (`pipeline.scripting.job`); the log's last line gives the reason."""
 
+
+ORDER = "logs/order.json"
+"""The points of a grid in the order in which they were asked last, beside its table; `steptime summary` keeps it."""
 
 AHEAD_S = 1.0
 """Seconds by which a file's time may be ahead: clocks of file servers differ a little."""
@@ -67,6 +71,8 @@ def show_predictions(flow: Flow, table: str) -> None:
              "report": f"{root}/reports/{flow.grid}.html"}  # fmt: skip
     written = {name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since}
     show(predictions, {**artifact_paths(predictions, Path(root)), **written})
+    with suppress(OSError), atomic_path(Path(table).parent / ORDER) as part:
+        part.write_text(json.dumps([_key(p) for p in predictions]), encoding="utf-8")
     for line in flow.not_fitted():
         print(f"steptime: {line}", file=sys.stderr)
 
@@ -95,7 +101,25 @@ def predictions_in(root: Path) -> list[Prediction]:
             print(f"steptime: skipped: {error}", file=sys.stderr)
     if not predictions:
         raise TableError(f"{root}: no predictions there; run the pipeline first, or name its folder: results=FOLDER")
-    return sorted(predictions, key=lambda p: (p.model, p.gpu, p.variant, p.batch_size))
+    order = _grid_order(root)
+    return sorted(
+        predictions,
+        key=lambda p: (order.get(_key(p), len(order)), p.model, p.gpu, p.variant, p.batch_size),
+    )
+
+
+def _key(p: Prediction) -> tuple[str, ...]:
+    return p.gpu, p.model, p.variant, str(p.batch_size)
+
+
+def _grid_order(root: Path) -> dict[tuple[str, ...], int]:
+    """Place of each point in the grids of a results folder: the last grid first, each in the order that was asked."""
+    order: dict[tuple[str, ...], int] = {}
+    for file in sorted(root.glob(f"grids/*/{ORDER}"), key=lambda path: -path.stat().st_mtime):
+        with suppress(OSError, ValueError, TypeError):
+            for key in json.loads(file.read_text(encoding="utf-8")):
+                order.setdefault(tuple(map(str, key)), len(order))
+    return order
 
 
 def artifact_paths(predictions: Sequence[Prediction], summary: Path) -> dict[str, str]:

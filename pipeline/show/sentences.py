@@ -8,13 +8,90 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.ties import tied_gpus, why_tied
-from pipeline.readable import counted, listed, rate, span
+from pipeline.prediction import Prediction
+from pipeline.readable import counted, gibibytes, listed, milliseconds, rate, shares, span
 
 ALMOST_EQUAL = 1.1
 """Ratio of two step times below which it is said in percent."""
 
 MOST_NAMED = 3
 """Number of GPUs of a tie that a title names; more are counted."""
+
+
+def grid_title(predictions: Sequence[Prediction]) -> str:
+    """The grid in words: models, GPUs and batch sizes."""
+    models, gpus = (listed(list(dict.fromkeys(getattr(p, name) for p in predictions))) for name in ("model", "gpu"))
+    sizes = listed([f"{size:,}" for size in sorted({p.batch_size for p in predictions})])
+    return f"{models} on {gpus}, batch {sizes}"
+
+
+MOST_MODELS = 3
+"""Number of models that the answers of a grid speak of; the others are in its figures and tables."""
+
+
+def answers(table: pd.DataFrame, predictions: Sequence[Prediction]) -> list[str]:
+    """What a grid answers: which GPU is faster, what does not fit, what limits the steps, and how sure that is.
+
+    Args:
+        table: `steps` of the predictions.
+        predictions: the points.
+    """
+    if len(predictions) == 1:
+        return _one_answer(predictions[0])
+    models = list(dict.fromkeys(table["model_variant"]))
+    said = []
+    for model in models[:MOST_MODELS]:
+        rows = table[table["model_variant"] == model]
+        said.append(f"{model}: {step_sentence(rows)}; {throughput_sentence(rows)}")
+        of_model = [p for p in predictions if p.label.rpartition(" b")[0] == model]
+        said += [f"{model}: {text}" for text in _memory_sentences(of_model)]
+    if len(models) > MOST_MODELS:
+        said.append(f"{counted(len(models) - MOST_MODELS)} more: {', '.join(models[MOST_MODELS:])}")
+    waiting = [p for p in predictions if p.bound == "host"]
+    if len(waiting) == len(predictions):
+        said.append("The host limits every step: a faster GPU does not help")
+    elif waiting:
+        said.append(f"The host limits {len(waiting)} of {len(predictions)} steps: a faster GPU does not help them")
+    elif all(p.bound == "device" for p in predictions):
+        said.append("The GPU limits every step")
+    low, high = (100 * (end / np.array([p.predicted_us for p in predictions]) - 1)
+                 for end in ([p.p10_us for p in predictions], [p.p90_us for p in predictions]))  # fmt: skip
+    said.append(
+        f"How sure: p10 to p90 is at most −{-low.min():.0f} % to +{high.max():.0f} % of a step. {_evidence(predictions)}"
+    )
+    return said
+
+
+def _one_answer(p: Prediction) -> list[str]:
+    verdict = p.memory_state if p.fits else "does not fit this GPU"
+    return [
+        f"{p.title}: {milliseconds(p.predicted_us)} (p10 to p90: {milliseconds(p.p10_us)} to {milliseconds(p.p90_us)}), "
+        f"{rate(p.samples_per_s)} samples/s",
+        f"The {'GPU' if p.bound == 'device' else p.bound} limits the step: the GPU idles "
+        f"{100 * p.idle_us / p.predicted_us:.0f} % of it",
+        f"It needs {gibibytes(p.memory_bytes)}: {verdict}. {_evidence([p])}",
+    ]
+
+
+def _memory_sentences(predictions: Sequence[Prediction]) -> list[str]:
+    """Which batch sizes of a model do not fit which GPUs, and what does."""
+    by_sizes: dict[str, list[str]] = {}
+    for gpu in dict.fromkeys(p.gpu for p in predictions if not p.fits):
+        lost = [p for p in predictions if p.gpu == gpu and not p.fits]
+        most = lost[0].largest_batch
+        sizes = listed([f"{p.batch_size:,}" for p in lost])
+        by_sizes.setdefault(sizes, []).append(f"the {gpu}" + (f" ({most:,} does)" if most else ""))
+    return [f"batch {sizes} does not fit {listed(gpus)}" for sizes, gpus in by_sizes.items()]
+
+
+def _evidence(predictions: Sequence[Prediction]) -> str:
+    """On what the device time of each GPU rests most."""
+    firsts = []
+    for gpu in dict.fromkeys(p.gpu for p in predictions):
+        evidence = next(p.evidence for p in predictions if p.gpu == gpu)
+        top = max(evidence, key=lambda kind: evidence[kind], default="")
+        firsts += [f"{gpu} {shares({top: evidence[top]})}"] if top else []
+    return f"Device time rests on: {', '.join(firsts)}" if firsts else ""
 
 
 def step_sentence(rows: pd.DataFrame) -> str:
@@ -101,5 +178,6 @@ def throughput_sentence(rows: pd.DataFrame) -> str:
     speeds = [rate(float(value)) for value in tie["samples_per_s"]]
     if len(tie) == 1:
         return f"{tie['gpu'].iloc[0]} reaches {speeds[0]} samples/s at batch {tie['batch_size'].iloc[0]:,}"
-    shown = listed(speeds) if len(tie) <= MOST_NAMED else f"{speeds[-1]} to {speeds[0]}"
+    speeds = list(dict.fromkeys(speeds))
+    shown = listed(speeds) if len(speeds) <= MOST_NAMED else f"{speeds[-1]} to {speeds[0]}"
     return f"{gpus_named(list(tie['gpu']))} tie at {shown} samples/s: {why_tied(tie.itertuples())}"

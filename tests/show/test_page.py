@@ -17,21 +17,21 @@ from evaluation.figures.accuracy_gallery import ENTRIES
 from evaluation.pages.grid_accuracy import sections, write_sections
 from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
+from pipeline.show.comparison import Comparison
+from pipeline.show.explore_page import POLICY
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as step_table
 from pipeline.show.figures.gallery import CATEGORIES, Artifacts, draw_all
 from pipeline.show.html_report import (
-    POLICY,
+    SCRIPT,
     Section,
     caption,
-    error_number,
-    grid_title,
     page_policy,
     point_name,
     read_sections,
-    step_number,
     write_report,
 )
+from pipeline.show.sentences import answers, grid_title
 from tests.show.chromium import Page
 
 WORKFLOW = """
@@ -62,9 +62,13 @@ def report(folder: Path, artifacts: Artifacts) -> Path:
     target = folder / "report.html"
     if not target.is_file():
         draw_all(Artifacts(artifacts.summary, models=artifacts.models), folder / "figures", ENTRIES)
-        write_report(target, Prediction.all_of(artifacts.summary), folder / "figures", accuracy_tables(artifacts),
-                     tables.kernel_errors(artifacts.models), {"map_calls": [], "predict": ["map_calls"]},
-                     {"dlrm_default on V100": "<p>a 'timeline' & more</p>"})  # fmt: skip
+        points = Prediction.all_of(artifacts.summary)
+        comparison = Comparison(points, usable_bytes=[30 << 30] * len(points))
+        rules, timelines = (
+            {"map_calls": [], "predict": ["map_calls"]},
+            {"dlrm_default on V100": "<p>a 'timeline' & more</p>"},
+        )
+        write_report(target, comparison, folder / "figures", accuracy_tables(artifacts), rules, timelines)
     return target
 
 
@@ -73,12 +77,16 @@ def test_the_page_needs_no_other_file(report: Path) -> None:
     addresses = re.findall(r"(?:src|srcset|href)=[\"']([^\"']{0,40})", text)
     assert addresses and all(address.startswith(("#", "data:")) for address in addresses)
     assert 'name="viewport"' in text
-    assert "<script" not in text
+    assert not re.search(r"<script[^>]* src", text)
 
 
-def test_the_page_forbids_the_browser_to_run_or_fetch_anything(report: Path) -> None:
-    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', report.read_text())
-    assert unescape(policy) == POLICY == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+def test_the_page_forbids_the_browser_to_fetch_anything_and_names_its_one_script(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    (script,) = SCRIPT.findall(text)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert unescape(policy) == f"{POLICY}; script-src 'sha256-{digest}'"
+    assert POLICY == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def test_the_page_lets_the_scripts_of_its_timelines_run_and_no_other() -> None:
@@ -95,7 +103,29 @@ def test_the_page_lets_the_scripts_of_its_timelines_run_and_no_other() -> None:
 def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:
     head = report.read_text(encoding="utf-8").partition("<main>")[0]
     assert "dlrm_default and resnet50 on V100 and P100, batch 512 and 2,048" in head
-    assert len(re.findall(r"<b>[^<]+</b>", head)) == 3
+    said = [unescape(text) for text in re.findall(r"<li>([^<]+)</li>", head)]
+    assert said[0].startswith(
+        "dlrm_default: V100 and P100 tie at batch 512: they take the same time; V100 is 1.7 times as fast as P100"
+    )
+    assert "dlrm_default: batch 2,048 does not fit the P100" in said
+    assert said[-1].startswith(
+        "How sure: p10 to p90 is at most −10 % to +20 % of a step. Device time rests on: V100 pack 90%"
+    )
+
+
+def test_the_page_answers_first_and_says_last_how_it_was_computed(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    order = [text.index(mark) for mark in ('id="explore"', "<h2>Steps</h2>", "<h2>Kernel models</h2>", 'id="rules"')]
+    assert order == sorted(order)
+
+
+def test_the_steps_are_a_table_with_memory_throughput_and_bound(report: Path) -> None:
+    table = report.read_text(encoding="utf-8").partition("<h3>All steps</h3>")[2].partition("</table>")[0]
+    heads = re.findall(r"<th>([^<]+)</th>", table)
+    rows = [re.findall(r'<td data-name="[^"]+">([^<]*)</td>', row) for row in table.split("<tr>")[2:]]
+    first = dict(zip(heads, rows[3], strict=True))
+    assert (first["GPU"], first["batch"], first["step ms"], first["bound"]) == ("P100", "2048", "10.6", "device")
+    assert first["mem GiB"] == "2 ✗" and first["samples/s"] == "192,000"
 
 
 def test_every_figure_has_its_caption_below_it_in_the_order_of_the_parts(report: Path) -> None:
@@ -105,7 +135,12 @@ def test_every_figure_has_its_caption_below_it_in_the_order_of_the_parts(report:
     assert shown == drawn and len(drawn) >= 6
     assert len(re.findall(r"<figcaption><p>\w", text)) == len(shown)
     headings = re.findall(r"<h2>([^<]+)</h2>", text)
-    assert headings == [*(name for name in CATEGORIES if name in headings), "Timeline"]
+    assert headings == [
+        "Compare",
+        *(name for name in CATEGORIES if name in headings),
+        "Timeline",
+        "How it was computed",
+    ]
 
 
 def test_figures_are_there_for_wide_and_for_narrow_screens(report: Path) -> None:
@@ -125,12 +160,13 @@ def test_tables_survive_their_way_through_a_file(artifacts: Artifacts, tmp_path:
     assert read_sections(tmp_path / "accuracy.json") == written
 
 
-def test_the_numbers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
+def test_the_answers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
     point = Prediction.all_of(artifacts.summary)[0]
     assert grid_title([point]) == "dlrm_default on V100, batch 512"
-    assert step_number([point]).value == "3.50 ms"
-    measured = error_number([point], tables.kernel_errors(()))
-    assert measured.value == "−5 %", "measured 5 % above the prediction"
+    said = answers(step_table.steps([point]), [point])
+    assert said[0] == "dlrm_default on V100, batch 512: 3.50 ms (p10 to p90: 3.15 ms to 4.20 ms), 146,000 samples/s"
+    assert said[1] == "The GPU limits the step: the GPU idles 56 % of it"
+    assert said[2] == "It needs 2.0 GiB: fits. Device time rests on: V100 pack 90%"
 
 
 def test_a_timeline_has_the_name_of_its_point() -> None:

@@ -55,7 +55,6 @@ rule report:
     input:
         summary=rules.summary.output.table,
         figures=rules.figures.output.folder,
-        models=GRID.fitted_models(FLOW),
         sections=[f"{ACCURACY}.json"] if is_checkout() else [],
         timelines=FLOW.of_points("timeline.html") if len(FLOW.points) <= MAX_TIMELINES else [],
     output:
@@ -65,7 +64,6 @@ rule report:
     conda:
         "../envs/steptime.yaml"
     params:
-        shipped=GRID.shipped_models(FLOW),
         snakefile=str(workflow.main_snakefile),
         code=FLOW.code("report", drawing=True),
     message:

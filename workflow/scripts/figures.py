@@ -5,9 +5,16 @@ from pathlib import Path
 from pipeline.scripting import job
 
 with job(snakemake):
+    from pipeline.flow import Flow
     from pipeline.schemas import read_table
     from pipeline.show.figures.gallery import Artifacts, draw_all
-    from pipeline.show.grid_inputs import read_observations, read_operators, with_distinct_names, with_gpus
+    from pipeline.show.grid_inputs import (
+        grid_difference,
+        read_observations,
+        read_operators,
+        with_distinct_names,
+        with_gpus,
+    )
 
     given = snakemake.input
     artifacts = Artifacts(
@@ -15,6 +22,7 @@ with job(snakemake):
         read_observations(given.hosts),
         with_distinct_names(with_gpus([*given.models, *snakemake.params.shipped])),
         operators=read_operators(given.graphs),
+        difference=grid_difference(Flow.from_config(snakemake.config)),
         workloads=tuple(snakemake.params.workloads),
     )
     for name, reason in draw_all(artifacts, Path(snakemake.output.folder)).items():

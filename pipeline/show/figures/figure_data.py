@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.difference import Difference
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
@@ -17,6 +18,8 @@ from pipeline.prices import with_prices
 METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
 """File of a model folder with its held-out rows: measured and predicted latency."""
+
+DIFFERENCE = "difference"
 
 OPERATORS_PER_STEP = 8
 """Number of operators per host and model in the figure of T2, T3 and T5."""
@@ -82,6 +85,15 @@ def step_parts(p: Prediction) -> dict[str, float]:
     scale = (p.active_us - exposed) / total if total else 0.0
     parts = {name: us * scale for name, us in sorted(families_us.items(), key=lambda item: -item[1])}
     return parts | ({"collective": exposed} if exposed > 0 else {}) | ({"idle": p.idle_us} if total else {})
+
+
+def difference_table(difference: Difference | None) -> pd.DataFrame:
+    """Parts of a difference: part, a_us, b_us, change_us, p10_us, p90_us; its attribute `DIFFERENCE` is what is drawn."""
+    parts = () if difference is None else (*difference.parts, difference.step)
+    table = pd.DataFrame([{"part": part.name, "a_us": part.a_us, "b_us": part.b_us, "change_us": part.us,
+                           "p10_us": part.p10_us, "p90_us": part.p90_us} for part in parts])  # fmt: skip
+    table.attrs[DIFFERENCE] = difference
+    return table
 
 
 def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.difference import Difference
 from pipeline.prediction import Prediction
 from pipeline.schemas import atomic_path
 from pipeline.show.figures import costs
@@ -19,6 +20,7 @@ from pipeline.show.figures import kernel_errors as kernels
 from pipeline.show.figures import overhead_plots as overheads
 from pipeline.show.figures import step_times as steps
 from pipeline.show.figures.layout import NARROW, WIDE, Page, add_note, headline_of, save
+from pipeline.show.figures.waterfall import draw_difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +48,7 @@ class Artifacts:
         operators: calls per step of the grid's models, with the columns model, op, calls.
         workloads: the grid's workloads, by the names that overhead observations have.
         further: tables that only figures outside of `GALLERY` use, by name.
+        difference: of the steps on two GPUs, where the grid has two.
     """
 
     summary: pd.DataFrame
@@ -54,6 +57,7 @@ class Artifacts:
     operators: pd.DataFrame = field(default_factory=pd.DataFrame)
     workloads: tuple[str, ...] = ()
     further: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    difference: Difference | None = None
 
     def steps(self) -> pd.DataFrame:
         """The `steps` table of the grid."""
@@ -125,6 +129,8 @@ GALLERY = (
     Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(a.steps()), costs.value_for_money, _NO_PRICE),
     Entry("breakdown", "Time by kernel family", TIME, lambda a: tables.families(Prediction.all_of(a.summary)),
           steps.breakdown, "no kernel was predicted"),
+    Entry("difference", "Why one GPU is faster", TIME, lambda a: tables.difference_table(a.difference),
+          lambda table, page: draw_difference(table.attrs[tables.DIFFERENCE], page), "not a grid of two GPUs"),
     Entry("kernel_errors", "Held-out errors", KERNELS, lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),
           kernels.family_errors, _NO_FIT, _without_models),
     Entry("error_histograms", "Distribution of errors", KERNELS, lambda a: _as_in_steps(a, tables.error_histograms(a.models)),

@@ -1,0 +1,241 @@
+// A page to play with: toggles over computed points, a slider of the batch size, and pictures of what is chosen.
+// The state is in the fragment of the address: #model=resnet50&gpu=V100,H100&batch=128. No library, nothing is fetched.
+const AXES = ["model", "gpu", "dtype", "options"];
+const SVG = "http://www.w3.org/2000/svg";
+
+function values(points, axis) { return [...new Set(points.map(point => point[axis]))]; }
+
+function sizes(points, state) {
+  return [...new Set(points.filter(point => state.model.includes(point.model)).map(point => point.batch))].sort((a, b) => a - b);
+}
+
+// The state of a fragment. What it does not name is as at first: one model, every GPU, dtype and option, the largest batch that fits.
+function readState(points, fragment) {
+  const asked = Object.fromEntries(new URLSearchParams(fragment.replace(/^#/, "")));
+  const state = {};
+  for (const axis of AXES) {
+    const all = values(points, axis), named = axis in asked ? asked[axis].split("|").filter(value => all.includes(value)) : [];
+    state[axis] = named.length ? named : axis === "model" ? all.slice(0, 1) : all;
+  }
+  state.model = state.model.slice(0, 1);
+  const all = sizes(points, state), of = points.filter(point => point.model === state.model[0]);
+  const fitting = all.filter(size => of.every(point => point.batch !== size || point.fits));
+  state.batch = all.includes(Number(asked.batch)) ? Number(asked.batch) : (fitting.length ? fitting : all).at(-1);
+  return state;
+}
+
+function writeState(points, state) {
+  const words = new URLSearchParams();
+  for (const axis of AXES) {
+    const all = values(points, axis);
+    if (axis === "model" ? all.length > 1 : state[axis].length < all.length) words.set(axis, state[axis].join("|"));
+  }
+  words.set("batch", state.batch);
+  return "#" + words;
+}
+
+function chosen(points, state) {
+  return points.filter(point => AXES.every(axis => state[axis].includes(point[axis])));
+}
+
+// Points that fit and that no other beats in both time and cost of a sample, by time.
+function front(points) {
+  const priced = points.filter(point => point.fits && point.cost != null);
+  priced.sort((a, b) => a.us / a.samples - b.us / b.samples || a.cost - b.cost);
+  let least = Infinity;
+  return priced.filter(point => point.cost < least && ((least = point.cost), true));
+}
+
+function quoted(word) { return /^[\w.,=+:@%/-]+$/.test(word) ? word : "'" + word.replaceAll("'", "'\\''") + "'"; }
+
+// The commands that ask for these points again: one, or one for each set of options where a single one would ask for more.
+function command(points) {
+  const keys = [...new Set(points.flatMap(point => point.overrides.map(text => text.split("=")[0])))];
+  const given = key => [...new Set(points.map(point => point.overrides.find(text => text.startsWith(key + "="))))];
+  const options = keys.map(key => [key, given(key).map(text => text?.slice(key.length + 1))]);
+  const asked = [["gpu", values(points, "gpu")], ["model", values(points, "model")], ["batch_size", values(points, "batch")], ...options];
+  const product = asked.reduce((count, [, list]) => count * list.length, 1);
+  if (product > points.length || options.some(([, list]) => list.includes(undefined))) {
+    const groups = Map.groupBy ? Map.groupBy(points, point => point.overrides.join(" ")) : new Map(points.map(point => [point, [point]]));
+    if (groups.size > 1) return [...groups.values()].map(command).join("\n");
+  }
+  const words = asked.map(([key, list]) => quoted(`${key}=${list.join(",")}`));
+  return points.length ? `steptime ${points.length > 1 ? "compare" : "predict"} ${words.join(" ")}` : "";
+}
+
+function digits(number) {
+  if (number >= 999.5) return Math.round(number).toLocaleString("en");
+  return number >= 99.95 ? number.toFixed(0) : number >= 9.995 ? number.toFixed(1) : number.toPrecision(3);
+}
+function time(us) { return us < 999.5 ? `${digits(us)} µs` : `${digits(us / 1000)} ms`; }
+function gib(bytes) { return digits(bytes / 2 ** 30); }
+
+function label(point, points) {
+  const parts = AXES.filter(axis => values(points, axis).length > 1 || axis === "gpu").map(axis => point[axis]);
+  return parts.filter(Boolean).join(" ");
+}
+
+function drawn(name, attributes, text) {
+  const node = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== undefined) node.textContent = text;  // never as HTML: names are the user's
+  return node;
+}
+
+const ROW = 46, LINE = 16, TOP = 4, LETTER = 6.9, HATCH = "url(#explore-hatch)";
+
+function canvas(host, height, says) {
+  const width = Math.max(260, host.clientWidth || 640);
+  const picture = drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": says });
+  const pattern = drawn("pattern", { id: "explore-hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse",
+    patternTransform: "rotate(45)" });
+  pattern.append(drawn("rect", { width: 6, height: 6, class: "paper" }), drawn("rect", { width: 1.6, height: 6, class: "soft" }));
+  const defs = drawn("defs", {});
+  defs.append(pattern);
+  picture.append(defs);
+  host.replaceChildren(picture);
+  return { picture, width };
+}
+
+// A name and its numbers stand above each bar, on two lines where a phone has no room for one.
+function bars(host, rows, says, longest, draw) {
+  const lines = rows.map(row => (row.name.length + row.text.length + 3) * LETTER > Math.max(260, host.clientWidth || 640) ? 2 : 1);
+  const height = lines.reduce((sum, count) => sum + ROW + (count - 1) * LINE, TOP);
+  const { picture, width } = canvas(host, height, says);
+  let top = TOP;
+  rows.forEach((row, at) => {
+    const below = top + 12 + (lines[at] - 1) * LINE, style = row.bad ? "bad" : "value";
+    picture.append(drawn("text", { x: 0, y: top + 12, class: "name" }, row.name),
+      drawn("text", { x: lines[at] > 1 ? 0 : width, y: below, class: lines[at] > 1 ? `${style} first` : style }, row.text));
+    draw(row, below + 6, value => value / longest * (width - 2), picture);
+    top = below - 12 + ROW;
+  });
+}
+
+function drawSteps(host, points) {
+  const rows = points.map(point => ({ point, name: label(point, points),
+    text: `${time(point.us)}, ${Math.round(100 * point.active / point.us)} % busy, ${point.bound}-bound` }));
+  bars(host, rows, "time of one step", Math.max(...points.map(point => point.p90)), (row, top, x, picture) => {
+    const { us, active, p10, p90 } = row.point, middle = top + 9;
+    picture.append(drawn("rect", { x: 0, y: top, width: x(active), height: 18, class: "active" }),
+      drawn("rect", { x: x(active), y: top, width: Math.max(0, x(us) - x(active)), height: 18, fill: HATCH, class: "edge" }),
+      drawn("path", { d: `M${x(p10)} ${middle}H${x(p90)}M${x(p10)} ${top + 4}v10M${x(p90)} ${top + 4}v10`, class: "ink" }));
+  });
+}
+
+function drawMemory(host, points) {
+  const rows = points.map(point => ({ point, bad: !point.fits, name: label(point, points),
+    text: `${gib(point.memory)} of ${gib(point.usable)} GiB` + (point.fits ? point.tight ? ": tight" : "" : ": does not fit") }));
+  const longest = Math.max(...points.map(point => Math.max(point.memory, point.usable)));
+  bars(host, rows, "memory need and usable memory", longest, (row, top, x, picture) => {
+    const { memory, usable } = row.point;
+    picture.append(drawn("rect", { x: 0, y: top, width: x(usable), height: 18, class: "room" }),
+      drawn("rect", { x: 0, y: top + 3, width: x(memory), height: 12, class: row.bad ? "over" : "active" }),
+      drawn("path", { d: `M${x(usable)} ${top - 2}v22`, class: "ink" }));
+  });
+}
+
+// Round numbers between two ends, for a logarithmic axis.
+function ticks(low, high) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
+    found.push(...[1, 2, 5].map(step => step * 10 ** power).filter(value => value >= low && value <= high));
+  return found.length > 1 ? found : [low, high];
+}
+
+function drawFront(host, points, batch) {
+  const shown = points.filter(point => point.fits && point.cost != null);
+  if (!shown.length) { host.textContent = "No point that fits has a price: docs/prices.md says how to give one."; return; }
+  const best = front(shown), height = 320, left = 44, bottom = 44, right = 12;
+  const { picture, width } = canvas(host, height, "time against cost of a million samples");
+  const seconds = point => point.us / point.samples, logs = list => list.map(Math.log);
+  const scale = (list, from, to) => {
+    const low = Math.min(...list), high = Math.max(...list), wide = high - low || 1;
+    return value => from + (Math.log(value) - low) / wide * (to - from) * (high > low ? 1 : 0) + (high > low ? 0 : (to - from) / 2);
+  };
+  const x = scale(logs(shown.map(seconds)), left + 20, width - right - 90);
+  const y = scale(logs(shown.map(point => point.cost)), height - bottom - 22, 36);
+  picture.append(drawn("path", { d: `M${left} 20V${height - bottom}H${width - right}`, class: "axis" }),
+    drawn("text", { x: 0, y: 14, class: "name" }, `↑ ${shown[0].currency} for a million samples`),
+    drawn("text", { x: width - right, y: height - 8, class: "value" }, "seconds for a million samples →"),
+    drawn("path", { d: best.map((point, at) => `${at ? "L" : "M"}${x(seconds(point))} ${y(point.cost)}`).join(""), class: "front" }));
+  const ends = list => [Math.min(...list), Math.max(...list)];
+  for (const value of ticks(...ends(shown.map(seconds))))
+    picture.append(drawn("text", { x: x(value), y: height - bottom + 15, class: "tick" }, digits(value)));
+  for (const value of ticks(...ends(shown.map(point => point.cost))))
+    picture.append(drawn("text", { x: left - 6, y: y(value) + 4, class: "value" }, digits(value)));
+  let last = -Infinity;
+  for (const point of [...shown].sort((a, b) => y(a.cost) - y(b.cost))) {
+    const now = point.batch === batch, at = [x(seconds(point)), y(point.cost)];
+    const says = `${label(point, points)}, batch ${point.batch}: ${digits(seconds(point))} s, ${digits(point.cost)} ${point.currency}`;
+    const mark = drawn("circle", { cx: at[0], cy: at[1], r: now ? 6 : 4, class: now ? "now" : "other" });
+    mark.append(drawn("title", {}, says));
+    picture.append(mark);
+    if ((now || best.includes(point)) && at[1] - last > 13) {
+      picture.append(drawn("text", { x: at[0] + 9, y: at[1] + 4, class: "name" }, `${label(point, points)} b${point.batch}`));
+      last = at[1];
+    }
+  }
+}
+
+function start() {
+  const element = id => document.getElementById(`explore-${id}`);
+  const points = JSON.parse(element("data").textContent).points;
+  let state = readState(points, location.hash);
+
+  function toggles() {
+    element("toggles").replaceChildren(...AXES.filter(axis => values(points, axis).length > 1).map(axis => {
+      const group = document.createElement("fieldset"), legend = document.createElement("legend");
+      legend.textContent = axis === "gpu" ? "GPU" : axis;
+      group.append(legend, ...values(points, axis).map(value => {
+        const chip = document.createElement("label"), box = document.createElement("input");
+        Object.assign(box, { type: axis === "model" ? "radio" : "checkbox", name: `explore-${axis}`,
+          checked: state[axis].includes(value) });
+        box.addEventListener("change", () => {
+          const on = axis === "model" ? [value] : values(points, axis).filter(other => other === value ? box.checked : state[axis].includes(other));
+          change({ [axis]: on.length ? on : state[axis] });
+        });
+        chip.append(box, " " + (value || "default"));
+        return chip;
+      }));
+      return group;
+    }));
+  }
+
+  function show() {
+    const all = sizes(points, state), slider = element("batch"), picked = chosen(points, state);
+    Object.assign(slider, { min: 0, max: all.length - 1, value: all.indexOf(state.batch), disabled: all.length < 2 });
+    slider.setAttribute("aria-valuetext", state.batch);
+    element("size").textContent = state.batch.toLocaleString("en");
+    const rows = picked.filter(point => point.batch === state.batch);
+    element("none").hidden = rows.length > 0;
+    if (rows.length) { drawSteps(element("steps"), rows); drawMemory(element("memory"), rows); }
+    else { element("steps").replaceChildren(); element("memory").replaceChildren(); }
+    drawFront(element("front"), picked, state.batch);
+    element("command").textContent = command(rows);
+  }
+
+  function change(part) {
+    state = { ...state, ...part };
+    const all = sizes(points, state);
+    if (!all.includes(state.batch)) state.batch = all.at(-1);
+    history.replaceState(null, "", writeState(points, state));
+    toggles();
+    show();
+  }
+
+  element("batch").addEventListener("input", event => change({ batch: sizes(points, state)[event.target.value] }));
+  element("copy").addEventListener("click", async () => {
+    const text = element("command"), said = element("said");
+    try { await navigator.clipboard.writeText(text.textContent); said.textContent = "copied"; }
+    catch { getSelection().selectAllChildren(text); said.textContent = "selected: copy it with Ctrl-C"; }
+  });
+  addEventListener("hashchange", () => {
+    if (location.hash.includes("=")) { state = readState(points, location.hash); toggles(); show(); }
+  });
+  addEventListener("resize", show);
+  toggles();
+  show();
+}
+
+if (typeof document !== "undefined") start();

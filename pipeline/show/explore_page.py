@@ -1,0 +1,143 @@
+"""A page to play with: computed points with toggles and a slider of the batch size, as one file that needs no network.
+
+`explore.js` draws what is chosen; it holds no library. The report of a grid shows the same part first.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.errors import InputError
+from pipeline.prediction import Prediction
+from pipeline.prices import hourly_prices
+from pipeline.schemas import atomic_path
+from pipeline.show.figures.step_times import steps
+from pipeline.show.sentences import answers, grid_title
+
+PART = Path(__file__).with_name("explore.html")
+SCRIPT = Path(__file__).with_name("explore.js")
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What a page may do: neither fetch nor run anything but the scripts that are named."""
+
+STYLE = """:root { --ink: #1c2430; --soft: #5a6472; --line: #d9dee5; --back: #ffffff; --card: #f5f7fa; --link: #00568a; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8ebef; --soft: #a4aebb; --line: #38414d; --back: #14181e; --card: #1d232b; --link: #7cc0ee; }
+}
+* { box-sizing: border-box; }
+body { margin: 0; font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back); }
+main, header > div, nav > div { max-width: 70rem; margin: 0 auto; padding: 0 1rem; }
+header { background: var(--card); padding: 1.2rem 0; }
+header p { margin: 0; color: var(--soft); }
+header ul { margin: 0.4rem 0 0; padding-left: 1.2rem; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0.1rem 0 0.4rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.35rem; margin: 2rem 0 0.5rem; }"""
+"""Colours and text of the report and of a page of its own."""
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>Steptime: {title}</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+<header><div><p>Steptime: predicted time of one training step</p><h1>{title}</h1><ul>{said}</ul></div></header>
+<main>
+{part}
+<ul style="color: var(--soft)">{notes}</ul>
+</main>
+</body>
+</html>
+"""
+
+
+def page_points(
+    predictions: Sequence[Prediction], usable_bytes: Sequence[int], prices: pd.DataFrame
+) -> list[dict[str, Any]]:
+    """What the page shows of each prediction: plain values, times in µs, memory in bytes, cost of a million samples.
+
+    Args:
+        predictions: the points.
+        usable_bytes: memory of each point's GPU that PyTorch can use.
+        prices: from `pipeline.prices.prices_of`.
+    """
+    hourly = hourly_prices(prices)
+    currency = str(prices["currency"].iloc[0]) if len(prices) else ""
+    return [
+        {"model": p.model, "gpu": p.gpu, "dtype": p.asked.get("dtype", ""), "options": _options(p), "batch": p.batch_size,
+         "samples": p.global_batch, "us": p.predicted_us, "active": p.active_us, "p10": p.p10_us, "p90": p.p90_us,
+         "bound": p.bound, "memory": p.memory_bytes, "usable": usable, "fits": p.fits, "tight": p.tight,
+         "cost": hourly[p.gpu] * p.devices / 3600.0 / p.samples_per_s * 1e6 if p.gpu in hourly else None,
+         "currency": currency, "overrides": [text.lstrip("+") for text in p.overrides]}
+        for p, usable in zip(predictions, usable_bytes, strict=True)
+    ]  # fmt: skip
+
+
+def _options(p: Prediction) -> str:
+    """Options of a point without its dtype, which is a choice of its own."""
+    words = [text.lstrip("+").removeprefix("model.") for text in p.overrides]
+    return " ".join(word for word in words if not word.startswith("dtype="))
+
+
+def explore_part(points: Sequence[Mapping[str, Any]]) -> str:
+    """The part of a page, with its data and its script."""
+    data = json.dumps({"points": list(points)}, allow_nan=False).replace("<", "\\u003c")  # no tag can end the script
+    script = SCRIPT.read_text(encoding="utf-8")
+    return PART.read_text(encoding="utf-8").replace("{{script}}", script).replace("{{data}}", data)
+
+
+def policy_of(scripts: Iterable[str]) -> str:
+    """The Content-Security-Policy that lets exactly these scripts run."""
+    sums = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in dict.fromkeys(scripts))
+    sources = " ".join(f"'sha256-{digest}'" for digest in sums)
+    return f"{POLICY}; script-src {sources}" if sources else POLICY
+
+
+def write_page(
+    path: Path, points: Sequence[Mapping[str, Any]], predictions: Sequence[Prediction], notes: Sequence[str] = ()
+) -> None:
+    """Write the page of several points.
+
+    Args:
+        path: the HTML file.
+        points: from `page_points`.
+        predictions: the same points; the sentences above the charts are computed from them.
+        notes: sentences below them.
+    """
+    text = PAGE.format(
+        policy=html.escape(policy_of([SCRIPT.read_text(encoding="utf-8")])), style=STYLE,
+        title=html.escape(grid_title(predictions)),
+        said=_items(answers(steps(predictions), predictions)), part=explore_part(points), notes=_items(notes),
+    )  # fmt: skip
+    with atomic_path(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def _items(sentences: Sequence[str]) -> str:
+    return "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
+
+
+def check_page(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work.
+
+    Raises:
+        InputError: the name does not end in `.html`, or the folder does not exist.
+    """
+    if path.suffix != ".html":
+        raise InputError(f"--page {path}: give a name that ends in .html")
+    if not path.parent.is_dir():
+        raise InputError(f"--page {path}: there is no folder {path.parent}")

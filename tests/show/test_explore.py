@@ -1,0 +1,147 @@
+"""The page to play with: the data it gets, what its script makes of them, and that names cannot break out of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import compare
+from pipeline.cli import app
+from pipeline.prediction import Prediction
+from pipeline.prices import prices_of
+from pipeline.show.explore_page import SCRIPT, page_points, policy_of, write_page
+from tests.show.chromium import Page
+
+GIB = 1 << 30
+
+
+def point(gpu: str, batch: int, ms: float, **others: Any) -> Prediction:
+    """A step of a model whose batch of 1,024 does not fit a V100."""
+    fits = gpu != "V100" or batch < 1024
+    usual = {
+        "variant": "default",
+        "active_us": 800 * ms,
+        "host_us": 500 * ms,
+        "p10_us": 900 * ms,
+        "p90_us": 1100 * ms,
+        "memory_bytes": batch * GIB // 32,
+        "fits": fits,
+        "evidence": {},
+        "host_evidence": {},
+        "unmodelled_share": 0.0,
+    }
+    return Prediction(gpu=gpu, model="m", batch_size=batch, predicted_us=1000 * ms, **{**usual, **others})
+
+
+POINTS = [point("V100", 512, 100), point("V100", 1024, 198), point("H100", 512, 30), point("H100", 1024, 56),
+          point("V100", 512, 60, variant="d", overrides=("model.dtype=fp16",), asked={"dtype": "fp16"})]  # fmt: skip
+
+
+def data(points: list[Prediction]) -> list[dict[str, Any]]:
+    return page_points(points, [31 * GIB if p.gpu == "V100" else 79 * GIB for p in points], prices_of(["V100", "H100"]))
+
+
+def test_a_point_has_its_cost_its_memory_and_its_options() -> None:
+    """A V100 costs 3.06 USD an hour: a million samples at 5,120 a second take 195 s, which is 0.166 USD."""
+    first, *_, half = data(POINTS)
+    assert first["cost"] == pytest.approx(3.06 * 1e6 / 5120 / 3600, rel=1e-6)
+    assert (first["memory"], first["usable"], first["fits"]) == (16 * GIB, 31 * GIB, True)
+    assert (half["dtype"], half["options"], half["overrides"]) == ("fp16", "", ["model.dtype=fp16"])
+
+
+def ran(expression: str, points: list[Prediction] = POINTS) -> Any:
+    """The value of an expression after the page's script, with `points`; skipped where the machine has no node."""
+    if shutil.which("node") is None:
+        pytest.skip("no node on this machine")
+    script, given = SCRIPT.read_text(encoding="utf-8"), json.dumps(data(points))
+    code = f"{script}\nconst points = {given};\nconsole.log(JSON.stringify({expression}))"
+    done = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    return json.loads(done.stdout)
+
+
+def test_the_page_begins_with_all_gpus_at_the_largest_batch_that_fits() -> None:
+    assert ran('readState(points, "")') == {"model": ["m"], "gpu": ["V100", "H100"], "dtype": ["", "fp16"], "options": [""],
+                                            "batch": 512}  # fmt: skip
+
+
+def test_the_state_is_in_the_address_and_comes_back_from_it() -> None:
+    assert ran('writeState(points, {...readState(points, ""), gpu: ["H100"], batch: 1024})') == "#gpu=H100&batch=1024"
+    again = ran('readState(points, "#gpu=H100&batch=1024&dtype=none&model=<b>")')
+    assert (again["gpu"], again["batch"], again["model"]) == (["H100"], 1024, ["m"]), "unknown values are ignored"
+
+
+def test_the_front_is_what_no_other_point_beats_in_time_and_cost() -> None:
+    """H100, 6.88 USD an hour: 0.1 USD at batch 1,024 for 55 s. The V100 is slower and dearer in fp32, and does not fit at 1,024."""
+    front = ran("front(points).map(p => [p.gpu, p.batch, p.dtype])")
+    assert front == [["H100", 1024, ""], ["V100", 512, "fp16"]]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ('points.filter(p => p.batch === 1024)', "steptime compare gpu=V100,H100 model=m batch_size=1024"),
+        ("points.slice(4)", "steptime predict gpu=V100 model=m batch_size=512 model.dtype=fp16"),
+        ("[points[0], points[4]]", "steptime predict gpu=V100 model=m batch_size=512\n"
+                                   "steptime predict gpu=V100 model=m batch_size=512 model.dtype=fp16"),
+        ('[{...points[0], model: "it\'s"}]', "steptime predict gpu=V100 'model=it'\\''s' batch_size=512"),
+        ("[]", ""),
+    ],
+)  # fmt: skip
+def test_the_command_asks_for_what_is_chosen(chosen: str, says: str) -> None:
+    assert ran(f"command({chosen})") == says
+
+
+def test_numbers_have_three_digits() -> None:
+    assert ran("[37.84, 0.5, 1234567, 176.2, 9.996].map(digits)") == ["37.8", "0.500", "1,234,567", "176", "10.0"]
+
+
+def test_a_name_cannot_end_the_script_or_become_a_tag(tmp_path: Path) -> None:
+    evil = dataclasses.replace(POINTS[0], model="</script><img src=x onerror=alert(1)>")
+    write_page(tmp_path / "page.html", data([evil]), [evil], ["a < b"])
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<img" not in text and text.count("</script>") == 2 and "a &lt; b" in text
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', text)
+    assert unescape(policy) == policy_of([SCRIPT.read_text(encoding="utf-8")])
+    assert "innerHTML" not in SCRIPT.read_text(encoding="utf-8")
+
+
+def test_compare_writes_the_page_and_names_it(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    page = tmp_path / "out.html"
+    asked = ["compare", "gpu=V100,T4", "model=dlrm_small", "batch_size=64,128"]
+    done = CliRunner().invoke(app, [*asked, "--page", str(page)])
+    assert done.exit_code == 0 and f"page: {page}" in done.output.replace("\n", "")
+    points = json.loads(
+        re.findall(r'<script id="explore-data" type="application/json">(.*?)</script>', page.read_text())[0]
+    )["points"]
+    of_python = compare("V100,T4", "dlrm_small", batch_size="64,128").predictions
+    assert [p["us"] for p in points] == [p.predicted_us for p in of_python]
+    refused = CliRunner().invoke(app, [*asked, "--page", str(tmp_path / "out.png")])
+    assert refused.exit_code != 0 and "ends in .html" in str(refused.exception)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_page_fits_a_screen_and_answers_to_its_controls(page: Page, tmp_path: Path, width: int, dark: bool) -> None:
+    file = tmp_path / "page.html"
+    write_page(file, data(POINTS), POINTS)
+    page.size(width, 900, dark=dark)
+    page.open(file.as_uri())
+    assert page.value("document.documentElement.scrollWidth") <= width and page.errors == []
+    assert page.value("document.querySelectorAll('#explore-steps .active').length") == 3, "a bar per point"
+    page.value("document.querySelector('#explore-toggles input[name=explore-gpu]').click()")
+    assert page.value("location.hash") == "#gpu=H100&batch=512"
+    assert (
+        page.value("document.getElementById('explore-command').textContent")
+        == "steptime predict gpu=H100 model=m batch_size=512"
+    )
