@@ -37,6 +37,7 @@ _HOMES = {
     "load_trace": "pipeline.answers.tracker",
     "module_table": "pipeline.answers.modules",
     "track": "pipeline.answers.tracker",
+    "write_roofline": "pipeline.show.figures.roofline",
 }
 
 
@@ -52,5 +53,5 @@ def _provide(name: str) -> None:
     plotter.provide(name, lambda *arguments: __getattr__(name)(*arguments))
 
 
-for _name in ("draw_step", "draw_roofline", "draw_difference", "difference", "module_table"):
+for _name in ("draw_step", "draw_roofline", "draw_difference", "difference", "module_table", "write_roofline"):
     _provide(_name)

@@ -18,6 +18,7 @@ import pandas as pd
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from pipeline import plotter
 from pipeline.answers.answer_files import write_answers
 from pipeline.answers.engine import STEPS, engine
 from pipeline.answers.memory_fit import estimated_largest_batch
@@ -131,6 +132,9 @@ def predict(
     timeline: Annotated[
         Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
     ] = None,
+    roofline: Annotated[
+        Path | None, typer.Option(help="draw FLOP/s of the kernels against FLOPs per byte to this .svg or .png file")
+    ] = None,
     by: Annotated[Part | None, typer.Option(help="show where the time goes, by these parts of the step")] = None,
     depth: Annotated[int, typer.Option(min=0, help="with --by module: the deepest level of modules that is shown")] = 2,
     as_json: Json = False,
@@ -148,6 +152,8 @@ def predict(
             if answer.timeline is None:
                 raise InputError("gpu=local: the pipeline writes this timeline, timeline.html beside its summary")
             write_timeline(answer.timeline, timeline, answer.calls, title=questions[0].title)
+    if roofline is not None:
+        plotter.call("write_roofline", prediction, roofline)
     facts = prediction.as_dict()
     table = prediction.modules if by is not None else pd.DataFrame()
     if as_json or as_csv:
@@ -161,7 +167,7 @@ def predict(
         console().print(by_module(table, prediction, depth), crop=False)
         return
 
-    show([prediction], {"timeline": str(timeline)} if timeline is not None else None)
+    show([prediction], {name: str(path) for name, path in (("timeline", timeline), ("roofline", roofline)) if path})
 
 
 @app.command(

@@ -69,7 +69,7 @@ def draw_step(prediction: Prediction) -> Figure:
         board.note("Of collectives, the part is drawn that no kernel hides.")
     elif sum(p.families_us.values()) > OVERLAP * p.active_us:
         board.note("Kernels overlap: their times are scaled to the time in which any of them runs.")
-    return _shown_by_notebooks(board.figure)
+    return shown_by_notebooks(board.figure)
 
 
 def _beside(p: Prediction, name: str, ms: float) -> str:
@@ -83,10 +83,10 @@ def _beside(p: Prediction, name: str, ms: float) -> str:
 def draw_steps(predictions: Sequence[Prediction]) -> Figure:
     """Several predicted steps as bars with their intervals, or how they scale where their numbers of GPUs differ."""
     scales = len({p.devices for p in predictions}) > 1
-    return _shown_by_notebooks(draw_scaling(predictions) if scales else step_times(steps(predictions)))
+    return shown_by_notebooks(draw_scaling(predictions) if scales else step_times(steps(predictions)))
 
 
-def _shown_by_notebooks(figure: Figure) -> Figure:
+def shown_by_notebooks(figure: Figure) -> Figure:
     """A figure that a notebook shows as a picture; it shows other figures only once pyplot was imported."""
 
     def picture() -> bytes:

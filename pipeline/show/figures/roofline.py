@@ -1,0 +1,186 @@
+"""Figure of a step's kernels under the roofs of its GPU: FLOPs per byte against FLOP/s (Williams et al., CACM 2009)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.errors import InputError
+from pipeline.kernels.families import FAMILIES, Law
+from pipeline.palette import OTHER, family_colour
+from pipeline.prediction import Prediction
+from pipeline.readable import milliseconds
+from pipeline.show.figures.costs import check_figure
+from pipeline.show.figures.layout import LETTER, NOTE, TEXT, WIDE, Board, Page, plain_ticks, save
+from pipeline.show.figures.python_plots import shown_by_notebooks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HEIGHT, LARGEST = 3.6, 900.0
+"""Height of the panel in inches, and area of the largest mark in square points."""
+
+COLOURED, LABELLED = 7, 5
+"""Number of families with a colour of their own, and of kernels with a label."""
+
+SMALL, LEAST_INTENSITY, LEAST_SHARE = 0.0005, 0.01, 0.001
+"""Share of the kernels' time, FLOPs per byte, and share of its roof below which a kernel has no mark, for short axes."""
+
+NEAR = 0.25
+"""Share of its roof below which a kernel is too small, or too badly shaped, to be limited by it."""
+
+OPEN, HATCHED, SOLID = "from the GPU's file alone", "from other GPUs or sizes", "from samples of this GPU"
+"""What the fill of a mark says of its evidence."""
+
+
+def kernels_of(prediction: Prediction) -> pd.DataFrame:
+    """Kernels of a step by operator and size, longest first; copies to and from the host and collectives are left out.
+
+    Returns:
+        `family`, `op`, `dtype`, `evidence`; `us` and `calls`, time and number of all equal calls; `intensity`, FLOPs per
+        byte; `tflop_per_s` achieved; `roof_tflop_per_s`, the largest possible at this intensity; `memory`, whether this roof is
+        the memory's. `intensity` is 0 for kernels without arithmetic.
+
+    Raises:
+        InputError: the prediction has no kernels with FLOPs.
+    """
+    a = prediction.arithmetic
+    if prediction.calls is None or a is None or a.dram_gb_per_s is None:
+        raise InputError(
+            "roofline: the step was traced, read from a table, or computes no products; ask predict() about a model"
+        )
+    calls = prediction.calls
+    elsewhere = [name for name, family in FAMILIES.items() if family.law in (Law.LINK, Law.COLLECTIVE)]
+    calls = calls[calls["device_end_us"].notna() & ~calls["family"].isin(elsewhere) & (calls["kernel_us"] > 0)]
+    moved = calls["bytes_read"] + calls["bytes_written"]
+    keys = ["family", "op", "dtype", "evidence", "flops", "moved", "kernel_us"]
+    table = calls.assign(moved=moved).groupby(keys, sort=False, dropna=False).size().rename("calls").reset_index()
+    table["us"] = table["kernel_us"] * table["calls"]
+    table["intensity"] = table["flops"] / table["moved"].clip(lower=1.0)
+    table["tflop_per_s"] = table["flops"] / table["kernel_us"] / 1e6
+    peak = table["dtype"].map(dict(a.peaks_tflop_per_s)).fillna(a.peaks_tflop_per_s[a.dtype])
+    slope = table["intensity"] * a.dram_gb_per_s / 1e3
+    table["memory"], table["roof_tflop_per_s"] = slope < peak, np.minimum(slope, peak)
+    return table.sort_values("us", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
+    """A mark per kernel: area is time, colour its family, fill the evidence; lines are datasheet peaks of the GPU."""
+    p, table = prediction, kernels_of(prediction)
+    total = float(table["us"].sum())
+    arithmetic = (table["intensity"] >= LEAST_INTENSITY) & (
+        table["tflop_per_s"] >= LEAST_SHARE * table["roof_tflop_per_s"]
+    )
+    drawn = table[arithmetic & (table["us"] >= SMALL * total)]
+    board = Board([HEIGHT], page, grid="both")
+    (axes,) = board.panels
+    named = list(drawn.groupby("family")["us"].sum().sort_values(ascending=False, kind="stable").index[:COLOURED])
+    for family, evidence in drawn[["family", "evidence"]].drop_duplicates().itertuples(index=False):
+        rows = drawn[(drawn["family"] == family) & (drawn["evidence"] == evidence)]
+        areas = np.maximum(LARGEST * rows["us"] / table["us"].max(), 4.0)
+        colour = family_colour(family) if family in named else OTHER
+        axes.scatter(rows["intensity"], rows["tflop_per_s"], s=areas, **_fill(colour, str(evidence)))
+    axes.set(xscale="log", yscale="log")
+    _roofs(axes, p, drawn)
+    _labels(axes, drawn, page)
+    plain_ticks(axes.xaxis, axes.yaxis)
+    board.names(axes, "FLOPs per byte of memory traffic", "TFLOP/s")
+    memory, far = (
+        float(table.loc[rows, "us"].sum()) / total
+        for rows in (table["memory"], table["tflop_per_s"] < NEAR * table["roof_tflop_per_s"])
+    )
+    hidden = 1 - float(drawn["us"].sum()) / total
+    board.headline(
+        f"{memory:.0%} of the kernels' time is limited by memory, {1 - memory:.0%} by arithmetic".replace("%", " %")
+    )
+    board.title(axes, f"{p.title}: {milliseconds(p.predicted_us)}")
+    _legend(board, named, drawn)
+    board.note(
+        f"Area is time. {far:.0%} of it is in kernels that reach less than a quarter of their roof.".replace("%", " %")
+    )
+    if hidden >= 0.005:
+        board.note(
+            f"Not drawn: kernels with hardly any arithmetic and very short ones, {hidden:.0%} of the time.".replace(
+                "%", " %"
+            )
+        )
+    return shown_by_notebooks(board.figure)
+
+
+def write_roofline(prediction: Prediction, path: Path) -> None:
+    """Draw the roofline of a step to an SVG or PNG file.
+
+    Raises:
+        InputError: as `check_figure` and `kernels_of`.
+    """
+    check_figure(path, "--roofline")
+    save(draw_roofline(prediction), path.parent, path.stem, (path.suffix.removeprefix("."),))
+
+
+def _kind(evidence: str) -> str:
+    own = evidence in ("measured", "fitted", "pack")
+    return SOLID if own else OPEN if evidence == "roofline" else HATCHED
+
+
+def _fill(colour: str, evidence: str) -> dict[str, Any]:
+    kind = _kind(evidence)
+    if kind == SOLID:
+        return {"facecolor": colour, "edgecolor": "#222222", "linewidth": 0.8}
+    return {"facecolor": "none", "edgecolor": colour, "linewidth": 1.6} | (
+        {"hatch": "//////"} if kind == HATCHED else {}
+    )
+
+
+def _roofs(axes: Axes, p: Prediction, drawn: pd.DataFrame) -> None:
+    """The memory's roof, up to the highest peak, and a roof per dtype; each has its value beside it."""
+    assert p.arithmetic is not None and p.arithmetic.dram_gb_per_s is not None
+    peaks, slope = dict(p.arithmetic.peaks_tflop_per_s), p.arithmetic.dram_gb_per_s / 1e3
+    top = max(peaks.values())
+    left, right = float(drawn["intensity"].min()) / 3, 25 * max(float(drawn["intensity"].max()), top / slope)
+    axes.set_xlim(left, right)
+    axes.set_ylim(min(float(drawn["tflop_per_s"].min()) / 3, left * slope), 3 * top)
+    axes.plot([left, top / slope], [left * slope, top], color="#333333", linewidth=1.2)
+    for dtype, peak in peaks.items():
+        axes.plot([peak / slope, right], [peak, peak], color="#333333", linewidth=1.2)
+        _beside(axes, f"{dtype} {peak:.3g} TFLOP/s", right, peak)
+    _beside(axes, f"memory {p.arithmetic.dram_gb_per_s:,.0f} GB/s", top / slope / 5, top / 5)
+
+
+def _beside(axes: Axes, text: str, x: float, y: float) -> None:
+    """Write a text above the left of a point."""
+    axes.annotate(text, (x, y), (-3, 3), textcoords="offset points", ha="right", fontsize=NOTE)
+
+
+def _labels(axes: Axes, drawn: pd.DataFrame, page: Page) -> None:
+    """Names of the longest kernels, of one family each, in the empty corner, with lines to their marks."""
+    largest = drawn.drop_duplicates("family").head(LABELLED).sort_values("intensity", ascending=False, kind="stable")
+    rows = largest.to_dict("records")
+    texts = [
+        f"{row['calls']} × " * (row["calls"] > 1) + f"{str(row['family']).replace('_', ' ')}, {milliseconds(row['us'])}"
+        for row in rows
+    ]
+    left = 0.98 - LETTER * TEXT * max(map(len, texts)) / (page.width - 0.8)
+    line = {"arrowstyle": "-", "linewidth": 0.5, "color": "#555555", "shrinkA": 0, "shrinkB": 0}
+    for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
+        at = 0.36 - 0.075 * number
+        axes.text(left, at, text, transform=axes.transAxes, fontsize=TEXT, va="center")
+        axes.annotate(
+            "", (row["intensity"], row["tflop_per_s"]), (left - 0.01, at), textcoords="axes fraction", arrowprops=line
+        )
+
+
+def _legend(board: Board, named: list[str], drawn: pd.DataFrame) -> None:
+    from matplotlib.patches import Patch
+
+    colours = {name: family_colour(name) for name in named} | (
+        {"other families": OTHER} if drawn["family"].nunique() > len(named) else {}
+    )
+    handles = [Patch(facecolor=colour, edgecolor="#222222") for colour in colours.values()]
+    kinds = [kind for kind in (SOLID, HATCHED, OPEN) if kind in {_kind(evidence) for evidence in drawn["evidence"]}]
+    fills = {SOLID: "pack", HATCHED: "transferred", OPEN: "roofline"}
+    handles += [Patch(**_fill("#777777", fills[kind])) for kind in kinds]
+    board.legend(handles, [*(name.replace("_", " ") for name in colours), *kinds])
