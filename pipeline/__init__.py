@@ -30,6 +30,7 @@ _HOMES = {
     "predict_grid": "pipeline.answers.predict",
     "compare": "pipeline.show.comparison",
     "difference": "pipeline.answers.difference",
+    "draw_advice": "pipeline.show.figures.waterfall",
     "draw_difference": "pipeline.show.figures.waterfall",
     "draw_roofline": "pipeline.show.figures.roofline",
     "draw_step": "pipeline.show.figures.python_plots",
@@ -53,5 +54,14 @@ def _provide(name: str) -> None:
     plotter.provide(name, lambda *arguments: __getattr__(name)(*arguments))
 
 
-for _name in ("draw_step", "draw_roofline", "draw_difference", "difference", "module_table", "write_roofline"):
+_DRAWN = (
+    "draw_step",
+    "draw_roofline",
+    "draw_advice",
+    "draw_difference",
+    "difference",
+    "module_table",
+    "write_roofline",
+)
+for _name in _DRAWN:
     _provide(_name)

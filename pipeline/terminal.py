@@ -58,7 +58,20 @@ def examples(*commands: str) -> str:
     return "\n\n".join(("Examples:", *(f"$ steptime {command}" for command in commands)))
 
 
-SIGNS = {"µ": "u", "→": ">", "★": "*", "✗": "x", "█": "#", "−": "-", "–": "-", "×": "x", "≈": "~", "’": "'", "…": "."}
+SIGNS = {
+    "µ": "u",
+    "→": ">",
+    "★": "*",
+    "✗": "x",
+    "█": "#",
+    "−": "-",
+    "–": "-",
+    "×": "x",
+    "≈": "~",
+    "’": "'",
+    "…": ".",
+    "·": ".",
+}
 """Signs of our output, and what stands for each in an encoding that lacks it: one character, so that tables stay aligned."""
 
 PLAIN_SIGNS = "steptime-plain-signs"

@@ -13,25 +13,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline import plotter
+from pipeline.answers.difference import Change
 from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.answers.step_changes import CANDIDATES, SAME, Candidate, applies, changed, command
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
-from pipeline.readable import gibibytes, html_table, milliseconds, shares
+from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, shares
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
 Predict = Callable[[Sequence[Question]], Iterable[Answer]]
 
 MIN_GAIN = 0.005
 """Least share of the step time that a line must save; smaller gains are below what the models resolve."""
+
+BAR = 20
+"""Letters of the bar of a step, in the table."""
 
 SAME_STEP = 0.005
 """Steps whose times differ by less than this share are equally fast: the one that comes first in the table is taken."""
@@ -132,19 +140,41 @@ class Advice:
             "warnings": list(self.warnings),
         }
 
+    def changes(self) -> list[Change]:
+        """What each line saves on top of those above it, from the first step to the last; these add up."""
+        before_us, changes = self.before.predicted_us, []
+        for line in self.lines:
+            gain, after_us = line.on_top, before_us - line.on_top.saved_us
+            changes.append(Change(line.change, before_us, after_us, -gain.p90 * before_us, -gain.p10 * before_us))
+            before_us = after_us
+        return changes
+
     def rows(self) -> list[dict[str, str]]:
-        """The lines as text, a column per key."""
+        """The lines as text, a column per key; `step` is a waterfall: where each line ends, the next begins."""
         return [
             {
                 "change": line.change,
-                "alone": "" if line.alone is None else str(line.alone),
+                "saves, ms": in_ms(-change.us),
+                "step, ms": in_ms(change.b_us),
+                "step": self._bar(change.b_us, change.a_us),
                 "on top": str(line.on_top),
+                "alone": "" if line.alone is None else str(line.alone),
                 "memory": _signed_bytes(line.on_top.memory_bytes),
                 "results change": line.changes_results,
-                "evidence": shares(line.evidence),
+                "evidence": shares(dict(list(line.evidence.items())[:1])),
             }
-            for line in self.lines
+            for line, change in zip(self.lines, self.changes(), strict=True)
         ]
+
+    def _bar(self, low_us: float, high_us: float) -> str:
+        """A part of the step's bar as text."""
+        low, high = (round(BAR * us / self.before.predicted_us) for us in (low_us, high_us))
+        return "·" * low + "█" * max(high - low, 1)
+
+    def plot(self) -> Figure:
+        """A waterfall from the step to that with all lines."""
+        figure: Figure = plotter.call("draw_advice", self)
+        return figure
 
     @property
     def summary(self) -> str:

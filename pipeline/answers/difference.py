@@ -143,13 +143,6 @@ class Difference:
             points[name] = points.get(name, 0.0) + (-1 if saved else 1) * 100 * part.us / self.a.predicted_us
         return {name: value for name, value in points.items() if value >= 1}
 
-    def percent(self, us: float) -> str:
-        """A change as percent of step A, with its sign."""
-        share = 100 * us / self.a.predicted_us
-        if abs(share) < 0.05:
-            return "0 %"
-        return f"{share:+.{1 if abs(share) < 10 else 0}f} %".replace("-", "−")
-
     def __repr__(self) -> str:
         return f"<Difference: {self.sentence} ({signed(self.step.us)} ms)>"
 
@@ -167,7 +160,7 @@ class Difference:
         a, b = self.heads
         return [
             {"part": change.label, f"{a}, ms": signed(change.a_us).lstrip("+"), f"{b}, ms": signed(change.b_us).lstrip("+"),
-             "change, ms": signed(change.us), "of the step": self.percent(change.us),
+             "change, ms": signed(change.us), "of the step": percent_of(change.us, self.a),
              "p10 to p90, ms": "" if change.p10_us is None or change.p90_us is None
              else f"{signed(change.p10_us)} to {signed(change.p90_us)}"}
             for change in (*self.parts, self.step)
@@ -182,6 +175,14 @@ class Difference:
         return {"sentence": self.sentence, "a": self.a.as_dict(), "b": self.b.as_dict(), "step": plain(self.step),
                 "parts": [plain(part) for part in self.parts], "calls": [plain(call) for call in self.calls],
                 "notes": list(self.notes)}  # fmt: skip
+
+
+def percent_of(us: float, a: Prediction) -> str:
+    """A change as percent of step A, with its sign."""
+    share = 100 * us / a.predicted_us
+    if abs(share) < 0.05:
+        return "0 %"
+    return f"{share:+.{1 if abs(share) < 10 else 0}f} %".replace("-", "−")
 
 
 def signed(us: float) -> str:

@@ -20,7 +20,7 @@ from pipeline.errors import InputError
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import seconds
 from pipeline.show.figures.costs import check_figure, write_plan_front
-from pipeline.show.figures.waterfall import write_difference
+from pipeline.show.figures.waterfall import draw_advice, draw_difference, write_waterfall
 from pipeline.show.plans import show_plan
 from pipeline.show.tables import Unfolded, console
 from pipeline.terminal import (
@@ -49,10 +49,13 @@ def advise(
         bool, typer.Option("--same-results", help="leave out what changes results by more than rounding")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="also list what does not help")] = False,
+    plot: Annotated[Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")] = None,
     as_json: Json = False,
 ) -> None:
     """Say what would make one training step faster, best first, each with its predicted gain."""
     given, results = split_results(overrides)
+    if plot is not None:
+        check_figure(plot, "--plot")
     if trace is not None:
         gpus = [text.removeprefix("gpu=") for text in given if text.startswith("gpu=")]
         if len(given) > len(gpus) or len(gpus) > 1:
@@ -63,11 +66,9 @@ def advise(
             advice = load_trace(trace, gpu="".join(gpus)).advise(same_results)
     else:
         advice = _of_question(ask(given), same_results, results)
-    if as_json:
-        print_json(advice.as_dict())
-        return
-
-    show_advice(advice, everything)
+    if plot is not None:
+        write_waterfall(draw_advice(advice), plot)
+    print_json(advice.as_dict()) if as_json else show_advice(advice, everything)
 
 
 @app.command(
@@ -133,7 +134,7 @@ def diff(
         a, b = (answer.whole() for answer in answers)
         result = a.diff(b)
     if plot is not None:
-        write_difference(result, plot)
+        write_waterfall(draw_difference(result), plot)
     print_json(result.as_dict()) if as_json else show_difference(result)
 
 
@@ -217,8 +218,11 @@ def show_advice(advice: Advice, everything: bool = False) -> None:
     say(advice.summary, "bold")
     if advice.lines:
         rows = [{"": str(number), **row} for number, row in enumerate(advice.rows(), 1)]
-        screen.print(Unfolded(_text_table(rows, right=("",))), crop=False)
-        say("Gains are the share of the step that is saved, with p10 and p90 of paired draws.", "dim")
+        screen.print(Unfolded(_text_table(rows, right=("", "saves, ms", "step, ms"))), crop=False)
+        say(
+            "Gains are the share of the step that is saved, with p10 and p90 of paired draws; each is on top of those above.",
+            "dim",
+        )
         for number, line in enumerate(advice.lines, 1):
             say(f"{number}  {line.how}")
             helps_alone = line.alone is not None and line.alone.share >= MIN_GAIN

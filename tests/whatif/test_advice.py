@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.answers.advice import MIN_GAIN, Gain, advice_for, advise
+from pipeline.answers.advice import MIN_GAIN, Advice, Gain, Line, advice_for, advise
 from pipeline.answers.engine import engine
 from pipeline.answers.step_changes import CANDIDATES, applies, changed
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace, changes_of
@@ -118,6 +118,20 @@ def test_the_command_prints_lines_or_json():
     found = json.loads(runner.invoke(app, ["advise", *SLOW, "--same-results", "--json"]).output)
     assert found["lines"][0]["on_top"]["share"] == pytest.approx(found["lines"][0]["alone"]["share"])
     assert found["after"]["predicted_us"] < found["before"]["predicted_us"]
+
+
+def test_the_lines_are_a_waterfall_that_adds_up_to_the_last_step():
+    """100 → 60 → 45 µs: the first line saves 40 of 100, the second 15 of 60."""
+    steps = [Prediction("V100", "m", "default", 1, us, us, us, us * 0.9, us * 1.1, 0, True, {}, {}, 0.0, draws_us=us * np.ones(9))
+             for us in (100_000.0, 60_000.0, 45_000.0)]  # fmt: skip
+    gains = [Gain.between(*steps[:2]), Gain.between(*steps[1:])]
+    lines = tuple(Line(f"change={n}", "", gain, gain, "no", {"pack": 1.0}, "", "") for n, gain in enumerate(gains))
+    found = Advice(steps[0], lines, steps[2], ())
+    assert [(change.a_us, change.b_us) for change in found.changes()] == [(100_000, 60_000), (60_000, 45_000)]
+    assert [row["step, ms"] for row in found.rows()] == ["60.0", "45.0"]
+    assert [row["step"] for row in found.rows()] == ["·" * 12 + "█" * 8, "·" * 9 + "█" * 3]
+    axes = found.plot().axes[0]
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 100), (0, 45), (100, -40), (60, -15)]
 
 
 def test_a_step_measured_here_gets_no_advice():

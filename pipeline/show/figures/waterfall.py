@@ -1,13 +1,16 @@
-"""Figure of the difference of two answers: a waterfall from step A to step B, and the calls that changed most."""
+"""Waterfalls: from step A to step B with the calls that changed most, and from a step to that with all advice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.answers.difference import Change, Difference, signed
+from pipeline.answers.advice import Advice
+from pipeline.answers.difference import Change, Difference, percent_of, signed
 from pipeline.answers.part_draws import COMMUNICATION, IDLE, OVERLAP
 from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER, family_colour
+from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.costs import check_figure
 from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, rows_height, save
@@ -31,7 +34,7 @@ def draw_difference(difference: Difference, page: Page = WIDE) -> Figure:
     names = [call.label for call in d.calls]
     board = Board([rows_height(labels, page), *([rows_height(names, page)] if names else [])], page, columns=1)
     board.headline(d.sentence)
-    _waterfall(board, board.panels[0], d, parts, labels)
+    _waterfall(board, d.a, d.b, parts, labels)
     board.title(board.panels[0], d.shared)
     if names:
         axes = board.panels[1]
@@ -51,14 +54,25 @@ def draw_difference(difference: Difference, page: Page = WIDE) -> Figure:
     return board.figure
 
 
-def write_difference(difference: Difference, path: Path) -> None:
-    """Draw a difference to an SVG or PNG file.
+def draw_advice(advice: Advice, page: Page = WIDE) -> Figure:
+    """A waterfall from a step to that with all lines of its advice, in the order in which the gains add up."""
+    parts, before, after = advice.changes(), advice.before, advice.after
+    labels = ["now", *(part.name for part in parts), "with all lines"]
+    board = Board([rows_height(labels, page)], page)
+    board.title(board.panels[0], advice.summary)
+    _waterfall(board, before, after, parts, labels)
+    board.note("Whiskers: p10 to p90; those of the gains are from paired draws.")
+    return board.figure
+
+
+def write_waterfall(figure: Figure, path: Path) -> None:
+    """Write a figure to an SVG or PNG file.
 
     Raises:
         InputError: as `check_figure`.
     """
     check_figure(path, "--plot")
-    save(draw_difference(difference), path.parent, path.stem, (path.suffix.removeprefix("."),))
+    save(figure, path.parent, path.stem, (path.suffix.removeprefix("."),))
 
 
 def _shown(parts: tuple[Change, ...]) -> list[Change]:
@@ -71,11 +85,13 @@ def _shown(parts: tuple[Change, ...]) -> list[Change]:
     return [*changed[:MOST_PARTS], others]
 
 
-def _waterfall(board: Board, axes: Axes, d: Difference, parts: list[Change], labels: list[str]) -> None:
+def _waterfall(board: Board, a: Prediction, b: Prediction, parts: Sequence[Change], labels: Sequence[str]) -> None:
+    """A bar per part, from where the one above it ends, between the bars of both steps."""
+    axes = board.panels[0]
     board.label_rows(axes, labels)
     last = len(parts) + 1
-    reached, longest = d.a.predicted_us / 1000, max(d.a.p90_us, d.b.p90_us) / 1000
-    for row, p in ((0, d.a), (last, d.b)):
+    reached, longest = a.predicted_us / 1000, max(a.p90_us, b.p90_us) / 1000
+    for row, p in ((0, a), (last, b)):
         error = [[max(p.predicted_us - p.p10_us, 0.0) / 1000], [max(p.p90_us - p.predicted_us, 0.0) / 1000]]
         axes.barh(row, p.predicted_us / 1000, color=ACTIVE, height=0.6, xerr=error,
                   error_kw={"elinewidth": 1, "capsize": 2})  # fmt: skip
@@ -89,7 +105,7 @@ def _waterfall(board: Board, axes: Axes, d: Difference, parts: list[Change], lab
             axes.errorbar(end, row, xerr=reach, fmt="none", ecolor="black", elinewidth=1, capsize=2)
             right = max(right, start + part.p90_us / 1000)
         axes.plot([start, start], [row - 0.7, row - 0.3], color="#555555", linewidth=0.8)
-        _text(axes, right, row, f"{signed(part.us)} ms ({d.percent(part.us)})")
+        _text(axes, right, row, f"{signed(part.us)} ms ({percent_of(part.us, a)})")
         reached, longest = end, max(longest, right)
     axes.plot([reached, reached], [last - 0.7, last - 0.3], color="#555555", linewidth=0.8)
     axes.set_xlim(0, ROOM * longest)
