@@ -5,7 +5,8 @@
 
 It needs timm. `evaluation/published/published_timm.py` names the measured tables and splits them into tuning and report
 rows. Capturing a step takes 2 to 5 s of CPU time, so graphs are kept in a folder (`--graphs`) until they are deleted;
-`--captured` takes only the rows whose graph is there, `--sample` that many models by the hash of their names.
+`--sample` takes the report rows of that many models, by the hash of their names; `--captured` takes only the tuning rows
+whose graph is there.
 """
 
 from __future__ import annotations
@@ -143,10 +144,12 @@ def chosen_rows(args: argparse.Namespace, steps: KeptGraphs) -> pd.DataFrame:
     rows = pd.concat(tables, ignore_index=True)
     rows = rows[rows["tuning"].isin([name == "tuning" for name in args.rows])]
     if args.sample:
-        names = sorted(set(rows["model"]), key=lambda name: hashlib.sha256(f"sample {name}".encode()).digest())
-        rows = rows[rows["model"].isin(names[: args.sample])]
+        names = sorted(
+            set(rows.loc[~rows["tuning"], "model"]), key=lambda name: hashlib.sha256(f"sample {name}".encode()).digest()
+        )
+        rows = rows[rows["tuning"] | rows["model"].isin(names[: args.sample])]
     if args.captured:
-        there = [steps.file(question_of(row)).is_file() for _, row in rows.iterrows()]
+        there = [not row["tuning"] or steps.file(question_of(row)).is_file() for _, row in rows.iterrows()]
         rows = rows[there]
     return rows
 
@@ -156,9 +159,9 @@ def main() -> int:
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--sets", nargs="+", choices=tuple(READERS), default=list(READERS))
     parser.add_argument("--rows", nargs="+", choices=("tuning", "report"), default=["tuning", "report"])
-    parser.add_argument("--sample", type=int, help="only this number of models")
+    parser.add_argument("--sample", type=int, help="report rows of only this number of models")
     parser.add_argument("--graphs", type=Path, default=Path("results/timm_graphs"), help="folder of captured graphs")
-    parser.add_argument("--captured", action="store_true", help="only rows whose graph is in the folder")
+    parser.add_argument("--captured", action="store_true", help="only tuning rows whose graph is in the folder")
     parser.add_argument("--out", type=Path, help="parquet file for all rows with predictions")
     parser.add_argument("--write", type=Path, help="document in which the marked sections are replaced")
     args = parser.parse_args()
