@@ -15,18 +15,10 @@ import typer
 from pipeline.errors import InputError
 from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.hosts import USUAL
-from pipeline.question.compose import GROUPS, choices, default_choices
+from pipeline.question.compose import choices, default_choices
 from pipeline.question.question import LOCAL_GPU
-from pipeline.question.sections import (
-    BY_NAME,
-    CHOICES,
-    EDIT_WORDS,
-    CollectSettings,
-    DdpSettings,
-    KernelSettings,
-    OverheadSettings,
-    PredictSettings,
-)
+from pipeline.question.sections import BY_NAME, CHOICES, EDIT_WORDS, GROUPS
+from pipeline.question.settings import CollectSettings, DdpSettings, KernelSettings, OverheadSettings, PredictSettings
 from pipeline.show.catalogue import option_rows
 from pipeline.workloads.model_names import names_in
 

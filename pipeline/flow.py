@@ -24,7 +24,6 @@ from pipeline.answers.who_answers import (
     overhead_source,
     shipped_overheads,
 )
-from pipeline.digest import code_digest
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES, family
@@ -32,9 +31,9 @@ from pipeline.overheads.trace_overheads import PUBLIC_TRACES
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir
 from pipeline.prediction import Prediction
 from pipeline.question.compose import from_snakemake, parse_grid
-from pipeline.question.frozen import plain
 from pipeline.question.question import LOCAL_GPU, Question, expand
-from pipeline.question.sections import KernelSettings
+from pipeline.question.settings import KernelSettings, plain
+from pipeline.user_cache import code_digest
 from pipeline.workloads.workload_files import file_digests
 
 PUBLIC_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")

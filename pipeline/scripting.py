@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.errors import SteptimeError, SteptimeWarning, show_warning
 from pipeline.kernels.family_model import DESCRIPTION
-from pipeline.packs import file_digest
+from pipeline.model_files import file_digest
 from pipeline.paths import datasets_dir, measurements_dir, packs_dir
 
 

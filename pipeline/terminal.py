@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from pipeline.completion import complete_override, join_bash_words
+from pipeline.completion import COMPLETING, complete_override, join_bash_words
 from pipeline.errors import InputError, SteptimeError, show_warning
 from pipeline.paths import config_dir
 from pipeline.show.tables import Catalogue, console
@@ -94,7 +94,8 @@ INTERRUPTED = 130
 def run_app(app: typer.Typer) -> None:
     """Run the command that the arguments name, and turn errors into one line and an exit code."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    join_bash_words(os.environ)
+    if COMPLETING in os.environ:
+        join_bash_words(os.environ)
     warnings.showwarning = show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

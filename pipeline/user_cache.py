@@ -3,6 +3,9 @@
 $STEPTIME_CACHE names another folder; `none` switches the cache off. A cache that cannot be used never stops a command: the
 result is computed again. Entries are written completely or not at all, so that many processes may share a cache, and a
 damaged entry is made anew.
+
+A result also depends on code: `code_digest` hashes the library code that a rule's script uses, so that Snakemake runs a rule
+again when it has changed. The imports are followed through the package, so no rule has to list modules.
 """
 
 from __future__ import annotations
@@ -11,13 +14,15 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.errors import SteptimeError, SteptimeWarning
-from pipeline.paths import cache_dir
+from pipeline.paths import cache_dir, project_dir
 
 Held = TypeVar("Held")
 
@@ -127,3 +132,99 @@ def _bound(folder: Path) -> None:
         total -= size
         if total <= KEPT_SHARE * MAX_BYTES:
             return
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SCRIPTS = tuple(project_dir() / room / "scripts" for room in ("evaluation", "workflow"))
+"""Folders of the rules' scripts. In a checkout, a script of `evaluation` goes before one of the same name."""
+
+PLUMBING = frozenset(
+    f"pipeline/{name}.py"
+    for name in (
+        "errors",
+        "model_files",
+        "paths",
+        "question/compose",
+        "question/question",
+        "schemas",
+        "scripting",
+        "user_cache",
+        "yaml_text",
+    )
+)
+"""Modules that find, check and store files. No result depends on them, so their edits do not refit kernel models."""
+
+DRAWING = ("pipeline/show/figures/", "pipeline/palette.py")
+"""The figures' code and colours. It counts for rules that draw figures, not for rules that log a figure with a fit."""
+
+_IMPORT = re.compile(r"^[ \t]*from ((?:pipeline|evaluation)[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
+@cache
+def code_digest(script: str, drawing: bool = False) -> str:
+    """Hash of every module that a rule's script imports, directly or through other modules.
+
+    Args:
+        script: file name without `.py`.
+        drawing: whether the code of figures counts too.
+
+    Raises:
+        FileNotFoundError: there is no such script.
+    """
+    return _hash(code_of(script, drawing))
+
+
+@cache
+def module_digest(module: str) -> str:
+    """Hash of a module and of every module of the package that it imports, directly or through other modules."""
+    return _hash(_code_behind(ROOT / f"{module.replace('.', '/')}.py", False))
+
+
+def code_of(script: str, drawing: bool = False) -> list[Path]:
+    """The files that `code_digest` hashes: modules and the data files beside them (such as `opmap.yaml`), in a fixed order."""
+    files = [folder / f"{script}.py" for folder in SCRIPTS]
+    return _code_behind(next((file for file in files if file.is_file()), files[0]), drawing)
+
+
+def _hash(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.relative_to(ROOT).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _code_behind(start: Path, drawing: bool) -> list[Path]:
+    """Modules that a file imports, directly or indirectly, and the data files beside them."""
+    waiting = [start]
+    files = set[Path]() if start.parent in SCRIPTS else {start}
+    while waiting:
+        for path in _imported(waiting.pop()):
+            name = path.relative_to(ROOT).as_posix()
+            if path not in files and name not in PLUMBING and (drawing or not name.startswith(DRAWING)):
+                files.add(path)
+                waiting.append(path)
+    data = {
+        file
+        for folder in {path.parent for path in files}
+        for file in folder.iterdir()
+        if file.suffix in (".yaml", ".csv", ".html")
+    }
+    return sorted(files | data)
+
+
+@cache
+def _imported(path: Path) -> tuple[Path, ...]:
+    """Files of the package that a file imports, at its top or inside functions."""
+    return tuple(_imports_of(path.read_text(encoding="utf-8")))
+
+
+def _imports_of(code: str) -> Iterator[Path]:
+    for module, names in _IMPORT.findall(code):
+        words = [name.split()[0] for name in names.strip("()").split(",") if name.split()]
+        for dotted in (module, *(f"{module}.{word}" for word in words)):
+            file_stem = ROOT.joinpath(*dotted.split("."))
+            file = file_stem.with_suffix(".py") if file_stem.with_suffix(".py").is_file() else file_stem / "__init__.py"
+            if file.is_file():
+                yield file

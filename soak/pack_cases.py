@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline import packs
+from pipeline import model_files as packs
 from pipeline.answers.engine import engine
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.question.question import expand

@@ -19,10 +19,9 @@ import pyarrow.parquet as pq
 from pipeline.answers.answer_files import AnswerFiles, write_answer
 from pipeline.answers.engine import DeclaredModels, Engine, StepFiles, engine
 from pipeline.graph.device_calls import map_calls
-from pipeline.graph.graph_file import write_graph
-from pipeline.graph.step_store import captured
+from pipeline.graph.step_store import captured, write_graph
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.packs import MANIFEST
+from pipeline.model_files import MANIFEST
 from pipeline.paths import packs_dir
 from pipeline.prediction import Prediction
 from pipeline.question.question import expand

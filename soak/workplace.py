@@ -64,7 +64,7 @@ def forget_everything() -> None:
     STEPS.forget()
 
 
-KEPT = ("pipeline.digest", "pipeline.yaml_text", "pipeline.workloads.", "pipeline.as_on_cuda.")
+KEPT = ("pipeline.user_cache", "pipeline.yaml_text", "pipeline.workloads.", "pipeline.as_on_cuda.")
 """Modules whose cached values do not depend on any file that a case changes.
 
 Workloads, and what makes them run as on CUDA, cache operators registered with PyTorch, which refuses to register one twice.

@@ -23,7 +23,8 @@ from pipeline import predict
 from pipeline.answers.who_answers import observations_in, shipped_overheads
 from pipeline.errors import InputError
 from pipeline.overheads.host_probe import DONOR, probe_factor, probe_samples
-from pipeline.overheads.overhead_model import OverheadModel, calibrate, merged
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.statistics import calibrate, merged
 from pipeline.overheads.trace_overheads import extract_traces
 from pipeline.paths import datasets_dir
 

@@ -27,7 +27,7 @@ from pipeline.answers.engine import AvailableModels, Engine
 from pipeline.errors import SteptimeError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.graph.graph_file import read_graph, write_graph
+from pipeline.graph.step_store import read_graph, write_graph
 from pipeline.graph.table import Graph
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction

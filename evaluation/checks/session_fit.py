@@ -27,13 +27,13 @@ from evaluation.training.pack_inputs import SOURCES
 from evaluation.training.write_packs import record_file, write_by_gpu
 from pipeline.answers.kernel_predictor import predictor_of
 from pipeline.datasets.neusight import read_samples, to_samples
-from pipeline.digest import code_digest
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.estimate import FILE, LOW_POWER_CARDS, OTHER_CARDS, Session
 from pipeline.kernels.family_model import find_families, read_description
-from pipeline.kernels.intervals import FILE, LOW_POWER_CARDS, OTHER_CARDS, Session
-from pipeline.packs import pack_models
+from pipeline.model_files import pack_models
 from pipeline.paths import datasets_dir, packs_dir
 from pipeline.schemas import read_columns
+from pipeline.user_cache import code_digest
 
 SECOND_SESSION = Path("neusight") / "second_session.parquet"
 

@@ -27,7 +27,7 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.embedding_lookups import BLOCK_ROWS
-from pipeline.packs import list_packs, pack_models
+from pipeline.model_files import list_packs, pack_models
 from pipeline.trace.kineto_fields import DEVICE_CATEGORIES
 from pipeline.trace.load import load_trace
 

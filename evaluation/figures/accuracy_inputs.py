@@ -10,7 +10,7 @@ import pandas as pd
 from pipeline.answers.who_answers import Source, kernel_source
 from pipeline.errors import TableError
 from pipeline.flow import Flow
-from pipeline.packs import check_if_shipped, file_digest
+from pipeline.model_files import check_if_shipped, file_digest
 from pipeline.paths import transfer_dir
 from pipeline.schemas import read_frame
 

@@ -24,7 +24,7 @@ from evaluation.published.published_lin2022 import read_cnn, read_dlrm, read_ker
 from pipeline.answers.engine import engine
 from pipeline.answers.predict import predict
 from pipeline.kernels.error_metrics import gmae
-from pipeline.packs import model_folders, shipped_file
+from pipeline.model_files import model_folders, shipped_file
 from pipeline.paths import transfer_dir
 from pipeline.prices import price_notes, prices_of, with_prices
 from pipeline.question.question import expand

@@ -18,9 +18,8 @@ from evaluation.pages.accuracy_tables import Evidence, left_out_errors, outdated
 from evaluation.pages.markdown import rewrite
 from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
-from pipeline.kernels.intervals import FILE as SESSIONS
-from pipeline.model_files import read_by_gpu
-from pipeline.packs import list_packs, model_folders
+from pipeline.kernels.estimate import FILE as SESSIONS
+from pipeline.model_files import list_packs, model_folders, read_by_gpu
 from pipeline.paths import datasets_dir, packs_dir, project_dir, transfer_dir
 from pipeline.show import run_snakemake as snakemake
 from pipeline.show.figures import figure_data as tables

@@ -15,8 +15,8 @@ import pandas as pd
 
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.estimate import Quantiles, fit_quantiles
 from pipeline.kernels.fused_attention import AttentionModel, Constants, FittedAttention, Shape, attention_us
-from pipeline.kernels.intervals import Quantiles, fit_quantiles
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array, Dims
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from pipeline.errors import SteptimeError
 from pipeline.kernels.fused_attention import FittedAttention
-from pipeline.model_files import FORMAT, RESTORE, read_json, write_json
-from pipeline.packs import MANIFEST, check_pack, file_digest
+from pipeline.model_files import FORMAT, MANIFEST, RESTORE, check_pack, file_digest, read_json, write_json
 from pipeline.paths import packs_dir
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline import plotter
 from pipeline.answers.part_draws import OVERLAP, parts_of_step
-from pipeline.kernels.sample_range import WINDOW_DEFAULTS
+from pipeline.kernels.features import WINDOW_DEFAULTS
 from pipeline.prediction import Prediction
 from pipeline.readable import html_table
 from pipeline.schemas import DIMS

@@ -25,8 +25,7 @@ from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.step_prediction import StepParts, kernel_times, load_walk_if_it_pays, predict_step
 from pipeline.answers.who_answers import available_models, kernel_predictor, overhead_model, overheads_from
 from pipeline.errors import InputError, SteptimeError
-from pipeline.graph.graph_file import read_graph
-from pipeline.graph.step_store import StepStore, between_ranks
+from pipeline.graph.step_store import StepStore, between_ranks, read_graph
 from pipeline.graph.table import Graph
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
@@ -313,7 +312,8 @@ class Engine:
                 if detail:
                     calls = timeline.to_frame(parts.all_calls.assign(module=parts.modules), kernel_us.iloc[parts.which])
                     prediction = replace(prediction, calls=calls, parameters=parts.parameters)
-                prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
+                if not prediction.fits:
+                    prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
                 prediction = self._with_efficiency(prediction, question)
                 yield Answer(question, prediction, None, *((timeline, parts.all_calls) if detail else ()))
             except SteptimeError as error:

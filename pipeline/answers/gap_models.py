@@ -45,11 +45,9 @@ from pipeline.kernels.tensor_cores import (
     small_products_us,
 )
 from pipeline.kernels.work import Dims, is_one_of
-from pipeline.model_files import read_by_gpu
-from pipeline.packs import MANIFEST, SHARED, pack_models, shipped_file
+from pipeline.model_files import MANIFEST, SHARED, TRANSFER, pack_models, read_by_gpu, shipped_file
 from pipeline.paths import packs_dir
-from pipeline.transfer.shipped_models import kernel_us, sampled_architectures, tensor_model, time_ratio
-from pipeline.transfer.utilisation import UtilisationModel
+from pipeline.transfer.shipped_models import TENSOR_FILE, kernel_us, sampled_architectures, tensor_model, time_ratio
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,6 @@ class TensorCoreTransferModel(KernelModel):
 
     gpu: GpuSpec
     family: str
-    model: UtilisationModel
     like: str | None = None
     evidence: str = "transferred"
 
@@ -145,30 +142,28 @@ class TensorCoreTransferModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Kernel times. The latency is equal, because the samples contain neither launch nor floor."""
-        plain = calls if self.family == BATCHED else calls.assign(B=1.0)
-        kernel_times = kernel_us(
-            self.model, plain, self.gpu, None if self.like is None else self.model.own_correction(self.like)
-        )
-        low, high = kernel_times * np.exp(self.model.log_p10), kernel_times * np.exp(self.model.log_p90)
+        plain, model = calls if self.family == BATCHED else calls.assign(B=1.0), tensor_model()
+        assert model is not None
+        correction = None if self.like is None else model.own_correction(self.like)
+        kernel_times = kernel_us(model, plain, self.gpu, correction)
+        low, high = kernel_times * np.exp(model.log_p10), kernel_times * np.exp(model.log_p90)
         inside = np.ones(len(calls), dtype=bool)
         estimate = Estimate(kernel_times, kernel_times, low, high, inside, low, high)
         extra = np.where(
             is_one_of(Dims(calls).text("dtype"), ("tf32",)) | (self.family == BATCHED), UNSAMPLED_SPREAD, 1.0
         )
         extra = extra * np.where(misaligned(plain), MISALIGNED_SPREAD, 1.0)
-        if self.gpu.architecture not in sampled_architectures(tuple(self.model.gpu_corrections)):
+        if self.gpu.architecture not in sampled_architectures(tuple(model.gpu_corrections)):
             extra = extra * UNSAMPLED_ARCHITECTURE_SPREAD
         return among_others(estimate, plain, self.gpu).widen(extra)
 
 
 def tensor_core_transfer_models(gpu: GpuSpec, like: str | None = None) -> dict[str, TensorCoreTransferModel]:
-    """The cross-GPU model by family; empty for a device without specified limits, or if no model ships.
-
-    Raises:
-        PackError: the file is damaged.
+    """The cross-GPU model by family, read at its first use; empty for a device without specified limits, or if no model
+    ships.
     """
-    model = tensor_model() if gpu.limits is not None else None
-    return {} if model is None else {name: TensorCoreTransferModel(gpu, name, model, like) for name in FAMILIES}
+    ships = gpu.limits is not None and shipped_file(TRANSFER, TENSOR_FILE) is not None
+    return {name: TensorCoreTransferModel(gpu, name, like) for name in FAMILIES} if ships else {}
 
 
 FOLDER = "half"

@@ -21,7 +21,7 @@ from pipeline.kernels.families import OP_NAMES, family
 from pipeline.kernels.family_model import find_families, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import CALL_COLUMNS, check_calls, clean_samples, read_table, with_families, with_launches
-from pipeline.packs import list_packs, pack_models
+from pipeline.model_files import list_packs, pack_models
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.shipped_models import load_models

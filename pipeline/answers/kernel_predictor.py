@@ -22,7 +22,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.collective_bandwidth import collective_model
 from pipeline.kernels.derived_calls import estimate_by_related_model
-from pipeline.kernels.estimate import EXTRAPOLATED, Estimate, Floor, KernelModel, merge
+from pipeline.kernels.estimate import EXTRAPOLATED, Estimate, Floor, KernelModel, Session, merge, session_of
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.family_model import (
     DESCRIPTION,
@@ -32,13 +32,13 @@ from pipeline.kernels.family_model import (
     find_families,
     read_description,
 )
-from pipeline.kernels.intervals import Session, session_of
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
 from pipeline.kernels.work import Array, Dims, is_one_of
 from pipeline.model_files import reading
 from pipeline.schemas import DIMS
+from pipeline.transfer.gpu_features import COVERED_FAMILIES
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
 """Latency floor in µs where no sample of a GPU shows it: medians over the five GPUs of the public samples
@@ -303,7 +303,8 @@ def predictor_of(
                     floor = Floor.from_json(description["floor"])
         if "variant" in description and description["variant"] != "curve":
             models[name] = FittedModel.load(folder, gpu)
-    models |= transferred_models(gpu, set(models), corrections)
+    if not models.keys() >= set(COVERED_FAMILIES):
+        models |= transferred_models(gpu, set(models), corrections)
     collectives = collective_model(gpu, cluster)
     if collectives is not None:
         models.setdefault("collective", collectives)

@@ -22,12 +22,7 @@ MAX_TRIES = 8
 
 
 def with_what_fits(prediction: Prediction, question: Question, memory_bytes: MemoryBytes) -> Prediction:
-    """The prediction with the largest batch that fits, and the GPUs that its own batch fits on.
-
-    A prediction that fits is returned as it is.
-    """
-    if prediction.fits:
-        return prediction
+    """A prediction that does not fit, with the largest batch that fits, and the GPUs that its own batch fits on."""
     enough = [spec for spec in list_gpus() if spec.usable_memory_bytes >= prediction.memory_bytes]
     names = tuple(spec.name for spec in sorted(enough, key=lambda spec: (spec.memory_bytes, spec.name)))
     largest = largest_fitting(

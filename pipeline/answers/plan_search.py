@@ -30,9 +30,8 @@ from pipeline.answers.ties import reseeded, shares_of_wins
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.prices import price_notes, prices_of
-from pipeline.question.frozen import FrozenDict
 from pipeline.question.question import Question
-from pipeline.question.sections import EditSettings
+from pipeline.question.settings import EditSettings, FrozenDict
 from pipeline.readable import amount, duration, gibibytes, rate
 
 Floats = npt.NDArray[np.float64]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pipeline.hardware.spec import has_bf16, has_tf32
 from pipeline.question.question import Question, ask
-from pipeline.question.sections import NO_EDIT, written
+from pipeline.question.settings import NO_EDIT, written
 from pipeline.workloads.given_steps import as_given, is_given, quoted, shown_target
 
 SAME = "no"

@@ -7,7 +7,7 @@ Kernel times are log-normal. Three errors add up in log time:
 - The rest is independent for each call and has mean one, so that it averages out over a step. Calls with the same
   launch (`launch_keys`) share it, because a model has the same error for a shape in every launch.
 - All kernels of a step share one error, which does not average out. It is that of another session, card and clock
-  (`intervals.Session`, which may reach farther to one side). `STEP_SIGMA_RATIO` times a kernel's standard deviation is
+  (`estimate.Session`, which may reach farther to one side). `STEP_SIGMA_RATIO` times a kernel's standard deviation is
   added, at most `MAX_STEP_SIGMA`.
 
 Host times share one error, with a width by the kind of their evidence. Each source draws from a generator of its own,

@@ -20,14 +20,13 @@ from pipeline.answers.who_answers import host_name
 from pipeline.graph.device_calls import model_flops
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
-from pipeline.kernels.intervals import clock_notes
+from pipeline.kernels.estimate import clock_notes
 from pipeline.prediction import Prediction
 from pipeline.prediction_parts import Arithmetic, SeveralGpus
 from pipeline.question.question import Question
-from pipeline.question.sections import PredictSettings
+from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed
-from pipeline.simulate.compiled_walk import load_if_it_pays
-from pipeline.simulate.critical_path import Form, simulate
+from pipeline.simulate.critical_path import Form, load_if_it_pays, simulate
 from pipeline.simulate.program import step_sequence
 from pipeline.simulate.program_changes import as_cuda_graphs, device_bound_from
 from pipeline.simulate.step_program import Program, StepSequence

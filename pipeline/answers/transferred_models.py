@@ -19,10 +19,10 @@ from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
 from pipeline.kernels.family_model import FittedModel, read_description
+from pipeline.kernels.features import without_phase
 from pipeline.kernels.physics import raised_to_min_duration
-from pipeline.kernels.sample_range import without_phase
 from pipeline.kernels.work import Dims
-from pipeline.packs import list_packs, pack_models
+from pipeline.model_files import list_packs, pack_models
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shipped_models import covered, load_models, predict_calls
 from pipeline.transfer.utilisation import UtilisationModel

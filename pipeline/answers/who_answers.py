@@ -28,22 +28,20 @@ import pandas as pd
 from pipeline.answers.altered_gpu import AlteredPredictor
 from pipeline.answers.kernel_predictor import KernelPredictor, predictor_of
 from pipeline.collect.campaign_reader import measured_peaks, profiler_event_us
-from pipeline.digest import module_digest
 from pipeline.errors import InputError
-from pipeline.hardware.altered_figures import catalogue_spec, differing_figures, proportional_factor
 from pipeline.hardware.clusters import Cluster
-from pipeline.hardware.find_gpu import LOCAL
+from pipeline.hardware.find_gpu import LOCAL, catalogue_spec, differing_figures, proportional_factor
 from pipeline.hardware.hosts import Host
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.collective_bandwidth import FAMILY, collective_model
 from pipeline.kernels.family_model import DESCRIPTION, find_families
+from pipeline.model_files import MANIFEST, check_if_shipped, file_digest, list_packs, pack_models
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import ProfilerCost, summarise
-from pipeline.packs import MANIFEST, check_if_shipped, file_digest, list_packs, pack_models
 from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir, packs_dir
-from pipeline.question.sections import OverheadSettings
+from pipeline.question.settings import OverheadSettings
 from pipeline.schemas import read_table, write_table
-from pipeline.user_cache import kept
+from pipeline.user_cache import kept, module_digest
 
 
 class Source(StrEnum):

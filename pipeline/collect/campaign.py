@@ -22,10 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.collect.campaign_calls import read_calls
 from pipeline.collect.campaign_folder import CampaignFolder, check, read_manifest
-from pipeline.collect.campaign_kernels import run_kernels
-from pipeline.collect.campaign_steps import run_steps, run_times
 from pipeline.collect.campaign_supervisor import (
     EXIT_DAMAGED,
     EXIT_DEVICE_LOST,
@@ -37,15 +34,12 @@ from pipeline.collect.campaign_supervisor import (
     supervise,
 )
 from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
-from pipeline.collect.measured_steps import steadiness
-from pipeline.collect.peaks import PLAIN_UNIT, run_peaks
-from pipeline.collect.profiling import SESSIONS, ProfilerError, preflight
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
 from pipeline.errors import InputError, SteptimeError
 
 START_TIME = time.monotonic()  # the time limit counts from here
 
-PARTS: dict[str, Callable[[Campaign], None]] = {"peaks": run_peaks, "steps": run_steps, "kernels": run_kernels}
+PARTS = ("peaks", "steps", "kernels")
 """Parts of a campaign, in the order of a run."""
 TIME_SHARES = {"times": 0.25, "peaks": 0.37, "steps": 0.65, "kernels": 1.0}
 """Share of the time limit by which each part must stop. The shares are cumulative: unused time goes to the later parts.
@@ -86,9 +80,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="the workloads' calls, as `python -m pipeline.collect.campaign_calls FILE` writes them on any machine: "
         "the campaign then spends no time on finding them",
     )
-    parser.add_argument(
-        "--parts", type=_parts, default=tuple(PARTS), help="parts in order (default peaks,steps,kernels)"
-    )
+    parser.add_argument("--parts", type=_parts, default=PARTS, help="parts in order (default peaks,steps,kernels)")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--tiny", action="store_true", help="very small sizes: a trial, not a measurement")
     return parser.parse_args(argv)
@@ -129,6 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, begin: float) -> int:
+    from pipeline.collect.campaign_calls import read_calls
+    from pipeline.collect.profiling import SESSIONS, ProfilerError
+
     calls = read_calls(args.calls) if args.calls else {}
     device = select_device(args.device)
     fix_threads(device)
@@ -171,6 +166,12 @@ def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: di
         ProfilerError: the profiler sees no kernels.
         DeviceLostError: the device no longer answers.
     """
+    from pipeline.collect.campaign_kernels import run_kernels
+    from pipeline.collect.campaign_steps import run_steps, run_times
+    from pipeline.collect.measured_steps import steadiness
+    from pipeline.collect.peaks import PLAIN_UNIT, run_peaks
+    from pipeline.collect.profiling import preflight
+
     device, several = campaign.device, len(args.parts) > 1
     run["preflight"] = _check_result(lambda: steadiness(device))
     for warning in run["preflight"]["warnings"]:
@@ -185,7 +186,7 @@ def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: di
         run["preflight"] |= _check_result(lambda: preflight(device, Path(scratch)))
     for part in args.parts:
         campaign.part_deadline = begin + 60 * args.minutes * (TIME_SHARES[part] if several else 1.0)
-        PARTS[part](campaign)
+        {"peaks": run_peaks, "steps": run_steps, "kernels": run_kernels}[part](campaign)
 
 
 def _check_result(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:

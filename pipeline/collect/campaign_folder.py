@@ -37,7 +37,7 @@ from pipeline.schemas import atomic_path, read_table, write_table
 
 STEP_TIMES, SAMPLES, PEAKS = "step_times.parquet", "samples.parquet", "peaks.parquet"
 SCHEMA_VERSION = 2
-"""Version of the folder's layout; version 1 is the layout of the stand-alone script (`pipeline.collect.standalone`)."""
+"""Version of the folder's layout."""
 
 MAX_FOLDER_BYTES, MAX_FILE_BYTES, MAX_NEW_ARCHIVES = 19_000_000, 3_900_000, 4
 """Limits of what is written: bytes of a folder, bytes of one file, number of archives. A folder may have 20 MB in 8
@@ -158,8 +158,6 @@ class CampaignFolder:
 
     def _open(self, device: Mapping[str, Any]) -> None:
         self.manifest = read_manifest(self.path)
-        if self.manifest.get("schema") != SCHEMA_VERSION:
-            raise InputError(f"--out {self.path}: has a run of another kind; give a new folder")
         before, now = self.manifest["device"].get("gpu"), device.get("gpu")
         if before != now:
             raise InputError(f"--out {self.path}: has a campaign of {before}, but this GPU is {now}; give a new folder")
@@ -213,8 +211,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not the manifest of a campaign; measure again")
     if not all(isinstance(part, dict) for part in (manifest["device"], *manifest["units"].values())):
         raise InputError(f"{path}: its device or units are damaged; measure again")
-    if type(manifest.get("schema")) is not int or manifest["schema"] not in (1, SCHEMA_VERSION):
-        layout = f"layout {manifest.get('schema')!r}, but this Steptime reads 1 and {SCHEMA_VERSION}"
+    if manifest.get("schema") != SCHEMA_VERSION:
+        layout = f"layout {manifest.get('schema')!r}, but this Steptime reads {SCHEMA_VERSION}"
         raise InputError(f"{path}: {layout}; measure again")
     return manifest
 

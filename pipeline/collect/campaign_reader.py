@@ -1,7 +1,4 @@
-"""Read the measurements of a campaign: `measurements/<GPU>/`, or the output of the stand-alone script.
-
-Both layouts give the same tables. The `schema` in the manifest is the version of the folder's layout.
-"""
+"""Read the measurements of a campaign: `measurements/<GPU>/`."""
 
 from __future__ import annotations
 
@@ -16,11 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.collect import standalone
 from pipeline.collect.campaign_folder import (
     PEAKS,
     SAMPLES,
-    SCHEMA_VERSION,
     STEP_TIMES,
     archives,
     check_table,
@@ -80,10 +75,8 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
         InputError, TableError: the folder does not belong to a campaign, or a table is damaged.
     """
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    if manifest["schema"] == standalone.SCHEMA_VERSION:
-        samples = standalone.read_samples(folder, manifest)
-    elif (folder / SAMPLES).exists():
+    read_manifest(folder)
+    if (folder / SAMPLES).exists():
         check_table(folder / SAMPLES)
         samples = read_table(folder / SAMPLES, "samples")
     else:
@@ -105,9 +98,7 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
         InputError, TableError: the folder does not belong to a campaign, or the table is damaged.
     """
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    if manifest["schema"] == standalone.SCHEMA_VERSION:
-        return standalone.read_step_times(folder, manifest)
+    read_manifest(folder)
     if not (folder / STEP_TIMES).exists():
         return pd.DataFrame(columns=SCHEMAS["step_times"].names)
     check_table(folder / STEP_TIMES)
@@ -192,13 +183,7 @@ def _steps_of(folder: str | Path, workload: str) -> list[tuple[float, dict[str, 
 
 
 def _same_config(measured: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether the configuration that ran is the wanted one.
-
-    Configurations of the stand-alone script have no `name` and use other keys. They have the published sizes, unless
-    embedding tables were cut (`rows_capped`).
-    """
-    if "name" not in measured:
-        return not measured.get("rows_capped")
+    """Whether the configuration that ran is the wanted one."""
     return all(measured.get(key) == value for key, value in wanted.items() if key != "batch_size")
 
 
@@ -212,13 +197,13 @@ def read_traces(folder: str | Path) -> Iterator[TraceMember]:
         TraceError: an archive is damaged, or it has more or larger files than a campaign writes.
     """
     folder = Path(folder)
-    by_script = read_manifest(folder)["schema"] == standalone.SCHEMA_VERSION
+    read_manifest(folder)
     members: dict[tuple[str, str, int], TraceMember] = {}
     for archive in archives(folder):
         names = member_names(archive)
         for name in names:
             prefix, _, file = name.rpartition("/")
-            identity = standalone.identity_of(prefix) if by_script else _identity_of(prefix)
+            identity = _identity_of(prefix)
             if file == KINETO and identity is not None:
                 pair = f"{prefix}/{EXECUTION_TRACE}"
                 members[identity] = TraceMember(*identity, archive, name, pair if pair in names else None)
@@ -242,7 +227,7 @@ def measured_peaks(folder: str | Path) -> dict[str, float]:
     """
     peaks = read_peaks_of(folder)
     device = read_manifest(Path(folder))["device"]
-    cache = device.get("cache_bytes") or device.get("l2_bytes") or math.nan
+    cache = device.get("cache_bytes") or math.nan
     size = peaks["size"].astype(float)
 
     def best(name: str, where: pd.Series | bool = True) -> float:
@@ -268,9 +253,10 @@ def profiler_event_us(folder: str | Path) -> float | None:
 def provenance(folder: str | Path) -> dict[str, Any]:
     """The origin of a campaign's figures: device, versions, campaign, runs."""
     manifest, samples = read_manifest(Path(folder)), Path(folder) / SAMPLES
-    keys = ("schema", "device", "campaign_id", "runs", "command", "started_unix", "gpu_before")
-    origin = {key: manifest[key] for key in keys if key in manifest}
-    if manifest["schema"] == SCHEMA_VERSION and samples.exists():
+    origin: dict[str, Any] = {
+        key: manifest[key] for key in ("schema", "device", "campaign_id", "runs") if key in manifest
+    }
+    if samples.exists():
         origin["tables"] = read_provenance(samples)
     return origin
 

@@ -7,7 +7,9 @@ import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pipeline.collect.campaign_folder import times_unit
 from pipeline.collect.campaign_grid import StepPlan, plans
@@ -18,9 +20,6 @@ from pipeline.collect.unit_runner import Campaign, Outcome
 from pipeline.errors import SteptimeError
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.workloads import make_step
-
-if TYPE_CHECKING:
-    import torch
 
 STEP_SECONDS = 1.2
 """Seconds of unprofiled steps before a step's profile, and the same again after it."""
@@ -115,8 +114,6 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
 
 def _warmed_up(campaign: Campaign, plan: StepPlan, limit_s: float) -> tuple[Any, dict[str, Any], float]:
     """The warmed-up step of a plan in its precision, facts about it, and the seconds of its last run."""
-    import torch
-
     device = campaign.device
     torch.manual_seed(0)
     config, capped = cap_tables(plan.config(), device)

@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.profiler import record_function
 
 from pipeline.collect.cases import Case
 from pipeline.collect.device import between_us, cache_bytes, mark, set_tf32, synchronise, undisturbed
 from pipeline.collect.profiling import SESSIONS, profiled
 from pipeline.collect.trace_windows import REPETITION_LABEL, Window, attribute, counted_kernels, load_events
-
-if TYPE_CHECKING:
-    import torch
 
 EVENT_REPETITIONS = 5
 """Unprofiled repetitions of a call on CUDA; the first two warm it up."""
@@ -103,8 +103,6 @@ class Bench:
     """
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         self.device = device
         self._folder = tempfile.TemporaryDirectory(prefix="steptime_bench_")  # deleted together with the bench
         self.scratch = Path(self._folder.name)
@@ -116,8 +114,6 @@ class Bench:
         Raises:
             RuntimeError: a case fails, or the device is lost.
         """
-        import torch
-
         if not timings:
             return
         with torch.no_grad():
@@ -128,8 +124,6 @@ class Bench:
 
     def warm_up(self, timing: Timing, limit_us: float = float("inf")) -> float:
         """Run a case twice without measuring it, or once if it is far above the limit; returns its time (µs)."""
-        import torch
-
         with torch.no_grad():
             for _ in range(2):
                 self._ready(timing)
@@ -180,8 +174,6 @@ class Bench:
         self._profile(timings, repetitions)
 
     def _profile(self, timings: Sequence[Timing], repetitions: int) -> None:
-        from torch.profiler import record_function
-
         path = self.scratch / "kernels.json"
         with profiled(self.device, path):
             for index, timing in enumerate(timings):
@@ -205,8 +197,6 @@ class Bench:
 
 def _touch(tensor: torch.Tensor) -> None:
     """Write a tensor's values to itself, so that it is in the cache and modified, as after the op that produces it."""
-    import torch
-
     if tensor.is_floating_point():
         tensor.detach().mul_(1)
     elif tensor.dtype == torch.bool:

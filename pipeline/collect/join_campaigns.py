@@ -2,8 +2,8 @@
 
     python -m pipeline.collect.join_campaigns run1 run2 run3 --out measurements/H200
 
-It joins runs of the stand-alone script, which writes one folder per run, and campaigns of different days. The result
-has the kernel samples and peaks of all folders. If several folders timed or traced a step, the last one named is used.
+It joins campaigns of different days or machines. The result has the kernel samples and peaks of all folders. If several
+folders timed or traced a step, the last one named is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.collect import standalone
 from pipeline.collect.campaign_folder import (
     MAX_NEW_ARCHIVES,
     SAMPLES,
@@ -37,7 +36,7 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
     """Write a campaign with the contents of `folders`; returns the steps whose traces did not fit.
 
     Args:
-        folders: campaigns of one GPU, in either layout; for each step the last folder's times and traces are kept.
+        folders: campaigns of one GPU; for each step the last folder's times and traces are kept.
         out: a new folder, of at most eight files.
 
     Raises:
@@ -45,7 +44,7 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
         TableError, TraceError: a file is damaged.
     """
     manifests = [read_manifest(folder) for folder in folders]
-    gpus = [_gpu(manifest) for manifest in manifests]
+    gpus = [str(manifest["device"].get("gpu")) for manifest in manifests]
     for folder, gpu in zip(folders, gpus, strict=True):
         if gpu != gpus[0]:
             raise InputError(f"{folder}: measured on {gpu}, but {folders[0]} on {gpus[0]}; join campaigns of one GPU")
@@ -64,16 +63,11 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
     # fp32 first: accuracy is measured on these traces
     in_order = sorted(traces.values(), key=lambda member: "dtype-" in member.variant)
     left_out = [member.workload for member in in_order if not _archived(target, member)]
-    identity = "+".join(str(manifest.get("campaign_id") or manifest.get("started_unix")) for manifest in manifests)
+    identity = "+".join(str(manifest.get("campaign_id")) for manifest in manifests)
     joined = {"schema": SCHEMA_VERSION, "device": device, "units": _units(manifests), "campaign_id": identity}
     # the manifest last: without it, the folder is not a campaign's
-    write_manifest(joined | {"runs": [run for manifest in manifests for run in _runs(manifest)]}, out)
+    write_manifest(joined | {"runs": [run for manifest in manifests for run in manifest.get("runs", [])]}, out)
     return left_out
-
-
-def _gpu(manifest: Mapping[str, Any]) -> str:
-    by_script = manifest["schema"] == standalone.SCHEMA_VERSION
-    return standalone.gpu_of(manifest) if by_script else str(manifest["device"].get("gpu"))
 
 
 def _units(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -84,12 +78,6 @@ def _units(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if unit.get("status") == "done" or units.get(name, {}).get("status") != "done":
                 units[name] = unit
     return units
-
-
-def _runs(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs of a campaign; the stand-alone script states its single run in the manifest itself."""
-    single = {key: manifest[key] for key in ("started_unix", "status", "seconds") if key in manifest}
-    return list(manifest.get("runs", [single]))
 
 
 def _archived(target: CampaignFolder, member: TraceMember) -> bool:
@@ -106,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folders", type=Path, nargs="+", help="campaigns, or runs of the stand-alone script")
+    parser.add_argument("folders", type=Path, nargs="+", help="campaigns")
     parser.add_argument("--out", type=Path, required=True, help="new folder for the result")
     args = parser.parse_args(argv)
     try:

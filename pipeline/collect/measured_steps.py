@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+import torch
 
 from pipeline.collect.campaign_folder import STEP_TIMES
 from pipeline.collect.device import (
@@ -42,9 +43,6 @@ from pipeline.errors import MeasurementError
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.schemas import write_table
 from pipeline.workloads import make_step
-
-if TYPE_CHECKING:
-    import torch
 
 ROUNDS = 3
 """Number of unprofiled and of profiled passes; the trace with the shortest median step is kept."""
@@ -94,8 +92,6 @@ class StepTimes:
 
     def row(self, facts: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         """The measured columns of a `step_times` row; `facts` go to its `config` column."""
-        import torch
-
         kept = self.kept
         quantiles = statistics.quantiles(kept, n=10, method="inclusive") if len(kept) > 1 else kept * 10
         cuda = device.type == "cuda"
@@ -171,8 +167,6 @@ def steadiness(device: torch.device) -> dict[str, Any]:
 
 def _spread(device: torch.device) -> float:
     """p90 / median - 1 of the times of a product repeated 40 times."""
-    import torch
-
     n = MATRIX_SIDES[device.type]
     x = torch.randn(n, n, device=device)
     begin = time.perf_counter()

@@ -13,9 +13,10 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+import torch
 
 from pipeline.collect.benchmark_calls import sizes_around
 from pipeline.collect.case_timing import EVENT_REPETITIONS, Bench, Cache, Timing
@@ -37,9 +38,6 @@ from pipeline.collect.device import (
 from pipeline.collect.operator_runs import Replayer
 from pipeline.errors import MeasurementError, SteptimeWarning, TraceError
 from pipeline.schemas import DIMS, SCHEMAS
-
-if TYPE_CHECKING:
-    import torch
 
 EXACT_SHARE = 0.5
 """Share of the time for the exact calls; the rest is for sampled sizes."""
@@ -186,8 +184,6 @@ class Workbench:
 
     def _case(self, spec: Spec, node: GraphNode | None, make: Maker) -> Case:
         """The case of a call: on a CPU the operator of the graph if it can be replayed, else the case of a builder."""
-        import torch
-
         with torch.no_grad():
             if node is not None:
                 try:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from pipeline.collect.cases import Case, Maker, Spec, UnsupportedCallError
 from pipeline.collect.device import torch_dtype
 from pipeline.graph.table import Node, read_nodes
@@ -17,7 +20,6 @@ from pipeline.graph.table import Tensor as TensorInfo
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
 
 PRODUCED_INPUTS = {"aten::addmm": (1,), "aten::baddbmm": (1, 2), "aten::linear": (0,), "aten::bmm": (0, 1)}
 """Positions of the inputs that the previous op has just written; for other operators it is the first tensor."""
@@ -73,8 +75,6 @@ class Replayer:
 
 
 def _tensor(info: TensorInfo, make: Maker, operator: str) -> Tensor:
-    import torch
-
     dtype = torch_dtype(info.dtype)
     if not dtype.is_floating_point and operator not in ("aten::copy_", "aten::clone", "aten::cat", "aten::zero_"):
         raise UnsupportedCallError(f"{operator}: it cannot run on random {info.dtype} operands")
@@ -85,8 +85,6 @@ def _tensor(info: TensorInfo, make: Maker, operator: str) -> Tensor:
 
 
 def _operator(name: str) -> Any:
-    import torch
-
     namespace, _, plain = name.partition("::")
     try:
         return getattr(getattr(torch.ops, namespace), plain.split(".")[0])
@@ -115,8 +113,6 @@ def _bind_overload(operator: Any, name: str, arguments: list[Any]) -> tuple[Call
 
 def _bag_backward(spec: Spec, node: Node, make: Maker) -> Case:
     """The gradient of one EmbeddingBag as autograd calls it, sparse or dense; the call gives the index distribution."""
-    import torch
-
     aten = torch.ops.aten
     gradient, count, bags = node.tensor(0), node.tensor(1).numel, node.tensor(2).numel
     numbers = [v for v in node.values if isinstance(v, int) and not isinstance(v, bool)]

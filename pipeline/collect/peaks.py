@@ -1,17 +1,19 @@
-"""Campaign part `peaks`: bandwidths over sizes, throughput of products per dtype, costs of the host and the profiler."""
+"""Campaign part `peaks`: bandwidths over sizes, throughput of products per dtype, cost of the profiler."""
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from pipeline.collect.case_timing import Bench, Cache, Timing
 from pipeline.collect.cases import Case, Maker, Spec
@@ -24,32 +26,20 @@ from pipeline.collect.device import (
     synchronise,
     unsupported,
 )
-from pipeline.collect.profiling import activities, profiled
-from pipeline.collect.trace_windows import REPETITION_LABEL, Window, attribute, load_events
+from pipeline.collect.profiling import activities
+from pipeline.collect.trace_windows import load_events
 from pipeline.collect.unit_runner import Campaign, Outcome
-from pipeline.trace.kineto_fields import API_CATEGORIES
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 REPETITIONS = 4
 """Repetitions of each measured call."""
 PLAIN_UNIT = "plain"
 """Name of the unit that must run before the first profile."""
 
-BATCHES, CALLS, STEPS = 9, 400, 15
-"""Number of batches, calls per batch, and steps per batch of a host cost. A batch is timed as a whole: it fits the
-launch queue, and it is long compared with the clock's resolution."""
+BATCHES, STEPS = 9, 15
+"""Number of batches, and steps per batch, of the host time of a step. A batch is timed as a whole: it fits the launch queue,
+and it is long compared with the clock's resolution."""
 PLAIN_STEP = "mlp_step_plain"
 """Name of the small step's unprofiled time."""
-SLEEP_CYCLES = 20_000
-"""Clock cycles of a kernel that only waits, about 10 µs."""
-LAUNCHES, FIRST_LAUNCH = 200, 20
-"""Number of launches of each pattern, and the first one that counts."""
-LAUNCH_PATTERNS = {"s0r0": (SLEEP_CYCLES, False), "s1r0": (SLEEP_CYCLES, True), "s2r0": (0, False)}
-"""Cycles of the kernels, and whether the host waits for each one. The patterns are: queued kernels, kernels launched to
-an idle device, and host-bound kernels."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +63,8 @@ def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
     The unit without a profiler comes first, then the others from most to least valuable.
     """
     units: tuple[tuple[str, Measurement, float], ...] = (
-        (PLAIN_UNIT, plain_costs, 4),
+        (PLAIN_UNIT, plain_costs, 2),
         ("products", products, 10),
-        ("host", host_costs, 5),
         ("profiler", lambda bench, tiny: profiler_costs(bench, tiny, _plain_step_us(campaign)), 6),
         ("cache", cache_curves, 15),
         ("copies", copies, 20),
@@ -130,8 +119,6 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
 
     The plateau below the cache's size is the bandwidth of the cache, the one above it that of DRAM.
     """
-    import torch
-
     top = 14 if tiny else _limit_exponent(bench.device, 30) if bench.device.type == "cuda" else 28
     sizes = [size for e in range(12, top) for size in (1 << e, 3 << (e - 1))]
     make = Maker(bench.device)
@@ -148,8 +135,6 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
 
 def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
     """Copy bandwidth over sizes: on the device, and to and from pinned and pageable host memory."""
-    import torch
-
     device = bench.device
     kinds = {"d2d": 31, "h2d_pinned": 30, "d2h_pinned": 30, "h2d_pageable": 28, "d2h_pageable": 28}
     for kind, top in kinds.items() if device.type == "cuda" else [("d2d", 27)]:
@@ -164,100 +149,15 @@ def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
         factor, note = (2, "read and written") if kind == "d2d" else (1, "")
         for size, us in _measured(bench, runs).items():
             yield Peak(f"copy_{kind}", factor * size / us / 1e3, "GB/s", note, size)
-            yield Peak(f"copy_{kind}_time", us, "us", "device time", size)
         del here, there, source, target, runs
         release(device)
 
 
 def plain_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    """Host cost per call of the basic operations of a step, and of a small training step; runs before any profile."""
-    import torch
-
-    from pipeline.as_on_cuda.torch_names import wait_on_device
-
-    device, count = bench.device, 50 if tiny else CALLS
-    x, other = torch.ones(1, device=device), torch.ones(1)
-    other = other.pin_memory() if device.type == "cuda" else other
-    costs = _simple_calls(x) | {"copy_pinned": lambda: x.copy_(other, non_blocking=True), "item": x.item}
-    if device.type == "cuda":
-        stream, event = torch.cuda.current_stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        costs |= {
-            "empty_kernel": partial(wait_on_device, 0),
-            "stream_synchronize_idle": stream.synchronize,
-            "device_synchronize_idle": torch.cuda.synchronize,
-            "event_record": event.record,
-            "event_query": event.query,
-            "event_synchronize_done": event.synchronize,
-            "stream_wait_event": partial(stream.wait_event, event),
-        }
-    for name, function in costs.items():
-        yield Peak(f"host_{name}", call_us(device, function, count), "us", "per call from Python")
-    if device.type == "cuda":
-
-        def launch_and_wait() -> None:
-            x.add_(1)
-            stream.synchronize()
-
-        yield Peak("sync_round_trip", call_us(device, launch_and_wait, count), "us", "per call from Python")
-    step, count = _small_step(device), 3 if tiny else STEPS
-    call_us(device, step, count)
-    yield Peak(PLAIN_STEP, call_us(device, step, count), "us", "host time of a step, unprofiled")
-
-
-def host_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
-    """Host cost per call while it is profiled; on CUDA also launch latency and kernel gaps."""
-    import torch
-    from torch.profiler import profile
-
-    device, count = bench.device, 50 if tiny else CALLS
-    with profile(activities=activities(device)):
-        for name, function in _simple_calls(torch.ones(1, device=device)).items():
-            us = call_us(device, function, count)
-            yield Peak(f"host_{name}_profiled", us, "us", "per call from Python, profiled")
-    if device.type == "cuda":
-        yield from launch_costs(bench)
-
-
-def launch_costs(bench: Bench) -> Iterator[Peak]:
-    """Launch times from a profile: duration of the call, delay until the kernel starts, gaps between kernels."""
-    from torch.profiler import record_function
-
-    from pipeline.as_on_cuda.torch_names import wait_on_device
-
-    path = bench.scratch / "launches.json"
-    with profiled(bench.device, path):
-        for label, (cycles, wait) in LAUNCH_PATTERNS.items():
-            synchronise(bench.device)
-            with record_function(label):
-                for _ in range(LAUNCHES):
-                    wait_on_device(cycles)
-                    if wait:
-                        synchronise(bench.device)
-            synchronise(bench.device)
-    events = load_events(path)
-    windows = attribute(events, REPETITION_LABEL).windows
-    if len(windows) < len(LAUNCH_PATTERNS) or any(len(window.kernels) < 40 for window in windows.values()):
-        return
-    calls = [event for event in events if event.get("cat") in API_CATEGORIES and "correlation" in event.get("args", {})]
-    launches = {event["args"]["correlation"]: event for event in calls}
-
-    def gap(window: Window) -> float:
-        pairs = itertools.pairwise(window.kernels[FIRST_LAUNCH:])
-        return statistics.median(float(b["ts"]) - float(a["ts"]) - float(a["dur"]) for a, b in pairs)
-
-    def with_launch(window: Window) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        kernels = window.kernels[FIRST_LAUNCH:]
-        return [(k, launches[c]) for k in kernels if (c := k["args"].get("correlation")) in launches]
-
-    waits = [float(kernel["ts"]) - float(launch["ts"]) for kernel, launch in with_launch(windows["s1r0"])]
-    durations = [float(launch["dur"]) for _, launch in with_launch(windows["s0r0"])]
-    yield Peak("kernel_gap_queued", gap(windows["s0r0"]), "us", "between queued kernels of about 10 us, profiled")
-    yield Peak("kernel_gap_host_bound", gap(windows["s2r0"]), "us", "between empty kernels, profiled")
-    if waits and durations:
-        from_begin = "from the launch call's begin to the kernel's, idle device"
-        yield Peak("launch_to_start", statistics.median(waits), "us", from_begin)
-        yield Peak("launch_call_duration", statistics.median(durations), "us", "T4 of a kernel launch, profiled")
+    """Host time of a small training step, which runs before any profile."""
+    step, count = _small_step(bench.device), 3 if tiny else STEPS
+    call_us(bench.device, step, count)
+    yield Peak(PLAIN_STEP, call_us(bench.device, step, count), "us", "host time of a step, unprofiled")
 
 
 def profiler_costs(bench: Bench, tiny: bool, plain_us: float | None = None) -> Iterator[Peak]:
@@ -270,8 +170,6 @@ def profiler_costs(bench: Bench, tiny: bool, plain_us: float | None = None) -> I
         tiny: whether this is a trial.
         plain_us: unprofiled time of the step (µs) from `plain_costs`; measured here if None.
     """
-    from torch.profiler import ProfilerActivity, profile
-
     device, path = bench.device, bench.scratch / "profiler.json"
     step, count = _small_step(device), 3 if tiny else STEPS
     call_us(device, step, count)
@@ -309,18 +207,8 @@ def call_us(device: torch.device, function: Callable[[], Any], count: int) -> fl
     return statistics.median(batches_us[1:])
 
 
-def _simple_calls(x: Tensor) -> dict[str, Callable[[], Any]]:
-    """An operator with a kernel launch, an operator without one, and an allocation."""
-    import torch
-
-    return {"add_": partial(x.add_, 1), "view": partial(x.view, 1), "empty": partial(torch.empty, 1, device=x.device)}
-
-
 def _small_step(device: torch.device) -> Callable[[], None]:
     """A training step of eight small layers."""
-    import torch
-    from torch import nn
-
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())]
     model = nn.Sequential(*layers).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -18,16 +18,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function, schedule
+
+from pipeline.as_on_cuda.torch_names import wait_on_device
 from pipeline.collect.device import synchronise
 from pipeline.collect.trace_windows import REPETITION_LABEL, STEP_LABEL, Window, attribute, load_events
 from pipeline.errors import MeasurementError
 from pipeline.schemas import atomic_path
-
-if TYPE_CHECKING:
-    import torch
-    from torch.profiler import ProfilerActivity
 
 FIRST_SPARE, SPARE_PER_SESSION, MAX_SPARE = 32, 2, 2000
 """Number of spare kernels: in the first session, in addition per session so far, and at most."""
@@ -63,8 +63,6 @@ class ProfilerSessions:
         self.sessions += 1
         if device.type != "cuda":
             return
-        from pipeline.as_on_cuda.torch_names import wait_on_device
-
         for _ in range(min(self.scale * (FIRST_SPARE + SPARE_PER_SESSION * self.sessions), MAX_SPARE)):
             wait_on_device(0)
             synchronise(device)
@@ -81,16 +79,12 @@ SESSIONS = ProfilerSessions()
 
 def activities(device: torch.device) -> list[ProfilerActivity]:
     """The activities that the profiler records on this device."""
-    from torch.profiler import ProfilerActivity
-
     return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
 
 
 @contextmanager
 def profiled(device: torch.device, path: Path, **options: Any) -> Iterator[Any]:
     """Profile the body, after the spare kernels of a new session, and write the trace to `path`."""
-    from torch.profiler import profile
-
     with profile(activities=activities(device), **options) as profiler:
         SESSIONS.start_session(device)
         yield profiler
@@ -114,8 +108,6 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
     Raises:
         MeasurementError: the trace has no step.
     """
-    from torch.profiler import schedule
-
     plan = schedule(wait=0, warmup=1, active=iterations, repeat=1)
     options = {"execution_trace_observer": observer} if observer is not None else {}
     # the spare kernels run during the profiler's warm-up, so the trace does not have them
@@ -150,8 +142,6 @@ def _step_us(windows: Sequence[Window]) -> float:
 
 def execution_trace(step: Step, device: torch.device, scratch: Path) -> bytes:
     """The execution trace (JSON) of one step."""
-    from torch.profiler import ExecutionTraceObserver
-
     raw = scratch / "execution_trace.json"
     observer = ExecutionTraceObserver()
     observer.register_callback(str(raw))
@@ -175,9 +165,6 @@ def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
     Raises:
         ProfilerError: the profiler shows no kernel of a matmul.
     """
-    import torch
-    from torch.profiler import profile, record_function
-
     x = torch.randn(256, 256, device=device)
     with profile(activities=activities(device)):
         x @ x  # the first run includes the profiler's initialisation

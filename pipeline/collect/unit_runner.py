@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.collect.campaign_folder import CampaignFolder, remove_parts
 from pipeline.collect.campaign_supervisor import EXIT_HUNG, report
-from pipeline.collect.cases import Spec
 from pipeline.collect.device import UnsupportedByDeviceError, out_of_memory, release, still_computes
 from pipeline.errors import InputError, MeasurementError, TableError, TraceError
 
 if TYPE_CHECKING:
     import torch
+
+    from pipeline.collect.cases import Spec
 
 WRITE_RESERVE_S = 4.0
 """Seconds of the time limit that are reserved for the last writes."""

@@ -17,6 +17,7 @@ from pipeline.answers.plan import make_plan
 from pipeline.answers.plan_results import Limits, Objective
 from pipeline.answers.tracker import load_trace
 from pipeline.errors import InputError
+from pipeline.question.compose import parse_grid
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import seconds
 from pipeline.show.figures.costs import check_figure, write_plan_front
@@ -57,13 +58,13 @@ def advise(
     if plot is not None:
         check_figure(plot, "--plot")
     if trace is not None:
-        gpus = [text.removeprefix("gpu=") for text in given if text.startswith("gpu=")]
-        if len(given) > len(gpus) or len(gpus) > 1:
+        named = [override for point in parse_grid(given) for override in point]
+        if len(named) > 1 or any(override.key != "gpu" for override in named):
             raise InputError(
                 "--trace: the trace is the step; leave the overrides away, but for gpu=NAME of the traced GPU"
             )
         with working("simulating the trace"):
-            advice = load_trace(trace, gpu="".join(gpus)).advise(same_results)
+            advice = load_trace(trace, gpu="".join(str(override.value) for override in named)).advise(same_results)
     else:
         advice = _of_question(ask(given), same_results, results)
     if plot is not None:

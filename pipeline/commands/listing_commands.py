@@ -17,8 +17,7 @@ from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.answers.who_answers import observations_in, shipped_overheads
 from pipeline.completion import NAMED_BY, complete_model
 from pipeline.errors import InputError
-from pipeline.overheads.host_probe import DONOR, probe_host, write_host
-from pipeline.packs import SHARED, TRANSFER, check_pack, list_packs
+from pipeline.model_files import SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 from pipeline.question.question import NAME
 from pipeline.show.catalogue import cluster_rows, gpu_rows, host_rows, model_rows, option_rows
@@ -59,6 +58,8 @@ def host(
         raise InputError(f"--out {out}: name a .yaml file with letters, digits, - and _; the host gets its name")
     if out.exists():
         raise InputError(f"--out {out}: exists already; give another name, or remove it")
+    from pipeline.overheads.host_probe import DONOR, probe_host, write_host
+
     with working("probing the host") as say:
         probed = probe_host(out.stem, observations_in(shipped_overheads(DONOR)), say)
     write_host(probed, out)

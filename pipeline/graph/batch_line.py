@@ -2,17 +2,21 @@
 
 Every number of a graph that depends on the batch size (a size, a stride, an argument of an operator, bytes of memory) lies
 on a straight line over it. Graphs at two sizes give this line. A third graph on the same line, and a step that decides
-nothing by its batch size (`pipeline.graph.symbolic_batch`), show that the line holds between the two sizes:
+nothing by its batch size (`pipeline.graph.batch_line`), show that the line holds between the two sizes:
 
 * The same operators run at each size. Sizes of tensors are then sums and products of the batch size and of constants, or
   quotients that are rounded. A third point excludes products of two batch sizes.
 * `HIGH_SIZES` minus `LOW` is a prime, so that a rounded quotient has no whole slope between the two.
 * Memory is the largest of many lines: one for each moment of the step. Those that are largest at some batch size are kept.
+
+Whether a step runs the same operators at any batch size is found by running it with a symbolic one (`same_at_any_batch`). A
+batch of one is never covered, because PyTorch's symbols stand for at least 2.
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +24,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.as_on_cuda.emulation import run_as_on_cuda
+from pipeline.as_on_cuda.patches import replaced
 from pipeline.graph.table import Graph, Memory, dump
+from pipeline.workloads import builder
 
 LOW, MIDDLE = 2, 61
 """Lowest batch size of a line, and one that is used as its third point. A batch of one has other strides."""
@@ -201,3 +208,52 @@ def _equal(one: pd.DataFrame, other: pd.DataFrame) -> bool:
         == other[name].astype(object).where(other[name].notna(), None).to_list()
         for name in one
     )
+
+
+HINT = 1009
+"""Batch size that the symbol stands for where a decision needs a number: a prime that is no size of a known model."""
+
+EQUAL_LAYERS = 2
+"""Layers that are run: every layer gets tensors of the sizes that the layer before it got."""
+
+
+def same_at_any_batch(config: Mapping[str, Any]) -> bool:
+    """Whether a step is proven to run the same operators at each batch size of 2 or more.
+
+    Args:
+        config: content of `config/model/<name>.yaml` after overrides, of a workload that runs on the meta device.
+
+    Returns:
+        False also if the step cannot run with a symbol: then nothing is known.
+    """
+    layers = {"layers": min(int(config["layers"]), EQUAL_LAYERS)} if "layers" in config else {}
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return not _decisions({**config, **layers})
+    except Exception:  # whatever an operator that takes no symbols raises
+        return False
+
+
+def _decisions(config: Mapping[str, Any]) -> list[str]:
+    """What a step decides by its batch size, as PyTorch writes it."""
+    import torch
+    import torch.nn.functional as F
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from pipeline.as_on_cuda.torch_names import constant_pad, fake_tensor_mode, symbolic_size
+
+    def pad(x: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+        if mode != "constant":
+            raise NotImplementedError(mode)
+        return constant_pad(x, pad, value or 0)
+
+    sizes = ShapeEnv(duck_shape=False, specialize_zero_one=True)
+    symbol, batch_size = symbolic_size(sizes, "batch_size", HINT)
+    build = builder(str(config["architecture"]))
+    with fake_tensor_mode(shape_env=sizes, allow_non_fake_inputs=True), replaced(F, pad=pad):
+        step = build(config, batch_size, "meta")
+        with run_as_on_cuda():
+            step.run(0)
+    values = sizes.var_to_range[symbol]
+    narrowed = [] if values.lower == 2 and values.upper > torch.iinfo(torch.int64).max - 1 else [str(values)]
+    return narrowed + [str(guard.expr) for guard in sizes.guards] + [str(one) for one in sizes.replacements]

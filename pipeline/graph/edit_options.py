@@ -20,7 +20,7 @@ from pipeline.graph.device_calls import mapped_nodes
 from pipeline.graph.edits import fused, rewrite
 from pipeline.graph.opmap import UNKNOWN_ROW, find_row, rows
 from pipeline.graph.table import Graph, Node
-from pipeline.question.sections import FUSE_ALL, EditSettings
+from pipeline.question.settings import FUSE_ALL, EditSettings
 
 BACKWARD_NODE = "autograd::engine::evaluate_function"
 """Begin of the names of nodes that hold the backward pass of one operator."""

@@ -22,25 +22,53 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from pipeline.digest import module_digest
-from pipeline.errors import SteptimeError
-from pipeline.graph.batch_line import LOW, MIDDLE, GraphLine, MemoryLine, NotOnALineError, highest
+from pipeline.errors import SteptimeError, TableError
+from pipeline.graph.batch_line import LOW, MIDDLE, GraphLine, MemoryLine, NotOnALineError, highest, same_at_any_batch
 from pipeline.graph.capture import capture, needs_fake_tensors
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
-from pipeline.graph.graph_file import read_graph, write_graph
-from pipeline.graph.symbolic_batch import same_at_any_batch
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
 from pipeline.question.question import Question
-from pipeline.question.sections import FREE_OPTIONS, MODEL_LIBRARIES, EditSettings
-from pipeline.schemas import read_table, write_table
-from pipeline.user_cache import find, keep, kept, key_of
+from pipeline.question.sections import FREE_OPTIONS, MODEL_LIBRARIES
+from pipeline.question.settings import EditSettings
+from pipeline.schemas import read_provenance, read_table, write_table
+from pipeline.user_cache import find, keep, kept, key_of, module_digest
 from pipeline.workloads.given_steps import is_given
 from pipeline.workloads.user_errors import SIZE_ERRORS
 from pipeline.workloads.workload_files import file_digests
+
+
+def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
+    """Write a graph atomically: the file is complete or does not exist."""
+    facts = {
+        "memory": graph.memory.facts(),
+        "device": graph.device,
+        "model": graph.model,
+        "batch_size": graph.batch_size,
+        "warnings": list(graph.warnings),
+        "parameters": list(graph.parameters.items()),
+    }
+    write_table(graph.table, path, "graph", {**(provenance or {}), "graph": facts})
+
+
+def read_graph(path: str | Path) -> Graph:
+    """Read a graph that `write_graph` wrote.
+
+    Raises:
+        TableError: the file is damaged or was not written by `write_graph`.
+    """
+    table = read_table(path, "graph")
+    try:
+        facts = read_provenance(path)["graph"]
+        memory, said = Memory(**facts["memory"]), tuple(facts["warnings"])
+        held = dict(facts.get("parameters", {}))  # a file of an earlier version has none
+        return Graph(table, memory, facts["device"], facts["model"], int(facts["batch_size"]), said, held)
+    except (KeyError, TypeError, ValueError):
+        raise TableError(f"{path}: the description of the graph is missing; delete the file to rebuild it") from None
+
 
 Value = TypeVar("Value")
 

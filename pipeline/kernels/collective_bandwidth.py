@@ -32,8 +32,7 @@ from pipeline.kernels.collective_formulas import OPS, bus_share, hops, kinds, no
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.families import work_of
 from pipeline.kernels.work import Array, Dims
-from pipeline.model_files import read_by_gpu
-from pipeline.packs import SHARED, shipped_file
+from pipeline.model_files import SHARED, read_by_gpu, shipped_file
 
 FAMILY = "collective"
 

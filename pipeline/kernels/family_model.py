@@ -15,13 +15,12 @@ from pipeline.errors import PackError, shown
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel, joined, merge
+from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel, Quantiles, joined, merge
 from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.features import Scope
 from pipeline.kernels.gaussian_process import GaussianProcess
-from pipeline.kernels.intervals import Quantiles
 from pipeline.kernels.networks import Network, Trees
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
-from pipeline.kernels.sample_range import Scope
 from pipeline.kernels.work import Array, Dims
 from pipeline.model_files import read_arrays, read_json, reading, write_arrays, write_json
 from pipeline.schemas import atomic_path

@@ -16,14 +16,13 @@ from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.error_metrics import gmae
-from pipeline.kernels.estimate import Floor
+from pipeline.kernels.estimate import Floor, Quantiles, fit_quantiles
 from pipeline.kernels.families import family
 from pipeline.kernels.family_model import FittedModel
-from pipeline.kernels.intervals import Quantiles, fit_quantiles
+from pipeline.kernels.features import Scope
 from pipeline.kernels.network_training import train_network
 from pipeline.kernels.networks import train_trees
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.sample_range import Scope
 from pipeline.kernels.samples import assign_folds
 from pipeline.kernels.work import Array, Dims
 

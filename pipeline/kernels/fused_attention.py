@@ -21,8 +21,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.embedding_lookups import attributes_of
-from pipeline.kernels.estimate import Estimate, KernelModel, merge
-from pipeline.kernels.intervals import Quantiles
+from pipeline.kernels.estimate import Estimate, KernelModel, Quantiles, merge
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.tensor_cores import HALF_DTYPES as DTYPES
 from pipeline.kernels.work import Array, Dims, is_one_of

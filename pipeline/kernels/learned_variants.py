@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.kernels.error_metrics import gmae
+from pipeline.kernels.features import WINDOW_DIMS
 from pipeline.kernels.gaussian_process import (
     GaussianProcess,
     Hyperparameters,
@@ -27,7 +28,6 @@ from pipeline.kernels.gaussian_process import (
 )
 from pipeline.kernels.network_training import Recipe, train_network
 from pipeline.kernels.networks import Network, Trees, train_trees
-from pipeline.kernels.sample_range import WINDOW_DIMS
 from pipeline.kernels.work import Array, Dims
 
 FOLDS = 5

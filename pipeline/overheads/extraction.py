@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.overheads.op_names import ANY_OP, full_signature, switch_signature
+from pipeline.overheads.overhead_model import ANY_OP, full_signature, switch_signature
 from pipeline.trace.host_activity import EARLY_NS, Activity, activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, RESOURCE_APIS, SYNC_APIS
 from pipeline.trace.linked_trace import Trace

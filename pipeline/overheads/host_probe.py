@@ -14,13 +14,15 @@ from pathlib import Path
 from statistics import median
 
 import pandas as pd
+import torch
 
 from pipeline.collect.device import describe, fix_threads
 from pipeline.collect.measured_steps import warm_up
 from pipeline.collect.profiling import profile_steps
 from pipeline.errors import MeasurementError
 from pipeline.hardware.hosts import Host
-from pipeline.overheads.overhead_model import MIN_COMMON, OverheadModel, calibrate, merged
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.statistics import MIN_COMMON, calibrate, merged
 from pipeline.overheads.trace_overheads import extract_traces
 from pipeline.question.question import ask
 from pipeline.schemas import atomic_path
@@ -79,8 +81,6 @@ def probe_host(name: str, donor: pd.DataFrame, say: Callable[[str], object] = la
     Raises:
         MeasurementError: the profiler records no step, or a step fails on this machine.
     """
-    import torch
-
     device, known = torch.device("cpu"), OverheadModel(merged(donor))
     fix_threads(device)
     factors = []
@@ -97,8 +97,6 @@ def probe_host(name: str, donor: pd.DataFrame, say: Callable[[str], object] = la
 
 def write_host(host: Host, file: Path) -> None:
     """Write the file of a probed host, with the CPU and the software that it was probed on."""
-    import torch
-
     facts = describe(torch.device("cpu"))
     machine = f"{facts['cpu'] or 'an unknown CPU'}, torch {facts['torch']}, Python {facts['python']}"
     with atomic_path(file) as part:

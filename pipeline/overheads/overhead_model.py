@@ -2,21 +2,23 @@
 
 Statistics of several workloads on one host are used for workloads that were never profiled there. On another host, all
 host times are approximately a multiple of the donor's. One factor removes most of the error (docs/replay.md). It comes
-from a few iterations of the target: the ratio of its host time to that of the donor's statistics for the same ops.
+from a few iterations of the target: the ratio of its host time to that of the donor's statistics for the same ops
+(`statistics.calibrate`).
+
+Overheads are stored and looked up under names that an op has both in a trace and in a graph (`normalised`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-
-from pipeline.overheads.op_names import ANY_OP, HOST_TYPES, normalised
-from pipeline.overheads.statistics import summarise
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -181,59 +183,83 @@ class OverheadModel:
         return self._by_plain["row"].to_numpy(np.int64)
 
 
-MIN_COMMON = 8
-"""Smallest number of common keys for a factor. With fewer keys the factor would be unreliable, and it stays 1."""
+HOST_TYPES = ("T1", "T2", "T3", "T4", "T5")
+"""Kinds of host overhead: T1 between operators, T2 before, T3 after and T5 between launches, T4 in the runtime call."""
+
+MAX_SIGNATURE = 1_000
+"""Longest signature that is stored as text. In the overheads that ship, the longest has 491 characters."""
+
+ANY_OP = "*"
+"""Op name of statistics over all ops."""
+
+_ALIASES = {
+    "_reshape_alias": "view",
+    "_unsafe_view": "view",
+    "reshape_alias": "view",
+    "_index_put_impl": "index_put",
+    "cudnn_convolution": "convolution",
+    "_convolution": "convolution",
+    "convolution_overrideable": "convolution",
+    "cudnn_batch_norm": "native_batch_norm",
+    "_native_batch_norm_legit": "native_batch_norm",
+    "miopen_batch_norm": "native_batch_norm",
+    "concat": "cat",
+    "concatenate": "cat",
+}
+_NODE_ALIASES = {
+    "reshapealias": "view",
+    "unsafeview": "view",
+    "cudnnconvolution": "convolution",
+    "cudnnbatchnorm": "nativebatchnorm",
+    "miopenbatchnorm": "nativebatchnorm",
+    "batchnorm": "nativebatchnorm",
+}
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function:\s*")
+_NODE = re.compile(r"^(?P<stem>\w+?)Backward\d*$")
+_LOOKUP = re.compile(r"(split_embedding_codegen_lookup_|\bSplitLookupFunction_)(?!Dense_)\w+?(_function|_Op)\b")
+"""FBGEMM's lookups with an optimizer in their backward pass. The optimizer is a part of the name."""
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """One factor between two hosts.
+@lru_cache(maxsize=65536)
+def normalised(name: str) -> str:
+    """A single name per op: without in-place underscore, overload, autograd wrapper or version-dependent alias.
 
-    Attributes:
-        scale: host time on the target divided by host time on the donor.
-        common: number of (type, op, calls) keys of the target that the donor's statistics contain.
-        coverage: share of the target's host time in those keys.
+    Equal names:
+
+    - `aten::add_` and `aten::add`.
+    - `autograd::engine::evaluate_function: AddmmBackward0` and `AddmmBackward0`.
+    - `Optimizer.step#SGD.step` for any optimizer class.
+    - FBGEMM's lookups for any optimizer. It changes their last kernel and not what the host does.
     """
+    if name.startswith("Optimizer."):
+        return name.partition("#")[0]
+    text = _LOOKUP.sub(r"\1any\2", _BACKWARD.sub("", name))
+    if "::" not in text and (node := _NODE.match(text)):
+        stem = node["stem"].lower()
+        return f"backward:{_NODE_ALIASES.get(stem, stem)}"
+    space, mark, op = text.rpartition("::")
+    op = op.split(".")[0]
+    stripped = op.rstrip("_") or op
+    stripped = _ALIASES.get(stripped, stripped)
+    return f"{space}{mark}{stripped}"
 
-    scale: float
-    common: int
-    coverage: float
 
+def full_signature(apis: Iterable[str], shapes: str, children: int) -> str:
+    """Signature of one item: its actions, input shapes and number of nested ops.
 
-def merged(samples: pd.DataFrame, estimator: str = "clipped_mean") -> pd.DataFrame:
-    """Shared statistics of several workloads of one host, per op, because shapes differ between workloads."""
-    return summarise(samples, estimator, evidence="shared", signatures=False)
-
-
-def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
-    """The factor from the donor's host to the target's: observed host time divided by the donor's host time.
-
-    Every (type, op, number of calls) of the target is weighted by its time, so ops with much time in the step dominate.
-    For ops without donor statistics, the donor's mean over all ops is used.
-
-    Args:
-        donor: statistics of the host that overheads come from.
-        target: `overhead_samples` of a few iterations on the host to predict.
+    Every action of an item has the item's signature in its key. An optimizer's item over 40,000 tensors has a text of
+    MBs and thousands of actions, so a long text is replaced by its hash.
     """
-    table = summarise(target, signatures=False)
-    table = table[table["type"].isin(HOST_TYPES) & (table["op"] != ANY_OP)]
-    signature = table["signature"].astype(object).where(table["signature"].notna(), "")
-    keyed = np.where(table["type"] == "T4", signature == "", signature != "")  # one level per observation
-    table, signature = table[keyed], signature[keyed]
-    ours, theirs, known, matched = 0.0, 0.0, 0.0, 0
-    for kind in HOST_TYPES:
-        rows = (table["type"] == kind).to_numpy()
-        if not rows.any():
-            continue
-        apis = list(table.loc[rows, "api"].fillna("")) if kind == "T4" else None
-        looked_up = donor.find(kind, list(table.loc[rows, "op"]), [list(signature[rows])], apis)
-        count = table.loc[rows, "count"].to_numpy(float)
-        time = table.loc[rows, "mean_us"].to_numpy(float) * count
-        answered = looked_up.level != ABSENT
-        ours += float(time[answered].sum())
-        theirs += float((looked_up.value_us * count)[answered].sum())
-        of_own_op = looked_up.level < GLOBAL
-        known, matched = known + float(time[of_own_op].sum()), matched + int(of_own_op.sum())
-    if matched < MIN_COMMON or theirs <= 0.0:
-        return Calibration(1.0, matched, known / ours if ours else 0.0)
-    return Calibration(ours / theirs, matched, known / ours)
+    text = f"{','.join(apis)}|{shapes}|{children}"
+    return text if len(text) <= MAX_SIGNATURE else hashlib.sha256(text.encode()).hexdigest()
+
+
+def calls_signature(count: int) -> str:
+    """Signature of all items of an op that make the same number of device calls."""
+    return f"calls={count}"
+
+
+@lru_cache(maxsize=256)
+def switch_signature(before: int, after: int) -> str:
+    """Signature of a gap (T1) by the threads on its two sides."""
+    return f"thread {min(before, 2)}>{min(after, 2)}"

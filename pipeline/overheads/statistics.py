@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
-from pipeline.overheads.op_names import ANY_OP, calls_signature
+from pipeline.overheads.overhead_model import ABSENT, ANY_OP, GLOBAL, HOST_TYPES, OverheadModel, calls_signature
 
 Floats = npt.NDArray[np.float64]
 
@@ -185,3 +185,61 @@ def _quantile(value: Floats, first: npt.NDArray[np.int64], count: npt.NDArray[np
     above = np.minimum(below + 1, count - 1)
     out: Floats = value[first + below] + (place - below) * (value[first + above] - value[first + below])
     return out
+
+
+MIN_COMMON = 8
+"""Smallest number of common keys for a factor. With fewer keys the factor would be unreliable, and it stays 1."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """One factor between two hosts.
+
+    Attributes:
+        scale: host time on the target divided by host time on the donor.
+        common: number of (type, op, calls) keys of the target that the donor's statistics contain.
+        coverage: share of the target's host time in those keys.
+    """
+
+    scale: float
+    common: int
+    coverage: float
+
+
+def merged(samples: pd.DataFrame, estimator: str = "clipped_mean") -> pd.DataFrame:
+    """Shared statistics of several workloads of one host, per op, because shapes differ between workloads."""
+    return summarise(samples, estimator, evidence="shared", signatures=False)
+
+
+def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
+    """The factor from the donor's host to the target's: observed host time divided by the donor's host time.
+
+    Every (type, op, number of calls) of the target is weighted by its time, so ops with much time in the step dominate.
+    For ops without donor statistics, the donor's mean over all ops is used.
+
+    Args:
+        donor: statistics of the host that overheads come from.
+        target: `overhead_samples` of a few iterations on the host to predict.
+    """
+    table = summarise(target, signatures=False)
+    table = table[table["type"].isin(HOST_TYPES) & (table["op"] != ANY_OP)]
+    signature = table["signature"].astype(object).where(table["signature"].notna(), "")
+    keyed = np.where(table["type"] == "T4", signature == "", signature != "")  # one level per observation
+    table, signature = table[keyed], signature[keyed]
+    ours, theirs, known, matched = 0.0, 0.0, 0.0, 0
+    for kind in HOST_TYPES:
+        rows = (table["type"] == kind).to_numpy()
+        if not rows.any():
+            continue
+        apis = list(table.loc[rows, "api"].fillna("")) if kind == "T4" else None
+        looked_up = donor.find(kind, list(table.loc[rows, "op"]), [list(signature[rows])], apis)
+        count = table.loc[rows, "count"].to_numpy(float)
+        time = table.loc[rows, "mean_us"].to_numpy(float) * count
+        answered = looked_up.level != ABSENT
+        ours += float(time[answered].sum())
+        theirs += float((looked_up.value_us * count)[answered].sum())
+        of_own_op = looked_up.level < GLOBAL
+        known, matched = known + float(time[of_own_op].sum()), matched + int(of_own_op.sum())
+    if matched < MIN_COMMON or theirs <= 0.0:
+        return Calibration(1.0, matched, known / ours if ours else 0.0)
+    return Calibration(ours / theirs, matched, known / ours)

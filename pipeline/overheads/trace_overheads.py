@@ -78,7 +78,7 @@ def extract_campaign(folder: str | Path) -> pd.DataFrame:
     """Observations of every traced step of a campaign; workloads have the same names as in grid points.
 
     Args:
-        folder: `measurements/<GPU>`, or the output of the stand-alone script.
+        folder: `measurements/<GPU>`.
 
     Raises:
         InputError: the folder is not that of a campaign.

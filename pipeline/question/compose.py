@@ -15,11 +15,9 @@ from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
 from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
-from pipeline.question.sections import FREE_OPTIONS, FUSED_ATTENTION, flatten, written
+from pipeline.question.sections import FREE_OPTIONS, FUSED_ATTENTION, GROUPS, flatten
+from pipeline.question.settings import written
 from pipeline.yaml_text import YamlError, load_yaml
-
-GROUPS = ("gpu", "model", "kernels", "overheads")
-"""Config groups: folders under `config/` of which a question takes one file each."""
 
 ROOT = "config"
 """The file that names the default of each group, and holds the sections that are no group."""
@@ -288,6 +286,18 @@ def _yaml_in(file: Path) -> Any:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def refuse_other_names(values: Sequence[Override], named: bool) -> None:
+    """Refuse `model.name=...`, unless it names a model of a library: results are stored under the name of the file.
+
+    Raises:
+        ConfigError: an override changes the name of a group's file.
+    """
+    for override in values:
+        group, _, key = override.key.partition(".")
+        if group in GROUPS and key == "name" and not (group == "model" and named):
+            raise ConfigError(f"{override.text}: choose a file of config/{group}/ with {group}=NAME")
 
 
 def refuse_repeated(texts: Sequence[str]) -> None:

@@ -17,37 +17,43 @@ from itertools import chain
 from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError
-from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu, differing_figures
 from pipeline.hardware.clusters import Cluster
-from pipeline.hardware.find_gpu import LOCAL, list_gpus, load_gpu
+from pipeline.hardware.find_gpu import LOCAL, catalogue_spec, composed_gpu, differing_figures, list_gpus, load_gpu
 from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.compose import (
-    GROUPS,
     Override,
     choices,
     configuration,
     default_choices,
     experiments,
     parse_grid,
+    refuse_other_names,
     refuse_repeated,
 )
-from pipeline.question.frozen import FrozenDict, plain
-from pipeline.question.parallelism import KEYS as RANKS_KEYS
-from pipeline.question.parallelism import Ranks, unread_alone, with_exchange
-from pipeline.question.refusals import refuse_new_keys, refuse_other_names, unknown_option
 from pipeline.question.sections import (
     BY_NAME,
-    CollectSettings,
-    DdpSettings,
-    EditSettings,
-    KernelSettings,
-    OverheadSettings,
-    PredictSettings,
+    GROUPS,
     check_sections,
     check_values,
     example,
     flatten,
+    refuse_new_keys,
+    unknown_option,
+)
+from pipeline.question.settings import (
+    RANKS_KEYS,
+    CollectSettings,
+    DdpSettings,
+    EditSettings,
+    FrozenDict,
+    KernelSettings,
+    OverheadSettings,
+    PredictSettings,
+    Ranks,
+    plain,
+    unread_alone,
+    with_exchange,
     written,
 )
 

@@ -1,4 +1,4 @@
-"""The sections of a question as frozen values, and checks that their values make sense.
+"""Checks of the sections of a question: options that exist, with values that make sense.
 
 A value must have the kind that the files give it: a number stays a number, and a name stays a name. Conditions on
 several values (widths that must divide each other) are checked by the workload and the GPU specification.
@@ -8,101 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
-from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
+from pipeline.hardware.spec import is_known_key
+from pipeline.question.settings import (
+    FUSE_ALL,
+    NO_EDIT,
+    CollectSettings,
+    DdpSettings,
+    KernelSettings,
+    OverheadSettings,
+    PredictSettings,
+    written,
+)
 
-NO_EDIT = "none"
-"""Value of an option of the section `edit` that edits nothing."""
-
-
-FUSE_ALL = "elementwise"
-"""Value of `edit.fuse` that fuses every chain of elementwise operators."""
-
-
-@dataclass(frozen=True)
-class KernelSettings:
-    """Section `kernels`: the variants of kernel models to fit, and how to fit them."""
-
-    name: str
-    variants: tuple[str, ...]
-    seed: int
-    workers: int
-    families: tuple[str, ...] = ()
-    """Families to fit; empty for all that have samples. Shipped models or physics predict the others."""
-
-
-@dataclass(frozen=True)
-class OverheadSettings:
-    """Section `overheads`: the observations of a host to use, and how to summarise them; times are in µs."""
-
-    name: str
-    observations: str
-    estimator: str
-    profiler_event_us: float
-    profiler_launch_us: float
-    host_scale: float = 1.0
-    """Ratio of the host's time to the profiled host's time; it is applied when a point is predicted."""
-
-
-@dataclass(frozen=True)
-class PredictSettings:
-    """Section `predict`: the form of the critical path, and the random draws for an interval."""
-
-    critical_path: str = "full"
-    cuda_graph: bool = False
-    draws: int = 1024
-    """With so many, p10 and p90 vary from seed to seed with a standard deviation of 0.01 to 0.2 %."""
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class CollectSettings:
-    """Section `collect`: time limits of measurements on this machine (s), and the number of profiled iterations."""
-
-    step_seconds: float = 15
-    kernel_seconds: float = 60
-    iterations: int = 12
-
-
-@dataclass(frozen=True)
-class DdpSettings:
-    """Section `ddp`: options of `DistributedDataParallel`, and of its hook that compresses gradients."""
-
-    bucket_cap_mb: float = 25
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-    broadcast_buffers: bool = True
-    find_unused_parameters: bool = False
-    compression: str = "none"
-
-
-@dataclass(frozen=True)
-class EditSettings:
-    """Section `edit`: edits of the step's operators, in the order in which they are applied; false if there are none."""
-
-    remove: tuple[str, ...] = ()
-    """Operators to remove."""
-    substitute: tuple[str, ...] = ()
-    """Operators and those that take their place: `aten::relu/aten::gelu`."""
-    fuse: tuple[str, ...] = ()
-    """Chains of operators that become one kernel: `aten::add+aten::relu`; `elementwise` for every chain."""
-
-    @classmethod
-    def of(cls, section: Mapping[str, Any]) -> EditSettings:
-        """From the values of the section: a name, several names, or `none`."""
-        names_of = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in section.items()}
-        return cls(**{key: () if names == (NO_EDIT,) else names for key, names in names_of.items()})
-
-    def __bool__(self) -> bool:
-        return bool(self.remove or self.substitute or self.fuse)
-
-    @property
-    def texts(self) -> list[str]:
-        """The edits as overrides, such as `edit.remove=aten::dropout`, one for each name."""
-        return [f"edit.{key}={name}" for key, names in asdict(self).items() for name in names]
-
+GROUPS = ("gpu", "model", "kernels", "overheads")
+"""Config groups: folders under `config/` of which a question takes one file each."""
 
 SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect", "ddp")
 """Parts of the configuration whose values are checked; `batch_size` has a separate check."""
@@ -196,6 +118,12 @@ MIN_VALUES = {"predict.draws": 10}
 """Least allowed values by key. With fewer than 10 draws, p10 and p90 are not distinct draws and mean nothing."""
 
 
+_MAX_LISTED = 32
+"""A message lists the options of a section up to this number."""
+_NOT_OPTIONS = ("name", "architecture", "aliases", "sources")
+"""Keys of files that say what a file is; they are no options."""
+
+
 def check_sections(config: Mapping[str, Any]) -> None:
     """Check that files hold the sections and keys that settings are made of, with values of their kinds.
 
@@ -265,6 +193,40 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     for key, default in usual.items():
         if key in flat and key.partition(".")[0] in SECTIONS and flat[key] != default:
             _check(key, flat[key], default)
+
+
+def refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
+    """Refuse new keys: a misspelt `+model.atention=fused` would be ignored, and the answer would not show this.
+
+    New keys of a GPU are checked by its specification. Workloads that the user or a library defines have free options.
+
+    Raises:
+        ConfigError: a key was added that nothing reads.
+    """
+    free = ("gpu.", FREE_OPTIONS.get(str(config["model"].get("architecture")), "gpu."))
+    keys_of_files = {*flatten(base), "batch_size"}
+    for key in flatten(config):
+        if key not in keys_of_files and not key.startswith(free):
+            raise ConfigError(unknown_option(key, base))
+
+
+def unknown_option(key: str, base: Mapping[str, Any]) -> str:
+    """One line that says which options there are; `base` is the configuration of the chosen files."""
+    section, options = key.partition(".")[0], list(flatten(base))
+    chosen = f" of {section}={base[section]['name']}" if section in GROUPS and "." in key else ""
+    if section == "gpu" and is_known_key(key.removeprefix("gpu.")):
+        return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
+    if key == "global_batch":
+        return f"{key}: give batch_size, the samples of one GPU: the global batch divided by devices"
+    close = did_you_mean(key, options) or did_you_mean(key, (*GROUPS, "experiment", "results"))
+    in_section = sorted(option.partition(".")[2] for option in options if option.startswith(f"{section}."))
+    listed = [name for name in in_section if not name.startswith(_NOT_OPTIONS)]
+    there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"
+    if section == "edit" and f"model.{key.partition('.')[2]}" in options:
+        return f"{key}: this is an option of {base['model']['name']}: write {key.replace('edit.', 'model.')}=..."
+    section_of_free = FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else None
+    free = f"; options of its own: {section_of_free}{key.rpartition('.')[2]}=..." if section_of_free else ""
+    return f"unknown option {key!r}{chosen}: {close}{there}{free}"
 
 
 def check_precision(model: Mapping[str, Any]) -> None:
@@ -349,12 +311,3 @@ def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
         raise ConfigError(f"{key}={written(shown)}: give {kind} {least}")
     if value < MIN_VALUES.get(key, value):
         raise ConfigError(f"{key}={written(shown)}: give {MIN_VALUES[key]} or more")
-
-
-def written(value: Any) -> str:
-    """A value in the form in which a user types it on the command line."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{written(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(written, value))}]"
-    return "null" if value is None else str(value)

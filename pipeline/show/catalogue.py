@@ -14,7 +14,8 @@ from pipeline.hardware.hosts import list_hosts, usual_host
 from pipeline.paths import config_dir
 from pipeline.question.compose import choices
 from pipeline.question.question import LOCAL_GPU
-from pipeline.question.sections import CHOICES, WORDS_OF_FLAGS, written
+from pipeline.question.sections import CHOICES, WORDS_OF_FLAGS
+from pipeline.question.settings import written
 from pipeline.yaml_text import load_yaml
 
 _KERNELS = {

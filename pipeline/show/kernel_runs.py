@@ -19,7 +19,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import CALL_COLUMNS, check_calls, with_families
-from pipeline.packs import file_digest, model_folders
+from pipeline.model_files import file_digest, model_folders
 from pipeline.paths import packs_dir
 from pipeline.schemas import atomic_path, write_parquet
 from pipeline.show.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.overheads.op_names import HOST_TYPES
-from pipeline.question.frozen import plain
-from pipeline.question.sections import OverheadSettings
+from pipeline.overheads.overhead_model import HOST_TYPES
+from pipeline.question.settings import OverheadSettings, plain
 from pipeline.show.figures.overhead_plots import overhead_types
 from pipeline.show.tracking import OVERHEADS, log_run
 

@@ -5,21 +5,16 @@ The recurrence and its results are those of `critical_path`, to the last bit (`t
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.simulate.step_program import BACKLOG, BESIDE_COLLECTIVES, NO_CALL, Kind, Program
+from pipeline.simulate.timeline import compiled
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-COMPILED_FROM = 30_000_000
-"""Rows times draws from which compiled code pays in a process that has not loaded it: loading takes 0.5 s."""
 
 DRAWS_AT_ONCE = 64
 """Draws that the compiled walk keeps at a time. With 32, loops over them are too short for vectors; with 128, the clocks of a
@@ -31,30 +26,6 @@ SLOWED = 1.0 - 1.0 / BESIDE_COLLECTIVES
 _ADDED = BESIDE_COLLECTIVES - 1.0
 _LAUNCH, _SYNC = int(Kind.LAUNCH), int(Kind.SYNC)
 _NO_CALL, _BACKLOG = NO_CALL, BACKLOG
-
-
-def is_loaded() -> bool:
-    """Whether this process has loaded the compiler."""
-    return "numba" in sys.modules
-
-
-@cache
-def compiled(function: Callable[..., Any]) -> Any:
-    """A compiled function; numba stores the machine code beside its module, or in the user's cache folder."""
-    from numba import njit
-
-    return njit(cache=True, nogil=True)(function)
-
-
-def load_if_it_pays(values: int) -> bool:
-    """Load the compiled walk where it pays for this number of rows times draws, and say whether it is loaded.
-
-    A process that has loaded it uses it for every step.
-    """
-    if not is_loaded() and values < COMPILED_FROM:
-        return False
-    compiled(_walk)
-    return True
 
 
 class Walked(NamedTuple):

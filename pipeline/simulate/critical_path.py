@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import InputError
-from pipeline.simulate.compiled_walk import SLOWED, Walked, load_if_it_pays, walk
+from pipeline.simulate.compiled_walk import SLOWED, Walked, walk
 from pipeline.simulate.step_program import BACKLOG, BESIDE_COLLECTIVES, NO_CALL, Kind, Program
-from pipeline.simulate.timeline import Timeline
+from pipeline.simulate.timeline import Timeline, is_loaded
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -36,9 +36,24 @@ Form = Literal["full", "published"]
 PUBLISHED_GAP_US = 1.0
 """Shortest time between two kernels on a stream in the published form, µs, as in Lin et al."""
 
+COMPILED_FROM = 30_000_000
+"""Rows times draws from which compiled code pays in a process that has not loaded it: loading takes 0.5 s."""
+
 BLOCK_VALUES = 4_000_000
 """Rows times draws that one simulation in NumPy holds per array: 32 MB in each of about ten arrays. With smaller blocks a
 language model takes longer: the walk takes 7 µs per row, whatever the number of draws."""
+
+
+def load_if_it_pays(values: int) -> bool:
+    """Load the compiled walk where it pays for this number of rows times draws, and say whether it is loaded.
+
+    A process that has loaded it uses it for every step.
+    """
+    if not is_loaded() and values < COMPILED_FROM:
+        return False
+    import numba  # noqa: F401 - from now on `is_loaded`
+
+    return True
 
 
 def simulate(

@@ -4,6 +4,7 @@ host times.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,8 +13,14 @@ import pandas as pd
 
 from pipeline.errors import TableError
 from pipeline.graph.device_calls import COMMUNICATION_STREAM
-from pipeline.overheads.op_names import calls_signature, full_signature, switch_signature
-from pipeline.overheads.overhead_model import GLOBAL, LookedUp, OverheadModel
+from pipeline.overheads.overhead_model import (
+    GLOBAL,
+    LookedUp,
+    OverheadModel,
+    calls_signature,
+    full_signature,
+    switch_signature,
+)
 from pipeline.simulate.step_program import (
     DEFAULT_KERNEL_GAP_US,
     DEFAULT_LATENCY_US,
@@ -24,7 +31,6 @@ from pipeline.simulate.step_program import (
     Program,
     StepSequence,
 )
-from pipeline.simulate.stream_waits import stream_waits
 from pipeline.trace.host_activity import CPU_API
 from pipeline.trace.kineto_fields import SYNC_APIS
 
@@ -257,3 +263,43 @@ class HostTimes:
         shares = per_item.sum(axis=0) / total if total else np.array([1.0, 0.0, 0.0])
         names = np.array(HOST_EVIDENCE, object)[np.argmax(per_item, axis=1)] if n_items else np.empty(0, object)
         return dict(zip(HOST_EVIDENCE, shares.tolist(), strict=True)), unmatched / total if total else 0.0, names
+
+
+WAIT = "c10d::wait"
+"""The operator of a graph that makes the computing stream wait for collectives."""
+
+
+def stream_waits(graph: pd.DataFrame, calls: pd.DataFrame) -> dict[int, tuple[int, ...]]:
+    """Rows of `calls` that wait for rows of another stream.
+
+    - A collective waits for what was launched before it: NCCL's stream waits for an event of the computing stream.
+    - The first call after a wait waits for the last collective that the wait names. Earlier ones have ended before it.
+
+    Args:
+        graph: `graph` table in host order.
+        calls: `calls` table in launch order.
+    """
+    communicates = calls["stream"].to_numpy(np.int64) == COMMUNICATION_STREAM
+    if not communicates.any():
+        return {}
+    order = pd.Series(graph["order"].to_numpy(np.int64), graph["node_id"].to_numpy(np.int64))
+    position = order.loc[calls["node_id"].to_numpy(np.int64)].to_numpy()
+    computing, collectives = np.flatnonzero(~communicates), np.flatnonzero(communicates)
+    waits: dict[int, tuple[int, ...]] = {}
+    before = np.searchsorted(computing, collectives) - 1
+    for row, last in zip(collectives.tolist(), before.tolist(), strict=True):
+        if last >= 0:
+            waits[row] = (int(computing[last]),)
+    named = graph[graph["name"].str.startswith("nccl:") | (graph["name"] == WAIT)].sort_values("order")
+    row_at = dict(zip(position[collectives].tolist(), collectives.tolist(), strict=True))
+    row_of: dict[int, int] = {}
+    for at, text in zip(named["order"].tolist(), named["attributes"].tolist(), strict=True):
+        attributes = json.loads(text)
+        if "collective" in attributes:
+            row_of[attributes["collective"]] = row_at[at]
+            continue
+        after = np.searchsorted(position[computing], at)
+        if after < len(computing) and attributes["awaits"] in row_of:
+            waiting = int(computing[after])
+            waits[waiting] = (*waits.get(waiting, ()), row_of[attributes["awaits"]])
+    return waits

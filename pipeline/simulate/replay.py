@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import InputError, TraceError
-from pipeline.overheads.overhead_model import MIN_COMMON, OverheadModel, merged
-from pipeline.overheads.overhead_model import calibrate as factor_of
-from pipeline.overheads.statistics import summarise
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.statistics import MIN_COMMON, merged, summarise
+from pipeline.overheads.statistics import calibrate as factor_of
 from pipeline.schemas import refuse_overwriting
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.measured_rows import measured_rows

@@ -14,9 +14,11 @@ the step; latency of launches, gaps between calls, and returns of waits.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.schemas import SCHEMAS
-from pipeline.simulate.compiled_walk import compiled, is_loaded
 from pipeline.simulate.step_program import BACKLOG, NO_CALL, Program
 
 Floats = npt.NDArray[np.float64]
@@ -238,6 +239,19 @@ class CriticalPath:
         """Times of the path by kind, in µs."""
         names = ("host_us", "device_us", "queued_us", "latency_us", "gap_us", "return_us")
         return {name: getattr(self, name) for name in names}
+
+
+def is_loaded() -> bool:
+    """Whether this process has loaded the compiler."""
+    return "numba" in sys.modules
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Any:
+    """A compiled function; numba stores the machine code beside its module, or in the user's cache folder."""
+    from numba import njit
+
+    return njit(cache=True, nogil=True)(function)
 
 
 def critical_path(step: Timeline) -> CriticalPath:

@@ -28,7 +28,7 @@ from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.kernels.tensor_cores import covered as tensor_covered
 from pipeline.kernels.tensor_cores import on_tensor_cores as convolved
 from pipeline.kernels.work import Dims
-from pipeline.packs import TRANSFER, shipped_file
+from pipeline.model_files import TRANSFER, shipped_file
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
 from pipeline.transfer.probes import P90_SIGMAS, Calibration

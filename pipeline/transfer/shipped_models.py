@@ -17,7 +17,7 @@ from pipeline.kernels.features import MAX_WARP_ROW
 from pipeline.kernels.physics import ELEMENTS_PER_CLOCK, Physics, raised_to_min_duration
 from pipeline.kernels.tensor_cores import HALF_DTYPES
 from pipeline.kernels.work import Dims, is_one_of
-from pipeline.packs import TRANSFER, shipped_file
+from pipeline.model_files import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.utilisation import Array, Correction, UtilisationModel, load_cached
@@ -35,6 +35,9 @@ VECTORISED_NORM_SHARE = 0.63
 HALF_NORM_SHARE = 0.86
 """Instructions of layer norm in half precision over those in fp32, which load half as many elements at once. From H100
 traces (ViT 0.87, TimeSformer 0.84)."""
+
+TENSOR_FILE = f"{TENSOR}.safetensors"
+"""Name of the file of products on tensor cores."""
 
 COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us")
 
@@ -146,7 +149,7 @@ def tensor_model() -> UtilisationModel | None:
     Raises:
         PackError: the file is damaged.
     """
-    path = shipped_file(TRANSFER, f"{TENSOR}.safetensors")
+    path = shipped_file(TRANSFER, TENSOR_FILE)
     return None if path is None else load_cached(path)
 
 

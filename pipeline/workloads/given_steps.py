@@ -15,8 +15,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
-from pipeline.question.frozen import FrozenDict
 from pipeline.question.question import LOCAL_GPU, Question, questions_of
+from pipeline.question.settings import FrozenDict
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step

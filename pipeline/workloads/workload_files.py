@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from pipeline.packs import file_digest
+from pipeline.model_files import file_digest
 from pipeline.paths import project_dir
 
 _PACKAGE = Path(__file__).resolve().parents[1]

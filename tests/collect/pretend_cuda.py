@@ -35,7 +35,7 @@ import torch.utils._device
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
 
-from pipeline.collect import campaign, measured_steps
+from pipeline.collect import campaign, measured_steps, peaks, profiling
 from pipeline.collect.profiling import SESSIONS
 
 NOT_ON_THE_DEVICE = re.compile(
@@ -205,7 +205,8 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         stack.enter_context(mock.patch.object(torch, "Generator", _generator_class()))
         stack.enter_context(mock.patch.object(torch, "autocast", autocast))
         stack.enter_context(mock.patch.object(torch.utils._device, "DeviceContext", Context))
-        stack.enter_context(mock.patch.object(torch.profiler, "profile", _profile_class(gpu)))
+        for module in (peaks, profiling):
+            stack.enter_context(mock.patch.object(module, "profile", _profile_class(gpu)))
         stack.enter_context(mock.patch.object(SESSIONS, "sessions", 0))  # in use, every campaign has its own process
         stack.enter_context(mock.patch.object(SESSIONS, "lost", 0))
         stack.enter_context(mock.patch.object(SESSIONS, "scale", 1))

@@ -20,10 +20,8 @@ from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_grid import plans
 from pipeline.collect.campaign_steps import _profile
 from pipeline.collect.microbenchmarks import samples_frame
-from pipeline.collect.standalone import identity_of
 from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import TableError
-from pipeline.question.question import expand
 from pipeline.schemas import SCHEMAS, read_table, to_arrow
 from pipeline.trace.load import load_trace
 from pipeline.workloads import make_step
@@ -255,13 +253,3 @@ def test_a_trace_keeps_to_its_share_of_the_archives(tmp_path: Path) -> None:
     _, data, fewer = _profile(step.run, cpu, small, tmp_path / "b.json")
     assert 2 <= fewer < 6
     assert len(data) < 0.7 * len(whole)
-
-
-def test_steps_of_the_stand_alone_script_find_their_prediction() -> None:
-
-    identity = identity_of("dlrm_default-fused-b2048-fp32-sgd")
-    point = expand(["gpu=H200", "model=dlrm_default", "model.embedding=joint_sparse"])[0]
-    assert identity == (point.model, point.variant, point.batch_size)
-    ran = {"bottom": [512, 512, 64], "rows": [1000000] * 8, "rows_capped": False}
-    assert reader._same_config(ran, point.workload.plain())
-    assert not reader._same_config(ran | {"rows_capped": True}, point.workload.plain())

@@ -71,8 +71,7 @@ def test_every_part_of_a_campaign_runs_on_cuda(measured: Path) -> None:
     assert (manifest["device"]["gpu"], manifest["device"]["capability"]) == ("H200", "9.0")
     assert manifest["runs"][0]["preflight"]["state"]["clocks.sm"] == "1980"
     peaks = reader.read_peaks_of(measured)
-    for name in ("gemm_bf16", "gemm_tf32", "warm_triad", "copy_h2d_pinned", "copy_d2h_pageable", "host_event_record",
-                 "sync_round_trip", "kernel_gap_queued", "launch_to_start", "profiler_event_us"):  # fmt: skip
+    for name in ("gemm_bf16", "gemm_tf32", "warm_triad", "copy_h2d_pinned", "copy_d2h_pageable", "profiler_event_us"):
         assert (peaks.loc[peaks["name"] == name, "value"] >= 0).any(), name
     assert {"fp32_gflop_per_s", "pcie_gb_per_s"} <= set(reader.measured_peaks(measured))
 
@@ -234,14 +233,14 @@ def test_a_lost_device_ends_the_run_and_keeps_what_was_measured(
         def lose(func: Any, args: Any) -> None:
             gpu.lost = gpu.lost or func in (torch.bmm, torch.addmm)
 
-        assert campaign.main([*TINY, "--out", str(out), "--parts", "peaks", "--only", "peaks/(plain|host)"]) == 0
+        assert campaign.main([*TINY, "--out", str(out), "--parts", "peaks", "--only", "peaks/plain"]) == 0
         gpu.fault = lose
         code = campaign.main([*TINY, "--out", str(out), "--parts", part, "--only", "dlrm_ddp|kernels/gemm"])
     assert code == 4
     (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert "device lost" in told
     assert check(out) == []
-    assert len(reader.read_peaks_of(out)) > 10
+    assert len(reader.read_peaks_of(out)) == 1
 
 
 def test_a_profiler_without_rights_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,7 +288,7 @@ def test_the_gpu_that_cuda_was_told_to_use_is_asked(monkeypatch: pytest.MonkeyPa
 def test_three_calls_with_bare_machines_between_them_make_one_campaign(tmp_path: Path) -> None:
     """Each call finds what the last one left as read-only files elsewhere, one of them a killed run's."""
     script = [sys.executable, "-m", "tests.collect.pretend_cuda", *TINY]
-    only = ["--only", "peaks/(host|products)|dlrm_ddp|kernels/gemm"]
+    only = ["--only", "peaks/products|dlrm_ddp|kernels/gemm"]
     first, second, third = (tmp_path / name / "H200" for name in ("call1", "call2", "call3"))
     process = subprocess.Popen([*script, *only, "--out", str(first)], cwd=ROOT, stderr=subprocess.DEVNULL)
     for _ in range(6000):  # a loaded machine takes minutes to import torch

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.collect.standalone import _counted_share, _pairs
 from pipeline.collect.trace_windows import STEP_LABEL, Window, attribute, counted_kernels, load_events
 from pipeline.errors import TraceError
 
@@ -150,10 +149,3 @@ def test_a_sample_holds_the_kernel_that_the_graph_means(family: str, op: str, ke
 def test_a_products_reduction_over_its_splits_counts_with_it() -> None:
     events = [{"name": "cutlass_80_simt_sgemm", "dur": 9}, {"name": "void cublasLt::splitKreduce_kernel<32>", "dur": 2}]
     assert Window(0, 1, events).only(counted_kernels("gemm", "mm")).device_us == 11
-
-
-def test_the_stand_alone_scripts_sums_are_cut_to_the_call() -> None:
-    names = [ELEMENTWISE + "BinaryFunctor<float, MulFunctor>>", "softmax_warp_backward"]
-    assert _counted_share("softmax", "softmax", _pairs(names, [3.0, 9.0])) == 0.75
-    assert _counted_share("softmax", "softmax", [("renamed", 3.0)]) == 1.0
-    assert _counted_share("gemm", "mm", _pairs(None, None)) == 1.0

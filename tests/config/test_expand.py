@@ -226,7 +226,7 @@ def test_an_option_without_its_section_is_found(text, meant):
 
 
 def test_values_of_python_are_written_as_overrides():
-    from pipeline.question.sections import written
+    from pipeline.question.settings import written
 
     for value in ([512, 128, 64], (512, 128, 64)):
         (found,) = expand([f"model.bottom_mlp={written(value)}"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evaluation.training import write_packs
-from pipeline import packs
+from pipeline import model_files as packs
 from pipeline.answers.gap_models import attention_model, tensor_model
 from pipeline.errors import PackError
 from pipeline.hardware.find_gpu import load_gpu

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from evaluation.figures.accuracy_inputs import read_any
-from pipeline import packs
+from pipeline import model_files as packs
 from pipeline.answers import gap_models, transferred_models, who_answers
 from pipeline.answers.gap_models import tensor_core_gemm_model
 from pipeline.answers.kernel_commands import predict_command
@@ -210,8 +210,8 @@ def test_no_module_reads_a_format_that_can_run_code() -> None:
 
 
 OWN_PACKS_DIR = {
-    "paths", "packs", "flow", "scripting", "answers/who_answers", "answers/gap_models", "commands/listing_commands",
-    "show/grid_inputs",
+    "paths", "model_files", "flow", "scripting", "answers/who_answers", "answers/gap_models", "commands/listing_commands",
+    "show/grid_inputs", "show/kernel_runs",
 }  # fmt: skip
 """Modules that build paths of packs: the first two, and those that list what there is or hash it."""
 

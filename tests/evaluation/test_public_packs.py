@@ -14,7 +14,7 @@ from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fit_family import with_predictions
 from pipeline.kernels.fit_gpu import calibrate_physics
 from pipeline.kernels.samples import split_by_shape
-from pipeline.packs import check_pack
+from pipeline.model_files import check_pack
 from pipeline.paths import packs_dir
 
 

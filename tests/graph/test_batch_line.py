@@ -15,15 +15,14 @@ from torch import nn
 
 from pipeline import workloads
 from pipeline.graph import step_store
-from pipeline.graph.batch_line import LOW, GraphLine, NotOnALineError
+from pipeline.graph.batch_line import LOW, GraphLine, NotOnALineError, same_at_any_batch
 from pipeline.graph.capture import capture
 from pipeline.graph.step_store import StepStore, captured
-from pipeline.graph.symbolic_batch import same_at_any_batch
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.question.compose import choices
-from pipeline.question.frozen import FrozenDict
 from pipeline.question.question import expand
 from pipeline.question.sections import FREE_OPTIONS
+from pipeline.question.settings import FrozenDict
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
 
@@ -156,7 +155,7 @@ def test_what_depends_on_the_batch_size_otherwise_is_found(
     build: Any, proven: bool, computed: bool, captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workloads, "builder", lambda name: build)
-    monkeypatch.setattr("pipeline.graph.symbolic_batch.builder", lambda name: build)
+    monkeypatch.setattr("pipeline.graph.batch_line.builder", lambda name: build)
     config = {"name": "one layer", "architecture": "dlrm", "optimizer": "sgd"}
     assert same_at_any_batch(config) == proven
     captured(config, 32)

@@ -21,8 +21,8 @@ from pipeline.graph.table import Graph, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import project_dir
 from pipeline.question.question import ask
-from pipeline.question.sections import DdpSettings
-from pipeline.simulate.stream_waits import stream_waits
+from pipeline.question.settings import DdpSettings
+from pipeline.simulate.program import stream_waits
 from pipeline.workloads.training_step import Step
 from tests.graph.gloo_buckets import CASES
 

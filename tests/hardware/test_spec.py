@@ -12,8 +12,7 @@ import yaml
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import spec as spec_module
-from pipeline.hardware.altered_figures import differing_figures
-from pipeline.hardware.find_gpu import cpu_spec, cuda_spec, list_gpus, load_gpu, same_chip
+from pipeline.hardware.find_gpu import cpu_spec, cuda_spec, differing_figures, list_gpus, load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32, refuses_bf16
 from pipeline.paths import config_dir
 

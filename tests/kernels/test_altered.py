@@ -22,11 +22,9 @@ from pipeline.answers.predict import predict
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import ConfigError
 from pipeline.flow import Flow
-from pipeline.hardware.altered_figures import catalogue_spec, composed_gpu
-from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.find_gpu import catalogue_spec, composed_gpu, load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.model_files import DIGEST_KEY, write_json
-from pipeline.packs import list_packs
+from pipeline.model_files import DIGEST_KEY, list_packs, write_json
 from pipeline.paths import config_dir
 from pipeline.question.question import ask
 from pipeline.yaml_text import load_yaml

@@ -11,8 +11,8 @@ from evaluation.training.write_packs import write_fitted
 from pipeline.answers.gap_models import FILE, attention_model, kernel_of, nearest, read_fitted
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.estimate import Quantiles
 from pipeline.kernels.fused_attention import AttentionModel, Constants, FittedAttention, Shape, attention_us
-from pipeline.kernels.intervals import Quantiles
 from pipeline.paths import packs_dir
 
 H100 = load_gpu("H100")

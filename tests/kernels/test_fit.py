@@ -15,10 +15,10 @@ from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import networks as trees
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.error_metrics import gmae, gmae_by_size, metrics
+from pipeline.kernels.estimate import fit_quantiles
 from pipeline.kernels.families import Law
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fit_gpu import fit_family, fit_gpu
-from pipeline.kernels.intervals import fit_quantiles
 from pipeline.kernels.network_training import Recipe
 from pipeline.kernels.physics import PHYSICS_SPREAD
 from pipeline.kernels.samples import with_families

@@ -18,7 +18,7 @@ from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import Estimate, KernelModel
 from pipeline.kernels.tensor_cores import LAUNCH_CYCLES
-from pipeline.packs import check_pack
+from pipeline.model_files import check_pack
 from pipeline.paths import packs_dir
 
 
@@ -110,8 +110,8 @@ def test_tf32_runs_the_tiles_of_half_precision_and_as_fp32_where_there_is_none()
 
 
 def test_without_the_cross_gpu_model_what_was_fitted_still_answers(monkeypatch):
-    for module in ("transfer.shipped_models", "answers.gap_models"):  # the second imports it by name
-        monkeypatch.setattr(f"pipeline.{module}.tensor_model", lambda: None)
+    for module in ("transfer.shipped_models", "answers.gap_models"):  # each imports it by name
+        monkeypatch.setattr(f"pipeline.{module}.TRANSFER", "no such folder")
     found = kernel_predictor(load_gpu("A100-PCIE-40GB"), "auto", None).predict(
         pd.concat([products(dtype) for dtype in ("bf16", "tf32")], ignore_index=True)
     )

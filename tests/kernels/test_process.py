@@ -11,6 +11,7 @@ from pipeline.errors import InputError, PackError
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import fit_gpu as fit
 from pipeline.kernels import gaussian_process as process
+from pipeline.kernels.estimate import fit_quantiles
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fit_gpu import fit_family, fit_gpu
 from pipeline.kernels.gaussian_process import (
@@ -20,7 +21,6 @@ from pipeline.kernels.gaussian_process import (
     negative_log_likelihood,
     train_gaussian_process,
 )
-from pipeline.kernels.intervals import fit_quantiles
 from pipeline.kernels.samples import with_families
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.kernels.sample_range import Scope
+from pipeline.kernels.features import Scope
 
 RANGES = {"B": (1.0, 1000.0), "H": (1.0, 500.0)}
 CACHE = 200_000

@@ -11,8 +11,7 @@ import pytest
 from evaluation.checks.session_fit import fit_session, share_inside
 from evaluation.pages.published_step_tables import holds
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.estimate import Estimate
-from pipeline.kernels.intervals import FILE, NOTED_RATIO, Session, clock_notes, session_of
+from pipeline.kernels.estimate import FILE, NOTED_RATIO, Estimate, Session, clock_notes, session_of
 from pipeline.paths import packs_dir
 
 

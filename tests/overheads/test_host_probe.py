@@ -14,7 +14,8 @@ from pipeline.errors import MeasurementError
 from pipeline.hardware.hosts import load_host
 from pipeline.overheads import host_probe
 from pipeline.overheads.host_probe import DONOR, PROBE_LOG_SD, probe_factor, probe_samples
-from pipeline.overheads.overhead_model import OverheadModel, merged
+from pipeline.overheads.overhead_model import OverheadModel
+from pipeline.overheads.statistics import merged
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UnknownNameError
 from pipeline.overheads.extraction import extract_overheads
-from pipeline.overheads.op_names import MAX_SIGNATURE, normalised
-from pipeline.overheads.overhead_model import GLOBAL, OP, SIGNATURE, OverheadModel, calibrate, merged
-from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, group_statistics, summarise
+from pipeline.overheads.overhead_model import GLOBAL, MAX_SIGNATURE, OP, SIGNATURE, OverheadModel, normalised
+from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, calibrate, group_statistics, merged, summarise
 from pipeline.overheads.trace_overheads import extract_public
 from pipeline.schemas import to_arrow
 from pipeline.trace.load import load_trace

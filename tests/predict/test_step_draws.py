@@ -85,7 +85,7 @@ def test_a_step_without_calls() -> None:
 
 def test_the_published_form_and_full_devices_are_walked_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(critical_path, "walk", lambda *_: pytest.fail("the compiled walk was used"))
-    monkeypatch.setattr(compiled_walk, "COMPILED_FROM", 0)
+    monkeypatch.setattr(critical_path, "COMPILED_FROM", 0)
     rows = [row(api=2.0), row(api=1.0, stream=1)]
     times, which, scale = np.full((2, 4), 9.0), np.array([0, 1]), np.ones(4)
     published = step_times(program(*rows), times, which, scale, "published")

@@ -10,7 +10,7 @@ from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.transferred_models import SameChipModel, same_chip_models
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
-from pipeline.packs import list_packs
+from pipeline.model_files import list_packs
 
 pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no pack of the A100")
 

@@ -10,7 +10,7 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.table import Graph, Memory, Node, Tensor, write_nodes
 from pipeline.question.question import ask
-from pipeline.question.sections import EditSettings
+from pipeline.question.settings import EditSettings
 from tests.workloads.small import small
 
 X = Tensor((64, 32), "fp32", (32, 1))

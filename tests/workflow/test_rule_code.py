@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.digest import PLUMBING, code_digest, code_of
 from pipeline.paths import project_dir
+from pipeline.user_cache import PLUMBING, code_digest, code_of
 
 ROOT = project_dir()
 

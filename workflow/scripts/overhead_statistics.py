@@ -6,7 +6,7 @@ from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from pipeline.answers.who_answers import observations_in, overhead_statistics
-    from pipeline.question.sections import OverheadSettings
+    from pipeline.question.settings import OverheadSettings
     from pipeline.schemas import write_table
     from pipeline.show.overhead_runs import track_overheads
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor
 
 from pipeline.collect.device import FLOAT_BYTES, torch_dtype
 from pipeline.errors import MeasurementError
 from pipeline.schemas import DIMS
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 class UnsupportedCallError(MeasurementError):
@@ -104,16 +102,12 @@ class Maker:
     """Random tensors on the device, reproducible by seed; counts the bytes of the tensors."""
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
-        import torch
-
         self.device = device
         self.bytes = 0
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def tensor(self, *shape: int, dtype: str = "fp32") -> Tensor:
         """Uniform values in [-1, 1); integers from 0 to 99 for integer dtypes, 0 or 1 for bool."""
-        import torch
-
         kind = torch_dtype(dtype)
         if kind.is_floating_point:
             values = torch.empty(shape, device=self.device, dtype=kind).uniform_(-1, 1, generator=self._generator)
@@ -128,8 +122,6 @@ class Maker:
         Raises:
             UnsupportedCallError: the distribution is unknown.
         """
-        import torch
-
         kind, _, parameter = distribution.partition(":")
         if kind == "uniform":
             numbers = torch.randint(rows, (count,), device=self.device, generator=self._generator)
@@ -146,8 +138,6 @@ class Maker:
 
     def _zipf(self, rows: int, count: int, alpha: float) -> Tensor:
         """Inverse of the continuous distribution function of x^-alpha on 1 to rows + 1."""
-        import torch
-
         alpha = alpha if abs(alpha - 1) > 1e-3 else 1.001  # the closed form has a pole at 1
         u = torch.rand(count, device=self.device, dtype=torch.float64, generator=self._generator)
         rank = (u * ((rows + 1.0) ** (1 - alpha) - 1) + 1).pow_(1 / (1 - alpha)).long().sub_(1).clamp_(0, rows - 1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
 from pipeline.collect.device import FLOAT_BYTES
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DEFAULT_ROWS = 512
 """Rows of a concatenation or transposition that states only its bytes; the value is a small batch size."""
@@ -24,8 +24,6 @@ SPARSE = ("sparse", "embedding_sparse_backward", "_embedding_bag_sparse_backward
 
 def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """One weight for all tables, flat indices in order (table, sample, lookup), bag offsets, and notes."""
-    import torch
-
     batch, tables, lookups, width = spec["B"], spec.get("T", 1), spec.get("L", 1), spec["D"]
     rows = [int(r) for r in spec.attributes.get("rows", [])]
     if len(rows) != tables:
@@ -42,8 +40,6 @@ def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, 
 
 def embedding_forward(spec: Spec, make: Maker) -> Case:
     """`fused` and `bag`: the sum of L rows per bag; `gather`: one row per index."""
-    import torch
-
     weight, index, offsets, note = _lookup(spec, make)
     if spec.name in ("gather", "embedding", "index_select"):
         return Case(spec, lambda: torch.index_select(weight, 0, index), (index,), note=note)
@@ -58,8 +54,6 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
 
     Without FBGEMM, `fused_sgd` runs what the workloads run instead: gradient rows are repeated and added to the weight.
     """
-    import torch
-
     weight, index, offsets, note = _lookup(spec, make)
     aten, bags, rows = torch.ops.aten, offsets.numel(), weight.shape[0]
     if spec.name in DENSE and spec.attributes.get("bag", True) is False:
@@ -95,8 +89,6 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
 
 def tril_index(spec: Spec, make: Maker) -> Case:
     """Gather the lower triangle of B matrices F x F by row and column numbers, or scatter it back."""
-    import torch
-
     batch, f = spec["B"], spec["F"]
     low = torch.tril_indices(f, f, -1, device=make.device)
     rows, columns = low[0].contiguous(), low[1].contiguous()
@@ -113,8 +105,6 @@ def tril_index(spec: Spec, make: Maker) -> Case:
 
 def index(spec: Spec, make: Maker) -> Case:
     """Gather or scatter rows of width H by B row numbers; if B is not given, it follows from `bytes` (moved bytes)."""
-    import torch
-
     width = spec.get("H", spec.get("D", 64))
     count = max(spec.get("B", spec.get("bytes", 4096) // (spec.element_bytes * width)), 1)
     table_rows = spec.get("E", count)
@@ -137,8 +127,6 @@ def index(spec: Spec, make: Maker) -> Case:
 
 def concat(spec: Spec, make: Maker) -> Case:
     """`cat` of parts along a dimension; the parts have equal width unless the attributes give `widths`."""
-    import torch
-
     elements, count = max(spec["bytes"] // spec.element_bytes, 1), max(spec.get("tensors", 2), 1)
     rows = spec.get("B", 0) or next((r for r in (DEFAULT_ROWS, 64, 8, 1) if elements // (r * count)), 1)
     widths = [int(w) for w in spec.attributes.get("widths", [])] or _split(max(elements // rows, count), count)
@@ -150,8 +138,6 @@ def concat(spec: Spec, make: Maker) -> Case:
 
 def copy(spec: Spec, make: Maker) -> Case:
     """`copy` (contiguous), `transpose` (to another order of dimensions), `cast` (to another dtype)."""
-    import torch
-
     elements = max(spec["bytes"] // spec.element_bytes, 1)
     if spec.name == "cast":
         x = make.tensor(elements, dtype=spec.dtype)
@@ -173,8 +159,6 @@ def copy(spec: Spec, make: Maker) -> Case:
 
 def memcpy(spec: Spec, make: Maker) -> Case:
     """Copies between host and device (`pinned` or `pageable`) and within the device; on a CPU plain copies."""
-    import torch
-
     size = max(spec["bytes"], 1)
     here = make.counted(torch.ones(size, dtype=torch.uint8, device=make.device))
     there = make.counted(torch.ones_like(here)) if spec.family == "memcpy_d2d" else torch.ones(size, dtype=torch.uint8)
@@ -186,8 +170,6 @@ def memcpy(spec: Spec, make: Maker) -> Case:
 
 def memset(spec: Spec, make: Maker) -> Case:
     """Clear a buffer; with the attribute `fresh`, a new buffer each time."""
-    import torch
-
     size = max(spec["bytes"], 1)
     if spec.attributes.get("fresh"):
         return Case(spec, lambda: torch.zeros(size, dtype=torch.uint8, device=make.device))
@@ -198,8 +180,6 @@ def memset(spec: Spec, make: Maker) -> Case:
 
 def optimizer(spec: Spec, make: Maker) -> Case:
     """One optimizer step over `bytes` of parameters in `tensors` tensors; on CUDA all tensors at once."""
-    import torch
-
     count = max(spec.get("tensors", 1), 1)
     dtype = spec.dtype if spec.dtype in FLOAT_BYTES else "fp32"
     elements = max(spec["bytes"] // FLOAT_BYTES[dtype], count)
@@ -221,8 +201,6 @@ def optimizer(spec: Spec, make: Maker) -> Case:
 
 def _foreach(spec: Spec, tensors: list[Tensor], others: list[Tensor]) -> Case:
     """One of the fused list operations of optimizers, in place."""
-    import torch
-
     third = [torch.ones_like(t) for t in others] if "addc" in spec.name else []
     # add and copy have a second list if the call read twice the bytes that it wrote (for copy: as many bytes)
     pair = spec.get("inputs", 2 * spec["bytes"]) > 1.5 * spec["bytes"]
@@ -247,8 +225,6 @@ def _foreach(spec: Spec, tensors: list[Tensor], others: list[Tensor]) -> Case:
 
 def sort(spec: Spec, make: Maker) -> Case:
     """`sort`, `unique` or `topk` of int64 row numbers."""
-    import torch
-
     keys = make.counted(torch.randint(1 << SORT_PASS_BITS, (max(spec["bytes"] // 8, 1),), device=make.device))
     operations: dict[str, Callable[[Tensor], Any]] = {
         "sort": torch.sort,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
 from pipeline.collect.device import torch_dtype
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def gemm(spec: Spec, make: Maker) -> Case:
@@ -16,8 +17,6 @@ def gemm(spec: Spec, make: Maker) -> Case:
 
     N is the reduction; `trans_a` and `trans_b` say whether an operand is stored transposed.
     """
-    import torch
-
     m, n, k = spec.get("B", 1) * spec["M"], spec["N"], spec["K"]
     a = _stored(make, spec, (m, n), bool(spec.get("trans_a", 0)))
     b = _stored(make, spec, (n, k), bool(spec.get("trans_b", 0)))
@@ -30,8 +29,6 @@ def gemm(spec: Spec, make: Maker) -> Case:
 
 def bmm(spec: Spec, make: Maker) -> Case:
     """`bmm` and `baddbmm`: B products of (M x N) times (N x K)."""
-    import torch
-
     count, m, n, k = spec.get("B", 1), spec["M"], spec["N"], spec["K"]
     a = _stored(make, spec, (count, m, n), bool(spec.get("trans_a", 0)))
     b = _stored(make, spec, (count, n, k), bool(spec.get("trans_b", 0)))
@@ -43,8 +40,6 @@ def bmm(spec: Spec, make: Maker) -> Case:
 
 def conv2d(spec: Spec, make: Maker) -> Case:
     """Forward convolution, or its gradient for the data or the weights, depending on the family."""
-    import torch
-
     aten = torch.ops.aten
     groups, kernel = spec.get("groups", 1), (spec["kernel_size"], spec.get("kernel_size_w", spec["kernel_size"]))
     stride = [spec.get("stride", 1), spec.get("stride_w", spec.get("stride", 1))]
@@ -72,9 +67,6 @@ def rnn(spec: Spec, make: Maker) -> Case:
 
     `attributes` may state `directions`, `gates` and `projected`. The backward call does not include the forward call.
     """
-    import torch
-    from torch import nn
-
     gates = int(spec.attributes.get("gates", 3 if spec.name.startswith("gru") else 4))
     kind: Any = {1: nn.RNN, 3: nn.GRU, 4: nn.LSTM}[gates]
     projected = int(spec.attributes.get("projected", 0))
@@ -108,9 +100,6 @@ def attention(spec: Spec, make: Maker) -> Case:
     """
     if spec.attributes.get("mask"):
         raise UnsupportedCallError("attention with a mask: its shape is not known")
-    import torch
-    import torch.nn.functional as F
-
     count, width = spec["B"], spec["K"]
     q, k, v = (make.tensor(1, count, rows, width, dtype=spec.dtype) for rows in (spec["M"], spec["N"], spec["N"]))
     causal = bool(spec.attributes.get("causal", False))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Operation = Callable[..., Any]
 
 
 def _unary() -> dict[str, Operation]:
     """Operations on one tensor; `addu` and the like take a scalar."""
-    import torch
-    import torch.nn.functional as F
-
     same_name = ("relu", "sigmoid", "tanh", "sqrt", "rsqrt", "exp", "log", "neg", "abs", "clone", "tril", "triu",
                  "ones_like", "zeros_like")  # fmt: skip
     return {
@@ -40,8 +38,6 @@ def _unary() -> dict[str, Operation]:
 
 def _binary() -> dict[str, Operation]:
     """Operations on two tensors; the second one may be broadcast."""
-    import torch
-
     aten = torch.ops.aten
     gradients = ("sigmoid_backward", "tanh_backward", "gelu_backward", "silu_backward")
     return {
@@ -97,8 +93,6 @@ def _in_place(operation: Operation, name: str, x: Tensor, *rest: Tensor) -> Call
 
 def reduction(spec: Spec, make: Maker) -> Case:
     """Reduce B x H over rows, columns or all; the op (`sum_rows`, `sum_all`) or `outputs` (bytes) selects which."""
-    import torch
-
     b, h = spec.get("B", 1), spec["H"]
     x = make.tensor(b, h, dtype=spec.dtype)
     operations: dict[str, Callable[..., Any]] = {
@@ -119,9 +113,6 @@ def reduction(spec: Spec, make: Maker) -> Case:
 
 def loss(spec: Spec, make: Maker) -> Case:
     """`mse`, `bce`, `nll` and `cross_entropy` over B samples (of H classes)."""
-    import torch
-    import torch.nn.functional as F
-
     aten, b, h = torch.ops.aten, spec["B"], max(spec.get("H", 1), 1)
     kind = spec.name.removesuffix("_backward").removesuffix("_loss").removesuffix("_forward")
     kind = {"binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "logits"}.get(kind, kind)
@@ -150,8 +141,6 @@ def loss(spec: Spec, make: Maker) -> Case:
 
 def softmax(spec: Spec, make: Maker) -> Case:
     """`softmax` or `log_softmax` over rows of width H."""
-    import torch
-
     aten, x = torch.ops.aten, make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
     log = "log" in spec.name
     forward = torch.log_softmax if log else torch.softmax
@@ -164,8 +153,6 @@ def softmax(spec: Spec, make: Maker) -> Case:
 
 def layer_norm(spec: Spec, make: Maker) -> Case:
     """Layer norm with scale and shift; `..._weight...` is the gradient of only these two, `..._input` that of x."""
-    import torch
-
     aten, h = torch.ops.aten, spec["H"]
     x = make.tensor(spec.get("B", 1), h, dtype=spec.dtype)
     w, v = make.tensor(h, dtype=spec.dtype), make.tensor(h, dtype=spec.dtype)
@@ -181,8 +168,6 @@ def layer_norm(spec: Spec, make: Maker) -> Case:
 
 def batch_norm(spec: Spec, make: Maker) -> Case:
     """Batch norm in training over B images of C channels and HW pixels."""
-    import torch.nn.functional as F
-
     b, c, hw = spec["B"], spec["C"], spec["HW"]
     x, w, v = make.tensor(b, c, hw, 1, dtype=spec.dtype), make.tensor(c), make.tensor(c)
     mean, variance = make.tensor(c), make.tensor(c).abs_()
@@ -191,8 +176,6 @@ def batch_norm(spec: Spec, make: Maker) -> Case:
 
 def dropout(spec: Spec, make: Maker) -> Case:
     """Dropout of 10 % of B x H elements."""
-    import torch
-
     aten, x = torch.ops.aten, make.tensor(spec.get("B", 1), spec["H"], dtype=spec.dtype)
     if not spec.backward:
         return Case(spec, lambda: aten.native_dropout.default(x, 0.1, True), (x,))
@@ -202,8 +185,6 @@ def dropout(spec: Spec, make: Maker) -> Case:
 
 def pooling(spec: Spec, make: Maker) -> Case:
     """`max`, `average` or `adaptive` (to one pixel) pooling of square images."""
-    import torch.nn.functional as F
-
     side = max(round(spec["HW"] ** 0.5), 1)
     x = make.tensor(spec["B"], spec["C"], side, side, dtype=spec.dtype)
     kernel = min(spec.get("kernel_size", 3), side)
@@ -223,8 +204,6 @@ def _differentiable(spec: Spec, make: Maker, forward: Callable[[], Tensor], wrt:
 
     Direct calls of the backward operators are fragile, because they need cuDNN's reserve and saved indices.
     """
-    import torch
-
     if not spec.backward:
         return Case(spec, forward, (wrt[0],))
     for tensor in wrt:

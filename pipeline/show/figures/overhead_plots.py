@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.overheads.op_names import HOST_TYPES
+from pipeline.overheads.overhead_model import HOST_TYPES
 from pipeline.palette import MEASURED
 from pipeline.show.figures.layout import NOTE, WIDE, Board, Page, plain_ticks, rows_height, value_labels
 

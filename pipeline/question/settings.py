@@ -1,0 +1,272 @@
+"""The sections of a question as frozen values: settings of methods, edits, and how many GPUs share the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.hardware.clusters import AUTO, Cluster, check_fabric, load_cluster, usual_cluster
+from pipeline.hardware.find_gpu import LOCAL
+from pipeline.hardware.spec import GpuSpec
+
+RANKS_KEYS = ("devices", "nodes", "cluster", "parallel", "ddp")
+"""Keys of the configuration that say this."""
+
+MAX_DEVICES = 100_000
+
+CAPTURED_RANKS = 2
+"""Ranks with which a shipped workload is captured: its step depends on there being several, and not on how many."""
+
+NO_EDIT = "none"
+"""Value of an option of the section `edit` that edits nothing."""
+
+
+FUSE_ALL = "elementwise"
+"""Value of `edit.fuse` that fuses every chain of elementwise operators."""
+
+
+@dataclass(frozen=True)
+class KernelSettings:
+    """Section `kernels`: the variants of kernel models to fit, and how to fit them."""
+
+    name: str
+    variants: tuple[str, ...]
+    seed: int
+    workers: int
+    families: tuple[str, ...] = ()
+    """Families to fit; empty for all that have samples. Shipped models or physics predict the others."""
+
+
+@dataclass(frozen=True)
+class OverheadSettings:
+    """Section `overheads`: the observations of a host to use, and how to summarise them; times are in µs."""
+
+    name: str
+    observations: str
+    estimator: str
+    profiler_event_us: float
+    profiler_launch_us: float
+    host_scale: float = 1.0
+    """Ratio of the host's time to the profiled host's time; it is applied when a point is predicted."""
+
+
+@dataclass(frozen=True)
+class PredictSettings:
+    """Section `predict`: the form of the critical path, and the random draws for an interval."""
+
+    critical_path: str = "full"
+    cuda_graph: bool = False
+    draws: int = 1024
+    """With so many, p10 and p90 vary from seed to seed with a standard deviation of 0.01 to 0.2 %."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """Section `collect`: time limits of measurements on this machine (s), and the number of profiled iterations."""
+
+    step_seconds: float = 15
+    kernel_seconds: float = 60
+    iterations: int = 12
+
+
+@dataclass(frozen=True)
+class DdpSettings:
+    """Section `ddp`: options of `DistributedDataParallel`, and of its hook that compresses gradients."""
+
+    bucket_cap_mb: float = 25
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    broadcast_buffers: bool = True
+    find_unused_parameters: bool = False
+    compression: str = "none"
+
+
+@dataclass(frozen=True)
+class EditSettings:
+    """Section `edit`: edits of the step's operators, in the order in which they are applied; false if there are none."""
+
+    remove: tuple[str, ...] = ()
+    """Operators to remove."""
+    substitute: tuple[str, ...] = ()
+    """Operators and those that take their place: `aten::relu/aten::gelu`."""
+    fuse: tuple[str, ...] = ()
+    """Chains of operators that become one kernel: `aten::add+aten::relu`; `elementwise` for every chain."""
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> EditSettings:
+        """From the values of the section: a name, several names, or `none`."""
+        names_of = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in section.items()}
+        return cls(**{key: () if names == (NO_EDIT,) else names for key, names in names_of.items()})
+
+    def __bool__(self) -> bool:
+        return bool(self.remove or self.substitute or self.fuse)
+
+    @property
+    def texts(self) -> list[str]:
+        """The edits as overrides, such as `edit.remove=aten::dropout`, one for each name."""
+        return [f"edit.{key}={name}" for key, names in asdict(self).items() for name in names]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The GPUs of a step of several ranks, one rank each.
+
+    Attributes:
+        devices: number of GPUs.
+        nodes: number of machines.
+        cluster: what joins them.
+        ddp: how gradients are exchanged.
+    """
+
+    devices: int
+    nodes: int
+    cluster: Cluster
+    ddp: DdpSettings
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], gpu: GpuSpec, model: Mapping[str, Any]) -> Ranks | None:
+        """The ranks that a configuration asks for; None for one GPU.
+
+        Args:
+            config: values of `RANKS_KEYS`.
+            gpu: what each rank has.
+            model: section `model`.
+
+        Raises:
+            UnknownNameError: there is no such cluster.
+            ConfigError: the numbers make no sense.
+        """
+        devices = _count(config["devices"], "devices")
+        if devices == 1:
+            return None
+        _check_work(f"devices={devices}", gpu, model)
+        cluster = usual_cluster(gpu) if config["cluster"] == AUTO else load_cluster(str(config["cluster"]))
+        check_fabric(cluster, gpu)
+        fewest = -(-devices // cluster.gpus_per_node)
+        nodes = fewest if config["nodes"] == AUTO else _count(config["nodes"], "nodes")
+        if devices % nodes:
+            raise ConfigError(
+                f"devices={devices} nodes={nodes}: each node holds the same number of GPUs; give a multiple"
+            )
+        if devices // nodes > cluster.gpus_per_node:
+            raise ConfigError(
+                f"devices={devices} nodes={nodes}: a node of {cluster.name} holds {cluster.gpus_per_node} GPUs; "
+                f"take nodes={fewest}, or another cluster (steptime clusters)"
+            )
+        return cls(devices, nodes, cluster, DdpSettings(**config["ddp"]))
+
+    def names(self, gpu: GpuSpec) -> list[str]:
+        """The parts of a variant's name: what differs from one GPU, and from the defaults."""
+        usual = asdict(DdpSettings())
+        differing = {key: value for key, value in asdict(self.ddp).items() if value != usual[key]}
+        fewest = -(-self.devices // self.cluster.gpus_per_node)
+        names = [f"devices-{self.devices}", *([f"nodes-{self.nodes}"] if self.nodes != fewest else [])]
+        names += [f"cluster-{self.cluster.name}"] if self.cluster != usual_cluster(gpu) else []
+        return names + [f"ddp.{key}-{value}" for key, value in differing.items()]
+
+
+def unread_alone(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[str, ...]:
+    """A sentence on options of several GPUs that were given for one; in a sweep over `devices` they are for the others."""
+    changed = [key for key in ("nodes", "cluster", "ddp") if config[key] != usual[key]]
+    return (f"one GPU exchanges nothing and does not read {', '.join(changed)}",) if changed else ()
+
+
+def with_exchange(
+    ranks: Ranks | None, model: Mapping[str, Any], usual: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Section `model` and that of the files, with `ddp`: how a step of several ranks exchanges its gradients.
+
+    A user's own step may read how many ranks there are, so it is captured with all of them.
+    """
+    if ranks is None:
+        return dict(model), dict(usual)
+    count = ranks.devices if model.get("architecture") == "custom" else CAPTURED_RANKS
+    exchange = {"ranks": count, **asdict(ranks.ddp)}
+    return {**model, "ddp": exchange}, {**usual, "ddp": {"ranks": 1, **asdict(DdpSettings())}}
+
+
+def _check_work(devices: str, gpu: GpuSpec, model: Mapping[str, Any]) -> None:
+    """Refuse what several GPUs cannot do.
+
+    Raises:
+        ConfigError: they are asked to infer, or to be this machine.
+    """
+    if model.get("mode") == "inference":
+        raise ConfigError(
+            f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the throughput of one"
+        )
+    if gpu.name == LOCAL:
+        raise ConfigError(f"{devices}: gpu=local is measured with one process; name a GPU, such as gpu=A100")
+
+
+def _count(value: object, key: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DEVICES:
+        raise ConfigError(f"{key}={written(value)}: give a whole number from 1 to {MAX_DEVICES:,}")
+    return value
+
+
+class FrozenDict(Mapping[str, Any]):
+    """An immutable, hashable mapping. Nested mappings and lists are frozen too (lists become tuples)."""
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {str(key): _frozen(value) for key, value in values.items()}
+        self._hash: int | None = None
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(frozenset(self._values.items()))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, FrozenDict):
+            return self is other or self._values == other._values
+        return super().__eq__(other)
+
+    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
+        return FrozenDict, (self._values,)  # without the hash: those of texts differ between processes
+
+    def __repr__(self) -> str:
+        return f"FrozenDict({self._values!r})"
+
+    def plain(self) -> dict[str, Any]:
+        """The same values as dicts and lists, for functions that build models and for Snakemake's params."""
+        return {key: plain(value) for key, value in self._values.items()}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return FrozenDict(value)
+    return tuple(_frozen(entry) for entry in value) if isinstance(value, (list, tuple)) else value
+
+
+def plain(value: Any, without: Sequence[str] = ()) -> Any:
+    """A frozen value as dicts and lists; fields of a dataclass that `without` names are left out."""
+    if isinstance(value, FrozenDict):
+        return value.plain()
+    if is_dataclass(value):
+        kept = [entry.name for entry in fields(value) if entry.name not in without]
+        return {name: plain(getattr(value, name), without) for name in kept}
+    return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def written(value: Any) -> str:
+    """A value in the form in which a user types it on the command line."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(written, value))}]"
+    return "null" if value is None else str(value)
