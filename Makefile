@@ -11,7 +11,7 @@ export PYTHONWARNINGS ?= ignore
 # Prints the rules that refit models of newer GPUs. Without the optional package of their measurements, prints nothing.
 NEWER := from evaluation.published.aiconfigurator import data_dir; print("half_pack collective_curves attention_constants" if data_dir() else "")
 
-.PHONY: help setup run local test nightly soak lint paper figures report accuracy measured readme packs ui clean unlock
+.PHONY: help setup run local test nightly soak lint paper figures report accuracy measured readme pictures packs ui clean unlock
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 12
@@ -68,6 +68,9 @@ measured: setup unlock ## compare steps of every GPU under measurements/ with pr
 
 readme: setup unlock ## write tables and pictures of README.md and docs/accuracy.md, from packs and public data
 	@$(BIN)/python -m evaluation.pages.readme_tables
+
+pictures: setup ## make the pictures of README.md and docs/ and the notebook anew, from what ships (the timeline needs chromium)
+	@$(BIN)/python -m evaluation.pages.doc_pictures
 
 ui: setup ## start MLflow on the project's database
 	@$(BIN)/steptime ui

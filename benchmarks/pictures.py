@@ -25,8 +25,9 @@ from evaluation.published.published_errors import published
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.palette import SERIES
 from pipeline.paths import project_dir, transfer_dir
+from pipeline.readable import span
 from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, Board, Page, plain_ticks, save
+from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, NOTE, Board, Page, plain_ticks, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,6 +120,11 @@ def transfer(errors: pd.DataFrame) -> Figure:
         )
     bars = [TRANSFER_BARS[name] for name in FAMILY_ORDER]
     handles += axes.plot(bars, range(len(FAMILY_ORDER)), "|", color="black", markersize=16, label="bar for auto")
+    for row, percent in enumerate(means["auto"].reindex(FAMILY_ORDER)):
+        axes.annotate(f"{percent:.0f}", (percent, row), (0, 5), textcoords="offset points", ha="center", fontsize=NOTE)
+    ours, wave = means["auto"].reindex(FAMILY_ORDER), means["wave"].reindex(FAMILY_ORDER)
+    board.headline(f"Kernels on a GPU left out of training: auto errs by {span(ours.min(), ours.max(), ' %')}, wave scaling "
+                   f"by {span(wave.min(), wave.max(), ' %')}")  # fmt: skip
     board.label_rows(axes, FAMILY_ORDER)
     board.names(axes, "MAPE above twice the latency floor (%)")
     axes.set_xscale("log")

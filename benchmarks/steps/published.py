@@ -128,6 +128,10 @@ def picture(rows: pd.DataFrame) -> Figure:
         board.number_ticks(axes)
         board.names(axes, "predicted / measured − 1 (%)")
         board.title(axes, str(precision))
+    within = 100 * float((training["error"].abs() <= 0.2).mean())
+    mean = 100 * float(training["error"].abs().mean())
+    board.headline(f"{len(training)} published training steps on {len(order)} GPUs: mean error {mean:.1f} %, "
+                   f"{within:.0f} % of them within 20 %")  # fmt: skip
     board.legend(marks(colours.values()), models)
     board.note("Measured: Lambda Labs' benchmark. Grey: within 20 %.")
     return board.figure

@@ -1,20 +1,18 @@
 """The notebook of docs/: every cell runs, and the outputs in the file are those of today's predictions.
 
-After a change, execute it again: `pip install nbclient ipykernel`, then `jupyter execute --inplace docs/tour.ipynb`.
+After a change, `make pictures` executes it again.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from contextlib import redirect_stdout
-from io import StringIO
 from typing import Any
 
 import nbformat
 import pandas as pd
 import pytest
 
+from evaluation.pages.doc_pictures import run_cell
 from pipeline.paths import project_dir
 
 TOUR = project_dir() / "docs" / "tour.ipynb"
@@ -28,17 +26,6 @@ def cells() -> list[Any]:
     return [cell for cell in nbformat.read(TOUR, as_version=4).cells if cell.cell_type == "code"]
 
 
-def run(source: str, names: dict[str, Any]) -> tuple[object, str]:
-    """The value of a cell's last line, if it is an expression, and what the cell prints."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    printed = StringIO()
-    with redirect_stdout(printed):
-        exec(compile(tree, "cell", "exec"), names)
-        value = eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
-    return value, printed.getvalue()
-
-
 def numbers(text: str) -> list[float]:
     return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
 
@@ -50,7 +37,7 @@ def test_every_cell_runs_and_shows_what_the_file_says(monkeypatch: pytest.Monkey
     names: dict[str, Any] = {}
     pictures = 0
     for cell in cells():
-        value, printed = run(cell.source, names)
+        value, printed = run_cell(cell.source, names)
         shown = {kind: text for output in cell.outputs for kind, text in output.get("data", {}).items()}
         if "image/png" in shown:
             assert type(value).__name__ == "Figure", cell.source

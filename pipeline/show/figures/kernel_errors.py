@@ -10,6 +10,7 @@ import pandas as pd
 from pipeline.palette import ACTIVE, SERIES, series_colours
 from pipeline.show.figures.layout import (
     MARKERS,
+    NOTE,
     WIDE,
     Board,
     Page,
@@ -98,8 +99,10 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
         left.plot(100 * rows["mape"], where, marker, color=colours[gpu], markerfacecolor="white", markersize=5)
         right.plot(100 * rows["coverage"], where, marker, color=colours[gpu], markersize=6)
         if len(gpus) == 1:
-            ends = 100 * rows[["gmae", "mape"]].max(axis=1)
-            value_labels(left, ends, [f"{100 * gmae:.1f}" for gmae in rows["gmae"]])
+            value_labels(left, 100 * rows["mape"], [f"{100 * mape:.1f}" for mape in rows["mape"]])
+            for percent, row in zip(100 * rows["gmae"], where, strict=True):
+                left.annotate(f"{percent:.1f}", (percent, row), (0, 4), textcoords="offset points", ha="center", va="bottom",
+                              fontsize=NOTE, color=colours[gpu])  # fmt: skip
     left.axvline(BOUND_PERCENT, color="black", linestyle="--", linewidth=1, zorder=1)
     left.set_xlim(left=0)
     right.axvline(80, color="black", linewidth=1, linestyle="--", zorder=1)

@@ -10,7 +10,7 @@ from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER, family_colour
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.figure_data import step_parts
-from pipeline.show.figures.layout import TEXT, WIDE, Board, rows_height
+from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, rows_height
 from pipeline.show.figures.scaling import draw_scaling
 from pipeline.show.figures.step_times import step_times, steps
 
@@ -30,7 +30,7 @@ OVERLAP = 1.01
 """Ratio of the sum of kernel times to the active time from which kernels of several streams overlap."""
 
 
-def draw_step(prediction: Prediction) -> Figure:
+def draw_step(prediction: Prediction, page: Page = WIDE) -> Figure:
     """The step with its interval, its parts from left to right, each beside its name, and the host's time; in ms.
 
     Kernels of several streams may overlap. Their bars are then scaled to the active time, and a line below says so.
@@ -38,7 +38,7 @@ def draw_step(prediction: Prediction) -> Figure:
     p = prediction
     parts = device_parts(p)
     names = ["step", *parts, "host"]
-    board = Board([rows_height(names, WIDE)])
+    board = Board([rows_height(names, page)], page)
     (axes,) = board.panels
     board.label_rows(axes, names)
     ms = {"step": p.predicted_us / 1000, **{name: us / 1000 for name, us in parts.items()}, "host": p.host_us / 1000}
@@ -65,6 +65,7 @@ def draw_step(prediction: Prediction) -> Figure:
     board.number_ticks(axes)
     named = f" ({p.named})" if p.named else ""
     board.title(axes, f"{p.title}{named}: {milliseconds(p.predicted_us)}, {verdict(p)}")
+    board.note("Whisker: p10 to p90.")
     if p.several:
         board.note("Of collectives, the part is drawn that no kernel hides.")
     elif sum(p.families_us.values()) > OVERLAP * p.active_us:
@@ -76,7 +77,7 @@ def _beside(p: Prediction, name: str, ms: float) -> str:
     """The numbers beside a bar of `draw_step`."""
     if name == "step":
         measured = "" if p.measured_us is None else f"; ◆ measured {milliseconds(p.measured_us)}"
-        return f"{milliseconds(1000 * ms)}, p10 to p90{measured}"
+        return f"{milliseconds(1000 * ms)}{measured}"
     return milliseconds(1000 * ms) + ("" if name == "host" else f", {100_000 * ms / p.predicted_us:.0f} %")
 
 

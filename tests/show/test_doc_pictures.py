@@ -1,0 +1,38 @@
+"""Pictures of the documents say what is predicted today: `make pictures` makes those anew that do not."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from evaluation.pages.doc_pictures import SAYS, TIMELINE, figures, texts_of, timeline_digest
+from pipeline.paths import project_dir
+from tests.show import chromium
+
+IMAGES = project_dir() / "docs" / "images"
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+SAME = 0.02
+"""Largest relative difference between a number in a picture and today's: processors differ in the last digits."""
+
+
+def test_pictures_say_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPTIME_DATASETS", "none")
+    says = json.loads((IMAGES / SAYS).read_text(encoding="utf-8"))
+    for name, figure in figures():
+        now, before = texts_of(figure), says[f"{name}.svg"]
+        assert (IMAGES / f"{name}.svg").is_file()
+        assert [NUMBER.sub("#", text) for text in now] == [NUMBER.sub("#", text) for text in before], (
+            "run `make pictures`"
+        )
+        numbers = [[float(number.replace(",", "")) for text in texts for number in NUMBER.findall(text)]
+                   for texts in (now, before)]  # fmt: skip
+        assert numbers[0] == pytest.approx(numbers[1], rel=SAME, abs=0.011), f"{name}.svg: run `make pictures`"
+
+
+def test_the_picture_of_a_timeline_shows_the_page_of_today() -> None:
+    if chromium.program() is None:
+        pytest.skip("no chromium on this machine, with which `make pictures` draws it")
+    says = json.loads((IMAGES / SAYS).read_text(encoding="utf-8"))
+    assert says[TIMELINE] == timeline_digest(), "run `make pictures`"
