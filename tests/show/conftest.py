@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.answers.difference import difference
 from pipeline.prediction import Prediction
 from pipeline.show.figures.gallery import Artifacts
 from tests.show import chromium
@@ -64,7 +65,8 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
         test.to_parquet(folder / "test_predictions.parquet")
         models.append(("V100", folder))
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
-    return Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models))
+    why = difference(*Prediction.all_of(summary)[1::2])
+    return Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), difference=why)
 
 
 @pytest.fixture(scope="module")
