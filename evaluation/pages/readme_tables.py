@@ -1,6 +1,6 @@
 """Writes the tables and pictures of README.md and `docs/accuracy.md` from artifacts.
 
-`make readme` or `python -m evaluation.pages.readme_tables`: updates `results/checks/` where public data is available,
+`make readme` or `python -m evaluation.pages.mean_tables`: updates `results/checks/` where public data is available,
 replaces the text between markers, and draws the pictures under `docs/images/`.
 """
 
@@ -14,7 +14,14 @@ from pathlib import Path
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.pages import pictures
-from evaluation.pages.accuracy_tables import Evidence, left_out_errors, outdated_families, page_tables, readme_table
+from evaluation.pages.accuracy_tables import (
+    Evidence,
+    left_out_errors,
+    mean_table,
+    outdated_families,
+    page_tables,
+    readme_rows,
+)
 from evaluation.pages.markdown import rewrite
 from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
@@ -29,7 +36,7 @@ RULE_GRAPH_GRID = {"gpu": "local", "model": "dlrm_small", "results": "no-results
 """Grid whose rule graph is drawn: the only one in which every stage runs. No artifact of an earlier run is in its folder."""
 
 README, README_MARKER = "README.md", "accuracy"
-PAGE, PAGE_MARKER = "docs/accuracy.md", "tables"
+PAGE, PAGE_MARKER, MEANS_MARKER = "docs/accuracy.md", "tables", "means"
 RULES_PAGE, RULES_MARKER = "ARCHITECTURE.md", "rules"
 """Files with a generated block, and the name of its markers."""
 
@@ -80,14 +87,14 @@ def write(evidence: Evidence, root: Path) -> list[Path]:
     Raises:
         InputError: a file lacks its markers, or the accuracy page lacks a table of published steps.
     """
-    small = readme_table(evidence, (root / PAGE).read_text(encoding="utf-8"))
+    means = mean_table(evidence, (root / PAGE).read_text(encoding="utf-8"))
     blocks = {
-        README: (README_MARKER, small),
-        PAGE: (PAGE_MARKER, page_tables(evidence)),
-        RULES_PAGE: (RULES_MARKER, rule_graph()),
+        README: {README_MARKER: readme_rows(means)},
+        PAGE: {MEANS_MARKER: means, PAGE_MARKER: page_tables(evidence)},
+        RULES_PAGE: {RULES_MARKER: rule_graph()},
     }
-    for name, (marker, text) in blocks.items():
-        rewrite(root / name, {marker: text})
+    for name, texts in blocks.items():
+        rewrite(root / name, texts)
     images = root / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     save(

@@ -20,13 +20,22 @@ from evaluation.pages.accuracy_tables import (
     kernel_rows,
     kernel_table,
     left_out_errors,
+    mean_table,
     outdated_families,
     page_tables,
-    readme_table,
+    readme_rows,
 )
 from evaluation.pages.markdown import block, markdown, replaced, table_rows
 from evaluation.pages.published_rows import NOT_AT_HAND, published_rows
-from evaluation.pages.readme_tables import PAGE, PAGE_MARKER, README, README_MARKER, gather, shipped_families
+from evaluation.pages.readme_tables import (
+    MEANS_MARKER,
+    PAGE,
+    PAGE_MARKER,
+    README,
+    README_MARKER,
+    gather,
+    shipped_families,
+)
 from pipeline.errors import InputError, TableError
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.show.figures import figure_data as tables
@@ -106,7 +115,7 @@ def test_the_page_shows_errors_beside_baselines_published_figures_and_bars(found
 
 
 def test_the_small_table_has_the_mean_of_every_stage_and_of_published_steps(found: Evidence) -> None:
-    text = readme_table(found, STEPS)
+    text = mean_table(found, STEPS)
     for row in (
         "| kernel: matrix product | held-out shapes, 1 GPU | 2.0 (worst 2.0) | Lin et al. state < 10 for theirs | 10 |",
         "| kernel: other families | held-out shapes, 1 GPU | 2.0 (worst 2.0) | Lin et al. state < 10 for theirs | 10 |",
@@ -162,8 +171,11 @@ def test_readme_and_docs_hold_what_the_packs_say() -> None:
     shipped = Evidence(kernels, nothing, nothing, left_out_errors(transfer_dir()), pairs, models)
     page = (project_dir() / PAGE).read_text(encoding="utf-8")
     assert kernel_table(kernels) in block(page, PAGE_MARKER), f"{PAGE}: run `make readme`"
-    told = [list(row.values()) for row in table_rows(block((project_dir() / README).read_text(encoding="utf-8"),
-                                                           README_MARKER))]  # fmt: skip
+    told = [list(row.values()) for row in table_rows(block(page, MEANS_MARKER))]
+    readme = block((project_dir() / README).read_text(encoding="utf-8"), README_MARKER)
+    assert readme == readme_rows(block(page, MEANS_MARKER)) and len(table_rows(readme)) == 5, (
+        f"{README}: run `make readme`"
+    )
     told = [
         [cell.removesuffix(NOT_AT_HAND) for cell in row] for row in told
     ]  # the files at hand differ between machines
@@ -172,11 +184,11 @@ def test_readme_and_docs_hold_what_the_packs_say() -> None:
     assert len(told) <= 16
 
 
-def test_the_readme_repeats_the_means_of_the_accuracy_page() -> None:
+def test_the_table_of_means_repeats_those_of_the_tables_below() -> None:
     """Replayed traces and passes need public data; their rows follow from the tables of docs/accuracy.md."""
-    page = block((project_dir() / PAGE).read_text(encoding="utf-8"), PAGE_MARKER)
-    readme = block((project_dir() / README).read_text(encoding="utf-8"), README_MARKER)
-    told = {row["what"]: row["our error (%)"] for row in table_rows(readme)}
+    text = (project_dir() / PAGE).read_text(encoding="utf-8")
+    page = block(text, PAGE_MARKER)
+    told = {row["what"]: row["our error (%)"] for row in table_rows(block(text, MEANS_MARKER))}
     replayed = next(row for row in table_rows(page[page.index("## Replayed traces") :]) if row["trace"] == "mean")
     shared = replayed["overheads of other hosts"].partition(" (")[0]
     assert told["step of a trace, kernel times given"].startswith(f"{replayed['critical path']} (worst")
