@@ -32,6 +32,7 @@ from pipeline.question.question import ask
 from pipeline.show.figures.gallery import GALLERY, Artifacts, draw
 from pipeline.show.figures.layout import NARROW, WIDE, save
 from pipeline.show.figures.python_plots import draw_step
+from pipeline.show.figures.roofline import draw_roofline
 from pipeline.show.figures.waterfall import draw_difference
 from pipeline.simulate.timeline_page import TEMPLATE, write_timeline
 
@@ -48,6 +49,7 @@ def figures() -> Iterator[tuple[str, Figure]]:
     """The pictures of figures, by the name of their files."""
     answer = predict("V100", "dlrm_default", batch_size=2048)
     yield "answer", draw_step(answer, NARROW)
+    yield "roofline", draw_roofline(answer)
     faster = answer.diff(predict("H100", "dlrm_default", batch_size=2048))
     yield "why", draw_difference(replace(faster, calls=(), notes=()), NARROW)
     found = compare("V100,A100,T4", "dlrm_default", batch_size="512,1024,2048").predictions
@@ -67,6 +69,9 @@ def texts_of(figure: Figure) -> list[str]:
     from matplotlib.text import Text
 
     ticks = {label for axes in figure.axes for label in axes.get_xticklabels()}
+    ticks |= {
+        label for axes in figure.axes if axes.get_yscale() == "log" for label in axes.get_yticklabels(which="both")
+    }
     found = [text for text in figure.findobj(Text) if text not in ticks]
     return [" ".join(text.get_text().split()) for text in found if text.get_text().strip()]
 
@@ -89,7 +94,7 @@ def draw_timeline(file: Path) -> bool:
         page = Path(folder) / "timeline.html"
         write_timeline(answer.timeline, page, answer.calls, title=question.title)
         with chromium.running(Path(folder) / "browser") as opened:
-            opened.size(1280, 660)
+            opened.size(1280, 740)
             opened.open(page.as_uri())
             opened.picture(file)
     return True

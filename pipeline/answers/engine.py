@@ -58,7 +58,7 @@ class Answer:
     timeline: Timeline | None = None
     """The timeline of the prediction, where it was asked for."""
     calls: pd.DataFrame | None = None
-    """The device calls (`calls` schema) that the timeline shows."""
+    """The device calls that the timeline shows, as of `StepParts.shown_calls`."""
 
     @property
     def reason(self) -> str | None:
@@ -309,13 +309,13 @@ class Engine:
                 prediction, timeline = predict_step(
                     question, parts, kernel_us, kernels.folders, program, measured_us, keep_draws, detail
                 )
+                calls = parts.shown_calls(kernel_us) if detail else None
                 if detail:
-                    calls = timeline.to_frame(parts.all_calls.assign(module=parts.modules), kernel_us.iloc[parts.which])
-                    prediction = replace(prediction, calls=calls, parameters=parts.parameters)
+                    prediction = replace(prediction, calls=timeline.to_frame(calls), parameters=parts.parameters)
                 if not prediction.fits:
                     prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
                 prediction = self._with_efficiency(prediction, question)
-                yield Answer(question, prediction, None, *((timeline, parts.all_calls) if detail else ()))
+                yield Answer(question, prediction, None, *((timeline, calls) if detail else ()))
             except SteptimeError as error:
                 yield Answer(question, error=error)
 

@@ -139,6 +139,11 @@ class StepParts:
             graph.parameters, model_flops(operators, calls),
         )  # fmt: skip
 
+    def shown_calls(self, predicted: pd.DataFrame) -> pd.DataFrame:
+        """All device calls with their modules, and p10, p90 and evidence of their predicted times."""
+        told = predicted[["p10_us", "p90_us", "evidence"]].iloc[self.which].set_axis(self.all_calls.index)
+        return self.all_calls.assign(module=self.modules, **{str(name): told[name] for name in told})
+
 
 PLAIN_WALKS = 2_600
 """Draws whose time equals that of the walks that look for a faster host (`device_bound_from`), in code that is not compiled:

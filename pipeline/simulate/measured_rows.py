@@ -21,7 +21,7 @@ from pipeline.trace.kineto_fields import API_CATEGORIES, Category
 from pipeline.trace.load import load_trace
 
 HOST_PID, DEVICE_PID = 900_003, 900_004
-"""Process ids of the measured rows: larger than those of the predicted rows, so that they are shown below them."""
+"""Process ids of the measured rows: larger than those of the predicted rows; each is shown below the predicted ones."""
 
 HOST, DEVICE = "measured host (profiled)", "measured GPU (profiled)"
 DEVICE_CPU = "measured CPU as device (profiled)"
@@ -49,7 +49,7 @@ def measured_rows(act: Activity, iterations: Sequence[tuple[Iteration, float]]) 
         iterations: pairs (iteration, time in µs at which it begins).
     """
     events = [event for iteration, begin in iterations for event in _slices(act, iteration, begin)]
-    rows = process_events(HOST_PID, HOST, 3) + process_events(DEVICE_PID, DEVICE_CPU if act.on_cpu else DEVICE, 4)
+    rows = process_events(HOST_PID, HOST, 2) + process_events(DEVICE_PID, DEVICE_CPU if act.on_cpu else DEVICE, 4)
     for pid, row in sorted({(event["pid"], event["tid"]) for event in events}):
         rows += row_events(pid, row, thread_name(row) if pid == HOST_PID else f"stream {row}")
     return rows + events

@@ -192,7 +192,8 @@ def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Pat
     beside = measured_rows(target.act, [(r.iteration, begin) for r, (_, begin) in zip(replayed, steps, strict=True)])
     names = [list(trace.names[events[r.iteration.calls]]) for r in replayed]
     title = f"{Path(trace.path).name}: predicted and measured iterations"
-    write_timeline(steps, path, names=names, beside=beside, title=title)
+    measured = [r.iteration.span_us for r in replayed]
+    write_timeline(steps, path, names=names, beside=beside, title=title, measured_us=measured)
 
 
 def _folds(target: TraceSelection, others: tuple[TraceSelection, ...], calibrate: int) -> tuple[str, list[Fold]]:

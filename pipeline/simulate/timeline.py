@@ -143,12 +143,11 @@ class Timeline:
         np.maximum.at(last, p.item, self.row_end[:, 0])
         return first, last
 
-    def to_frame(self, calls: pd.DataFrame | None = None, predicted: pd.DataFrame | None = None) -> pd.DataFrame:
+    def to_frame(self, calls: pd.DataFrame | None = None) -> pd.DataFrame:
         """The timeline of the first draw as a `prediction` table: one row per call, or per host-only item.
 
         Args:
-            calls: the `calls` table of the program, for family and op.
-            predicted: kernel predictions in the order of `calls`, with `p10_us`, `p90_us`, `evidence` where known.
+            calls: the calls of the program, with those of `CALL_COLUMNS` that are known.
         """
         p, items = self.program, self.program.items
         begin = np.where(p.previous >= 0, self.row_end[p.previous, 0], 0.0) + p.lead_us
@@ -185,12 +184,12 @@ class Timeline:
         }
         if calls is not None:
             frame |= {name: column(calls, name) for name in CALL_COLUMNS if name in calls}
-        if predicted is not None:
-            frame |= {name: column(predicted, name) for name in ("p10_us", "p90_us", "evidence") if name in predicted}
         return pd.DataFrame(frame).reindex(columns=SCHEMAS["prediction"].names)
 
 
-CALL_COLUMNS = ("api", "family", "op", "module", "dtype", "flops", "bytes_read", "bytes_written")
+CALL_COLUMNS = (
+    "api", "family", "op", "module", "dtype", "flops", "bytes_read", "bytes_written", "p10_us", "p90_us", "evidence",
+)  # fmt: skip
 """Columns of a table of calls that its `prediction` table has, too."""
 
 

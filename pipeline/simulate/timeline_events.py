@@ -7,7 +7,7 @@ The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,17 +29,23 @@ _THREADS = ("main", "autograd")
 PID = 900_000
 """Process id of these rows; the ids of predicted and measured rows follow it."""
 
-STEP, HOST_PHASE, GPU_PHASE, COMMUNICATION, PATH, IDLE = range(6)
+STEP, MEASURED, DIFFERENCE, HOST_PHASE, GPU_PHASE, COMMUNICATION, PATH, IDLE = range(8)
 """Row ids, which are also their order."""
 
-ROWS = {STEP: "step", HOST_PHASE: "phase on the host", GPU_PHASE: "phase on the GPU", COMMUNICATION: "communication",
-        PATH: "critical path", IDLE: "GPU idle"}  # fmt: skip
+ROWS = {STEP: "step", MEASURED: "measured step", DIFFERENCE: "difference", HOST_PHASE: "phase on the host",
+        GPU_PHASE: "phase on the GPU", COMMUNICATION: "communication", PATH: "critical path", IDLE: "GPU idle"}  # fmt: skip
 
 LANE = 10
 """Difference between the row ids of two lanes (`lanes`)."""
 
 PHASE_NAMES = {"data": "inputs"}
 """Names of phases that differ from those in the tables."""
+
+MODULES = -1
+"""Row id of the modules, above the streams of the predicted GPU."""
+
+EARLIER = "work of the step before"
+"""What the GPU does before the first call of a step where calls were queued before it."""
 
 HOST_PID, DEVICE_PID = 900_001, 900_002
 """Process ids of the predicted rows. They are larger than any process id on Linux, so that traces can be merged."""
@@ -50,20 +56,21 @@ def timeline_events(
     calls: pd.DataFrame | None = None,
     names: Sequence[Sequence[str]] | None = None,
     beside: Sequence[Event] = (),
+    measured_us: Sequence[float] = (),
 ) -> list[Event]:
-    """All events of one or several steps: names of rows, slices, and arrows from launches to kernels."""
+    """All events of one or several steps: names of rows, slices, and arrows from launches to kernels; see `write_timeline`."""
     steps = [(timeline, 0.0)] if isinstance(timeline, Timeline) else list(timeline)
-    slices: list[Event] = []
-    arrows: list[Event] = []
-    above: list[Event] = []
-    lane = lanes([(begin, float(step.step_us[0])) for step, begin in steps])
+    slices, arrows, above = list[Event](), list[Event](), list[Event]()
+    lengths = [float(step.step_us[0]) for step, _ in steps]
+    lane = lanes(list(zip((at for _, at in steps), np.maximum(lengths, measured_us or 0.0).tolist(), strict=True)))
     for number, (step, begin) in enumerate(steps):
         labels = list(names[number]) if names is not None else _labels(step, calls)
         above += step_rows(step, begin, f"step {number + 1}" if len(steps) > 1 else "step", labels, lane[number])
+        above += difference_events(begin, lengths[number], measured_us[number], lane[number]) if measured_us else []
         actions, kernels = _action_events(step, begin), _device_events(step, begin, labels, calls)
         for row, kernel in kernels.items():
             arrows += arrow_events(len(arrows) // 2 + 1, "launch", actions[row], kernel)
-        slices += [*_op_events(step, begin), *actions.values(), *kernels.values()]
+        slices += [*_op_events(step, begin), *_module_events(step, begin, calls), *actions.values(), *kernels.values()]
     return names_of_rows(above) + _rows(steps) + above + slices + list(beside) + arrows
 
 
@@ -81,15 +88,8 @@ def arrow_events(number: int, name: str, source: Event, target: Event) -> tuple[
     """An arrow from the begin of one slice to the begin of another; `number` is its own in the file."""
 
     def end(phase: str, at: Event) -> Event:
-        return {
-            "ph": phase,
-            "cat": name,
-            "name": name,
-            "id": number,
-            "pid": at["pid"],
-            "tid": at["tid"],
-            "ts": at["ts"],
-        }
+        place = {key: at[key] for key in ("pid", "tid", "ts")}
+        return {"ph": phase, "cat": name, "name": name, "id": number, **place}
 
     # `bp: e` binds the end to the slice around its time, not to the next one
     return end("s", source), end("f", target) | {"bp": "e"}
@@ -126,18 +126,28 @@ def step_rows(step: Timeline, begin: float, name: str, labels: list[str], lane: 
         labels: names of its calls, shape (calls,).
         lane: 0, or the set of rows for a step that begins before an earlier one ends.
     """
-    whole = float(step.step_us[0])
+    whole, idle = float(step.step_us[0]), idle_slices(step)
     facts = {"step_us": round(whole, 3), "active_us": round(float(step.active_us[0]), 3),
-             "idle_us": round(float(step.idle_us[0]), 3), "host_us": round(float(step.host_us[0]), 3),
-             "bound": step.bound}  # fmt: skip
-    events = [slice_event(name, "step", PID, STEP + LANE * lane, begin, whole, facts)]
-    slices = [(row, interval) for row, part in ((HOST_PHASE, _host_phases(step)), (GPU_PHASE, _gpu_phases(step)),
-                                            (COMMUNICATION, _communication(step, labels)),
-                                            (PATH, critical_slices(step, labels)), (IDLE, idle_slices(step)))
-              for interval in part]  # fmt: skip
-    return events + [
-        slice_event(name, ROWS[row], PID, row + LANE * lane, begin + start, end - start, {})
-        for row, (name, start, end) in slices
+             "idle_us": round(sum(end - start for name, start, end in idle if name != EARLIER), 3),
+             "host_us": round(float(step.host_us[0]), 3), "bound": step.bound}  # fmt: skip
+    rows: dict[int, Iterable[tuple[str, float, float]]] = {
+        HOST_PHASE: _host_phases(step), GPU_PHASE: _gpu_phases(step), COMMUNICATION: _communication(step, labels),
+        PATH: critical_slices(step, labels), IDLE: idle,
+    }  # fmt: skip
+    return [slice_event(name, "step", PID, STEP + LANE * lane, begin, whole, facts)] + [
+        slice_event(text, ROWS[row], PID, row + LANE * lane, begin + start, end - start, {})
+        for row, part in rows.items()
+        for text, start, end in part
+    ]
+
+
+def difference_events(begin: float, predicted: float, measured: float, lane: int) -> list[Event]:
+    """The measured step below the predicted one, and how much longer one of them is."""
+    name = f"predicted {abs(predicted / measured - 1):.2%} too {'short' if predicted < measured else 'long'}"
+    low, high = sorted((predicted, measured))
+    return [
+        slice_event("measured", ROWS[MEASURED], PID, MEASURED + LANE * lane, begin, measured, {}),
+        slice_event(name, ROWS[DIFFERENCE], PID, DIFFERENCE + LANE * lane, begin + low, high - low, {}),
     ]
 
 
@@ -211,12 +221,22 @@ def _calls(step: Timeline) -> tuple[Ints, Texts]:
 
 
 def idle_slices(step: Timeline) -> list[tuple[str, float, float]]:
-    """Intervals of the step in which no call runs: (name, begin, end) in µs. Their sum is the step's idle time."""
+    """Intervals of the step in which no call of it runs: (name, begin, end) in µs. Their sum is the step's idle time.
+
+    At the begin the GPU may still do what was queued before the step (`EARLIER`).
+    """
     call, _ = _calls(step)
     busy_until = np.maximum.accumulate(np.append(0.0, step.device_end[call, 0]))
     next_begin = np.append(step.device_start[call, 0], float(step.step_us[0]))
     empty = np.flatnonzero(next_begin > busy_until)
-    return [("idle", low, high) for low, high in zip(busy_until[empty], next_begin[empty], strict=True)]
+    queued = float(step.program.backlog_us.max(initial=0.0))
+    out = []
+    for low, high in zip(busy_until[empty].tolist(), next_begin[empty].tolist(), strict=True):
+        until = min(max(queued, low), high) if low == 0.0 else low
+        out += [
+            (name, start, end) for name, start, end in ((EARLIER, low, until), ("idle", until, high)) if end > start
+        ]
+    return out
 
 
 def critical_slices(step: Timeline, labels: list[str]) -> list[tuple[str, float, float]]:
@@ -296,6 +316,30 @@ def _op_events(step: Timeline, begin: float) -> list[Event]:
     ]  # fmt: skip
 
 
+def _module_events(step: Timeline, begin: float, calls: pd.DataFrame | None) -> list[Event]:
+    """Modules from their first to their last kernel in a row, each inside the module that holds it; without collectives."""
+    if calls is None or "module" not in calls:
+        return []
+    call, phase = _calls(step)
+    owner = calls["module"].fillna("").to_numpy(object)[call]
+    shown = (owner != "") & ~step.program.communicates[call]
+    call, names = (
+        call[shown],
+        [f"{when} {path}".split(".") for when, path in zip(phase[shown], owner[shown], strict=True)],
+    )
+    start, end = step.device_start[call, 0], step.device_end[call, 0]
+    events = []
+    for depth in range(max(map(len, names), default=0)):
+        above = np.array([".".join(parts[: depth + 1]) if len(parts) > depth else "" for parts in names], object)
+        for name, low, high in _bands(above, start, end):
+            when, _, path = name.partition(" ")
+            if path:
+                events.append(
+                    slice_event(path, "module", DEVICE_PID, MODULES, begin + low, high - low, {"phase": when})
+                )
+    return events
+
+
 def _action_events(step: Timeline, begin: float) -> dict[int, Event]:
     """Launches and waits, by row of the program."""
     p = step.program
@@ -324,26 +368,30 @@ def _device_events(step: Timeline, begin: float, labels: Sequence[str], calls: p
 
 
 def _sizes(calls: pd.DataFrame) -> list[dict[str, str]]:
-    """Sizes and dtype of each call as text, without those that it does not have."""
+    """Sizes, dtype, interval and evidence of each call as text, without those that it does not have."""
     columns = {name: calls[name].to_numpy(np.float64, na_value=np.nan) for name in DIMS if name in calls}
     told = [
         [f"{name}={value:g}" if value == value else "" for value in values.tolist()]
         for name, values in columns.items()
         if not np.isnan(values).all()
     ]
+    known = {"p10_us", "p90_us", "evidence"} <= set(calls)
+    spread = calls[["p10_us", "p90_us", "evidence"]].to_numpy(object).tolist() if known else []
     dtypes = calls["dtype"].astype(object).where(calls["dtype"].notna(), "").tolist() if "dtype" in calls else []
     return [
         {"sizes": " ".join(text[call] for text in told if text[call])}
         | ({"dtype": str(dtypes[call])} if dtypes and dtypes[call] else {})
+        | ({"p10 to p90": "{:.3g} to {:.3g} µs".format(*spread[call]), "evidence": spread[call][2]} if known else {})
         for call in range(len(calls))
     ]
 
 
 def _rows(steps: Sequence[tuple[Timeline, float]]) -> list[Event]:
     """Names of the predicted processes, threads and streams."""
-    out = process_events(HOST_PID, "predicted host", 1) + process_events(DEVICE_PID, "predicted GPU", 2)
+    out = process_events(HOST_PID, "predicted host", 1) + process_events(DEVICE_PID, "predicted GPU", 3)
     threads = sorted({int(t) for step, _ in steps for t in step.program.items.thread})
     streams = sorted({int(s) for step, _ in steps for s in step.program.streams})
+    out += row_events(DEVICE_PID, MODULES, "module")
     for thread in threads:
         out += row_events(HOST_PID, thread, thread_name(thread))
     collectives = {int(p.streams[p.collectives]) for p in (step.program for step, _ in steps) if p.collectives >= 0}

@@ -26,7 +26,7 @@ import pandas as pd
 from pipeline.palette import FAMILIES
 from pipeline.schemas import atomic_path
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.timeline_events import Event, timeline_events
+from pipeline.simulate.timeline_events import EARLIER, Event, timeline_events
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 
@@ -50,6 +50,7 @@ def write_timeline(
     names: Sequence[Sequence[str]] | None = None,
     beside: Sequence[Event] = (),
     title: str = "Predicted step",
+    measured_us: Sequence[float] = (),
 ) -> None:
     """Write one or several steps (their first draws).
 
@@ -61,11 +62,12 @@ def write_timeline(
         names: kernel names per step, in the order of its calls.
         beside: events of other rows on the same time axis, such as the measured step.
         title: title of the page.
+        measured_us: measured time of each step, to draw the difference.
 
     Raises:
         SteptimeError: the file cannot be written.
     """
-    events = timeline_events(timeline, calls, names, beside)
+    events = timeline_events(timeline, calls, names, beside, measured_us)
     for file in [Path(path)] if isinstance(path, (str, Path)) else map(Path, path):
         if file.suffix == ".html":
             content = page(events, title).encode()
@@ -153,9 +155,9 @@ def _colour(event: Event, kernels: dict[str, str]) -> str:
     """What a slice's colour stands for."""
     if event["name"] in kernels and event["cat"] in ("kernel", "critical path"):
         return kernels[event["name"]]
-    if event["cat"] in ("phase on the host", "phase on the GPU", "communication"):
+    if event["cat"] in ("phase on the host", "phase on the GPU", "communication") or event["name"] == EARLIER:
         return str(event["name"])
-    if event["cat"] == "cpu_op":
+    if event["cat"] in ("cpu_op", "module"):
         phase = str(event["args"].get("phase", "operator"))
         return {"data": "inputs"}.get(phase, phase)
     if event["cat"] == "critical path":
@@ -166,5 +168,7 @@ def _colour(event: Event, kernels: dict[str, str]) -> str:
 def _detail(args: dict[str, Any]) -> str:
     """What the page shows of a slice beside its name and times: sizes first."""
     words = [str(args[key]) for key in ("sizes", "dtype") if args.get(key)]
-    words += [f"{key}: {args[key]}" for key in ("operator", "phase", "evidence", "bound") if args.get(key)]
+    words += [
+        f"{key}: {args[key]}" for key in ("operator", "phase", "p10 to p90", "evidence", "bound") if args.get(key)
+    ]
     return " · ".join([*words, *(["on the critical path"] if args.get("critical") else [])])

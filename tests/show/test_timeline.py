@@ -242,7 +242,7 @@ def html(step: Step, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-GPU_ROW = "timeline.data.rows.findIndex(row => row.group === 'predicted GPU')"
+GPU_ROW = "timeline.data.rows.findIndex(row => row.group === 'predicted GPU' && row.name !== 'module')"
 
 
 def opened(page: Page, file: Path, width: int = 1280) -> None:
@@ -329,10 +329,14 @@ def test_a_search_finds_every_slice_of_that_name_and_goes_to_the_next(
     page.key("/")
     for letter in "gemm":
         page.key(letter)
-    expected = len(slices(trace, lambda e: "gemm" in e["name"]))
-    page.wait(f"document.getElementById('found').textContent === '{expected} found'")
+    expected = slices(trace, lambda e: "gemm" in e["name"])
+    kernels = [e["dur"] for e in expected if e["cat"] == "kernel"]
+    page.wait(
+        f"document.getElementById('found').textContent === '{len(kernels)} kernels, {sum(kernels):.2f} µs in all'"
+    )
     page.key("Enter")
-    page.wait(f"document.getElementById('found').textContent === '1 of {expected}'")
+    page.wait(f"document.getElementById('found').textContent === '1 of {len(expected)}'")
+    assert page.value(f"timeline.state.matches[0][0] === {GPU_ROW}"), "kernels come first"
 
 
 def test_the_page_fits_a_phone(page: Page, html: Path) -> None:
@@ -356,3 +360,26 @@ def test_fifty_thousand_slices_are_drawn_in_time_for_a_movement(page: Page, tmp_
         "(start => { for (let i = 0; i < 10; i++) timeline.paintAll(); return performance.now() - start })(performance.now())"
     )
     assert took / 10 < 500, "milliseconds a frame, on a machine that does other work too"
+
+
+def test_names_that_do_not_fit_keep_their_end(page: Page, html: Path) -> None:
+    opened(page, html)
+    page.value("timeline.pen.font = '12px system-ui, sans-serif'")
+    room = "timeline.pen.measureText('conv…weight').width + 2"
+    cuts = [page.value(f"timeline.cut('conv2d_backward_{what}', {room})") for what in ("weight", "data")]
+    assert all("…" in text for text in cuts) and cuts[0].endswith("eight") and cuts[1].endswith("ata")
+    assert page.value("timeline.cut('ResNet.layer1.0.conv1', timeline.pen.measureText('conv1').width + 1)") == "conv1"
+    shorter = {"gemm:mm": "gemm", "Addmm backward": "Addmm", "fbgemm::lookup": "fbgemm::lookup"}
+    for name, text in shorter.items():
+        assert page.value(f"timeline.cut('{name}', timeline.pen.measureText('{text}').width)") == text
+    assert page.value("timeline.cut('gemm', 1)") == ""
+
+
+def test_no_two_kinds_of_rows_have_one_grey(page: Page, html: Path) -> None:
+    opened(page, html)
+    kinds = ["cuda_runtime", "host time", "step", "other kernels", "inputs"]
+    hues = [page.value(f"timeline.FIXED['{kind}']") for kind in kinds]
+    apart = [
+        max(abs(int(a[i : i + 2], 16) - int(b[i : i + 2], 16)) for i in (1, 3, 5)) for a in hues for b in hues if a < b
+    ]
+    assert min(apart) > 48
