@@ -258,6 +258,16 @@ def model_folders(pack: str) -> list[Path]:
     return sorted(path for path in pack_models(pack).iterdir() if path.is_dir())
 
 
+def list_model_folders() -> list[Path]:
+    """Folders of all shipped models, those of half precision included, after a check of every pack.
+
+    Raises:
+        PackError: as `check_pack`.
+    """
+    packs = sorted(path.parent.relative_to(packs_dir()).as_posix() for path in packs_dir().glob("**/kernels"))
+    return [folder for pack in packs for folder in model_folders(pack)]
+
+
 @cache
 def check_pack(gpu: str) -> dict[str, Any]:
     """The manifest of a GPU's pack (or of `SHARED` or `TRANSFER`), after a check of every file against it.

@@ -190,10 +190,11 @@ class AvailableModels:
         folder = artifacts.point(question.gpu.name, question.model, question.variant, question.batch_size)
         path = Path(folder) / "summary.parquet"
         if not path.is_file():
-            raise InputError(
-                f"gpu=local must be measured first: run `snakemake --config gpu=local model={question.model} "
-                f"batch_size={question.batch_size}`"
-            )
+            words = [f"model={question.model}", f"batch_size={question.batch_size}"]
+            words += [text for text in question.overrides if text.partition("=")[0].isidentifier()]
+            dotted = " ".join(text for text in question.overrides if text not in words)
+            words += [f'overrides="{dotted}"'] if dotted else []
+            raise InputError(f"gpu=local must be measured first: run `snakemake --config gpu=local {' '.join(words)}`")
         return Prediction.all_of(read_table(path, "summary"), path)[0]
 
     def _once(self, key: object, read: Callable[[], Value]) -> Value:

@@ -107,7 +107,7 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> Recorded
     with (
         fake_tensor_mode(allow_non_fake_inputs=True) if fake else nullcontext(),
         assuming_true_share(config.get("picked")),
-        _ranks(config),
+        first_rank(config),
     ):
         if _is_shipped(config):
             return observe(make_step(config, batch_size, device), fake, config)
@@ -140,7 +140,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     reads: AbstractContextManager[object] = nullcontext()
     with run_as_on_cuda(), stepping() as stepped:
         if parallel:
-            reads = _exchanging_gradients(step, config["ddp"])
+            reads = exchanging_gradients(step, config["ddp"])
         elif step.training and not first and not prepared:
             step.run(0)
     configured = () if step.own_optimizers else step.optimizers
@@ -173,7 +173,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     return normalise(nodes, _with_allowed_tf32(config), fake), memory, held_parameters(paths)
 
 
-def _ranks(config: Mapping[str, Any]) -> AbstractContextManager[None]:
+def first_rank(config: Mapping[str, Any]) -> AbstractContextManager[None]:
     """The context of a step of several ranks, of which this process plays one."""
     if "ddp" not in config:
         return nullcontext()
@@ -182,11 +182,13 @@ def _ranks(config: Mapping[str, Any]) -> AbstractContextManager[None]:
     return recording_group(config["ddp"]["ranks"])
 
 
-def _exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractContextManager[object]:
+def exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractContextManager[object]:
     """Let a step exchange its gradients, if it does not by itself, and run it until its buckets no longer change.
 
     Returns the context in which it runs.
     """
+    from torch.nn.parallel import DistributedDataParallel
+
     from pipeline.as_on_cuda.data_parallel import WRAPPED, exchange_gradients, reducers_reads, warm_up
 
     if step.in_kernel or step.sparse_gradient_bytes:
@@ -194,7 +196,7 @@ def _exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractCon
             "devices: NCCL reduces no sparse gradients, and tables that their backward pass updates have none; take "
             "model.embedding=dense (tables that are spread over GPUs are not predicted yet)"
         )
-    if not WRAPPED:
+    if not WRAPPED and not any(isinstance(module, DistributedDataParallel) for module in step.modules):
         for module in step.modules:
             if any(weight.requires_grad for weight in module.parameters()):
                 exchange_gradients(module, options)

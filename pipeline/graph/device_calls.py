@@ -200,7 +200,8 @@ def _records(node: Node, row: Row, device: str, tf32: bool, target: dict[str, An
                 "attributes": json.dumps(work.attributes, separators=(",", ":")) if work.attributes else None,
                 **work.dims,
             })  # fmt: skip
-    return [_merged_on_cpu(found, row.calls[0].family)] if device == "cpu" and found else found
+    apart = device != "cpu" or any(call["family"] == "collective" for call in found)  # gloo has threads of its own
+    return found if apart or not found else [_merged_on_cpu(found, row.calls[0].family)]
 
 
 def _merged_on_cpu(records: list[dict[str, Any]], family: str) -> dict[str, Any]:

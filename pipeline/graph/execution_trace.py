@@ -12,6 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,21 @@ def import_execution_trace(path: str | Path) -> Graph:
     )
     if not accelerator:  # the trace of a CPU run: host memory is device memory
         nodes = [_on_device(node) for node in nodes]
+    nodes = [describe_collective(node) for node in nodes]
     return Graph(write_nodes(nodes), device="cuda" if accelerator else "cpu")
+
+
+def describe_collective(node: Node) -> Node:
+    """Name a recorded collective, or a wait for collectives (`pipeline.as_on_cuda.recording_group`); others stay.
+
+    Attributes: `collective`, its number, and `ranks`; or `awaits`, the number of the last collective that is awaited.
+    """
+    if node.name == "steptime_comm::wait":
+        return replace(node, name="c10d::wait", values=(), attributes={"awaits": max(node.values[0])})
+    if node.name != "steptime_comm::issue":
+        return node
+    op, number, ranks = node.values[-3:]
+    return replace(node, name=f"nccl:{op}", values=(), attributes={"collective": number, "ranks": ranks})
 
 
 def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from pipeline.as_on_cuda.emulation import CUDA_NAMES, CUDA_PARENTS
-from pipeline.graph.execution_trace import AUTOGRAD, MODULE_MARK
+from pipeline.graph.execution_trace import AUTOGRAD, MODULE_MARK, describe_collective
 from pipeline.graph.lookups import describe_lookups, name_fused_lookups
 from pipeline.graph.opmap import rows
 from pipeline.graph.table import Argument, Node, Tensor
@@ -286,25 +286,13 @@ def _name_standins(nodes: Sequence[Node]) -> list[Node]:
         operator = replace(node, name=_cuda_name(node.name))
         if operator.name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
             operator.attributes["rnn"] = _describe_rnn(operator)
-        if node.name.startswith("steptime_comm::"):
-            operator = _describe_collective(operator)
+        operator = describe_collective(operator)
         if node.name in CUDA_PARENTS:
             named.append(replace(operator, node_id=fresh, name=CUDA_PARENTS[node.name], attributes={}))
             operator.parent_id, operator.is_top_level = fresh, False
             fresh += 1
         named.append(operator)
     return named
-
-
-def _describe_collective(node: Node) -> Node:
-    """Name a recorded collective, or a wait for collectives (`pipeline.as_on_cuda.recording_group`).
-
-    Attributes: `collective`, its number, and `ranks`; or `awaits`, the number of the last collective that is awaited.
-    """
-    if node.name == "steptime_comm::wait":
-        return replace(node, name="c10d::wait", values=(), attributes={"awaits": max(node.values[0])})
-    op, number, ranks = node.values[-3:]
-    return replace(node, name=f"nccl:{op}", values=(), attributes={"collective": number, "ranks": ranks})
 
 
 def _cuda_name(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.hardware.clusters import AUTO, Cluster, check_fabric, load_cluster, usual_cluster
+from pipeline.hardware.clusters import AUTO, PCIE, Cluster, check_fabric, load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 
@@ -142,7 +142,9 @@ class Ranks:
         devices = _count(config["devices"], "devices")
         if devices == 1:
             return None
-        _check_work(f"devices={devices}", gpu, model)
+        _check_work(f"devices={devices}", model)
+        if gpu.name == LOCAL:
+            return cls(devices, 1, _this_cpu(devices, gpu, config), DdpSettings(**config["ddp"]))
         cluster = usual_cluster(gpu) if config["cluster"] == AUTO else load_cluster(str(config["cluster"]))
         check_fabric(cluster, gpu)
         fewest = -(-devices // cluster.gpus_per_node)
@@ -164,7 +166,8 @@ class Ranks:
         differing = {key: value for key, value in asdict(self.ddp).items() if value != usual[key]}
         fewest = -(-self.devices // self.cluster.gpus_per_node)
         names = [f"devices-{self.devices}", *([f"nodes-{self.nodes}"] if self.nodes != fewest else [])]
-        names += [f"cluster-{self.cluster.name}"] if self.cluster != usual_cluster(gpu) else []
+        usual_here = gpu.name == LOCAL or self.cluster == usual_cluster(gpu)
+        names += [] if usual_here else [f"cluster-{self.cluster.name}"]
         return names + [f"ddp.{key}-{value}" for key, value in differing.items()]
 
 
@@ -188,18 +191,34 @@ def with_exchange(
     return {**model, "ddp": exchange}, {**usual, "ddp": {"ranks": 1, **asdict(DdpSettings())}}
 
 
-def _check_work(devices: str, gpu: GpuSpec, model: Mapping[str, Any]) -> None:
+def _check_work(devices: str, model: Mapping[str, Any]) -> None:
     """Refuse what several GPUs cannot do.
 
     Raises:
-        ConfigError: they are asked to infer, or to be this machine.
+        ConfigError: they are asked to infer.
     """
     if model.get("mode") == "inference":
         raise ConfigError(
             f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the throughput of one"
         )
-    if gpu.name == LOCAL:
-        raise ConfigError(f"{devices}: gpu=local is measured with one process; name a GPU, such as gpu=A100")
+
+
+def _this_cpu(devices: int, gpu: GpuSpec, config: Mapping[str, Any]) -> Cluster:
+    """This machine as a cluster, with a process on each core; its collectives are measured, not computed from figures.
+
+    Raises:
+        ConfigError: it has a GPU, fewer cores, or another cluster is asked for.
+    """
+    asked = f"gpu=local devices={devices}"
+    if gpu.architecture != "cpu":
+        raise ConfigError(
+            f"{asked}: processes of gpu=local share a CPU, and this machine has a GPU; name a GPU, such as gpu=A100"
+        )
+    if devices > gpu.sms:
+        raise ConfigError(f"{asked}: this machine has {gpu.sms} cores, one for each process; take fewer")
+    if config["cluster"] != AUTO or config["nodes"] not in (AUTO, 1):
+        raise ConfigError(f"{asked}: the processes are on this machine; leave out cluster= and nodes=")
+    return Cluster(LOCAL, "processes on this machine", gpu.sms, PCIE, gpu.dram_gb_per_s, 50.0, 1, 1.0, 50.0)
 
 
 def _count(value: object, key: str) -> int:

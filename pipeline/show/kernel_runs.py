@@ -19,8 +19,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import CALL_COLUMNS, check_calls, with_families
-from pipeline.model_files import file_digest, model_folders
-from pipeline.paths import packs_dir
+from pipeline.model_files import file_digest, list_model_folders
 from pipeline.schemas import atomic_path, write_parquet
 from pipeline.show.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
 from pipeline.show.figures.kernel_errors import error_histogram, predicted_against_measured
@@ -122,8 +121,7 @@ def log_shipped_models(tracking: Path) -> int:
         How many were logged.
     """
     known, logged = current_models(tracking), 0
-    packs = sorted(path.parent.relative_to(packs_dir()).as_posix() for path in packs_dir().glob("**/kernels"))
-    for folder in [path for pack in packs for path in model_folders(pack) if (path / METRICS).is_file()]:
+    for folder in [path for path in list_model_folders() if (path / METRICS).is_file()]:
         about = read_description(folder)
         kind, tags = _kind(about["gpu"], about["family"], about["scope"]["dtypes"])
         digest, earlier = f"shipped {file_digest(folder / METRICS)[:8]}", known.get(tags["model"], set())

@@ -22,6 +22,7 @@ from evaluation.published.published_lin2022 import read_cnn, read_dlrm
 from pipeline.flow import key_of
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.prediction import Prediction
+from pipeline.prediction_parts import SeveralGpus
 from pipeline.question.question import expand
 from pipeline.show.figures import layout
 from pipeline.show.figures.gallery import INDEX, Artifacts, category_of, draw, draw_all
@@ -34,7 +35,10 @@ PUBLISHED = ("published_steps", "published_errors", "published_busy", "published
 METHODS = "transfer_methods"
 """Figure of three methods, of which the small tables have one."""
 
-DRAWN = [entry for entry in ENTRIES if entry.name not in (*PUBLISHED, METHODS)]
+SCALING = "scaling"
+"""Figure of several GPUs, which the small grid has not."""
+
+DRAWN = [entry for entry in ENTRIES if entry.name not in (*PUBLISHED, METHODS, SCALING)]
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +49,7 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(compared: Artifacts, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    assert list(draw_all(compared, one, ENTRIES)) == [*PUBLISHED, METHODS]
+    assert list(draw_all(compared, one, ENTRIES)) == [SCALING, *PUBLISHED, METHODS]
     for entry in DRAWN:
         ElementTree.parse(one / f"{entry.name}.svg")
         ElementTree.parse(one / "narrow" / f"{entry.name}.svg")
@@ -111,6 +115,20 @@ def test_shipped_errors_between_gpus_are_compared_by_method(compared: Artifacts)
     gemm = pairs[(pairs["family"] == "gemm") & (pairs["method"] == "wave")]["mape"].mean()
     assert table.set_index("family").loc["gemm", "wave scaling"] == pytest.approx(gemm)
     assert problems(draw(entry, compared, table, NARROW)) == []
+
+
+@pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_a_grid_over_numbers_of_gpus_shows_how_they_scale(page: Page, summary: pd.DataFrame) -> None:
+    (entry,) = (entry for entry in ENTRIES if entry.name == SCALING)
+    one = Prediction.all_of(summary)[0]
+    points = [one, *(dataclasses.replace(one, several=SeveralGpus(n, 1, "dgx1-v100", 900.0, 100.0, share))
+                     for n, share in ((2, 0.96), (8, 0.9)))]  # fmt: skip
+    grid = Artifacts(pd.concat([p.summary_row() for p in points], ignore_index=True))
+    table = entry.table(grid)
+    assert table["devices"].tolist() == [1, 2, 8] and table["efficiency"].tolist() == [1.0, 0.96, 0.9]
+    figure = draw(entry, grid, table, page)
+    assert "90.0% on 8 GPUs" in " ".join(figure.axes[0].get_title(loc="left").split()) and problems(figure) == []
+    assert entry.table(Artifacts(summary)).empty
 
 
 def test_the_account_of_a_grid_has_its_published_steps(paper_grid: Artifacts) -> None:

@@ -20,6 +20,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import fit_gpu as fitting
 from pipeline.kernels.family_model import FittedModel
+from pipeline.model_files import list_model_folders
 from pipeline.paths import packs_dir
 from pipeline.schemas import read_provenance
 from pipeline.show.kernel_runs import fit_and_track, log_shipped_models
@@ -168,17 +169,18 @@ def test_a_single_sample_is_tracked_although_nothing_judges_it(
 def test_shipped_models_are_champions_until_a_model_of_that_name_is_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped = {"V100": [packs_dir() / "V100/kernels/softmax"], "half/H100": [packs_dir() / "half/H100/kernels/gemm"]}
-    monkeypatch.setattr("pipeline.show.kernel_runs.model_folders", lambda pack: shipped.get(pack, []))
+    shipped = [packs_dir() / "V100/kernels/softmax", packs_dir() / "half/H100/kernels/gemm"]
+    assert set(shipped) < set(list_model_folders())
+    monkeypatch.setattr("pipeline.show.kernel_runs.list_model_folders", lambda: shipped)
     assert [log_shipped_models(tmp_path) for _ in range(2)] == [2, 0]  # once
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     (run,) = runs(client, "V100").values()
-    stored = json.loads((shipped["V100"][0] / "metrics.json").read_text())
+    stored = json.loads((shipped[0] / "metrics.json").read_text())
     assert run.data.metrics["gmae_percent"] == pytest.approx(100 * stored["gmae"], rel=1e-3)
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     calls = pd.DataFrame({"op": ["softmax"], "B": [512], "H": [1000]})
     model = mlflow.pyfunc.load_model("models:/V100-softmax@champion")
-    expected = FittedModel.load(shipped["V100"][0], load_gpu("V100")).predict(calls).latency
+    expected = FittedModel.load(shipped[0], load_gpu("V100")).predict(calls).latency
     assert model.predict(calls)["predicted_us"].tolist() == pytest.approx(expected)
     assert champion(client, "V100") == "V100 softmax shipped"
     assert client.get_model_version_by_alias("H100-gemm-bf16", "champion")

@@ -20,6 +20,7 @@ from pipeline.show.figures import kernel_errors as kernels
 from pipeline.show.figures import overhead_plots as overheads
 from pipeline.show.figures import step_times as steps
 from pipeline.show.figures.layout import NARROW, WIDE, Page, add_note, headline_of, save
+from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.waterfall import draw_difference
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def _as_in_steps(artifacts: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
 
 
 _NO_PRICE = "no GPU of this grid has a price that fits it: docs/prices.md says how to give one"
+_ONE_GPU = "every point of this grid is on one GPU; devices=1,2,4,8 asks for several"
 _NO_FIT = "no kernel model of this grid's GPUs was fitted here or shipped"
 _NO_TRACE = "no profiler trace of these hosts has this type of overhead"
 
@@ -126,6 +128,7 @@ GALLERY = (
     Entry("step_times", "Step times", STEPS, Artifacts.steps, steps.step_times, "no point was predicted",
           lambda a, _: _evidence(a.summary)),
     Entry("throughput", "Throughput", STEPS, Artifacts.steps, steps.throughput, "no point was predicted"),
+    Entry("scaling", "Scaling over GPUs", STEPS, lambda a: scaling_table(Prediction.all_of(a.summary)), draw_scaling, _ONE_GPU),
     Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(a.steps()), costs.value_for_money, _NO_PRICE),
     Entry("breakdown", "Time by kernel family", TIME, lambda a: tables.families(Prediction.all_of(a.summary)),
           steps.breakdown, "no kernel was predicted"),

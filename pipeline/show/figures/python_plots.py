@@ -11,7 +11,7 @@ from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.figure_data import step_parts
 from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, rows_height
-from pipeline.show.figures.scaling import draw_scaling
+from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.step_times import step_times, steps
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _beside(p: Prediction, name: str, ms: float) -> str:
 def draw_steps(predictions: Sequence[Prediction]) -> Figure:
     """Several predicted steps as bars with their intervals, or how they scale where their numbers of GPUs differ."""
     scales = len({p.devices for p in predictions}) > 1
-    return shown_by_notebooks(draw_scaling(predictions) if scales else step_times(steps(predictions)))
+    return shown_by_notebooks(draw_scaling(scaling_table(predictions)) if scales else step_times(steps(predictions)))
 
 
 def shown_by_notebooks(figure: Figure) -> Figure:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from pipeline.palette import series_colours
 from pipeline.prediction import Prediction
 from pipeline.show.figures.layout import MARKERS, WIDE, Board, Page, marks
@@ -36,9 +38,23 @@ def _words(prediction: Prediction) -> list[str]:
     return [prediction.model, prediction.gpu, f"b{prediction.batch_size}", *options]
 
 
-def draw_scaling(predictions: Sequence[Prediction], page: Page = WIDE) -> Figure:
-    """Scaling efficiency over the number of GPUs, a line per GPU, model, batch size and options."""
+def scaling_table(predictions: Sequence[Prediction]) -> pd.DataFrame:
+    """`efficiencies` as a table: line, devices, efficiency; empty if no step is on several GPUs."""
     lines = efficiencies(predictions)
+    rows = [(name, devices, share) for name, line in lines.items() for devices, share in line.items()]
+    return pd.DataFrame(rows, columns=["line", "devices", "efficiency"])
+
+
+def draw_scaling(table: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Scaling efficiency over the number of GPUs, a line per GPU, model, batch size and options.
+
+    Args:
+        table: `scaling_table`.
+    """
+    lines: dict[str, dict[int, float]] = {
+        str(name): dict(zip(part["devices"], part["efficiency"], strict=True))
+        for name, part in table.groupby("line", sort=False)
+    }
     counts = sorted({count for line in lines.values() for count in line})
     colours, markers = series_colours(list(lines)), dict(zip(lines, MARKERS * len(lines), strict=False))
     board = Board([2.6], page, grid="y")
