@@ -9,6 +9,7 @@ import base64
 import hashlib
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,45 +25,13 @@ from pipeline.show.sentences import answers, grid_title
 
 PART = Path(__file__).with_name("explore.html")
 SCRIPT = Path(__file__).with_name("explore.js")
+SHELL = Path(__file__).with_suffix(".html")
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What a page may do: neither fetch nor run anything but the scripts that are named."""
 
-STYLE = """:root { --ink: #1c2430; --soft: #5a6472; --line: #d9dee5; --back: #ffffff; --card: #f5f7fa; --link: #00568a; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8ebef; --soft: #a4aebb; --line: #38414d; --back: #14181e; --card: #1d232b; --link: #7cc0ee; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back); }
-main, header > div, nav > div { max-width: 70rem; margin: 0 auto; padding: 0 1rem; }
-header { background: var(--card); padding: 1.2rem 0; }
-header p { margin: 0; color: var(--soft); }
-header ul { margin: 0.4rem 0 0; padding-left: 1.2rem; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0.1rem 0 0.4rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.35rem; margin: 2rem 0 0.5rem; }"""
+STYLE = Path(__file__).with_name("page.css")
 """Colours and text of the report and of a page of its own."""
-
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>Steptime: {title}</title>
-<style>
-{style}
-</style>
-</head>
-<body>
-<header><div><p>Steptime: predicted time of one training step</p><h1>{title}</h1><ul>{said}</ul></div></header>
-<main>
-{part}
-<ul style="color: var(--soft)">{notes}</ul>
-</main>
-</body>
-</html>
-"""
 
 
 def page_points(
@@ -118,11 +87,12 @@ def write_page(
         predictions: the same points; the sentences above the charts are computed from them.
         notes: sentences below them.
     """
-    text = PAGE.format(
-        policy=html.escape(policy_of([SCRIPT.read_text(encoding="utf-8")])), style=STYLE,
-        title=html.escape(grid_title(predictions)),
-        said=_items(answers(steps(predictions), predictions)), part=explore_part(points), notes=_items(notes),
-    )  # fmt: skip
+    values = {
+        "policy": html.escape(policy_of([SCRIPT.read_text(encoding="utf-8")])), "style": STYLE.read_text(encoding="utf-8"),
+        "title": html.escape(grid_title(predictions)), "said": _items(answers(steps(predictions), predictions)),
+        "notes": _items(notes), "part": explore_part(points),
+    }  # fmt: skip
+    text = re.sub(r"\{\{(\w+)\}\}", lambda name: values[name[1]], SHELL.read_text(encoding="utf-8"))
     with atomic_path(path) as part:
         part.write_text(text, encoding="utf-8")
 

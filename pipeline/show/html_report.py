@@ -80,7 +80,7 @@ def write_report(
         said=answers(step_table(predictions), predictions),
         hosts=comparison.hosts,
         policy=page_policy([played, *(timelines or {}).values()]),
-        style=STYLE,
+        style=STYLE.read_text(encoding="utf-8"),
         played=played,
         steps=_steps_section(comparison),
         parts={
