@@ -76,7 +76,6 @@ def fit_command(
     gpu: str,
     families: Sequence[str] | None,
     out: str | Path,
-    seed: int = 0,
     workers: int | None = None,
     on_fit: Callable[[FittedFamily], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -87,7 +86,6 @@ def fit_command(
         gpu: name or alias.
         families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
-        seed: of folds and weights.
         workers: processes; None takes the number of processors, at most `MAX_WORKERS`.
         on_fit: called after each family.
 
@@ -104,7 +102,7 @@ def fit_command(
     for name in wanted:
         family(name)
     count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
-    best = fit_gpu(samples, spec, out, list(dict.fromkeys(wanted)) or None, seed=seed, workers=count, on_fit=on_fit)
+    best = fit_gpu(samples, spec, out, list(dict.fromkeys(wanted)) or None, workers=count, on_fit=on_fit)
     return [
         {"gpu": spec.name, "family": name, "variant": fitted.model.variant,
          "samples": fitted.model.description["samples"],

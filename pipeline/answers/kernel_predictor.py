@@ -262,7 +262,6 @@ def _constant(values: npt.NDArray[Any]) -> bool:
 def load_predictor(
     gpu: GpuSpec,
     model_dirs: Sequence[str | Path] = (),
-    variant: str = "auto",
     corrections: Mapping[str, Any] | None = None,
     cluster: Cluster | None = None,
 ) -> KernelPredictor:
@@ -275,7 +274,7 @@ def load_predictor(
     Raises:
         PackError: a family's files are damaged or incomplete.
     """
-    return predictor_of(gpu, find_families(model_dirs, variant), corrections, cluster)
+    return predictor_of(gpu, find_families(model_dirs), corrections, cluster)
 
 
 def predictor_of(

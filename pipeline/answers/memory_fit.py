@@ -94,7 +94,7 @@ def estimated_largest_batch(question: Question, memory_bytes: MemoryBytes) -> in
     return first_digits(largest) if largest > 0 else None
 
 
-def first_digits(number: int, digits: int = 2) -> int:
-    """Round a whole number down: all but its first digits are set to zero."""
-    unit: int = 10 ** max(len(str(number)) - digits, 0)
+def first_digits(number: int) -> int:
+    """Round a whole number down: all but its first two digits are set to zero."""
+    unit: int = 10 ** max(len(str(number)) - 2, 0)
     return number // unit * unit

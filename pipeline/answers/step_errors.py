@@ -43,12 +43,12 @@ HOST_SIGMA = {"measured": 0.05, "shared": 0.15, "transferred": 0.30}
 FAMILY_VARIANCE_SHARE = {"gemm": 0.9, "bmm": 0.9, "conv2d": 0.2}
 OTHER_VARIANCE_SHARE = 0.4
 """Share of a kernel's log-variance that all calls of its family have in common, because the errors of one model have
-the same sign. Set from the errors of sums over a family on held-out GPUs (`benchmarks/kernels/shared_errors.py`)."""
+the same sign. Set from the errors of sums over a family on held-out GPUs (docs/notes/kernels.md)."""
 
 STEP_SIGMA_RATIO = 1.5
 """Ratio of the standard deviation that all kernels of a step share to that of one kernel (log time). A GPU's
 clocks differ from run to run. Set from the errors of sums over whole models that were measured in another run on the
-GPUs of the packs (`benchmarks/kernels/shared_errors.py`)."""
+GPUs of the packs (docs/notes/kernels.md)."""
 
 MAX_STEP_SIGMA = 0.10
 """Upper bound of that shared standard deviation (log time). It covers what a step has beyond its kernels: libraries

@@ -61,12 +61,11 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, lengths: Any, target_lengths: 
     return log_probs.new_empty(batch), log_probs.new_empty(batch, frames, 2 * longest + 1)
 
 
-def _like(place: int, count: int = 1) -> Callable[..., Any]:
+def _like(place: int) -> Callable[..., Any]:
     """A shape function of an operator whose results all have the shape and dtype of one argument."""
 
     def shapes(*arguments: Any, **_: Any) -> Any:
-        made = tuple(torch.empty_like(arguments[place]) for _ in range(count))
-        return made[0] if count == 1 else made
+        return torch.empty_like(arguments[place])
 
     return shapes
 

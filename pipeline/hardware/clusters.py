@@ -70,11 +70,6 @@ class Cluster:
     """GPUs that usually sit in it."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
-    @property
-    def node_gb_per_s(self) -> float:
-        """Rate of all NICs of a node together."""
-        return self.nics_per_node * self.nic_gb_per_s
-
     def link_gb_per_s(self, gpu: GpuSpec) -> float:
         """Rate of one GPU's links to the fabric: NVLink where there is one, else PCIe."""
         return self.pcie_gb_per_s if self.fabric == PCIE else self.nvlink_gb_per_s or gpu.nvlink_gb_per_s or 0.0

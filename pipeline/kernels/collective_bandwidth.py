@@ -200,13 +200,13 @@ def read_curves(path: Path) -> dict[str, dict[str, Curves]]:
     )
 
 
-def measured_curves(path: Path | None = None) -> list[MeasuredCurves]:
-    """All measured curves: of `path`, else those that ship; empty where none do.
+def measured_curves() -> list[MeasuredCurves]:
+    """All measured curves that ship; empty where none do.
 
     Raises:
         PackError: the file is damaged.
     """
-    path = path or shipped_file(SHARED, FILE)
+    path = shipped_file(SHARED, FILE)
     if path is None:
         return []
     return [

@@ -50,13 +50,13 @@ def read_description(folder: str | Path) -> dict[str, Any]:
 
 
 def write_physics(
-    out_dir: str | Path, gpu: GpuSpec, memory: BandwidthCurve, floor: Floor, error: float, evidence: str,
+    out_dir: str | Path, gpu: GpuSpec, memory: BandwidthCurve, floor: Floor, error: float,
     samples: pd.DataFrame,
 ) -> None:  # fmt: skip
     """Write the bandwidth curve that all families without samples use, into the folder of family `copy`."""
     sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
     values = {
-        "family": "copy", "gpu": gpu.name, "variant": "curve", "evidence": evidence, "source": sources,
+        "family": "copy", "gpu": gpu.name, "variant": "curve", "evidence": "fitted", "source": sources,
         "physics": {"memory": memory.to_json()},
         "floor": {**vars(floor), "by_op": dict(floor.by_op)},
         "fitted_on": "element-wise ops, whose traffic is known", "fit_error": round(error, 6),

@@ -113,7 +113,7 @@ class Split:
 
 def fit_family(
     samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str = "auto", seed: int = 0, *, test_share: float = 0.0,
-    memory: BandwidthCurve | None = None, offset_us: float = DEFAULT_OFFSET_US, evidence: str = "fitted",
+    memory: BandwidthCurve | None = None, offset_us: float = DEFAULT_OFFSET_US,
     held_out: npt.NDArray[np.bool_] | None = None,
 ) -> FittedFamily:  # fmt: skip
     """Fit one family of one GPU.
@@ -127,7 +127,6 @@ def fit_family(
         test_share: share of the family's shapes held out for the metrics.
         memory: bandwidth curve fitted on this GPU's samples; if None, that of the spec.
         offset_us: microseconds that event timing adds to a kernel.
-        evidence: label of the predictions: fitted, pack or measured.
         held_out: rows of `samples` to hold out, instead of a split by `test_share`.
 
     Raises:
@@ -136,12 +135,11 @@ def fit_family(
         InputError: no training shape is left, or there are too many samples for the variant `process`.
     """
     split = Split.of(samples, gpu, name, held_out, test_share, seed)
-    return _fit_split(split, gpu, name, variant, seed, memory, offset_us, evidence)
+    return _fit_split(split, gpu, name, variant, seed, memory, offset_us)
 
 
 def _fit_split(
-    split: Split, gpu: GpuSpec, name: str, variant: str, seed: int, memory: BandwidthCurve | None, offset_us: float,
-    evidence: str,
+    split: Split, gpu: GpuSpec, name: str, variant: str, seed: int, memory: BandwidthCurve | None, offset_us: float
 ) -> FittedFamily:  # fmt: skip
     """Fit a family whose samples are clean. One thread: the number of processors changes no digit of the model."""
     from threadpoolctl import threadpool_limits
@@ -164,7 +162,7 @@ def _fit_split(
     rows, started = (train if test.empty else test).head(2000), time.perf_counter()
     model.predict(rows)
     figures |= {"predict_us_per_row": (time.perf_counter() - started) / len(rows) * 1e6}
-    model = replace(model, description=_describe(split, figures, evidence, seed, steps.notes))
+    model = replace(model, description=_describe(split, figures, seed, steps.notes))
     parameters = {"gpu": gpu.name, "family": name, "variant": model.variant, "seed": seed, **steps.notes}
     return FittedFamily(model, figures, scores, parameters)
 
@@ -179,16 +177,14 @@ def _check_variant(variant: str, name: str, train: pd.DataFrame) -> None:
         )
 
 
-def _describe(
-    split: Split, figures: dict[str, float], evidence: str, seed: int, notes: dict[str, Any]
-) -> dict[str, Any]:
+def _describe(split: Split, figures: dict[str, float], seed: int, notes: dict[str, Any]) -> dict[str, Any]:
     """Provenance and figures for `family.json`."""
     samples, train, held_out = split.samples, len(split.train), len(split.held_out)
     measured_on = sorted(samples["gpu"].astype(str).unique()) if "gpu" in samples.columns else []
     sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
     keep = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", "rows")
     return {
-        "evidence": evidence, "seed": seed, "samples": train, "held_out": held_out, "measured_on": measured_on,
+        "evidence": "fitted", "seed": seed, "samples": train, "held_out": held_out, "measured_on": measured_on,
         "source": sources, "feature_version": features.VERSION, "notes": notes,
         "split": "held-out shapes" if held_out else "cross-validation by shape" if train > 1 else "none",
         "metrics": {key: round(figures[key], 6) for key in keep if np.isfinite(figures.get(key, np.nan))},
@@ -205,7 +201,7 @@ def calibrate_physics(samples: pd.DataFrame, gpu: GpuSpec) -> tuple[BandwidthCur
 
 def fit_gpu(
     samples: pd.DataFrame, gpu: GpuSpec, out_dir: str | Path, families: Sequence[str] | None = None,
-    variants: Sequence[str] = ("auto",), seed: int = 0, *, test_share: float = 0.0, evidence: str = "fitted",
+    variants: Sequence[str] = ("auto",), seed: int = 0, *, test_share: float = 0.0,
     workers: int = 1, on_fit: Callable[[FittedFamily], None] | None = None,
 ) -> dict[str, FittedFamily]:  # fmt: skip
     """Fit every family of one GPU and save the best variant of each under `out_dir/<family>/`.
@@ -216,7 +212,7 @@ def fit_gpu(
         out_dir: receives one folder per family, and `copy` with the bandwidth curve where it can be fitted.
         families: families to fit; if None, all that have samples.
         variants: variants to fit; the one with the smallest `FittedFamily.rank` is saved.
-        seed, test_share, evidence: as for `fit_family`.
+        seed, test_share: as for `fit_family`.
         workers: number of processes; each fits one family at a time.
         on_fit: called in this process after every fit (for tracking).
 
@@ -239,7 +235,7 @@ def fit_gpu(
     best: dict[str, FittedFamily] = {}
     try:
         for fitted in Parallel(n_jobs=workers, return_as="generator_unordered")(
-            delayed(_fit_split)(splits[name], gpu, name, variant, seed, memory, offset_us, evidence)
+            delayed(_fit_split)(splits[name], gpu, name, variant, seed, memory, offset_us)
             for name, variant in product(ordered, variants)
         ):
             name = fitted.model.family
@@ -253,7 +249,7 @@ def fit_gpu(
             "a process of the fit was killed, most likely because memory ran out; fit with fewer workers"
         ) from None
     if memory is not None and error is not None:
-        write_physics(out_dir, gpu, memory, _common_floor(best, offset_us), error, evidence, samples)
+        write_physics(out_dir, gpu, memory, _common_floor(best, offset_us), error, samples)
     return best
 
 

@@ -167,7 +167,11 @@ def fit_process(problem: Problem, seed: int) -> Outcome:
     return Outcome((train_gaussian_process(problem.features, problem.target, settings),), (1.0,), out_of_fold, {})
 
 
-def search_recipe(problem: Problem, seed: int, trials: int = 6) -> Recipe:
+TRIALS = 6
+"""Number of settings that `search_recipe` tries."""
+
+
+def search_recipe(problem: Problem, seed: int) -> Recipe:
     """Random search over settings of networks: 3 to 7 layers, width 64 to 512, learning rate 1e-4 to 1e-2.
 
     All trials use Adam and the squared error. Each trial is trained on all folds except the first, and evaluated on the
@@ -177,7 +181,7 @@ def search_recipe(problem: Problem, seed: int, trials: int = 6) -> Recipe:
     held_out = problem.folds == problem.folds.min()
     features, target = problem.features[~held_out], problem.target[~held_out]
     recipes, errors = [], []
-    for _ in range(trials):
+    for _ in range(TRIALS):
         recipe = with_steps(Recipe(
             width=int(rng.choice([64, 128, 256, 512])), layers=int(rng.integers(3, 8)), residual=False,
             learning_rate=float(10 ** rng.uniform(-4, -2)), weight_decay=0.0, loss="l2",

@@ -73,7 +73,7 @@ ELEMENTS_PER_CLOCK = {"elementwise": 1.37, "copy": 1.37, "concat": 1.06, "stride
                       "narrow softmax": 2.0, "wide softmax": 0.63, "gelu": 2.4}  # fmt: skip
 """Elements per SM and clock of kernels that move one element at a time, whatever its bytes. With strided or broadcast
 operands of 2-byte types, an H100 then reaches half of its bandwidth. `scattered`: neighbouring threads read from different
-sectors. The error function of gelu has such a limit too. From H100 traces (`evaluation/checks/half_kernels.py`)."""
+sectors. The error function of gelu has such a limit too. From H100 traces (docs/kernels.md)."""
 
 STRIDED_START_US = 2.8
 """`START_US` of strided and broadcasting element-wise kernels, which compute addresses (same traces)."""

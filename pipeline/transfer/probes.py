@@ -287,7 +287,6 @@ def choose_probes(
     candidates: pd.DataFrame,
     gpu: GpuSpec,
     count: int = 10,
-    max_candidates: int = MAX_CANDIDATES,
 ) -> pd.DataFrame:
     """Select the calls to measure on a new GPU, before anything is measured there.
 
@@ -299,10 +298,8 @@ def choose_probes(
         candidates: calls of that family, of the sizes of interest.
         gpu: the GPU to be measured.
         count: number of probes.
-        max_candidates: largest number of candidates that are considered, evenly spaced.
     """
-    step = max(1, -(-len(candidates) // max_candidates))
-    pool = candidates.iloc[::step]
+    pool = candidates.iloc[:: max(1, -(-len(candidates) // MAX_CANDIDATES))]
     prior, inputs = ProbePrior.of(model.probe_prior), covariance_inputs(model, pool, gpu)
     covariance = prior.covariance(inputs, inputs)
     chosen: list[int] = []

@@ -172,21 +172,18 @@ def kernel_us(
     return us if sampled else raised_to_min_duration(us, "gemm", gpu)
 
 
-def time_ratio(
-    calls: pd.DataFrame, gpu: GpuSpec, others: pd.DataFrame, other: GpuSpec, sampled_like: str | None = None
-) -> Array | None:
+def time_ratio(calls: pd.DataFrame, gpu: GpuSpec, others: pd.DataFrame, other: GpuSpec) -> Array | None:
     """Kernel times of calls on `gpu` over those of `others` on `other`, shape (rows,); None without the shipped model.
 
     Args:
         calls: covered products.
         gpu: their GPU.
         others: covered products, one for each row of `calls`.
-        other: their GPU.
-        sampled_like: name of a GPU with samples. Its deviation from the common model is used for both GPUs; `other` by default.
+        other: their GPU; its deviation from the common model is used for both GPUs.
     """
     model = tensor_model()
     if model is None:
         return None
-    correction = model.own_correction(sampled_like or other.name)
+    correction = model.own_correction(other.name)
     ratio = kernel_us(model, calls, gpu, correction) / kernel_us(model, others, other, correction)
     return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)

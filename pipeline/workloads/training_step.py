@@ -49,9 +49,7 @@ def epsilon(weight: Tensor, usual: float) -> float:
     return HALF_EPSILON if weight.dtype == torch.float16 else usual
 
 
-def make_optimizer(
-    name: str, parameters: Sequence[Tensor], lr: float = 1e-3, foreach: bool | str = True
-) -> torch.optim.Optimizer | None:
+def make_optimizer(name: str, parameters: Sequence[Tensor], foreach: bool | str = True) -> torch.optim.Optimizer | None:
     """Make an optimizer by its name; None for "none".
 
     It updates all parameters at once (`foreach`, CUDA's default), one at a time, or all in one kernel ("fused").
@@ -67,10 +65,10 @@ def make_optimizer(
         return None
     if name in ("adam", "adamw"):
         kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-        return kind(dense, lr=lr, **how, eps=epsilon(dense[0], 1e-8))
+        return kind(dense, lr=1e-3, **how, eps=epsilon(dense[0], 1e-8))
     if name == "adagrad":
-        return torch.optim.Adagrad(dense, lr=lr, **how, eps=epsilon(dense[0], 1e-10))
-    return torch.optim.SGD(dense, lr=lr, momentum=0.9 if name == "sgd_momentum" else 0.0, **how)
+        return torch.optim.Adagrad(dense, lr=1e-3, **how, eps=epsilon(dense[0], 1e-10))
+    return torch.optim.SGD(dense, lr=1e-3, momentum=0.9 if name == "sgd_momentum" else 0.0, **how)
 
 
 def make_optimizers(

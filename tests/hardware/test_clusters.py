@@ -67,7 +67,7 @@ def test_every_gpu_fits_into_its_usual_cluster() -> None:
 
 def test_figures_are_converted_once(tmp_path: Path) -> None:
     cluster = load_cluster(str(write(tmp_path)))
-    assert (cluster.nvlink_gb_per_s, cluster.nic_gb_per_s, cluster.node_gb_per_s) == (300.0, 12.5, 25.0)
+    assert (cluster.nvlink_gb_per_s, cluster.nic_gb_per_s) == (300.0, 12.5)
     assert cluster.link_gb_per_s(load_gpu("H100")) == 300.0  # the cluster's figure counts before the card's
     assert load_cluster("dgx-h100").link_gb_per_s(load_gpu("H100")) == 450.0
     assert load_cluster("pcie4").link_gb_per_s(load_gpu("A100-PCIE-40GB")) == load_cluster("pcie4").pcie_gb_per_s

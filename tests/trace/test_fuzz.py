@@ -1,26 +1,22 @@
-"""Thousands of mutated traces are either read or refused with one line that names the file and the place."""
+"""Mutated traces are either read or refused with one line that names the file and the place; `soak` draws thousands more."""
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
-import random
 import re
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pipeline.errors import SteptimeError
 from pipeline.simulate.replay import replay
 from pipeline.trace.load import load_trace
+from soak.damage import VALUES, places
 from tests.trace.trace_drawing import AUTOGRAD, annotation, api, kernel, launch, memcpy, op, trace
 
 PLACE = re.compile(r"byte|traceEvents|baseTimeNanoseconds|no operators|empty|JSON trace")
@@ -47,12 +43,6 @@ def _iteration(number: int) -> list[dict[str, Any]]:
 
 EVENTS = [event for number in range(3) for event in _iteration(number)]
 RAW = trace(EVENTS, baseTimeNanoseconds=1_700_000_000_000_000_000)
-VALUES: list[Any] = [
-    None, True, False, -1, 0, 1.5, 1e300, -1e300, 2**31, 2**63, 2**64, 2**70, -(2**63), "", "x", "\x00", '"', "\\",
-    "1" * 30, "٣", [], {}, [1], {"a": 1}, [[[]]], float("nan"), float("inf"), 9e15, 10**18,
-    "cudaLaunchKernel", "kernel",
-]  # fmt: skip
-INSERTS = [b'"', b"{", b"}", b"]", b"[", b",", b":", b"\x00", b"\xff", b"\\", b"1e999", b"null", b"\\u", b"}, {", b"]}"]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +97,7 @@ def test_gzip_data_cut_off_or_damaged_is_refused(folder: Path) -> None:
 
 def test_every_value_may_have_the_wrong_type(folder: Path) -> None:
     data = json.loads(trace(_iteration(0), baseTimeNanoseconds=5))
-    for number, (holder, key) in enumerate(_places(data)):
+    for number, (holder, key) in enumerate(places(data)):
         kept = holder[key]
         for value in VALUES[number % 8 :: 8]:
             holder[key] = value
@@ -117,42 +107,11 @@ def test_every_value_may_have_the_wrong_type(folder: Path) -> None:
 
 def test_every_key_may_be_missing(folder: Path) -> None:
     data = json.loads(trace(_iteration(0), baseTimeNanoseconds=5))
-    for number, (holder, key) in enumerate(list(_places(data))):
+    for number, (holder, key) in enumerate(list(places(data))):
         if isinstance(holder, dict):
             kept = holder.pop(key)
             survives(json.dumps(data).encode(), folder, predict=number % 12 == 0)
             holder[key] = kept
-
-
-@settings(max_examples=80, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**32))
-def test_damaged_bytes_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    content = bytearray(RAW)
-    for _ in range(rng.choice([1, 1, 2, 5])):
-        place = rng.randrange(len(content))
-        choice = rng.random()
-        if choice < 0.4:
-            content[place] = rng.randrange(256)
-        elif choice < 0.7:
-            del content[place : place + rng.choice([1, 1, 3, 50])]
-        else:
-            content[place:place] = rng.choice(INSERTS)
-    survives(bytes(content), folder, predict=seed % 4 == 0)
-
-
-@settings(max_examples=80, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**32))
-def test_odd_values_anywhere_never_raise_anything_but_a_refusal(folder: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    data = copy.deepcopy(json.loads(RAW))
-    places = list(_places(data))
-    for holder, key in rng.sample(places, rng.choice([1, 2, 4])):
-        if isinstance(holder, dict) and rng.random() < 0.3:
-            holder.pop(key, None)
-        elif isinstance(holder, dict) or key < len(holder):
-            holder[key] = rng.choice(VALUES)
-    survives(json.dumps(data).encode(), folder, predict=seed % 4 == 0)
 
 
 @pytest.mark.parametrize(
@@ -198,14 +157,6 @@ def test_every_single_byte_may_be_lost_or_flipped(folder: Path) -> None:
 def test_a_trace_without_work_is_refused_by_replay_alone(folder: Path) -> None:
     assert not survives(trace([]), folder)
     assert survives(trace([]), folder, predict=False)
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) of a JSON value."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in list(pairs):
-        yield value, key
-        yield from _places(inner)
 
 
 def test_a_number_of_forty_digits_is_refused_at_its_event(folder: Path) -> None:
