@@ -16,7 +16,7 @@ from pipeline.paths import packs_dir
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 from pipeline.scripting import provenance
-from pipeline.show.run_hooks import artifact_paths, date_now, predictions_in
+from pipeline.show.run_hooks import ORDER, artifact_paths, date_now, predictions_in
 
 PACK = {"pack": 1.0}
 PREDICTION = Prediction("V100", "dlrm_ddp", "default", 64, 4e3, 3e3, 1e3, 3e3, 5e3, 1 << 30, True, PACK, PACK, 0.0)
@@ -45,12 +45,17 @@ def test_a_damaged_summary_of_another_run_is_left_out_and_named(
         predictions_in(tmp_path)
 
 
-def test_a_summary_has_the_points_of_a_model_together_by_their_batch_size(tmp_path: Path) -> None:
+def test_a_summary_has_the_last_grid_in_its_order_and_other_points_by_model_and_batch(tmp_path: Path) -> None:
     for gpu, size in (("T4", 512), ("V100", 64), ("T4", 64), ("T4", 4096)):
         row = replace(PREDICTION, gpu=gpu, batch_size=size).summary_row()
         write_table(row, tmp_path / f"{gpu}/dlrm_ddp/default/b{size}/summary.parquet", "summary")
     points = [(p.gpu, p.batch_size) for p in predictions_in(tmp_path)]
     assert points == [("T4", 64), ("T4", 512), ("T4", 4096), ("V100", 64)]
+    order = tmp_path / "grids" / "two" / ORDER
+    order.parent.mkdir(parents=True)
+    order.write_text('[["V100", "dlrm_ddp", "default", "64"], ["T4", "dlrm_ddp", "default", "4096"]]')
+    points = [(p.gpu, p.batch_size) for p in predictions_in(tmp_path)]
+    assert points == [("V100", 64), ("T4", 4096), ("T4", 64), ("T4", 512)], "the last grid as it was asked, then others"
 
 
 def test_provenance_names_the_kernel_models_that_a_prediction_rests_on(tmp_path: Path) -> None:
