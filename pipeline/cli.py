@@ -27,7 +27,7 @@ from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
 from pipeline.question.question import Question, expand
 from pipeline.show.comparison import Comparison, Order, compared, in_order, show
-from pipeline.show.explore_page import check_page
+from pipeline.show.figures.layout import check_file
 from pipeline.show.tables import by_module, console
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.terminal import (
@@ -154,19 +154,21 @@ def predict(
             write_timeline(answer.timeline, timeline, answer.calls, title=questions[0].title)
     if roofline is not None:
         plotter.call("write_roofline", prediction, roofline)
-    facts = prediction.as_dict()
-    table = prediction.modules if by is not None else pd.DataFrame()
+    modules = None if by is None else prediction.modules
     if as_json or as_csv:
-        modules = table[table["depth"] <= depth].replace({np.nan: None}).to_dict("records") if by is not None else []
+        facts = prediction.as_dict()
+        rows: list[dict[Any, Any]] = [facts]
+        if modules is not None:
+            rows = modules[modules["depth"] <= depth].replace({np.nan: None}).to_dict("records")
+            facts["modules"] = rows
         if as_json:
-            print_json(facts | ({"modules": modules} if by is not None else {}))
+            print_json(facts)
         else:
-            print_csv(modules if by is not None else [facts])
+            print_csv(rows)
         return
-    if by is not None:
-        console().print(by_module(table, prediction, depth), crop=False)
+    if modules is not None:
+        console().print(by_module(modules, prediction, depth), crop=False)
         return
-
     show([prediction], {name: str(path) for name, path in (("timeline", timeline), ("roofline", roofline)) if path})
 
 
@@ -195,7 +197,7 @@ def compare(
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     texts, results = split_results(overrides)
     if page is not None:
-        check_page(page)
+        check_file(page, "--page", ("html",))
     questions = expand(texts)
     prices = prices_of([question.gpu.name for question in questions])
     if sort is Order.cost and prices.empty:

@@ -4,7 +4,7 @@
         [--sample N] [--graphs DIR] [--out ROWS.parquet] [--write docs/accuracy.md]
 
 It needs timm. `evaluation/published/published_timm.py` names the measured tables and splits them into tuning and report
-rows. Capturing a step takes 2 to 5 s of CPU time, so graphs are kept in a folder (`--graphs`) until they are deleted;
+rows. Capturing a step takes 2 to 5 s of CPU time, so graphs are kept in a folder (`--graphs`) until they are deleted.
 `--sample` takes the report rows of that many models, by the hash of their names; `--captured` takes only the tuning rows
 whose graph is there.
 """

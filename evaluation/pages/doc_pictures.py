@@ -111,7 +111,7 @@ def run_cell(source: str, names: dict[str, Any]) -> tuple[object, str]:
     return value, printed.getvalue()
 
 
-def shown_by_notebooks(value: Any) -> dict[str, str]:
+def stored_forms(value: Any) -> dict[str, str]:
     """The forms of a value that a notebook stores."""
     forms = {"text/plain": re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
     if hasattr(value, "savefig"):
@@ -136,7 +136,7 @@ def execute_tour(file: Path) -> None:
         value, printed = run_cell(cell.source, names)
         outputs = [notebooks.v4.new_output("stream", name="stdout", text=printed)] if printed else []
         if value is not None:
-            outputs.append(notebooks.v4.new_output("execute_result", shown_by_notebooks(value), execution_count=count))
+            outputs.append(notebooks.v4.new_output("execute_result", stored_forms(value), execution_count=count))
         cell.outputs, cell.execution_count = outputs, count
     notebooks.write(book, file)
 

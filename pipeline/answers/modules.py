@@ -29,10 +29,12 @@ def module_table(prediction: Prediction) -> pd.DataFrame:
     """A row per module with everything in it, in the order in which the step runs them; a model before its parts.
 
     Returns:
-        `module` (path), `depth` (0: no row above), `parameters`; `forward_us` and `backward_us`, device time of each pass, and
-        `active_us`, their sum (for `inputs`, `loss` and `optimizer` too); `share` of the step time; `flops` that products
-        execute; `peak_share`, these over the time and the GPU's datasheet peak for their dtype, null without products; `bytes`
-        read and written; `evidence`, share of the device time by kind of evidence; `kernels`, number of device calls.
+        `module` (path), `depth` (0: no row above), `parameters`.
+        `forward_us` and `backward_us`, device time of each pass, and `active_us`, their sum (for `inputs`, `loss` and
+        `optimizer` too); `share` of the step time.
+        `flops` that products execute; `peak_share`, these over the time and the GPU's datasheet peak for their dtype, null
+        without products; `bytes` read and written.
+        `evidence`, share of the device time by kind of evidence; `kernels`, number of device calls.
         `active_us` of the rows with depth 0 adds up to the prediction's.
 
     Raises:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.answers.engine import Engine
+from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 
@@ -25,12 +26,6 @@ MOST_RIVALS = 11
 """Number of points that are compared with the best: those nearest to it."""
 
 Floats = npt.NDArray[np.float64]
-
-
-NORMAL = NormalDist()
-
-P90 = NORMAL.inv_cdf(0.9)
-"""Distance of p90 from the middle of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,8 @@ def independent_share(best: tuple[float, float, float], other: tuple[float, floa
     """
     if best[0] == other[0]:
         return 0.5
-    width = hypot(*(log(high / low) / (2 * P90) for _, low, high in (best, other)))
-    return NORMAL.cdf(log(best[0] / other[0]) / width) if width > 0 else 0.0
+    width = hypot(*(log(high / low) / (2 * NORMAL_P90) for _, low, high in (best, other)))
+    return NormalDist().cdf(log(best[0] / other[0]) / width) if width > 0 else 0.0
 
 
 def tied_gpus(values: Sequence[tuple[float, float, float]]) -> list[bool]:

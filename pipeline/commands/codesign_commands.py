@@ -20,7 +20,8 @@ from pipeline.errors import InputError
 from pipeline.question.compose import parse_grid
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import seconds
-from pipeline.show.figures.costs import check_figure, write_plan_front
+from pipeline.show.figures.costs import write_plan_front
+from pipeline.show.figures.layout import check_file
 from pipeline.show.figures.waterfall import draw_advice, draw_difference, write_waterfall
 from pipeline.show.plans import show_plan
 from pipeline.show.tables import Unfolded, console
@@ -56,7 +57,7 @@ def advise(
     """Say what would make one training step faster, best first, each with its predicted gain."""
     given, results = split_results(overrides)
     if plot is not None:
-        check_figure(plot, "--plot")
+        check_file(plot, "--plot")
     if trace is not None:
         named = [override for point in parse_grid(given) for override in point]
         if len(named) > 1 or any(override.key != "gpu" for override in named):
@@ -101,7 +102,7 @@ def plan(
     limits = Limits.of(samples, memory, budget, None if deadline is None else seconds(deadline), global_batch)
     points = expand(given)
     if figure is not None:
-        check_figure(figure)
+        check_file(figure, "--figure")
     with counting(f"{{stage}} {len(points):,} points", len(points)) as told:
         result = make_plan(objective, points, limits, told=told, **results)
     if figure is not None:
@@ -129,7 +130,7 @@ def diff(
     given, results = split_results(overrides)
     asked = two_points(given)
     if plot is not None:
-        check_figure(plot, "--plot")
+        check_file(plot, "--plot")
     with working("predicting"):
         answers = in_order(asked, engine(**results).predict(asked, detail=True))
         a, b = (answer.whole() for answer in answers)

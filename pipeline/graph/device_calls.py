@@ -122,9 +122,9 @@ def product_flops(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
 def model_flops(operators: pd.DataFrame, calls: pd.DataFrame) -> dict[str, float]:
     """FLOPs that a model needs for one step by dtype, the dtype with most of them first: the numerator of MFU.
 
-    Chowdhery et al. define it (PaLM, arXiv:2204.02311, appendix B): products of forward and backward, a multiply-add as two
-    FLOPs, without what runs again in the backward pass (gradient checkpointing, the scores of fused attention), and with the
-    whole score matrix of causal attention.
+    Chowdhery et al. define it (PaLM, arXiv:2204.02311, appendix B). Products of forward and backward count, a multiply-add as
+    two FLOPs. What runs again in the backward pass does not (gradient checkpointing, the scores of fused attention). The score
+    matrix of causal attention counts as a whole.
 
     Args:
         operators: `graph` schema.

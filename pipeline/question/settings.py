@@ -12,7 +12,7 @@ from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 
 RANKS_KEYS = ("devices", "nodes", "cluster", "parallel", "ddp")
-"""Keys of the configuration that say this."""
+"""Keys of the configuration that say how many GPUs share a step, and how."""
 
 MAX_DEVICES = 100_000
 
@@ -21,7 +21,6 @@ CAPTURED_RANKS = 2
 
 NO_EDIT = "none"
 """Value of an option of the section `edit` that edits nothing."""
-
 
 FUSE_ALL = "elementwise"
 """Value of `edit.fuse` that fuses every chain of elementwise operators."""

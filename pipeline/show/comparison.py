@@ -29,7 +29,8 @@ from pipeline.prediction import Prediction
 from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate
-from pipeline.show.explore_page import check_page, page_points, write_page
+from pipeline.show.explore_page import page_points, write_page
+from pipeline.show.figures.layout import check_file
 from pipeline.show.figures.python_plots import draw_steps
 from pipeline.show.tables import UNFOLDED, Unfolded, console, interval, one
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
@@ -129,7 +130,7 @@ class Comparison:
         Raises:
             InputError: the file cannot be written.
         """
-        check_page(Path(path))
+        check_file(Path(path), "--page", ("html",))
         points = page_points(self.predictions, self.usable_bytes, self.prices)
         write_page(Path(path), points, self.predictions, [text.plain for text in self.notes(())])
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.prices import hourly_prices
 from pipeline.schemas import atomic_path
@@ -99,15 +98,3 @@ def write_page(
 
 def _items(sentences: Sequence[str]) -> str:
     return "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
-
-
-def check_page(path: Path) -> None:
-    """Refuse a file that cannot be written, before the work.
-
-    Raises:
-        InputError: the name does not end in `.html`, or the folder does not exist.
-    """
-    if path.suffix != ".html":
-        raise InputError(f"--page {path}: give a name that ends in .html")
-    if not path.parent.is_dir():
-        raise InputError(f"--page {path}: there is no folder {path.parent}")

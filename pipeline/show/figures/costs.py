@@ -10,18 +10,14 @@ import pandas as pd
 
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.answers.ties import tied_gpus, why_tied
-from pipeline.errors import InputError
 from pipeline.palette import ACTIVE, SERIES, series_colours
-from pipeline.show.figures.layout import MARKERS, TEXT, WIDE, Board, Page, plain_ticks, rows_height, save
+from pipeline.show.figures.layout import MARKERS, TEXT, WIDE, Board, Page, check_file, plain_ticks, rows_height, save_as
 from pipeline.show.sentences import gpus_named
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-KINDS = ("svg", "png")
-"""Kinds of files of a plan's figure."""
 
 MONEY = SERIES[1]
 """Colour of throughput per cost; that of throughput is the colour of active time."""
@@ -83,26 +79,14 @@ def _bars(axes: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:
     axes.set_xlim(0, 1.02 * max(high, default=1.0))
 
 
-def check_figure(path: Path, option: str = "--figure") -> None:
-    """Refuse a file that cannot be written, before the work.
-
-    Raises:
-        InputError: the suffix is no kind of figure, or the folder does not exist.
-    """
-    if path.suffix.removeprefix(".") not in KINDS:
-        raise InputError(f"{option} {path}: give a name that ends in .svg or .png")
-    if not path.parent.is_dir():
-        raise InputError(f"{option} {path}: there is no folder {path.parent}")
-
-
 def write_plan_front(plan: Plan, path: Path) -> None:
     """Draw a plan to an SVG or PNG file.
 
     Raises:
-        InputError: as `check_figure`.
+        InputError: as `check_file`.
     """
-    check_figure(path)
-    save(plan_front(plan), path.parent, path.stem, (path.suffix.removeprefix("."),))
+    check_file(path, "--figure")
+    save_as(plan_front(plan), path)
 
 
 def plan_front(plan: Plan, page: Page = WIDE) -> Figure:

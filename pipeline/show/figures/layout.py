@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import InputError
 from pipeline.readable import compact
 
 if TYPE_CHECKING:
@@ -263,7 +264,28 @@ def marks(colours: Iterable[str], **style: Any) -> list[Artist]:
             for colour, mark in zip(colours, MARKERS * 4, strict=False)]  # fmt: skip
 
 
-def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = ("svg", "png")) -> None:
+KINDS = ("svg", "png")
+"""Kinds of files of a figure."""
+
+
+def check_file(path: Path, option: str, kinds: Sequence[str] = KINDS) -> None:
+    """Refuse a file that cannot be written, before the work.
+
+    Args:
+        path: the file.
+        option: the option that names it.
+        kinds: endings that its name may have.
+
+    Raises:
+        InputError: it has another ending, or its folder does not exist.
+    """
+    if path.suffix.removeprefix(".") not in kinds:
+        raise InputError(f"{option} {path}: give a name that ends in {' or '.join(f'.{kind}' for kind in kinds)}")
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: there is no folder {path.parent}")
+
+
+def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = KINDS) -> None:
     """Write `<name>.svg` and `<name>.png`; the same figure gives the same bytes. Its layout is final then."""
     import matplotlib as mpl
 
@@ -277,3 +299,8 @@ def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = ("svg",
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
     if "png" in kinds:
         figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})
+
+
+def save_as(figure: Figure, path: Path) -> None:
+    """Write a figure to the SVG or PNG file that a user names."""
+    save(figure, path.parent, path.stem, (path.suffix.removeprefix("."),))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from pipeline.answers.altered_gpu import SAMPLED_EVIDENCE
 from pipeline.errors import InputError
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.palette import OTHER, family_colour
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.show.figures.costs import check_figure
-from pipeline.show.figures.layout import LETTER, NOTE, TEXT, WIDE, Board, Page, plain_ticks, save
+from pipeline.show.figures.layout import LETTER, NOTE, TEXT, WIDE, Board, Page, check_file, plain_ticks, save_as
 from pipeline.show.figures.python_plots import shown_by_notebooks
 
 if TYPE_CHECKING:
@@ -95,18 +95,14 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
     )
     hidden = 1 - float(drawn["us"].sum()) / total
     board.headline(
-        f"{memory:.0%} of the kernels' time is limited by memory, {1 - memory:.0%} by arithmetic".replace("%", " %")
+        f"{100 * memory:.0f} % of the kernels' time is limited by memory, {100 * (1 - memory):.0f} % by arithmetic"
     )
     board.title(axes, f"{p.title}: {milliseconds(p.predicted_us)}")
     _legend(board, named, drawn)
-    board.note(
-        f"Area is time. {far:.0%} of it is in kernels that reach less than a quarter of their roof.".replace("%", " %")
-    )
+    board.note(f"Area is time. {100 * far:.0f} % of it is in kernels that reach less than a quarter of their roof.")
     if hidden >= 0.005:
         board.note(
-            f"Not drawn: kernels with hardly any arithmetic and very short ones, {hidden:.0%} of the time.".replace(
-                "%", " %"
-            )
+            f"Not drawn: kernels with hardly any arithmetic and very short ones, {100 * hidden:.0f} % of the time."
         )
     return shown_by_notebooks(board.figure)
 
@@ -115,15 +111,14 @@ def write_roofline(prediction: Prediction, path: Path) -> None:
     """Draw the roofline of a step to an SVG or PNG file.
 
     Raises:
-        InputError: as `check_figure` and `kernels_of`.
+        InputError: as `check_file` and `kernels_of`.
     """
-    check_figure(path, "--roofline")
-    save(draw_roofline(prediction), path.parent, path.stem, (path.suffix.removeprefix("."),))
+    check_file(path, "--roofline")
+    save_as(draw_roofline(prediction), path)
 
 
 def _kind(evidence: str) -> str:
-    own = evidence in ("measured", "fitted", "pack")
-    return SOLID if own else OPEN if evidence == "roofline" else HATCHED
+    return SOLID if evidence in SAMPLED_EVIDENCE else OPEN if evidence == "roofline" else HATCHED
 
 
 def _fill(colour: str, evidence: str) -> dict[str, Any]:

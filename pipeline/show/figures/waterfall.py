@@ -12,8 +12,7 @@ from pipeline.answers.part_draws import COMMUNICATION, IDLE, OVERLAP
 from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER, family_colour
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.show.figures.costs import check_figure
-from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, rows_height, save
+from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, check_file, rows_height, save_as
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,10 +68,10 @@ def write_waterfall(figure: Figure, path: Path) -> None:
     """Write a figure to an SVG or PNG file.
 
     Raises:
-        InputError: as `check_figure`.
+        InputError: as `check_file`.
     """
-    check_figure(path, "--plot")
-    save(figure, path.parent, path.stem, (path.suffix.removeprefix("."),))
+    check_file(path, "--plot")
+    save_as(figure, path)
 
 
 def _shown(parts: tuple[Change, ...]) -> list[Change]:
