@@ -77,7 +77,7 @@ def run_ranks(work: str, task: Mapping[str, Any], ranks: int, limit_s: float = L
                         [sys.executable, "-P", "-m", MODULE, scratch, str(rank)], stdin=subprocess.PIPE,
                         stdout=log, stderr=subprocess.STDOUT, env=environment,
                     ))  # fmt: skip
-            _wait(processes, folder, time.monotonic() + limit_s)
+            wait_for_ranks(processes, folder, time.monotonic() + limit_s)
         finally:
             for process in processes:
                 process.kill()
@@ -87,7 +87,7 @@ def run_ranks(work: str, task: Mapping[str, Any], ranks: int, limit_s: float = L
         return json.loads((folder / RESULT).read_text(encoding="utf-8"))
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, until: float) -> None:
+def wait_for_ranks(processes: Sequence[subprocess.Popen[bytes]], folder: Path, until: float) -> None:
     """Wait until all processes have ended well.
 
     Raises:
@@ -96,8 +96,8 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, until: flo
     while True:
         codes = [process.poll() for process in processes]
         failed = [rank for rank, code in enumerate(codes) if code]
-        if failed:  # one that was ended by a signal is the cause of the others' errors
-            rank = min(failed, key=lambda rank: codes[rank] > 0)  # type: ignore[operator]
+        if failed:  # the first one is the cause of the others' errors
+            rank = min(failed, key=lambda rank: _failed_ns(folder, rank))
             raise MeasurementError(f"rank {rank} of {len(processes)} on this CPU: {_reason(codes[rank], folder, rank)}")
         if None not in codes:
             return
@@ -106,6 +106,12 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, until: flo
                 f"{len(processes)} ranks on this CPU did not finish in time; take a smaller batch_size"
             )
         time.sleep(0.05)
+
+
+def _failed_ns(folder: Path, rank: int) -> int:
+    """When a rank failed, by the clock that all processes share; 0 for one that was ended before it could say so."""
+    file = folder / f"{rank}.failed"
+    return int(file.read_text(encoding="utf-8") or 0) if file.is_file() else 0
 
 
 def _reason(code: int | None, folder: Path, rank: int) -> str:
@@ -192,11 +198,13 @@ def main(folder: str, rank: str) -> None:
     try:
         _take_part(Path(folder), int(rank))
         code = 0
-    except SteptimeError as error:
-        print(" ".join(str(error).split()), flush=True)
-    except BaseException as error:  # its last line is the reason that `run_ranks` gives
-        traceback.print_exc()
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", flush=True)
+    except BaseException as error:  # the last line is the reason that `run_ranks` gives
+        (Path(folder) / f"{rank}.failed").write_text(str(time.monotonic_ns()), encoding="utf-8")
+        text = " ".join(str(error).split())
+        if not isinstance(error, SteptimeError):
+            traceback.print_exc()
+            text = f"{type(error).__name__}: {text}"
+        print(text, flush=True)
     finally:
         os._exit(code)  # gloo's threads may wait for ranks that are gone, or abort
 

@@ -15,7 +15,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from pipeline.collect.local_ranks import MODULE, SIZES, measure_collectives, run_ranks
+from pipeline.collect.local_ranks import MODULE, SIZES, measure_collectives, run_ranks, wait_for_ranks
 from pipeline.collect.measured_steps import collect_step
 from pipeline.errors import MeasurementError
 from pipeline.graph.capture import read_recorded_step
@@ -70,6 +70,19 @@ def project_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_speak_with_each_other_and_the_first_one_answers() -> None:
     assert run_ranks(f"{HERE}:of_rank", {"given": 0.5}, 2) == {"sum": 3.0, "ranks": 2, "given": 0.5}
     assert left() == []
+
+
+@pytest.mark.parametrize("times, first", [({0: 20, 1: 10}, 1), ({0: 10, 1: 20}, 0), ({0: 10}, 1)])
+def test_of_ranks_that_have_ended_the_first_to_fail_is_named(tmp_path: Path, times: dict[int, int], first: int) -> None:
+    """Both have ended when they are looked at; a rank without a time was ended before it could note it."""
+    for rank in (0, 1):
+        (tmp_path / f"{rank}.log").write_text(f"reason {rank}\n")
+    for rank, time_ns in times.items():
+        (tmp_path / f"{rank}.failed").write_text(str(time_ns))
+    ended = [subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"]) for _ in range(2)]
+    assert [process.wait() for process in ended] == [1, 1]
+    with pytest.raises(MeasurementError, match=f"rank {first} of 2 on this CPU: reason {first}"):
+        wait_for_ranks(ended, tmp_path, time.monotonic() + 60)
 
 
 @pytest.mark.parametrize(
