@@ -144,10 +144,9 @@ def chosen_rows(args: argparse.Namespace, steps: KeptGraphs) -> pd.DataFrame:
     rows = pd.concat(tables, ignore_index=True)
     rows = rows[rows["tuning"].isin([name == "tuning" for name in args.rows])]
     if args.sample:
-        names = sorted(
-            set(rows.loc[~rows["tuning"], "model"]), key=lambda name: hashlib.sha256(f"sample {name}".encode()).digest()
-        )
-        rows = rows[rows["tuning"] | rows["model"].isin(names[: args.sample])]
+        names = set(rows.loc[~rows["tuning"], "model"])
+        drawn = sorted(names, key=lambda name: hashlib.sha256(f"sample {name}".encode()).digest())[: args.sample]
+        rows = rows[rows["tuning"] | rows["model"].isin(drawn)]
     if args.captured:
         there = [not row["tuning"] or steps.file(question_of(row)).is_file() for _, row in rows.iterrows()]
         rows = rows[there]

@@ -58,10 +58,8 @@ def figures() -> Iterator[tuple[str, Figure]]:
     entries = {entry.name: entry for entry in GALLERY}
     for file, name in (("steps", "step_times"), ("breakdown", "breakdown")):
         yield file, draw(entries[name], grid, entries[name].table(grid), WIDE)
-    yield (
-        "diff",
-        draw_difference(predict("V100", "resnet50", batch_size=64).diff(predict("H100", "resnet50", batch_size=64))),
-    )
+    slow, fast = (predict(gpu, "resnet50", batch_size=64) for gpu in ("V100", "H100"))
+    yield "diff", draw_difference(slow.diff(fast))
 
 
 def texts_of(figure: Figure) -> list[str]:

@@ -370,10 +370,8 @@ def side_by_side(asked: Sequence[Question], predictions: Sequence[Prediction], a
         SteptimeError: the price list is damaged.
     """
     prices = prices_of([question.gpu.name for question in asked])
-    hosts, ties = (
-        host_note(asked, predictions, answering),
-        grid_ties(asked, predictions, hourly_prices(prices), answering),
-    )
+    hosts = host_note(asked, predictions, answering)
+    ties = grid_ties(asked, predictions, hourly_prices(prices), answering)
     usable = [question.gpu.usable_memory_bytes for question in asked]
     return Comparison(predictions, prices=prices, hosts=hosts, ties=ties, usable_bytes=usable)
 

@@ -125,9 +125,8 @@ def _fill(colour: str, evidence: str) -> dict[str, Any]:
     kind = _kind(evidence)
     if kind == SOLID:
         return {"facecolor": colour, "edgecolor": "#222222", "linewidth": 0.8}
-    return {"facecolor": "none", "edgecolor": colour, "linewidth": 1.6} | (
-        {"hatch": "//////"} if kind == HATCHED else {}
-    )
+    hatch = {"hatch": "//////"} if kind == HATCHED else {}
+    return {"facecolor": "none", "edgecolor": colour, "linewidth": 1.6} | hatch
 
 
 def _roofs(axes: Axes, p: Prediction, drawn: pd.DataFrame) -> None:
