@@ -26,9 +26,9 @@ from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, prices_of, with_prices
 from pipeline.question.question import Question, expand
-from pipeline.show.comparison import Comparison, Order, compared, in_order, show
+from pipeline.show.comparison import Comparison, Order, compared, in_order
 from pipeline.show.figures.layout import check_file
-from pipeline.show.tables import by_module, console
+from pipeline.show.tables import by_module, console, show_one
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.terminal import (
     Csv,
@@ -169,7 +169,7 @@ def predict(
     if modules is not None:
         console().print(by_module(modules, prediction, depth), crop=False)
         return
-    show([prediction], {name: str(path) for name, path in (("timeline", timeline), ("roofline", roofline)) if path})
+    show_one(prediction, {name: str(path) for name, path in (("timeline", timeline), ("roofline", roofline)) if path})
 
 
 @app.command(

@@ -32,7 +32,7 @@ class TracedStep:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a step computes on one GPU (`pipeline.graph.device_calls.model_flops`), and the roofs of that GPU."""
+    """What a step computes on one GPU (`pipeline.answers.step_prediction.model_flops`), and the roofs of that GPU."""
 
     model_flops: float
     """FLOPs that the model needs for a step, without what runs again."""

@@ -27,9 +27,9 @@ from evaluation.pages.markdown import markdown, rewrite
 from evaluation.pages.published_step_tables import with_errors
 from evaluation.published.published_dlrm import SEPARATE_LOOKUP_VERSIONS, read_rows, read_steps
 from pipeline import predict
+from pipeline.overheads.overhead_model import DEVICE_CONSTANTS_US
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
-from pipeline.simulate.step_program import DEFAULT_LATENCY_US
 
 MIN_LARGE_BATCH = 4096
 """Batch size from which inference takes at least 0.5 ms, so the host's part of a graph replay is at most 10 %."""
@@ -65,7 +65,7 @@ def _copies_us(found: Prediction) -> float:
         return host
     first = calls[calls["family"].notna() & (calls["family"] != "memcpy_h2d")].iloc[0]
     launched = float(first["host_start_us"]) - host
-    return float(first["device_start_us"]) - launched - DEFAULT_LATENCY_US
+    return float(first["device_start_us"]) - launched - DEVICE_CONSTANTS_US["launch_latency"]
 
 
 def step_kinds(rows: pd.DataFrame) -> pd.Series:

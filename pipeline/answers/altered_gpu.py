@@ -58,6 +58,7 @@ class AlteredPredictor(KernelPredictor):
             models=stated.models,
             physics=_scaled_physics(stated.physics, gpu),
             floor=stated.floor,
+            complete=stated.complete,
             stated=stated,
         )
 

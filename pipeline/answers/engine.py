@@ -34,8 +34,7 @@ from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.schemas import read_table
-from pipeline.simulate.program import assemble
-from pipeline.simulate.step_program import Program
+from pipeline.simulate.program import Program, assemble
 from pipeline.simulate.timeline import Timeline
 
 Value = TypeVar("Value")

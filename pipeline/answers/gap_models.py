@@ -1,4 +1,4 @@
-"""Models that fill the gaps of a GPU's own: products on tensor cores, and fused attention.
+"""Models that fill the gaps of a GPU's own: products on tensor cores, fused attention, and collectives.
 
 fp32 samples carry no information about tensor cores (bf16, fp16, TF32). There are two models of their products:
 
@@ -29,8 +29,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.find_gpu import load_gpu, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.collective_bandwidth import FAMILY as COLLECTIVE
+from pipeline.kernels.collective_bandwidth import collective_model
 from pipeline.kernels.estimate import Estimate, KernelModel, merge
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fused_attention import FAMILY as ATTENTION
@@ -312,11 +315,19 @@ def attention_model(gpu: GpuSpec) -> AttentionModel | None:
     return None if measured is None else AttentionModel(gpu, measured, fitted[measured.name])
 
 
-def with_attention(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
-    """Models of a GPU, with fused attention added for calls that its own model of the family does not cover.
+GAP_FAMILIES = (*FAMILIES, ATTENTION, COLLECTIVE)
+"""Families with such models."""
+
+
+def with_gaps_filled(
+    gpu: GpuSpec, models: Mapping[str, KernelModel], cluster: Cluster | None = None
+) -> Mapping[str, KernelModel]:
+    """Models of a GPU, with others for calls of `GAP_FAMILIES` that its own do not cover.
 
     Raises:
-        PackError: the shipped file is damaged.
+        PackError: a shipped file is damaged.
     """
-    model = attention_model(gpu)
-    return with_fallback(models, {} if model is None else {ATTENTION: model})
+    others, collectives, attention = dict(models), collective_model(gpu, cluster), attention_model(gpu)
+    if collectives is not None:
+        others.setdefault(COLLECTIVE, collectives)
+    return with_fallback(with_tensor_core_gemm(gpu, others), {} if attention is None else {ATTENTION: attention})

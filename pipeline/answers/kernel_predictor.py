@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.gap_models import with_attention, with_tensor_core_gemm
+from pipeline.answers.gap_models import GAP_FAMILIES, with_gaps_filled
 from pipeline.answers.transferred_models import transferred_models
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.collective_bandwidth import collective_model
-from pipeline.kernels.derived_calls import estimate_by_related_model
+from pipeline.kernels.derived_calls import DERIVED_FAMILIES, estimate_by_related_model
 from pipeline.kernels.estimate import EXTRAPOLATED, Estimate, Floor, KernelModel, Session, merge, session_of
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.family_model import (
@@ -69,6 +68,8 @@ class KernelPredictor:
     """Folders that the models of this GPU were read from, best first; empty if it has none of its own."""
     any_session: bool = True
     """Whether intervals contain the error of another session."""
+    complete: Callable[[], Mapping[str, KernelModel]] | None = None
+    """`models` with those that fill their gaps, which are read at the first call that `models` do not cover."""
 
     def predict(self, calls: pd.DataFrame) -> pd.DataFrame:
         """Times of device calls.
@@ -136,17 +137,20 @@ class KernelPredictor:
 
     def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
         """Estimate and evidence of each row, for calls of one family."""
-        model = self.models.get(name)
-        covered = np.zeros(len(calls), dtype=bool) if model is None else model.covers(calls)
+        models = self.models
+        covered = _covered(models.get(name), calls)
+        if not covered.all() and name in GAP_FAMILIES and self.complete is not None:
+            models = self.complete()
+            covered = _covered(models.get(name), calls)
+        model = models.get(name)
         if model is not None and covered.all():
             return model.predict(calls), model.evidence_of(calls)
         formula, evidence = self.formula(name, calls), self.physics_evidence(name, calls)
         if model is not None and covered.any():
             formula = merge(formula, model.predict(calls[covered]), covered)
             evidence[covered] = model.evidence_of(calls[covered])
-        if not covered.all():
-            rest = calls[~covered]
-            derived, origin = self._derived(name, rest)
+        if name in DERIVED_FAMILIES and not covered.all():
+            derived, origin = self._derived(name, calls[~covered], models)
             if derived is not None:
                 usable = np.isfinite(derived.kernel)
                 at = np.flatnonzero(~covered)[usable]
@@ -154,11 +158,13 @@ class KernelPredictor:
                 evidence[at] = origin[usable]
         return formula, evidence
 
-    def _derived(self, name: str, calls: pd.DataFrame) -> tuple[Estimate | None, npt.NDArray[np.object_]]:
+    def _derived(
+        self, name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]
+    ) -> tuple[Estimate | None, npt.NDArray[np.object_]]:
         """Estimate from models of related calls, and each row's evidence; None where there is none."""
         if name == "rnn" and self.gpu.limits is not None:
             return recurrent_us(calls, partial(self._family, "gemm"), self.physics, self.floor)
-        derived, origin = estimate_by_related_model(name, calls, self.models, self.physics)
+        derived, origin = estimate_by_related_model(name, calls, models, self.physics)
         if derived is not None:
             # where the host's floor determines the latency, a shorter kernel does not shorten it
             derived = derived.floored(self.floor.of(Dims(calls).text("op")))
@@ -187,6 +193,10 @@ UNKNOWN_SPREAD, FFT_SPREAD, FOREIGN_SPREAD = 10.0, 2.5, 4.0
 """Factors up and down of the intervals of substitute times. Unknown operators: a batched decomposition takes ten times as
 long as its bytes, or more. Fourier transforms: lengths with large prime factors are padded to more than twice the length, in
 four passes. Products in foreign dtypes: those of complex numbers have four times the multiplications."""
+
+
+def _covered(model: KernelModel | None, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    return np.zeros(len(calls), dtype=bool) if model is None else model.covers(calls)
 
 
 def substitute_spread(calls: pd.DataFrame) -> Array:
@@ -290,21 +300,20 @@ def predictor_of(
     Raises:
         PackError: a family's files are damaged or incomplete.
     """
-    physics, floor = Physics.of(gpu).streaming(), UNKNOWN_LATENCY_FLOOR
+    physics, floor, calibrated = Physics.of(gpu), UNKNOWN_LATENCY_FLOOR, False
     models: dict[str, KernelModel] = {}
     for name, folder in families.items():
         description = read_description(folder)
         if "physics" in description:
             with reading(folder / DESCRIPTION, REFIT_ADVICE):
                 curve = BandwidthCurve.from_json(description["physics"]["memory"])
-                physics = physics.calibrate(curve, str(description["evidence"]))
+                physics, calibrated = physics.calibrate(curve, str(description["evidence"])), True
                 if "floor" in description:
                     floor = Floor.from_json(description["floor"])
         if "variant" in description and description["variant"] != "curve":
             models[name] = FittedModel.load(folder, gpu)
     if not models.keys() >= set(COVERED_FAMILIES):
         models |= transferred_models(gpu, set(models), corrections)
-    collectives = collective_model(gpu, cluster)
-    if collectives is not None:
-        models.setdefault("collective", collectives)
-    return KernelPredictor(gpu, with_attention(gpu, with_tensor_core_gemm(gpu, models)), physics, floor)
+    physics = physics if calibrated else physics.streaming()
+    complete = cache(lambda: with_gaps_filled(gpu, models, cluster))
+    return KernelPredictor(gpu, models, physics, floor, complete=complete)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.step_prediction import product_flops
 from pipeline.errors import InputError
-from pipeline.graph.device_calls import product_flops
 from pipeline.prediction import Prediction
 
 COMMUNICATION, OUTSIDE = "communication", "outside modules"

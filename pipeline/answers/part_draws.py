@@ -14,7 +14,7 @@ import pandas as pd
 
 from pipeline.answers.step_errors import HOST, StepErrors, keyed_normals
 from pipeline.simulate.critical_path import BLOCK_VALUES, Form, simulate
-from pipeline.simulate.step_program import Program
+from pipeline.simulate.program import Program
 
 Floats = npt.NDArray[np.float64]
 

@@ -30,7 +30,7 @@ import pandas as pd
 
 from pipeline.schemas import DIMS
 from pipeline.simulate.critical_path import Form, step_times
-from pipeline.simulate.step_program import Program
+from pipeline.simulate.program import Program
 from pipeline.simulate.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]

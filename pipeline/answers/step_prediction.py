@@ -17,7 +17,7 @@ from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls, s
 from pipeline.answers.part_draws import DrawnStep
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
 from pipeline.answers.who_answers import host_name
-from pipeline.graph.device_calls import model_flops
+from pipeline.graph.device_calls import PRODUCTS
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.estimate import clock_notes
@@ -27,9 +27,8 @@ from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed
 from pipeline.simulate.critical_path import Form, load_if_it_pays, simulate
-from pipeline.simulate.program import step_sequence
+from pipeline.simulate.program import Program, StepSequence, step_sequence
 from pipeline.simulate.program_changes import as_cuda_graphs, device_bound_from
-from pipeline.simulate.step_program import Program, StepSequence
 from pipeline.simulate.timeline import Timeline
 
 UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
@@ -82,6 +81,41 @@ def lower_bound_notes(unmodelled: Iterable[str]) -> list[str]:
         f"lower bound: {listed(names)} {'has' if len(names) == 1 else 'have'} no model; only the bytes (of products: the "
         "arithmetic as in fp32) are counted, and the step may take much longer"
     ]
+
+
+ATTENTION_BACKWARD = 4 / 5
+"""Products of fused attention's backward pass without that of the scores, which it computes again (FlashAttention,
+arXiv:2205.14135, algorithm 4)."""
+
+
+def product_flops(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
+    """FLOPs that each call executes in products, shape (calls,); 0 for other families."""
+    flops: npt.NDArray[np.float64] = np.where(calls["family"].isin(PRODUCTS), calls["flops"].to_numpy(np.float64), 0.0)
+    return flops
+
+
+def model_flops(operators: pd.DataFrame, calls: pd.DataFrame) -> dict[str, float]:
+    """FLOPs that a model needs for one step by dtype, the dtype with most of them first: the numerator of MFU.
+
+    Chowdhery et al. define it (PaLM, arXiv:2204.02311, appendix B). Products of forward and backward count, a multiply-add as
+    two FLOPs. What runs again in the backward pass does not (gradient checkpointing, the scores of fused attention). The score
+    matrix of causal attention counts as a whole.
+
+    Args:
+        operators: `graph` schema.
+        calls: its device calls, `calls` schema.
+    """
+    flops = product_flops(calls)
+    fused = (calls["family"] == "attention").to_numpy()
+    if fused.any():
+        causal = calls["attributes"].astype(str).str.contains('"causal":true', regex=False).to_numpy()
+        backward = (calls["phase"] == "backward").to_numpy()
+        flops = flops * np.where(fused & causal, 2.0, 1.0) * np.where(fused & backward, ATTENTION_BACKWARD, 1.0)
+    again = operators["attributes"].str.contains('"recomputed":true', regex=False).to_numpy(bool)
+    if again.any():
+        flops[calls["node_id"].isin(operators.loc[again, "node_id"])] = 0.0
+    sums = pd.Series(flops).groupby(calls["dtype"].to_numpy(object)).sum().sort_values(ascending=False)
+    return {str(dtype): float(value) for dtype, value in sums.items() if value > 0}
 
 
 Floats = npt.NDArray[np.float64]

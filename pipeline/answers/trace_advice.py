@@ -18,8 +18,8 @@ from pipeline.answers.step_changes import SAME
 from pipeline.answers.step_errors import host_sigma, keyed_normals
 from pipeline.prediction import Prediction
 from pipeline.simulate.critical_path import simulate, step_times
+from pipeline.simulate.program import Kind, Program
 from pipeline.simulate.program_changes import as_cuda_graphs
-from pipeline.simulate.step_program import Kind, Program
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.bool_]

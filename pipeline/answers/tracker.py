@@ -35,9 +35,9 @@ from pipeline.prediction_parts import TracedStep
 from pipeline.prices import with_prices
 from pipeline.readable import milliseconds
 from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.program import Program
 from pipeline.simulate.program_changes import device_bound_from
 from pipeline.simulate.replay import build
-from pipeline.simulate.step_program import Program
 from pipeline.simulate.trace_program import Iteration, queued_before_us, time_per_batch_us
 from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace
 from pipeline.trace.linked_trace import UNNAMED, Trace

@@ -168,7 +168,7 @@ def kernel_predictor(
     if choice == "roofline":
         by_formula = None if cluster is None else collective_model(gpu, cluster, measured=())
         formulas = {} if by_formula is None else {FAMILY: by_formula}
-        return replace(predictor_of(gpu, families), models=formulas, folders=folders)
+        return replace(predictor_of(gpu, families), models=formulas, complete=None, folders=folders)
     raise InputError(
         f"kernels={choice}: no such models were fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
         f"kernels={choice}` if samples of it are available, or use kernels=auto"

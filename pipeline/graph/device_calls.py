@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import ConfigError
@@ -37,10 +36,6 @@ COMMUNICATION_STREAM = 1
 
 PRODUCTS = frozenset(name for name, family in FAMILIES.items() if family.law is Law.COMPUTE)
 """Families that multiply matrices, or compute a layer by such products."""
-
-ATTENTION_BACKWARD = 4 / 5
-"""Products of fused attention's backward pass without that of the scores, which it computes again (FlashAttention,
-arXiv:2205.14135, algorithm 4)."""
 
 WORK_COLUMNS = ("flops", "bytes_read", "bytes_written")
 
@@ -111,36 +106,6 @@ def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:
     lost = calls.loc[(calls["family"] == "other") & (calls["op"] == "unknown"), "node_id"]
     names = graph.table.set_index("node_id").loc[lost, "name"]
     return {str(name): int(count) for name, count in names.value_counts().items()}
-
-
-def product_flops(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
-    """FLOPs that each call executes in products, shape (calls,); 0 for other families."""
-    flops: npt.NDArray[np.float64] = np.where(calls["family"].isin(PRODUCTS), calls["flops"].to_numpy(np.float64), 0.0)
-    return flops
-
-
-def model_flops(operators: pd.DataFrame, calls: pd.DataFrame) -> dict[str, float]:
-    """FLOPs that a model needs for one step by dtype, the dtype with most of them first: the numerator of MFU.
-
-    Chowdhery et al. define it (PaLM, arXiv:2204.02311, appendix B). Products of forward and backward count, a multiply-add as
-    two FLOPs. What runs again in the backward pass does not (gradient checkpointing, the scores of fused attention). The score
-    matrix of causal attention counts as a whole.
-
-    Args:
-        operators: `graph` schema.
-        calls: its device calls, `calls` schema.
-    """
-    flops = product_flops(calls)
-    fused = (calls["family"] == "attention").to_numpy()
-    if fused.any():
-        causal = calls["attributes"].astype(str).str.contains('"causal":true', regex=False).to_numpy()
-        backward = (calls["phase"] == "backward").to_numpy()
-        flops = flops * np.where(fused & causal, 2.0, 1.0) * np.where(fused & backward, ATTENTION_BACKWARD, 1.0)
-    again = operators["attributes"].str.contains('"recomputed":true', regex=False).to_numpy(bool)
-    if again.any():
-        flops[calls["node_id"].isin(operators.loc[again, "node_id"])] = 0.0
-    sums = pd.Series(flops).groupby(calls["dtype"].to_numpy(object)).sum().sort_values(ascending=False)
-    return {str(dtype): float(value) for dtype, value in sums.items() if value > 0}
 
 
 def mapped_nodes(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
@@ -227,3 +192,41 @@ def _frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """The table of calls, made column by column: much faster than from a list of rows."""
     columns = {name: [record.get(name) for record in records] for name in _TYPES}
     return pd.DataFrame({name: pd.Series(values, dtype=_TYPES[name] or None) for name, values in columns.items()})
+
+
+WAIT = "c10d::wait"
+"""The operator of a graph that makes the computing stream wait for collectives."""
+
+
+def stream_waits(graph: pd.DataFrame, calls: pd.DataFrame) -> dict[int, tuple[int, ...]]:
+    """Rows of `calls` that wait for rows of another stream, where some are collectives.
+
+    - A collective waits for what was launched before it: NCCL's stream waits for an event of the computing stream.
+    - The first call after a wait waits for the last collective that the wait names. Earlier ones have ended before it.
+
+    Args:
+        graph: `graph` table in host order.
+        calls: `calls` table in launch order.
+    """
+    communicates = calls["stream"].to_numpy(np.int64) == COMMUNICATION_STREAM
+    order = pd.Series(graph["order"].to_numpy(np.int64), graph["node_id"].to_numpy(np.int64))
+    position = order.loc[calls["node_id"].to_numpy(np.int64)].to_numpy()
+    computing, collectives = np.flatnonzero(~communicates), np.flatnonzero(communicates)
+    waits: dict[int, tuple[int, ...]] = {}
+    before = np.searchsorted(computing, collectives) - 1
+    for row, last in zip(collectives.tolist(), before.tolist(), strict=True):
+        if last >= 0:
+            waits[row] = (int(computing[last]),)
+    named = graph[graph["name"].str.startswith("nccl:") | (graph["name"] == WAIT)].sort_values("order")
+    row_at = dict(zip(position[collectives].tolist(), collectives.tolist(), strict=True))
+    row_of: dict[int, int] = {}
+    for at, text in zip(named["order"].tolist(), named["attributes"].tolist(), strict=True):
+        attributes = json.loads(text)
+        if "collective" in attributes:
+            row_of[attributes["collective"]] = row_at[at]
+            continue
+        after = np.searchsorted(position[computing], at)
+        if after < len(computing) and attributes["awaits"] in row_of:
+            waiting = int(computing[after])
+            waits[waiting] = (*waits.get(waiting, ()), row_of[attributes["awaits"]])
+    return waits

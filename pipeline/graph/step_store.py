@@ -38,7 +38,7 @@ from pipeline.schemas import read_provenance, read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of, module_digest
 from pipeline.workloads.given_steps import is_given
 from pipeline.workloads.user_errors import SIZE_ERRORS
-from pipeline.workloads.workload_files import file_digests
+from pipeline.workloads.workload_files import NAMING_FILES, file_digests
 
 
 def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
@@ -137,7 +137,7 @@ class StepStore:
 
     def _calls_of_kind(self, question: Question, kind: str) -> pd.DataFrame:
         graph = self.graph(question)
-        if is_given(question.workload):
+        if not _is_kept(question.workload):
             return map_calls(graph, question.gpu, graph.device)
         return kept(
             f"{kind}.parquet",
@@ -220,9 +220,14 @@ def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO
     def make() -> Graph:
         return edited(captured(config, batch_size), edit) if edit else _computed_or_captured(config, batch_size)
 
-    if is_given(config):
+    if not _is_kept(config):
         return make()
     return kept(GRAPH, graph_key(config, batch_size, edit), make, read_graph, write_graph)
+
+
+def _is_kept(config: Mapping[str, Any]) -> bool:
+    """Whether graphs of a workload are kept between runs: not of one that was given as a Python object."""
+    return config.get("architecture") != "custom" or not is_given(config)
 
 
 def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
@@ -333,7 +338,7 @@ def graph_key(config: Mapping[str, Any], batch_size: int, edit: EditSettings = N
             "edit": edit.texts,
             "code": module_digest("pipeline.graph.step_store"),
             "libraries": _installed() if users_own else [_version(name) for name in packages],
-            "files": file_digests(config),
+            "files": file_digests(config) if any(map(config.get, NAMING_FILES)) else {},
         }
     )
 

@@ -29,6 +29,10 @@ from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.tensor_cores import on_tensor_cores
 from pipeline.kernels.work import Array, Dims, implicit_product
 
+DERIVED_FAMILIES = ("softmax", "layer_norm", "gemm", "bmm", "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight",
+                    "rnn")  # fmt: skip
+"""Families with related calls; those of `rnn` are products (`rnn_kernels.py`)."""
+
 SPREAD = 1.7
 """Factor up and down by which the scaling widens the interval of the related model; its error counts as independent. The
 interval then contains about three of four kernels (A100 DLRM trace)."""

@@ -29,6 +29,9 @@ LEVELS = ("signature", "op", "global", "absent")
 """How closely a looked-up value matches: the same item, its op, all ops, or no value (0 µs)."""
 SIGNATURE, OP, GLOBAL, ABSENT = range(4)
 
+DEVICE_CONSTANTS_US = {"launch_latency": 6.0, "kernel_gap": 1.2, "sync_return": 5.0}
+"""Used where no trace shows them: medians of the public V100 and A100 traces, rounded."""
+
 _SEPARATOR = "\x1f"
 
 
@@ -123,16 +126,14 @@ class OverheadModel:
             level[rows] = at
         return LookedUp(value * self.scale, level, row)
 
-    def constant(self, kind: str, default_us: float, api: str = "") -> float:
-        """A constant of the device (launch_latency, kernel_gap, sync_return): its median, or the default if it is
-        unknown.
-        """
+    def constant(self, kind: str, api: str = "") -> float:
+        """One of `DEVICE_CONSTANTS_US`: its median, or the value there if it is unknown."""
         for key in (_SEPARATOR.join((kind, ANY_OP, "", one)) for one in (api, "")):
             if key in self._lookup:
                 return float(self._medians[self._lookup[key]])
         rows = np.flatnonzero((self.table["type"] == kind).to_numpy(bool))
         if not len(rows):
-            return default_us
+            return DEVICE_CONSTANTS_US[kind]
         return float(self._medians[rows[int(np.argmax(self.table["count"].to_numpy(float)[rows]))]])
 
     @cached_property

@@ -32,7 +32,7 @@ from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.layout import check_file
 from pipeline.show.figures.python_plots import draw_steps
-from pipeline.show.tables import UNFOLDED, Unfolded, console, interval, one
+from pipeline.show.tables import UNFOLDED, Unfolded, console, interval, show_one, show_paths
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
@@ -378,7 +378,8 @@ def side_by_side(asked: Sequence[Question], predictions: Sequence[Prediction], a
 
 def show(predictions: Sequence[Prediction], paths: Mapping[str, str] | None = None) -> None:
     """Print one prediction in full or several as a table, and the paths of the artifacts."""
-    screen = console()
-    screen.print(one(predictions[0], screen.width) if len(predictions) == 1 else Comparison(predictions), crop=False)
-    for name, path in (paths or {}).items():
-        screen.print(Text.assemble((f"{name}:", "dim"), f" {path}"), soft_wrap=True, highlight=False)
+    if len(predictions) == 1:
+        show_one(predictions[0], paths or {})
+    else:
+        console().print(Comparison(predictions), crop=False)
+        show_paths(paths or {})

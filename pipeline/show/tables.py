@@ -76,6 +76,19 @@ def one(prediction: Prediction, width: int = PIPE_WIDTH) -> RenderableType:
     return Panel(Group(table, Text(), families(p)), title=Text(title) or None, title_align="left", expand=False)
 
 
+def show_one(prediction: Prediction, paths: Mapping[str, str]) -> None:
+    """Print a single prediction, and the paths of its artifacts by name."""
+    screen = console()
+    screen.print(one(prediction, screen.width), crop=False)
+    show_paths(paths)
+
+
+def show_paths(paths: Mapping[str, str]) -> None:
+    """Print the paths of artifacts by name, a line each."""
+    for name, path in paths.items():
+        console().print(Text.assemble((f"{name}:", "dim"), f" {path}"), soft_wrap=True, highlight=False)
+
+
 def _styled(prediction: Prediction, label: str, value: str) -> Text:
     """The value of a row. The step is bold, a small error green, and a step that does not fit red."""
     text = Text(value)

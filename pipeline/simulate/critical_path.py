@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import InputError
-from pipeline.simulate.compiled_walk import SLOWED, Walked, walk
-from pipeline.simulate.step_program import BACKLOG, BESIDE_COLLECTIVES, NO_CALL, Kind, Program
+from pipeline.simulate.compiled_walk import BESIDE_COLLECTIVES, SLOWED, Walked, walk
+from pipeline.simulate.program import BACKLOG, NO_CALL, Kind, Program
 from pipeline.simulate.timeline import Timeline, is_loaded
 
 Floats = npt.NDArray[np.float64]

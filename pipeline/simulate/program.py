@@ -1,35 +1,36 @@
-"""Builds programs (`pipeline.simulate.step_program`) of captured graphs, or of given items and actions, and looks up
-host times.
+"""The program of a step, which the critical path runs: flat arrays, one row per action of the host, in host order.
+
+A row is an interval of host time. It ends in a launch or in a wait; for an op without device calls it ends in neither.
+Rows of one *item* (top-level op) follow each other. The parts of a row are:
+
+- `lead_us`: the gap before the item (T1).
+- `gap_us`: the time in the item before the action (T2, T5, or all of an item without actions).
+- `api_us`: the call itself (T4).
+- `tail_us`: the time in the item after its last action (T3).
+
+Programs are assembled from captured graphs (`step_sequence`) or from given items and actions, with host times that are looked up.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import TableError
-from pipeline.graph.device_calls import COMMUNICATION_STREAM
+from pipeline.graph.device_calls import COMMUNICATION_STREAM, stream_waits
 from pipeline.overheads.overhead_model import (
+    DEVICE_CONSTANTS_US,
     GLOBAL,
     LookedUp,
     OverheadModel,
     calls_signature,
     full_signature,
     switch_signature,
-)
-from pipeline.simulate.step_program import (
-    DEFAULT_KERNEL_GAP_US,
-    DEFAULT_LATENCY_US,
-    DEFAULT_SYNC_RETURN_US,
-    HOST_EVIDENCE,
-    Items,
-    Kind,
-    Program,
-    StepSequence,
 )
 from pipeline.trace.host_activity import CPU_API
 from pipeline.trace.kineto_fields import SYNC_APIS
@@ -38,6 +39,151 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Texts = npt.NDArray[np.object_]
+
+QUEUE_DEPTH = 1024
+"""Number of calls that the launch queue of a GPU holds. The next launch blocks until the device begins an older
+call."""
+
+NO_CALL, BACKLOG = -1, -2
+"""Values used instead of the index of an awaited call: -1 for no wait, -2 for work queued before the step."""
+
+HOST_EVIDENCE = ("measured", "shared", "transferred")
+"""Kinds of evidence of host times, best first."""
+
+
+class Kind(IntEnum):
+    """What ends a row."""
+
+    HOST = 0
+    LAUNCH = 1
+    SYNC = 2
+
+
+@dataclass(frozen=True)
+class Items:
+    """The top-level ops of a step, in host order. Rows belong to them, and a timeline shows their names.
+
+    Attributes:
+        node: id of each item in its graph, or event id in its trace.
+        name: op name.
+        thread: host thread (0 main, 1 autograd).
+        phase: forward, loss, backward, optimizer, data, communication.
+        evidence: evidence of the host time of each item, one of `HOST_EVIDENCE`.
+    """
+
+    node: Ints
+    name: Texts
+    thread: Ints
+    phase: Texts
+    evidence: Texts
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step, ready to be simulated with any kernel times.
+
+    Attributes:
+        items: the top-level ops.
+        item: item of each row.
+        kind: what ends each row (`Kind`).
+        thread: host thread of each row.
+        previous: row whose host end each row follows; -1 for the begin of the step.
+        lead_us: host gap before the item; 0 except for an item's first row.
+        gap_us: host time in the item before the action.
+        api_us: host time of the action itself.
+        tail_us: host time of the item after its last action; 0 except for an item's last row.
+        call: index of the device call that the row launches, -1 for none.
+        stream: index into `streams` of the call, or of the awaited stream; -1 awaits all.
+        blocking: whether the host waits for the call's end.
+        latency_us: from the start of the launch to the earliest start of its call.
+        kernel_gap_us: shortest time between the end of the previous call on the stream and the start of this one.
+        wait_offsets: row i awaits the calls `wait_calls[wait_offsets[i]:wait_offsets[i + 1]]` (stream events). A wait
+            of the host that names calls awaits only these.
+        wait_calls: calls awaited.
+        streams: stream ids.
+        backlog_us: per stream, the time until which it is busy with earlier work.
+        call_count: number of device calls, the width of the kernel times.
+        sync_return_us: from the end of awaited work to the return of the host's wait.
+        queue_depth: launches that may be outstanding; 0 for no limit.
+        fills: per call, whether it leaves no room on the device for kernels of other streams; None for none.
+        collectives: index into `streams` of the stream of collectives, -1 for none. Kernels of other streams take
+            `BESIDE_COLLECTIVES` times as long while it is busy.
+        further: per row, whether it starts one more call of the previous launch (CUDA graphs). Such a row takes no
+            place in the launch queue. None for none.
+        competes: per call, whether it needs room on the device (copies do not).
+        host_evidence: share of host time per kind of evidence, summing to 1.
+        unmatched_host_share: share of host time that rests on statistics over all ops.
+    """
+
+    items: Items
+    item: Ints
+    kind: Ints
+    thread: Ints
+    previous: Ints
+    lead_us: Floats
+    gap_us: Floats
+    api_us: Floats
+    tail_us: Floats
+    call: Ints
+    stream: Ints
+    blocking: Flags
+    latency_us: Floats
+    kernel_gap_us: Floats
+    wait_offsets: Ints
+    wait_calls: Ints
+    streams: Ints
+    backlog_us: Floats
+    call_count: int
+    sync_return_us: float = DEVICE_CONSTANTS_US["sync_return"]
+    queue_depth: int = QUEUE_DEPTH
+    fills: Flags | None = None
+    competes: Flags | None = None
+    collectives: int = -1
+    further: Flags | None = None
+    host_evidence: Mapping[str, float] = field(default_factory=dict)
+    unmatched_host_share: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def communicates(self) -> Flags:
+        """Whether each device call is a collective, shape (calls,)."""
+        out = np.zeros(self.call_count, bool)
+        if self.collectives >= 0:
+            out[self.call[(self.call >= 0) & (self.stream == self.collectives)]] = True
+        return out
+
+
+@dataclass(frozen=True)
+class StepSequence:
+    """Items and their actions as plain columns: the common form of a captured graph and of a traced iteration.
+
+    Attributes:
+        items: the items (evidence still empty).
+        signature: full signature of each item.
+        previous: item that each item follows, -1 for none.
+        loading: whether data was loaded between an item and the one it follows.
+        action_item: item of each action, ascending.
+        api: API of each action.
+        sync: whether an action is a wait of the host.
+        stream: stream id of each action; -1 for a wait for all streams.
+        blocking: whether the host waits for the launched call.
+        call: index of the call of each action, -1 for a wait.
+        waits: for each call that awaits calls of other streams, these calls.
+    """
+
+    items: Items
+    signature: Texts
+    previous: Ints
+    loading: Flags
+    action_item: Ints
+    api: Texts
+    sync: Flags
+    stream: Ints
+    blocking: Flags
+    call: Ints
+    waits: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 def step_sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
@@ -96,7 +242,7 @@ def step_sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
         stream=calls["stream"].to_numpy(np.int64)[order],
         blocking=calls["blocking"].to_numpy(bool)[order] | (api == CPU_API),
         call=order.astype(np.int64),
-        waits=stream_waits(graph, calls),
+        waits=stream_waits(graph, calls) if (calls["stream"] == COMMUNICATION_STREAM).any() else {},
     )
 
 
@@ -127,8 +273,6 @@ def assemble(
     item = np.repeat(np.arange(n_items), rows_of)
     place = np.arange(total) - first_row[item]
     has_action = counts[item] > 0
-    action = np.full(total, -1, np.int64)
-    action[has_action] = np.arange(len(sequence.action_item))
     host = HostTimes(sequence, overheads, counts, workload)
     first, last = place == 0, place == rows_of[item] - 1
     lead, gap, api_us, tail = (np.zeros(total) for _ in range(4))
@@ -139,8 +283,7 @@ def assemble(
     kind[has_action] = np.where(sequence.sync, Kind.SYNC, Kind.LAUNCH)
     streams, stream_code = np.unique(sequence.stream[sequence.stream >= 0], return_inverse=True)
     stream = np.full(total, -1, np.int64)
-    known = np.flatnonzero(has_action)[sequence.stream >= 0]
-    stream[known] = stream_code
+    stream[np.flatnonzero(has_action)[sequence.stream >= 0]] = stream_code
     call = np.full(total, -1, np.int64)
     call[has_action] = np.where(sequence.sync, -1, sequence.call)
     blocking = np.zeros(total, bool)
@@ -148,26 +291,20 @@ def assemble(
     latency, kernel_gap = _device_constants(sequence, overheads, total, has_action)
     offsets, awaited = _wait_lists(call, sequence.waits if waits is None else waits)
     shares, unmatched, per_item = host.evidence()
-    busy = backlog_us or {}
+    previous, busy = np.arange(-1, total - 1, dtype=np.int64), backlog_us or {}
+    # the first row of an item follows the last row of the item that it follows
+    previous[first_row] = np.where(sequence.previous >= 0, (first_row + rows_of - 1)[sequence.previous], -1)
     return Program(
         items=Items(items.node, items.name, items.thread, items.phase, per_item), item=item, kind=kind,
-        thread=items.thread[item], previous=_previous_rows(sequence, first_row, rows_of), lead_us=lead, gap_us=gap,
+        thread=items.thread[item], previous=previous, lead_us=lead, gap_us=gap,
         api_us=api_us, tail_us=tail, call=call, stream=stream, blocking=blocking, latency_us=latency,
         kernel_gap_us=kernel_gap, wait_offsets=offsets,
         wait_calls=awaited, streams=streams, backlog_us=np.array([busy.get(int(s), 0.0) for s in streams], float),
         call_count=call_count,
-        sync_return_us=overheads.constant("sync_return", DEFAULT_SYNC_RETURN_US),
+        sync_return_us=overheads.constant("sync_return"),
         host_evidence=shares, unmatched_host_share=unmatched,
         collectives=int(np.searchsorted(streams, COMMUNICATION_STREAM)) if sequence.waits else -1,
     )  # fmt: skip
-
-
-def _previous_rows(sequence: StepSequence, first_row: Ints, rows_of: Ints) -> Ints:
-    """The row that each row follows: the row before it, for the first of an item the last of the item that it follows."""
-    previous = np.arange(-1, int(rows_of.sum()) - 1, dtype=np.int64)
-    if len(first_row):
-        previous[first_row] = np.where(sequence.previous >= 0, (first_row + rows_of - 1)[sequence.previous], -1)
-    return previous
 
 
 def _device_constants(
@@ -175,11 +312,10 @@ def _device_constants(
 ) -> tuple[Floats, Floats]:
     latency, kernel_gap = np.zeros(total), np.zeros(total)
     apis = {str(api) for api in sequence.api}
-    value = {api: overheads.constant("launch_latency", DEFAULT_LATENCY_US, api=api) for api in apis}
+    value = {api: overheads.constant("launch_latency", api) for api in apis}
     value[CPU_API] = 0.0
     latency[has_action] = [value[str(api)] for api in sequence.api]
-    on_cpu = np.array([api == CPU_API for api in sequence.api], bool)
-    kernel_gap[has_action] = np.where(on_cpu, 0.0, overheads.constant("kernel_gap", DEFAULT_KERNEL_GAP_US))
+    kernel_gap[has_action] = np.where(sequence.api == CPU_API, 0.0, overheads.constant("kernel_gap"))
     return latency, kernel_gap
 
 
@@ -205,10 +341,8 @@ class HostTimes:
         switch = [switch_signature(*pair) for pair in zip(*threads, strict=True)]
         full = [f"{text}|{name}" for text, name in zip(switch, names[before], strict=True)]
         out = np.zeros(len(names))
-        for kind, rows in (
-            ("T1", np.flatnonzero((s.previous >= 0) & ~s.loading)),
-            ("loading", np.flatnonzero(s.loading)),
-        ):
+        t1 = (s.previous >= 0) & ~s.loading
+        for kind, rows in (("T1", np.flatnonzero(t1)), ("loading", np.flatnonzero(s.loading))):
             out[rows] = self._find(kind, rows, rows, [np.array(full, object)[rows], np.array(switch, object)[rows]])
         return out
 
@@ -263,43 +397,3 @@ class HostTimes:
         shares = per_item.sum(axis=0) / total if total else np.array([1.0, 0.0, 0.0])
         names = np.array(HOST_EVIDENCE, object)[np.argmax(per_item, axis=1)] if n_items else np.empty(0, object)
         return dict(zip(HOST_EVIDENCE, shares.tolist(), strict=True)), unmatched / total if total else 0.0, names
-
-
-WAIT = "c10d::wait"
-"""The operator of a graph that makes the computing stream wait for collectives."""
-
-
-def stream_waits(graph: pd.DataFrame, calls: pd.DataFrame) -> dict[int, tuple[int, ...]]:
-    """Rows of `calls` that wait for rows of another stream.
-
-    - A collective waits for what was launched before it: NCCL's stream waits for an event of the computing stream.
-    - The first call after a wait waits for the last collective that the wait names. Earlier ones have ended before it.
-
-    Args:
-        graph: `graph` table in host order.
-        calls: `calls` table in launch order.
-    """
-    communicates = calls["stream"].to_numpy(np.int64) == COMMUNICATION_STREAM
-    if not communicates.any():
-        return {}
-    order = pd.Series(graph["order"].to_numpy(np.int64), graph["node_id"].to_numpy(np.int64))
-    position = order.loc[calls["node_id"].to_numpy(np.int64)].to_numpy()
-    computing, collectives = np.flatnonzero(~communicates), np.flatnonzero(communicates)
-    waits: dict[int, tuple[int, ...]] = {}
-    before = np.searchsorted(computing, collectives) - 1
-    for row, last in zip(collectives.tolist(), before.tolist(), strict=True):
-        if last >= 0:
-            waits[row] = (int(computing[last]),)
-    named = graph[graph["name"].str.startswith("nccl:") | (graph["name"] == WAIT)].sort_values("order")
-    row_at = dict(zip(position[collectives].tolist(), collectives.tolist(), strict=True))
-    row_of: dict[int, int] = {}
-    for at, text in zip(named["order"].tolist(), named["attributes"].tolist(), strict=True):
-        attributes = json.loads(text)
-        if "collective" in attributes:
-            row_of[attributes["collective"]] = row_at[at]
-            continue
-        after = np.searchsorted(position[computing], at)
-        if after < len(computing) and attributes["awaits"] in row_of:
-            waiting = int(computing[after])
-            waits[waiting] = (*waits.get(waiting, ()), row_of[attributes["awaits"]])
-    return waits

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.simulate.critical_path import Form, simulate
-from pipeline.simulate.step_program import Kind, Program
+from pipeline.simulate.program import Kind, Program
 
 GRAPH_LAUNCH_US = 2.5
 """Host time of one graph launch in µs, for any number of kernels. NVIDIA states it for straight-line graphs since CUDA

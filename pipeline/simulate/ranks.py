@@ -22,9 +22,9 @@ from pipeline.errors import InputError, TraceError
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
 from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.program import Program
 from pipeline.simulate.replay import build, refuse_unlinked
 from pipeline.simulate.replay_result import overhead_summary
-from pipeline.simulate.step_program import Program
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_program import Iteration
 from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace, unforeseen

@@ -22,8 +22,8 @@ from pipeline.overheads.statistics import calibrate as factor_of
 from pipeline.schemas import refuse_overwriting
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.measured_rows import measured_rows
+from pipeline.simulate.program import Program
 from pipeline.simulate.replay_result import Replayed, ReplayResult
-from pipeline.simulate.step_program import Program
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.simulate.trace_program import Iteration, program_from_trace, queued_before_us, time_per_batch_us
 from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace, unforeseen

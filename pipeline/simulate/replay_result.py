@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.readable import milliseconds
-from pipeline.simulate.step_program import Program
+from pipeline.simulate.program import Program
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.trace_program import Iteration
 from pipeline.trace.linked_trace import Trace

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.schemas import SCHEMAS
-from pipeline.simulate.step_program import BACKLOG, NO_CALL, Program
+from pipeline.simulate.program import BACKLOG, NO_CALL, Program
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -57,10 +57,10 @@ class Timeline:
         device_start: start of each call, shape (calls, draws); NaN for calls that are waits.
         device_end: end of each call, shape (calls, draws).
         launch_cause: call whose begin made room in the queue for each row's launch in the first draw;
-            `step_program.NO_CALL` where there was room.
-        host_cause: call for whose end each row waited in the first draw; `step_program.NO_CALL`, or `step_program.BACKLOG`.
-        device_cause: call for which each call waited in the first draw; `step_program.NO_CALL` if it waited only for its
-            launch, or `step_program.BACKLOG`.
+            `program.NO_CALL` where there was room.
+        host_cause: call for whose end each row waited in the first draw; `program.NO_CALL`, or `program.BACKLOG`.
+        device_cause: call for which each call waited in the first draw; `program.NO_CALL` if it waited only for its
+            launch, or `program.BACKLOG`.
     """
 
     program: Program

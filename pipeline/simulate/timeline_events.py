@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.schemas import DIMS
-from pipeline.simulate.step_program import Kind
+from pipeline.simulate.program import Kind
 from pipeline.simulate.timeline import Moment, Timeline
 from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
 

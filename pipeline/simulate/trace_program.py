@@ -19,8 +19,7 @@ import numpy.typing as npt
 from pipeline.hardware.occupancy import limits_of_device, resident_blocks
 from pipeline.overheads.extraction import ItemKeys
 from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.simulate.program import assemble
-from pipeline.simulate.step_program import Items, Kind, Program, StepSequence
+from pipeline.simulate.program import Items, Kind, Program, StepSequence, assemble
 from pipeline.simulate.timeline import union_us
 from pipeline.trace.event_links import DATA, PHASES
 from pipeline.trace.host_activity import Activity

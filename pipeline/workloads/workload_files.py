@@ -20,6 +20,9 @@ from pipeline.paths import project_dir
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = ("site-packages", "dist-packages")
 
+NAMING_FILES = ("table_configs", "config", "target")
+"""Options of a workload that name files."""
+
 MAX_FILES = 500
 """Largest number of modules of a workload that are read: those of PyTorch itself take a minute."""
 

@@ -16,13 +16,12 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture, observe
-from pipeline.graph.device_calls import COMMUNICATION_STREAM, map_calls
+from pipeline.graph.device_calls import COMMUNICATION_STREAM, map_calls, stream_waits
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import project_dir
 from pipeline.question.question import ask
 from pipeline.question.settings import DdpSettings
-from pipeline.simulate.program import stream_waits
 from pipeline.workloads.training_step import Step
 from tests.graph.gloo_buckets import CASES
 

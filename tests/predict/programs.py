@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.simulate.step_program import Items, Kind, Program
+from pipeline.simulate.program import Items, Kind, Program
 
 HOST, LAUNCH, SYNC = int(Kind.HOST), int(Kind.LAUNCH), int(Kind.SYNC)
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.simulate.compiled_walk import BESIDE_COLLECTIVES
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.step_program import BESIDE_COLLECTIVES, Program
+from pipeline.simulate.program import Program
 from tests.predict.programs import LAUNCH, program, row
 
 

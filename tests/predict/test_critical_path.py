@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pipeline.errors import InputError
 from pipeline.schemas import to_arrow
 from pipeline.simulate.critical_path import Form, simulate
+from pipeline.simulate.program import Program
 from pipeline.simulate.ranks import simulate_ranks
-from pipeline.simulate.step_program import Program
 from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
 
 

@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.answers.modules import alone_us
+from pipeline.answers.step_prediction import model_flops
 from pipeline.cli import main
 from pipeline.errors import InputError
-from pipeline.graph.device_calls import model_flops
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.prediction import Prediction
 from pipeline.readable import three_digits

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.simulate import compiled_walk, critical_path, timeline
 from pipeline.simulate.critical_path import simulate, step_times
-from pipeline.simulate.step_program import Program
+from pipeline.simulate.program import Program
 from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
 
 

@@ -15,7 +15,7 @@ from pipeline.cli import app
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.question import ask, expand
-from pipeline.simulate.step_program import Items, Kind, Program
+from pipeline.simulate.program import Items, Kind, Program
 
 SLOW = ["gpu=V100", "model=dlrm_small", "batch_size=256", "predict.draws=128", "model.read_loss=before_backward",
         "model.foreach=false"]  # fmt: skip
