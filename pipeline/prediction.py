@@ -117,11 +117,6 @@ class Prediction:
     """The step with the errors of its times, where it was kept: `predict` keeps it."""
 
     @property
-    def step_time_us(self) -> float:
-        """The step time: the same as `predicted_us`."""
-        return self.predicted_us
-
-    @property
     def lower_bound(self) -> tuple[str, ...]:
         """Operators without a model. If there are any, the step time is a lower bound."""
         return tuple(self.unmodelled_us)
