@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from pipeline import plotter
-from pipeline.errors import TableError
 from pipeline.paths import project_dir
-from pipeline.prediction_parts import (
-    Arithmetic,
-    Drawn,
-    SeveralGpus,
-    TracedStep,
-    by_name,
-    facts_of,
-    names_of,
-    number_of,
-    rows_of_several,
-    several_of,
-    text_of,
-    traced_rows,
-)
 from pipeline.readable import gibibytes, html_table, milliseconds, rate, shares
 
 if TYPE_CHECKING:
@@ -43,6 +27,78 @@ NAMED_GPUS = 3
 
 ASKED = ("dtype", "optimizer", "attention")
 """Keys of `Prediction.asked`."""
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """What a trace shows of the step that a prediction starts from. Times are µs."""
+
+    gpu: str
+    """The GPU that was traced."""
+    span_us: float
+    """From the first operator of the median iteration to the end of host and device."""
+    queued_us: float
+    """Part of the span in which the device finished work that was launched before the iteration."""
+    step_us: float
+    """The rest of the span: the step."""
+    time_per_batch_us: float | None
+    """Mean time from the end of an iteration to the end of the next; None for a trace of one iteration."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a step computes on one GPU (`pipeline.answers.step_prediction.model_flops`), and the roofs of that GPU."""
+
+    model_flops: float
+    """FLOPs that the model needs for a step, without what runs again."""
+    dtype: str
+    """The dtype of most of them."""
+    peaks_tflop_per_s: Mapping[str, float]
+    """Datasheet peak of the GPU in each dtype of the step."""
+    dram_gb_per_s: float | None = None
+    """Datasheet bandwidth of its memory; None where it is not kept."""
+
+    def tflop_per_s(self, step_us: float) -> float:
+        """Achieved throughput of a step, TFLOP/s."""
+        return self.model_flops / step_us / 1e6
+
+    def mfu(self, step_us: float) -> float:
+        """Model FLOPs utilisation: that over the peak of `dtype`."""
+        return self.tflop_per_s(step_us) / self.peaks_tflop_per_s[self.dtype]
+
+    def row(self, step_us: float, devices: int) -> tuple[str, str]:
+        """Its row in a prediction's table."""
+        each = " per GPU" if devices > 1 else ""
+        return (
+            "arithmetic",
+            f"{self.tflop_per_s(step_us):.3g} TFLOP/s{each}, {self.mfu(step_us):.1%} of the {self.dtype} peak (MFU)",
+        )
+
+
+@dataclass(frozen=True)
+class SeveralGpus:
+    """What is particular of a step on several GPUs. Times are µs of one rank."""
+
+    devices: int
+    nodes: int
+    cluster: str
+    communication_us: float
+    """Time in which collectives run."""
+    exposed_communication_us: float
+    """The part of it in which nothing else runs on the GPU."""
+    efficiency: float | None = None
+    """Throughput over that of as many single GPUs; None where one GPU cannot be predicted."""
+
+
+class Drawn(Protocol):
+    """A predicted step whose parts can be drawn (`pipeline.answers.part_draws.DrawnStep`)."""
+
+    @property
+    def calls(self) -> pd.DataFrame:
+        """Device calls, `calls` schema."""
+
+    def parts(self, more: int = 0) -> dict[str, npt.NDArray[np.float64]]:
+        """Time of each part of the step in each draw, µs, shape (draws,); `more` is added to the seed."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -294,93 +350,39 @@ class Prediction:
             keys |= {"measured_us": self.measured_us, "error": self.error}
         return keys
 
-    def summary_values(self) -> dict[str, Any]:
-        """The values of one row in the `summary` schema."""
-        apart = (
-            "samples_per_s",
-            "global_batch",
-            "families_us",
-            "unmodelled_us",
-            "lower_bound",
-            "models_from",
-            "traced",
-        )
-        return {
-            **{key: value for key, value in self.as_dict().items() if key not in apart},
-            "evidence": json.dumps(self.evidence),
-            "host_evidence": json.dumps(self.host_evidence),
-            "families": json.dumps(self.families_us),
-            "unmodelled": json.dumps(self.unmodelled_us),
-            "overrides": json.dumps(self.overrides),
-            "largest_batch": self.largest_batch,
-            "fitting_gpus": json.dumps(self.fitting_gpus),
-            "warnings": json.dumps(self.warnings),
-            "notes": json.dumps(self.notes),
-            "measured_us": self.measured_us,
-            "error": self.error,
-        }
-
-    def summary_row(self) -> pd.DataFrame:
-        """One row in the `summary` schema."""
-        return pd.DataFrame({key: [value] for key, value in self.summary_values().items()})
-
-    @classmethod
-    def all_of(cls, summary: pd.DataFrame, where: str | Path = "summary table") -> list[Prediction]:
-        """Every row of a `summary` table.
-
-        Args:
-            summary: the table.
-            where: its file, for messages.
-
-        Raises:
-            TableError: a row holds text that no prediction writes.
-        """
-        found = []
-        for number, row in enumerate(summary.to_dict("records")):
-            try:
-                found.append(cls.from_summary({str(key): value for key, value in row.items()}))
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
-                reason = str(error).splitlines()[0]
-                raise TableError(f"{where}: row {number} is damaged ({reason}); run the pipeline again") from None
-        return found
-
-    @classmethod
-    def from_summary(cls, row: dict[str, Any]) -> Prediction:
-        """The prediction behind a row of `summary.parquet` (without its calls)."""
-        return cls(
-            gpu=row["gpu"],
-            model=row["model"],
-            variant=row["variant"],
-            batch_size=int(row["batch_size"]),
-            predicted_us=row["predicted_us"],
-            active_us=row["active_us"],
-            host_us=row["host_us"],
-            p10_us=row["p10_us"],
-            p90_us=row["p90_us"],
-            memory_bytes=int(row["memory_bytes"]),
-            fits=bool(row["fits"]),
-            tight=bool(row.get("tight") or False),
-            evidence=by_name(row["evidence"]),
-            host_evidence=by_name(row["host_evidence"]),
-            unmodelled_share=row["unmodelled_share"],
-            families_us=by_name(row.get("families")),
-            unmodelled_us=by_name(row.get("unmodelled")),
-            bound=text_of(row.get("bound"), "device"),
-            measured_us=number_of(row.get("measured_us")),
-            host=text_of(row.get("host")),
-            device_bound_from=number_of(row.get("device_bound_from")),
-            largest_batch=None if (largest := number_of(row.get("largest_batch"))) is None else int(largest),
-            fitting_gpus=names_of(row.get("fitting_gpus")),
-            overrides=names_of(row.get("overrides")),
-            warnings=names_of(row.get("warnings")),
-            several=several_of(row),
-            arithmetic=Arithmetic.of(row),
-            asked={key: str(row[key]) for key in ASKED if text_of(row.get(key))},
-            notes=names_of(row.get("notes")),
-        )
-
 
 def _short_path(folder: str) -> str:
     """A folder as seen from the project, or as it is where it lies elsewhere."""
     path = Path(folder).absolute()
     return path.relative_to(project_dir()).as_posix() if path.is_relative_to(project_dir()) else folder
+
+
+def facts_of(arithmetic: Arithmetic | None, step_us: float) -> dict[str, Any]:
+    """Keys of an answer about its arithmetic; null where it has none."""
+    a = arithmetic
+    return {
+        "model_flops": a and a.model_flops, "tflop_per_s": a and a.tflop_per_s(step_us), "mfu": a and a.mfu(step_us),
+        "mfu_dtype": a and a.dtype, "peak_tflop_per_s": a and a.peaks_tflop_per_s[a.dtype],
+    }  # fmt: skip
+
+
+def traced_rows(traced: TracedStep) -> list[tuple[str, str]]:
+    """The traced iteration: its span, the work queued before it, its step, and the time per batch."""
+    rows = [
+        (f"traced on {traced.gpu}: span", milliseconds(traced.span_us)),
+        ("  work queued before the step", milliseconds(traced.queued_us)),
+        ("  step", milliseconds(traced.step_us)),
+    ]
+    if traced.time_per_batch_us is not None:
+        rows.append(("  time per batch (end to end)", milliseconds(traced.time_per_batch_us)))
+    return rows
+
+
+def rows_of_several(several: SeveralGpus) -> list[tuple[str, str]]:
+    """GPUs and what joins them, the time of their exchange, and what is lost to it."""
+    where = f"{several.devices}, {several.nodes} x {several.cluster}"
+    exposed = f"{milliseconds(several.exposed_communication_us)} exposed"
+    rows = [("GPUs", where), ("communication", f"{milliseconds(several.communication_us)}, {exposed}")]
+    if several.efficiency is not None:
+        rows.append(("scaling efficiency", f"{several.efficiency:.1%}"))
+    return rows

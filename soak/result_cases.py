@@ -23,9 +23,9 @@ from pipeline.graph.step_store import captured, write_graph
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.model_files import MANIFEST
 from pipeline.paths import packs_dir
-from pipeline.prediction import Prediction
 from pipeline.question.question import expand
 from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, read_provenance, read_table, write_table
+from pipeline.summary_rows import predictions_of
 from soak.damage import damaged, other_dtype, write_same
 from soak.verdicts import Case
 from soak.workplace import forget_everything
@@ -83,7 +83,7 @@ def _artifact(place: Path, name: str) -> Any:
     table = read_table(place / name, OUTPUTS[name])
     if name == "prediction.parquet":
         return table
-    found = Prediction.all_of(table, place / name)
+    found = predictions_of(table, place / name)
     return [[each.rows(), each.as_dict()] for each in found]
 
 

@@ -9,7 +9,7 @@ from evaluation.checks import error_parts as parts
 from evaluation.checks.method_names import REPLAY_METHODS, TRACKER_METHOD
 from evaluation.published.published_lin2022 import read_mean_errors
 from pipeline.kernels.error_metrics import gmae, mape
-from pipeline.prediction import Prediction
+from pipeline.summary_rows import predictions_of
 
 
 def error_parts(summary: pd.DataFrame, computed_parts: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -21,7 +21,7 @@ def error_parts(summary: pd.DataFrame, computed_parts: pd.DataFrame | None = Non
     """
     computed = pd.DataFrame(columns=parts.COLUMNS) if computed_parts is None or computed_parts.empty else computed_parts
     done = set(zip(computed["gpu"], computed["workload"], strict=True))
-    rest = [parts.error_parts(p) for p in Prediction.all_of(summary) if (p.gpu, p.label) not in done]
+    rest = [parts.error_parts(p) for p in predictions_of(summary) if (p.gpu, p.label) not in done]
     tables = [table for table in (computed, *rest) if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else computed
 

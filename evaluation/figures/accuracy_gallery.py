@@ -22,9 +22,9 @@ from evaluation.figures import measured_errors as measured
 from evaluation.figures import paper_figures as paper
 from evaluation.figures import transfer_errors as transfer
 from evaluation.published.published_errors import published
-from pipeline.prediction import Prediction
 from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, GALLERY, TRANSFER, Artifacts, Entry
 from pipeline.show.figures.layout import WIDE, Page
+from pipeline.summary_rows import predictions_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,11 +61,11 @@ def _by_auto(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def _published_dlrm(artifacts: Artifacts) -> pd.DataFrame:
-    return predicted_dlrm(made=Prediction.all_of(artifacts.summary)).drop(columns="families_us")
+    return predicted_dlrm(made=predictions_of(artifacts.summary)).drop(columns="families_us")
 
 
 def _published_networks(artifacts: Artifacts) -> pd.DataFrame:
-    return predicted_cnn(made=Prediction.all_of(artifacts.summary)).drop(columns="families_us")
+    return predicted_cnn(made=predictions_of(artifacts.summary)).drop(columns="families_us")
 
 
 def _beside_published(errors: pd.DataFrame, page: Page = WIDE) -> Figure:

@@ -35,6 +35,7 @@ from pipeline.show.figures.python_plots import draw_step
 from pipeline.show.figures.roofline import draw_roofline
 from pipeline.show.figures.waterfall import draw_difference
 from pipeline.simulate.timeline_page import TEMPLATE, write_timeline
+from pipeline.summary_rows import summary_row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +55,7 @@ def figures() -> Iterator[tuple[str, Figure]]:
     yield "why", draw_difference(replace(faster, calls=(), notes=()), NARROW)
     found = compare("V100,A100,T4", "dlrm_default", batch_size="512,1024,2048").predictions
     ordered = sorted(found, key=lambda p: (p.gpu, p.batch_size))
-    grid = Artifacts(pd.concat([p.summary_row() for p in ordered], ignore_index=True))
+    grid = Artifacts(pd.concat([summary_row(p) for p in ordered], ignore_index=True))
     entries = {entry.name: entry for entry in GALLERY}
     for file, name in (("steps", "step_times"), ("breakdown", "breakdown")):
         yield file, draw(entries[name], grid, entries[name].table(grid), WIDE)

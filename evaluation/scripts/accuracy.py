@@ -8,14 +8,14 @@ with job(snakemake):
     from evaluation.figures.accuracy_data import error_parts, errors_by_part
     from evaluation.figures.accuracy_inputs import read_any
     from evaluation.pages import grid_accuracy as accuracy
-    from pipeline.prediction import Prediction
     from pipeline.schemas import atomic_path, read_table, write_parquet
     from pipeline.show.figures.figure_data import kernel_errors
     from pipeline.show.figures.step_times import steps as step_table
     from pipeline.show.grid_inputs import with_gpus
+    from pipeline.summary_rows import predictions_of
 
     summary = read_table(snakemake.input.summary, "summary")
-    predictions = Prediction.all_of(summary)
+    predictions = predictions_of(summary)
     steps, published = step_table(predictions), accuracy.published_steps(predictions)
     by_part = error_parts(summary, read_any(snakemake.input.parts))
     kernels = kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))

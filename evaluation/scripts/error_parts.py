@@ -9,9 +9,9 @@ with job(snakemake):
     from pipeline.answers.step_prediction import StepParts
     from pipeline.answers.who_answers import kernel_predictor, observations_in, shipped_models
     from pipeline.graph.step_store import read_graph
-    from pipeline.prediction import Prediction
     from pipeline.question.question import Question
     from pipeline.schemas import read_table, write_parquet
+    from pipeline.summary_rows import predictions_of
 
     given, params = snakemake.input, snakemake.params
     question = Question.of(params.question)
@@ -19,7 +19,7 @@ with job(snakemake):
     kernels = kernel_predictor(
         question.gpu, question.kernels_label, [*given.models, *shipped_models(question.gpu.name)]
     )
-    prediction = Prediction.all_of(read_table(given.summary, "summary"))[0]
+    prediction = predictions_of(read_table(given.summary, "summary"))[0]
     evidence, observations = Path((given.trace or given.measured)[0]), observations_in(given.observations)
     table = parts_of(prediction, evidence, MeasuredStep(question, parts, kernels), observations)
     write_parquet(table, snakemake.output.parts, provenance=provenance(snakemake))

@@ -16,6 +16,7 @@ from pipeline.answers.engine import Answer
 from pipeline.schemas import SCHEMAS, WRITTEN_AS, atomic_path, to_arrow, write_table
 from pipeline.simulate.measured_rows import measured_events
 from pipeline.simulate.timeline_page import write_timeline
+from pipeline.summary_rows import summary_values
 
 ROWS_IN_GROUP = 1000
 """Rows that are written at a time. A group of 1,000 rows takes about 100 kB in the file."""
@@ -49,7 +50,7 @@ def write_answer(answer: Answer, paths: AnswerFiles, trace: str | None, provenan
     files = [paths.timeline, paths.page]
     write_timeline(answer.timeline, files, answer.calls, beside=beside, title=answer.question.title)
     write_table(prediction.calls, paths.prediction, "prediction", provenance)
-    row = pa.table({key: [value] for key, value in prediction.summary_values().items()})
+    row = pa.table({key: [value] for key, value in summary_values(prediction).items()})
     write_table(row, paths.summary, "summary", provenance)
 
 
@@ -80,7 +81,7 @@ def write_answers(answers: Iterable[Answer], path: Path) -> dict[str, int]:
 def _row(answer: Answer) -> dict[str, object]:
     """One row of a `grid` table."""
     if answer.prediction is not None:
-        return answer.prediction.summary_values()
+        return summary_values(answer.prediction)
     asked = answer.question
     names = {"gpu": asked.gpu.name, "model": asked.model, "variant": asked.variant, "batch_size": asked.batch_size}
     return names | {"overrides": json.dumps(asked.overrides), "unpredicted": answer.reason}

@@ -36,6 +36,7 @@ from pipeline.question.question import Question
 from pipeline.schemas import read_table
 from pipeline.simulate.program import Program, assemble
 from pipeline.simulate.timeline import Timeline
+from pipeline.summary_rows import predictions_of
 
 Value = TypeVar("Value")
 
@@ -194,7 +195,7 @@ class AvailableModels:
             dotted = " ".join(text for text in question.overrides if text not in words)
             words += [f'overrides="{dotted}"'] if dotted else []
             raise InputError(f"gpu=local must be measured first: run `snakemake --config gpu=local {' '.join(words)}`")
-        return Prediction.all_of(read_table(path, "summary"), path)[0]
+        return predictions_of(read_table(path, "summary"), path)[0]
 
     def _once(self, key: object, read: Callable[[], Value]) -> Value:
         """What was read; a failure is kept too, and raised again."""

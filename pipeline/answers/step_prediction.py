@@ -21,8 +21,7 @@ from pipeline.graph.device_calls import PRODUCTS
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.estimate import clock_notes
-from pipeline.prediction import Prediction
-from pipeline.prediction_parts import Arithmetic, SeveralGpus
+from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed

@@ -10,13 +10,13 @@ import typer
 from pipeline.completion import complete_override
 from pipeline.errors import InputError
 from pipeline.paths import Artifacts
-from pipeline.prediction import Prediction
 from pipeline.schemas import read_table
 from pipeline.show.comparison import show
 from pipeline.show.kernel_runs import log_shipped_models
 from pipeline.show.run_hooks import artifact_paths, predictions_in
 from pipeline.show.run_snakemake import become_snakemake
 from pipeline.show.tracking import PORT, serve
+from pipeline.summary_rows import predictions_of
 from pipeline.terminal import MULTIRUN, NO_MULTIRUN, Csv, Json, examples, print_csv, print_json
 
 app = typer.Typer()
@@ -60,7 +60,7 @@ def summary(
     key, _, folder = where.rpartition("=")
     path = Path(folder) if key == "results" else Path(where)
     file = path / "summary.parquet" if (path / "summary.parquet").is_file() else path
-    predictions = predictions_in(path) if file.is_dir() else Prediction.all_of(read_table(file, "summary"), file)
+    predictions = predictions_in(path) if file.is_dir() else predictions_of(read_table(file, "summary"), file)
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})
     elif as_csv:

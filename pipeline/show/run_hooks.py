@@ -22,6 +22,7 @@ from pipeline.schemas import atomic_path, read_table
 from pipeline.show.comparison import show
 from pipeline.show.tables import console
 from pipeline.show.tracking import database_of
+from pipeline.summary_rows import predictions_of
 
 TRACEBACK = "Traceback"
 """First word in the log of a failed job (`pipeline.scripting.job`); the log's last line gives the reason."""
@@ -62,9 +63,7 @@ def show_predictions(flow: Flow, table: str) -> None:
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime
-    made = {
-        (p.gpu, p.model, p.variant, p.batch_size): p for p in Prediction.all_of(read_table(table, "summary"), table)
-    }
+    made = {(p.gpu, p.model, p.variant, p.batch_size): p for p in predictions_of(read_table(table, "summary"), table)}
     points = [(made[key_of(point)], point) for point in flow.asked]
     predictions = [replace(p, notes=tuple(dict.fromkeys((*point.notes, *p.notes)))) for p, point in points]
     pages = {"figures": f"{root}/figures/{flow.grid}", "accuracy": f"{root}/accuracy/{flow.grid}.md",
@@ -96,7 +95,7 @@ def predictions_in(root: Path) -> list[Prediction]:
     predictions = []
     for path in sorted(root.glob(pattern)):
         try:
-            predictions += Prediction.all_of(read_table(path, "summary"), path)
+            predictions += predictions_of(read_table(path, "summary"), path)
         except TableError as error:
             print(f"steptime: skipped: {error}", file=sys.stderr)
     if not predictions:

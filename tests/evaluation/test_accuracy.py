@@ -13,16 +13,16 @@ from evaluation.pages.grid_accuracy import missing_evidence
 from pipeline.flow import Flow
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.paths import Artifacts as Paths
-from pipeline.prediction import Prediction
 from pipeline.question.question import expand
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as step_table
 from pipeline.show.figures.gallery import Artifacts
 from pipeline.show.grid_inputs import host_observations, with_gpus
+from pipeline.summary_rows import predictions_of
 
 
 def account(found: Artifacts, missing: list[str]) -> str:
-    steps = step_table.steps(Prediction.all_of(found.summary))
+    steps = step_table.steps(predictions_of(found.summary))
     by_part = error_parts(found.summary)
     errors, kernels = errors_by_part(by_part), tables.kernel_errors(found.models)
     parts = accuracy.sections(steps, errors, by_part, kernels, missing)
@@ -51,7 +51,7 @@ def test_errors_by_size_have_a_table_where_a_model_keeps_them(summary: pd.DataFr
 
 def test_the_title_says_what_the_grid_holds(summary: pd.DataFrame) -> None:
     assert (
-        accuracy.title_of(step_table.steps(Prediction.all_of(summary)))
+        accuracy.title_of(step_table.steps(predictions_of(summary)))
         == "Accuracy on V100, P100: dlrm_default at batch 512, 2,048"
     )
 

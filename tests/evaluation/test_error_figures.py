@@ -21,12 +21,12 @@ from evaluation.pages.grid_accuracy import published_steps
 from evaluation.published.published_lin2022 import read_cnn, read_dlrm
 from pipeline.flow import key_of
 from pipeline.paths import project_dir, transfer_dir
-from pipeline.prediction import Prediction
-from pipeline.prediction_parts import SeveralGpus
+from pipeline.prediction import Prediction, SeveralGpus
 from pipeline.question.question import expand
 from pipeline.show.figures import layout
 from pipeline.show.figures.gallery import INDEX, Artifacts, category_of, draw, draw_all
 from pipeline.show.figures.layout import NARROW, WIDE, Page
+from pipeline.summary_rows import predictions_of, summary_row
 from tests.show.figure_texts import problems
 
 PUBLISHED = ("published_steps", "published_errors", "published_busy", "published_networks")
@@ -92,7 +92,7 @@ def paper_grid() -> Artifacts:
         )
         for us, gpu, model, variant, batch in points
     ]  # fmt: skip
-    return Artifacts(pd.concat([p.summary_row() for p in predictions], ignore_index=True))
+    return Artifacts(pd.concat([summary_row(p) for p in predictions], ignore_index=True))
 
 
 @pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -120,10 +120,10 @@ def test_shipped_errors_between_gpus_are_compared_by_method(compared: Artifacts)
 @pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_a_grid_over_numbers_of_gpus_shows_how_they_scale(page: Page, summary: pd.DataFrame) -> None:
     (entry,) = (entry for entry in ENTRIES if entry.name == SCALING)
-    one = Prediction.all_of(summary)[0]
+    one = predictions_of(summary)[0]
     points = [one, *(dataclasses.replace(one, several=SeveralGpus(n, 1, "dgx1-v100", 900.0, 100.0, share))
                      for n, share in ((2, 0.96), (8, 0.9)))]  # fmt: skip
-    grid = Artifacts(pd.concat([p.summary_row() for p in points], ignore_index=True))
+    grid = Artifacts(pd.concat([summary_row(p) for p in points], ignore_index=True))
     table = entry.table(grid)
     assert table["devices"].tolist() == [1, 2, 8] and table["efficiency"].tolist() == [1.0, 0.96, 0.9]
     figure = draw(entry, grid, table, page)
@@ -132,7 +132,7 @@ def test_a_grid_over_numbers_of_gpus_shows_how_they_scale(page: Page, summary: p
 
 
 def test_the_account_of_a_grid_has_its_published_steps(paper_grid: Artifacts) -> None:
-    published = published_steps(Prediction.all_of(paper_grid.summary))
+    published = published_steps(predictions_of(paper_grid.summary))
     assert len(published) == 54 and published["Lin et al."].notna().all()
     assert published["error"].tolist() == pytest.approx([0.1] * 54)
 
@@ -160,7 +160,7 @@ def test_errors_count_measured_points_alone(summary: pd.DataFrame) -> None:
 
 
 def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.DataFrame) -> None:
-    point = Prediction.all_of(summary)[0]
+    point = predictions_of(summary)[0]
     found = parts.error_parts(point, active_us=2 * point.active_us, own_us=900.0, shared_us=1000.0)
     assert found["part"].to_list() == list(parts.PARTS)
     both = tables.error_parts(summary, found)

@@ -11,6 +11,7 @@ from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.question import expand
 from pipeline.schemas import to_arrow
+from pipeline.summary_rows import predictions_of, summary_row
 
 
 @lru_cache
@@ -57,6 +58,6 @@ def test_a_gpu_that_has_them_says_nothing() -> None:
 
 def test_a_summary_keeps_what_a_prediction_says() -> None:
     told = found("V100", "dlrm_small", "tf32")
-    table = to_arrow(told.summary_row(), "summary").to_pandas()
-    assert Prediction.all_of(table)[0].warnings == told.warnings
-    assert Prediction.all_of(table.drop(columns="warnings"))[0].warnings == ()
+    table = to_arrow(summary_row(told), "summary").to_pandas()
+    assert predictions_of(table)[0].warnings == told.warnings
+    assert predictions_of(table.drop(columns="warnings"))[0].warnings == ()

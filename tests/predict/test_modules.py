@@ -24,6 +24,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.prediction import Prediction
 from pipeline.readable import three_digits
 from pipeline.show.tables import by_module
+from pipeline.summary_rows import predictions_of, summary_row
 from steptime import predict
 
 BATCH = 128
@@ -140,9 +141,9 @@ def test_fused_attention_counts_as_the_products_that_it_stands_for() -> None:
 def test_the_arithmetic_is_in_json_and_in_tables_of_answers(net: Prediction) -> None:
     facts = net.as_dict()
     assert facts["mfu"] == net.mfu and facts["tflop_per_s"] == net.tflop_per_s and facts["mfu_dtype"] == "fp32"
-    (back,) = Prediction.all_of(net.summary_row())
+    (back,) = predictions_of(summary_row(net))
     assert back.mfu == pytest.approx(net.mfu) and back.tflop_per_s == pytest.approx(net.tflop_per_s)
-    (earlier,) = Prediction.all_of(net.summary_row().drop(columns=["model_flops", "mfu", "mfu_dtype"]))
+    (earlier,) = predictions_of(summary_row(net).drop(columns=["model_flops", "mfu", "mfu_dtype"]))
     assert earlier.mfu is None and "arithmetic" not in dict(earlier.rows())
     with pytest.raises(InputError, match="no modules"):
         _ = back.modules

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.answers.engine import engine
-from pipeline.prediction import Prediction
 from pipeline.question.question import expand
 from pipeline.schemas import read_table
 from pipeline.show.run_snakemake import run_snakemake
+from pipeline.summary_rows import predictions_of
 
 
 def test_pipeline_command_and_python_agree_to_the_last_digit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_pipeline_command_and_python_agree_to_the_last_digit(tmp_path: Path, mon
     words = ["gpu=V100", "model=dlrm_ddp", "batch_size=64", "overheads.host_scale=2"]
     asked = {"results": tmp_path, "gpu": "V100", "model": "dlrm_ddp", "batch_size": 64, "overrides": words[-1]}
     assert run_snakemake("all", asked, "--quiet", "all") == 0
-    (found,) = Prediction.all_of(read_table(next(tmp_path.glob("grids/*/summary.parquet")), "summary"))
+    (found,) = predictions_of(read_table(next(tmp_path.glob("grids/*/summary.parquet")), "summary"))
     python = engine(tmp_path).predict_one(expand(words)[0]).whole().as_dict()
     command = subprocess.run(
         [sys.executable, "-m", "pipeline", "predict", *words, f"results={tmp_path}", "--json"],

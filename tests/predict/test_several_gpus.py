@@ -15,6 +15,7 @@ from pipeline.prediction import Prediction
 from pipeline.question.question import ask
 from pipeline.show.comparison import compare
 from pipeline.show.figures.scaling import efficiencies
+from pipeline.summary_rows import predictions_of, summary_row
 
 GPU = "A100-SXM4-80GB"
 MODEL = {"model": "dcgan", "batch_size": 64}
@@ -57,11 +58,11 @@ def test_json_and_summary_keep_what_is_particular_of_several_gpus() -> None:
     values = json.loads(json.dumps(step.as_dict()))
     assert values["devices"] == 2 and values["nodes"] == 1 and values["cluster"] == "dgx-a100"
     assert values["global_batch"] == 128 and 0 < values["efficiency"] < 1
-    (again,) = Prediction.all_of(step.summary_row())
+    (again,) = predictions_of(summary_row(step))
     assert again.several == step.several
     alone = predict(gpu=GPU, **MODEL)  # type: ignore[arg-type]
     assert alone.as_dict()["devices"] == 1 and alone.as_dict()["communication_us"] == 0
-    assert Prediction.all_of(alone.summary_row())[0].several is None
+    assert predictions_of(summary_row(alone))[0].several is None
 
 
 def test_a_comparison_counts_the_price_of_all_gpus_and_draws_the_scaling() -> None:

@@ -13,6 +13,7 @@ import pytest
 from pipeline.answers.difference import difference
 from pipeline.prediction import Prediction
 from pipeline.show.figures.gallery import Artifacts
+from pipeline.summary_rows import predictions_of, summary_row
 from tests.show import chromium
 
 
@@ -24,7 +25,7 @@ def summary() -> pd.DataFrame:
             active, host = 3.0 * batch * factor, 3300.0
             step = max(active, host) + 200.0
             rows.append(
-                Prediction(
+                summary_row(Prediction(
                     gpu=gpu, model="dlrm_default", variant="default", batch_size=batch, predicted_us=step,
                     active_us=active,
                     host_us=host, p10_us=0.9 * step, p90_us=1.2 * step, memory_bytes=2 << 30,
@@ -32,7 +33,7 @@ def summary() -> pd.DataFrame:
                     evidence={"pack": 0.9, "roofline": 0.1}, host_evidence={"shared": 1.0}, unmodelled_share=0.01,
                     families_us={"gemm": 0.6 * active, "memcpy_h2d": 0.3 * active, "concat": 0.1 * active},
                     measured_us=1.05 * step if gpu == "V100" else None,
-                ).summary_row()
+                ))
             )  # fmt: skip
     return pd.concat(rows, ignore_index=True)
 
@@ -65,7 +66,7 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
         test.to_parquet(folder / "test_predictions.parquet")
         models.append(("V100", folder))
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
-    why = difference(*Prediction.all_of(summary)[1::2])
+    why = difference(*predictions_of(summary)[1::2])
     return Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), difference=why)
 
 

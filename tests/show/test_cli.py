@@ -23,6 +23,7 @@ from pipeline.paths import project_dir
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question, expand
 from pipeline.schemas import write_table
+from pipeline.summary_rows import summary_row
 
 
 def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNamespace]:
@@ -129,7 +130,7 @@ def test_a_summary_is_found_by_its_results_folder_or_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prediction = Prediction("V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0)
-    write_table(prediction.summary_row(), tmp_path / "summary.parquet", "summary", {})
+    write_table(summary_row(prediction), tmp_path / "summary.parquet", "summary", {})
     told = [run(capsys, monkeypatch, "summary", where, "--json") for where in
             (f"results={tmp_path}", str(tmp_path / "summary.parquet"), str(tmp_path))]  # fmt: skip
     assert told[0] == told[1] == told[2] and told[0][0] == 0
@@ -145,7 +146,7 @@ def test_a_damaged_row_of_a_summary_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     prediction = Prediction("V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0)
-    row = prediction.summary_row()
+    row = summary_row(prediction)
     write_table(row.assign(evidence=text, warnings="[3]"), tmp_path / "summary.parquet", "summary", {})
     code, _, err = run(capsys, monkeypatch, "summary", str(tmp_path))
     assert code == 2 and "summary.parquet: row 0 is damaged" in err and err.count("\n") == 1

@@ -12,7 +12,6 @@ from matplotlib.colors import to_hex
 
 from pipeline.palette import FAMILIES, luminance
 from pipeline.paths import project_dir
-from pipeline.prediction import Prediction
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as drawn_steps
 from pipeline.show.figures.costs import value_for_money
@@ -20,6 +19,7 @@ from pipeline.show.figures.gallery import GALLERY, INDEX, Artifacts, draw, draw_
 from pipeline.show.figures.layout import WIDE
 from pipeline.show.grid_inputs import price_table, with_distinct_names, with_gpus
 from pipeline.show.sentences import step_sentence
+from pipeline.summary_rows import predictions_of
 
 
 def test_without_a_checkout_the_figures_of_the_product_are_drawn_or_absent(
@@ -176,7 +176,7 @@ def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
 
 
 def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.DataFrame) -> None:
-    point = dataclasses.replace(Prediction.all_of(summary)[0], variant="v0123456789", overrides=("model.rows=[10,20]",))
+    point = dataclasses.replace(predictions_of(summary)[0], variant="v0123456789", overrides=("model.rows=[10,20]",))
     assert point.label == "dlrm_default rows=[10,20] b512"
     long = dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,))
     assert long.label == "dlrm_default v0123456789 b512"

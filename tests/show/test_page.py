@@ -16,7 +16,6 @@ from evaluation.figures.accuracy_data import error_parts, errors_by_part
 from evaluation.figures.accuracy_gallery import ENTRIES
 from evaluation.pages.grid_accuracy import sections, write_sections
 from pipeline.paths import project_dir
-from pipeline.prediction import Prediction
 from pipeline.show.comparison import Comparison
 from pipeline.show.explore_page import POLICY
 from pipeline.show.figures import figure_data as tables
@@ -32,6 +31,7 @@ from pipeline.show.html_report import (
     write_report,
 )
 from pipeline.show.sentences import answers, grid_title
+from pipeline.summary_rows import predictions_of
 from tests.show.chromium import Page
 
 WORKFLOW = """
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def accuracy_tables(found: Artifacts) -> list[Section]:
     by_part = error_parts(found.summary)
-    return sections(step_table.steps(Prediction.all_of(found.summary)), errors_by_part(by_part), by_part,
+    return sections(step_table.steps(predictions_of(found.summary)), errors_by_part(by_part), by_part,
                     tables.kernel_errors(found.models), ["P100: nothing was measured"])  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def report(folder: Path, artifacts: Artifacts) -> Path:
     target = folder / "report.html"
     if not target.is_file():
         draw_all(Artifacts(artifacts.summary, models=artifacts.models), folder / "figures", ENTRIES)
-        points = Prediction.all_of(artifacts.summary)
+        points = predictions_of(artifacts.summary)
         comparison = Comparison(points, usable_bytes=[30 << 30] * len(points))
         rules, timelines = (
             {"map_calls": [], "predict": ["map_calls"]},
@@ -161,7 +161,7 @@ def test_tables_survive_their_way_through_a_file(artifacts: Artifacts, tmp_path:
 
 
 def test_the_answers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
-    point = Prediction.all_of(artifacts.summary)[0]
+    point = predictions_of(artifacts.summary)[0]
     assert grid_title([point]) == "dlrm_default on V100, batch 512"
     said = answers(step_table.steps([point]), [point])
     assert said[0] == "dlrm_default on V100, batch 512: 3.50 ms (p10 to p90: 3.15 ms to 4.20 ms), 146,000 samples/s"

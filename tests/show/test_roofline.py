@@ -11,10 +11,10 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from pipeline.errors import InputError
-from pipeline.prediction import Prediction
-from pipeline.prediction_parts import Arithmetic
+from pipeline.prediction import Arithmetic, Prediction
 from pipeline.show.figures.layout import NARROW, headline_of
 from pipeline.show.figures.roofline import draw_roofline, kernels_of, write_roofline
+from pipeline.summary_rows import predictions_of, summary_row
 from steptime import predict
 from tests.show.figure_texts import problems
 
@@ -93,6 +93,6 @@ def test_the_same_step_gives_the_same_file_and_other_predictions_say_why_not(tmp
     assert (tmp_path / "a/roofline.svg").read_bytes() == (tmp_path / "b/roofline.svg").read_bytes()
     with pytest.raises(InputError, match=r"--roofline"):
         write_roofline(step(), tmp_path / "roofline.pdf")
-    (back,) = Prediction.all_of(step().summary_row())
+    (back,) = predictions_of(summary_row(step()))
     with pytest.raises(InputError, match="roofline: the step was traced, read from a table"):
         back.plot("roofline")

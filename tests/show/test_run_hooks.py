@@ -17,6 +17,7 @@ from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 from pipeline.scripting import provenance
 from pipeline.show.run_hooks import ORDER, artifact_paths, date_now, predictions_in
+from pipeline.summary_rows import summary_row
 
 PACK = {"pack": 1.0}
 PREDICTION = Prediction("V100", "dlrm_ddp", "default", 64, 4e3, 3e3, 1e3, 3e3, 5e3, 1 << 30, True, PACK, PACK, 0.0)
@@ -34,7 +35,7 @@ def test_a_damaged_summary_of_another_run_is_left_out_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine, other = (tmp_path / f"{gpu}/dlrm_ddp/default/b64/summary.parquet" for gpu in ("V100", "T4"))
-    write_table(PREDICTION.summary_row(), mine, "summary")
+    write_table(summary_row(PREDICTION), mine, "summary")
     other.parent.mkdir(parents=True)
     other.write_bytes(mine.read_bytes()[:200])
     assert [prediction.gpu for prediction in predictions_in(tmp_path)] == ["V100"]
@@ -47,7 +48,7 @@ def test_a_damaged_summary_of_another_run_is_left_out_and_named(
 
 def test_a_summary_has_the_last_grid_in_its_order_and_other_points_by_model_and_batch(tmp_path: Path) -> None:
     for gpu, size in (("T4", 512), ("V100", 64), ("T4", 64), ("T4", 4096)):
-        row = replace(PREDICTION, gpu=gpu, batch_size=size).summary_row()
+        row = summary_row(replace(PREDICTION, gpu=gpu, batch_size=size))
         write_table(row, tmp_path / f"{gpu}/dlrm_ddp/default/b{size}/summary.parquet", "summary")
     points = [(p.gpu, p.batch_size) for p in predictions_in(tmp_path)]
     assert points == [("T4", 64), ("T4", 512), ("T4", 4096), ("V100", 64)]

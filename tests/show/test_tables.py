@@ -12,6 +12,7 @@ from pipeline.prediction import Prediction
 from pipeline.schemas import to_arrow
 from pipeline.show.comparison import Comparison, show
 from pipeline.show.tables import Catalogue, console, one
+from pipeline.summary_rows import prediction_of, predictions_of, summary_row
 
 
 @pytest.fixture
@@ -43,8 +44,8 @@ def test_brackets_of_names_and_paths_are_text(prediction: Prediction, capsys: py
 
 def test_a_summary_row_comes_back_as_the_same_prediction(prediction: Prediction) -> None:
     measured = dataclasses.replace(prediction, measured_us=8200.0)
-    row = to_arrow(measured.summary_row(), "summary").to_pandas().to_dict("records")[0]
-    back = Prediction.from_summary(row)
+    row = to_arrow(summary_row(measured), "summary").to_pandas().to_dict("records")[0]
+    back = prediction_of(row)
     assert back == measured
     assert row["error"] == pytest.approx(8000 / 8200 - 1)
 
@@ -93,8 +94,8 @@ def test_a_step_that_fits_tightly_says_so_wherever_it_is_shown(prediction: Predi
     tight = dataclasses.replace(prediction, tight=True)
     assert "2.0 GiB, tight" in text_of(one(tight)) and str(tight).endswith("2.0 GiB, tight")
     assert tight.as_dict()["fits"] is tight.as_dict()["tight"] is True
-    row = to_arrow(tight.summary_row(), "summary").to_pandas().to_dict("records")[0]
-    assert Prediction.from_summary(row) == tight
+    row = to_arrow(summary_row(tight), "summary").to_pandas().to_dict("records")[0]
+    assert prediction_of(row) == tight
 
 
 def test_a_step_that_does_not_fit_names_what_does(prediction: Prediction) -> None:
@@ -104,16 +105,16 @@ def test_a_step_that_does_not_fit_names_what_does(prediction: Prediction) -> Non
     assert "a batch of 1,700 on this GPU; this batch on L40S, A100, H100 and 2 more" in text_of(one(large))
     none = dataclasses.replace(large, largest_batch=None, fitting_gpus=())
     assert "not even a batch of 1 on this GPU; this batch on no other GPU" in text_of(one(none))
-    row = to_arrow(large.summary_row(), "summary").to_pandas().to_dict("records")[0]
-    assert Prediction.from_summary(row) == large
-    row = to_arrow(none.summary_row(), "summary").to_pandas().to_dict("records")[0]
-    assert Prediction.from_summary(row) == none
+    row = to_arrow(summary_row(large), "summary").to_pandas().to_dict("records")[0]
+    assert prediction_of(row) == large
+    row = to_arrow(summary_row(none), "summary").to_pandas().to_dict("records")[0]
+    assert prediction_of(row) == none
 
 
 def test_a_summary_of_an_earlier_version_is_read(prediction: Prediction) -> None:
-    table = prediction.summary_row().drop(columns=["host", "device_bound_from", "largest_batch", "fitting_gpus"])
+    table = summary_row(prediction).drop(columns=["host", "device_bound_from", "largest_batch", "fitting_gpus"])
     (row,) = to_arrow(table, "summary").to_pandas().to_dict("records")
-    assert Prediction.from_summary(row) == prediction
+    assert prediction_of(row) == prediction
 
 
 def lines_at(renderable: object, width: int) -> list[str]:
@@ -190,7 +191,7 @@ def test_a_hashed_variant_is_shown_by_its_options(prediction: Prediction) -> Non
 
 
 def test_a_summary_says_what_a_prediction_says(prediction: Prediction) -> None:
-    table = to_arrow(prediction.summary_row(), "summary").to_pandas()
-    assert Prediction.all_of(table)[0].as_dict() == prediction.as_dict()
+    table = to_arrow(summary_row(prediction), "summary").to_pandas()
+    assert predictions_of(table)[0].as_dict() == prediction.as_dict()
     earlier = table.drop(columns="unmodelled").assign(families=None)
-    assert Prediction.all_of(earlier)[0].families_us == {}
+    assert predictions_of(earlier)[0].families_us == {}

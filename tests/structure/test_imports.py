@@ -18,7 +18,7 @@ ROOT = project_dir()
 ROOMS = (
     "private_names", "errors",
     "palette", "readable", "yaml_text", "paths", "schemas", "user_cache", "plotter",
-    "prediction_parts", "prediction", "model_files",
+    "prediction", "summary_rows", "model_files",
     "hardware", "prices", "question", "as_on_cuda", "workloads", "trace", "kernels", "graph",
     "collect", "datasets", "transfer", "overheads", "simulate", "answers", "flow", "scripting",
     "show", "completion", "terminal", "commands", "cli", "__main__",

@@ -7,15 +7,15 @@ from pipeline.scripting import job
 with job(snakemake):
     from pipeline.answers.engine import engine
     from pipeline.flow import Flow
-    from pipeline.prediction import Prediction
     from pipeline.schemas import read_table
     from pipeline.show.comparison import side_by_side
     from pipeline.show.html_report import point_name, read_sections, write_report
     from pipeline.show.run_snakemake import rule_graph, rule_inputs
+    from pipeline.summary_rows import predictions_of
 
     given = snakemake.input
     graph = rule_graph(snakemake.params.snakefile, snakemake.config, ["report"])
-    predictions = Prediction.all_of(read_table(given.summary, "summary"))
+    predictions = predictions_of(read_table(given.summary, "summary"))
     flow = Flow.from_config(snakemake.config)
     write_report(
         snakemake.output.page,

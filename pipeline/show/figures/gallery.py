@@ -22,6 +22,7 @@ from pipeline.show.figures import step_times as steps
 from pipeline.show.figures.layout import NARROW, WIDE, Page, add_note, headline_of, save
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.waterfall import draw_difference
+from pipeline.summary_rows import predictions_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +63,7 @@ class Artifacts:
 
     def steps(self) -> pd.DataFrame:
         """The `steps` table of the grid."""
-        return steps.steps(Prediction.all_of(self.summary))
+        return steps.steps(predictions_of(self.summary))
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _without_models(artifacts: Artifacts, table: pd.DataFrame) -> str:
 def _other_hosts(artifacts: Artifacts, table: pd.DataFrame) -> str:
     """Which hosts the figure shows, for GPUs without a host of their own, and workloads that were not profiled."""
     have = set(table["gpu"])
-    hosts = {p.gpu: p.host for p in Prediction.all_of(artifacts.summary) if p.gpu not in have and p.host}
+    hosts = {p.gpu: p.host for p in predictions_of(artifacts.summary) if p.gpu not in have and p.host}
     lines = [f"{gpu} is predicted with {host}." for gpu, host in hosts.items()]
     if "workload" in table and not set(artifacts.observations["workload"]) & set(artifacts.workloads):
         lines.append("None of the grid's workloads was profiled: these are the profiled workloads of the host.")
@@ -128,9 +129,9 @@ GALLERY = (
     Entry("step_times", "Step times", STEPS, Artifacts.steps, steps.step_times, "no point was predicted",
           lambda a, _: _evidence(a.summary)),
     Entry("throughput", "Throughput", STEPS, Artifacts.steps, steps.throughput, "no point was predicted"),
-    Entry("scaling", "Scaling over GPUs", STEPS, lambda a: scaling_table(Prediction.all_of(a.summary)), draw_scaling, _ONE_GPU),
+    Entry("scaling", "Scaling over GPUs", STEPS, lambda a: scaling_table(predictions_of(a.summary)), draw_scaling, _ONE_GPU),
     Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(a.steps()), costs.value_for_money, _NO_PRICE),
-    Entry("breakdown", "Time by kernel family", TIME, lambda a: tables.families(Prediction.all_of(a.summary)),
+    Entry("breakdown", "Time by kernel family", TIME, lambda a: tables.families(predictions_of(a.summary)),
           steps.breakdown, "no kernel was predicted"),
     Entry("difference", "Why one GPU is faster", TIME, lambda a: tables.difference_table(a.difference),
           lambda table, page: draw_difference(table.attrs[tables.DIFFERENCE], page), "not a grid of two GPUs"),
@@ -207,7 +208,7 @@ def draw_all(artifacts: Artifacts, folder: Path, entries: Sequence[Entry] = GALL
 def _evidence(summary: pd.DataFrame) -> str:
     """Evidence of a grid's predictions for each GPU: mean shares over its points."""
     by_gpu: dict[str, list[Prediction]] = {}
-    for prediction in Prediction.all_of(summary):
+    for prediction in predictions_of(summary):
         by_gpu.setdefault(prediction.gpu, []).append(prediction)
     lines = []
     for gpu, points in by_gpu.items():

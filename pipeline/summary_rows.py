@@ -1,0 +1,122 @@
+"""Predictions as rows of the `summary` table, and back; a file of an earlier version may lack columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.errors import TableError
+from pipeline.prediction import ASKED, Arithmetic, Prediction, SeveralGpus
+
+KEPT = ("gpu", "model", "variant", "predicted_us", "active_us", "host_us", "p10_us", "p90_us", "unmodelled_share")
+"""Columns that hold the value of a prediction as it is, in files of all versions."""
+
+LEFT_OUT = ("samples_per_s", "global_batch", "families_us", "unmodelled_us", "lower_bound", "models_from", "traced")
+"""Keys of an answer that are no columns."""
+
+
+def summary_values(prediction: Prediction) -> dict[str, Any]:
+    """The values of one row in the `summary` schema."""
+    p = prediction
+    return {
+        **{key: value for key, value in p.as_dict().items() if key not in LEFT_OUT},
+        **{key: json.dumps(getattr(p, key)) for key in ("evidence", "host_evidence", "overrides", "fitting_gpus")},
+        **{"families": json.dumps(p.families_us), "unmodelled": json.dumps(p.unmodelled_us)},
+        **{"warnings": json.dumps(p.warnings), "notes": json.dumps(p.notes)},
+        **{"largest_batch": p.largest_batch, "measured_us": p.measured_us, "error": p.error},
+    }
+
+
+def summary_row(prediction: Prediction) -> pd.DataFrame:
+    """One row in the `summary` schema."""
+    return pd.DataFrame({key: [value] for key, value in summary_values(prediction).items()})
+
+
+def predictions_of(summary: pd.DataFrame, where: str | Path = "summary table") -> list[Prediction]:
+    """Every row of a `summary` table.
+
+    Args:
+        summary: the table.
+        where: its file, for messages.
+
+    Raises:
+        TableError: a row holds text that no prediction writes.
+    """
+    predictions = []
+    for number, row in enumerate(summary.to_dict("records")):
+        try:
+            predictions.append(prediction_of({str(key): value for key, value in row.items()}))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            reason = str(error).splitlines()[0]
+            raise TableError(f"{where}: row {number} is damaged ({reason}); run the pipeline again") from None
+    return predictions
+
+
+def prediction_of(row: Mapping[str, Any]) -> Prediction:
+    """The prediction behind a row (without its calls)."""
+    largest = _number(row.get("largest_batch"))
+    return Prediction(
+        **{key: row[key] for key in KEPT},
+        batch_size=int(row["batch_size"]),
+        memory_bytes=int(row["memory_bytes"]),
+        fits=bool(row["fits"]),
+        tight=bool(row.get("tight") or False),
+        evidence=_by_name(row["evidence"]),
+        host_evidence=_by_name(row["host_evidence"]),
+        families_us=_by_name(row.get("families")),
+        unmodelled_us=_by_name(row.get("unmodelled")),
+        bound=_text(row.get("bound"), "device"),
+        measured_us=_number(row.get("measured_us")),
+        host=_text(row.get("host")),
+        device_bound_from=_number(row.get("device_bound_from")),
+        largest_batch=None if largest is None else int(largest),
+        fitting_gpus=_names(row.get("fitting_gpus")),
+        overrides=_names(row.get("overrides")),
+        warnings=_names(row.get("warnings")),
+        notes=_names(row.get("notes")),
+        several=_several(row),
+        arithmetic=_arithmetic(row),
+        asked={key: str(row[key]) for key in ASKED if _text(row.get(key))},
+    )
+
+
+def _arithmetic(row: Mapping[str, Any]) -> Arithmetic | None:
+    flops, peak = _number(row.get("model_flops")), _number(row.get("peak_tflop_per_s"))
+    if flops is None or peak is None:
+        return None
+    return Arithmetic(flops, _text(row["mfu_dtype"]), {_text(row["mfu_dtype"]): peak})
+
+
+def _several(row: Mapping[str, Any]) -> SeveralGpus | None:
+    if (_number(row.get("devices")) or 1) == 1:
+        return None
+    return SeveralGpus(
+        int(row["devices"]), int(row["nodes"]), _text(row["cluster"]), row["communication_us"],
+        row["exposed_communication_us"], _number(row["efficiency"]),
+    )  # fmt: skip
+
+
+def _text(value: Any, default: str = "") -> str:
+    return value if isinstance(value, str) and value else default
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _by_name(text: object) -> dict[str, float]:
+    """A column that holds numbers by name; empty where a file has no such column."""
+    numbers = json.loads(text) if isinstance(text, str) else {}
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def _names(text: object) -> tuple[str, ...]:
+    """A column that holds a list of texts; empty where a file has no such column."""
+    names = json.loads(_text(text, "[]"))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{str(text)[:40]} is no list of texts")
+    return tuple(names)
