@@ -27,7 +27,7 @@ from pipeline.answers.engine import AvailableModels, Engine
 from pipeline.errors import SteptimeError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.graph.step_store import read_graph, write_graph
+from pipeline.graph.step_store import needed_on, read_graph, write_graph
 from pipeline.graph.table import Graph
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
@@ -65,7 +65,7 @@ class KeptGraphs:
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """Memory need; that of other batch sizes is taken as proportional, since no step is captured for it."""
-        need = self.graph(question).memory.needed_on(question.gpu)
+        need = needed_on(self.graph(question).memory, question.gpu)
         return need if batch_size is None else need * batch_size // question.batch_size
 
 

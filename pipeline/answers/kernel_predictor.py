@@ -19,9 +19,17 @@ from pipeline.answers.gap_models import GAP_FAMILIES, with_gaps_filled
 from pipeline.answers.transferred_models import transferred_models
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.derived_calls import DERIVED_FAMILIES, estimate_by_related_model
-from pipeline.kernels.estimate import EXTRAPOLATED, Estimate, Floor, KernelModel, Session, merge, session_of
+from pipeline.kernels.estimate import (
+    EXTRAPOLATED,
+    BandwidthCurve,
+    Estimate,
+    Floor,
+    KernelModel,
+    Session,
+    merge,
+    session_of,
+)
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.family_model import (
     DESCRIPTION,

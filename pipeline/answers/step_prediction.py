@@ -18,6 +18,7 @@ from pipeline.answers.part_draws import DrawnStep
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
 from pipeline.answers.who_answers import host_name
 from pipeline.graph.device_calls import PRODUCTS
+from pipeline.graph.step_store import needed_on
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.estimate import clock_notes
@@ -232,7 +233,7 @@ def predict_step(
         host_us=float(timeline.host_us[0]),
         p10_us=min(low, step_us),
         p90_us=max(high, step_us),
-        **_memory(question.gpu, step.memory.needed_on(question.gpu)),
+        **_memory(question.gpu, needed_on(step.memory, question.gpu)),
         **device_time,
         host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
         bound=timeline.bound,

@@ -89,6 +89,24 @@ SMALL_GRAPH = 1000
 STEPS_IN_MEMORY = 16
 """Steps whose graphs and calls stay in memory. The largest take 10 MB each."""
 
+BLOCK_BYTES = 512
+"""PyTorch's allocator rounds each tensor up to a multiple of this: `kMinBlockSize` in c10/cuda/CUDACachingAllocator.cpp."""
+
+SEGMENT_BYTES = 22 << 20
+"""One partly used segment of each pool: 2 MiB for tensors up to 1 MiB, 20 MiB for those up to 10 MiB (`kSmallBuffer`,
+`kLargeBuffer` there)."""
+
+CUBLAS_BYTES = (8_519_680, 32 << 20)
+"""Workspace of cuBLAS in each host thread, before Hopper and from it on: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` and
+32 MiB by default (ATen/cuda/CublasHandlePool.cpp). The backward pass has a thread of its own."""
+
+HOPPER = 9.0
+"""Compute capability of Hopper."""
+
+CONTEXT_BYTES_PER_SM = 3_700_000
+"""Bytes of the CUDA context and loaded kernels per SM: median of nine out-of-memory messages, which state the memory in use
+without PyTorch's (T4, RTX 2080 Ti, L4, RTX 3090, A100, L40, H100 and RTX 5090: 1.9 to 6.7 MB)."""
+
 LineState = MemoryLine | int | None
 """What is known of a workload's line: its ends, False if there is none, the only batch size that was captured so far, or
 None."""
@@ -163,7 +181,15 @@ class StepStore:
                 self.graph(replace(question, batch_size=batch_size, edit=NO_EDITS))
             else:
                 self._memory[question.workload, batch_size] = need
-        return self._memory[question.workload, batch_size].needed_on(question.gpu)
+        return needed_on(self._memory[question.workload, batch_size], question.gpu)
+
+
+def needed_on(memory: Memory, gpu: GpuSpec) -> int:
+    """The bytes that a process takes of a GPU's memory for a step: about what `nvidia-smi` shows."""
+    if gpu.limits is None or not memory.peak:  # a CPU, or the graph of a trace
+        return memory.peak
+    workspaces = CUBLAS_BYTES[gpu.compute_capability >= HOPPER] * (2 if memory.gradients else 1)
+    return memory.peak + BLOCK_BYTES * memory.blocks + SEGMENT_BYTES + workspaces + CONTEXT_BYTES_PER_SM * gpu.sms
 
 
 def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:

@@ -22,31 +22,12 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.work import ELEMENT_BYTES
 
 DTYPE_BYTES = {**ELEMENT_BYTES, "complex64": 8, "complex128": 16}
 """Bytes of one element by dtype; the complex dtypes are added here, because kernel models do not use them."""
 
 FORWARD_THREAD, BACKWARD_THREAD = 0, 1
-
-BLOCK_BYTES = 512
-"""PyTorch's allocator rounds each tensor up to a multiple of this: `kMinBlockSize` in c10/cuda/CUDACachingAllocator.cpp."""
-
-SEGMENT_BYTES = 22 << 20
-"""One partly used segment of each pool: 2 MiB for tensors up to 1 MiB, 20 MiB for those up to 10 MiB (`kSmallBuffer`,
-`kLargeBuffer` there)."""
-
-CUBLAS_BYTES = (8_519_680, 32 << 20)
-"""Workspace of cuBLAS in each host thread, before Hopper and from it on: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` and
-32 MiB by default (ATen/cuda/CublasHandlePool.cpp). The backward pass has a thread of its own."""
-
-HOPPER = 9.0
-"""Compute capability of Hopper."""
-
-CONTEXT_BYTES_PER_SM = 3_700_000
-"""Bytes of the CUDA context and loaded kernels per SM: median of nine out-of-memory messages, which state the memory in use
-without PyTorch's (T4, RTX 2080 Ti, L4, RTX 3090, A100, L40, H100 and RTX 5090: 1.9 to 6.7 MB)."""
 
 
 @dataclass(frozen=True)
@@ -188,13 +169,6 @@ class Memory:
     def activations(self) -> int:
         """What the peak holds beside weights, optimizer state and inputs: activations, temporaries and gradients."""
         return self.peak - self.parameters - self.optimizer - self.inputs
-
-    def needed_on(self, gpu: GpuSpec) -> int:
-        """The bytes that a process takes of a GPU's memory for this step: about what `nvidia-smi` shows."""
-        if gpu.limits is None or not self.peak:  # a CPU, or the graph of a trace
-            return self.peak
-        workspaces = CUBLAS_BYTES[gpu.compute_capability >= HOPPER] * (2 if self.gradients else 1)
-        return self.peak + BLOCK_BYTES * self.blocks + SEGMENT_BYTES + workspaces + CONTEXT_BYTES_PER_SM * gpu.sms
 
     def facts(self) -> dict[str, int]:
         """The numbers that a file keeps."""

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.estimate import BandwidthCurve
 from pipeline.kernels.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product
 

@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.work import Array, Dims, Work, sectors
 
 RESIDENT_WARPS_PER_SM = 45.0
@@ -294,13 +293,13 @@ class Repeats:
     slice_bytes: Array  # output gradient of one table, mean over tables
 
 
-def lookup_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_per_s: float) -> Array:
+def lookup_us(name: str, d: Dims, gpu: GpuSpec, dram_us: Callable[[Array], Array], l2_gb_per_s: float) -> Array:
     """Time of lookups or their gradients without the kernel's start, us, shape (rows,); NaN where sizes are unknown."""
     traffic = forward_traffic(d, gpu)
     narrow = small_width_factor(traffic.width)
 
     def moving_us(cold: Array, warm: Array) -> Array:
-        return (memory.moving_us(cold) + warm / (1e3 * l2_gb_per_s)) * narrow
+        return (dram_us(cold) + warm / (1e3 * l2_gb_per_s)) * narrow
 
     if name == "embedding_forward":
         hits = traffic.hits * traffic.weights

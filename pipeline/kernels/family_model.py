@@ -14,8 +14,7 @@ import pandas as pd
 from pipeline.errors import PackError, shown
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
-from pipeline.kernels.bandwidth import BandwidthCurve
-from pipeline.kernels.estimate import BLEND_TO, Estimate, Floor, KernelModel, Quantiles, joined, merge
+from pipeline.kernels.estimate import BLEND_TO, BandwidthCurve, Estimate, Floor, KernelModel, Quantiles, joined, merge
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.features import Scope
 from pipeline.kernels.gaussian_process import GaussianProcess

@@ -14,9 +14,8 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import session_drift as drift
-from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.error_metrics import gmae
-from pipeline.kernels.estimate import Floor, Quantiles, fit_quantiles
+from pipeline.kernels.estimate import BandwidthCurve, Floor, Quantiles, fit_quantiles
 from pipeline.kernels.families import family
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.features import Scope

@@ -21,9 +21,8 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import latency_floor as floors
-from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.error_metrics import gmae_by_size, metrics
-from pipeline.kernels.estimate import Floor
+from pipeline.kernels.estimate import BandwidthCurve, Floor
 from pipeline.kernels.families import family, work_of
 from pipeline.kernels.family_model import FittedModel, write_physics
 from pipeline.kernels.fit_family import Fitter, typical_error, with_predictions

@@ -7,12 +7,13 @@ smallest samples.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.bandwidth import SMALLEST_KERNEL_US, CurveFit, fit_curve
-from pipeline.kernels.estimate import Floor
+from pipeline.kernels.estimate import SMALLEST_KERNEL_US, BandwidthCurve, Floor
 from pipeline.kernels.families import work_of
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array
@@ -38,6 +39,14 @@ HIDDEN_KERNEL_RATIO = 4.0
 
 MAX_UNSEEN_FLOOR_US = 32.0
 """Upper bound of an op's floor where no sample is at the floor, microseconds: the median of the public samples."""
+
+MAX_LOG_LOSS = -0.5
+"""Upper bound of the log ratio in the fit: the low bandwidth is at least 1 / (1 + e^-0.5) = 62 % of the peak.
+
+Start-up time and event offset already describe small sizes. A lower bandwidth would replace them in the fit."""
+
+MIN_OFFSET_US = 8.0
+"""Lower bound of the event offset, us: two event records and one launch take at least this."""
 
 
 def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
@@ -100,3 +109,53 @@ def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) ->
     # a kernel time cannot be negative: the offset stays below the smallest floor
     offset = min(offset_us, 0.9 * min(floors.values()))
     return Floor(offset, float(np.median(list(floors.values()))), floors)
+
+
+@dataclass(frozen=True)
+class CurveFit:
+    """A curve and the offset of the measurement: latency = max(`floor_us`, `offset_us` + curve), microseconds."""
+
+    curve: BandwidthCurve
+    offset_us: float
+    error: float  # geometric mean of relative errors on the fitted points above the floor
+
+
+def fit_curve(
+    size: Array,
+    latency_us: Array,
+    start_us: float,
+    peak_hint_gb_per_s: float,
+    offset: bool,
+    max_log_loss: float = MAX_LOG_LOSS,
+) -> CurveFit:
+    """Fit a curve to latencies that lie above the floor.
+
+    Args:
+        size: bytes moved, shape (points,).
+        latency_us: their latencies, shape (points,).
+        start_us: duration of the smallest kernel, which an event latency cannot separate from its own offset.
+        peak_hint_gb_per_s: start value of the peak bandwidth in the search.
+        offset: whether the latencies contain a constant besides the kernel (event timing), which is then fitted too.
+        max_log_loss: bound of the low bandwidth, as `MAX_LOG_LOSS`; larger where samples show the start-up time well.
+    """
+    from scipy.optimize import least_squares
+
+    size, latency_us = np.asarray(size, dtype=np.float64), np.asarray(latency_us, dtype=np.float64)
+
+    def unpack(p: Array) -> tuple[BandwidthCurve, float]:
+        peak = float(np.exp(p[0]))
+        start, extra = (start_us, float(np.exp(p[4]))) if offset else (float(np.exp(p[4])), 0.0)
+        return BandwidthCurve(start, peak, peak / (1.0 + float(np.exp(p[1]))), float(p[2]), float(np.exp(p[3]))), extra
+
+    def residual(p: Array) -> Array:
+        curve, extra = unpack(p)
+        return np.asarray(np.log((extra + curve.time_us(size)) / latency_us))
+
+    middle = float(np.log2(np.median(size)))
+    start = np.array([np.log(peak_hint_gb_per_s), -1.0, middle, 0.0, np.log(10.0 if offset else start_us)])
+    low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(MIN_OFFSET_US if offset else 0.3)])
+    high = np.array([np.log(peak_hint_gb_per_s * 20), max_log_loss, 36.0, 1.5, np.log(60.0)])
+    solution = least_squares(residual, np.clip(start, low, high), bounds=(low, high), loss="soft_l1", f_scale=0.02)
+    curve, extra = unpack(solution.x)
+    error = float(np.exp(np.mean(np.log(np.maximum(np.abs(np.expm1(residual(solution.x))), 1e-6)))))
+    return CurveFit(curve, extra, error)

@@ -13,7 +13,6 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.bandwidth import BandwidthCurve
 from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread, volumes
 from pipeline.kernels.embedding_lookups import (
     ROW_LATENCY_US,
@@ -22,6 +21,7 @@ from pipeline.kernels.embedding_lookups import (
     lookup_us,
     small_width_factor,
 )
+from pipeline.kernels.estimate import BandwidthCurve
 from pipeline.kernels.families import Law, family, work_of
 from pipeline.kernels.tensor_cores import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
@@ -295,7 +295,7 @@ class Physics:
         """Times of lookups and their gradients: `lookup_us` on a GPU, and the model of Lin et al. on a CPU."""
         if self.gpu.limits is None:
             return self._embedding(name, d, work)
-        time = lookup_us(name, d, self.gpu, self.memory, self.l2_gb_per_s)
+        time = lookup_us(name, d, self.gpu, self.memory.moving_us, self.l2_gb_per_s)
         return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(work.bytes))
 
     def _embedding(self, name: str, d: Dims, work: Work) -> Array:

@@ -26,7 +26,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, peak_gflop_per_s, power_gflop_per_s, throttled_us
-from pipeline.kernels.bandwidth import BandwidthCurve
+from pipeline.kernels.estimate import BandwidthCurve
 from pipeline.kernels.work import ELEMENT_BYTES, Array, ConvShape, Dims, implicit_product, values_of
 
 Flags = npt.NDArray[np.bool_]

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.kernels.bandwidth import BandwidthCurve, fit_curve
+from pipeline.kernels.estimate import BandwidthCurve
 from pipeline.kernels.families import FAMILIES
+from pipeline.kernels.latency_floor import fit_curve
 from pipeline.kernels.physics import Physics
 
 DIMS = {"B": 256, "M": 256, "N": 256, "K": 256, "H": 256, "in_channels": 64, "out_channels": 64, "kernel_size": 3,

@@ -10,6 +10,7 @@ from pipeline.answers.memory_fit import estimated_largest_batch, first_digits
 from pipeline.answers.predict import predict
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import InputError
+from pipeline.graph.step_store import needed_on
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.question import expand
 
@@ -83,7 +84,7 @@ def test_the_largest_batch_fits_and_one_more_unit_does_not() -> None:
     most = estimated_largest_batch(point, STEPS.memory_bytes)
     assert most is not None
     unit = 10 ** (len(str(most)) - 2)
-    need, more = (capture(point.workload.plain(), batch).memory.needed_on(point.gpu) for batch in (most, most + unit))
+    need, more = (needed_on(capture(point.workload.plain(), batch).memory, point.gpu) for batch in (most, most + unit))
     assert need <= v100("gpu.memory_gib=1").usable_memory_bytes < more
 
 
