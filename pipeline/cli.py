@@ -24,11 +24,12 @@ from pipeline.answers.engine import STEPS, engine
 from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
-from pipeline.prices import COST_COLUMNS, prices_of, with_prices
+from pipeline.prices import COST_COLUMNS, Order, in_order, prices_of, with_prices
 from pipeline.question.question import Question, expand
-from pipeline.show.comparison import Comparison, Order, compared, in_order
-from pipeline.show.figures.layout import check_file
+from pipeline.show.comparison import Comparison, compared
+from pipeline.show.figures.layout import KINDS, check_file
 from pipeline.show.tables import by_module, console, show_one
+from pipeline.simulate.timeline_page import KINDS as TIMELINES
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.terminal import (
     Csv,
@@ -136,12 +137,20 @@ def predict(
         Path | None, typer.Option(help="draw FLOP/s of the kernels against FLOPs per byte to this .svg or .png file")
     ] = None,
     by: Annotated[Part | None, typer.Option(help="show where the time goes, by these parts of the step")] = None,
-    depth: Annotated[int, typer.Option(min=0, help="with --by module: the deepest level of modules that is shown")] = 2,
+    depth: Annotated[
+        int | None, typer.Option(min=0, help="with --by module: the deepest level of modules that is shown (2)")
+    ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Predict one training step: time with interval, active and idle time, memory, evidence."""
     texts, results = split_results(overrides)
+    if depth is not None and by is None:
+        raise InputError(f"--depth {depth}: modules are shown with --by module")
+    deepest = 2 if depth is None else depth
+    for path, option, kinds in ((timeline, "--timeline", TIMELINES), (roofline, "--roofline", KINDS)):
+        if path is not None:
+            check_file(path, option, kinds)
     questions = expand(texts)
     if len(questions) > 1:
         raise InputError(f"predict takes one point, but these overrides give {len(questions)}: use `steptime compare`")
@@ -159,7 +168,7 @@ def predict(
         facts = prediction.as_dict()
         rows: list[dict[Any, Any]] = [facts]
         if modules is not None:
-            rows = modules[modules["depth"] <= depth].replace({np.nan: None}).to_dict("records")
+            rows = modules[modules["depth"] <= deepest].replace({np.nan: None}).to_dict("records")
             facts["modules"] = rows
         if as_json:
             print_json(facts)
@@ -167,7 +176,7 @@ def predict(
             print_csv(rows)
         return
     if modules is not None:
-        console().print(by_module(modules, prediction, depth), crop=False)
+        console().print(by_module(modules, prediction, deepest), crop=False)
         return
     show_one(prediction, {name: str(path) for name, path in (("timeline", timeline), ("roofline", roofline)) if path})
 

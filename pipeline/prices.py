@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pandas as pd
 from pipeline.errors import ConfigError, InputError, UnknownNameError, did_you_mean
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
+from pipeline.prediction import Prediction
 from pipeline.yaml_text import YamlError, load_yaml
 
 PRICES = "prices.yaml"
@@ -121,6 +123,32 @@ def offers_in(path: str | Path | None = None) -> pd.DataFrame:
 def hourly_prices(prices: pd.DataFrame) -> dict[str, float]:
     """Price of an hour by GPU, of `prices_of`."""
     return dict(zip(prices["gpu"], prices["price_per_hour"], strict=True)) if len(prices) else {}
+
+
+class Order(StrEnum):
+    """What rows are sorted by, best first."""
+
+    step = "step"
+    throughput = "throughput"
+    cost = "cost"
+
+
+def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Order) -> list[Prediction]:
+    """Predictions, best first; those on a GPU without a price come last where cost is asked for.
+
+    Args:
+        predictions: in any order.
+        prices: from `prices_of`.
+        order: what they are sorted by.
+    """
+    hourly = hourly_prices(prices)
+
+    def key(prediction: Prediction) -> float:
+        if order is Order.cost:
+            return hourly.get(prediction.gpu, math.inf) * prediction.devices / prediction.samples_per_s
+        return prediction.predicted_us if order is Order.step else -prediction.samples_per_s
+
+    return sorted(predictions, key=key)
 
 
 def with_prices(table: pd.DataFrame, path: str | Path | None = None) -> pd.DataFrame:

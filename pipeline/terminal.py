@@ -210,13 +210,15 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def catalogue(rows: list[dict[str, Any]], as_json: bool, as_csv: bool = False) -> None:
+def catalogue(
+    rows: list[dict[str, Any]], as_json: bool, as_csv: bool = False, optional: Sequence[str] = Catalogue.optional
+) -> None:
     """Print rows as a table with a column per key, as one JSON object or as CSV."""
     if as_json or as_csv:
         print_json({"rows": rows}) if as_json else print_csv(rows)
         return
 
-    console().print(Catalogue(rows), crop=False)
+    console().print(Catalogue(rows, optional), crop=False)
 
 
 @contextmanager

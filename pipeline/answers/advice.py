@@ -38,7 +38,7 @@ Predict = Callable[[Sequence[Question]], Iterable[Answer]]
 MIN_GAIN = 0.005
 """Least share of the step time that a line must save; smaller gains are below what the models resolve."""
 
-BAR = 20
+BAR = 16
 """Letters of the bar of a step, in the table."""
 
 SAME_STEP = 0.005
@@ -72,6 +72,11 @@ class Gain:
 
     def __str__(self) -> str:
         return f"{self.share:.1%} ({self.p10:.1%} to {self.p90:.1%})"
+
+    @property
+    def percent(self) -> str:
+        """Share and interval in percent, for a column that names the unit."""
+        return f"{100 * self.share:.1f} ({100 * self.p10:.1f} to {100 * self.p90:.1f})".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -154,11 +159,11 @@ class Advice:
         return [
             {
                 "change": line.change,
-                "saves, ms": in_ms(-change.us),
-                "step, ms": in_ms(change.b_us),
+                "saves\nms": in_ms(-change.us),
+                "step\nms": in_ms(change.b_us),
                 "step": self._bar(change.b_us, change.a_us),
-                "on top": str(line.on_top),
-                "alone": "" if line.alone is None else str(line.alone),
+                "on top\n%": line.on_top.percent,
+                "alone\n%": "" if line.alone is None else line.alone.percent,
                 "memory": _signed_bytes(line.on_top.memory_bytes),
                 "results change": line.changes_results,
                 "evidence": shares(dict(list(line.evidence.items())[:1])),

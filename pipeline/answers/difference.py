@@ -159,9 +159,9 @@ class Difference:
         """A row of text per part, then that of the step; times in ms."""
         a, b = self.heads
         return [
-            {"part": change.label, f"{a}, ms": signed(change.a_us).lstrip("+"), f"{b}, ms": signed(change.b_us).lstrip("+"),
-             "change, ms": signed(change.us), "of the step": percent_of(change.us, self.a),
-             "p10 to p90, ms": "" if change.p10_us is None or change.p90_us is None
+            {"part": change.label, f"{a}\nms": signed(change.a_us).lstrip("+"), f"{b}\nms": signed(change.b_us).lstrip("+"),
+             "change\nms": signed(change.us), "of the\nstep": percent_of(change.us, self.a),
+             "p10 to p90\nms": "" if change.p10_us is None or change.p90_us is None
              else f"{signed(change.p10_us)} to {signed(change.p90_us)}"}
             for change in (*self.parts, self.step)
         ]  # fmt: skip

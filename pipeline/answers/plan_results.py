@@ -173,18 +173,18 @@ class Plan:
                 "options": " ".join(choice.question.overrides),
             }
             row |= {"accumulated": f"{choice.batches} ×"} if self.limits.global_batch else {}
-            row |= {"step ms": in_ms(choice.prediction.predicted_us), "samples/s": rate(values["samples_per_s"])}
+            row |= {"step\nms": in_ms(choice.prediction.predicted_us), "samples/s": rate(values["samples_per_s"])}
             if self.currency:
                 dollars = values["samples_per_dollar"]
-                row[f"{prefix} samples per {self.currency}".strip()] = (
+                row[f"{prefix} samples".strip() + f"\nper {self.currency}"] = (
                     "" if dollars is None else f"{dollars / factor:.3g}"
                 )
             if values["time_per_epoch_s"] is not None:
                 row["epoch"] = duration(values["time_per_epoch_s"])
                 cost = values["cost_per_epoch"]
-                row |= {f"{self.currency} an epoch": "" if cost is None else amount(cost)} if self.currency else {}
+                row |= {f"{self.currency}\nan epoch": "" if cost is None else amount(cost)} if self.currency else {}
             memory = in_gib(choice.prediction.memory_bytes) + (", tight" if choice.prediction.tight else "")
-            row |= {"memory GiB": memory, "bound": choice.prediction.bound}
+            row |= {"memory\nGiB": memory, "bound": choice.prediction.bound}
             rows.append(row | {"wins": "" if choice.wins is None else f"{choice.wins:.0%}"})
         return rows
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from pipeline.answers.advice import MIN_GAIN, Advice, advice_for
@@ -15,6 +14,7 @@ from pipeline.answers.difference import Difference, signed
 from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.answers.plan import make_plan
 from pipeline.answers.plan_results import Limits, Objective
+from pipeline.answers.step_changes import SAME
 from pipeline.answers.tracker import load_trace
 from pipeline.errors import InputError
 from pipeline.question.compose import parse_grid
@@ -24,7 +24,7 @@ from pipeline.show.figures.costs import write_plan_front
 from pipeline.show.figures.layout import check_file
 from pipeline.show.figures.waterfall import draw_advice, draw_difference, write_waterfall
 from pipeline.show.plans import show_plan
-from pipeline.show.tables import Unfolded, console
+from pipeline.show.tables import Catalogue, console
 from pipeline.terminal import (
     Csv,
     Json,
@@ -167,30 +167,21 @@ def two_points(given: Sequence[str]) -> list[Question]:
 def show_difference(difference: Difference) -> None:
     """Print a difference: the sentence, a line per part, then the calls that changed most."""
     screen = console()
-    screen.print(Text(difference.sentence, style="bold"), soft_wrap=True)
+    screen.print(Text(difference.sentence, style="bold"))
     for side, p in (("A", difference.a), ("B", difference.b)):
-        screen.print(Text(f"{side}: {p}", style="dim"), soft_wrap=True)
+        screen.print(Text(f"{side}: {p}", style="dim"))
     rows = difference.rows()
     shown = [row for part, row in zip(difference.parts, rows, strict=False) if abs(part.us) >= 0.5]
-    screen.print(Unfolded(_text_table([*shown, rows[-1]], list(rows[-1])[1:], last="bold")), crop=False)
+    parts = Catalogue([*shown, rows[-1]], ("of the\nstep",), folded=(), right=list(rows[-1])[1:], last="bold")
+    screen.print(parts, crop=False)
     a, b = difference.heads
-    calls = [{"calls that changed most": call.label, f"{a}, ms": f"{call.a_us / 1000:.3f}", f"{b}, ms": f"{call.b_us / 1000:.3f}",
-              "change, ms": signed(call.us)} for call in difference.calls]  # fmt: skip
+    calls = [{"calls that changed most": call.label, f"{a}\nms": f"{call.a_us / 1000:.3f}", f"{b}\nms": f"{call.b_us / 1000:.3f}",
+              "change\nms": signed(call.us)} for call in difference.calls]  # fmt: skip
     if calls:
         screen.print()
-        screen.print(Unfolded(_text_table(calls, list(calls[0])[1:])), crop=False)
+        screen.print(Catalogue(calls, (), folded=list(calls[0])[:1], right=list(calls[0])[1:]), crop=False)
     for note in difference.notes:
-        screen.print(Text(note, style="dim"), soft_wrap=True)
-
-
-def _text_table(rows: Sequence[Mapping[str, str]], right: Sequence[str], last: str = "") -> Table:
-    """Rows of text under their keys; the columns in `right` are aligned there, and `last` is the style of the last row."""
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for name in rows[0]:
-        table.add_column(name, justify="right" if name in right else "left")
-    for row in rows:
-        table.add_row(*row.values(), style=last if row is rows[-1] else "")
-    return table
+        screen.print(Text(note, style="dim"))
 
 
 def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -> Advice:
@@ -214,22 +205,26 @@ def show_advice(advice: Advice, everything: bool = False) -> None:
     """
     screen = console()
 
-    def say(text: str, style: str = "") -> None:
-        screen.print(Text(text, style=style), soft_wrap=True, highlight=False)  # commands can be copied whole
+    def say(text: str, style: str = "", whole: bool = False) -> None:
+        screen.print(Text(text, style=style), soft_wrap=whole, highlight=False)
 
     say(advice.summary, "bold")
     if advice.lines:
         rows = [{"": str(number), **row} for number, row in enumerate(advice.rows(), 1)]
-        screen.print(Unfolded(_text_table(rows, right=("", "saves, ms", "step, ms"))), crop=False)
+        for row in rows:
+            del row["results change"]  # stands below, where a sentence has room
+        least = ("alone\n%", "evidence", "memory", "step")
+        numbers = ("", "saves\nms", "step\nms", "on top\n%", "alone\n%", "memory")
+        screen.print(Catalogue(rows, least, folded=(), right=numbers), crop=False)
         say(
             "Gains are the share of the step that is saved, with p10 and p90 of paired draws; each is on top of those above.",
             "dim",
         )
         for number, line in enumerate(advice.lines, 1):
-            say(f"{number}  {line.how}")
+            say(f"{number}  {line.how}" + ("" if line.changes_results == SAME else f"; {line.changes_results}"))
             helps_alone = line.alone is not None and line.alone.share >= MIN_GAIN
             if shown := line.command if helps_alone else line.command_on_top:
-                say(f"   {shown}", "dim")
+                say(f"   {shown}", "dim", whole=True)  # a command can be copied
     for change in advice.not_helping if everything else ():
         say(f"{change.change}: {change.reason}" + ("" if change.gain is None else f", alone {change.gain}"), "dim")
     for note in advice.warnings:

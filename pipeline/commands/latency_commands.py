@@ -44,7 +44,7 @@ def kernels_fit(
     if not as_json:
         percent = {"gmae": "GMAE %", "mape": "MAPE %", "coverage": "in p10-p90 %"}
         rows = [{percent.get(k, k): _percent(v) if k in percent else v for k, v in row.items()} for row in rows]
-    catalogue(rows, as_json)
+    catalogue(rows, as_json, optional=("folder", "fit_s"))
 
 
 def _percent(share: float | None) -> float | str:

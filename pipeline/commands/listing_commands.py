@@ -43,7 +43,7 @@ def hosts(as_json: Json = False, as_csv: Csv = False) -> None:
 @app.command(epilog=examples("clusters"))
 def clusters(as_json: Json = False, as_csv: Csv = False) -> None:
     """List the clusters that GPUs share: what joins the GPUs of a node, and the nodes."""
-    catalogue(cluster_rows(), as_json, as_csv)
+    catalogue(cluster_rows(), as_json, as_csv, optional=("host", "NICs"))
 
 
 @app.command(epilog=examples("host", "host --out lab.yaml"))

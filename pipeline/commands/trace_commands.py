@@ -10,6 +10,7 @@ from rich.text import Text
 
 from pipeline.errors import InputError
 from pipeline.schemas import refuse_overwriting
+from pipeline.show.figures.layout import check_file
 from pipeline.show.tables import console
 from pipeline.simulate.ranks import facts as rank_facts
 from pipeline.simulate.ranks import replay_ranks
@@ -17,6 +18,7 @@ from pipeline.simulate.ranks import table as rank_table
 from pipeline.simulate.replay import replay as run
 from pipeline.simulate.replay_result import table as replay_table
 from pipeline.simulate.replay_result import verdict
+from pipeline.simulate.timeline_page import KINDS
 from pipeline.terminal import Json, examples, print_json, working
 from pipeline.trace.event_tables import write_events
 from pipeline.trace.load import load_trace
@@ -50,6 +52,8 @@ def replay(
         _replay_ranks([trace, *rank], as_json)
         return
 
+    if timeline is not None:
+        check_file(timeline, "--timeline", KINDS)
     with working("replaying"):
         result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
     if as_json:

@@ -149,9 +149,11 @@ class Ranks:
         fewest = -(-devices // cluster.gpus_per_node)
         nodes = fewest if config["nodes"] == AUTO else _count(config["nodes"], "nodes")
         if devices % nodes:
-            raise ConfigError(
-                f"devices={devices} nodes={nodes}: each node holds the same number of GPUs; give a multiple"
-            )
+            if config["nodes"] == AUTO:
+                several = f"devices={devices}: a node of {cluster.name} holds {cluster.gpus_per_node} GPUs, so {nodes} are needed"
+            else:
+                several = f"devices={devices} nodes={nodes}"
+            raise ConfigError(f"{several}: each node holds the same number of GPUs; give a multiple of {nodes}")
         if devices // nodes > cluster.gpus_per_node:
             raise ConfigError(
                 f"devices={devices} nodes={nodes}: a node of {cluster.name} holds {cluster.gpus_per_node} GPUs; "

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +26,11 @@ from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.prediction import Prediction
 from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question
-from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate
+from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate, three_digits
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.layout import check_file
 from pipeline.show.figures.python_plots import draw_steps
-from pipeline.show.tables import UNFOLDED, Unfolded, console, interval, show_one, show_paths
+from pipeline.show.tables import UNFOLDED, console, interval, numbered, show_one, show_paths
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
@@ -42,41 +40,24 @@ HEADS = {"step": "step ms", "measured": "measured ms", "exposed": "exposed ms", 
 """Heads of columns with a unit."""
 
 LEFT_OUT_FIRST = (
-    "host", "evidence", "busy", "max batch", "memory", "measured", "exposed", PER_PRICE, "bound", "p10-p90 ms",
+    "TFLOP/s", "MFU", "host", "evidence", "busy", "max batch", "memory", "measured", PER_PRICE, "bound", "p10-p90 ms", "exposed",
 )  # fmt: skip
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
 
-SPLIT_AFTER = 2
+SPLIT_AFTER = 4
 """Number of columns that are left out of one table of all models, before each model gets a table of its own."""
+
+NUMBERED_AFTER, LONGEST_OPTIONS = 8, 20
+"""Number of columns that are left out before numbers stand for options longer than this; people copy options."""
+
+DEFAULT = "default"
+"""Options of a row without any."""
 
 WORDS = ("GPU", "model", "options", "host", "bound", "evidence")
 """Columns of text, which are aligned to the left."""
 
 
-class Order(StrEnum):
-    """What rows are sorted by, best first."""
-
-    step = "step"
-    throughput = "throughput"
-    cost = "cost"
-
-
-def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Order) -> list[Prediction]:
-    """Predictions, best first; those on a GPU without a price come last where cost is asked for.
-
-    Args:
-        predictions: in any order.
-        prices: from `pipeline.prices.prices_of`.
-        order: what they are sorted by.
-    """
-    hourly = hourly_prices(prices)
-
-    def key(prediction: Prediction) -> float:
-        if order is Order.cost:
-            return hourly.get(prediction.gpu, inf) * prediction.devices / prediction.samples_per_s
-        return prediction.predicted_us if order is Order.step else -prediction.samples_per_s
-
-    return sorted(predictions, key=key)
+_Rows = Sequence[Prediction | Unpredicted]
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,28 +124,28 @@ class Comparison:
         return hourly_prices(self.prices)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
+        rows: _Rows = [*self.predictions, *self.unpredicted]
         by_model = [[row for row in rows if row.model == name] for name in dict.fromkeys(row.model for row in rows)]
-        most, unfolded = len(LEFT_OUT_FIRST), options.update(max_width=UNFOLDED)
-        layouts = [([rows], 0, True), *(([rows], count, False) for count in range(SPLIT_AFTER + 1)),
-                   *((by_model, count, False) for count in range(most + 1))]  # fmt: skip
-        for parts, count, boxed in layouts:
-            shown = [self._table(part, LEFT_OUT_FIRST[:count], boxed) for part in parts]
+        unfolded = options.update(max_width=UNFOLDED)
+        for parts, count, boxed, by_number in _layouts(rows, by_model):
+            texts: list[str] | None = [] if by_number else None
+            shown = [self._table(part, LEFT_OUT_FIRST[:count], boxed, texts) for part in parts]
             if all(Measurement.get(console, unfolded, table).maximum <= options.max_width for _, table, _ in shown):
                 break
         for heading, table, _ in shown:
             if heading:
                 yield Text(heading, style="bold")
-            yield Unfolded(table)
+            yield from console.render(table, unfolded)  # type: ignore[misc]
+        yield from numbered(texts or ())
         yield from self.notes(list(dict.fromkeys(name for *_, left_out in shown for name in left_out)))
 
     def _repr_html_(self) -> str:
-        rows: list[Prediction | Unpredicted] = [*self.predictions, *self.unpredicted]
+        rows: _Rows = [*self.predictions, *self.unpredicted]
         notes = ", ".join(text.plain for text in self.notes(()))
         heads, cells = self.cells(rows)
         return html_table(notes, cells, heads)
 
-    def cells(self, rows: Sequence[Prediction | Unpredicted]) -> tuple[list[str], list[list[str]]]:
+    def cells(self, rows: _Rows) -> tuple[list[str], list[list[str]]]:
         """Heads and rows of the whole table, as text."""
         cells = [self._cells(row, ()) for row in rows]
         names = list(dict.fromkeys(name for row in cells for name in row))
@@ -211,14 +192,17 @@ class Comparison:
                 yield Text(f"{model}: {', '.join(f'{key} {value}' for key, value in same.items())}", style="dim")
 
     def _table(
-        self, rows: Sequence[Prediction | Unpredicted], left_out: Sequence[str], boxed: bool
+        self, rows: _Rows, left_out: Sequence[str], boxed: bool, texts: list[str] | None
     ) -> tuple[str, Table, list[str]]:
-        """The line above a table, the table, and the columns that it leaves out."""
-        shared = [text for text in _options(rows[0]) if all(text in _options(row) for row in rows)] if rows else []
+        """The line above a table, the table, and the columns that it leaves out; options go into `texts`, if given, for numbers."""
+        shared = _shared(rows)
         cells = [self._cells(row, shared) for row in rows]
         names = list(dict.fromkeys(name for row in cells for name in row))
         same = [name for name in ("GPU", "model", "batch", "host") if len({row[name] for row in cells} - {""}) <= 1]
-        same += [] if any(row["options"] != "default" for row in cells) else ["options"]
+        same += [] if any(row["options"] != DEFAULT for row in cells) else ["options"]
+        if texts is not None:
+            texts += [text for text in dict.fromkeys(row["options"] for row in cells) if text not in texts]
+            cells = [row | {"options": f"[{texts.index(row['options']) + 1}]"} for row in cells]
         heading = _heading(cells[0], same, shared) if cells else ""
         table = Table(
             header_style="bold", box=box.HEAVY_HEAD if boxed else None, padding=(0, 1) if boxed else (0, 1, 0, 0)
@@ -244,8 +228,11 @@ class Comparison:
         return prefix_of(max((self._per_price(p) or 0.0 for p in self.predictions), default=0.0))
 
     def _cells(self, row: Prediction | Unpredicted, shared: Sequence[str]) -> dict[str, str]:
-        of_row = " ".join(text for text in _options(row) if text not in shared)
-        named = {"GPU": row.gpu, "model": row.model, "options": of_row or "default", "batch": str(row.batch_size)}
+        several = any(p.devices > 1 for p in self.predictions)
+        batch = f"{row.batch_size} each" if several else str(row.batch_size)
+        named = {"GPU": row.gpu, "model": row.model, "options": _own(row, shared), "batch": batch}
+        if several and isinstance(row, Prediction) and row.devices == 1 and "devices=1" not in shared:
+            named["options"] = f"devices=1 {named['options']}".removesuffix(f" {DEFAULT}")
         if isinstance(row, Unpredicted):
             return named | {"host": "", "step": "none", "p10-p90 ms": "", "bound": ""}
         p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
@@ -270,6 +257,9 @@ class Comparison:
         if self._per_hour:
             samples = self._per_price(p)
             cells[PER_PRICE] = "" if samples is None else f"{samples / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
+        if any(other.arithmetic for other in self.predictions):
+            cells["TFLOP/s"] = "" if p.tflop_per_s is None else three_digits(p.tflop_per_s)
+            cells["MFU"] = "" if p.mfu is None else f"{p.mfu:.1%}"
         if self._measured:
             cells["measured"] = "" if p.error is None else f"{in_ms(p.measured_us or 0)} ({p.error:+.0%})"
         return cells
@@ -314,6 +304,26 @@ def _options(row: Prediction | Unpredicted) -> list[str]:
     if row.overrides:
         return [text.removeprefix("+").removeprefix("model.") for text in row.overrides]
     return [row.named] if isinstance(row, Prediction) and row.named else []
+
+
+def _shared(rows: _Rows) -> list[str]:
+    """The options that all rows have."""
+    return [text for text in _options(rows[0]) if all(text in _options(row) for row in rows)] if rows else []
+
+
+def _own(row: Prediction | Unpredicted, shared: Sequence[str]) -> str:
+    """The options of a row that are not shared, as one text."""
+    return " ".join(text for text in _options(row) if text not in shared) or DEFAULT
+
+
+def _layouts(rows: _Rows, by_model: Sequence[_Rows]) -> Iterator[tuple[Sequence[_Rows], int, bool, bool]]:
+    """Layouts, the widest first: parts with a table each, number of columns left out, lines between cells, numbered options."""
+    yield from (([rows], count, True, False) for count in (0, 1))
+    yield from (([rows], count, False, False) for count in range(SPLIT_AFTER + 1))
+    yield from ((by_model, count, False, False) for count in range(NUMBERED_AFTER + 1))
+    if any(len(_own(row, _shared(part))) > LONGEST_OPTIONS for part in by_model for row in part):
+        yield from ((by_model, count, False, True) for count in range(len(LEFT_OUT_FIRST) + 1))
+    yield from ((by_model, count, False, False) for count in range(NUMBERED_AFTER, len(LEFT_OUT_FIRST) + 1))
 
 
 def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str]) -> str:

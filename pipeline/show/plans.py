@@ -10,13 +10,12 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.schemas import atomic_path, write_table
 from pipeline.show.figures.costs import plan_front, write_plan_front
-from pipeline.show.tables import UNFOLDED, Unfolded, console
+from pipeline.show.tables import UNFOLDED, Catalogue, console
 from pipeline.show.tracking import PLANS, log_run
 
 
@@ -94,24 +93,21 @@ def track_plan(plan: Plan, space: str, files: Mapping[str, Path], folder: Path) 
 def show_plan(plan: Plan, screen: Console | None = None) -> None:
     """Print the winner, the best points, the front of time against cost, and why the others lost."""
     screen = screen or console()
-    screen.print(Text(plan.summary, style="bold"), soft_wrap=True)
-    screen.print(Unfolded(_table(plan, plan.contenders, "best points")), crop=False)
+    screen.print(Text(plan.summary, style="bold"))
+    _show_table(screen, plan, plan.contenders, "best points")
     if len(plan.front) > 1:
-        screen.print(Unfolded(_table(plan, plan.front, "front of time against cost, fastest first")), crop=False)
+        _show_table(screen, plan, plan.front, "front of time against cost, fastest first")
     lost = ", ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items())
     if lost:
-        screen.print(Text(f"others lost: {lost}", style="dim"), soft_wrap=True)
+        screen.print(Text(f"others lost: {lost}", style="dim"))
     notes = list(dict.fromkeys(note for choice in plan.contenders for note in choice.prediction.warnings))
     for note in [*plan.prices, *([plan.hosts] if plan.hosts else []), *(f"warning: {text}" for text in notes)]:
-        screen.print(Text(note, style="dim"), soft_wrap=True)
+        screen.print(Text(note, style="dim"))
 
 
-def _table(plan: Plan, choices: Sequence[Choice], title: str) -> Table:
+def _show_table(screen: Console, plan: Plan, choices: Sequence[Choice], title: str) -> None:
     rows = plan.rows(choices)
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for name in rows[0]:
-        words = name in ("GPU", "options", "bound")
-        table.add_column(name, justify="left" if words else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
+    right = [name for name in rows[0] if name not in ("GPU", "options", "bound")]
+    screen.print(Text(title, style="italic"))
+    table = Catalogue(rows, optional=("memory\nGiB", "bound"), folded=(), copied="options", right=right)
+    screen.print(table, crop=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -35,16 +35,6 @@ def console() -> Console:
     if not screen.is_terminal:
         screen.width = max(screen.width, PIPE_WIDTH)
     return screen
-
-
-@dataclass(frozen=True)
-class Unfolded:
-    """A table whose cells can be copied: on a narrow terminal its lines go on, to be printed with `crop=False`."""
-
-    table: Table
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        yield from console.render(self.table, options.update(max_width=UNFOLDED))  # type: ignore[misc]
 
 
 def interval(low_us: float, high_us: float) -> str:
@@ -127,22 +117,21 @@ def by_module(modules: pd.DataFrame, prediction: Prediction, depth: int) -> Rend
         depth: the deepest level that is shown; the rows above contain the rest.
     """
     trains = bool((modules["backward_us"] > 0).any())
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.add_column("module", no_wrap=True)
     times = ("forward\nms", "backward\nms") if trains else ("time\nms",)
-    for name in ("params\nM", *times, "of\nstep", "of\npeak", "bytes\nGB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("evidence", no_wrap=True)
+    numbers = ("params\nM", *times, "of\nstep", "of\npeak", "bytes\nGB")
     rows = [
         (int(row["depth"]), row["module"].split(".")[-1], _module_cells(row, trains))
         for row in modules[modules["depth"] <= depth].to_dict("records")
     ]
-    for level, name, cells in _equal_merged(rows, 0):
-        table.add_row("  " * level + name, *cells)
+    cells = [
+        dict(zip(("module", *numbers, "evidence"), ("  " * level + name, *cells), strict=True))
+        for level, name, cells in _equal_merged(rows, 0)
+    ]
+    table = Catalogue(cells, optional=("bytes\nGB", "params\nM"), folded=(), right=numbers)
     deepest = modules["depth"].max()
     deeper = f" Deeper modules are in the rows above them; --depth {deepest} shows all." if depth < deepest else ""
     said = f"Rows without indent add up to the active time, {milliseconds(prediction.active_us)}.{deeper}"
-    return Group(Text(str(prediction), style="bold"), Unfolded(table), Text(said, style="dim"))
+    return Group(Text(str(prediction), style="bold"), table, Text(said, style="dim"))
 
 
 _Row = tuple[int, str, tuple[str, ...]]
@@ -171,39 +160,77 @@ def _equal_merged(rows: Sequence[_Row], level: int) -> list[_Row]:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Rows of plain values as a table without lines; columns in `optional` are left out on a narrow terminal."""
+    """Rows of plain values as a table without lines, in a layout that fits the terminal."""
 
     rows: Sequence[Mapping[str, Any]]
     optional: Sequence[str] = ("aliases", "peaks", "architecture")
+    """Columns that are left out of a table that is too wide, in this order."""
+    folded: Sequence[str] | None = None
+    """Columns whose cells may go on in the next line; None for all."""
+    copied: str = ""
+    """Column whose cells people copy: where it does not fit, numbers stand in it, and the cells below the table."""
+    right: Sequence[str] = ()
+    """Columns of text that are aligned to the right, as numbers are."""
+    last: str = ""
+    """Style of the last row."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         names = list(self.rows[0]) if self.rows else ["nothing"]
-        left_out: list[str] = []
-        for name in ["", *(name for name in self.optional if name in names)]:
-            left_out += [name] if name else []
-            shown = [column for column in names if column not in left_out]
-            if sum(self._wanted(column) + 1 for column in shown) <= options.max_width:
+        shown = names
+        left_out = [name for name in self.optional if name in names]
+        for count in range(len(left_out) + 1):
+            shown = [name for name in names if name not in left_out[:count]]
+            if sum(self._wanted(name) + 1 for name in shown) - 1 <= options.max_width:
                 break
-        gap = 2 if sum(self._wanted(column) + 2 for column in shown) <= options.max_width else 1
-        table = Table(header_style="bold", box=None, padding=(0, gap, 0, 0))
+        needed = sum(self._least(name) + 1 for name in shown) - 1
+        if needed > options.max_width and self.copied in shown:
+            yield from self._numbered()
+            return
+        gap = 2 if sum(self._wanted(name) + 2 for name in shown) - 2 <= options.max_width else 1
+        table = Table(header_style="bold", box=None, padding=(0, gap, 0, 0), pad_edge=False)
         for name in shown:
-            numbers = all(isinstance(row[name], (int, float)) or row[name] == "" for row in self.rows)
-            table.add_column(name, justify="right" if numbers else "left", min_width=self._least(name), overflow="fold")
+            right = name in self.right or all(
+                isinstance(row[name], (int, float)) or row[name] == "" for row in self.rows
+            )
+            table.add_column(
+                name, justify="right" if right else "left", min_width=self._least(name), overflow="fold",
+                no_wrap=not self._folds(name),
+            )  # fmt: skip
         for row in self.rows:
-            table.add_row(*(plain(row[name]) for name in shown))
-        yield table
-        if left_out:
-            yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
+            table.add_row(*(plain(row[name]) for name in shown), style=self.last if row is self.rows[-1] else "")
+        yield from console.render(table, options.update(max_width=max(options.max_width, needed)))  # type: ignore[misc]
+        if hidden := [name.replace("\n", " ") for name in names if name not in shown]:
+            yield Text(f"Not shown: {', '.join(hidden)} (a wider terminal, or --json).", style="dim")
+
+    def _numbered(self) -> Iterator[RenderableType]:
+        """The table with numbers in the column `copied`, and its texts below, each in a line that can be copied."""
+        texts = list(dict.fromkeys(plain(row[self.copied]) for row in self.rows))
+        rows = [row | {self.copied: f"[{texts.index(plain(row[self.copied])) + 1}]"} for row in map(dict, self.rows)]
+        yield replace(self, rows=rows, copied="")
+        yield from numbered(texts)
+
+    def _folds(self, name: str) -> bool:
+        return self.folded is None or name in self.folded
 
     def _wanted(self, name: str) -> int:
         """Width, in characters, at which few cells of a column need more than two lines."""
-        longest = max((len(plain(row[name])) for row in self.rows), default=0)
-        return max(min(longest, 24), self._least(name))
+        longest = max((len(line) for cell in self._cells(name) for line in cell.splitlines()), default=0)
+        return max(min(longest, 24), self._least(name)) if self._folds(name) else longest
 
     def _least(self, name: str) -> int:
         """Width, in characters, of the longest word in a column; a path may be broken over lines."""
-        words = [word for row in self.rows for word in plain(row[name]).split()] if self.rows else []
-        return min(max(map(len, [*words, *name.split()])), 30)
+        if not self._folds(name):
+            return self._wanted(name)
+        return min(max((len(word) for cell in self._cells(name) for word in cell.split()), default=0), 30)
+
+    def _cells(self, name: str) -> list[str]:
+        return [name, *(plain(row[name]) for row in self.rows)]
+
+
+def numbered(texts: Sequence[str]) -> Iterator[Text]:
+    """Texts that stand as numbers in a table, each in a line that can be copied."""
+    for number, text in enumerate(texts, 1):
+        yield Text(f"[{number}] {text}", no_wrap=True, overflow="ignore")
 
 
 def plain(value: Any) -> str:

@@ -43,6 +43,10 @@ class _Numbers(dict[str, int]):
         return self.setdefault(text, len(self))
 
 
+KINDS = ("html", "json.gz", "json")
+"""Endings of the files that `write_timeline` writes."""
+
+
 def write_timeline(
     timeline: Timeline | Sequence[tuple[Timeline, float]],
     path: str | Path | Sequence[str | Path],

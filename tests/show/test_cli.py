@@ -51,6 +51,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("compare", "--gpus", "V100"), "No such option: --gpus (overrides have no dashes: write gpu=V100)"),
         (("compare", "-m", "gpu=V100,T4"), "several values need no -m: write for example gpu=V100,T4"),
         (("run", "gpu=V100,T4", "--multirun"), "several values need no -m: write for example gpu=V100,T4"),
+        (
+            ("predict", "--timeline", "step.gif"),
+            "--timeline step.gif: give a name that ends in .html or .json.gz or .json",
+        ),
+        (("predict", "--roofline", "nowhere/r.svg"), "--roofline nowhere/r.svg: there is no folder nowhere"),
+        (("predict", "--depth", "3"), "--depth 3: modules are shown with --by module"),
+        (("replay", "a.json", "--timeline", "step.gif"), "--timeline step.gif: give a name that ends in .html"),
         (("predict", "--dtype", "fp16"), "No such option: --dtype (overrides have no dashes: write model.dtype=fp16)"),
         (("gpus", "--gpu", "V100"), "No such option: --gpu (steptime gpus --help)"),
         (("predict", "--batch-size=64"), "write batch_size=64"),

@@ -19,10 +19,11 @@ from pipeline.answers import answer_files
 from pipeline.answers.engine import Answer
 from pipeline.answers.memory_fit import first_digits
 from pipeline.errors import ConfigError
-from pipeline.prediction import Prediction
+from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
+from pipeline.prices import Order, in_order
 from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table
-from pipeline.show.comparison import Comparison, Order, Unpredicted, in_order
+from pipeline.show.comparison import Comparison, Unpredicted
 
 STEP = Prediction("V100", "custom", "v0123456789", 2048, 8000.0, 6000.0, 3000.0, 7500.0, 9000.0, 2 << 30, True,
                   {"pack": 0.9, "roofline": 0.1}, {"shared": 1.0}, 0.0,
@@ -88,6 +89,27 @@ def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: in
     body = "".join(text.partition("\n★")[0].split())
     assert all(p.overrides[0].removeprefix("model.") in body for p in found)
     assert f"{found[0].samples_per_s:,.0f}" in body and "EUR per hour" not in text
+
+
+ARITHMETIC = Arithmetic(4e10, "fp32", {"fp32": 20.0})
+"""5 TFLOP/s in a step of 8 ms: a quarter of the peak."""
+
+
+def test_achieved_arithmetic_is_shown_where_there_is_room() -> None:
+    found = rows({"arithmetic": ARITHMETIC}, {"gpu": "T4"})
+    header, row = (line.replace("┃", " ").replace("│", " ").split() for line in shown(Comparison(found), 160)[2:5:2])
+    assert header[-3:] == ["evidence", "TFLOP/s", "MFU"] and row[-2:] == ["5.00", "25.0%"]
+    assert "Not shown: TFLOP/s, MFU (a wider" in "\n".join(shown(Comparison(found), 65))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_steps_on_several_gpus_keep_what_the_exchange_costs(width: int) -> None:
+    two = {"several": SeveralGpus(2, 1, "pcie4", 900.0, 300.0, 0.95), "overrides": ("devices=2",)}
+    lines = shown(Comparison(rows({"overrides": (), "variant": "default", "arithmetic": ARITHMETIC}, two)), width)
+    assert lines[0] == "custom on V100, batch 2048 each"
+    text = "\n".join(lines)
+    assert "devices=1" in text and "devices=2" in text and "default" not in text
+    assert "exposed ms" in text and "0.300" in text and "95.0%" in text
 
 
 def test_the_largest_batch_is_that_of_a_prediction_or_marked_as_an_estimate(

@@ -128,8 +128,8 @@ def test_the_lines_are_a_waterfall_that_adds_up_to_the_last_step():
     lines = tuple(Line(f"change={n}", "", gain, gain, "no", {"pack": 1.0}, "", "") for n, gain in enumerate(gains))
     found = Advice(steps[0], lines, steps[2], ())
     assert [(change.a_us, change.b_us) for change in found.changes()] == [(100_000, 60_000), (60_000, 45_000)]
-    assert [row["step, ms"] for row in found.rows()] == ["60.0", "45.0"]
-    assert [row["step"] for row in found.rows()] == ["·" * 12 + "█" * 8, "·" * 9 + "█" * 3]
+    assert [row["step\nms"] for row in found.rows()] == ["60.0", "45.0"]
+    assert [row["step"] for row in found.rows()] == ["·" * 10 + "█" * 6, "·" * 7 + "█" * 3]
     axes = found.plot().axes[0]
     assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 100), (0, 45), (100, -40), (60, -15)]
 

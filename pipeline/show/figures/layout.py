@@ -279,7 +279,7 @@ def check_file(path: Path, option: str, kinds: Sequence[str] = KINDS) -> None:
     Raises:
         InputError: it has another ending, or its folder does not exist.
     """
-    if path.suffix.removeprefix(".") not in kinds:
+    if not path.name.endswith(tuple(f".{kind}" for kind in kinds)):
         raise InputError(f"{option} {path}: give a name that ends in {' or '.join(f'.{kind}' for kind in kinds)}")
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.parent}")
