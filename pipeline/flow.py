@@ -354,22 +354,14 @@ def on_this_machine(path: str | Path) -> str:
 
 
 def _check_named(variable: str, *off: str) -> None:
-    """Check the folder in an environment variable: a misspelt one would silently give predictions with less evidence.
-
-    Raises:
-        InputError: the variable is neither a folder nor one of the values `off`.
-    """
+    """Check the folder in an environment variable: a misspelt one would silently give predictions with less evidence."""
     value = os.environ.get(variable)
     if value is not None and value not in off and not Path(value).is_dir():
         raise InputError(f"${variable}={value}: no such folder; set another or unset the variable")
 
 
 def _usable(root: str) -> str:
-    """The results folder; a folder that cannot be written to is refused.
-
-    Raises:
-        InputError: the folder cannot be written to; the message names it, or the part of its path that prevents it.
-    """
+    """The results folder; a folder that cannot be written to is refused."""
     folder = Path(root).absolute()
     while not folder.exists():
         folder = folder.parent

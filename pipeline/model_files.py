@@ -291,11 +291,7 @@ def check_pack(gpu: str) -> dict[str, Any]:
 
 
 def _check_file(folder: Path, name: str, facts: Mapping[str, Any], remedy: str) -> None:
-    """Check a file of a pack against its entry in the manifest.
-
-    Raises:
-        PackError: the file is missing, damaged, or outside the pack.
-    """
+    """Check a file of a pack against its entry in the manifest."""
     path = folder / name
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise PackError(f"{folder / MANIFEST}: {name!r} is outside the pack; {remedy}")

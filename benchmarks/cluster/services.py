@@ -167,11 +167,7 @@ def wait_until(ready: Callable[[], bool], what: str, seconds: float = 60) -> Non
 
 @contextmanager
 def _linked(place: Path, file: Path) -> Iterator[None]:
-    """A link at `place` to a file, removed with the block.
-
-    Raises:
-        SystemExit: something is there already, for example the settings of a real cluster.
-    """
+    """A link at `place` to a file, removed with the block."""
     if place.exists() or place.is_symlink():
         raise SystemExit(f"{place}: exists; this machine has a Slurm of its own, which is left alone")
     place.parent.mkdir(exist_ok=True)

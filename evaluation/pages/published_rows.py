@@ -55,11 +55,7 @@ def published_rows(page: str, missing: Iterable[str] = ()) -> list[list[str]]:
 
 
 def _group_rows(what: str, text: str, groups: Iterable[str], note: str) -> list[list[str]]:
-    """A row per group of rows that the sentence of mean errors names.
-
-    Raises:
-        KeyError: the text has no such sentence about GPUs that were not used for tuning.
-    """
+    """A row per group of rows that the sentence of mean errors names."""
     rows = []
     for group in groups:
         if said := re.search(_BY_PRECISION.format(re.escape(group)), text):
@@ -72,11 +68,7 @@ def _group_rows(what: str, text: str, groups: Iterable[str], note: str) -> list[
 
 
 def _dlrm_rows(table: list[dict[str, str]], note: str) -> list[list[str]]:
-    """Mean absolute error of all training steps of DLRM, by GPU; rows of several kinds of steps are weighted by their number.
-
-    Raises:
-        KeyError: the table has no such rows.
-    """
+    """Mean absolute error of all training steps of DLRM, by GPU; rows of several kinds of steps are weighted by their number."""
     rows = []
     for gpu in ("V100", "A100"):
         means, count = [], 0

@@ -248,12 +248,7 @@ def own_scaler() -> Iterator[None]:
 
 
 def _lower_of_earlier(context: Any) -> torch.dtype | None:
-    """The lower precision of a `torch.autocast("cuda")` that was created before the capture, by PyTorch's own code.
-
-    Raises:
-        InputError: the context is disabled on a machine without a GPU. It is unknown whether PyTorch disabled it or the
-            user did.
-    """
+    """The lower precision of a `torch.autocast("cuda")` that was created before the capture, by PyTorch's own code."""
     if not context._enabled and context.device == "cuda" and not torch.cuda.is_available():
         raise InputError(
             "torch.autocast('cuda') was created before the step, where PyTorch disables it without a GPU; create it "

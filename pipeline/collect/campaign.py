@@ -160,12 +160,7 @@ def _run(args: argparse.Namespace, begin: float) -> int:
 
 
 def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: dict[str, Any]) -> None:
-    """Check whether measurements on the device can be trusted, then measure each part within its share of the time.
-
-    Raises:
-        ProfilerError: the profiler sees no kernels.
-        DeviceLostError: the device no longer answers.
-    """
+    """Check whether measurements on the device can be trusted, then measure each part within its share of the time."""
     from pipeline.collect.campaign_kernels import run_kernels
     from pipeline.collect.campaign_steps import run_steps, run_times
     from pipeline.collect.measured_steps import steadiness
@@ -190,11 +185,7 @@ def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: di
 
 
 def _check_result(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of a check.
-
-    Raises:
-        DeviceLostError: the device failed during the check.
-    """
+    """The result of a check."""
     try:
         return check()
     except RuntimeError as error:

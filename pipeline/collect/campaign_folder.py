@@ -256,11 +256,7 @@ def check_table(path: Path) -> None:
 
 @contextmanager
 def _open_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """Open an archive of traces that is not compressed as a whole.
-
-    Raises:
-        TraceError: the archive is damaged or compressed.
-    """
+    """Open an archive of traces that is not compressed as a whole."""
     try:
         with tarfile.open(path, "r:") as tar:
             yield tar

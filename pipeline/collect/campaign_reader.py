@@ -106,11 +106,7 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
 
 
 def _plausible(steps: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """The table, if every step has taken a time.
-
-    Raises:
-        TableError: a time is 0, negative or longer than `MAX_TIME_US`.
-    """
+    """The table, if every step has taken a time."""
     for name in ("step_us", "p10_us", "p90_us"):
         for row, us in enumerate(steps[name]):
             if not 0 < us <= MAX_TIME_US:

@@ -149,9 +149,6 @@ def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> t
     """Compressed traces of a step by name, and facts about them.
 
     There are no traces if the step cannot be profiled; then only its times are kept.
-
-    Raises:
-        RuntimeError: the device is lost.
     """
     try:
         profile, kineto, iterations = _profile(run, device, plan, scratch / "kineto.json")

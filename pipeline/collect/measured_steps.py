@@ -276,12 +276,7 @@ def steps_of_rank(task: Mapping[str, Any]) -> list[float]:
 def _timed_together(
     config: Mapping[str, Any], batch_size: int, ranks: int, seconds: float, device: torch.device
 ) -> StepTimes:
-    """Times of steps of the first of several ranks.
-
-    Raises:
-        InputError: the device is not a CPU.
-        MeasurementError: a rank failed.
-    """
+    """Times of steps of the first of several ranks."""
     if device.type != "cpu":
         raise InputError(f"{ranks} processes of gpu=local share a CPU, and this machine's device is {device.type}")
     task = {"config": dict(config), "batch_size": batch_size, "seconds": seconds}

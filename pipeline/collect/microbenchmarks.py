@@ -213,11 +213,7 @@ class Workbench:
 
 
 def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, Any]]:
-    """Rows of a group; if the group fails (for example out of memory), its cases are measured one by one.
-
-    Raises:
-        MeasurementError: the device was lost.
-    """
+    """Rows of a group; if the group fails (for example out of memory), its cases are measured one by one."""
     try:
         work.bench.measure(group, REPETITIONS[work.device.type])
     except (RuntimeError, TraceError) as error:

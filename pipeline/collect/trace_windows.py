@@ -123,11 +123,7 @@ def _named(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The content of a trace; names that are not valid JSON are repaired.
-
-    Raises:
-        ValueError: the trace has other errors.
-    """
+    """The content of a trace; names that are not valid JSON are repaired."""
     try:
         return json.loads(text, strict=False)
     except ValueError:

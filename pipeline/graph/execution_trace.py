@@ -124,11 +124,7 @@ class _NodeError(Exception):
 
 
 def _check(path: Path, raw: Sequence[Mapping[str, Any]]) -> None:
-    """Check that every node has the required keys and that no id occurs twice.
-
-    Raises:
-        TraceError: a check fails; the message names the node.
-    """
+    """Check that every node has the required keys and that no id occurs twice."""
     for place, node in enumerate(raw):
         for key, kind in _FIELDS.items():
             if type(node.get(key)) is not kind or (kind is int and not -(2**63) <= node[key] < 2**64):

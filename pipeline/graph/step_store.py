@@ -310,11 +310,7 @@ def _find_line(config: Mapping[str, Any], graph: Graph) -> LineState:
 
 @lru_cache(maxsize=8)
 def _line(low: str, high: str, memory: MemoryLine, folder: Path) -> GraphLine:
-    """The line between two graphs in the cache, by their keys, with its memory.
-
-    Raises:
-        LookupError: one of them is not there.
-    """
+    """The line between two graphs in the cache, by their keys, with its memory."""
     ends = [find(GRAPH, key, read_graph) for key in (low, high)]
     if ends[0] is None or ends[1] is None:
         raise LookupError("no such graph")

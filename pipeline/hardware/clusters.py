@@ -140,11 +140,7 @@ def _parsed(path: Path, _stamp: int) -> Cluster:
 
 
 def _checked(values: Mapping[str, Any], path: Path) -> Cluster:
-    """The cluster of a file's values.
-
-    Raises:
-        ConfigError: a key is missing or unknown, or a value makes no sense.
-    """
+    """The cluster of a file's values."""
     if unknown := [key for key in values if key not in _KEYS]:
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a cluster has {', '.join(_KEYS)}")
     if missing := [key for key in _KEYS if values.get(key) is None and key not in _OPTIONAL]:

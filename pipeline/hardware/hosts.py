@@ -116,11 +116,7 @@ def _parsed(path: Path, _stamp: int) -> Host:
 
 
 def _checked(values: Mapping[str, Any], path: Path) -> Host:
-    """The host of a file's values.
-
-    Raises:
-        ConfigError: a key is missing or unknown, or a value makes no sense.
-    """
+    """The host of a file's values."""
     if unknown := [key for key in values if key not in _KEYS]:
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a host has {', '.join(_KEYS)}")
     texts = {key: values.get(key) for key in ("name", "what", "observations")}

@@ -206,12 +206,7 @@ def _without_value(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]
 
 
 def _apply(override: Override, config: Any) -> None:
-    """Set the value of one override.
-
-    Raises:
-        KeyError: the configuration does not have its key, and it has no plus.
-        ConfigError: it adds a key that is there, or puts a value in place of a section.
-    """
+    """Set the value of one override."""
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
@@ -239,9 +234,6 @@ def _compose(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]
     Args:
         directory: the folder of the configuration.
         names: the file of each group; None leaves the group out.
-
-    Raises:
-        ConfigError: a file is missing or damaged.
     """
     import yaml
     from hydra import compose, initialize_config_dir
@@ -267,11 +259,7 @@ def _compose(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]
 
 @lru_cache(maxsize=1024)
 def _read_yaml(file: Path) -> Any:
-    """The values of a shipped file; Hydra would take minutes for a few lines of aliases of aliases.
-
-    Raises:
-        ConfigError: it cannot be read, or is not YAML.
-    """
+    """The values of a shipped file; Hydra would take minutes for a few lines of aliases of aliases."""
     return _yaml_in(file)
 
 
@@ -319,11 +307,7 @@ def refuse_repeated(texts: Sequence[str]) -> None:
 
 
 def _values(text: str) -> list[Override]:
-    """One override for each value of a text.
-
-    Raises:
-        ConfigError: the text cannot be read, or its values cannot be listed.
-    """
+    """One override for each value of a text."""
     from hydra.core.override_parser.types import Glob
 
     parsed = _parse(text)
@@ -347,11 +331,7 @@ def _values(text: str) -> list[Override]:
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Any:
-    """Hydra's override of a text.
-
-    Raises:
-        ConfigError: the text cannot be read.
-    """
+    """Hydra's override of a text."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

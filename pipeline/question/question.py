@@ -310,11 +310,7 @@ def _method_label(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 
 
 def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration of a question, and that of its files alone.
-
-    Raises:
-        ConfigError: an option does not exist, or has no value.
-    """
+    """The configuration of a question, and that of its files alone."""
     files = {group: None if (group, name) == ("gpu", LOCAL_GPU) else name for group, name in chosen.items()}
     # the values of `local` come from the machine
     local = {"gpu": {"name": LOCAL_GPU}} if chosen.get("gpu") == LOCAL_GPU else {}
@@ -336,12 +332,7 @@ def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[di
 
 
 def _name_in_group(override: Override) -> str:
-    """The file that `gpu=`, `model=`, `kernels=` or `overheads=` names; an alias of a GPU and a path become its name.
-
-    Raises:
-        UnknownNameError: there is no such file.
-        ConfigError: the value holds several names without commas.
-    """
+    """The file that `gpu=`, `model=`, `kernels=` or `overheads=` names; an alias of a GPU and a path become its name."""
     group, stated = override.key, override.value
     name = stated if isinstance(stated, str) else override.text.partition("=")[2]
     if len(parts := name.replace(",", " ").split()) > 1 and isinstance(stated, str):

@@ -193,11 +193,7 @@ def with_exchange(
 
 
 def _check_work(devices: str, model: Mapping[str, Any]) -> None:
-    """Refuse what several GPUs cannot do.
-
-    Raises:
-        ConfigError: they are asked to infer.
-    """
+    """Refuse what several GPUs cannot do."""
     if model.get("mode") == "inference":
         raise ConfigError(
             f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the throughput of one"
@@ -205,11 +201,7 @@ def _check_work(devices: str, model: Mapping[str, Any]) -> None:
 
 
 def _this_cpu(devices: int, gpu: GpuSpec, config: Mapping[str, Any]) -> Cluster:
-    """This machine as a cluster, with a process on each core; its collectives are measured, not computed from figures.
-
-    Raises:
-        ConfigError: it has a GPU, fewer cores, or another cluster is asked for.
-    """
+    """This machine as a cluster, with a process on each core; its collectives are measured, not computed from figures."""
     asked = f"gpu=local devices={devices}"
     if gpu.architecture != "cpu":
         raise ConfigError(

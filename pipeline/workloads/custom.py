@@ -112,11 +112,7 @@ def _module(name: str, target: object) -> ModuleType:
 def _made(
     function: Callable[..., Any], target: object, config: Mapping[str, Any], batch_size: int, device: str
 ) -> Step:
-    """Call the user's function.
-
-    Raises:
-        InputError: it takes other arguments, or returns no `Step`.
-    """
+    """Call the user's function."""
     try:
         inspect.signature(function).bind(config, batch_size, device)
     except TypeError as error:
@@ -134,11 +130,7 @@ def _made(
 
 
 def _check_device(step: Step, target: object, device: str) -> None:
-    """Check that the modules of a captured step are on the device that the function was given.
-
-    Raises:
-        InputError: all parameters are on the CPU.
-    """
+    """Check that the modules of a captured step are on the device that the function was given."""
     places = {parameter.device.type for parameter in step.parameters()}
     if device == "meta" and places == {"cpu"}:
         raise InputError(

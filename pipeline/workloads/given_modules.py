@@ -137,11 +137,7 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _made(make: Callable[[], Any], device: str) -> nn.Module:
-    """The module that a function or class makes, without data; on the CPU if it reads values while it makes them.
-
-    Raises:
-        InputError: it makes something else, or needs arguments.
-    """
+    """The module that a function or class makes, without data; on the CPU if it reads values while it makes them."""
     name = getattr(make, "__name__", type(make).__name__)
     try:
         inspect.signature(make).bind()
@@ -220,11 +216,7 @@ def _loss_in(output: Any) -> Tensor:
 
 
 def _samples(batch: Any) -> int:
-    """Number of samples of a batch: the length of its first list, or the leading size of its first tensor.
-
-    Raises:
-        InputError: it holds no tensors with a leading size.
-    """
+    """Number of samples of a batch: the length of its first list, or the leading size of its first tensor."""
     parts = () if isinstance(batch, Tensor) else batch.values() if isinstance(batch, Mapping) else batch
     first = next(iter(parts), None)
     if isinstance(first, (list, tuple)) and first:

@@ -309,11 +309,7 @@ class Step:
 
 
 def _check_pool(pool: object) -> None:
-    """Check that the pool is a list of batches, each a tuple of tensors.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that the pool is a list of batches, each a tuple of tensors."""
     if isinstance(pool, Tensor) or not isinstance(pool, Sequence) or not pool:
         raise InputError("Step: pool must be a list of one or more batches, such as [(x, y)]")
     if all(isinstance(batch, Tensor) for batch in pool):

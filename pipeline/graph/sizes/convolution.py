@@ -97,9 +97,6 @@ def _dims(node: Node, x: Tensor, w: Tensor, out: Tensor, first: int, transposed:
     * A 1D convolution is a 2D convolution of images with one row.
     * A 3D convolution is a 2D convolution with one sample per sample and slice of the result. Its channels are the
       pairs of a channel and a slice of the window.
-
-    Raises:
-        ValueError: the groups do not divide the channels, as in a damaged trace.
     """
     stride, padding = _pair(node.value(first), 1), _pair(node.value(first + 1), 0)
     dilation = _pair(node.value(first + 2), 1)
