@@ -19,18 +19,15 @@ MAX_DIFFERENCE_US = 1e-3
 
 
 def main() -> None:
-    print(f"{'GPU':6}{'model':12}{'change':32}{'saves alone (us)':>20}{'on top (us)':>16}")
+    print(f"{'GPU':6}{'model':12}{'change':32}{'saves (us)':>16}")
     for gpu, model in STEPS:
         for line in _asked(["advise", f"gpu={gpu}", f"model={model}"])["lines"]:
-            alone = _confirmed(line["alone"], line["command"])
-            on_top = _confirmed(line["on_top"], line["command_on_top"])
-            print(f"{gpu:6}{model:12}{line['change']:32}{alone:>20}{on_top:>16}", flush=True)
+            saved = _confirmed(line["on_top"], line["command"])
+            print(f"{gpu:6}{model:12}{line['change']:32}{saved:>16}", flush=True)
 
 
-def _confirmed(promised: dict[str, float] | None, command: str) -> str:
-    """What a line promises, in microseconds, after its command gave the same; `-` for a change that needs those above it."""
-    if promised is None:
-        return "-"
+def _confirmed(promised: dict[str, float], command: str) -> str:
+    """What a line promises, in microseconds, after its command gave the same."""
     before, after = _asked(shlex.split(command)[1:])["predictions"]
     saved = before["predicted_us"] - after["predicted_us"]
     if abs(saved - promised["saved_us"]) > MAX_DIFFERENCE_US:

@@ -55,6 +55,8 @@ class Gain:
     faster: float
     """Share of the draws in which the step becomes faster."""
     saved_us: float
+    saved_p10_us: float
+    saved_p90_us: float
     memory_bytes: int
     """Bytes by which the memory need grows; negative if it falls."""
 
@@ -62,12 +64,13 @@ class Gain:
     def between(cls, before: Prediction, after: Prediction) -> Gain:
         """From two predictions with draws."""
         assert before.draws_us is not None and after.draws_us is not None
-        drawn = 1 - after.draws_us / before.draws_us
-        share = 1 - after.predicted_us / before.predicted_us
-        low, high = np.percentile(drawn, [10, 90])
+        drawn_us = before.draws_us - after.draws_us
+        saved_us = before.predicted_us - after.predicted_us
+        share = saved_us / before.predicted_us
+        (low, low_us), (high, high_us) = np.percentile([drawn_us / before.draws_us, drawn_us], [10, 90], axis=1)
         return cls(
-            share, float(min(low, share)), float(max(high, share)), float(np.mean(drawn > 0)),
-            before.predicted_us - after.predicted_us, after.memory_bytes - before.memory_bytes,
+            share, float(min(low, share)), float(max(high, share)), float(np.mean(drawn_us > 0)),
+            saved_us, float(min(low_us, saved_us)), float(max(high_us, saved_us)), after.memory_bytes - before.memory_bytes,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -94,8 +97,7 @@ class Line:
     evidence: Mapping[str, float]
     """Share of device time by kind of evidence, with this change on top."""
     command: str
-    """The command that shows the gain of the change alone, or on top where it needs a line above it."""
-    command_on_top: str
+    """The command that compares the step of the lines above with this line's; empty for a trace."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -150,7 +152,7 @@ class Advice:
         before_us, changes = self.before.predicted_us, []
         for line in self.lines:
             gain, after_us = line.on_top, before_us - line.on_top.saved_us
-            changes.append(Change(line.change, before_us, after_us, -gain.p90 * before_us, -gain.p10 * before_us))
+            changes.append(Change(line.change, before_us, after_us, -gain.saved_p90_us, -gain.saved_p10_us))
             before_us = after_us
         return changes
 
@@ -297,8 +299,7 @@ def advice_for(
     lines = [
         Line(
             change.candidate.text, change.candidate.how, change.alone, change.on_top, change.candidate.changes,
-            change.after.evidence, command(asked if change.alone else change.at, change.candidate),
-            command(change.at, change.candidate),
+            change.after.evidence, command(change.at, change.candidate),
         )
         for change in taken
     ]  # fmt: skip

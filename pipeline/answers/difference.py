@@ -33,6 +33,9 @@ HELPERS = ("trans_a", "trans_b", "inputs", "outputs")
 LONGEST_HEAD = 16
 """Longest name of a step, in characters, that is the head of a column."""
 
+SHARE = "share of the step"
+"""Name of the drawn change of the step as a share of A."""
+
 NOTHING_US = 1e-3
 """Largest change of a part, µs, that is rounding."""
 
@@ -207,7 +210,7 @@ def difference(a: Prediction, b: Prediction) -> Difference:
     parts = [_change(name, of_a.get(name, 0.0), of_b.get(name, 0.0), drawn) for name in names]
     step = _change("step", a.predicted_us, b.predicted_us, drawn)
     parts.sort(key=lambda part: -abs(part.us))
-    return Difference(a, b, step, tuple(parts), tuple(_calls(a, b)), tuple(_notes(a, b)))
+    return Difference(a, b, step, tuple(parts), tuple(_calls(a, b)), tuple(_notes(a, b, drawn.get(SHARE))))
 
 
 def _parts(p: Prediction) -> dict[str, float]:
@@ -218,7 +221,7 @@ def _parts(p: Prediction) -> dict[str, float]:
 
 
 def _drawn_changes(a: Prediction, b: Prediction) -> Mapping[str, Floats]:
-    """Change of each part and of the step in each draw; nothing where one of the steps cannot be drawn."""
+    """Change of each part, of the step and of its share of A in each draw; nothing where one of the steps cannot be drawn."""
     if a.drawn is None or b.drawn is None:
         return {}
     gpus = sorted({a.gpu, b.gpu})
@@ -228,7 +231,8 @@ def _drawn_changes(a: Prediction, b: Prediction) -> Mapping[str, Floats]:
     changes = {
         name: of_b.get(name, none)[:count] - of_a.get(name, none)[:count] for name in dict.fromkeys([*of_a, *of_b])
     }
-    return changes | {"step": np.sum(list(changes.values()), axis=0)}
+    step = np.sum(list(changes.values()), axis=0)
+    return changes | {"step": step, SHARE: step / sum(us[:count] for us in of_a.values())}
 
 
 def _change(name: str, a_us: float, b_us: float, drawn: Mapping[str, Floats]) -> Change:
@@ -298,15 +302,20 @@ def _names(a: Prediction, b: Prediction) -> tuple[str, str]:
     return first or f"without {second}", second or f"without {first}"
 
 
-def _notes(a: Prediction, b: Prediction) -> Iterator[str]:
+def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator[str]:
     if a.global_batch != b.global_batch:
         change = 100 * (a.samples_per_s / b.samples_per_s - 1)
         yield f"{a.global_batch:,} and {b.global_batch:,} samples: time per sample {change:+.1f} %".replace("-", "−")
-    if a.drawn is None or b.drawn is None:
+    if drawn_share is None:
         yield "no intervals: one of the steps cannot be drawn again"
-    elif a.gpu != b.gpu:
-        yield "intervals: the errors of the two GPUs' kernel models are drawn independently"
     else:
-        yield "intervals: from paired draws, errors that both steps share cancel"
+        share = b.predicted_us / a.predicted_us - 1
+        low, high = np.percentile(drawn_share, [10, 90])
+        text = f"the step changes by {share:+.1%} ({min(low, share):+.1%} to {max(high, share):+.1%})"
+        yield text.replace("-", "−").replace("%", " %")
+        if a.gpu != b.gpu:
+            yield "intervals: the errors of the two GPUs' kernel models are drawn independently"
+        else:
+            yield "intervals: from paired draws, errors that both steps share cancel"
     yield from (f"{p.title} does not fit the GPU's memory" for p in (a, b) if not p.fits)
     yield from dict.fromkeys([*a.warnings, *b.warnings])

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.step_errors import HOST, StepErrors, keyed_normals
+from pipeline.answers.step_errors import StepErrors, host_factors, keyed_normals
 from pipeline.simulate.critical_path import BLOCK_VALUES, Form, simulate
 from pipeline.simulate.program import Program
 
@@ -71,7 +71,7 @@ class DrawnStep:
             more: added to the seed; steps with different ones are drawn independently.
         """
         normals = keyed_normals(self.errors.sources.names, self.draws, self.seed + more)
-        times, host = self.errors.times(normals), np.exp(self.errors.host * normals[HOST])
+        times, host = self.errors.times(normals), host_factors(self.errors, self.program, self.draws, self.seed + more)
         size = max(BLOCK_VALUES // max(len(self.program), 1), 64)
         blocks = [self._block(times[:, at : at + size], host[at : at + size]) for at in range(0, self.draws, size)]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}

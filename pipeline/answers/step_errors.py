@@ -10,8 +10,9 @@ Kernel times are log-normal. Three errors add up in log time:
   (`estimate.Session`, which may reach farther to one side). `STEP_SIGMA_RATIO` times a kernel's standard deviation is
   added, at most `MAX_STEP_SIGMA`.
 
-Host times share one error, with a width by the kind of their evidence. Each source draws from a generator of its own,
-whose key is the seed and the name of the source. Other calls, their order and the last digits of predicted times
+Host times share one error, with a width by the kind of their evidence. Between two steps it does not cancel whole: operators
+have errors of their own (`host_factors`). Each source draws from a generator of its own, whose key is the seed and the name of
+the source. Other calls, their order and the last digits of predicted times
 therefore do not change what a source draws.
 """
 
@@ -81,6 +82,9 @@ DRAW_COUNTS = 8
 STEP, HOST = 0, 1
 """Places of the sources that are not families or launches."""
 
+HOST_SOURCE = "host"
+"""Name of the source at `HOST`."""
+
 
 @dataclass(frozen=True)
 class ErrorSources:
@@ -109,7 +113,7 @@ class ErrorSources:
         shares = np.array([FAMILY_VARIANCE_SHARE.get(name, OTHER_VARIANCE_SHARE) for name in families], float)
         first = HOST + 1 + len(families)
         named = (*(f"family {name}" for name in families), *(f"launch {key}" for key in keys))
-        return cls(("step", "host", *named), group + HOST + 1, launch + first, shares[group])
+        return cls(("step", HOST_SOURCE, *named), group + HOST + 1, launch + first, shares[group])
 
 
 @dataclass(frozen=True)
@@ -280,7 +284,25 @@ def paired_draws(
         form: form of the critical path.
     """
     normals = keyed_normals(errors.sources.names, draws, seed)
-    return step_times(program, errors.times(normals), which, np.exp(errors.host * normals[HOST]), form)
+    return step_times(program, errors.times(normals), which, host_factors(errors, program, draws, seed), form)
+
+
+def host_factors(errors: StepErrors, program: Program, draws: int, seed: int) -> Floats:
+    """Draws of the factor on a step's host times, shape (draws,).
+
+    How fast the host is, all steps share. How well overheads carry over to a step is an error of each operator
+    (`HOST_SIGMA["shared"]`, the error between workloads of one host): an operator that one of two steps lacks is not known
+    from the other.
+    """
+    items = program.items.name[program.item]
+    names, item = np.unique(items.astype(str), return_inverse=True)
+    rows_us = program.lead_us + program.gap_us + program.api_us + program.tail_us
+    weights: Floats = np.bincount(item, rows_us, len(names)).astype(float)
+    host, *operators = keyed_normals([HOST_SOURCE, *(f"host {name}" for name in names)], draws, seed)
+    weights /= max(float(np.linalg.norm(weights)), 1e-9)
+    own = min(HOST_SIGMA["shared"], errors.host) if weights.any() else 0.0
+    factors: Floats = np.exp(math.sqrt(errors.host**2 - own**2) * host + own * (weights @ np.array(operators)))
+    return factors
 
 
 def _interpolated(log_times: Floats) -> Floats:

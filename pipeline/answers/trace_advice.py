@@ -68,7 +68,7 @@ def advise_trace(step: ChangeableStep, traced: Prediction, same_results: bool = 
     lines = [
         Line(
             change.candidate.name, change.candidate.how, change.alone, change.on_top, change.candidate.changes,
-            traced.evidence, "", "",
+            traced.evidence, "",
         )
         for change in taken
     ]  # fmt: skip

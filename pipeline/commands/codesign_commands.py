@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from pipeline.answers.advice import MIN_GAIN, Advice, advice_for
+from pipeline.answers.advice import Advice, advice_for
 from pipeline.answers.difference import Difference, signed
 from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.answers.plan import make_plan
@@ -222,9 +222,8 @@ def show_advice(advice: Advice, everything: bool = False) -> None:
         )
         for number, line in enumerate(advice.lines, 1):
             say(f"{number}  {line.how}" + ("" if line.changes_results == SAME else f"; {line.changes_results}"))
-            helps_alone = line.alone is not None and line.alone.share >= MIN_GAIN
-            if shown := line.command if helps_alone else line.command_on_top:
-                say(f"   {shown}", "dim", whole=True)  # a command can be copied
+            if line.command:
+                say(f"   {line.command}", "dim", whole=True)  # it can be copied
     for change in advice.not_helping if everything else ():
         say(f"{change.change}: {change.reason}" + ("" if change.gain is None else f", alone {change.gain}"), "dim")
     for note in advice.warnings:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from pipeline.answers.step_errors import (
     STEP_SIGMA_RATIO,
     ErrorSources,
     StepErrors,
+    host_factors,
     keyed_normals,
     step_interval,
 )
@@ -199,3 +202,16 @@ def test_errors_of_products_hardly_cancel_and_those_of_convolutions_mostly_do(fa
     alone = keyed_normals(errors.sources.names, 4_000, 1).copy()
     alone[0] = 0.0
     assert np.std(errors.log_errors(alone).mean(axis=0)) == pytest.approx(left * SIGMA, rel=0.05)
+
+
+def test_the_hosts_error_of_two_steps_cancels_as_far_as_they_have_the_same_operators() -> None:
+    """Host errors of 0.5: 0.15 of it belongs to operators. Steps of 30 + 40 µs in two operators, and of 30 µs in the first alone:
+    the second step has 30 / 50 of the first one's own error in common.
+    """
+    errors = replace(errors_of(different(["gemm"]), np.array([10.0])), host=0.5)
+    steps = program(row(HOST, gap=30.0), row(HOST, gap=40.0)), program(row(HOST, gap=30.0))
+    first, second = (np.log(host_factors(errors, step, 20_000, 0)) for step in steps)
+    assert first.std() == pytest.approx(0.5, rel=0.02) and second.std() == pytest.approx(0.5, rel=0.02)
+    assert (first - second).std() == pytest.approx(0.15 * np.sqrt(2 - 2 * 0.6), rel=0.02)
+    longer = program(row(HOST, gap=300.0), row(HOST, gap=400.0))
+    np.testing.assert_allclose(first, np.log(host_factors(errors, longer, 20_000, 0)))
