@@ -25,13 +25,15 @@ settings.load_profile("repeatable")
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# each worker has a cache of its own, and none reads what an earlier run left
-CACHE = os.environ["STEPTIME_CACHE"] = tempfile.mkdtemp(prefix="steptime-test-cache-")
+# the workers of a run share a cache, which holds nothing of an earlier run; the process that starts them makes and deletes it
+OWN_CACHE = "" if "STEPTIME_TEST_CACHE" in os.environ else tempfile.mkdtemp(prefix="steptime-test-cache-")
+os.environ["STEPTIME_CACHE"] = os.environ.setdefault("STEPTIME_TEST_CACHE", OWN_CACHE)
 
 
 def pytest_unconfigure() -> None:
-    """Delete this worker's cache."""
-    shutil.rmtree(CACHE, ignore_errors=True)
+    """Delete the cache that this process made."""
+    if OWN_CACHE:
+        shutil.rmtree(OWN_CACHE, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

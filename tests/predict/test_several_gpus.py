@@ -45,7 +45,14 @@ def test_what_is_exposed_is_a_part_of_the_communication_and_of_the_active_time()
 
 
 def test_a_slow_link_limits_a_step_and_half_the_bytes_shorten_it() -> None:
-    asked = {"gpu": "RTX4090", "model": "transformer", "batch_size": 1, "devices": 8, "host": "typical-2020"}
+    asked = {
+        "gpu": "RTX4090",
+        "model": "transformer",
+        "model__layers": 1,
+        "batch_size": 1,
+        "devices": 8,
+        "host": "typical-2020",
+    }
     slow = predict(**asked, overheads__host_scale=0.1)  # type: ignore[arg-type]
     assert slow.bound == "communication" and "communication-bound" in str(slow)
     half = predict(**asked, ddp__compression="bf16")  # type: ignore[arg-type]

@@ -89,6 +89,12 @@ def test_the_pipeline_runs_from_an_empty_folder(installed: Path, tmp_path: Path)
     assert "dlrm_small on V100, batch 64" in done.stdout
     (page,) = (tmp_path / "results" / "V100").rglob("timeline.html")
     assert "optimizer-adam" in page.parts and "dlrm_small on V100, batch 64" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.nightly
+def test_a_second_run_does_nothing_and_the_report_leaves_accuracy_out(installed: Path, tmp_path: Path) -> None:
+    words = ("run", *POINT, "--cores", "2")
+    assert steptime(installed, tmp_path, *words).returncode == 0
     assert "nothing to be done" in steptime(installed, tmp_path, *words).stderr.lower()
     done = steptime(installed, tmp_path, "run", "report", *words[1:])
     assert done.returncode == 0, done.stderr[-3000:]
