@@ -48,7 +48,7 @@ def ratio_between(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, me
 
 
 def scaled_estimate(
-    found: Estimate,
+    estimate: Estimate,
     factor: Array,
     family: str,
     gpu: GpuSpec,
@@ -60,7 +60,7 @@ def scaled_estimate(
     host's floor.
 
     Args:
-        found: estimate of the measured GPU.
+        estimate: of the measured GPU.
         factor: shape (rows,).
         family: of the calls; no kernel falls below the shortest of its family, or its measured time if that is less.
         gpu: the GPU to predict.
@@ -69,16 +69,16 @@ def scaled_estimate(
         spread: growth of the intervals' log half-widths.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        raised = raised_to_min_duration(found.kernel * factor, family, gpu, found.kernel) / found.kernel
+        raised = raised_to_min_duration(estimate.kernel * factor, family, gpu, estimate.kernel) / estimate.kernel
     factor = np.where(np.isfinite(raised), raised, factor)
-    scaled = found.scale(factor, spread)
-    moved = floor.latency(found.kernel * factor, ops) / floor.latency(found.kernel, ops)
-    latency = found.latency * moved
+    scaled = estimate.scale(factor, spread)
+    moved = floor.latency(estimate.kernel * factor, ops) / floor.latency(estimate.kernel, ops)
+    latency = estimate.latency * moved
     return replace(
         scaled,
         latency=latency,
-        latency_p10=latency * (found.latency_p10 / found.latency) ** spread,
-        latency_p90=latency * (found.latency_p90 / found.latency) ** spread,
+        latency_p10=latency * (estimate.latency_p10 / estimate.latency) ** spread,
+        latency_p90=latency * (estimate.latency_p90 / estimate.latency) ** spread,
     )
 
 
@@ -134,15 +134,15 @@ def same_chip_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | Non
     if sibling is None:
         return {}
     models = pack_models(sibling.name)
-    found: dict[str, SameChipModel] = {}
+    scaled_models: dict[str, SameChipModel] = {}
     for name, model in load_models().items():
         folder = models / name
         if not folder.is_dir() or read_description(folder).get("variant") == "curve":
             continue
         scaled = SameChipModel(gpu, _measured(model, sibling), FittedModel.load(folder, sibling), model)
         calibration = (calibrations or {}).get(name)
-        found[name] = scaled if calibration is None else scaled.levelled(calibration.probes)
-    return found
+        scaled_models[name] = scaled if calibration is None else scaled.levelled(calibration.probes)
+    return scaled_models
 
 
 def _measured(model: UtilisationModel, sibling: GpuSpec) -> GpuSpec:

@@ -130,13 +130,13 @@ class GraphLine:
     def holds(self, graph: Graph) -> bool:
         """Whether a captured graph is the one that the line gives at its batch size."""
         try:
-            found = self.at(graph.batch_size)
+            computed = self.at(graph.batch_size)
         except NotOnALineError:
             return False
-        facts = [(each.memory, each.device, each.model, each.warnings) for each in (found, graph)]
-        same = all(found.table[name].to_list() == graph.table[name].to_list() for name in TEXTS)
+        facts = [(each.memory, each.device, each.model, each.warnings) for each in (computed, graph)]
+        same = all(computed.table[name].to_list() == graph.table[name].to_list() for name in TEXTS)
         fixed = [name for name in graph.table if name not in TEXTS]
-        return same and facts[0] == facts[1] and _equal(found.table[fixed], graph.table[fixed])
+        return same and facts[0] == facts[1] and _equal(computed.table[fixed], graph.table[fixed])
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,9 @@ class _Moving:
     def at(self, place: _Position) -> np.ndarray:
         if not len(self.rows):
             return self.texts
-        found = np.array([dump(_on_line(low, high, place)) for low, high in self.pairs], dtype=object)
+        distinct = np.array([dump(_on_line(low, high, place)) for low, high in self.pairs], dtype=object)
         texts = self.texts.copy()
-        texts[self.rows] = found[self.which]
+        texts[self.rows] = distinct[self.which]
         return texts
 
 

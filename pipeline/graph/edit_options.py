@@ -68,21 +68,21 @@ class _Tree:
     @cached_property
     def children(self) -> dict[int | None, list[Node]]:
         """Children of each operator in host order; those of None are the outermost operators."""
-        found: dict[int | None, list[Node]] = {}
+        of_parent: dict[int | None, list[Node]] = {}
         for node in self.nodes:
-            found.setdefault(node.parent_id, []).append(node)
-        return found
+            of_parent.setdefault(node.parent_id, []).append(node)
+        return of_parent
 
     @cached_property
     def device(self) -> dict[int, list[Node]]:
         """Operators inside of each operator that make device calls, itself included."""
-        found: dict[int, list[Node]] = {}
+        below: dict[int, list[Node]] = {}
         for node, _ in mapped_nodes(self.nodes):
-            place: Node | None = node
-            while place is not None:
-                found.setdefault(place.node_id, []).append(node)
-                place = None if place.parent_id is None else self.by_id[place.parent_id]
-        return found
+            outer: Node | None = node
+            while outer is not None:
+                below.setdefault(outer.node_id, []).append(node)
+                outer = None if outer.parent_id is None else self.by_id[outer.parent_id]
+        return below
 
     @cached_property
     def families(self) -> dict[int, set[str]]:
@@ -100,20 +100,20 @@ class _Tree:
             for node in self.nodes
             if "sequence" in node.attributes and node.node_id not in autograd
         }
-        found: dict[int, list[Node]] = {}
+        backward_of: dict[int, list[Node]] = {}
         for node, holder in holders:
             number = node.attributes.get("sequence")
             if number in owner:
-                found.setdefault(owner[number], []).append(holder)
-        return found
+                backward_of.setdefault(owner[number], []).append(holder)
+        return backward_of
 
     def inside(self, node: Node) -> list[Node]:
         """An operator and all operators below it, in host order."""
-        found, waiting = [], [node]
+        nodes, waiting = [], [node]
         while waiting:
-            found.append(waiting.pop())
-            waiting += reversed(self.children.get(found[-1].node_id, []))
-        return found
+            nodes.append(waiting.pop())
+            waiting += reversed(self.children.get(nodes[-1].node_id, []))
+        return nodes
 
     def backward_of(self, node: Node) -> list[Node]:
         """Holders of the backward pass of an operator and of all operators below it, in host order."""
@@ -122,17 +122,17 @@ class _Tree:
 
     def matching(self, pattern: str) -> list[Node]:
         """The outermost operators whose names match a pattern, outside of the backward pass if there are any."""
-        found = [node for node in self.nodes if fnmatchcase(node.name, pattern)]
-        found = [node for node in found if node.phase != "backward"] or found
-        ids = {node.node_id for node in found}
-        return [node for node in found if not any(parent in ids for parent in self._above(node))]
+        matches = [node for node in self.nodes if fnmatchcase(node.name, pattern)]
+        matches = [node for node in matches if node.phase != "backward"] or matches
+        ids = {node.node_id for node in matches}
+        return [node for node in matches if not any(parent in ids for parent in self._above(node))]
 
     def _above(self, node: Node) -> list[int]:
-        found: list[int] = []
+        parents: list[int] = []
         while node.parent_id is not None:
-            found.append(node.parent_id)
+            parents.append(node.parent_id)
             node = self.by_id[node.parent_id]
-        return found
+        return parents
 
     def fusable(self, node: Node) -> bool:
         """Whether an operator's kernels, of which there is at least one, compute each element for itself."""
@@ -147,24 +147,24 @@ def _is_holder(node: Node) -> bool:
 def _remove(graph: Graph, name: str) -> Graph:
     """Remove operators and their backward pass."""
     tree = _Tree(graph.nodes())
-    found = tree.matching(name)
-    if not found:
+    matches = tree.matching(name)
+    if not matches:
         raise InputError(f"edit.remove={name}: {_no_such(tree, [name])}")
-    gone = [each for node in found for each in (node, *tree.backward_of(node))]
+    gone = [each for node in matches for each in (node, *tree.backward_of(node))]
     return rewrite(graph, {node.node_id: () for node in gone})
 
 
 def _substitute(graph: Graph, name: str, by: str) -> Graph:
     """Put a chain of operators in place of another, and their gradients in place of its backward pass."""
     tree, names = _Tree(graph.nodes()), by.split("+")
-    found = tree.matching(name)
-    if not found:
+    matches = tree.matching(name)
+    if not matches:
         raise InputError(f"edit.substitute={name}/{by}: {_no_such(tree, [name])}")
     for new in names:
         if find_row(new) in (None, UNKNOWN_ROW):
             raise InputError(f"edit.substitute={name}/{by}: {new} is not in the operator map: {_near(new, rows())}")
     placed: dict[int, Sequence[Node]] = {}
-    for node in found:
+    for node in matches:
         result = node.outputs[:1]
         first = replace(node, name=names[0], outputs=result, attributes=dict(node.attributes))
         later = replace(first, inputs=result, values=(None,), attributes={})
@@ -203,12 +203,12 @@ def _chains(tree: _Tree, siblings: Sequence[Node], wanted: Sequence[str] | None)
         siblings: children of one operator, in host order.
         wanted: patterns of the names of a chain; None for the longest chains of any names.
     """
-    found: list[list[Node]] = []
+    chains: list[list[Node]] = []
     chain: list[Node] = []
 
     def close() -> None:
         if len(chain) > 1 and (wanted is None or len(chain) == len(wanted)):
-            found.append(list(chain))
+            chains.append(list(chain))
         chain.clear()
 
     for node in siblings:
@@ -221,7 +221,7 @@ def _chains(tree: _Tree, siblings: Sequence[Node], wanted: Sequence[str] | None)
         if tree.fusable(node) and node.phase in FUSABLE_PHASES and _named(node, wanted, len(chain)):
             chain.append(node)
     close()
-    return found
+    return chains
 
 
 def _follows(tree: _Tree, before: Node, node: Node) -> bool:

@@ -52,14 +52,14 @@ def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
             "rescale: the graphs have different operators, so sizes cannot be interpolated; capture the step at this "
             "size"
         )
-    place = Fraction(batch_size - one.batch_size, other.batch_size - one.batch_size)
+    part = Fraction(batch_size - one.batch_size, other.batch_size - one.batch_size)
     cache: dict[tuple[str, str], str] = {}
 
     def text(first: str, second: str) -> str:
         if first == second:
             return first
         if (first, second) not in cache:
-            between = _interpolate(json.loads(first), json.loads(second), place)
+            between = _interpolate(json.loads(first), json.loads(second), part)
             cache[first, second] = json.dumps(between, separators=(",", ":"))
         return cache[first, second]
 
@@ -67,9 +67,9 @@ def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
     for name in _TEXT_COLUMNS:
         table[name] = [text(a, b) for a, b in zip(one.table[name], other.table[name], strict=True)]
     before, after = one.memory.facts(), other.memory.facts()
-    facts: dict[str, Any] = {name: int(_number(before[name], after[name], place)) for name in before if name != "peak"}
+    facts: dict[str, Any] = {name: int(_number(before[name], after[name], part)) for name in before if name != "peak"}
     moments = zip(*(graph.memory.peaks or (graph.memory.peak,) for graph in (one, other)), strict=True)
-    peak = int(max(low + (high - low) * place for low, high in moments))
+    peak = int(max(low + (high - low) * part for low, high in moments))
     return Graph(table, Memory(**facts, peak=peak), one.device, one.model, batch_size)
 
 
@@ -151,25 +151,25 @@ def fused(chain: Sequence[Node]) -> Node:
     return replace(blank, name=name, inputs=tuple(inputs), outputs=chain[-1].outputs)
 
 
-def _interpolate(a: Any, b: Any, place: Fraction) -> Any:
+def _interpolate(a: Any, b: Any, part: Fraction) -> Any:
     """Interpolate (or extrapolate) every number linearly between two structures of the same form."""
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return [_interpolate(x, y, place) for x, y in zip(a, b, strict=True)]
+        return [_interpolate(x, y, part) for x, y in zip(a, b, strict=True)]
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        return {key: _interpolate(a[key], b[key], place) for key in a}
+        return {key: _interpolate(a[key], b[key], part) for key in a}
     if a == b:
         return a
     if isinstance(a, bool) or isinstance(b, bool) or not isinstance(a, int | float) or not isinstance(b, int | float):
         raise InputError(
             f"rescale: {a!r} and {b!r} are not numbers: the step does something else at another batch size"
         )
-    return _number(a, b, place)
+    return _number(a, b, part)
 
 
-def _number(a: float, b: float, place: Fraction) -> Any:
+def _number(a: float, b: float, part: Fraction) -> Any:
     if isinstance(a, int) and isinstance(b, int):
-        exact = a + (b - a) * place
+        exact = a + (b - a) * part
         if exact.denominator != 1:
             raise InputError(f"rescale: {a} and {b} do not grow linearly with the batch size")
         return int(exact)
-    return a + (b - a) * float(place)
+    return a + (b - a) * float(part)

@@ -134,9 +134,9 @@ def tables_of_custom_step(nodes: Sequence[Node]) -> list[Lookup]:
     tables = _joined(nodes, lookups)
     ordered = []
     for node in nodes:
-        found = [table for table in tables if _is_addition(node, table)]
-        ordered += found[:1]
-        for table in found[:1]:
+        changed = [table for table in tables if _is_addition(node, table)]
+        ordered += changed[:1]
+        for table in changed[:1]:
             tables.remove(table)
     return ordered
 
@@ -200,14 +200,14 @@ def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: s
         tables: sizes and number of lookups of every table, in the order of the additions.
         optimizer: the optimizer of the workload.
     """
-    found: list[Node] = []
+    updated: list[Node] = []
     waiting = list(tables)
     parts: dict[tuple[int, ...], float] = {}  # rows of accumulated gradients, by the weight's shape
     accumulating = {node.node_id for node in nodes if node.name.endswith("AccumulateGrad")}
     fresh = 1 + max((node.node_id for node in nodes), default=0)
     for node in nodes:
         if not waiting or not _is_addition(node, waiting[0]):
-            found.append(node)
+            updated.append(node)
             continue
         table = waiting.pop(0)
         shape = node.tensors()[0].shape
@@ -217,12 +217,12 @@ def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: s
             table = replace(table, batch=round(table.accesses + parts.pop(shape)), lookups=1.0)
         node.attributes["sparse_rows"] = round(table.accesses)
         if optimizer not in OPTIMIZER_LINES or node.parent_id in accumulating:
-            found.append(node)
+            updated.append(node)
             continue
         made = [_node(node, line, table) for line in OPTIMIZER_LINES[optimizer]]
-        found += [replace(each, node_id=fresh + i) for i, each in enumerate(made)]
+        updated += [replace(each, node_id=fresh + i) for i, each in enumerate(made)]
         fresh += len(made)
-    return found
+    return updated
 
 
 def _node(addition: Node, line: Line, table: Lookup) -> Node:

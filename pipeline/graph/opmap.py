@@ -56,26 +56,26 @@ def find_row(name: str) -> Row | None:
 def rows() -> dict[str, Row]:
     """All rows of the map by operator name."""
     data = load_yaml(TABLE.read_text(encoding="utf-8"))
-    found: dict[str, Row] = {}
+    row_of: dict[str, Row] = {}
     for kind, leaf in (("host", False), ("leaf_host", True)):
         for op in data[kind]["ops"]:
-            found[op] = Row(op, (), leaf=leaf, evidence=tuple(data[kind]["evidence"]))
+            row_of[op] = Row(op, (), leaf=leaf, evidence=tuple(data[kind]["evidence"]))
     for name, ops in data["elementwise"]["ops"].items():
         evidence = tuple(data["elementwise"]["evidence"])
         options = {"scalar": ops[1]} if len(ops) > 1 else {}
         rule = Rule("elementwise", ops[0], "elementwise", evidence=_text(evidence), options=options)
         for op in (f"aten::{name}", f"aten::{name}_"):
-            found[op] = Row(op, (rule,), evidence=evidence)
+            row_of[op] = Row(op, (rule,), evidence=evidence)
     for name in data["random"]["ops"]:
         evidence = tuple(data["random"]["evidence"])
         rule = Rule("elementwise", "random", "fill", evidence=_text(evidence))
         for op in (f"aten::{name}", f"aten::{name}_"):
-            found[op] = Row(op, (rule,), leaf=not op.endswith("_"), evidence=evidence)
+            row_of[op] = Row(op, (rule,), leaf=not op.endswith("_"), evidence=evidence)
     for op, row in data["calls"].items():
         evidence = tuple(row["evidence"])
         calls = tuple(_rule(call, evidence) for call in row["calls"])
-        found[op] = Row(op, calls, bool(row.get("leaf")), bool(row.get("descend")), evidence)
-    return found
+        row_of[op] = Row(op, calls, bool(row.get("leaf")), bool(row.get("descend")), evidence)
+    return row_of
 
 
 def _rule(call: dict[str, Any], evidence: Sequence[str]) -> Rule:

@@ -180,10 +180,10 @@ def group_statistics(value: Floats, group: npt.NDArray[np.int64], estimator: str
 
 def _quantile(value: Floats, first: npt.NDArray[np.int64], count: npt.NDArray[np.int64], q: float) -> Floats:
     """Quantile of each group of sorted values, with linear interpolation."""
-    place = q * (count - 1)
-    below = np.floor(place).astype(np.int64)
+    position = q * (count - 1)
+    below = np.floor(position).astype(np.int64)
     above = np.minimum(below + 1, count - 1)
-    out: Floats = value[first + below] + (place - below) * (value[first + above] - value[first + below])
+    out: Floats = value[first + below] + (position - below) * (value[first + above] - value[first + below])
     return out
 
 

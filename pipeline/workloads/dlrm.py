@@ -108,21 +108,23 @@ def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]
         raise ConfigError(f"{where}: no such file{' in ' if places else ''}{' or '.join(places)}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: not a readable JSON file ({str(error).splitlines()[0]})") from None
-    found = content.get("tables") if isinstance(content, dict) else content
+    tables = content.get("tables") if isinstance(content, dict) else content
     if (
-        not isinstance(found, list)
-        or not found
-        or not all(isinstance(t, dict) and "num_embeddings" in t for t in found)
+        not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(t, dict) and "num_embeddings" in t for t in tables)
     ):
         raise ConfigError(f"{where}: not a list of tables with num_embeddings and pooling_factor")
     chosen = config.get("tables")
-    picks = chosen if isinstance(chosen, Sequence) else list(range(len(found) if chosen is None else chosen))
+    picks = chosen if isinstance(chosen, Sequence) else list(range(len(tables) if chosen is None else chosen))
     for index in picks:
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(found):
-            raise ConfigError(f"model.tables={chosen}: {named} has {len(found)} tables, numbered 0 to {len(found) - 1}")
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tables):
+            raise ConfigError(
+                f"model.tables={chosen}: {named} has {len(tables)} tables, numbered 0 to {len(tables) - 1}"
+            )
     if not picks:
         raise ConfigError(f"model.tables={chosen}: give at least one table")
-    picked = [found[index] for index in picks]
+    picked = [tables[index] for index in picks]
     pooled = [table.get("pooling_factor", 1) for table in picked]
     if not all(isinstance(factor, (int, float)) for factor in pooled):
         raise ConfigError(f"{where}: a pooling_factor is not a number")
@@ -206,8 +208,8 @@ class Dlrm(nn.Module):
                 bags = looked.view(batch, self.tables, dim)
             z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
         elif self.joint is not None:  # bags in order (sample, table)
-            found = self.joint(indices) if offsets is None else self.joint(indices, offsets)
-            bags = found.view(batch, self.tables, dim)
+            rows = self.joint(indices) if offsets is None else self.joint(indices, offsets)
+            bags = rows.view(batch, self.tables, dim)
             z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
         else:
             assert offsets is not None

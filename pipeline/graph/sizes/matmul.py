@@ -120,7 +120,7 @@ def euclidean(node: Node, rule: Rule) -> list[Work]:
     The steps are squares, their sums, two concatenations, one product, a clamp at zero, and a square root.
     """
     works, joined = [], []
-    for place, x in enumerate((node.tensor(0), node.tensor(1))):
+    for number, x in enumerate((node.tensor(0), node.tensor(1))):
         norm = Tensor((*x.shape[:-1], 1), x.dtype)
         wide = Tensor((*x.shape[:-1], x.shape[-1] + 2), x.dtype)
         works += [
@@ -128,7 +128,7 @@ def euclidean(node: Node, rule: Rule) -> list[Work]:
             over(x, x.numel, x.bytes, norm.bytes, x.dtype, "reduction", "sum_columns"),
             filled(norm),
         ]
-        works += [one_pass(x, x, x.numel, x.dtype, "mulu")] if place == 0 else []
+        works += [one_pass(x, x, x.numel, x.dtype, "mulu")] if number == 0 else []
         joined_dims = {"bytes": wide.bytes, "tensors": 3, "B": wide.rows_width()[0], "H": wide.shape[-1]}
         works.append(Work(joined_dims, 0, wide.bytes, wide.bytes, x.dtype, "concat", "cat"))
         joined.append(wide)

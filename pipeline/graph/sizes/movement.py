@@ -103,12 +103,12 @@ def scatter(node: Node, rule: Rule) -> Work | None:
 @size("index")
 def index(node: Node, rule: Rule) -> Work | None:
     """index with tensors of indices; the lower triangle of DLRM's interaction has its own family."""
-    found = gather(node, rule)
+    work = gather(node, rule)
     features = _triangle(node.tensor(0), node.results()[:1])
-    if found is not None and features:
-        found.dims = {"B": node.tensor(0).shape[0], "F": features}
-        found.family, found.op = "tril_index_forward", "index"
-    return found
+    if work is not None and features:
+        work.dims = {"B": node.tensor(0).shape[0], "F": features}
+        work.family, work.op = "tril_index_forward", "index"
+    return work
 
 
 @size("nonzero")
@@ -140,10 +140,12 @@ def nonzero_of_masks(node: Node, rule: Rule) -> list[Work]:
 
 def positions(mask: Tensor, count: int) -> list[Work]:
     """The steps of `nonzero` for a mask of which `count` elements are true."""
-    line, found = (1, mask.numel), 8 * count
+    line, position_bytes = (1, mask.numel), 8 * count
     counted = over(line, mask.numel, mask.bytes, 8, mask.dtype, "reduction", "sum_all")
-    listed = over(line, mask.numel, mask.bytes, found, mask.dtype)
-    split = over((1, count), count, found, found * len(mask.shape), "int64", "elementwise", "index_arithmetic")
+    listed = over(line, mask.numel, mask.bytes, position_bytes, mask.dtype)
+    split = over(
+        (1, count), count, position_bytes, position_bytes * len(mask.shape), "int64", "elementwise", "index_arithmetic"
+    )
     return [counted, read_by_host(NUMBER), filled(NUMBER), listed, split]
 
 

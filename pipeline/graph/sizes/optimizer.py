@@ -45,7 +45,7 @@ def fused_optimizer(node: Node, rule: Rule) -> list[Work] | None:
     (ATen/native/cuda/fused_adam_utils.cuh). The step counters are not counted.
     """
     lists = [argument for argument in node.inputs if isinstance(argument, tuple)]
-    whole = [found for found in lists if [t.shape for t in found] == [t.shape for t in lists[0]]]
+    whole = [tensors for tensors in lists if [t.shape for t in tensors] == [t.shape for t in lists[0]]]
     options = {"written": len(whole) - 1, "depth": len(whole)}
     return foreach(replace(node, inputs=tuple(whole), values=()), replace(rule, options=options))
 

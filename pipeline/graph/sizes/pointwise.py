@@ -222,10 +222,10 @@ def fft(node: Node, rule: Rule) -> list[Work]:
     real = x.dtype not in REAL or result.dtype not in REAL
     dtype = REAL.get(x.dtype, x.dtype)
     works = [one_pass(x, x, 0.0, dtype, "copy")] if node.name.endswith("c2r") else []
-    for place, dim in enumerate(dims):
+    for number, dim in enumerate(dims):
         length = max(larger.shape[dim] if larger.shape else 1, 2)
         flops = 5.0 * larger.numel * math.log2(length) * (0.5 if real else 1.0)
-        source = x if place == 0 else result
+        source = x if number == 0 else result
         works.append(one_pass(source, result, flops, dtype, rule.op))
     if node.value(2, 0):
         works.append(one_pass(result, result, 2.0 * result.numel, dtype, "mulu"))

@@ -181,8 +181,8 @@ def attention(node: Node, rule: Rule) -> Work:
 
 def _flag(node: Node, at: int) -> bool:
     """Boolean argument `at`; a stand-in has fewer arguments, so its only boolean is used."""
-    found = node.value(at)
-    return found if isinstance(found, bool) else True in [v for v in node.values if isinstance(v, bool)]
+    flag = node.value(at)
+    return flag if isinstance(flag, bool) else True in [v for v in node.values if isinstance(v, bool)]
 
 
 @size("rnn")
@@ -212,9 +212,9 @@ def rnn(node: Node, rule: Rule) -> Work:
 def _window(node: Node, rule: Rule) -> dict[str, int]:
     """Kernel and stride of a pooling window, read from the arguments that start at position `window` (an option)."""
     at = rule.options.get("window")
-    found: dict[str, int] = {}
+    window: dict[str, int] = {}
     if at is not None:
         for name, value in zip(("kernel_size", "stride", "padding"), node.values[at : at + 3], strict=False):
             if isinstance(value, list) and value:
-                found[name] = int(value[0])
-    return found
+                window[name] = int(value[0])
+    return window

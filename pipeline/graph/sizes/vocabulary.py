@@ -131,8 +131,8 @@ def scattered(source: Tensor, target: Tensor) -> bool:
 
 def plain_result(node: Node) -> Tensor:
     """The first output, or the first input on the device if the trace has no output."""
-    found = node.result() or next(iter(on_device(node.tensors())), None)
-    return found or Tensor((), "fp32")
+    result = node.result() or next(iter(on_device(node.tensors())), None)
+    return result or Tensor((), "fp32")
 
 
 def filled(tensor: Tensor) -> Work:
