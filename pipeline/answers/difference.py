@@ -30,6 +30,9 @@ SHORT = {"in_channels": "in", "out_channels": "out", "kernel_size": "k", "kernel
 HELPERS = ("trans_a", "trans_b", "inputs", "outputs")
 """Columns of sizes that say how operands lie or how many there are."""
 
+GRADIENTS, GRADIENT = ("conv2d_backward_data", "conv2d_backward_weight"), "conv2d_backward"
+"""Families of the two gradients of a convolution, and the name of both together."""
+
 LONGEST_HEAD = 16
 """Longest name of a step, in characters, that is the head of a column."""
 
@@ -124,19 +127,24 @@ class Difference:
     @property
     def sentence(self) -> str:
         """What B saves or adds, and the parts with the largest share in it."""
-        a, b = self.names
+        told = bool(self.a.traced) != bool(self.b.traced)
+        a, b = (f"the {name}" for name in self.names) if told else self.names
         share = 100 * self.step.us / self.a.predicted_us
         if abs(share) < 0.05:
             return f"{b} takes as long as {a}"
         low, high = self.step.p10_us, self.step.p90_us
         may = " may" if low is not None and high is not None and low < 0 < high else ""
-        verb = ("save" if share < 0 else "add") + ("" if may else "s")
         largest = sorted(self._points(share < 0).items(), key=lambda item: -item[1])[:2]
         why = ", ".join(
             f"{name} {points:.0f}{' points' if at == 0 else ''}" for at, (name, points) in enumerate(largest)
         )
-        much = f"{abs(share):.{0 if abs(share) >= 1 else 1}f} % {'of' if share < 0 else 'to'} the step"
-        return f"{b}{may} {verb} {much}{': ' if why else ''}{why}"
+        much = f"{abs(share):.{0 if abs(share) >= 1 else 1}f} %"
+        if told:
+            what = f"{'may be' if may else 'is'} {much} {'shorter' if share < 0 else 'longer'}"
+        else:
+            what = ("save" if share < 0 else "add") + ("" if may else "s")
+            what = f"{may} {what} {much} {'of' if share < 0 else 'to'} the step".strip()
+        return f"{b} {what}{': ' if why else ''}{why}"
 
     def _points(self, saved: bool) -> dict[str, float]:
         """Percent of step A by part, of one point or more in the direction of the step; convolutions are one part."""
@@ -199,9 +207,10 @@ def difference(a: Prediction, b: Prediction) -> Difference:
     """What makes step B faster or slower than step A.
 
     Steps on one GPU share the errors of its models: their draws are paired. Those of two GPUs are drawn independently.
-    Steps that cannot be drawn (those of a table, a comparison or a trace) have no intervals, and no list of calls.
+    A trace on its own GPU is measured: it has no errors. Steps that cannot be drawn (those of a table, of a comparison, or of a
+    trace on another GPU) have no intervals, and those without calls no list of them.
     """
-    of_a, of_b = _parts(a), _parts(b)
+    of_a, of_b = (_told_apart(_parts(p), a, b) for p in (a, b))
     drawn = _drawn_changes(a, b)
     names = [
         name for name in dict.fromkeys([*of_a, *of_b])
@@ -220,19 +229,38 @@ def _parts(p: Prediction) -> dict[str, float]:
     return {name: float(us) for name, us in parts.items()}
 
 
+def _told_apart(parts: Mapping[str, Any], a: Prediction, b: Prediction) -> dict[str, Any]:
+    """Parts with the two gradients of a convolution as one where a step is traced: names of kernels do not tell them apart."""
+    merged = dict(parts)
+    gradients = [merged.pop(name) for name in GRADIENTS if name in merged and (a.traced or b.traced)]
+    return merged | ({GRADIENT: sum(gradients)} if gradients else {})
+
+
+def _draws(p: Prediction, more: int) -> Mapping[str, Floats] | None:
+    """Each part in each draw; that of a measured step is always the same. None for a step that cannot be drawn."""
+    if p.drawn is not None:
+        return p.drawn.parts(more)
+    return {name: np.array([us]) for name, us in _parts(p).items()} if _measured(p) else None
+
+
+def _measured(p: Prediction) -> bool:
+    return p.traced is not None and p.measured_us is not None
+
+
 def _drawn_changes(a: Prediction, b: Prediction) -> Mapping[str, Floats]:
     """Change of each part, of the step and of its share of A in each draw; nothing where one of the steps cannot be drawn."""
-    if a.drawn is None or b.drawn is None:
-        return {}
     gpus = sorted({a.gpu, b.gpu})
-    of_a, of_b = (p.drawn.parts(gpus.index(p.gpu)) for p in (a, b) if p.drawn is not None)
-    count = min(len(next(iter(of_a.values()))), len(next(iter(of_b.values()))))
-    none = np.zeros(count)
+    drawn = [_draws(p, gpus.index(p.gpu)) for p in (a, b)]
+    of_a, of_b = (_told_apart(parts, a, b) if parts else {} for parts in drawn)
+    if not of_a or not of_b:
+        return {}
+    none = np.zeros(min([size for parts in (of_a, of_b) if (size := len(next(iter(parts.values())))) > 1], default=1))
     changes = {
-        name: of_b.get(name, none)[:count] - of_a.get(name, none)[:count] for name in dict.fromkeys([*of_a, *of_b])
+        name: none + of_b.get(name, none)[: len(none)] - of_a.get(name, none)[: len(none)]
+        for name in dict.fromkeys([*of_a, *of_b])
     }
     step = np.sum(list(changes.values()), axis=0)
-    return changes | {"step": step, SHARE: step / sum(us[:count] for us in of_a.values())}
+    return changes | {"step": step, SHARE: step / sum(us[: len(none)] for us in of_a.values())}
 
 
 def _change(name: str, a_us: float, b_us: float, drawn: Mapping[str, Floats]) -> Change:
@@ -246,7 +274,8 @@ def _calls(a: Prediction, b: Prediction) -> Iterator[CallChange]:
     """The calls that changed most.
 
     Where both steps have one graph, the calls of an operator are pairs, in their order by family, and are listed by the
-    sizes of A. Else only sums by operator and family can be compared.
+    sizes of A. A traced step has no such graph: operators of one name and family are pairs in their order where both steps have
+    as many. Else only sums by operator and family can be compared.
     """
     if a.calls is None or b.calls is None:
         return
@@ -254,8 +283,11 @@ def _calls(a: Prediction, b: Prediction) -> Iterator[CallChange]:
     same = nodes[0] == nodes[1]
     keys = ["node_id", "name", "family", "nth"] if same else ["name", "family"]
     left, right = (_device_rows(p, keys) for p in (a, b))
+    if a.traced or b.traced:
+        keys, same = ["name", "family", "nth"], True
+        left, right = _in_pairs(*(_by_operator(p) for p in (a, b)))
     both = left.merge(right, on=keys, how="outer", suffixes=("_a", "_b"))
-    both["sizes"] = both["sizes_a"].fillna(both["sizes_b"]) if same else ""
+    both["sizes"] = both["sizes_a"].where(both["sizes_a"].fillna("") != "", both["sizes_b"]).fillna("") if same else ""
     times = both.fillna({"us_a": 0.0, "us_b": 0.0, "calls_a": 0, "calls_b": 0})
     times["calls"] = times[["calls_a", "calls_b"]].max(axis=1)
     sums = times.groupby(["name", "family", "sizes"], sort=False)[["us_a", "us_b", "calls"]].sum().reset_index()
@@ -278,6 +310,27 @@ def _device_rows(p: Prediction, keys: list[str]) -> pd.DataFrame:
     return table.groupby(keys, sort=False).agg({"us": "sum", "sizes": "first", "calls": "sum"}).reset_index()
 
 
+def _by_operator(p: Prediction) -> pd.DataFrame:
+    """Device time by operator and family; `nth` counts the operators of one name and family."""
+    rows = _device_rows(p, ["node_id", "name", "family"]).replace({"family": dict.fromkeys(GRADIENTS, GRADIENT)})
+    keys = ["node_id", "name", "family"]
+    table = rows.groupby(keys, sort=False).agg({"us": "sum", "sizes": "first", "calls": "first"}).reset_index()
+    return table.assign(nth=table.groupby(["name", "family"]).cumcount(), calls=1).drop(columns="node_id")
+
+
+def _in_pairs(left: pd.DataFrame, right: pd.DataFrame) -> list[pd.DataFrame]:
+    """Tables of `_by_operator`; operators of which the two steps have different numbers are summed up."""
+    counts = pd.concat([table.groupby(["name", "family"]).size() for table in (left, right)], axis=1)
+    unequal = counts[counts[0] != counts[1]].index
+    summed = []
+    for table in (left, right):
+        alone = pd.MultiIndex.from_frame(table[["name", "family"]]).isin(unequal)
+        rows = table.assign(nth=table["nth"].where(~alone, 0), sizes=table["sizes"].where(~alone, ""))
+        keys = ["name", "family", "nth"]
+        summed.append(rows.groupby(keys, sort=False).agg({"us": "sum", "sizes": "first", "calls": "sum"}).reset_index())
+    return summed
+
+
 def _sizes(calls: pd.DataFrame) -> list[str]:
     """Sizes of each call as short text, without usual values."""
     texts: list[list[str]] = [[] for _ in range(len(calls))]
@@ -291,10 +344,14 @@ def _sizes(calls: pd.DataFrame) -> list[str]:
 
 def _words(p: Prediction) -> list[str]:
     options = [text.removeprefix("+").removeprefix("model.") for text in p.overrides]
-    return [p.model, p.gpu, f"batch {p.batch_size}", *options]
+    batch = [] if p.traced and p.batch_size == 1 else [f"batch {p.batch_size}"]
+    return [p.model, p.gpu, *batch, *options]
 
 
 def _names(a: Prediction, b: Prediction) -> tuple[str, str]:
+    if bool(a.traced) != bool(b.traced):
+        first, second = (f"{p.gpu} " if a.gpu != b.gpu else "" for p in (a, b))
+        return f"{first}{'trace' if a.traced else 'prediction'}", f"{second}{'trace' if b.traced else 'prediction'}"
     words = _words(a), _words(b)
     first, second = (" ".join(word for word in words[at] if word not in words[1 - at]) for at in range(2))
     if not first and not second:
@@ -313,9 +370,13 @@ def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator
         low, high = np.percentile(drawn_share, [10, 90])
         text = f"the step changes by {share:+.1%} ({min(low, share):+.1%} to {max(high, share):+.1%})"
         yield text.replace("-", "−").replace("%", " %")
-        if a.gpu != b.gpu:
+        if _measured(a) or _measured(b):
+            yield "the trace is measured, with the profiler's cost; intervals are those of the prediction"
+        elif a.gpu != b.gpu:
             yield "intervals: the errors of the two GPUs' kernel models are drawn independently"
         else:
             yield "intervals: from paired draws, errors that both steps share cancel"
+    if bool(a.traced) != bool(b.traced) and (a.several or b.several):
+        yield "collectives of the trace count whole, those of the prediction where nothing hides them"
     yield from (f"{p.title} does not fit the GPU's memory" for p in (a, b) if not p.fits)
     yield from dict.fromkeys([*a.warnings, *b.warnings])

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trac
 from pipeline.trace.linked_trace import UNNAMED, Trace
 from pipeline.trace.load import load_trace as read_trace
 from pipeline.transfer.probes import P90_SIGMAS
-from pipeline.transfer.trace_calls import named_families, trace_calls, transferred
+from pipeline.transfer.trace_calls import named_families, trace_calls, traced_arithmetic, transferred
 
 Array = npt.NDArray[np.float64]
 
@@ -135,9 +136,15 @@ class TrackedTrace:
         for note in notes:
             warnings.warn(note, SteptimeWarning, stacklevel=3)
         share = pd.Series(predicted).groupby(moved["evidence"].to_numpy()).sum() / max(predicted.sum(), 1e-12)
-        families = pd.Series(predicted).groupby(named_families(steps.calls)).sum().sort_values(ascending=False)
+        family = named_families(steps.calls)
+        families = pd.Series(predicted).groupby(family).sum().sort_values(ascending=False)
         host_bound = there.bound == "host"
         at_origin = destination == self.origin
+        calls = pd.DataFrame({
+            "node_id": steps.calls["step_event"], "name": steps.calls["step_op"], "module": None,
+            "family": family, "call": np.arange(len(steps.calls)), "kernel_us": predicted,
+            "device_end_us": 0.0,
+        })  # fmt: skip
         return Prediction(
             gpu=destination.name, model=self.model, variant="traced", batch_size=self.batch_size,
             predicted_us=float(times[0]), active_us=float(min(there.active_us[0], times[0])),
@@ -155,8 +162,14 @@ class TrackedTrace:
             device_bound_from=device_bound_from(steps.program, predicted) if host_bound else None,
             traced=TracedStep(self.origin.name, steps.queued_us + steps.step_us, steps.queued_us, steps.step_us,
                               steps.time_per_batch_us),
+            arithmetic=traced_arithmetic(steps.calls, destination), calls=calls,
             warnings=notes,
         )  # fmt: skip
+
+    @property
+    def measured(self) -> Prediction:
+        """The step on the GPU that was traced, as it was measured."""
+        return self.to(self.origin.name)
 
     def advise(self, same_results: bool = False) -> Advice:
         """What would make the traced step faster on its own GPU, best first (`pipeline.answers.trace_advice`).
@@ -168,7 +181,7 @@ class TrackedTrace:
             InputError: the trace holds no work of a GPU that has a specification.
         """
         measured = self._steps.calls["latency_us"].to_numpy(dtype=np.float64)
-        return advise_trace(ChangeableStep(self._steps.program, measured), self.to(self.origin.name), same_results)
+        return advise_trace(ChangeableStep(self._steps.program, measured), self.measured, same_results)
 
     def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
         """Every GPU side by side, fastest first.
@@ -282,6 +295,15 @@ class MovableTrace(Trace):
             InputError: nothing ran on a GPU, or one of the two GPUs has no specification.
         """
         return self._tracked.to(gpu)
+
+    @property
+    def measured(self) -> Prediction:
+        """The step on the GPU that was traced, as it was measured; see `TrackedTrace.measured`."""
+        return self._tracked.measured
+
+    def diff(self, other: Prediction) -> Any:
+        """What a prediction has shorter or longer than the trace (`Prediction.diff`)."""
+        return self.measured.diff(other)
 
     def advise(self, same_results: bool = False) -> Advice:
         """What would make the traced step faster; see `TrackedTrace.advise`."""

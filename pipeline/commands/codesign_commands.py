@@ -17,6 +17,7 @@ from pipeline.answers.plan_results import Limits, Objective
 from pipeline.answers.step_changes import SAME
 from pipeline.answers.tracker import load_trace
 from pipeline.errors import InputError
+from pipeline.prediction import Prediction
 from pipeline.question.compose import parse_grid
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import seconds
@@ -37,6 +38,7 @@ from pipeline.terminal import (
     split_results,
     working,
 )
+from pipeline.trace.linked_trace import UNNAMED
 
 app = typer.Typer()
 
@@ -119,25 +121,39 @@ def plan(
     epilog=examples(
         "diff gpu=V100 gpu=H100 model=resnet50 batch_size=64",
         "diff gpu=A100 model=dlrm_ddp batch_size=512 batch_size=2048",
+        "diff --trace trace.json.gz gpu=V100 model=resnet50 batch_size=32",
     )
 )
 def diff(
     overrides: Overrides = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="step A is that of this PyTorch profiler trace; the overrides are step B")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")] = None,
     as_json: Json = False,
 ) -> None:
     """Say what makes step B faster or slower than step A; an option that is given twice is that of A, then that of B."""
     given, results = split_results(overrides)
-    asked = two_points(given)
+    asked = two_points(given) if trace is None else [ask(given)]
     if plot is not None:
         check_file(plot, "--plot")
     with working("predicting"):
         answers = in_order(asked, engine(**results).predict(asked, detail=True))
-        a, b = (answer.whole() for answer in answers)
-        result = a.diff(b)
+        steps = [answer.whole() for answer in answers]
+        if trace is not None:
+            steps = [_traced(trace, asked[0]), *steps]
+        result = steps[0].diff(steps[1])
     if plot is not None:
         write_waterfall(draw_difference(result), plot)
     print_json(result.as_dict()) if as_json else show_difference(result)
+
+
+def _traced(trace: Path, asked: Question) -> Prediction:
+    """The measured step of a trace, to compare with what is asked; its GPU is the one asked for if the trace names none."""
+    step = load_trace(trace, asked.batch_size)
+    if step.device == UNNAMED:
+        step = load_trace(trace, asked.batch_size, gpu=asked.gpu.name)
+    return step.measured
 
 
 def two_points(given: Sequence[str]) -> list[Question]:

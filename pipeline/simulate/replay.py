@@ -9,16 +9,19 @@ baselines: the sum of kernel times, and the mean span of the iterations that the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from pipeline.errors import InputError, TraceError
+from pipeline.errors import InputError, TraceError, UnknownNameError
+from pipeline.hardware.find_gpu import load_gpu
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import MIN_COMMON, merged, summarise
 from pipeline.overheads.statistics import calibrate as factor_of
+from pipeline.prediction import Arithmetic
 from pipeline.schemas import refuse_overwriting
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.measured_rows import measured_rows
@@ -30,6 +33,7 @@ from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trac
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.kineto_fields import API_CATEGORIES, KERNEL_LAUNCHES
 from pipeline.trace.load import load_trace
+from pipeline.transfer.trace_calls import trace_calls, traced_arithmetic
 
 MAX_UNMATCHED_SHARE = 0.5
 """Share of host time without statistics of its own ops from which a replay prints a note."""
@@ -180,7 +184,15 @@ def replay_source(
         pd.concat(samples, ignore_index=True),
         tuple(notes),
         time_per_batch_us(target.chosen),
+        _arithmetic(target, replayed[len(replayed) // 2].iteration),
     )
+
+
+def _arithmetic(target: TraceSelection, iteration: Iteration) -> Arithmetic | None:
+    """What an iteration computes; None where no GPU file describes the device, or shapes do not show it."""
+    with suppress(UnknownNameError):
+        return traced_arithmetic(trace_calls(target.act, iteration.calls), load_gpu(target.act.trace.device))
+    return None
 
 
 def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.prediction import Arithmetic, facts_of
 from pipeline.readable import milliseconds
 from pipeline.simulate.program import Program
 from pipeline.simulate.timeline import Timeline
@@ -60,6 +61,8 @@ class ReplayResult:
     notes: tuple[str, ...] = field(default=())
     time_per_batch_us: float | None = None
     """Measured mean time from the end of an iteration to the end of the next; None for one iteration."""
+    arithmetic: Arithmetic | None = None
+    """What an iteration computes; None where the trace does not show it."""
 
     def mean(self, what: str) -> float:
         """Mean over the evaluated iterations: `measured`, `predicted`, `active_measured`, `active_predicted`, ..."""
@@ -100,6 +103,7 @@ class ReplayResult:
             "step_predicted_us": step["predicted"],
             "step_error": step["predicted"] / step["measured"] - 1.0,
             "time_per_batch_us": self.time_per_batch_us,
+            **facts_of(self.arithmetic, step["measured"]),
             "active_measured_us": self.mean("active_measured"),
             "active_predicted_us": self.mean("active_predicted"),
             "idle_measured_us": measured - self.mean("active_measured"),
@@ -174,11 +178,14 @@ BOX_FROM = 60
 
 
 def verdict(facts: dict[str, Any]) -> str:
-    """`ReplayResult.as_dict()` in a sentence: the step, predicted and measured."""
+    """`ReplayResult.as_dict()` in a sentence: the step, predicted and measured; then its arithmetic, where it is known."""
     error = facts["step_error"]
     missed = "exact" if round(error, 4) == 0 else f"{abs(error):.2%} {'short' if error < 0 else 'long'}"
     predicted, measured = milliseconds(facts["step_predicted_us"]), milliseconds(facts["step_measured_us"])
-    return f"step {predicted} predicted, {measured} measured: {missed}"
+    said = f"step {predicted} predicted, {measured} measured: {missed}"
+    if facts["mfu"] is None:
+        return said
+    return f"{said}\n{facts['tflop_per_s']:.3g} TFLOP/s measured, {facts['mfu']:.1%} of the {facts['mfu_dtype']} peak (MFU)"
 
 
 def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:

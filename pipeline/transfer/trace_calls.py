@@ -19,6 +19,7 @@ from pipeline.graph.opmap import find_row
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.physics import raised_to_min_duration
+from pipeline.prediction import Arithmetic
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category
 from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, on_tensor_cores, step_calls_us
@@ -59,6 +60,9 @@ TF32_KERNELS = "tf32|tensorop|s1688|nvjet"
 
 CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|nvjet"
 
+COUNTED_KERNELS = f"(?<!fb)(?:{CONVOLUTION_KERNELS})|gemv|flash|fmha|attention"
+"""Pattern in the names of kernels that compute products, not of FBGEMM's: their op must be known for the FLOPs of a step."""
+
 CONVOLUTION_GRADIENTS = {"dgrad": "conv2d_backward_data", "wgrad": "conv2d_backward_weight"}
 """Words in the names of convolution kernels, and the family that they show."""
 
@@ -69,7 +73,8 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     Returns:
         Columns `kernel_name, stream, op, family, kind, latency_us, grid, block, registers, shared_memory, bytes, dtype`
         and dims. `kind` is kernel, copy (device only), link (host and device) or collective. `dtype` is the type in
-        which a product is computed: fp32, tf32, fp16 or bf16.
+        which a product is computed: fp32, tf32, fp16 or bf16. `op_event` is the event of `op`, whose products have `flops`
+        (NaN where shapes do not show them); `step_event` and `step_op` are the top-level operator.
     """
     events = act.trace.events
     columns = ["name", "category", "stream", "grid", "block", "registers", "shared_memory", "bytes"]
@@ -88,7 +93,10 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
         return np.where(linked, column, absent)
 
     latency_us = (act.call_end - act.call_start)[calls] / 1000.0
-    frame = table.rename(columns={"name": "kernel_name"}).assign(op=op, latency_us=latency_us)
+    top = events["top"].fillna(-1).to_numpy(np.int64)[launch]
+    step_event = np.where(top >= 0, top, row)
+    frame = table.rename(columns={"name": "kernel_name"}).assign(op=op, latency_us=latency_us, op_event=row)
+    frame["step_event"], frame["step_op"] = step_event, np.where(linked, act.trace.names[step_event], op)
     name = frame["kernel_name"].astype(str)
     moves = frame["category"].isin([Category.MEMCPY, Category.MEMSET])
     frame["kind"] = np.select(
@@ -99,20 +107,39 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     half = np.array([_half_precision_type(text) for text in of_op("input_dtypes")], object)
     tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
     frame["dtype"] = np.where(half != "", half, np.where(tf32, "tf32", "fp32"))
-    described = zip(op, of_op("input_shapes"), of_op("input_values"), strict=True)
+    described = list(zip(op, of_op("input_shapes"), of_op("input_values"), strict=True))
     dims = pd.DataFrame([_dims(str(name), shapes, values) for name, shapes, values in described], index=frame.index)
+    flops = np.array([_flops(str(name), shapes, values) for name, shapes, values in described])
+    frame["flops"] = np.where((flops == 0) & name.str.contains(COUNTED_KERNELS, case=False), np.nan, flops)
     for column in ("family", "B", "M", "N", "K", *CONVOLUTION_DIMS, *WINDOW_DIMS):
         frame[column] = dims.get(column, np.nan)
     main = name.str.contains(PRODUCT_KERNELS, case=False) | (
         (frame["family"] == "conv2d_forward") & name.str.contains(CONVOLUTION_KERNELS, case=False)
     )
-    frame["family"] = frame["family"].where(main, "other").fillna("other")
+    frame["family"] = frame["family"].astype(object).where(main, "other").fillna("other")
     # input shapes do not show stride and padding: assume the values of most convolutions and of the training samples
     usual = {"stride": 1.0, "stride_w": 1.0, "dilation": 1.0, "padding": np.floor(frame["kernel_size"] / 2),
              "padding_w": np.floor(frame["kernel_size_w"] / 2)}  # fmt: skip
     for column, value in usual.items():
         frame[column] = frame[column].astype(float).fillna(value)
     return frame
+
+
+def traced_arithmetic(calls: pd.DataFrame, gpu: GpuSpec) -> Arithmetic | None:
+    """What `trace_calls` compute, with the peaks of a GPU; None where shapes do not show all products.
+
+    What a step runs again (checkpoints) counts too: a trace does not tell it apart.
+    """
+    flops = _traced_flops(calls)
+    peaks = {dtype: gpu.datasheet_gflop_per_s(dtype) / 1000 for dtype in flops}
+    return Arithmetic(sum(flops.values()), next(iter(flops)), peaks) if flops else None
+
+
+def _traced_flops(calls: pd.DataFrame) -> dict[str, float]:
+    longest = calls.sort_values("latency_us", kind="stable").drop_duplicates("op_event", keep="last")
+    sums = longest.groupby("dtype")["flops"].sum().sort_values(ascending=False)
+    known = calls["flops"].notna().all()
+    return {str(dtype): float(value) for dtype, value in sums.items() if value > 0} if known else {}
 
 
 def _half_precision_type(types: Any) -> str:
@@ -146,6 +173,36 @@ def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:
                 "kernel_size_w": window_w, "input_size": height, "input_size_w": width,
                 "groups": max(c // max(per_group, 1), 1), **_window(op, values)}  # fmt: skip
     return {}
+
+
+def _flops(op: str, shapes: Any, values: Any) -> float:
+    """FLOPs of an op's products, a multiply-add as two; 0 for an op without products, NaN where its inputs do not show them."""
+    if op == "aten::convolution_backward" or "attention" in op:
+        try:
+            tensors = [s for s in json.loads(shapes) if isinstance(s, list) and s]
+            if op == "aten::convolution_backward":
+                gradients: int = sum(word == "True" for word in json.loads(values)[-1].strip("[]").split(", ")[:2])
+                return 2.0 * gradients * float(np.prod(tensors[0])) * float(np.prod(tensors[2][1:]))
+            query, key = tensors[1:3] if "backward" in op else tensors[:2]
+            keys: int = key[2 if "scaled_dot_product" in op else 1]  # the others have heads behind the sequence
+            return (8.0 if "backward" in op else 4.0) * float(np.prod(query)) * keys
+        except (TypeError, ValueError, IndexError):
+            return float("nan")
+    if op not in PRODUCT_OPS and op not in CONVOLUTIONS:
+        return 0.0
+    d = _dims(op, shapes, values)
+    if "N" in d:
+        return float(2 * d["B"] * d["M"] * d["N"] * d["K"])
+    if "padding" not in d:
+        return float("nan")
+    high, wide = (
+        (d[f"input_size{way}"] + 2 * d[f"padding{way}"] - d["dilation"] * (d[f"kernel_size{way}"] - 1) - 1)
+        // d[f"stride{way}"]
+        + 1
+        for way in ("", "_w")
+    )
+    products = d["kernel_size"] * d["kernel_size_w"] * d["in_channels"] // d["groups"]
+    return float(2 * d["B"] * d["out_channels"] * high * wide * products)
 
 
 def _window(op: str, values: Any) -> dict[str, int]:
@@ -188,6 +245,8 @@ def _family(op: str, kernel: str, kind: str, family: str) -> str:
         return "memset" if "memset" in kernel.lower() else "memcpy_d2d"
     if family != "other":
         return family
+    if op.startswith("aten::cudnn_convolution_backward"):  # before PyTorch 1.11
+        return f"conv2d_backward_{'weight' if op.endswith('weight') else 'data'}"
     row = find_row(op)
     rules = row.calls if row is not None else ()
     last = rules[-1].family if rules else "other"

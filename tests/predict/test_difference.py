@@ -12,7 +12,7 @@ import pytest
 from matplotlib.container import BarContainer
 from typer.testing import CliRunner
 
-from pipeline import predict
+from pipeline import load_trace, predict
 from pipeline.answers.difference import Difference
 from pipeline.answers.engine import engine
 from pipeline.cli import app
@@ -21,6 +21,7 @@ from pipeline.errors import InputError
 from pipeline.prediction import Prediction, SeveralGpus
 from pipeline.question.question import expand
 from tests.show.figure_texts import problems
+from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write
 
 STEP = Prediction(
     "V100", "m", "default", 64, 10_000.0, 6_000.0, 9_000.0, 9_000.0, 12_000.0, 0, True, {}, {}, 0.0,
@@ -158,6 +159,58 @@ def test_values_given_twice_are_those_of_a_and_b() -> None:
     assert (a.gpu.name, a.batch_size, b.gpu.name, b.batch_size) == ("V100", 64, "T4", 32)
     a, b = two_points(["gpu=T4,V100", "model=dlrm_small"])
     assert (a.gpu.name, b.gpu.name) == ("T4", "V100")
+
+
+def traced(folder: Path) -> Path:
+    """A step of 200 us on a V100: two products with backward passes, of 20 and 30 us each, and a copy.
+
+    main  [to ][linear ][linear ]      [Addmm ][Addmm ]
+    s7         c         g20  g30             g20     g30
+    """
+    events, at = [annotation("ProfilerStep#0", 0, 200)], 1.0
+    names = ["aten::to", "aten::linear", "aten::linear", *["autograd::engine::evaluate_function: AddmmBackward0"] * 2]
+    for number, (name, took) in enumerate(zip(names, (10, 20, 30, 20, 30), strict=True), 1):
+        events += [op(name, at, at + 12), op("aten::addmm" if "to" not in name[-2:] else "aten::copy_", at + 1, at + 11),
+                   launch(at + 2, at + 4, number), kernel("sgemm", at + 6, at + 6 + took, number)]  # fmt: skip
+        at += took + 8
+    return write(folder, events, deviceProperties=[{**PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}])
+
+
+def test_a_trace_differs_from_a_prediction_by_the_prediction_alone(v100: Prediction, tmp_path: Path) -> None:
+    trace = load_trace(traced(tmp_path))
+    found = trace.diff(v100)
+    assert found.names[1].endswith("prediction") and found.names[0].endswith("trace")
+    assert found.sentence.startswith("the ") and "than" not in found.names
+    assert sum(part.us for part in found.parts) == pytest.approx(v100.predicted_us - trace.measured.predicted_us)
+    assert v100.drawn is not None
+    gemm = next(part for part in found.parts if part.name == "gemm")
+    assert gemm.a_us == pytest.approx(100.0)
+    assert (gemm.p10_us, gemm.p90_us) == pytest.approx(
+        tuple(np.percentile(v100.drawn.parts()["gemm"], [10, 90]) - 100.0), rel=0.02
+    )
+
+
+def test_operators_of_a_trace_are_paired_in_their_order(v100: Prediction, tmp_path: Path) -> None:
+    measured = load_trace(traced(tmp_path)).measured
+    own = v100.calls
+    assert own is not None
+    linear = own[(own["name"] == "aten::linear") & (own["family"] == "gemm")]
+    two = linear[linear["node_id"].isin(linear["node_id"].unique()[:2])]
+    found = measured.diff(replace(v100, calls=two))
+    pairs = [(call.a_us, call.b_us, call.sizes) for call in found.calls if call.operator == "aten::linear"]
+    assert sorted(a for a, _, _ in pairs) == pytest.approx([20.0, 30.0]) and all("M=" in sizes for *_, sizes in pairs)
+    every = measured.diff(v100)
+    (summed,) = [call for call in every.calls if call.operator == "aten::linear" and call.family == "gemm"]
+    assert summed.a_us == pytest.approx(50.0) and summed.sizes == "", (
+        "three layers against two: only sums can be compared"
+    )
+
+
+def test_the_command_compares_a_trace_with_a_prediction(tmp_path: Path) -> None:
+    words = ["diff", "--trace", str(traced(tmp_path)), "gpu=V100", "model=dlrm_small", "predict.draws=10"]
+    answer = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert answer["a"]["traced"]["gpu"] == "V100-SXM2-16GB" and answer["b"]["model"] == "dlrm_small"
+    assert any("measured" in note for note in answer["notes"])
 
 
 def test_the_command_prints_the_table_json_and_a_picture(tmp_path: Path) -> None:

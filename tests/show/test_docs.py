@@ -126,7 +126,8 @@ def steptime(words: list[str]) -> bool:
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     overrides = [word for word in words if re.match(r"\+?[a-z][\w.]*=", word)]
     if command.name == "diff":
-        return options(words) <= known and (not overrides or len(two_points(overrides)) == 2)
+        points = expand(overrides) * 2 if "--trace" in words else two_points(overrides) if overrides else []
+        return options(words) <= known and len(points) in (0, 2)
     whole = not hasattr(command, "commands") or (words and options(words) == set(words))  # `steptime --version`
     return bool(whole) and options(words) <= known and composes(overrides)
 

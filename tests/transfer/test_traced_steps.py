@@ -108,3 +108,55 @@ def test_what_a_call_is_follows_from_its_category_not_from_words_in_its_name(tmp
               launch(33, 35, 4), kernel("sum_HostPolicy_Memset_kernel", 36, 39, 4)]  # fmt: skip
     calls = load_trace(write(tmp_path, events, deviceProperties=V100))._tracked.calls("T4")
     assert list(calls["kind"]) == ["link", "link", "copy", "kernel"]
+
+
+def inputs(*shapes: list[int], values: list[str] | None = None) -> dict[str, Any]:
+    """What the profiler records of an op's inputs with `record_shapes=True`."""
+    recorded = {"Input Dims": [*shapes], "Input type": ["c10::BFloat16"] * len(shapes)}
+    return recorded if values is None else recorded | {"Concrete Inputs": values}
+
+
+QUERY = [2, 12, 128, 64]
+HEADS_LAST = [2, 128, 12, 64]
+IMAGES, WEIGHTS, OUTPUT = [8, 64, 56, 56], [128, 64, 3, 3], [8, 128, 28, 28]
+WINDOW = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]"]
+CONVOLUTION = 2 * 8 * 128 * 28 * 28 * 64 * 9
+SCORES = 2 * (2 * 2 * 12 * 128 * 128 * 64)  # two products
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "flops"),
+    [
+        ("aten::addmm", inputs([64], [32, 16], [16, 64]), 2 * 32 * 16 * 64),
+        ("aten::bmm", inputs([4, 32, 16], [4, 16, 64]), 2 * 4 * 32 * 16 * 64),
+        ("aten::convolution", inputs(IMAGES, WEIGHTS, [], values=WINDOW), CONVOLUTION),
+        ("aten::convolution", inputs(IMAGES, WEIGHTS, []), None),  # stride is not recorded
+        (
+            "aten::convolution_backward",
+            inputs(OUTPUT, IMAGES, WEIGHTS, values=["[True, True, False]"]),
+            2 * CONVOLUTION,
+        ),
+        ("aten::convolution_backward", inputs(OUTPUT, IMAGES, WEIGHTS, values=["[False, True, False]"]), CONVOLUTION),
+        ("aten::_scaled_dot_product_cudnn_attention", inputs(QUERY, QUERY, QUERY), SCORES),
+        ("aten::_flash_attention_backward", inputs(*[HEADS_LAST] * 4), 2 * SCORES),
+        ("aten::mm", {}, None),
+        ("aten::relu", inputs([64, 64]), 0),
+    ],
+)
+def test_a_trace_with_shapes_shows_its_arithmetic(
+    tmp_path: Path, name: str, recorded: dict[str, Any], flops: int | None
+) -> None:
+    """One kernel of 1 ms, beside a product of 64 x 64 matrices, which is half a MFLOP."""
+    square, known = inputs([64, 64], [64, 64]), 2 * 64**3
+    events = [annotation("ProfilerStep#0", 0, 1200), op("aten::mm", 1, 13, **square), launch(5, 7, 1), kernel("gemm", 10, 20, 1),
+              op(name, 14, 19, **recorded), launch(15, 17, 2),
+              kernel("relu" if flops == 0 else "sgemm_or_flash", 20, 1020, 2)]  # fmt: skip
+    step = load_trace(
+        write(tmp_path, events, deviceProperties=[{**PROPERTIES[0], "name": "NVIDIA H100 PCIe"}])
+    ).measured
+    if flops is None:
+        assert step.mfu is None
+        return
+    assert step.arithmetic is not None and step.arithmetic.dtype == "bf16" and step.mfu is not None
+    assert step.arithmetic.model_flops == flops + known
+    assert step.mfu == pytest.approx((flops + known) / step.predicted_us / 1e6 / 756, rel=1e-3)  # datasheet
