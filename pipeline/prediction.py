@@ -188,6 +188,12 @@ class Prediction:
         return self.global_batch / self.predicted_us * 1e6
 
     @property
+    def assumed(self) -> str:
+        """Host, dtype, optimizer and attention of the step, as text; empty for a trace."""
+        host = {"host": self.host} if self.host else {}
+        return ", ".join(f"{key} {value}" for key, value in {**host, **self.asked}.items())
+
+    @property
     def tflop_per_s(self) -> float | None:
         """FLOPs that the model needs, over the step time, in TFLOP/s per GPU."""
         return self.arithmetic.tflop_per_s(self.predicted_us) if self.arithmetic else None

@@ -363,6 +363,8 @@ def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator
     if a.global_batch != b.global_batch:
         change = 100 * (a.samples_per_s / b.samples_per_s - 1)
         yield f"{a.global_batch:,} and {b.global_batch:,} samples: time per sample {change:+.1f} %".replace("-", "−")
+    if a.assumed or b.assumed:
+        yield f"both with {a.assumed}" if a.assumed == b.assumed else f"A with {a.assumed}; B with {b.assumed}"
     if drawn_share is None:
         yield "no intervals: one of the steps cannot be drawn again"
     else:

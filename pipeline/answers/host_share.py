@@ -29,12 +29,12 @@ def host_note(questions: Sequence[Question], predictions: Sequence[Prediction], 
         engine: predicts the same steps with the other host.
 
     Returns:
-        The line; None where all predictions assume one host.
+        The line; None where all GPUs have the same hosts: one, or those that were asked for, which are rows of their own.
     """
     gpus_of: dict[str, list[str]] = {}
     for question in questions:
         gpus_of.setdefault(question.host.name, []).append(question.gpu.name)
-    if len(gpus_of) < 2:
+    if len({frozenset(gpus) for gpus in gpus_of.values()}) < 2:
         return None
     named = "; ".join(f"{host} ({', '.join(dict.fromkeys(gpus))})" for host, gpus in gpus_of.items())
     first = questions[0].host

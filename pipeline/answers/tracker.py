@@ -27,7 +27,7 @@ import pandas as pd
 from pipeline.answers.advice import Advice
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace
 from pipeline.errors import InputError, SteptimeWarning, UnknownNameError
-from pipeline.hardware.find_gpu import describe_gpu, list_gpus, load_gpu, nearest_gpu
+from pipeline.hardware.find_gpu import describe_gpu, list_gpus, load_gpu, nearest_gpu, nearest_name
 from pipeline.hardware.spec import GpuSpec
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
@@ -90,8 +90,10 @@ class TrackedTrace:
         except UnknownNameError:
             if self.gpu:
                 raise
-            near = nearest_gpu(self.trace.metadata.get("deviceProperties"))
-            device, like = self.trace.device, " (the nearest by multiprocessors and memory)" if near else ""
+            device, near = self.trace.device, nearest_gpu(self.trace.metadata.get("deviceProperties"))
+            like = " (the nearest by multiprocessors and memory)" if near else ""
+            if not near and (near := "" if device == UNNAMED else nearest_name(device)):
+                like = " (the nearest name)"
             named = "the trace does not name its GPU" if device == UNNAMED else f"no GPU file has the name {device}"
             say = f'say which GPU it is, load_trace(path, gpu="{near or "V100"}"){like}, for commands gpu=NAME'
             raise InputError(f"{self.trace.path}: {named}: {say}; {describe_gpu()}") from None

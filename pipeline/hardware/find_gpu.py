@@ -60,8 +60,8 @@ def load_gpu_file(name: str) -> GpuSpec:
     specs, name_by_alias = _gpu_files()
     file_name = name_by_alias.get(_comparable_name(name))
     if file_name is None:
-        close = get_close_matches(_comparable_name(name), name_by_alias, n=1)
-        nearest = f"did you mean {name_by_alias[close[0]]!r}? " if close else ""
+        near = nearest_name(name)
+        nearest = f"did you mean {near!r}? " if near else ""
         raise UnknownNameError("GPU", name, [*specs, LOCAL], nearest, f"; {describe_gpu()}")
     return specs[file_name]
 
@@ -71,6 +71,18 @@ def describe_gpu() -> str:
     folder = user_config_dir()
     kept = f" or keep that file in {folder / 'gpu'}" if folder else ""
     return f"for another GPU give a file with its figures, gpu=FILE.yaml,{kept} (docs/extending.md)"
+
+
+def is_known(name: str) -> bool:
+    """Whether a GPU file has this name or alias."""
+    return _comparable_name(name) in _gpu_files()[1]
+
+
+def nearest_name(name: str) -> str:
+    """The known GPU with the name or alias most like this one; empty where none is."""
+    name_by_alias = _gpu_files()[1]
+    close = get_close_matches(_comparable_name(name), name_by_alias, n=1)
+    return name_by_alias[close[0]] if close else ""
 
 
 def nearest_gpu(properties: Any) -> str:

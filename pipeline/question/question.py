@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware import find_gpu
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.find_gpu import LOCAL, catalogue_spec, composed_gpu, differing_figures, list_gpus, load_gpu
 from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
@@ -335,7 +336,9 @@ def _name_in_group(override: Override) -> str:
     """The file that `gpu=`, `model=`, `kernels=` or `overheads=` names; an alias of a GPU and a path become its name."""
     group, stated = override.key, override.value
     name = stated if isinstance(stated, str) else override.text.partition("=")[2]
-    if len(parts := name.replace(",", " ").split()) > 1 and isinstance(stated, str):
+    parts = name.replace(",", " ").split()
+    several = len(parts) > 1 and isinstance(stated, str)
+    if several and (group != "gpu" or all(map(find_gpu.is_known, parts))):  # `NVIDIA A10G` is one GPU
         raise ConfigError(f"{group}={name}: write several values with commas and no spaces: {group}={','.join(parts)}")
     if group == "gpu":
         return name if name == LOCAL_GPU else load_gpu(name).name

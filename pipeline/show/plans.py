@@ -100,8 +100,9 @@ def show_plan(plan: Plan, screen: Console | None = None) -> None:
     lost = ", ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items())
     if lost:
         screen.print(Text(f"others lost: {lost}", style="dim"))
-    notes = list(dict.fromkeys(note for choice in plan.contenders for note in choice.prediction.warnings))
-    for note in [*plan.prices, *([plan.hosts] if plan.hosts else []), *(f"warning: {text}" for text in notes)]:
+    warned = dict.fromkeys(f"warning: {note}" for choice in plan.contenders for note in choice.prediction.warnings)
+    computed = f"the best is computed with {plan.best.prediction.assumed}"
+    for note in [computed, *plan.prices, *([plan.hosts] if plan.hosts else []), *warned]:
         screen.print(Text(note, style="dim"))
 
 

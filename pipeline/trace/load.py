@@ -17,7 +17,7 @@ from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
 from pipeline.trace.event_order import in_order, without_duplicates
 from pipeline.trace.file_scan import Scanner
-from pipeline.trace.kineto_fields import MISSING
+from pipeline.trace.kineto_fields import MISSING, STEP_MARKER
 from pipeline.trace.linked_trace import Ints, Trace
 
 
@@ -32,6 +32,7 @@ def load_trace(path: str | Path) -> Trace:
     for batch in scanner.batches():
         events.add(batch)
     columns, lost = _without_lost(events.finish())
+    lost_steps = _step_markers(lost["name"], list(events.vocabulary["name"].codes))
     columns["ts_ns"] += _base_ns(path, scanner.metadata)
     columns, vocabulary = in_order(columns, events.vocabulary)
     columns, duplicates = without_duplicates(columns)
@@ -47,28 +48,36 @@ def load_trace(path: str | Path) -> Trace:
         notes=_notes(events, scanner, duplicates),
     )
     link(trace)
-    if len(lost):
-        _leave_out(trace, lost)
+    if len(lost["name"]):
+        _leave_out(trace, lost["correlation"], lost_steps)
     return trace
 
 
-def _without_lost(columns: dict[str, Ints]) -> tuple[dict[str, Ints], Ints]:
-    """Columns without the events whose times the profiler lost, and the correlation ids of these events.
+def _without_lost(columns: dict[str, Ints]) -> tuple[dict[str, Ints], dict[str, Ints]]:
+    """Columns without the events whose times the profiler lost, and the columns of these events.
 
     They begin at 0 and last 0 (pytorch/kineto#109), while all others begin later.
     """
     lost = (columns["ts_ns"] == 0) & (columns["dur_ns"] == 0)
     if not lost.any() or lost.all() or columns["ts_ns"][~lost].min() <= 0:
-        return columns, np.empty(0, np.int64)
-    return {name: values[~lost] for name, values in columns.items()}, columns["correlation"][lost]
+        lost[:] = False
+    kept, left = ({name: values[rows] for name, values in columns.items()} for rows in (~lost, lost))
+    return kept, left
 
 
-def _leave_out(trace: Trace, lost: Ints) -> None:
+def _step_markers(codes: Ints, names: list[str]) -> list[str]:
+    """The names of events that mark a step, in order of their numbers."""
+    marks = [names[code] for code in codes.tolist() if names[code].startswith(STEP_MARKER)]
+    return sorted(marks, key=lambda mark: (len(mark), mark))
+
+
+def _leave_out(trace: Trace, lost: Ints, steps: list[str]) -> None:
     """Take the iterations that miss a launch or its work out of a trace: their events get no iteration.
 
     Args:
         trace: the trace, without its lost events.
         lost: correlation ids of the lost events.
+        steps: names of the steps whose marker is among them; these have no iteration.
     """
     columns = trace.columns
     partners = np.flatnonzero(np.isin(columns["correlation"], lost[lost != MISSING]))
@@ -79,7 +88,8 @@ def _leave_out(trace: Trace, lost: Ints) -> None:
     numbers = numbers[numbers >= 0]
     columns["iteration"][np.isin(columns["iteration"], numbers)] = -1
     left_out = f"; iterations that miss some of it are left out: {', '.join(map(str, numbers))}" if len(numbers) else ""
-    trace.notes.append(f"{len(lost)} events have no time (ts 0): the profiler lost it{left_out}")
+    unmarked = f"; steps whose marker is lost are left out: {', '.join(steps)}" if steps else ""
+    trace.notes.append(f"{len(lost)} events have no time (ts 0): the profiler lost it{left_out}{unmarked}")
 
 
 def _base_ns(path: Path, metadata: dict[str, Any]) -> int:

@@ -128,6 +128,7 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         ("predict=3", ConfigError, "write predict.KEY=value"),
         ("+model.tables=4", ConfigError, "write it without the plus"),
         ("gpu=V100 T4", ConfigError, "write several values with commas and no spaces: gpu=V100,T4"),
+        ("gpu=GeForce RTX 4080", UnknownNameError, "unknown GPU 'GeForce RTX 4080': did you mean 'RTX4090'"),
     ],
 )
 def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type[Exception], says: str) -> None:
@@ -136,6 +137,13 @@ def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type
             ["gpu=V100", "model=dlrm_default", override] if not override.startswith(("gpu", "model=")) else [override]
         )
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name, gpus", [
+    ("NVIDIA A10G", ["A10G"]), ("NVIDIA H100 80GB HBM3,Tesla T4", ["H100", "T4"]), ("Quadro RTX 6000", ["RTX6000"]),
+])  # fmt: skip
+def test_a_gpu_may_have_the_name_that_cuda_gives_it(name: str, gpus: list[str]) -> None:
+    assert [question.gpu.name for question in expand([f"gpu={name}"])] == gpus
 
 
 @pytest.mark.parametrize("text", ["gpu=V100", "batch_size=512", "model.dim=32", "experiment=paper_dlrm"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from pipeline import compare, predict
 from pipeline.answers.step_errors import host_sigma
+from pipeline.cli import app
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.hardware.hosts import list_hosts, load_host, usual_host
@@ -72,6 +74,20 @@ def test_a_comparison_says_what_the_host_changes() -> None:
     assert line is not None and f"with typical-2017: A100-PCIE-40GB {a100.predicted_us / 1e3:.2f} ms instead of" in line
     assert compare("V100,P100", **DDP).hosts is None
     assert "no step" in (compare("V100,A100", model="resnet50", batch_size=64).hosts or "")
+    assert compare("V100,A100", host="typical-2017,typical-2020", **DDP).hosts is None, (
+        "each row names what was asked for"
+    )
+
+
+@pytest.mark.parametrize("command", [
+    ["predict", "gpu=V100"], ["compare", "gpu=V100"], ["plan", "samples_per_s", "gpu=V100"], ["advise", "gpu=V100"],
+    ["diff", "gpu=V100", "gpu=P100"],
+])  # fmt: skip
+def test_every_answer_names_the_host_the_dtype_and_the_optimizer(command: list[str]) -> None:
+    words = [*command, "model=dlrm_small", "batch_size=64", "predict.draws=64"]
+    shown = CliRunner().invoke(app, words).output
+    for name in ("typical-2017", "dtype default", "optimizer sgd"):
+        assert name in shown, f"{command[0]}: {name}"
 
 
 def test_statistics_are_made_once_for_all_gpus_of_a_host() -> None:

@@ -124,6 +124,16 @@ def test_iterations_with_lost_times_are_left_out(tmp_path: Path, lost: int) -> N
     assert not (extract_overheads(load_trace(result.trace.path))["iteration"] == 2).any()
 
 
+def test_steps_that_lost_their_marker_are_named(tmp_path: Path) -> None:
+    """Steps 9 and 10 of 12 lost all their times, step 2 its marker alone: nothing of them counts, and the note says so."""
+    lost = [2 * 6, *range(9 * 6, 11 * 6)]
+    facts = replay(write(tmp_path, lose(run(12), *lost), deviceProperties=V100)).as_dict()
+    assert len(facts["per_iteration"]) == 8, "of nine steps the first is warm-up"
+    assert facts["active_measured_us"] == 20
+    (note,) = (note for note in facts["notes"] if "ts 0" in note)
+    assert note.endswith("steps whose marker is lost are left out: ProfilerStep#2, ProfilerStep#9, ProfilerStep#10")
+
+
 def test_a_file_of_which_every_step_lost_a_time_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"no operators in any iteration; 3 events have no time \(ts 0\)"):
         replay(write(tmp_path, lose(run(3), 3, 9, 15)))
@@ -170,6 +180,16 @@ def test_an_unknown_name_comes_with_the_nearest_gpu(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r'no GPU file has the name Test GPU: .*gpu="H20"\) \(the nearest by .*gpu=FILE'
     ):
+        movable_trace(path).to("T4")
+
+
+@pytest.mark.parametrize("name, says", [
+    ("NVIDIA H2000", 'no GPU file has the name NVIDIA H2000: .*gpu="H200"\\) \\(the nearest name'),
+    ("Matrox", 'no GPU file has the name Matrox: .*gpu="V100"\\), for commands'),
+])  # fmt: skip
+def test_without_figures_the_nearest_gpu_is_that_of_the_nearest_name(tmp_path: Path, name: str, says: str) -> None:
+    path = write(tmp_path, run(3), deviceProperties=[{"id": 0, "name": name}])
+    with pytest.raises(InputError, match=says):
         movable_trace(path).to("T4")
 
 
