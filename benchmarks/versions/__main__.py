@@ -3,7 +3,7 @@
     python -m benchmarks.versions [ENVIRONMENT ...] [--results results/versions] [--page docs/trust.md]
 
 It needs `uv` and `hatchling`, and Pythons that uv finds. PyTorch's CUDA builds take 6 GB each: environments are made one
-after another and deleted, and so are the CUDA libraries in uv's cache. An environment that has a result is not run again.
+after another, without uv's cache, and deleted. An environment that has a result is not run again.
 """
 
 from __future__ import annotations
@@ -89,16 +89,8 @@ def run(environment: Environment) -> dict[str, Any]:
         (wheel,) = place.glob("*.whl")
         python = place / "venv" / "bin" / "python"
         _call("uv", "venv", "--python", environment.python, str(python.parents[1]))
-        command = [
-            "uv",
-            "pip",
-            "install",
-            "--python",
-            str(python),
-            str(wheel),
-            f"torch=={environment.torch}",
-            *environment.also,
-        ]
+        command = ["uv", "pip", "install", "--no-cache", "--python", str(python), str(wheel),
+                   f"torch=={environment.torch}", *environment.also]  # fmt: skip
         if environment.others == TESTED:
             command += ["--constraints", str(ROOT / "constraints.txt")]
         elif environment.others == OLDEST:
@@ -110,16 +102,7 @@ def run(environment: Environment) -> dict[str, Any]:
             return {"outcomes": {"install": " ".join(error.stderr.split())[-300:]}, "numbers": {}, "versions": {}}
         suite = Path(__file__).with_name("short_suite.py")
         told = _call(str(python), str(suite), cwd=folder, env={"SUITE_TRACE": str(TRACE)})
-        _free_cache()
     return dict(json.loads(told.splitlines()[-1]))
-
-
-def _free_cache() -> None:
-    """Delete PyTorch and its CUDA libraries from uv's cache."""
-    listed = Path(_call("uv", "cache", "dir").strip()).glob("wheels-v*/*/*")
-    names = {path.name for path in listed if path.name.startswith(("nvidia", "torch", "triton"))}
-    if names:
-        _call("uv", "cache", "clean", *sorted(names))
 
 
 def _call(*command: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None) -> str:

@@ -156,18 +156,7 @@ def _initial_parameters(inputs: int, ops: int, shape: Shape, generator: Any) -> 
 def _fit_one(
     tables: list[dict[str, Any]], ways: Ways, ops: int, recipe: Recipe, seed: int
 ) -> tuple[dict[str, Any], Any]:
-    """Train the networks of one seed.
-
-    Args:
-        tables: each GPU's samples (`_columns`).
-        ways: network and norm of each way to compute a call.
-        ops: number of ops.
-        recipe: sizes and schedule.
-        seed: seed of initial weights and batches.
-
-    Returns:
-        Parameters by name, and the correction of each GPU, shape (GPUs, 2): compute and memory.
-    """
+    """Train the networks of one seed; returns parameters by name, and each GPU's correction (GPUs, 2): compute and memory."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

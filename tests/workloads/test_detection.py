@@ -49,9 +49,14 @@ NAMES = (
     "ssd300_vgg16",
 )
 
+ONE_STAGE = ("retinanet_resnet50_fpn", "fcos_resnet50_fpn")
+"""Their training is tried by `make nightly`, their inference always."""
+
 
 @detectors
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in ONE_STAGE)) for name in NAMES]
+)
 def test_a_detector_trains_and_every_operator_has_a_model(name: str) -> None:
     p = predicted(name)
     assert p.lower_bound == () and {"forward", "backward", "optimizer"} <= set(p.calls["phase"])

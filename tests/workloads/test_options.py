@@ -14,6 +14,7 @@ from pipeline.question.question import expand
 from pipeline.question.sections import FREE_OPTIONS
 from tests.workloads.small import SMALL, config_of, options_of, small
 
+pytestmark = pytest.mark.usefixtures("shallow")
 STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "none": 0}
 CASES = [(name, option, value) for name in SMALL for option, value in options_of(name)]
 

@@ -17,6 +17,7 @@ from pipeline.workloads import make_step
 from pipeline.workloads.training_step import _replace_parameters
 from tests.workloads.small import LIKE_ANOTHER, SMALL, config_of, small
 
+pytestmark = pytest.mark.usefixtures("shallow")
 PRODUCTS = ("gemm", "bmm", "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight", "rnn")
 DLRM = {"rows": 40, "tables": 2, "dim": 8, "bottom_mlp": [4, 8], "top_mlp": [8, 1], "lookups": 3}
 CAPTURED = [(name, {}) for name in SMALL if name not in LIKE_ANOTHER] + [
