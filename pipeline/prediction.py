@@ -190,7 +190,7 @@ class Prediction:
     @property
     def assumed(self) -> str:
         """Host, dtype, optimizer and attention of the step, as text; empty for a trace."""
-        host = {"host": self.host} if self.host else {}
+        host = {"host": self.host} if self.host and self.traced is None else {}
         return ", ".join(f"{key} {value}" for key, value in {**host, **self.asked}.items())
 
     @property

@@ -76,7 +76,7 @@ def advise_trace(step: ChangeableStep, traced: Prediction, same_results: bool = 
     refused = tuple(
         Refused(change.name, gain, "does not help") for change, gain in alone_of.items() if change.name not in chosen
     )
-    notes = ["kernel times are those of the trace"]
+    notes = [*traced.notes, *traced.warnings, "kernel times are those of the trace"]
     if traced.traced is not None and traced.traced.time_per_batch_us is None:
         notes.append("the trace has one iteration: its host times may include work that is done once")
     return Advice(before, tuple(lines), taken[-1].after if taken else before, refused, tuple(notes))

@@ -165,7 +165,7 @@ class TrackedTrace:
             traced=TracedStep(self.origin.name, steps.queued_us + steps.step_us, steps.queued_us, steps.step_us,
                               steps.time_per_batch_us),
             arithmetic=traced_arithmetic(steps.calls, destination), calls=calls,
-            warnings=notes,
+            notes=tuple(self.trace.notes), warnings=notes,
         )  # fmt: skip
 
     @property

@@ -110,6 +110,17 @@ def test_no_kernel_beats_dram_or_takes_a_thousandfold(family: str, gpu: str) -> 
                 assert moved < found["kernel_us"] < 1e3 * moved and found["evidence"] == "roofline"
 
 
+@pytest.mark.parametrize("groups", [2, 4, 8])
+def test_wide_groups_in_fp32_take_the_arithmetic_of_all_of_them(groups: int) -> None:
+    """512 channels, images of 28 x 28, 3 x 3: 2 · 32 · 784 · 512 · (512 / groups) · 9 FLOP, and tiles of 32 x 32 are whole."""
+    v100 = load_gpu("V100")
+    flops = 2 * 32 * 784 * 512 * 512 / groups * 9
+    least_us = flops / (1e3 * v100.peak_gflop_per_s())
+    for family in FAMILIES:
+        found = Physics.of(v100).kernel_us(family, call(family, **wide(512, groups=groups)))[0]
+        assert least_us < found < 2 * least_us, family
+
+
 @pytest.mark.parametrize("gpu", ["A100", "H100"])
 def test_tf32_does_not_change_pytorchs_own_kernels(gpu: str) -> None:
     physics = Physics.of(load_gpu(gpu))

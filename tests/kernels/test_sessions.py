@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 
 from evaluation.checks.session_fit import fit_session, share_inside
 from evaluation.pages.published_step_tables import holds
+from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import FILE, NOTED_RATIO, Estimate, Session, clock_notes, session_of
 from pipeline.paths import packs_dir
@@ -50,6 +52,18 @@ def test_a_card_has_its_own_error_and_others_that_of_their_kind() -> None:
     assert session_of(load_gpu("P4"), "gemm").low > 1.0  # three times as fast as throttled
     assert session_of(load_gpu("P4"), "conv2d_forward") == session_of(load_gpu("P4"), "gemm")
     assert session_of(load_gpu("A100"), "memset") == session_of(load_gpu("A100"), "elementwise") != Session(0, 0)
+
+
+@pytest.mark.parametrize("gpu, low, high", [("V100", 0.0639, 0.0), ("P4", 1.188, 0.0), ("A100", 0.0639, 0.0639)])
+def test_the_interval_of_a_predicted_kernel_contains_the_error_of_a_session(gpu: str, low: float, high: float) -> None:
+    calls = pd.DataFrame([{"family": "gemm", "op": "linear", "dtype": "fp32", "B": 1, "M": 1024, "N": 1024, "K": 1024}])
+    predictor = kernel_predictor(load_gpu(gpu), "auto", None)
+    alone, found = (replace(predictor, any_session=any_session).predict(calls).iloc[0] for any_session in (False, True))
+    assert found["kernel_us"] == alone["kernel_us"]
+    for end, session in (("p10_us", low), ("p90_us", high)):
+        own, whole = (np.log(row[end] / row["kernel_us"]) for row in (alone, found))
+        assert abs(whole) == pytest.approx(np.hypot(own, session), rel=1e-3)
+    assert (found["session_low"], found["session_high"]) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_answers_of_cards_that_throttle_say_which_clock_they_mean() -> None:

@@ -68,6 +68,7 @@ def test_work_that_was_not_recorded_is_said_and_teaches_no_latency(tmp_path: Pat
         SteptimeWarning, match=r"takes 0.0\d+ ms, measured 1.03 ms: its prediction is scaled by that ratio"
     ):
         here = movable_trace(path).to("V100")
+    assert set(here.warnings) <= set(movable_trace(path).advise().warnings)
     assert here.predicted_us == 1028 and here.active_us == 20  # what was recorded, not scaled
     assert "the device idled 97%" in here.warnings[1] and len(here.warnings) == 2
 
@@ -121,6 +122,8 @@ def test_iterations_with_lost_times_are_left_out(tmp_path: Path, lost: int) -> N
         in facts["notes"]
     )
     assert facts["active_measured_us"] == 20 and facts["time_per_batch_us"] == 2000
+    moved = movable_trace(result.trace.path)
+    assert set(result.trace.notes) <= {*moved.to("T4").notes} & {*moved.advise().warnings}, "as every answer says"
     assert not (extract_overheads(load_trace(result.trace.path))["iteration"] == 2).any()
 
 
