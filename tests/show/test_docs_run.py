@@ -32,7 +32,7 @@ NOT_RUN = {
 
 NIGHTLY = re.compile(
     r"^steptime (plan|kernels fit|advise gpu=A100)|glob\(|--models models|--probes|model=gpt2_large|edit\."
-    r"|=resnet50,convnext|GPT2Config.*fused|devices=64"
+    r"|=resnet50,convnext|GPT2Config|devices=(64|1,2,4,8)|fp32,fp16 --page|gpu.dram_gb_per_s=|bert_large model.dtype=default|regnet"
 )
 """Commands that take more than a few seconds, or use what such a command made."""
 

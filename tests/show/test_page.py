@@ -191,6 +191,7 @@ def test_every_caption_is_a_text_of_its_own() -> None:
     assert all("system-message" not in text and len(text) > 80 for text in captions)
 
 
+@pytest.mark.nightly
 def test_the_report_of_snakemake_shows_the_same_figures_and_captions(
     artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
