@@ -33,6 +33,19 @@ def test_two_operands_are_read_by_add_and_one_by_its_scalar_variant():
     assert work_of("elementwise", both).read.tolist() == [256.0, 128.0]
 
 
+@pytest.mark.parametrize(
+    "causal, backward, products", [(False, False, 2), (True, False, 1), (False, True, 5), (True, True, 2.5)]
+)
+def test_attention_multiplies_twice_and_a_causal_mask_halves_that(causal, backward, products):
+    """6 heads of 64, 128 queries and keys: queries times keys, scores times values; five products in the backward pass."""
+    call = one(op="flash", B=6, M=128, N=128, K=64, attributes=f'{{"causal":{str(causal).lower()}}}').assign(
+        dtype="bf16"
+    )
+    found = work_of("attention", call.assign(phase="backward" if backward else "forward"))
+    assert found.flops[0] == products * 2 * 6 * 128 * 128 * 64
+    assert found.read[0] == (2.5 if backward else 1) * 2 * 6 * 64 * (128 + 2 * 128), "the mask saves no bytes"
+
+
 def test_half_precision_moves_half_the_bytes():
     rows = [one(op="softmax", B=4, H=8).assign(dtype=dtype) for dtype in ("fp32", "bf16")]
     wide, narrow = (work_of("softmax", row) for row in rows)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from pipeline import predict
-from pipeline.answers.memory_fit import largest_fitting
+from pipeline.answers.memory_fit import estimated_largest_batch, largest_fitting
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
+from pipeline.question.question import ask
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,12 @@ def test_a_line_takes_few_tries() -> None:
 
     assert largest_fitting(1 << 20, 1000 * (1 << 20) + 10**8, 10**9, memory_of) == 900_000
     assert len(tries) <= 4
+
+
+def test_the_largest_batch_leaves_what_pytorch_cannot_allocate() -> None:
+    """A T4 has 16 GiB, of which 0.91 can be allocated: 15.63 GB, 14,633 samples of 1 MB beside 1 GB; 16,179 in the whole."""
+    asked = ask(["gpu=T4", "model=dlrm_small"])
+    assert estimated_largest_batch(asked, lambda _, size: 10**9 + size * 10**6) == 14_000
 
 
 def test_sizes_at_which_the_step_cannot_be_built_do_not_fit() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from pipeline import compare, plan
-from pipeline.answers.engine import Engine, engine
-from pipeline.answers.ties import independent_share, reseeded, shares_of_wins
-from pipeline.question.question import expand
+from pipeline.answers.engine import Answer, Engine, engine
+from pipeline.answers.ties import find_ties, independent_share, reseeded, shares_of_wins, tied_gpus
+from pipeline.prediction import Prediction
+from pipeline.question.question import Question, expand
 from pipeline.show.comparison import PER_PRICE, THROUGHPUT
 
 
@@ -73,3 +75,28 @@ def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
     )
     sure = plan("samples_per_s", gpu="P4,H100", model="resnet50", batch_size=32)
     assert sure.tie is None and sure.summary.startswith("best samples_per_s: resnet50 on H100")
+
+
+@pytest.mark.parametrize("apart, tied", [(0.118, True), (0.120, False)])
+def test_a_rival_that_wins_a_fifth_of_the_draws_ties(apart: float, tied: bool) -> None:
+    """Errors of 0.1 each (log time): the difference has 0.141, and is below 0 in a fifth of the draws at 0.8416 of that, 0.119."""
+    best, other = ((us, us * np.exp(-0.128155), us * np.exp(0.128155)) for us in (100.0, 100.0 * np.exp(apart)))
+    assert tied_gpus([other, best]) == [tied, True]
+
+
+@pytest.mark.parametrize("wins, share", [((1,), None), ((2,), 0.2), ((4, 2, 1), 0.4)])
+def test_two_wins_in_ten_draws_are_a_tie(wins: tuple[int, ...], share: float | None) -> None:
+    questions = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "model.dim=8,16,32,64"])[: 1 + len(wins)]
+    rivals = [np.where(np.arange(10) < won, 99.0, 101.0) for won in wins]
+    answers = {
+        question: Prediction("V100", "m", "default", 64, us, us, us, 90.0, 110.0, 0, True, {}, {}, 0.0, draws_us=drawn)
+        for question, us, drawn in zip(questions, 100.0 + np.arange(4), [np.full(10, 100.0), *rivals], strict=False)
+    }
+
+    class Drawn:
+        def predict(self, asked: Iterable[Question], keep_draws: bool) -> Iterator[Answer]:
+            return (Answer(question, answers[question]) for question in asked)
+
+    found = find_ties(answers, {THROUGHPUT: dict.fromkeys(questions, 1.0)}, cast(Engine, Drawn()))
+    assert {what: tie.share for what, tie in found.items()} == ({} if share is None else {THROUGHPUT: share})
+    assert all(len(tie.predictions) == 1 + sum(won >= 2 for won in wins) for tie in found.values())

@@ -98,6 +98,16 @@ def test_memory_is_not_asked_for_where_fewer_samples_do_not_fit(engine, monkeypa
     assert asked == [1000000]
 
 
+@pytest.mark.parametrize("gib, fits", [(14.5, True), (14.6, False), (15.9, False)])
+def test_a_plan_takes_what_fits_into_the_usable_memory(engine, monkeypatch, gib, fits):
+    """PyTorch can allocate 14.56 of a T4's 16 GiB. Beside it a V100 of 32 GiB, which is better."""
+    monkeypatch.setattr(engine.steps, "memory_bytes", lambda question: int(gib * 2**30))
+    found = make_plan(
+        Objective.step, expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64"]), Limits(), prune=False
+    )
+    assert ("does not fit" not in found.lost) == fits, found.lost
+
+
 def test_knots_are_the_ends_and_sizes_between():
     assert knots([8, 16, 24]) == [8, 24] and knots([8]) == [8]
     assert knots(list(range(8, 801, 8))) == [8, 32, 128, 512, 800]
