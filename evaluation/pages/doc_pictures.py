@@ -82,7 +82,7 @@ def timeline_digest() -> str:
 
 def draw_timeline(file: Path) -> bool:
     """Take a picture of a timeline's page with Chromium; False where there is none."""
-    from tests.show import chromium
+    from evaluation.pages import chromium
 
     if chromium.program() is None:
         return False

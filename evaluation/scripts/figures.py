@@ -11,7 +11,7 @@ with job(snakemake):
     from pipeline.schemas import read_table
     from pipeline.show.figures.gallery import Artifacts, draw_all
     from pipeline.show.grid_inputs import (
-        grid_difference,
+        grid_steps,
         read_observations,
         read_operators,
         with_distinct_names,
@@ -24,7 +24,7 @@ with job(snakemake):
         read_observations(given.hosts),
         with_distinct_names(with_gpus([*given.models, *params.shipped])),
         operators=read_operators(given.graphs),
-        difference=grid_difference(Flow.from_config(snakemake.config)),
+        detailed=grid_steps(Flow.from_config(snakemake.config)),
         workloads=tuple(params.workloads),
         further={kind: read_any(list(files)) for kind, files in {"parts": given.parts, **params.checks}.items()},
     )

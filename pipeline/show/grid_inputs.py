@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from pipeline.answers.difference import Difference, difference
 from pipeline.answers.engine import engine
 from pipeline.answers.gap_models import FILE as ATTENTION
 from pipeline.answers.gap_models import FOLDER, measured_gpus
@@ -18,6 +17,7 @@ from pipeline.graph.step_store import read_graph
 from pipeline.kernels.collective_bandwidth import FILE
 from pipeline.model_files import MANIFEST, file_digest, list_packs, model_folders
 from pipeline.paths import packs_dir, transfer_dir
+from pipeline.prediction import Prediction
 from pipeline.prices import price_file
 from pipeline.question.question import Question
 
@@ -103,26 +103,25 @@ def _choice(folder: Path) -> str:
     return folder.name if folder.parent.parent.name == "kernels" else ""
 
 
-def grid_difference(flow: Flow) -> Difference | None:
-    """What makes the step on the one GPU faster than on the other; None if a grid has not two GPUs.
+def grid_steps(flow: Flow) -> tuple[Prediction, ...]:
+    """Steps to look into, with their calls, the slower first: of both GPUs of a grid of two, else of the first GPU.
 
-    The first model is taken, at its largest batch size that fits on both, else the smallest.
+    The first model is taken, at its largest batch size that fits, else the smallest. `gpu=local` has none.
     """
-    if len(flow.gpus) != 2 or any(point.local for point in flow.points):
-        return None
-    pairs: dict[tuple[str, str, int], list[Question]] = {}
+    gpus = flow.gpus if len(flow.gpus) == 2 else flow.gpus[:1]
+    by_batch: dict[tuple[str, int], dict[str, Question]] = {}
     for point in flow.points:
-        pairs.setdefault((point.model, point.model_variant, point.batch_size), []).append(point)
-    whole = [pair for pair in pairs.values() if len(pair) == 2 and pair[0].model == flow.points[0].model]
-    answering = engine(flow.artifacts.root)
-    for pair in sorted(whole, key=lambda pair: -pair[0].batch_size):
-        answers = list(answering.predict(pair, detail=True))
-        steps = sorted((a.prediction for a in answers if a.prediction), key=lambda p: -p.predicted_us)
-        if len(steps) == 2 and (
-            all(p.fits for p in steps) or pair[0].batch_size == min(q.batch_size for q, _ in whole)
-        ):
-            return difference(*steps)
-    return None
+        if point.model == flow.points[0].model and point.gpu.name in gpus and not point.local:
+            by_batch.setdefault((point.model_variant, point.batch_size), {}).setdefault(point.gpu.name, point)
+    whole = [list(points.values()) for points in by_batch.values() if len(points) == len(gpus)]
+    answering, steps = engine(flow.artifacts.root), tuple[Prediction, ...]()
+    for points in sorted(whole, key=lambda points: -points[0].batch_size):
+        answers = answering.predict(points, detail=True)
+        told = sorted((a.prediction for a in answers if a.prediction), key=lambda p: -p.predicted_us)
+        steps = tuple(told) if len(told) == len(gpus) else steps
+        if steps and all(p.fits for p in steps):
+            break
+    return steps
 
 
 def read_observations(paths: Sequence[str]) -> pd.DataFrame:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.answers.difference import difference
+from evaluation.pages import chromium
 from pipeline.prediction import Prediction
 from pipeline.show.figures.gallery import Artifacts
 from pipeline.summary_rows import predictions_of, summary_row
-from tests.show import chromium
+from tests.show.test_roofline import step
 
 
 @pytest.fixture
@@ -66,8 +67,11 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
         test.to_parquet(folder / "test_predictions.parquet")
         models.append(("V100", folder))
     network = summary.head(1).assign(model="resnet50", measured_us=None, error=None)
-    why = difference(*predictions_of(summary)[1::2])
-    return Artifacts(pd.concat([summary, network], ignore_index=True), observations, tuple(models), difference=why)
+    faster, slower = predictions_of(summary)[1::2]
+    faster = replace(faster, calls=step().calls, arithmetic=step().arithmetic)
+    return Artifacts(
+        pd.concat([summary, network], ignore_index=True), observations, tuple(models), detailed=(slower, faster)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from evaluation.pages import chromium
 from evaluation.pages.doc_pictures import SAYS, TIMELINE, figures, texts_of, timeline_digest
 from pipeline.paths import project_dir
-from tests.show import chromium
 
 IMAGES = project_dir() / "docs" / "images"
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from evaluation.pages.chromium import Page
 from pipeline import compare
 from pipeline.cli import app
 from pipeline.prediction import Prediction
 from pipeline.prices import prices_of
 from pipeline.show.explore_page import SCRIPT, page_points, policy_of, write_page
-from tests.show.chromium import Page
 
 GIB = 1 << 30
 

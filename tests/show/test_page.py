@@ -14,6 +14,7 @@ import pytest
 
 from evaluation.figures.accuracy_data import error_parts, errors_by_part
 from evaluation.figures.accuracy_gallery import ENTRIES
+from evaluation.pages.chromium import Page
 from evaluation.pages.grid_accuracy import sections, write_sections
 from pipeline.paths import project_dir
 from pipeline.show.comparison import Comparison
@@ -32,7 +33,6 @@ from pipeline.show.html_report import (
 )
 from pipeline.show.sentences import answers, grid_title
 from pipeline.summary_rows import predictions_of
-from tests.show.chromium import Page
 
 WORKFLOW = """
 from pipeline.show.figures.gallery import category_of

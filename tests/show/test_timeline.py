@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluation.pages.chromium import Page
 from pipeline.prediction import Prediction
 from pipeline.show.html_report import page_policy
 from pipeline.simulate import measured_rows
@@ -24,7 +25,6 @@ from pipeline.simulate.replay import replay
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.timeline_events import critical_slices, idle_slices, lanes, timeline_events
 from pipeline.simulate.timeline_page import page_data, write_timeline
-from tests.show.chromium import Page
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
 

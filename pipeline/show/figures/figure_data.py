@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.difference import Difference
+from pipeline.answers.difference import difference
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
@@ -19,7 +19,8 @@ METRICS = "metrics.json"
 TEST_PREDICTIONS = "test_predictions.parquet"
 """File of a model folder with its held-out rows: measured and predicted latency."""
 
-DIFFERENCE = "difference"
+DRAWN = "drawn"
+"""Attribute of a table that holds what is drawn."""
 
 OPERATORS_PER_STEP = 8
 """Number of operators per host and model in the figure of T2, T3 and T5."""
@@ -87,12 +88,13 @@ def step_parts(p: Prediction) -> dict[str, float]:
     return parts | ({"collective": exposed} if exposed > 0 else {}) | ({"idle": p.idle_us} if total else {})
 
 
-def difference_table(difference: Difference | None) -> pd.DataFrame:
-    """Parts of a difference: part, a_us, b_us, change_us, p10_us, p90_us; its attribute `DIFFERENCE` is what is drawn."""
-    parts = () if difference is None else (*difference.parts, difference.step)
+def difference_table(steps: Sequence[Prediction]) -> pd.DataFrame:
+    """Parts of the difference of two steps: part, a_us, b_us, change_us, p10_us, p90_us; its attribute `DRAWN` is what is drawn."""
+    why = difference(*steps) if len(steps) == 2 else None
+    parts = () if why is None else (*why.parts, why.step)
     table = pd.DataFrame([{"part": part.name, "a_us": part.a_us, "b_us": part.b_us, "change_us": part.us,
                            "p10_us": part.p10_us, "p90_us": part.p90_us} for part in parts])  # fmt: skip
-    table.attrs[DIFFERENCE] = difference
+    table.attrs[DRAWN] = why
     return table
 
 

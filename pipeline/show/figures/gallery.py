@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.difference import Difference
 from pipeline.prediction import Prediction
 from pipeline.schemas import atomic_path
 from pipeline.show.figures import costs
@@ -20,6 +19,7 @@ from pipeline.show.figures import kernel_errors as kernels
 from pipeline.show.figures import overhead_plots as overheads
 from pipeline.show.figures import step_times as steps
 from pipeline.show.figures.layout import NARROW, WIDE, Page, add_note, headline_of, save
+from pipeline.show.figures.roofline import draw_roofline, roofline_table
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.waterfall import draw_difference
 from pipeline.summary_rows import predictions_of
@@ -50,7 +50,7 @@ class Artifacts:
         operators: calls per step of the grid's models, with the columns model, op, calls.
         workloads: the grid's workloads, by the names that overhead observations have.
         further: tables that only figures outside of `GALLERY` use, by name.
-        difference: of the steps on two GPUs, where the grid has two.
+        detailed: steps to look into, with their calls, the slower first; two where the grid has two GPUs.
     """
 
     summary: pd.DataFrame
@@ -59,7 +59,7 @@ class Artifacts:
     operators: pd.DataFrame = field(default_factory=pd.DataFrame)
     workloads: tuple[str, ...] = ()
     further: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    difference: Difference | None = None
+    detailed: tuple[Prediction, ...] = ()
 
     def steps(self) -> pd.DataFrame:
         """The `steps` table of the grid."""
@@ -133,8 +133,10 @@ GALLERY = (
     Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(a.steps()), costs.value_for_money, _NO_PRICE),
     Entry("breakdown", "Time by kernel family", TIME, lambda a: tables.families(predictions_of(a.summary)),
           steps.breakdown, "no kernel was predicted"),
-    Entry("difference", "Why one GPU is faster", TIME, lambda a: tables.difference_table(a.difference),
-          lambda table, page: draw_difference(table.attrs[tables.DIFFERENCE], page), "not a grid of two GPUs"),
+    Entry("difference", "Why one GPU is faster", TIME, lambda a: tables.difference_table(a.detailed),
+          lambda table, page: draw_difference(table.attrs[tables.DRAWN], page), "not a grid of two GPUs"),
+    Entry("roofline", "What limits the kernels", TIME, lambda a: roofline_table(a.detailed),
+          lambda table, page: draw_roofline(table.attrs[tables.DRAWN], page), "the grid has no predicted step with products"),
     Entry("kernel_errors", "Held-out errors", KERNELS, lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),
           kernels.family_errors, _NO_FIT, _without_models),
     Entry("error_histograms", "Distribution of errors", KERNELS, lambda a: _as_in_steps(a, tables.error_histograms(a.models)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from pipeline.kernels.families import FAMILIES, Law
 from pipeline.palette import OTHER, family_colour
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
+from pipeline.show.figures.figure_data import DRAWN
 from pipeline.show.figures.layout import LETTER, NOTE, TEXT, WIDE, Board, Page, check_file, plain_ticks, save_as
 from pipeline.show.figures.python_plots import shown_by_notebooks
 
@@ -66,6 +68,17 @@ def kernels_of(prediction: Prediction) -> pd.DataFrame:
     slope = table["intensity"] * a.dram_gb_per_s / 1e3
     table["memory"], table["roof_tflop_per_s"] = slope < peak, np.minimum(slope, peak)
     return table.sort_values("us", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def roofline_table(steps: Sequence[Prediction]) -> pd.DataFrame:
+    """The kernels of the fastest step, as `kernels_of`; its attribute `DRAWN` is the step. Empty without a step that has them."""
+    able = [p for p in steps if p.calls is not None and p.arithmetic and p.arithmetic.dram_gb_per_s]
+    if not able:
+        return pd.DataFrame()
+    fastest = min(able, key=lambda p: p.predicted_us)
+    table = kernels_of(fastest)
+    table.attrs[DRAWN] = fastest
+    return table
 
 
 def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
