@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from evaluation.pages import chromium
 from pipeline import compare, predict
 from pipeline.answers.engine import engine
 from pipeline.paths import project_dir
@@ -82,8 +83,6 @@ def timeline_digest() -> str:
 
 def draw_timeline(file: Path) -> bool:
     """Take a picture of a timeline's page with Chromium; False where there is none."""
-    from evaluation.pages import chromium
-
     if chromium.program() is None:
         return False
     question = ask(["gpu=V100", "model=dlrm_default", "batch_size=512"])

@@ -14,7 +14,7 @@ from pipeline import plotter
 from pipeline.answers.part_draws import OVERLAP, parts_of_step
 from pipeline.kernels.features import WINDOW_DEFAULTS
 from pipeline.prediction import Prediction
-from pipeline.readable import html_table
+from pipeline.readable import gibibytes, html_table, in_ms
 from pipeline.schemas import DIMS
 
 if TYPE_CHECKING:
@@ -197,10 +197,8 @@ def percent_of(us: float, a: Prediction) -> str:
 
 
 def signed(us: float) -> str:
-    """A change in ms, with its sign and about three digits."""
-    ms = us / 1000
-    digits = 3 if abs(ms) < 1 else 2 if abs(ms) < 100 else 0
-    return f"{ms:+,.{digits}f}".replace("-", "−") if abs(us) >= 0.5 else "0"
+    """A change in ms, with its sign and three digits."""
+    return f"{'−' if us < 0 else '+'}{in_ms(abs(us))}" if abs(us) >= 0.5 else "0"
 
 
 def difference(a: Prediction, b: Prediction) -> Difference:
@@ -338,7 +336,7 @@ def _sizes(calls: pd.DataFrame) -> list[str]:
         usual = WINDOW_DEFAULTS.get(name.removesuffix("_w"))
         for text, value in zip(texts, calls[name].to_numpy(np.float64, na_value=np.nan).tolist(), strict=True):
             if value == value and value != usual:
-                text.append(f"{SHORT.get(name, name)}={value:.0f}")
+                text.append(gibibytes(value) if name == "bytes" else f"{SHORT.get(name, name)}={value:.0f}")
     return [" ".join(text) for text in texts]
 
 

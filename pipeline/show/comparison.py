@@ -141,15 +141,18 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         rows: _Rows = [*self.predictions, *self.unpredicted]
-        notes = ", ".join(text.plain for text in self.notes(()))
-        heads, cells = self.cells(rows)
+        heading, heads, cells = self.cells(rows)
+        notes = ". ".join([heading, *(text.plain.rstrip(".") for text in self.notes(()))])
         return html_table(notes, cells, heads)
 
-    def cells(self, rows: _Rows) -> tuple[list[str], list[list[str]]]:
-        """Heads and rows of the whole table, as text."""
-        cells = [self._cells(row, ()) for row in rows]
-        names = list(dict.fromkeys(name for row in cells for name in row))
-        return [self._header(name) for name in names], [[row.get(name, "") for name in names] for row in cells]
+    def cells(self, rows: _Rows) -> tuple[str, list[str], list[list[str]]]:
+        """What all rows share, and heads and rows of the whole table, as text."""
+        shared = _shared(rows)
+        cells = [self._cells(row, shared) for row in rows]
+        alike = [name for name in ("model", "options", "host") if len({row[name] for row in cells} - {""}) == 1]
+        names = [name for name in dict.fromkeys(name for row in cells for name in row) if name not in alike]
+        heads = [self._header(name) for name in names]
+        return self._table(rows, (), False, None)[0], heads, [[row.get(name, "") for name in names] for row in cells]
 
     def notes(self, left_out: Sequence[str]) -> Iterator[Text]:
         """The lines below the table."""

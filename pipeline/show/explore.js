@@ -164,17 +164,19 @@ function drawFront(host, points, batch) {
     picture.append(drawn("text", { x: x(value), y: height - bottom + 15, class: "tick" }, digits(value)));
   for (const value of ticks(...ends(shown.map(point => point.cost))))
     picture.append(drawn("text", { x: left - 6, y: y(value) + 4, class: "value" }, digits(value)));
-  let last = -Infinity;
+  const named = [];
   for (const point of [...shown].sort((a, b) => y(a.cost) - y(b.cost))) {
     const now = point.batch === batch, at = [x(seconds(point)), y(point.cost)];
     const says = `${label(point, points)}, batch ${point.batch}: ${digits(seconds(point))} s, ${digits(point.cost)} ${point.currency}`;
     const mark = drawn("circle", { cx: at[0], cy: at[1], r: now ? 6 : 4, class: now ? "now" : "other" });
     mark.append(drawn("title", {}, says));
     picture.append(mark);
-    if ((now || best.includes(point)) && at[1] - last > 13) {
-      picture.append(drawn("text", { x: at[0] + 9, y: at[1] + 4, class: "name" }, `${label(point, points)} b${point.batch}`));
-      last = at[1];
-    }
+    if (!now && !best.includes(point)) continue;
+    const text = `${label(point, points)} b${point.batch}`, long = 7 * text.length, left = at[0] + 9 + long > width;
+    const from = left ? at[0] - 9 - long : at[0] + 9;
+    if (named.some(other => Math.abs(other.y - at[1]) < 13 && from < other.to && from + long > other.from)) continue;
+    picture.append(drawn("text", { x: left ? at[0] - 9 : from, y: at[1] + 4, class: left ? "value name" : "name" }, text));
+    named.push({ from, to: from + long, y: at[1] });
   }
 }
 

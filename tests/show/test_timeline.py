@@ -373,6 +373,9 @@ def test_names_that_do_not_fit_keep_their_end(page: Page, html: Path) -> None:
     for name, text in shorter.items():
         assert page.value(f"timeline.cut('{name}', timeline.pen.measureText('{text}').width)") == text
     assert page.value("timeline.cut('gemm', 1)") == ""
+    assert page.value("timeline.cut('embedding_backward', timeline.pen.measureText('e…d').width + 1)") == "", (
+        "no riddles"
+    )
 
 
 def test_no_two_kinds_of_rows_have_one_grey(page: Page, html: Path) -> None:

@@ -29,9 +29,6 @@ LETTER_SHARE = 1.9
 MOST_LINES = 6
 """Greatest number of GPUs whose throughput is drawn as lines; more are easier to compare as bars."""
 
-HATCH = "////"
-"""Hatch of the families that are drawn together, so that they differ from light colours in grey."""
-
 TOO_LARGE = " *"
 """Mark of a point that needs more memory than the GPU has."""
 
@@ -176,7 +173,7 @@ def _style(family: str, colour: str) -> dict[str, Any]:
     """How a part of a bar is drawn."""
     if family == "idle":
         return dict(IDLE_STYLE)
-    return {"color": colour, "edgecolor": "white", "linewidth": 0.8, "hatch": HATCH if colour == OTHER else None}
+    return {"color": colour, "edgecolor": "white", "linewidth": 0.8}
 
 
 def _fitting(percent: float, family: str, letter: float, length: float) -> str:
@@ -297,11 +294,9 @@ def spread(middle: Numbers, low: Numbers, high: Numbers) -> Numbers:
 def _patches(colours: dict[str, str]) -> tuple[list[Artist], list[str]]:
     from matplotlib.patches import Patch
 
-    hatched: dict[str, dict[str, Any]] = {"other families": {"facecolor": OTHER, "edgecolor": "white", "hatch": HATCH},
-                                          "idle": IDLE_STYLE}  # fmt: skip
-    plain = {"edgecolor": "#777777", "linewidth": 0.4}
     patches: list[Artist] = [
-        Patch(**hatched.get(name, {"facecolor": colour, **plain})) for name, colour in colours.items()
+        Patch(**IDLE_STYLE) if name == "idle" else Patch(facecolor=colour, edgecolor="#777777", linewidth=0.4)
+        for name, colour in colours.items()
     ]
     return patches, [NAMES_OF.get(name, name) for name in colours]
 
