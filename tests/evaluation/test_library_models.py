@@ -11,7 +11,7 @@ from evaluation.pages.library_models import HEAD, Case, answer_apart, cases, sho
 from pipeline.paths import project_dir
 from pipeline.question.sections import MODEL_LIBRARIES
 
-EVERY = 40
+EVERY = 100
 """One of so many models is predicted in the suite."""
 
 SHARE_POINTS = 5
