@@ -134,6 +134,7 @@ def test_the_command_prints_lines_or_json():
     found = json.loads(runner.invoke(app, ["advise", *SLOW, "--same-results", "--json"]).output)
     assert found["lines"][0]["on_top"]["share"] == pytest.approx(found["lines"][0]["alone"]["share"])
     assert found["after"]["predicted_us"] < found["before"]["predicted_us"]
+    assert found["before"]["host"] == "typical-2017"
 
 
 def test_the_lines_are_a_waterfall_that_adds_up_to_the_last_step():

@@ -318,7 +318,12 @@ def test_a_sparse_bag_repeats_gradients_and_scales_each_row(options, extra, capf
     calls = map_calls(graph)
     made = calls[calls["node_id"] == node]
     assert list(made["op"]) == ["sparse", *extra] and set(made["bytes_written"]) == {4 * 6 * 8 * 4}
-    assert [n.attributes["sparse_rows"] for n in graph.nodes() if "sparse_rows" in n.attributes] == [4 * 6]
+    (update,) = (n for n in graph.nodes() if "sparse_rows" in n.attributes)
+    assert update.attributes["sparse_rows"] == 4 * 6
+    scaled, added = calls[calls["node_id"] == update.node_id].to_dict("records")
+    assert (scaled["op"], added["op"]) == ("mulu", "index_add"), "times the learning rate, then row by row"
+    assert scaled["bytes_written"] == scaled["bytes_read"] == 4 * 6 * 8 * 4
+    assert added["bytes_written"] <= 4 * 6 * 32, "a sector for each row, once for rows that are looked up again"
     assert capfd.readouterr().err == ""
 
 
