@@ -285,6 +285,7 @@ def test_the_gpu_that_cuda_was_told_to_use_is_asked(monkeypatch: pytest.MonkeyPa
     assert [command[-1] for command in asked] == ["--id=GPU-8d0c", "--id=0"]
 
 
+@pytest.mark.nightly
 def test_three_calls_with_bare_machines_between_them_make_one_campaign(tmp_path: Path) -> None:
     """Each call finds what the last one left as read-only files elsewhere, one of them a killed run's."""
     script = [sys.executable, "-m", "tests.collect.pretend_cuda", *TINY]
