@@ -135,18 +135,8 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        kept = {
-            "gpu",
-            "host",
-            "model",
-            "variant",
-            "batch_size",
-            "predicted_us",
-            "p10_us",
-            "p90_us",
-            "memory_bytes",
-            "bound",
-        }
+        kept = {"gpu", "host", "model", "variant", "batch_size", "predicted_us", "p10_us", "p90_us", "memory_bytes",
+                "bound"}  # fmt: skip
         steps = {
             name: {key: value for key, value in step.as_dict().items() if key in kept}
             for name, step in (("before", self.before), ("after", self.after))
