@@ -98,21 +98,42 @@ def find_ties(
     Args:
         points: questions of one model and their answers.
         compared: by its name, the factor of each question from its step time to what is compared: time or cost per sample.
-        engine: predicts the nearest points of all comparisons again, once, with their draws.
+        engine: predicts the nearest points on the best one's GPU again, once for all comparisons, with their draws.
     """
     near = {what: _nearest(points, per_sample) for what, per_sample in compared.items()}
-    drawn = _draws([question for nearest in near.values() for question in nearest], engine)
+    drawn = _draws([question for nearest in near.values() for question in _on_one_gpu(nearest)], engine)
     ties = {}
     for what, nearest in near.items():
-        rivals = [question for question in nearest if question in drawn]
-        if not rivals or rivals[0] != nearest[0]:
+        if not nearest:
             continue
-        shares = shares_of_wins([drawn[question] * compared[what][question] for question in rivals])
-        tied = [points[question] for question, share in zip(rivals, shares, strict=True)
-                if question is rivals[0] or share >= TIE_SHARE]  # fmt: skip
+        best, *rivals = nearest
+        shares = {question: _share(points, compared[what], drawn, best, question) for question in rivals}
+        tied = [points[best], *(points[question] for question, share in shares.items() if share >= TIE_SHARE)]
         if len(tied) > 1:
-            ties[what] = Tie(tuple(tied), max(shares[1:]), why_tied(tied))
+            ties[what] = Tie(tuple(tied), max(shares.values()), why_tied(tied))
     return ties
+
+
+def _on_one_gpu(nearest: Sequence[Question]) -> list[Question]:
+    """The best point with its rivals on the same GPU, whose errors are partly its own; nothing if it has none there."""
+    same = [question for question in nearest if question.gpu == nearest[0].gpu]
+    return same if len(same) > 1 else []
+
+
+def _share(
+    points: Mapping[Question, Prediction], per_sample: Mapping[Question, float], drawn: Mapping[Question, Floats],
+    best: Question, other: Question,
+) -> float:  # fmt: skip
+    """Share of draws in which another point beats the best: paired ones on the same GPU, else what the intervals say."""
+    if best.gpu != other.gpu:
+        one, two = (
+            (p.predicted_us * factor, p.p10_us * factor, p.p90_us * factor)
+            for p, factor in ((points[question], per_sample[question]) for question in (best, other))
+        )
+        return independent_share(one, two)
+    if best not in drawn or other not in drawn:
+        return 0.0
+    return shares_of_wins([drawn[question] * per_sample[question] for question in (best, other)])[1]
 
 
 def grid_ties(
@@ -124,7 +145,7 @@ def grid_ties(
         questions: what was asked, in the order of the predictions.
         predictions: the answers.
         hourly: price of an hour by GPU.
-        engine: predicts the nearest points again, with their draws.
+        engine: predicts the nearest points on the best one's GPU again, with their draws.
     """
     ties: dict[tuple[str, str], Tie] = {}
     fitting = {question: p for question, p in zip(questions, predictions, strict=True) if p.fits and not question.local}
@@ -147,9 +168,7 @@ def _nearest(points: Mapping[Question, Prediction], per_sample: Mapping[Question
 
 
 def _draws(questions: Sequence[Question], engine: Engine) -> dict[Question, Floats]:
-    """Step times of paired draws; points of different GPUs have different ones."""
-    gpus = list(dict.fromkeys(question.gpu for question in questions))
-    seeded = {reseeded(question, gpus.index(question.gpu)): question for question in questions}
-    answers = engine.predict(seeded, keep_draws=True) if seeded else ()
-    predictions = ((seeded[answer.question], answer.prediction) for answer in answers)
+    """Step times of paired draws."""
+    answers = engine.predict(list(dict.fromkeys(questions)), keep_draws=True) if questions else ()
+    predictions = ((answer.question, answer.prediction) for answer in answers)
     return {question: p.draws_us for question, p in predictions if p is not None and p.draws_us is not None}

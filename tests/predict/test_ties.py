@@ -54,7 +54,7 @@ def test_options_that_change_nothing_tie_in_price_too() -> None:
     assert found.ties["resnet50", THROUGHPUT].why == "they take the same time" and "★" not in found._repr_html_()
 
 
-def test_near_points_are_drawn_once_for_throughput_and_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_points_on_one_gpu_are_drawn_once_for_throughput_and_price(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     predict = Engine.predict
 
@@ -65,6 +65,8 @@ def test_near_points_are_drawn_once_for_throughput_and_price(monkeypatch: pytest
     monkeypatch.setattr(Engine, "predict", counted)
     assert len(compare("V100", "resnet50", batch_size=32, model__dtype="default,fp32").ties) == 2
     assert drawn == [2]
+    compare("A100,H100", "dlrm_ddp", batch_size=32)
+    assert drawn == [2], "the intervals of two GPUs say what their draws would"
 
 
 def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
