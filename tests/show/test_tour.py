@@ -1,4 +1,4 @@
-"""The notebook of docs/: every cell runs, and the outputs in the file are those of today's predictions.
+"""The notebook of docs/: with `make nightly` every cell runs, and the outputs in the file are those of today's predictions.
 
 After a change, `make pictures` executes it again.
 """
@@ -30,6 +30,7 @@ def numbers(text: str) -> list[float]:
     return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
 
 
+@pytest.mark.nightly
 def test_every_cell_runs_and_shows_what_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
