@@ -24,7 +24,7 @@ from pipeline.overheads.statistics import calibrate as factor_of
 from pipeline.prediction import Arithmetic
 from pipeline.schemas import refuse_overwriting
 from pipeline.simulate.critical_path import Form, simulate
-from pipeline.simulate.measured_rows import measured_rows
+from pipeline.simulate.measured_rows import measured_rows, shifted_rows
 from pipeline.simulate.program import Program
 from pipeline.simulate.replay_result import Replayed, ReplayResult
 from pipeline.simulate.timeline_page import write_timeline
@@ -202,6 +202,9 @@ def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Pat
         base = min(r.iteration.start_ns for r in replayed)
     steps = [(r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
     beside = measured_rows(target.act, [(r.iteration, begin) for r, (_, begin) in zip(replayed, steps, strict=True)])
+    beside += shifted_rows(
+        target.act, [(r.iteration, step, begin) for r, (step, begin) in zip(replayed, steps, strict=True)]
+    )
     names = [list(trace.names[events[r.iteration.calls]]) for r in replayed]
     title = f"{Path(trace.path).name}: predicted and measured iterations"
     measured = [r.iteration.span_us for r in replayed]
