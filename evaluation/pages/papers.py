@@ -238,6 +238,7 @@ def write(root: Path, *, tiny: bool = False) -> list[Path]:
         dlrm, cnn = (
             rows[(rows["gpu"] == "V100") & rows["batch_size"].isin((16, BREAKDOWN_BATCH))] for rows in (dlrm, cnn)
         )
+        cnn = cnn.head(1)
     sections = [*lin_sections(predicted_dlrm(dlrm), predicted_cnn(cnn)), *habitat_sections()]
     images = root / IMAGES
     images.mkdir(parents=True, exist_ok=True)
