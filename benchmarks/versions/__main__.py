@@ -45,9 +45,8 @@ class Environment:
 
     @property
     def name(self) -> str:
-        return "-".join((f"py{self.python}", f"torch{self.torch}", self.others.split()[0], *self.also)).replace(
-            "<", "below"
-        )
+        parts = f"py{self.python}", f"torch{self.torch}", self.others.split()[0], *self.also
+        return "-".join(parts).replace("<", "below")
 
 
 ENVIRONMENTS = (
@@ -126,9 +125,8 @@ def table(results: Sequence[tuple[Environment, Mapping[str, Any]]]) -> str:
             continue
         failed = "; ".join(f"not {name}: {said}" for name, said in outcomes.items() if said != "ok")
         facts = [result["python"], versions["torch"], environment.others, versions["pandas"], versions["numpy"]]
-        rows.append(
-            f"| {' | '.join([*facts, failed or f'all {len(CHECKS)} checks', _difference(result['numbers'], reference)])} |"
-        )
+        facts += [failed or f"all {len(CHECKS)} checks", _difference(result["numbers"], reference)]
+        rows.append(f"| {' | '.join(facts)} |")
     return "\n".join(rows)
 
 

@@ -25,6 +25,7 @@ from pipeline.question.sections import FREE_OPTIONS
 from pipeline.question.settings import FrozenDict
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
+from tests.workloads.small import LIKE_ANOTHER
 
 SIZES = (3, 64, 513, 2000)
 """Odd and even batch sizes, powers of two, widths of layers, and large ones."""
@@ -54,7 +55,10 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return done
 
 
-@pytest.mark.parametrize("name", [name for name in choices("model") if name not in FREE_OPTIONS])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.nightly] * (name in (*LIKE_ANOTHER, "resnet50")))
+    for name in choices("model") if name not in FREE_OPTIONS
+])  # fmt: skip
 def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(name: str, captures: list[int]) -> None:
     config = model(f"model={name}")
     steps, question = StepStore(), replace(expand([f"model={name}"])[0], workload=FrozenDict(config))
@@ -86,7 +90,10 @@ def test_options_of_a_workload_too(overrides: Sequence[str], captures: list[int]
 @pytest.mark.parametrize("overrides", [
     (*TINY, "model.embedding=sparse"), ("model=resnet50", "model.memory_format=channels_last"),
 ])  # fmt: skip
-def test_a_workload_without_proof_is_captured_at_each_size(overrides: Sequence[str], captures: list[int]) -> None:
+def test_a_workload_without_proof_is_captured_at_each_size(
+    overrides: Sequence[str], captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.workloads.vision.RESNET50", ((1, 1, 1, 1), True, 1, 64))
     config = model(*overrides)
     for size in (4, 8, 16):
         captured(config, size)
@@ -174,12 +181,7 @@ def graph(batch: int, *shape: int, text: Any = "x") -> Graph:
 def test_only_whole_numbers_with_a_whole_slope_are_on_a_line() -> None:
     line = GraphLine(graph(2, 6, 5), graph(101, 303, 5))
     assert same(line.at(7), graph(7, 21, 5)) and line.holds(graph(9, 27, 5)) and not line.holds(graph(9, 28, 5))
-    for other in (
-        graph(101, 304, 5),
-        graph(101, 303, 5, 1),
-        graph(101, 303, 5, text="y"),
-        graph(101, 303, 5, text=0.5),
-    ):
+    for other in (graph(101, 304, 5), graph(101, 303, 5, 1), *(graph(101, 303, 5, text=text) for text in ("y", 0.5))):
         with pytest.raises(NotOnALineError):
             GraphLine(graph(2, 6, 5), other).at(7)
     with pytest.raises(NotOnALineError):
