@@ -55,6 +55,7 @@ def advise(
     everything: Annotated[bool, typer.Option("--all", help="also list what does not help")] = False,
     plot: Annotated[Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")] = None,
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Say what would make one training step faster, best first, each with its predicted gain."""
     given, results = split_results(overrides)
@@ -72,7 +73,10 @@ def advise(
         advice = _of_question(ask(given), same_results, results)
     if plot is not None:
         write_waterfall(draw_advice(advice), plot)
-    print_json(advice.as_dict()) if as_json else show_advice(advice, everything)
+    if as_json or as_csv:
+        print_json(advice.as_dict()) if as_json else print_csv(advice.table().to_dict("records"))
+        return
+    show_advice(advice, everything)
 
 
 @app.command(
@@ -131,6 +135,7 @@ def diff(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")] = None,
     as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """Say what makes step B faster or slower than step A; an option that is given twice is that of A, then that of B."""
     given, results = split_results(overrides)
@@ -145,7 +150,11 @@ def diff(
         result = steps[0].diff(steps[1])
     if plot is not None:
         write_waterfall(draw_difference(result), plot)
-    print_json(result.as_dict()) if as_json else show_difference(result)
+    if as_json or as_csv:
+        facts = result.as_dict()
+        print_json(facts) if as_json else print_csv([*facts["parts"], facts["step"]])
+        return
+    show_difference(result)
 
 
 def _traced(trace: Path, asked: Question) -> Prediction:

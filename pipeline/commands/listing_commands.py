@@ -92,11 +92,11 @@ def models(
 
 
 @app.command(epilog=examples("doctor"))
-def doctor(as_json: Json = False) -> None:
+def doctor(as_json: Json = False, as_csv: Csv = False) -> None:
     """Check what this machine can do: device, profiler, MLflow, data, packs."""
     with working("checking this machine") as say:
         rows = examine(say)
-    catalogue(rows, as_json)
+    catalogue(rows, as_json, as_csv)
     if any(row["status"] == "broken" for row in rows):
         raise typer.Exit(1)
 

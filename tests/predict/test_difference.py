@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.container import BarContainer
 from typer.testing import CliRunner
@@ -220,4 +222,6 @@ def test_the_command_prints_the_table_json_and_a_picture(tmp_path: Path) -> None
     answer = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert answer["sentence"] == shown.stdout.splitlines()[0]
     assert sum(part["change_us"] for part in answer["parts"]) == pytest.approx(answer["step"]["change_us"], abs=1e-6)
+    table = pd.read_csv(io.StringIO(CliRunner().invoke(app, [*words, "--csv"]).stdout)).set_index("name")["change_us"]
+    assert table.drop("step").sum() == pytest.approx(table["step"]) == pytest.approx(answer["step"]["change_us"])
     assert isinstance(CliRunner().invoke(app, [*words, "--plot", "d.txt"]).exception, InputError)
