@@ -361,8 +361,6 @@ def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator
     if a.global_batch != b.global_batch:
         change = 100 * (a.samples_per_s / b.samples_per_s - 1)
         yield f"{a.global_batch:,} and {b.global_batch:,} samples: time per sample {change:+.1f} %".replace("-", "−")
-    if a.assumed or b.assumed:
-        yield f"both with {a.assumed}" if a.assumed == b.assumed else f"A with {a.assumed}; B with {b.assumed}"
     if drawn_share is None:
         yield "no intervals: one of the steps cannot be drawn again"
     else:
@@ -378,5 +376,7 @@ def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator
             yield "intervals: from paired draws, errors that both steps share cancel"
     if bool(a.traced) != bool(b.traced) and (a.several or b.several):
         yield "collectives of the trace count whole, those of the prediction where nothing hides them"
+    if a.assumed or b.assumed:
+        yield f"both with {a.assumed}" if a.assumed == b.assumed else f"A with {a.assumed}; B with {b.assumed}"
     yield from (f"{p.title} does not fit the GPU's memory" for p in (a, b) if not p.fits)
     yield from dict.fromkeys([*a.warnings, *b.warnings])

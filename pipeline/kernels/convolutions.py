@@ -66,8 +66,7 @@ def gradient_us(name: str, d: Dims, kernel_us: Array, product_us: Array, peak: A
     transformed_bytes = size * WINOGRAD_POINTS * tiles * (shape.in_channels + shape.out_channels)
     products = 2.0 * WINOGRAD_POINTS * tiles * shape.in_channels * shape.out_channels / peak
     transformed = memory.moving_us(size * (shape.inputs + shape.outputs) + 2.0 * transformed_bytes) + products
-    winograd = (d("kernel_size") == 3.0) & (shape.window == 9.0) & (stride == 1.0) & sampled_kind(d)
-    times = np.where(winograd, np.fmax(kernel_us, np.fmin(transformed, product_us)), kernel_us)
+    times = np.where(winograd(d), np.fmax(kernel_us, np.fmin(transformed, product_us)), kernel_us)
     return np.where(shape.window == 1.0, kernel_us + np.nan_to_num(images), times)
 
 
@@ -121,6 +120,12 @@ MIN_DEPTHWISE_CHANNELS, MIN_DEPTHWISE_WIDTH = 32.0, 7.0
 NATIVE_SPREAD, LIBRARY_SPREAD = 1.6, 2.2
 """Factors between the time and the ends of p10 to p90, for PyTorch's kernels (published times are within a factor of 1.4)
 and for cuDNN's, of which single kernels were not compared."""
+
+
+def winograd(d: Dims) -> Flags:
+    """Rows that cuDNN's transforms compute with fewer products: windows of 3 x 3 without a stride, shape (rows,)."""
+    square = (d("kernel_size") == 3.0) & (ConvShape.of(d).window == 9.0)
+    return np.asarray(square & (d("stride", 1.0) == 1.0) & sampled_kind(d))
 
 
 def grouped(d: Dims) -> Flags:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread, volumes
+from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread, winograd
 from pipeline.kernels.embedding_lookups import (
     ROW_LATENCY_US,
     distinct_weight_bytes,
@@ -258,8 +258,8 @@ class Physics:
             times = grouped_us(name, part, self.gpu, moving, fp32, tensor[in_groups])
             has_dims = np.isfinite(times)
             plain[np.flatnonzero(in_groups)[has_dims]] = self.start_us(name) + times[has_dims]
-        # no kernel of these beats plain arithmetic, also where boards exceed the datasheet's clock
-        double, direct = d.text("dtype") == "fp64", volumes(d) & ~rows
+        # no kernel but Winograd's beats plain arithmetic, also where the measured peak is that of a board with a faster clock
+        double, direct = d.text("dtype") == "fp64", ~(rows | winograd(d)) & (self.gpu.limits is not None)
         rate = np.select([double, direct], [self.gpu.peak_gflop_per_s("fp64"), self.gpu.fp32_gflop_per_s], np.inf)
         return np.fmax(plain, self.start_us(name) + work.flops / (1e3 * rate))
 

@@ -110,15 +110,21 @@ def test_no_kernel_beats_dram_or_takes_a_thousandfold(family: str, gpu: str) -> 
                 assert moved < found["kernel_us"] < 1e3 * moved and found["evidence"] == "roofline"
 
 
-@pytest.mark.parametrize("groups", [2, 4, 8])
-def test_wide_groups_in_fp32_take_the_arithmetic_of_all_of_them(groups: int) -> None:
-    """512 channels, images of 28 x 28, 3 x 3: 2 · 32 · 784 · 512 · (512 / groups) · 9 FLOP, and tiles of 32 x 32 are whole."""
-    v100 = load_gpu("V100")
-    flops = 2 * 32 * 784 * 512 * 512 / groups * 9
-    least_us = flops / (1e3 * v100.peak_gflop_per_s())
+@pytest.mark.parametrize("gpu", ["V100", "P100", "T4", "A100"])
+@pytest.mark.parametrize("dims", [
+    {"groups": 2}, {"groups": 8}, {"groups": 1, "kernel_size": 7, "padding": 3}, {"groups": 1, "kernel_size": 1, "padding": 0},
+    {"groups": 1, "stride": 2},
+])  # fmt: skip
+def test_no_direct_kernel_beats_the_fp32_peak_of_the_card(gpu: str, dims: dict[str, float]) -> None:
+    """512 channels, images of 28 x 28. The datasheet's peak: the V100's measured one is that of a board with a faster clock."""
+    spec = load_gpu(gpu)
     for family in FAMILIES:
-        found = Physics.of(v100).kernel_us(family, call(family, **wide(512, groups=groups)))[0]
-        assert least_us < found < 2 * least_us, family
+        calls = call(family, **wide(512, **dims))
+        found = kernel_predictor(spec, "auto", None).predict(calls)["kernel_us"].iloc[0]
+        least_us = ConvShape.of(Dims(calls)).flops[0] / (1e3 * spec.fp32_gflop_per_s)
+        assert found > least_us, family
+        if dims["groups"] > 1:
+            assert found < 2.5 * least_us, "tiles of 32 x 32 are whole, and all groups are counted"
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])

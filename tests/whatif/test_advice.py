@@ -59,7 +59,7 @@ def test_advice_and_difference_state_one_gain_with_one_interval():
     )
     gain, difference = Gain.between(first.prediction, second.prediction), before.diff(after)
     assert (difference.step.p10_us, difference.step.p90_us) == pytest.approx((-gain.saved_p90_us, -gain.saved_p10_us))
-    assert f"({-gain.p90:+.1%} to {-gain.p10:+.1%})".replace("%", " %") in difference.notes[1].replace("−", "-")
+    assert f"({-gain.p90:+.1%} to {-gain.p10:+.1%})".replace("%", " %") in difference.notes[0].replace("−", "-")
     assert gain.p10 < gain.share - 0.03 and gain.p90 > gain.share + 0.03
 
 
