@@ -90,7 +90,7 @@ class CallChange:
             what = self.family.partition("_backward_")[2]
             operator = f"{operator.removesuffix('Backward0')} backward {what}".rstrip()
         count = f"{self.calls} × " if self.calls > 1 else ""
-        return f"{count}{operator} {self.sizes or f'({self.family})'}"
+        return f"{count}{operator} {self.sizes or f'({self.family})' * (operator != self.family)}".rstrip()
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,7 +128,7 @@ class Difference:
     def sentence(self) -> str:
         """What B saves or adds, and the parts with the largest share in it."""
         told = bool(self.a.traced) != bool(self.b.traced)
-        a, b = (f"the {name}" for name in self.names) if told else self.names
+        a, b = (f"The {name}" for name in self.names) if told else self.names
         share = 100 * self.step.us / self.a.predicted_us
         if abs(share) < 0.05:
             return f"{b} takes as long as {a}"
@@ -317,7 +317,15 @@ def _by_operator(p: Prediction) -> pd.DataFrame:
 
 
 def _in_pairs(left: pd.DataFrame, right: pd.DataFrame) -> list[pd.DataFrame]:
-    """Tables of `_by_operator`; operators of which the two steps have different numbers are summed up."""
+    """Tables of `_by_operator`; operators of which the two steps have different numbers are summed up.
+
+    Operators that only one of the steps has, because versions of PyTorch name them differently, have the name of their family.
+    """
+    both = set(left["name"]) & set(right["name"])
+    left, right = (
+        table.assign(name=table["name"].where(table["name"].isin(both), table["family"])) for table in (left, right)
+    )
+    left, right = (table.assign(nth=table.groupby(["name", "family"]).cumcount()) for table in (left, right))
     counts = pd.concat([table.groupby(["name", "family"]).size() for table in (left, right)], axis=1)
     unequal = counts[counts[0] != counts[1]].index
     summed = []
@@ -376,7 +384,8 @@ def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator
             yield "intervals: from paired draws, errors that both steps share cancel"
     if bool(a.traced) != bool(b.traced) and (a.several or b.several):
         yield "collectives of the trace count whole, those of the prediction where nothing hides them"
-    if a.assumed or b.assumed:
-        yield f"both with {a.assumed}" if a.assumed == b.assumed else f"A with {a.assumed}; B with {b.assumed}"
+    assumed = [f"{side} with {p.assumed}" for side, p in (("A", a), ("B", b)) if p.assumed]
+    if assumed:
+        yield f"both with {a.assumed}" if a.assumed == b.assumed else "; ".join(assumed)
     yield from (f"{p.title} does not fit the GPU's memory" for p in (a, b) if not p.fits)
     yield from dict.fromkeys([*a.warnings, *b.warnings])

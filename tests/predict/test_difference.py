@@ -182,7 +182,7 @@ def test_a_trace_differs_from_a_prediction_by_the_prediction_alone(v100: Predict
     trace = load_trace(traced(tmp_path))
     found = trace.diff(v100)
     assert found.names[1].endswith("prediction") and found.names[0].endswith("trace")
-    assert found.sentence.startswith("the ") and "than" not in found.names
+    assert found.sentence.startswith("The ") and "than" not in found.names
     assert sum(part.us for part in found.parts) == pytest.approx(v100.predicted_us - trace.measured.predicted_us)
     assert v100.drawn is not None
     gemm = next(part for part in found.parts if part.name == "gemm")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.answers.advice import Advice
-from pipeline.answers.difference import Change, Difference, percent_of, signed
+from pipeline.answers.difference import GRADIENT, GRADIENTS, Change, Difference, percent_of, signed
 from pipeline.answers.part_draws import COMMUNICATION, IDLE, OVERLAP
 from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER, family_colour
 from pipeline.prediction import Prediction
@@ -39,7 +39,7 @@ def draw_difference(difference: Difference, page: Page = WIDE) -> Figure:
         axes = board.panels[1]
         board.label_rows(axes, names)
         changes = [call.us / 1000 for call in d.calls]
-        axes.barh(range(len(names)), changes, color=[family_colour(call.family) for call in d.calls], height=0.6)
+        axes.barh(range(len(names)), changes, color=[_colour(call.family) for call in d.calls], height=0.6)
         axes.axvline(0, color="#555555", linewidth=0.8)
         reach = max(map(abs, changes))
         axes.set_xlim(1.05 * min(*changes, 0.0), max(*changes, 0.0) + (ROOM - 1) * reach)
@@ -120,6 +120,11 @@ def _style(part: Change) -> dict[str, Any]:
     """How the bar of a part is drawn: idle time is hatched, and what takes longer in B is dotted."""
     if part.name == IDLE:
         return dict(IDLE_STYLE)
-    special = {OVERLAP: OTHER, COMMUNICATION: family_colour("collective")}
-    colour = special.get(part.name) or family_colour(part.name)
+    colour = _colour(part.name)
     return {"color": colour, "edgecolor": "#333333", "linewidth": 0.6, "hatch": "" if part.us < 0 else "..."}
+
+
+def _colour(name: str) -> str:
+    """Colour of a part of a step or of a kernel family."""
+    special = {OVERLAP: OTHER, COMMUNICATION: family_colour("collective"), GRADIENT: family_colour(GRADIENTS[0])}
+    return special.get(name) or family_colour(name)
