@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from evaluation.checks.sequence_match import top_level_names
+from pipeline.as_on_cuda.torchvision_operators import declare_torchvision_operators
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.schemas import DIMS
@@ -20,6 +21,7 @@ CALL = ["family", "op", "phase", "dtype", *DIMS, "flops", "bytes_read", "bytes_w
 @pytest.fixture(scope="module")
 def models() -> ModuleType:
     """torchvision's models. A build for another torch raises RuntimeError when it is imported."""
+    declare_torchvision_operators()
     try:
         from torchvision import models
     except (ImportError, RuntimeError) as error:
