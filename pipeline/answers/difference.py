@@ -280,10 +280,11 @@ def _calls(a: Prediction, b: Prediction) -> Iterator[CallChange]:
     nodes = [p.calls[["node_id", "name"]].drop_duplicates().to_numpy().tolist() for p in (a, b) if p.calls is not None]
     same = nodes[0] == nodes[1]
     keys = ["node_id", "name", "family", "nth"] if same else ["name", "family"]
-    left, right = (_device_rows(p, keys) for p in (a, b))
     if a.traced or b.traced:
         keys, same = ["name", "family", "nth"], True
         left, right = _in_pairs(*(_by_operator(p) for p in (a, b)))
+    else:
+        left, right = (_device_rows(p, keys) for p in (a, b))
     both = left.merge(right, on=keys, how="outer", suffixes=("_a", "_b"))
     both["sizes"] = both["sizes_a"].where(both["sizes_a"].fillna("") != "", both["sizes_b"]).fillna("") if same else ""
     times = both.fillna({"us_a": 0.0, "us_b": 0.0, "calls_a": 0, "calls_b": 0})
@@ -309,11 +310,11 @@ def _device_rows(p: Prediction, keys: list[str]) -> pd.DataFrame:
 
 
 def _by_operator(p: Prediction) -> pd.DataFrame:
-    """Device time by operator and family; `nth` counts the operators of one name and family."""
+    """Device time by operator and family, in the order of the step."""
     rows = _device_rows(p, ["node_id", "name", "family"]).replace({"family": dict.fromkeys(GRADIENTS, GRADIENT)})
     keys = ["node_id", "name", "family"]
     table = rows.groupby(keys, sort=False).agg({"us": "sum", "sizes": "first", "calls": "first"}).reset_index()
-    return table.assign(nth=table.groupby(["name", "family"]).cumcount(), calls=1).drop(columns="node_id")
+    return table.assign(calls=1).drop(columns="node_id")
 
 
 def _in_pairs(left: pd.DataFrame, right: pd.DataFrame) -> list[pd.DataFrame]:

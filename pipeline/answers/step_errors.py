@@ -290,8 +290,8 @@ def paired_draws(
 def host_factors(errors: StepErrors, program: Program, draws: int, seed: int) -> Floats:
     """Draws of the factor on a step's host times, shape (draws,).
 
-    How fast the host is, all steps share. How well overheads carry over to a step is an error of each operator
-    (`HOST_SIGMA["shared"]`, the error between workloads of one host): an operator that one of two steps lacks is not known
+    How fast the host is, all steps share. How well overheads carry over to a step is an error of each operator:
+    `HOST_SIGMA["shared"]`, the error between workloads of one host. An operator that one of two steps lacks is not known
     from the other.
     """
     items = program.items.name[program.item]
