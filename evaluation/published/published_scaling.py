@@ -28,20 +28,22 @@ class Machine:
     """What states the fabric; empty where nothing at hand does, and the usual machine is assumed."""
 
 
-NO_NVLINK = "the card's data sheet: no NVLink"
+THROUGH_HOST = "the script: NCCL_P2P_DISABLE=1"
+"""Lambda's script lets no GPU reach another directly, so NVLinks are not used either (`pytorch/scripts/benchmark_pytorch.sh`)."""
 
 MACHINES = {
-    "LambdaCloud {}xV100 16GB": Machine("V100-SXM2-16GB", "dgx1-v100", ""),
-    "{}x RTX 3090": Machine("RTX3090", "pcie4", ""),
-    "{}x RTX A6000": Machine("RTXA6000", "pcie4", ""),
-    "{}x A100 80GB PCIe": Machine("A100-PCIE-80GB", "pcie4", ""),
-    "{}x RTX 4090": Machine("RTX4090", "pcie4", NO_NVLINK),
-    "{}x RTX 6000 Ada": Machine("RTX6000Ada", "pcie4", NO_NVLINK),
+    "LambdaCloud {}xV100 16GB": Machine("V100-SXM2-16GB", "pcie3-no-p2p", THROUGH_HOST),
+    "{}x RTX 3090": Machine("RTX3090", "pcie4-no-p2p", THROUGH_HOST),
+    "{}x RTX A6000": Machine("RTXA6000", "pcie4-no-p2p", THROUGH_HOST),
+    "{}x A100 80GB PCIe": Machine("A100-PCIE-80GB", "pcie4-no-p2p", THROUGH_HOST),
+    "{}x RTX 4090": Machine("RTX4090", "pcie4-no-p2p", THROUGH_HOST),
+    "{}x RTX 6000 Ada": Machine("RTX6000Ada", "pcie4-no-p2p", THROUGH_HOST),
     "NVLink2 hybrid cube mesh (DGX-1), V100 16": Machine("V100-SXM2-16GB", "dgx1-v100", "the page: DGX-1"),
     "NVLink2 hybrid cube mesh (DGX-1), V100 32": Machine("V100-SXM2-32GB", "dgx1-v100", "the page: DGX-1"),
     "NVLink2/NVSwitch (DGX-2H), V100 32": Machine("V100-SXM2-32GB", "dgx2-v100", "the page: DGX-2H"),
 }
-"""Machines by their name in the table, with `{}` for the number of GPUs. It was written before any scaling was predicted."""
+"""Machines by their name in the table, with `{}` for the number of GPUs. NVIDIA's were written down before any scaling was
+predicted; Lambda's were corrected afterwards, when its script was read. Rates through hosts are those of other machines."""
 
 ALONE = {
     "V100-SXM2-16GB": "LambdaCloud V100 16GB", "RTX3090": "RTX 3090", "RTXA6000": "RTX A6000", "RTX4090": "RTX 4090",

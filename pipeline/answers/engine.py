@@ -22,7 +22,13 @@ import pandas as pd
 
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.memory_fit import with_what_fits
-from pipeline.answers.step_prediction import StepParts, kernel_times, load_walk_if_it_pays, predict_step
+from pipeline.answers.step_prediction import (
+    StepParts,
+    kernel_times,
+    load_walk_if_it_pays,
+    on_slowest_card,
+    predict_step,
+)
 from pipeline.answers.who_answers import available_models, kernel_predictor, overhead_model, overheads_from
 from pipeline.errors import InputError, SteptimeError
 from pipeline.graph.step_store import StepStore, between_ranks, read_graph
@@ -306,6 +312,8 @@ class Engine:
                 kernels = self.models.kernels(question)
                 shared = times.get(device_key(question))
                 kernel_us = kernels.predict(parts.calls) if shared is None else shared[id(parts)]
+                if not question.local:
+                    kernel_us = on_slowest_card(kernel_us, parts.calls, question.devices)
                 program = self._program(question, parts, programs)
                 prediction, timeline = predict_step(
                     question, parts, kernel_us, kernels.folders, program, measured_us, keep_draws, detail

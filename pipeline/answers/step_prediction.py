@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.kernel_predictor import KernelPredictor, distinct_calls, substitute_spread
+from pipeline.answers.kernel_predictor import TIMES, KernelPredictor, distinct_calls, substitute_spread
 from pipeline.answers.part_draws import DrawnStep
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
 from pipeline.answers.who_answers import host_name
@@ -296,6 +297,26 @@ def _device_time(step: StepParts, predicted: pd.DataFrame, timeline: Timeline) -
         "families_us": _sums(distinct_us, step.calls["family"].to_numpy(object)),
         "unmodelled_us": _sums(busy_us[rows], step.names[rows]),
     }
+
+
+CARD_SD = 0.015
+"""Standard deviation of the speed of equal cards. Over hundreds of cards of one kind in a cluster, times of the same work
+spread over 8 % on average (Sinha et al., arXiv:2208.11035); a range of so many normal values is 5.4 standard deviations."""
+
+
+def on_slowest_card(times: pd.DataFrame, calls: pd.DataFrame, devices: int) -> pd.DataFrame:
+    """Kernel times on the card for which the others of a step wait: the slowest of `devices` (its expected value, after Blom).
+
+    Args:
+        times: of each call on a usual card, columns as of `KernelPredictor.predict`.
+        calls: the calls. Times of collectives stay as they are: they are those of all cards together.
+        devices: number of cards.
+    """
+    if devices == 1:
+        return times
+    slower = 1.0 + CARD_SD * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
+    factor = np.where(calls["family"] == "collective", 1.0, slower)
+    return times.assign(**{name: times[name] * factor for name in TIMES})
 
 
 def kernel_times(kernels: KernelPredictor, steps: Sequence[StepParts]) -> dict[int, pd.DataFrame]:

@@ -196,8 +196,11 @@ class Step:
 
     @property
     def ignores_half_precision(self) -> bool:
-        """Whether half precision is asked for, and nothing in the step has used it so far."""
-        return self.dtype in DTYPES and not self.precision_read
+        """Whether half precision is asked for, and nothing in the step has used it so far: no cast, no parameter."""
+        parameters = (parameter for module in self.modules for parameter in module.parameters())
+        return (
+            self.dtype in DTYPES and not self.precision_read and all(p.dtype != DTYPES[self.dtype] for p in parameters)
+        )
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of mixed precision for the step's dtype; the meta device follows the rules of CUDA."""

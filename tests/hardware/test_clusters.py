@@ -54,7 +54,8 @@ def test_shipped_files_are_complete_and_every_figure_has_a_source() -> None:
 @pytest.mark.parametrize(
     ("gpu", "cluster"),
     [("V100-SXM2-32GB", "dgx1-v100"), ("A100-SXM4-40GB", "dgx-a100"), ("H100", "dgx-h100"), ("B200", "hgx-b200"),
-     ("V100", "pcie3"), ("A100-PCIE-40GB", "pcie4"), ("RTX3090", "pcie4"), ("H100-PCIe", "pcie5"), ("T4", "pcie3")],
+     ("V100", "pcie3"), ("A100-PCIE-40GB", "pcie4"), ("RTX3090", "pcie4-no-p2p"),
+     ("A10", "pcie4"), ("H100-PCIe", "pcie5"), ("T4", "pcie3")],
 )  # fmt: skip
 def test_an_sxm_card_sits_in_its_dgx_and_a_pcie_card_in_a_host_of_its_generation(gpu: str, cluster: str) -> None:
     assert usual_cluster(load_gpu(gpu)).name == cluster

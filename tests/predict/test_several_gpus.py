@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from pipeline.answers.engine import engine
+from pipeline.answers.kernel_predictor import TIMES
 from pipeline.answers.plan import plan
 from pipeline.answers.predict import predict
 from pipeline.answers.step_changes import CANDIDATES, applies, changed, command
+from pipeline.answers.step_prediction import on_slowest_card
 from pipeline.prediction import Prediction
 from pipeline.question.question import ask
 from pipeline.show.comparison import compare
@@ -32,6 +35,24 @@ def test_throughput_is_that_of_all_gpus_and_efficiency_its_share_of_as_many_sing
     assert eight.several is not None
     assert eight.several.efficiency == pytest.approx(eight.samples_per_s / (8 * alone.samples_per_s))
     assert 0.5 < eight.several.efficiency < 1
+
+
+@pytest.mark.parametrize("devices, slower", [(1, 1.0), (2, 1 + 0.015 * 0.5895), (8, 1 + 0.015 * 1.4342)])
+def test_the_others_wait_for_the_slowest_card_and_an_exchange_takes_as_long_for_all(
+    devices: int, slower: float
+) -> None:
+    calls = pd.DataFrame({"family": ["gemm", "collective"]})
+    times = pd.DataFrame({name: [10.0, 20.0] for name in TIMES} | {"evidence": ["pack", "pack"]})
+    of_slowest = on_slowest_card(times, calls, devices)
+    for name in TIMES:
+        assert of_slowest[name].tolist() == pytest.approx([10.0 * slower, 20.0], rel=1e-4)
+    assert of_slowest["evidence"].tolist() == ["pack", "pack"]
+
+
+def test_kernels_of_a_step_run_on_the_slowest_card() -> None:
+    alone, eight = predict(gpu=GPU, **MODEL), several(8)  # type: ignore[arg-type]
+    products = [step.families_us["conv2d_forward"] for step in (alone, eight)]
+    assert products[1] / products[0] == pytest.approx(1 + 0.015 * 1.4342, rel=1e-4)
 
 
 def test_what_is_exposed_is_a_part_of_the_communication_and_of_the_active_time() -> None:

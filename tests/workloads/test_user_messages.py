@@ -68,6 +68,16 @@ def mismatch(config, batch_size, device):
         model = nn.Sequential(nn.Linear(16, 8), nn.Linear(16, 4))
     return made(config, device, model, torch.rand(batch_size, 16))
 
+def looped(config, batch_size, device, half=False):
+    model = layers(device).half() if half else layers(device)
+    batch = torch.rand(batch_size, 16).half() if half else torch.rand(batch_size, 16)
+    def procedure(batch, optimizers):
+        model(batch[0]).sum().backward()
+    return Step([model], [(batch,)], None, None, device, config, procedure=procedure)
+
+def halved(config, batch_size, device):
+    return looped(config, batch_size, device, config["dtype"] == "fp16")
+
 def too_few(config):
     pass
 
@@ -112,6 +122,12 @@ def test_options_that_a_step_never_read_are_named(function: str, option: str, un
 def test_a_sequence_length_that_a_step_never_read_is_named_and_options_of_step_are_not() -> None:
     (text,) = captured("plain", 8, "model.seq_len=64", "model.optimizer=adam").warnings
     assert text == "model.seq_len: the step of mine_with_faults:plain never read it"
+
+
+def test_a_loop_that_computes_in_full_precision_is_named_and_one_that_halves_its_model_is_not() -> None:
+    (text,) = captured("looped", 8, "model.dtype=fp16", "model.optimizer=none").warnings
+    assert text.startswith("model.dtype: ") and text.endswith("use `with step.autocast():` in its procedure")
+    assert captured("halved", 8, "model.dtype=fp16", "model.optimizer=none").warnings == ()
 
 
 @pytest.mark.parametrize(
