@@ -2,8 +2,8 @@
 
 1. Points that do not fit, have no price, or do not divide the global batch are ruled out.
 2. Each point gets a lower bound of its time (`plan_bounds`).
-3. Points with the lowest bounds are predicted, `POINTS_AT_ONCE` at a time. The same step with more samples takes no less
-   time, which bounds the larger batch sizes of a predicted point.
+3. Points with the lowest bounds are predicted, `POINTS_AT_ONCE` at a time. A predicted point bounds the same step at other
+   batch sizes: with more samples it takes no less time, and with fewer no less time per sample (but for `MONOTONE`).
 
 A point is ruled out if both of these hold. A predicted point is at least as fast and as cheap as its bound. `CONTENDERS`
 predicted points that meet the constraints are better than its bound. The front and the best points are therefore those of
@@ -45,8 +45,9 @@ SEARCH_DRAWS = 10
 POINTS_AT_ONCE = 128
 """Points that are predicted before the bounds of the others are compared again: enough to share tables of kernels."""
 
-MONOTONE = 0.97
-"""Share of a predicted time that the same step with more samples takes at least: a larger batch may run other kernels."""
+MONOTONE = 0.9
+"""Share of a predicted time that the same step takes at least with more samples, and share of a predicted time per sample with
+fewer: another batch may run other kernels. See docs/codesign.md for how often it holds."""
 
 CONTENDERS = 12
 """Number of points, best first, among which the draws decide how often the winner wins."""
@@ -170,9 +171,9 @@ class Search:
         samples = np.array([point.samples for point in self.open], dtype=float)
         price = np.array([point.price for point in self.open])
         series = _series(self.open)
-        fewer_us, unpredicted = np.zeros(len(self.open)), np.ones(len(self.open), dtype=bool)
+        series_us, unpredicted = np.zeros(len(self.open)), np.ones(len(self.open), dtype=bool)
         while True:
-            costs = self._costs(np.maximum(bound_us * self.ratio, fewer_us * MONOTONE), samples, price)
+            costs = self._costs(np.maximum(bound_us * self.ratio, series_us * MONOTONE), samples, price)
             rows = np.flatnonzero(unpredicted)
             if prune:  # what is ruled out stays open: a lower ratio may bring it back
                 rows = rows[self._may_win(costs[rows])]
@@ -187,9 +188,11 @@ class Search:
             comparable = (predicted_us > 0) & (bound_us[chunk] > 0)  # NaN without a prediction
             self.ratio = min(self.ratio, (predicted_us / bound_us[chunk])[comparable].min(initial=np.inf))
             unpredicted[chunk] = False
-            for row in chunk[comparable]:  # those with more samples take no less time
-                more = (series == series[row]) & (samples >= samples[row])
-                fewer_us[more] = np.maximum(fewer_us[more], predicted_us[chunk == row])
+            for row, us in zip(
+                chunk[comparable], predicted_us[comparable], strict=True
+            ):  # bounds the rest of its series
+                same = np.flatnonzero(series == series[row])
+                series_us[same] = np.maximum(series_us[same], us * np.minimum(samples[same] / samples[row], 1.0))
         self._tell_why(costs[unpredicted])
 
     def _costs(self, us: Floats, samples: Floats, price: Floats) -> Floats:

@@ -168,6 +168,20 @@ def test_the_winner_is_the_best_of_all_predictions(pool):
     assert step == min(each.prediction.predicted_us for each in pool[1].values())
 
 
+def test_a_predicted_point_rules_out_other_batch_sizes_of_its_step(pool, monkeypatch):
+    """Bounds of a hundredth rule out nothing by themselves. Each step has 4 batch sizes, of which the largest is the best."""
+    for name, few in (("POINTS_AT_ONCE", 4), ("CONTENDERS", 1)):
+        monkeypatch.setattr(searching, name, few)
+    right = StepBounds.bounds_us
+    monkeypatch.setattr(StepBounds, "bounds_us", lambda *args: right(*args) / 100)
+    predicting, asked = from_pool(pool)
+    whole = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting, prune=False)
+    asked.clear()
+    plan = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
+    assert keys([plan.best]) == keys([whole.best]) and keys(plan.front) == keys(whole.front)
+    assert len(asked) < 0.5 * len(pool[0])
+
+
 def test_small_batches_are_accumulated_without_an_update(engine):
     points = expand(["gpu=V100", "model=dlrm_small", "batch_size=64,96,128", "predict.draws=64"])
     found = make_plan(Objective.step, points, Limits(global_batch=256))
