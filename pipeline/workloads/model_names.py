@@ -66,9 +66,10 @@ def _write_names(names: Iterable[str], path: Path) -> None:
 
 
 def unknown_name(option: str, name: object, library: str) -> InputError:
-    """The error for a name that a library does not have, with the names closest to it."""
-    choices = {choice.lower(): choice for choice in names_in(library)}
-    near = [choices[one] for one in get_close_matches(str(name).lower(), choices, SUGGESTED, 0.6)]
+    """The error for a name that a library does not have, with names that begin with it, else those closest to it."""
+    choices, asked = {choice.lower(): choice for choice in names_in(library)}, str(name).lower()
+    begun = sorted((choice for choice in choices if choice.startswith(asked)), key=len)[:SUGGESTED]
+    near = [choices[one] for one in begun or get_close_matches(asked, choices, SUGGESTED, 0.6)]
     suggested = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return InputError(f"{option}={shown(name)}: {library} {version(library)} has no such name: {suggested}"
                       f"`steptime models {library}` lists them")  # fmt: skip

@@ -108,9 +108,11 @@ class TestTimm:
         graph = capture(question.section("model"), 8)
         assert unknown_operators(graph, map_calls(graph)) == {}
 
-    def test_an_unknown_name_is_one_line_with_suggestions(self) -> None:
-        message = said(InputError, "timm", name="vit_base_patch16_22")
-        assert "did you mean 'vit_base_patch16_224'" in message and "steptime models timm" in message
+    @pytest.mark.parametrize("name", ["vit_base_patch16_22", "vit_bas", "vit_bse_patch16_224"])
+    def test_an_unknown_name_is_one_line_with_names_that_begin_with_it_or_are_close(self, name: str) -> None:
+        message = said(InputError, "timm", name=name)
+        suggested = message[message.index("did you mean ") :]
+        assert "'vit_base_patch16_224'" in suggested and "steptime models timm" in suggested
 
     def test_a_model_without_checkpointing_says_so(self) -> None:
         assert "inception_v4 has no gradient checkpointing" in said(
