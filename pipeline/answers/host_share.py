@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.answers.engine import Engine
+from pipeline.answers.ties import middle_alone
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.readable import milliseconds
@@ -42,7 +43,7 @@ def host_note(questions: Sequence[Question], predictions: Sequence[Prediction], 
              if question.host != first and not question.local}  # fmt: skip
     if not elsewhere or len(elsewhere) > MOST_PREDICTED:
         return f"hosts differ: {named}; one host for all: host={first.name}"
-    asked = {replace(question, host=first): prediction for question, prediction in elsewhere.items()}
+    asked = {middle_alone(replace(question, host=first)): prediction for question, prediction in elsewhere.items()}
     changes = []
     for answer in engine.predict(asked):
         if answer.prediction is not None:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from pipeline.answers.engine import Answer, Engine, in_order
 from pipeline.answers.plan_bounds import StepBounds
 from pipeline.answers.plan_results import Choice, Limits, Objective, front_of
-from pipeline.answers.ties import reseeded, shares_of_wins
+from pipeline.answers.ties import middle_alone, reseeded, shares_of_wins
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.prices import price_notes, prices_of
@@ -38,9 +38,6 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Predict = Callable[[Sequence[Question], bool], Iterable[Answer]]
 Told = Callable[[str, int], object]
-
-SEARCH_DRAWS = 10
-"""Draws of a prediction during the search, which uses the central time only. The best points get all draws."""
 
 POINTS_AT_ONCE = 128
 """Points that are predicted before the bounds of the others are compared again: enough to share tables of kernels."""
@@ -228,7 +225,7 @@ class Search:
 
     def _predict(self, chunk: Sequence[_Open]) -> Floats:
         """Predict points. Times of one update in µs, shape (points,); NaN where there is no prediction."""
-        quick = [_with_draws(point.question, SEARCH_DRAWS) for point in chunk]
+        quick = [middle_alone(point.question) for point in chunk]  # the best points get all draws
         parts = [_accumulating(question) for point, question in zip(chunk, quick, strict=True) if point.batches > 1]
         answers = in_order([*quick, *parts], self.predicting([*quick, *parts], False))
         updates, accumulated = answers[: len(chunk)], iter(answers[len(chunk) :])
@@ -338,10 +335,6 @@ def _series(points: Sequence[_Open]) -> npt.NDArray[np.int64]:
     keys = ((replace(point.question, batch_size=0), point.batches > 1, point.question.batch_size * (point.batches > 1))
             for point in points)  # fmt: skip
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
-
-
-def _with_draws(question: Question, draws: int) -> Question:
-    return replace(question, predict=replace(question.predict, draws=draws))
 
 
 def _accumulating(question: Question) -> Question:

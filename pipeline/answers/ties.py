@@ -52,6 +52,11 @@ def reseeded(question: Question, more: int) -> Question:
     return replace(question, predict=replace(question.predict, seed=question.predict.seed + more))
 
 
+def middle_alone(question: Question) -> Question:
+    """The question with few draws, for the time alone: draws change the interval, and cost most of a prediction."""
+    return replace(question, predict=replace(question.predict, draws=10))
+
+
 def shares_of_wins(draws: Sequence[Floats]) -> list[float]:
     """Share of paired draws in which each point is below the first one; equal draws count half."""
     return [float(np.mean(values < draws[0]) + np.mean(values == draws[0]) / 2) for values in draws]
