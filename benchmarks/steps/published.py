@@ -101,13 +101,6 @@ def right_order(rows: pd.DataFrame) -> tuple[int, int]:
     return right, pairs
 
 
-def level_of_seen(rows: pd.DataFrame) -> float:
-    """Root mean square over workloads and precisions of the mean log error of seen rows: `MAX_STEP_SIGMA` of step_errors.py."""
-    seen = rows[rows["seen"]]
-    level = np.log1p(seen["error"]).groupby([seen["model"], seen["dtype_of_table"]]).mean()
-    return float(np.sqrt(np.mean(level**2)))
-
-
 def picture(rows: pd.DataFrame) -> Figure:
     """Errors of training steps by GPU, a panel per precision."""
     training = rows[(rows["mode"] == "train") & (rows["source"] == "lambda")]
@@ -169,8 +162,6 @@ def main() -> int:
     mean = mean_errors(rows[rows["mode"] == "train"], "training steps")
     short = [summary(rows), "", f"{mean} {order} {memory}", "", coverage(rows)]
     print("\n".join([*table(rows), "", *short]))
-    if rows["seen"].any():
-        print(f"\nSeen rows: root mean square of the mean log errors of workloads: {level_of_seen(rows):.3f}")
     if args.draw:
         save(picture(rows), args.draw, "published", kinds=("svg",))
     if args.write:

@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from evaluation.checks.surfer_pairs import model_calls
+from evaluation.checks.surfer_pairs import CASE_COLUMNS, MODELLED_FAMILIES, model_calls
 from evaluation.training.pack_inputs import SOURCES
 from evaluation.training.write_packs import record_file, write_by_gpu
 from pipeline.answers.kernel_predictor import predictor_of
+from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.datasets.neusight import read_samples, to_samples
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import FILE, LOW_POWER_CARDS, OTHER_CARDS, Session
@@ -137,8 +138,37 @@ def low_power_products(data: Path) -> dict[str, float]:
     return vars(fit_session(first, residuals(calls, LOW_POWER)))
 
 
+def whole_models(data: Path) -> pd.DataFrame:
+    """By GPU, for operators of whole models that were measured in another run than the pack's samples, in log time.
+
+    Returns:
+        Medians over the passes of `error` of the operators' sum against the pack, `sigma` (mean width of a single kernel),
+        and `session` (the session's error in the direction of `error`); both are standard deviations.
+    """
+    calls = model_calls(pd.read_parquet(data / "neusight" / "model_op_latency.parquet"))
+    passes = pd.read_parquet(data / "neusight" / "model_latency.parquet").drop_duplicates(CASE_COLUMNS)
+    calls = calls[calls["family"].isin(MODELLED_FAMILIES)].merge(passes[[*CASE_COLUMNS, "num_layer"]], on=CASE_COLUMNS)
+    rows = []
+    for (gpu, *_), part in calls.groupby(["gpu", *CASE_COLUMNS]):
+        predicted = predictor_of(load_gpu(str(gpu)), find_families([pack_models(str(gpu))])).predict_rows(part)
+        count = np.where(part["in_layer"], part["num_layer"], 1.0)
+        times, error = count * predicted["predicted_us"].to_numpy(float), residuals(part, str(gpu))
+        total = np.log(count @ part["latency_us"].to_numpy(float) / times.sum())
+        session = predicted["session_low" if total < 0 else "session_high"].to_numpy(float)
+        sigma = (error["low"] + error["high"]).to_numpy(float) / 2
+        widths = [float(np.average(one, weights=times)) / NORMAL_P90 for one in (sigma, session)]
+        rows.append((gpu, total, *widths))
+    return pd.DataFrame(rows, columns=["gpu", "error", "sigma", "session"]).groupby("gpu").median()
+
+
+def step_ratio(sums: pd.DataFrame) -> float:
+    """`STEP_SIGMA_RATIO`: root mean square over the GPUs of what errors exceed the session's, over `sigma`."""
+    beyond = np.maximum(sums["error"] ** 2 - sums["session"] ** 2, 0.0) / sums["sigma"] ** 2
+    return float(np.sqrt(beyond.mean()))
+
+
 def main() -> int:
-    """Command line: fit, write the file, and print it."""
+    """Command line: fit, write the file, and print it; then the table of whole models, and the ratio that it gives."""
     data = Path(sys.argv[1]) if len(sys.argv) > 1 else datasets_dir()
     if data is None or not (data / SECOND_SESSION).is_file():
         print(f"{SECOND_SESSION} is not at hand; packs/{FILE} stays as it is", file=sys.stderr)
@@ -155,6 +185,8 @@ def main() -> int:
     write_by_gpu(path := packs_dir() / FILE, cards, provenance)
     record_file(path)
     print(path.read_text(encoding="utf-8"))
+    sums = whole_models(data)
+    print(f"{sums.round(3).to_string()}\nSTEP_SIGMA_RATIO: {step_ratio(sums):.2f}")
     return 0
 
 

@@ -8,7 +8,7 @@ Kernel times are log-normal. Three errors add up in log time:
   launch (`launch_keys`) share it, because a model has the same error for a shape in every launch.
 - All kernels of a step share one error, which does not average out. It is that of another session, card and clock
   (`estimate.Session`, which may reach farther to one side). `STEP_SIGMA_RATIO` times a kernel's standard deviation is
-  added, at most `MAX_STEP_SIGMA`.
+  added.
 
 Host times share one error, with a width by the kind of their evidence. Between two steps it does not cancel whole: operators
 have errors of their own (`host_factors`). Each source draws from a generator of its own, whose key is the seed and the name of
@@ -46,16 +46,10 @@ OTHER_VARIANCE_SHARE = 0.4
 """Share of a kernel's log-variance that all calls of its family have in common, because the errors of one model have
 the same sign. Set from the errors of sums over a family on held-out GPUs (docs/notes/kernels.md)."""
 
-STEP_SIGMA_RATIO = 1.5
-"""Ratio of the standard deviation that all kernels of a step share to that of one kernel (log time). A GPU's
-clocks differ from run to run. Set from the errors of sums over whole models that were measured in another run on the
-GPUs of the packs (docs/notes/kernels.md)."""
-
-MAX_STEP_SIGMA = 0.10
-"""Upper bound of that shared standard deviation (log time). It covers what a step has beyond its kernels: libraries
-that fuse or add operators. Set from the mean errors by workload of the published steps that were used for tuning
-(`benchmarks/steps/published.py` prints it). That figure has been 0.07 since BERT's steps are predicted with the
-optimizers that ran; the bound was kept."""
+STEP_SIGMA_RATIO = 0.2
+"""Ratio of the standard deviation that all kernels of a step share beyond the session's to that of one kernel (log time).
+Set from sums over whole models that were measured in another run on the GPUs of the packs: what their errors exceed
+the session's (`python -m evaluation.checks.session_fit`, docs/notes/kernels.md)."""
 
 MAX_KERNEL_SIGMA = 1.5
 """Upper bound of the standard deviation of one kernel's log time."""
@@ -152,8 +146,7 @@ class StepErrors:
             session.append(predicted[shared].to_numpy(float) if shared in predicted else np.zeros(len(centre)))
             known += np.sqrt(np.maximum(off**2 - session[-1] ** 2, 0.0))  # the model's own width on this side
         sigma = np.where(centre > 0, np.clip(known / (2 * NORMAL_P90), 0.0, MAX_KERNEL_SIGMA), 0.0)
-        model = np.minimum(STEP_SIGMA_RATIO * sigma, MAX_STEP_SIGMA)
-        faster, slower = (np.hypot(model, part / NORMAL_P90) for part in session)
+        faster, slower = (np.hypot(STEP_SIGMA_RATIO * sigma, part / NORMAL_P90) for part in session)
         return cls(
             sources, centre, np.sqrt(sources.share) * sigma, np.sqrt(1 - sources.share) * sigma,
             (faster + slower) / 2, (slower - faster) / 2, host_sigma(host_evidence or {}, host_log_sd),

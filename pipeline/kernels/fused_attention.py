@@ -31,9 +31,13 @@ FAMILY = "attention"
 OP, CUDNN = "flash", "cudnn"
 """Ops of the fused kernels of half precision: PyTorch's flash backend (FlashAttention-2), and cuDNN's kernel."""
 
-FLASH2_SHARE, FLASH2_START_US = 0.42, 2.6
+FLASH2_SHARE, FLASH2_START_US = 0.42, 2.5
 """FlashAttention-2 on Hopper, relative to the kernels of the samples (FlashAttention-3): its rate, since it does not use
 Hopper's asynchronous products (published: 329 TFLOP/s in long sequences), and its start in us (traces of BERT and ViT)."""
+
+FLASH2_TILES, FLASH2_KEYS, FLASH2_IDLE_GAIN = (128.0, 128.0), (128.0, 64.0), 0.28
+"""Its queries per block, and the multiple to which a block pads its keys, for heads of width up to 64 and wider heads
+(`flash_fwd_launch_template.h`); and `idle_gain` of the same kernels on an A100."""
 
 MASKED = "efficient"
 """Op of the memory-efficient kernel, which runs in half precision with a mask.
@@ -144,7 +148,9 @@ class Shape:
         return self.element * self.heads * self.width * 2.0 * (self.queries + self.keys) + self.mask
 
 
-def attention_us(c: Constants, tiles: tuple[float, float], gpu: GpuSpec, peak: Array, s: Shape) -> Array:
+def attention_us(
+    c: Constants, tiles: tuple[float, float], gpu: GpuSpec, peak: Array, s: Shape, keys: Array | float = KEY_MULTIPLE
+) -> Array:
     """Kernel times, shape (rows,).
 
     Args:
@@ -153,6 +159,7 @@ def attention_us(c: Constants, tiles: tuple[float, float], gpu: GpuSpec, peak: A
         gpu: gives the SMs, the bandwidth and L2.
         peak: FLOP per microsecond of the tensor cores for each row, shape (rows,).
         s: sizes of the calls.
+        keys: multiple to which a block pads its keys.
     """
     sms = float(max(gpu.sms, 1))
     rows = np.where(s.width <= 96.0, tiles[0], tiles[1])
@@ -164,7 +171,7 @@ def attention_us(c: Constants, tiles: tuple[float, float], gpu: GpuSpec, peak: A
     rate = peak * share / sms * (1.0 + c.idle_gain * (1.0 - busy))
     per_key = 4.0 * rows * np.ceil(s.width / WIDTH_MULTIPLE) * WIDTH_MULTIPLE / rate
     prologue = np.where(s.causal, c.tile_us, c.open_tile_us)
-    longest = prologue + np.ceil(s.keys / KEY_MULTIPLE) * KEY_MULTIPLE * per_key
+    longest = prologue + np.ceil(s.keys / keys) * keys * per_key
     mean = prologue + (s.keys / 2.0 + c.diagonal_keys) * per_key
     masked = np.maximum(longest, blocks * mean / sms + c.tail * longest * np.clip(blocks / sms - 1.0, 0.0, 1.0))
     smooth, whole = np.maximum(blocks / sms, 1.0), np.ceil(blocks / sms)
@@ -250,8 +257,9 @@ class AttentionModel(KernelModel):
         time = attention_us(self.fitted.constants, self.fitted.tiles, self.gpu, peak, shape)
         older = self._flash2(Dims(calls))
         if older.any():
-            start = replace(self.fitted.constants, start_us=FLASH2_START_US)
-            slower = attention_us(start, self.fitted.tiles, self.gpu, peak * FLASH2_SHARE, shape)
+            constants = replace(self.fitted.constants, start_us=FLASH2_START_US, idle_gain=FLASH2_IDLE_GAIN)
+            keys = np.where(shape.width <= WIDTHS[0], *FLASH2_KEYS)
+            slower = attention_us(constants, FLASH2_TILES, self.gpu, peak * FLASH2_SHARE, shape, keys)
             time = np.where(older, slower, time)
         low, high = (np.exp(ends) for ends in self.fitted.quantiles.at(np.log(time)))
         estimate = Estimate(time, time, time * low, time * high, self._inside(shape), time * low, time * high)

@@ -36,11 +36,12 @@ MIN_REDUCTION = 256.0
 MIN_PRODUCT_REDUCTION = 128.0
 """The same minimum for matrix products, whose blocks are sliced as well (V100 DLRM trace)."""
 
-LINK_START_US = {"pinned": 1.5, "pageable": 1.5}
+LINK_START_US = 1.5
 """Duration of a tiny host copy on the stream, microseconds. The V100 and A100 DLRM traces show 1 to 2 us."""
 
-PAGEABLE_SHARE = 0.5
-"""Bandwidth of a pageable copy relative to a pinned one: the driver stages it through a pinned buffer."""
+PAGEABLE_GB_PER_S = 11.1
+"""Largest rate of a pageable copy, whatever the link: the CPU copies it to a pinned buffer first. From batches of images
+in traces of a V100 (11.1 GB/s, PCIe 3) and an A100 (11.2, PCIe 4). Memory that is read for the first time gives 3.5 to 6.5."""
 
 COLLECTIVE_START_US = 20.0
 """Latency of a small NCCL collective, microseconds. The V100 and A100 DLRM traces show 17 us and more."""
@@ -69,6 +70,10 @@ START_CLOCK_MHZ = 1600.0
 """Clock up to which `START_US` holds, MHz. Starts are clock cycles: V100 and A100, whose traces gave them, boost to 1530
 and 1410. On an H100 (1980 MHz) element-wise kernels start in 1.5 to 1.8 us instead of 2."""
 
+ONE_BLOCK_ELEMENTS, WHOLE_REDUCTION_CLOCKS = 8192.0, (8_000.0, 12_500.0)
+"""Elements from which several blocks reduce a tensor to a single value (16 for each thread of a block, PyTorch's
+`Reduce.cuh`), and clock cycles of its start in one block and in several, which wait for each other (V100 and A100 traces)."""
+
 ELEMENTS_PER_CLOCK = {"elementwise": 1.37, "copy": 1.37, "concat": 1.06, "strided concat": 0.82, "scattered": 0.48,
                       "narrow softmax": 2.0, "wide softmax": 0.63, "gelu": 2.4}  # fmt: skip
 """Elements per SM and clock of kernels that move one element at a time, whatever its bytes. With strided or broadcast
@@ -83,7 +88,6 @@ PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBED
 """Factor between a formula's time and the ends of its p10-p90 interval, which holds about 80 % of the kernels of public
 traces (docs/kernels.md)."""
 
-
 IMAGE_FAMILIES = ("batch_norm", "pooling")
 
 BATCH_NORM_SHARE = 0.86
@@ -93,7 +97,6 @@ it again. A channel in registers is read once, but then loads and stores do not 
 POOL_CLOCKS = 5.3
 """SM clock cycles per pixel of the larger image in the gradient of a max pooling (NCHW layout), from the V100 trace: the
 kernel checks every window over a pixel for the position of the maximum, with 8-byte indices."""
-
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
 """Dtypes with a rate of their own; `fp64_tensor` is that of matrix products in fp64."""
@@ -129,7 +132,7 @@ class Physics:
     def of(cls, gpu: GpuSpec) -> Physics:
         """Figures from the GPU's spec file only."""
         memory = BandwidthCurve.flat(gpu.peak_dram_gb_per_s())
-        link = BandwidthCurve.flat(max(gpu.pcie_gb_per_s, 1.0), LINK_START_US["pinned"])
+        link = BandwidthCurve.flat(max(gpu.pcie_gb_per_s, 1.0), LINK_START_US)
         return cls(gpu, memory, link, gpu.peak_l2_gb_per_s())
 
     def calibrate(self, memory: BandwidthCurve, evidence: str) -> Physics:
@@ -138,18 +141,16 @@ class Physics:
 
     def kernel_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Kernel times of calls of one family, us, shape (rows,); NaN where neither dims nor bytes are known."""
-        entry = family(name)
-        d = Dims(calls)
-        work = work_of(name, calls)
+        entry, d, work = family(name), Dims(calls), work_of(name, calls)
         if entry.law is Law.COMPUTE:
             shortest = MIN_PRODUCT_REDUCTION if name in ("gemm", "bmm") else MIN_REDUCTION
             return self._convolution(name, calls, self._compute(name, self._computed(name, d), work, shortest), work)
         if entry.law is Law.EMBEDDING:
             return self._lookups(name, d, work)
         if entry.law is Law.LINK:
-            pageable = d.op_in(("pageable",))
-            pinned = self.link.time_us(np.maximum(work.read, work.written))  # each byte crosses the link once
-            return np.where(pageable, self.link.start_us + (pinned - self.link.start_us) / PAGEABLE_SHARE, pinned)
+            crossing = np.maximum(work.read, work.written)  # each byte crosses the link once
+            staged = np.where(d.op_in(("pageable",)), self.link.start_us + crossing / (1e3 * PAGEABLE_GB_PER_S), 0.0)
+            return np.maximum(self.link.time_us(crossing), staged)
         if entry.law is Law.COLLECTIVE:
             return self._collective(d, work)
         if entry.law is Law.SORT:
@@ -161,7 +162,15 @@ class Physics:
         if name == "loss":
             frames_us = FRAME_CLOCKS / max(self.gpu.boost_clock_mhz, 1.0) * d("T", 0.0)
             return self._movement(name, d, entry.passes, work) + frames_us
+        if name == "reduction":
+            return self._movement(name, d, entry.passes, work) + self.whole_reduction_us(d, work)
         return np.maximum(self._movement(name, d, entry.passes, work), self.by_element_us(name, d, work))
+
+    def whole_reduction_us(self, d: Dims, work: Work) -> Array:
+        """Start of a reduction to a single value less `START_US`, us, shape (rows,); 0 for others, and on a CPU."""
+        whole = pd.Series(d.text("op")).str.endswith("_all").to_numpy(dtype=bool) & (self.gpu.limits is not None)
+        clocks = np.where(work.read / d.element_bytes() < ONE_BLOCK_ELEMENTS, *WHOLE_REDUCTION_CLOCKS)
+        return whole * (clocks / max(self.gpu.boost_clock_mhz, 1.0) - self.start_us("reduction"))
 
     def by_element_us(self, name: str, d: Dims, work: Work) -> Array:
         """Least time of kernels that move single elements, us, shape (rows,); 0 for all others.
@@ -194,7 +203,7 @@ class Physics:
         """
         if family(name).law is Law.COMPUTE:
             times = self._compute(name, Dims(calls), work_of(name, calls), MIN_REDUCTION)
-        elif name in IMAGE_FAMILIES:
+        elif name in (*IMAGE_FAMILIES, "reduction"):
             times = self._movement(name, Dims(calls), family(name).passes, work_of(name, calls))
         elif family(name).law is Law.EMBEDDING:
             times = self._embedding(name, Dims(calls), work_of(name, calls))
@@ -243,9 +252,14 @@ class Physics:
         if not name.startswith("conv2d"):
             return plain
         d = Dims(calls)
-        if self.gpu.limits is not None:
-            plain = self.gradient_us(name, calls, plain, plain)
         rows, in_groups = on_tensor_cores(d, self.gpu), grouped(d)
+        # no kernel but Winograd's beats plain arithmetic, also where the measured peak is that of a board with a faster clock
+        double, direct = d.text("dtype") == "fp64", ~(rows | winograd(d)) & (self.gpu.limits is not None)
+        rate = np.select([double, direct], [self.gpu.peak_gflop_per_s("fp64"), self.gpu.fp32_gflop_per_s], np.inf)
+        arithmetic = self.start_us(name) + work.flops / (1e3 * rate)
+        if self.gpu.limits is not None:
+            plain = np.fmax(plain, arithmetic)
+            plain = self.gradient_us(name, calls, plain, plain)
         tensor = np.full(d.rows, np.inf)
         if rows.any():
             tensor[rows] = tensor_us(name, Dims(calls[rows]), self.gpu, self.memory, self.l2_gb_per_s)
@@ -258,10 +272,7 @@ class Physics:
             times = grouped_us(name, part, self.gpu, moving, fp32, tensor[in_groups])
             has_dims = np.isfinite(times)
             plain[np.flatnonzero(in_groups)[has_dims]] = self.start_us(name) + times[has_dims]
-        # no kernel but Winograd's beats plain arithmetic, also where the measured peak is that of a board with a faster clock
-        double, direct = d.text("dtype") == "fp64", ~(rows | winograd(d)) & (self.gpu.limits is not None)
-        rate = np.select([double, direct], [self.gpu.peak_gflop_per_s("fp64"), self.gpu.fp32_gflop_per_s], np.inf)
-        return np.fmax(plain, self.start_us(name) + work.flops / (1e3 * rate))
+        return np.fmax(plain, arithmetic)
 
     def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
         """Times of fp32 gradients, from the times of forward convolutions or products with the same arithmetic.
@@ -321,10 +332,9 @@ class Physics:
         (`dense`, atomic adds) every lookup reads and writes its row, and repeats stay within L2.
         """
         distinct = distinct_weight_bytes(d)
-        repeated = np.maximum(weights - distinct, 0.0)
         sparse = d.op_in(("sparse",))
         cold = np.where(sparse, fixed + weights, fixed + 2.0 * distinct)
-        warm = np.where(sparse, weights, weights + repeated)
+        warm = np.where(sparse, weights, weights + np.maximum(weights - distinct, 0.0))
         return cold, warm
 
     def _collective(self, d: Dims, work: Work) -> Array:

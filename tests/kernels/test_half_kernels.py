@@ -59,7 +59,7 @@ def moved(family, op, elements, attributes=STRIDED, reads=1, size=2):
 )  # fmt: skip
 def test_half_precision_kernels_of_an_h100_take_what_a_profiler_measured(call, measured_us):
     found = kernel(**call)
-    assert found["kernel_us"] == pytest.approx(measured_us, rel=0.25)
+    assert found["kernel_us"] == pytest.approx(measured_us, rel=0.05 if call["family"] == "attention" else 0.25)
     assert found["p10_us"] <= measured_us <= found["p90_us"]
 
 

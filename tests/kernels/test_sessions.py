@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from evaluation.checks.session_fit import fit_session, share_inside
+from evaluation.checks.session_fit import fit_session, share_inside, step_ratio, whole_models
 from evaluation.pages.published_step_tables import holds
+from pipeline.answers.step_errors import STEP_SIGMA_RATIO
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import FILE, NOTED_RATIO, Estimate, Session, clock_notes, session_of
@@ -34,6 +36,16 @@ def test_a_tenth_of_both_sessions_together_lies_beyond_each_end() -> None:
 def test_a_session_like_the_first_adds_nothing() -> None:
     session = fit_session(rows(0.0), rows(0.0))
     assert max(vars(session).values()) < 0.01 and share_inside(rows(0.0), session) == pytest.approx(0.8, abs=0.01)
+
+
+def test_sums_show_what_a_step_shares_beyond_its_session() -> None:
+    """0.05 of which the session explains 0.03 leaves 0.04, a fifth of 0.2; an error within the session leaves nothing."""
+    sums = pd.DataFrame({"error": [-0.05, 0.02], "session": [0.03, 0.03], "sigma": [0.2, 0.2]})
+    assert step_ratio(sums[:1]) == pytest.approx(0.2) and step_ratio(sums) == pytest.approx(0.2 / np.sqrt(2))
+
+
+def test_what_steps_share_is_what_whole_models_of_the_public_data_show(datasets: Path) -> None:
+    assert step_ratio(whole_models(datasets)) == pytest.approx(STEP_SIGMA_RATIO, abs=0.02)
 
 
 def test_the_interval_grows_in_quadrature_on_its_side_alone() -> None:
