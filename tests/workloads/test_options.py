@@ -118,9 +118,9 @@ def test_reading_the_loss_costs_what_the_device_then_waits_for_the_host(when):
 
 
 def test_copies_that_the_host_waits_for_hold_the_launches_up():
-    plain, waiting = (predict(gpu="V100", model="dlrm_default", batch_size=512, **{"model.copies": copies})
+    plain, waiting = (predict(gpu="A100", model="dlrm_default", batch_size=512, **{"model.copies": copies})
                       for copies in ("pinned", "pageable"))  # fmt: skip
-    assert waiting.families_us["memcpy_h2d"] > 1.5 * plain.families_us["memcpy_h2d"]
+    assert waiting.families_us["memcpy_h2d"] > 2 * plain.families_us["memcpy_h2d"]  # 11 GB/s of PCIe 4
     assert waiting.predicted_us - plain.predicted_us > waiting.active_us - plain.active_us
 
 
