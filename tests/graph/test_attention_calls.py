@@ -40,12 +40,12 @@ def recorded(name, causal):
 @pytest.mark.parametrize("end", ["", "_backward"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recorded_call_says_whether_it_is_causal(kind, end, causal):
-    found = recorded(PREFIX + kind + end, causal)
-    assert json.loads(found["attributes"]) == {"causal": causal}
-    assert found[["B", "M", "N", "K"]].tolist() == [16, 128, 256, 64]
+    record = recorded(PREFIX + kind + end, causal)
+    assert json.loads(record["attributes"]) == {"causal": causal}
+    assert record[["B", "M", "N", "K"]].tolist() == [16, 128, 256, 64]
     work = (10 if end else 4) * 16 * 128 * 256 * 64
-    assert found["flops"] == work * (0.5 if causal else 1.0)
-    assert found["op"] == kind.partition("_")[0]
+    assert record["flops"] == work * (0.5 if causal else 1.0)
+    assert record["op"] == kind.partition("_")[0]
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -31,47 +31,47 @@ def backward(kernel: int, padding: int) -> Node:
 
 
 def test_a_sample_is_unfolded_and_multiplied() -> None:
-    found = calls_of(forward((3, 4, 16, 16), (8, 4, 3, 3), (3, 8, 16, 16)), "V100")
-    assert list(found["op"]) == ["im2col", "mm"] * 3
-    product = found.iloc[1]
+    calls = calls_of(forward((3, 4, 16, 16), (8, 4, 3, 3), (3, 8, 16, 16)), "V100")
+    assert list(calls["op"]) == ["im2col", "mm"] * 3
+    product = calls.iloc[1]
     assert (product["family"], product["M"], product["N"], product["K"]) == ("gemm", 8, 4 * 9, 256)
     assert product["flops"] == 2 * 8 * 36 * 256 and product["bytes_read"] == 2 * (8 * 36 + 36 * 256)
-    assert (found.iloc[0]["bytes_read"], found.iloc[0]["bytes_written"]) == (2 * 4 * 256, 2 * 36 * 256)
+    assert (calls.iloc[0]["bytes_read"], calls.iloc[0]["bytes_written"]) == (2 * 4 * 256, 2 * 36 * 256)
 
 
 def test_a_kernel_of_one_pixel_needs_no_unfolding() -> None:
-    found = calls_of(forward((3, 4, 16, 16), (8, 4, 1, 1), (3, 8, 16, 16), padding=0), "T4")
-    assert list(found["op"]) == ["mm"] * 3
+    calls = calls_of(forward((3, 4, 16, 16), (8, 4, 1, 1), (3, 8, 16, 16), padding=0), "T4")
+    assert list(calls["op"]) == ["mm"] * 3
     strided = calls_of(forward((3, 4, 16, 16), (8, 4, 1, 1), (3, 8, 8, 8), stride=2, padding=0), "T4")
     assert list(strided["op"]) == ["im2col", "mm"] * 3
 
 
 def test_gradients_take_a_product_of_each_sample_with_the_same_arithmetic() -> None:
-    found = calls_of(backward(3, 1), "V100")
-    assert list(found["op"]) == ["mm", "col2im"] * 3 + ["im2col", "mm"] * 3
-    assert set(found.loc[found["op"] == "mm", "flops"]) == {2.0 * 8 * 36 * 256}
-    data, weight = found.iloc[0], found.iloc[7]
+    calls = calls_of(backward(3, 1), "V100")
+    assert list(calls["op"]) == ["mm", "col2im"] * 3 + ["im2col", "mm"] * 3
+    assert set(calls.loc[calls["op"] == "mm", "flops"]) == {2.0 * 8 * 36 * 256}
+    data, weight = calls.iloc[0], calls.iloc[7]
     assert (data["M"], data["N"], data["K"]) == (36, 8, 256) and (weight["M"], weight["N"], weight["K"]) == (8, 256, 36)
 
 
 def test_groups_are_multiplied_one_after_the_other_and_depthwise_layers_are_not_unfolded() -> None:
-    found = calls_of(forward((3, 4, 16, 16), (8, 2, 3, 3), (3, 8, 16, 16), groups=2), "V100")
-    assert list(found["op"]) == ["im2col", "mm"] * 6 and set(found["M"].dropna()) == {4}
-    assert found["flops"].sum() == 2 * 3 * 8 * 2 * 9 * 256
+    calls = calls_of(forward((3, 4, 16, 16), (8, 2, 3, 3), (3, 8, 16, 16), groups=2), "V100")
+    assert list(calls["op"]) == ["im2col", "mm"] * 6 and set(calls["M"].dropna()) == {4}
+    assert calls["flops"].sum() == 2 * 3 * 8 * 2 * 9 * 256
     depthwise = calls_of(forward((3, 4, 16, 16), (4, 1, 3, 3), (3, 4, 16, 16), groups=4), "V100")
     assert depthwise["family"].iloc[0] == "conv2d_forward"
 
 
 def test_a_transposed_convolution_folds_what_it_multiplied() -> None:
-    found = calls_of(forward((3, 8, 8, 8), (8, 4, 4, 4), (3, 4, 16, 16), 2, 1, transposed=True), "V100")
-    assert list(found["op"]) == ["mm", "col2im"] * 3
-    assert (found.iloc[0]["M"], found.iloc[0]["N"], found.iloc[0]["K"]) == (4 * 16, 8, 64)
+    calls = calls_of(forward((3, 8, 8, 8), (8, 4, 4, 4), (3, 4, 16, 16), 2, 1, transposed=True), "V100")
+    assert list(calls["op"]) == ["mm", "col2im"] * 3
+    assert (calls.iloc[0]["M"], calls.iloc[0]["N"], calls.iloc[0]["K"]) == (4 * 16, 8, 64)
 
 
 @pytest.mark.parametrize("gpu, dtype", [("A100", "bf16"), ("MI250", "bf16"), ("V100", "fp16"), ("V100", "fp32")])
 def test_cudnn_has_all_others(gpu: str, dtype: str) -> None:
-    found = calls_of(forward((3, 4, 16, 16), (8, 4, 3, 3), (3, 8, 16, 16), dtype=dtype), gpu)
-    assert found["family"].iloc[0] == "conv2d_forward"
+    calls = calls_of(forward((3, 4, 16, 16), (8, 4, 3, 3), (3, 8, 16, 16), dtype=dtype), gpu)
+    assert calls["family"].iloc[0] == "conv2d_forward"
 
 
 def test_pascal_refuses_products_in_bf16_and_no_other_work() -> None:

@@ -207,8 +207,8 @@ def test_a_host_twice_as_slow_gets_a_factor_of_two(datasets: Path) -> None:
     samples = samples[samples["workload"] == "v100_ddp"]
     table = merged(samples)
     slower = samples.assign(value_us=samples["value_us"] * 2.0)
-    found = calibrate(OverheadModel(table), slower)
-    assert found.scale == pytest.approx(2.0, rel=1e-6) and found.coverage == pytest.approx(1.0)
+    calibrated = calibrate(OverheadModel(table), slower)
+    assert calibrated.scale == pytest.approx(2.0, rel=1e-6) and calibrated.coverage == pytest.approx(1.0)
 
 
 def test_public_traces_of_an_unknown_gpu_are_refused(datasets: Path) -> None:

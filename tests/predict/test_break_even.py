@@ -47,16 +47,16 @@ def test_the_speed_is_the_smallest(seed: int) -> None:
 def test_a_prediction_says_so_and_the_faster_host_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
     asked = {"gpu": "V100", "model": "dlrm_ddp", "batch_size": 512}
-    found = predict(**asked)
-    assert found.bound == "host" and found.device_bound_from is not None
-    assert found.as_dict()["device_bound_from"] == found.device_bound_from
-    assert found.as_dict()["host"] == found.host == "typical-2017"
-    rows = dict(found.rows())
-    assert rows["host"] == found.host
-    assert rows["break-even"] == f"device-bound from a host {found.device_bound_from:.2f} times as fast"
+    answer = predict(**asked)
+    assert answer.bound == "host" and answer.device_bound_from is not None
+    assert answer.as_dict()["device_bound_from"] == answer.device_bound_from
+    assert answer.as_dict()["host"] == answer.host == "typical-2017"
+    rows = dict(answer.rows())
+    assert rows["host"] == answer.host
+    assert rows["break-even"] == f"device-bound from a host {answer.device_bound_from:.2f} times as fast"
     faster, slower = (
         predict(**asked, overheads__host_scale=1 / speed).bound
-        for speed in (found.device_bound_from + 0.01, found.device_bound_from - 0.02)
+        for speed in (answer.device_bound_from + 0.01, answer.device_bound_from - 0.02)
     )
     assert (faster, slower) == ("device", "host")
     assert predict(gpu="V100", model="dlrm_default").device_bound_from is None

@@ -15,17 +15,17 @@ def test_one_call_starts_all_kernels_and_their_gaps_stay():
     one = row(lead=5, gap=3, api=2)
     eager = program(one, one, row(HOST, gap=7), one)
     assert simulate(eager, [4.0] * 3).device_start[:, 0].tolist() == [9, 19, 36]
-    found = simulate(as_cuda_graphs(eager), [4.0] * 3)
-    assert found.device_start[:, 0].tolist() == [6, 11, 16]
-    assert found.host_us[0] == 5 + GRAPH_LAUNCH_US and found.step_us[0] == 20
+    timeline = simulate(as_cuda_graphs(eager), [4.0] * 3)
+    assert timeline.device_start[:, 0].tolist() == [6, 11, 16]
+    assert timeline.host_us[0] == 5 + GRAPH_LAUNCH_US and timeline.step_us[0] == 20
 
 
 def test_a_wait_of_the_host_cuts_the_step_into_two_graphs():
     # host |api 2.5|wait to 11 + 2|lead 3|api 2.5|     the kernel ends at 11, the wait returns at 13
     # s0    .[1-11]                     .[17-20]
     steps = program(row(gap=9, api=2), row(SYNC), row(lead=3, gap=9, api=2))
-    found = simulate(as_cuda_graphs(steps), [10.0, 3.0])
-    assert found.device_start[:, 0].tolist() == [1, 17]
+    timeline = simulate(as_cuda_graphs(steps), [10.0, 3.0])
+    assert timeline.device_start[:, 0].tolist() == [1, 17]
     blocking = program(row(gap=9, api=2, blocking=True), row(lead=3, gap=9, api=2))
     assert simulate(as_cuda_graphs(blocking), [10.0, 3.0]).device_start[0, 0] == 10  # launched by itself, as before
 

@@ -51,10 +51,10 @@ def test_parts_worked_out_by_hand() -> None:
     other = replace(
         STEP, gpu="H100", predicted_us=5_000.0, active_us=3_500.0, families_us={"gemm": 3_000.0, "concat": 1_000.0}
     )
-    found = STEP.diff(other)
-    assert changes(found) == pytest.approx({"idle": -2_500.0, "gemm": -1_000.0, "concat": -1_000.0, "overlap": -500.0})
-    assert found.sentence == "H100 saves 50 % of the step: idle 25 points, gemm 10"
-    assert found.step.p10_us is None and found.notes == ("no intervals: one of the steps cannot be drawn again",)
+    diff = STEP.diff(other)
+    assert changes(diff) == pytest.approx({"idle": -2_500.0, "gemm": -1_000.0, "concat": -1_000.0, "overlap": -500.0})
+    assert diff.sentence == "H100 saves 50 % of the step: idle 25 points, gemm 10"
+    assert diff.step.p10_us is None and diff.notes == ("no intervals: one of the steps cannot be drawn again",)
     assert other.diff(STEP).sentence == "V100 adds 100 % to the step: idle 50 points, gemm 20"
 
 
@@ -63,22 +63,22 @@ def test_of_collectives_the_exposed_part_counts() -> None:
         STEP, predicted_us=12_000.0, active_us=8_000.0, families_us={"collective": 5_000.0, "gemm": 4_000.0, "concat": 2_000.0},
         several=SeveralGpus(2, 1, "c", 5_000.0, 2_000.0), overrides=("devices=2",),
     )  # fmt: skip
-    found = STEP.diff(several)
-    assert changes(found) == pytest.approx({"exposed communication": 2_000.0})
-    assert found.names == ("without devices=2", "devices=2")
+    diff = STEP.diff(several)
+    assert changes(diff) == pytest.approx({"exposed communication": 2_000.0})
+    assert diff.names == ("without devices=2", "devices=2")
 
 
 @pytest.mark.parametrize("options", [{"gpu": "T4"}, {"batch_size": 512}, {"model__dtype": "fp16"}, {"devices": 2}])
 def test_changes_of_parts_add_up_to_that_of_the_step(v100: Prediction, options: dict[str, object]) -> None:
     asked = {"gpu": "V100", "batch_size": 2048, **SMALL, **options}
-    found = v100.diff(predict(**asked))
-    assert sum(part.us for part in found.parts) == pytest.approx(found.step.us, abs=1e-6)
-    assert found.step.us == found.b.predicted_us - found.a.predicted_us != 0
-    for change in (*found.parts, found.step):
+    diff = v100.diff(predict(**asked))
+    assert sum(part.us for part in diff.parts) == pytest.approx(diff.step.us, abs=1e-6)
+    assert diff.step.us == diff.b.predicted_us - diff.a.predicted_us != 0
+    for change in (*diff.parts, diff.step):
         assert change.p10_us is not None and change.p90_us is not None
         assert change.p10_us <= change.us <= change.p90_us
-    assert 0 < len(found.calls) <= 10
-    sizes = [abs(call.us) for call in found.calls]
+    assert 0 < len(diff.calls) <= 10
+    sizes = [abs(call.us) for call in diff.calls]
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -91,10 +91,10 @@ def test_drawn_parts_add_up_to_the_paired_draws_of_the_step(v100: Prediction) ->
 
 
 def test_a_step_differs_from_itself_in_nothing(v100: Prediction) -> None:
-    found = v100.diff(v100)
-    assert not changes(found) and not found.calls and found.sentence == "B takes as long as A"
-    assert all(change.p10_us == change.p90_us == 0 for change in (*found.parts, found.step))
-    assert problems(found.plot()) == []
+    diff = v100.diff(v100)
+    assert not changes(diff) and not diff.calls and diff.sentence == "B takes as long as A"
+    assert all(change.p10_us == change.p90_us == 0 for change in (*diff.parts, diff.step))
+    assert problems(diff.plot()) == []
 
 
 def test_swapped_steps_negate_changes_and_intervals(pair: tuple[Prediction, Prediction]) -> None:
@@ -111,8 +111,8 @@ def test_swapped_steps_negate_changes_and_intervals(pair: tuple[Prediction, Pred
 
 def test_twice_the_bandwidth_makes_what_moves_bytes_faster_and_nothing_else() -> None:
     asked = {"gpu": "H100", "batch_size": 8192, **SMALL}
-    found = predict(**asked).diff(predict(**asked, gpu__dram_gb_per_s=2 * 3350.0))
-    relative = {part.name: part.us / part.a_us for part in found.parts if part.name != "idle"}
+    diff = predict(**asked).diff(predict(**asked, gpu__dram_gb_per_s=2 * 3350.0))
+    relative = {part.name: part.us / part.a_us for part in diff.parts if part.name != "idle"}
     assert relative["elementwise"] < -0.25 and relative["optimizer"] < -0.25
     assert abs(relative["bmm"]) < 1e-3 and abs(relative["memcpy_h2d"]) < 1e-9  # arithmetic, and the host's bus
     assert all(change < 1e-9 for change in relative.values())
@@ -120,17 +120,17 @@ def test_twice_the_bandwidth_makes_what_moves_bytes_faster_and_nothing_else() ->
 
 def test_errors_that_both_steps_share_cancel(v100: Prediction) -> None:
     """Half the batch on the same GPU is surely faster, although the intervals of both steps are wide."""
-    found = predict("V100", batch_size=8192, **SMALL).diff(predict("V100", batch_size=4096, **SMALL))
-    assert found.step.p10_us is not None and found.step.p90_us is not None and found.step.p90_us < 0
-    width = found.step.p90_us - found.step.p10_us
-    assert width < 0.7 * np.hypot(found.a.p90_us - found.a.p10_us, found.b.p90_us - found.b.p10_us)
+    diff = predict("V100", batch_size=8192, **SMALL).diff(predict("V100", batch_size=4096, **SMALL))
+    assert diff.step.p10_us is not None and diff.step.p90_us is not None and diff.step.p90_us < 0
+    width = diff.step.p90_us - diff.step.p10_us
+    assert width < 0.7 * np.hypot(diff.a.p90_us - diff.a.p10_us, diff.b.p90_us - diff.b.p10_us)
 
 
 def test_a_figure_has_a_bar_per_part_between_both_steps(pair: tuple[Prediction, Prediction]) -> None:
-    found = pair[0].diff(pair[1])
-    figure = found.plot()
+    diff = pair[0].diff(pair[1])
+    figure = diff.plot()
     assert problems(figure) == []
-    assert " ".join((figure.get_suptitle() or "").split()).replace("\N{NO-BREAK SPACE}", " ") == found.sentence
+    assert " ".join((figure.get_suptitle() or "").split()).replace("\N{NO-BREAK SPACE}", " ") == diff.sentence
     bars = [box.patches[0] for box in figure.axes[0].containers if isinstance(box, BarContainer)]
     first, last, *parts = bars  # the steps are drawn before the parts
     assert (first.get_width(), last.get_width()) == pytest.approx([p.predicted_us / 1000 for p in pair])
@@ -180,12 +180,12 @@ def traced(folder: Path) -> Path:
 
 def test_a_trace_differs_from_a_prediction_by_the_prediction_alone(v100: Prediction, tmp_path: Path) -> None:
     trace = load_trace(traced(tmp_path))
-    found = trace.diff(v100)
-    assert found.names[1].endswith("prediction") and found.names[0].endswith("trace")
-    assert found.sentence.startswith("The ") and "than" not in found.names
-    assert sum(part.us for part in found.parts) == pytest.approx(v100.predicted_us - trace.measured.predicted_us)
+    diff = trace.diff(v100)
+    assert diff.names[1].endswith("prediction") and diff.names[0].endswith("trace")
+    assert diff.sentence.startswith("The ") and "than" not in diff.names
+    assert sum(part.us for part in diff.parts) == pytest.approx(v100.predicted_us - trace.measured.predicted_us)
     assert v100.drawn is not None
-    gemm = next(part for part in found.parts if part.name == "gemm")
+    gemm = next(part for part in diff.parts if part.name == "gemm")
     assert gemm.a_us == pytest.approx(100.0)
     assert (gemm.p10_us, gemm.p90_us) == pytest.approx(
         tuple(np.percentile(v100.drawn.parts()["gemm"], [10, 90]) - 100.0), rel=0.02
@@ -198,8 +198,8 @@ def test_operators_of_a_trace_are_paired_in_their_order(v100: Prediction, tmp_pa
     assert own is not None
     linear = own[(own["name"] == "aten::linear") & (own["family"] == "gemm")]
     two = linear[linear["node_id"].isin(linear["node_id"].unique()[:2])]
-    found = measured.diff(replace(v100, calls=two))
-    pairs = [(call.a_us, call.b_us, call.sizes) for call in found.calls if call.operator == "aten::linear"]
+    diff = measured.diff(replace(v100, calls=two))
+    pairs = [(call.a_us, call.b_us, call.sizes) for call in diff.calls if call.operator == "aten::linear"]
     assert sorted(a for a, _, _ in pairs) == pytest.approx([20.0, 30.0]) and all("M=" in sizes for *_, sizes in pairs)
     every = measured.diff(v100)
     (summed,) = [call for call in every.calls if call.operator == "aten::linear" and call.family == "gemm"]

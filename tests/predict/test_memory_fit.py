@@ -64,17 +64,19 @@ def test_sizes_at_which_the_step_cannot_be_built_do_not_fit() -> None:
 
 def test_a_prediction_names_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
-    found = predict("P4", model="resnet50", batch_size=512)
+    answer = predict("P4", model="resnet50", batch_size=512)
     room = load_gpu("P4").usable_memory_bytes
-    assert not found.fits and found.largest_batch is not None
-    at, above = (predict("P4", model="resnet50", batch_size=found.largest_batch + more) for more in (0, 1))
+    assert not answer.fits and answer.largest_batch is not None
+    at, above = (predict("P4", model="resnet50", batch_size=answer.largest_batch + more) for more in (0, 1))
     assert at.memory_bytes <= room < above.memory_bytes
     assert at.fits and at.largest_batch is None and not at.fitting_gpus
-    assert set(found.fitting_gpus) == {gpu.name for gpu in list_gpus() if gpu.usable_memory_bytes >= found.memory_bytes}
-    text = dict(found.rows())["what fits"]
-    assert f"a batch of {found.largest_batch:,} on this GPU" in text and found.fitting_gpus[0] in text
-    assert found.as_dict()["largest_batch"] == found.largest_batch
-    assert found.as_dict()["fitting_gpus"] == list(found.fitting_gpus)
+    assert set(answer.fitting_gpus) == {
+        gpu.name for gpu in list_gpus() if gpu.usable_memory_bytes >= answer.memory_bytes
+    }
+    text = dict(answer.rows())["what fits"]
+    assert f"a batch of {answer.largest_batch:,} on this GPU" in text and answer.fitting_gpus[0] in text
+    assert answer.as_dict()["largest_batch"] == answer.largest_batch
+    assert answer.as_dict()["fitting_gpus"] == list(answer.fitting_gpus)
 
 
 @pytest.mark.parametrize(
@@ -84,5 +86,5 @@ def test_a_step_near_the_usable_memory_is_tight(share: float, state: str, monkey
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
     need = predict("T4", model="dlrm_small", batch_size=65536).memory_bytes
     gib = need / share / load_gpu("T4").usable_memory_share / 2**30
-    found = predict("T4", model="dlrm_small", batch_size=65536, gpu__memory_gib=gib)
-    assert (found.memory_state, found.fits, found.tight) == (state, state != "does not fit", state == "tight")
+    answer = predict("T4", model="dlrm_small", batch_size=65536, gpu__memory_gib=gib)
+    assert (answer.memory_state, answer.fits, answer.tight) == (state, state != "does not fit", state == "tight")

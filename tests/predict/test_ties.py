@@ -22,11 +22,11 @@ def test_the_share_of_draws_in_which_another_wins() -> None:
 
 
 def test_gpus_that_wait_for_one_host_tie() -> None:
-    found = compare("A100,H100", "dlrm_ddp", batch_size=32)
-    tie = found.ties["dlrm_ddp", THROUGHPUT]
+    grid = compare("A100,H100", "dlrm_ddp", batch_size=32)
+    tie = grid.ties["dlrm_ddp", THROUGHPUT]
     assert {p.gpu for p in tie.predictions} == {"A100-PCIE-40GB", "H100"} and tie.why == "the host limits them"
     assert 0.2 <= tie.share <= 1.0
-    html = found._repr_html_()
+    html = grid._repr_html_()
     assert "a tie in samples/s" in html and "★" not in html.partition("samples/s")[2].partition("mem GiB")[0]
 
 
@@ -44,14 +44,14 @@ def test_intervals_of_two_gpus_say_what_their_draws_say(gpus: str, batch: int) -
 
 
 def test_a_sure_winner_keeps_its_star() -> None:
-    found = compare("P4,H100", "resnet50", batch_size=32)
-    assert ("resnet50", THROUGHPUT) not in found.ties and "★" in found._repr_html_()
+    grid = compare("P4,H100", "resnet50", batch_size=32)
+    assert ("resnet50", THROUGHPUT) not in grid.ties and "★" in grid._repr_html_()
 
 
 def test_options_that_change_nothing_tie_in_price_too() -> None:
-    found = compare("V100", "resnet50", batch_size=32, model__dtype="default,fp32")
-    assert {what for _, what in found.ties} == {THROUGHPUT, PER_PRICE}
-    assert found.ties["resnet50", THROUGHPUT].why == "they take the same time" and "★" not in found._repr_html_()
+    grid = compare("V100", "resnet50", batch_size=32, model__dtype="default,fp32")
+    assert {what for _, what in grid.ties} == {THROUGHPUT, PER_PRICE}
+    assert grid.ties["resnet50", THROUGHPUT].why == "they take the same time" and "★" not in grid._repr_html_()
 
 
 def test_near_points_on_one_gpu_are_drawn_once_for_throughput_and_price(monkeypatch: pytest.MonkeyPatch) -> None:

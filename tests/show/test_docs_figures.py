@@ -54,9 +54,9 @@ def row(name: str, begin: str) -> list[float]:
 )
 def test_what_waiting_costs(begin: str, asked: dict[str, Any]) -> None:
     step, idle = row("docs/workloads.md", begin)
-    found = predict("V100", **asked)
-    assert found.predicted_us / 1e3 == pytest.approx(step, rel=NEAR, abs=0.006)
-    assert found.idle_us / 1e3 == pytest.approx(idle, rel=NEAR, abs=0.006)
+    answer = predict("V100", **asked)
+    assert answer.predicted_us / 1e3 == pytest.approx(step, rel=NEAR, abs=0.006)
+    assert answer.idle_us / 1e3 == pytest.approx(idle, rel=NEAR, abs=0.006)
 
 
 def test_what_cuda_graphs_save() -> None:

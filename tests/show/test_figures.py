@@ -49,15 +49,15 @@ def test_a_shipped_model_keeps_a_histogram_of_its_errors(artifacts: Artifacts, t
 
 def test_dominant_operators_are_those_with_most_time(artifacts: Artifacts) -> None:
     extra = artifacts.observations.head(1).assign(type="T5", op="aten::huge", value_us=1e6)
-    found = tables.dominant_operators(pd.concat([artifacts.observations, extra], ignore_index=True))
-    assert found["op"].iloc[0] == "aten::huge"
-    assert found["op"].nunique() == tables.OPERATORS_PER_STEP
+    table = tables.dominant_operators(pd.concat([artifacts.observations, extra], ignore_index=True))
+    assert table["op"].iloc[0] == "aten::huge"
+    assert table["op"].nunique() == tables.OPERATORS_PER_STEP
 
 
 def test_dominant_operators_of_a_grid_are_those_of_its_steps(artifacts: Artifacts) -> None:
     calls = pd.DataFrame({"model": ["m", "m", "n"], "op": ["aten::op1", "aten::op2", "aten::op3"], "calls": [1, 50, 2]})
-    found = tables.dominant_operators(artifacts.observations, calls)
-    assert list(dict.fromkeys(zip(found["model"], found["op"], strict=True))) == [
+    table = tables.dominant_operators(artifacts.observations, calls)
+    assert list(dict.fromkeys(zip(table["model"], table["op"], strict=True))) == [
         ("m", "aten::op2"), ("m", "aten::op1"), ("n", "aten::op3")]  # fmt: skip
 
 

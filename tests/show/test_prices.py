@@ -25,9 +25,9 @@ def listed(folder: Path, *entries: str) -> Path:
 def test_a_price_needs_date_and_source(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text(GOOD)
-    found = prices_of(["A100"], file)
-    assert tuple(found.columns) == COLUMNS and found["gpu"].tolist() == ["A100-PCIE-40GB"]
-    assert found[["price_per_hour", "currency", "date"]].values.tolist() == [[1.5, "EUR", "2026-01-15"]]
+    prices = prices_of(["A100"], file)
+    assert tuple(prices.columns) == COLUMNS and prices["gpu"].tolist() == ["A100-PCIE-40GB"]
+    assert prices[["price_per_hour", "currency", "date"]].values.tolist() == [[1.5, "EUR", "2026-01-15"]]
     file.write_text("prices:\n  - {gpu: A100, per_hour: 1.5}\n")
     with pytest.raises(ConfigError, match="entry 1: date, source is missing"):
         offers_in(file)
@@ -76,8 +76,8 @@ def test_a_comparison_takes_one_offer_where_one_covers_all(tmp_path: Path) -> No
                   "gpu: T4, per_hour: 3, provider: B", "gpu: V100, per_hour: 4, provider: B")  # fmt: skip
 
     def chosen(*gpus: str) -> dict[str, str]:
-        found = prices_of(gpus, file)
-        return dict(zip(found["gpu"], found["provider"], strict=True))
+        prices = prices_of(gpus, file)
+        return dict(zip(prices["gpu"], prices["provider"], strict=True))
 
     assert chosen("T4", "P4") == {"T4": "A", "P4": "A"}
     assert chosen("V100", "T4") == {"V100": "B", "T4": "B"}
@@ -90,9 +90,9 @@ def test_an_offer_stands_for_a_similar_board_only_if_the_list_says_so(tmp_path: 
     entry = "gpu: V100-SXM2-16GB, per_hour: 3"
     assert prices_of(["V100"], listed(tmp_path, entry)).empty
     file = listed(tmp_path, f"{entry}, stands_for: [V100]")
-    found = prices_of(["V100"], file)
-    assert found[["gpu", "priced_as"]].values.tolist() == [["V100", "V100-SXM2-16GB"]]
-    assert "V100 3 (price of V100-SXM2-16GB)" in price_notes(found, ["V100"])[0]
+    prices = prices_of(["V100"], file)
+    assert prices[["gpu", "priced_as"]].values.tolist() == [["V100", "V100-SXM2-16GB"]]
+    assert "V100 3 (price of V100-SXM2-16GB)" in price_notes(prices, ["V100"])[0]
     own = listed(tmp_path, f"{entry}, stands_for: [V100]", "gpu: V100, per_hour: 5")
     assert prices_of(["V100"], own)["price_per_hour"].tolist() == [5.0]
 

@@ -57,23 +57,23 @@ def test_a_prediction_plots_its_own_step() -> None:
 
 
 def test_a_comparison_is_a_table_a_figure_and_a_best() -> None:
-    found = compare(gpu="V100,T4", model="dlrm_small", batch_size="64,128")
-    assert found.table[["gpu", "batch_size"]].values.tolist() == [["V100", 64], ["V100", 128], ["T4", 64], ["T4", 128]]
-    assert {"families_us.gemm", "samples_per_dollar", "unpredicted"} <= set(found.table)
-    best = found.table.loc[found.table["samples_per_s"].idxmax()]
-    assert (found.best["dlrm_small"].gpu, found.best["dlrm_small"].batch_size) == (best["gpu"], best["batch_size"])
-    figure = found.plot()
+    grid = compare(gpu="V100,T4", model="dlrm_small", batch_size="64,128")
+    assert grid.table[["gpu", "batch_size"]].values.tolist() == [["V100", 64], ["V100", 128], ["T4", 64], ["T4", 128]]
+    assert {"families_us.gemm", "samples_per_dollar", "unpredicted"} <= set(grid.table)
+    best = grid.table.loc[grid.table["samples_per_s"].idxmax()]
+    assert (grid.best["dlrm_small"].gpu, grid.best["dlrm_small"].batch_size) == (best["gpu"], best["batch_size"])
+    figure = grid.plot()
     bars_of = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]
     drawn = sorted(active + idle for widths in bars_of for active, idle in zip(widths[:4], widths[4:], strict=True))
-    assert drawn == pytest.approx(sorted(found.table["predicted_us"] / 1000))
-    assert "V100" in found._repr_html_()
+    assert drawn == pytest.approx(sorted(grid.table["predicted_us"] / 1000))
+    assert "V100" in grid._repr_html_()
 
 
 def test_a_point_that_cannot_be_predicted_is_a_row_with_its_reason() -> None:
     with pytest.warns(SteptimeWarning, match="V100 has no bf16"):
-        found = compare(gpu="V100,P100", model="dlrm_small", batch_size=64, model__dtype="bf16")
-    lost = found.table.set_index("gpu")["unpredicted"]
-    assert lost["P100"] and "bf16" in lost["P100"] and len(found.predictions) == int(lost.isna().sum())
+        grid = compare(gpu="V100,P100", model="dlrm_small", batch_size=64, model__dtype="bf16")
+    lost = grid.table.set_index("gpu")["unpredicted"]
+    assert lost["P100"] and "bf16" in lost["P100"] and len(grid.predictions) == int(lost.isna().sum())
 
 
 def test_a_comparison_without_any_prediction_raises_its_error() -> None:

@@ -131,10 +131,10 @@ def test_the_command_prints_lines_or_json():
     runner = CliRunner()
     shown = runner.invoke(app, ["advise", *SLOW, "--same-results", "--all"])
     assert shown.exit_code == 0 and "with all lines" in shown.output and "steptime compare gpu=V100" in shown.output
-    found = json.loads(runner.invoke(app, ["advise", *SLOW, "--same-results", "--json"]).output)
-    assert found["lines"][0]["on_top"]["share"] == pytest.approx(found["lines"][0]["alone"]["share"])
-    assert found["after"]["predicted_us"] < found["before"]["predicted_us"]
-    assert found["before"]["host"] == "typical-2017"
+    printed = json.loads(runner.invoke(app, ["advise", *SLOW, "--same-results", "--json"]).output)
+    assert printed["lines"][0]["on_top"]["share"] == pytest.approx(printed["lines"][0]["alone"]["share"])
+    assert printed["after"]["predicted_us"] < printed["before"]["predicted_us"]
+    assert printed["before"]["host"] == "typical-2017"
 
 
 def test_the_lines_are_a_waterfall_that_adds_up_to_the_last_step():

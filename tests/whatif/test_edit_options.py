@@ -52,16 +52,16 @@ def test_a_removed_operator_takes_its_part_of_the_backward_pass_with_it():
 
 
 def test_a_substitute_brings_its_own_gradient():
-    found = edited(step("aten::relu", "aten::exp"), EditSettings(substitute=("aten::relu/aten::gelu",)))
-    assert names(found) == ["gelu", "exp", "mul", "gelu_backward"]
-    found = edited(step("aten::relu"), EditSettings(substitute=("aten::relu/aten::exp+aten::gelu",)))
-    assert names(found) == ["exp", "gelu", "gelu_backward", "mul"]
+    edited_graph = edited(step("aten::relu", "aten::exp"), EditSettings(substitute=("aten::relu/aten::gelu",)))
+    assert names(edited_graph) == ["gelu", "exp", "mul", "gelu_backward"]
+    edited_graph = edited(step("aten::relu"), EditSettings(substitute=("aten::relu/aten::exp+aten::gelu",)))
+    assert names(edited_graph) == ["exp", "gelu", "gelu_backward", "mul"]
 
 
 def test_a_fused_chain_is_one_kernel_in_each_direction():
     before = step("aten::relu", "aten::exp", "aten::gelu")
-    found = edited(before, EditSettings(fuse=("aten::relu+aten::exp",)))
-    assert names(found) == ["fused::relu+exp", "gelu", "mul", "fused::mul+mul"]
+    edited_graph = edited(before, EditSettings(fuse=("aten::relu+aten::exp",)))
+    assert names(edited_graph) == ["fused::relu+exp", "gelu", "mul", "fused::mul+mul"]
     assert names(edited(before, EditSettings(fuse=("elementwise",)))) == ["fused::relu+exp+gelu", "fused::mul+mul+mul"]
     calls = map_calls(edited(before, EditSettings(fuse=("elementwise",))))
     assert calls["bytes_written"].tolist() == [X.bytes, X.bytes]

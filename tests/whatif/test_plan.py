@@ -102,10 +102,10 @@ def test_memory_is_not_asked_for_where_fewer_samples_do_not_fit(engine, monkeypa
 def test_a_plan_takes_what_fits_into_the_usable_memory(engine, monkeypatch, gib, fits):
     """PyTorch can allocate 14.56 of a T4's 16 GiB. Beside it a V100 of 32 GiB, which is better."""
     monkeypatch.setattr(engine.steps, "memory_bytes", lambda question: int(gib * 2**30))
-    found = make_plan(
+    chosen = make_plan(
         Objective.step, expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64"]), Limits(), prune=False
     )
-    assert ("does not fit" not in found.lost) == fits, found.lost
+    assert ("does not fit" not in chosen.lost) == fits, chosen.lost
 
 
 def test_knots_are_the_ends_and_sizes_between():
@@ -139,11 +139,11 @@ def test_pruning_never_changes_the_winner_or_the_front(pool, monkeypatch, number
     predicting, asked = from_pool(pool)
     whole = make_plan(objective, points, limits, predicting, prune=False)
     assert len(asked) == whole.predicted == len(points) - whole.lost.get("no price", 0)
-    found = make_plan(objective, points, limits, predicting)
-    assert keys([found.best]) == keys([whole.best])
-    assert keys(found.front) == keys(whole.front)
-    assert keys(found.contenders) == keys(whole.contenders)
-    assert found.predicted <= whole.predicted and sum(found.lost.values()) == len(points) - 1
+    chosen = make_plan(objective, points, limits, predicting)
+    assert keys([chosen.best]) == keys([whole.best])
+    assert keys(chosen.front) == keys(whole.front)
+    assert keys(chosen.contenders) == keys(whole.contenders)
+    assert chosen.predicted <= whole.predicted and sum(chosen.lost.values()) == len(points) - 1
 
 
 def test_progress_counts_points_of_each_stage_until_all_are_decided():
@@ -156,13 +156,13 @@ def test_progress_counts_points_of_each_stage_until_all_are_decided():
 
 def test_the_winner_is_the_best_of_all_predictions(pool):
     predicting, asked = from_pool(pool)
-    found = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
-    assert len(asked) == found.predicted < 0.8 * len(pool[0])  # bounds rule out the rest
-    assert 1e6 / found.best.us_per_sample == pytest.approx(
+    chosen = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
+    assert len(asked) == chosen.predicted < 0.8 * len(pool[0])  # bounds rule out the rest
+    assert 1e6 / chosen.best.us_per_sample == pytest.approx(
         max(each.prediction.samples_per_s for each in pool[1].values())
     )
-    assert sum(each.wins for each in found.contenders) == pytest.approx(1)
-    times, costs = ([getattr(each, name) for each in found.front] for name in ("time", "cost"))
+    assert sum(each.wins for each in chosen.contenders) == pytest.approx(1)
+    times, costs = ([getattr(each, name) for each in chosen.front] for name in ("time", "cost"))
     assert times == sorted(times) and costs == sorted(costs, reverse=True)
     step = make_plan(Objective.step, pool[0], Limits(), predicting).best.prediction.predicted_us
     assert step == min(each.prediction.predicted_us for each in pool[1].values())
@@ -233,17 +233,17 @@ def test_wrong_words_are_refused(monkeypatch):
 
 def test_the_figure_shows_the_front(pool, tmp_path, monkeypatch):
     predicting, _ = from_pool(pool)
-    found = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
-    write_plan_front(found, tmp_path / "plan.svg")
+    chosen = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
+    write_plan_front(chosen, tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text()
-    assert "cost of a million samples (USD)" in text and found.best.question.gpu.name in text
-    line = next(each for each in plan_front(found).axes[0].lines if each.get_label() == "front")
-    assert list(line.get_xdata()) == [each.us_per_sample for each in found.front]
-    assert problems(plan_front(found)) == []
+    assert "cost of a million samples (USD)" in text and chosen.best.question.gpu.name in text
+    line = next(each for each in plan_front(chosen).axes[0].lines if each.get_label() == "front")
+    assert list(line.get_xdata()) == [each.us_per_sample for each in chosen.front]
+    assert problems(plan_front(chosen)) == []
     with pytest.raises(InputError, match="ends in"):
-        write_plan_front(found, tmp_path / "plan.txt")
+        write_plan_front(chosen, tmp_path / "plan.txt")
     with pytest.raises(InputError, match="there is no folder"):
-        write_plan_front(found, tmp_path / "none" / "plan.svg")
+        write_plan_front(chosen, tmp_path / "none" / "plan.svg")
     monkeypatch.setenv("STEPTIME_PRICES", "none")
     unpriced = plan_front(make_plan(Objective.samples_per_s, pool[0], Limits(), predicting))
     assert unpriced.axes[0].get_ylabel() == "batch size" and problems(unpriced) == []
@@ -263,8 +263,8 @@ def test_the_command_and_python_agree():
     words = ["plan", "time_per_epoch", "gpu=V100,T4", "model=dlrm_small", "batch_size=64,128", "predict.draws=64"]
     shown = CliRunner().invoke(app, [*words, "--samples", "1000000"])
     assert shown.exit_code == 0 and "front of time against cost" in shown.output and "others lost" in shown.output
-    found = json.loads(CliRunner().invoke(app, [*words, "--samples", "1000000", "--json"]).output)
+    printed = json.loads(CliRunner().invoke(app, [*words, "--samples", "1000000", "--json"]).output)
     same = plan("time_per_epoch", "V100,T4", "dlrm_small", samples=1_000_000, batch_size="64,128", predict__draws=64)
-    assert found == json.loads(json.dumps(same.as_dict()))
-    assert found["best"]["time_per_epoch_s"] == pytest.approx(1e6 / found["best"]["samples_per_s"])
-    assert np.isclose(found["best"]["cost_per_epoch"] * found["best"]["samples_per_dollar"], 1e6)
+    assert printed == json.loads(json.dumps(same.as_dict()))
+    assert printed["best"]["time_per_epoch_s"] == pytest.approx(1e6 / printed["best"]["samples_per_s"])
+    assert np.isclose(printed["best"]["cost_per_epoch"] * printed["best"]["samples_per_dollar"], 1e6)
