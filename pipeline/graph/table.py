@@ -235,15 +235,15 @@ def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
     """
     names = ("node_id", "parent_id", "name", "order", "thread", "phase", "is_top_level", "module",
              "input_shapes", "input_dtypes", "output_shapes", "attributes")  # fmt: skip
-    known: dict[tuple[str, ...], _Details] = {}
-    for row in zip(*(table[name] for name in names), strict=True):
+    columns = (table[name].astype(object) for name in names)  # lists hold Python's own numbers, and None
+    details: dict[tuple[str, ...], _Details] = {}
+    for row in zip(*(column.where(column.notna(), None).tolist() for column in columns), strict=True):
         node_id, parent, name, order, thread, phase, top, module, *texts = row
         key = tuple(texts)
-        if key not in known:
-            known[key] = _read_details(*key)
-        inputs, values, outputs, attributes = known[key]
-        yield Node(int(node_id), name, None if pd.isna(parent) else int(parent), int(order), int(thread), phase, inputs,
-                   values, outputs, dict(attributes), bool(top), None if pd.isna(module) else module)  # fmt: skip
+        if key not in details:
+            details[key] = _read_details(*key)
+        inputs, values, outputs, attributes = details[key]
+        yield Node(node_id, name, parent, order, thread, phase, inputs, values, outputs, dict(attributes), top, module)
 
 
 _Details = tuple[tuple[Argument, ...], tuple[Value, ...], tuple[Argument, ...], dict[str, Any]]
