@@ -14,7 +14,7 @@ import pandas as pd
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
-from pipeline.hardware.clusters import AUTO, check_fabric, load_cluster, usual_cluster
+from pipeline.hardware.clusters import AUTO, Cluster, check_fabric, load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import OP_NAMES, family
@@ -151,6 +151,7 @@ def predict_command(
     table = read_table(in_path)
     calls = with_families(table, str(in_path)).reset_index(drop=True)
     check_calls(calls, str(in_path))
+    _check_ranks(calls, joined, str(in_path))
     shipped = [pack_models(spec.name)] if spec.name in list_packs() else []
     directories = [*([] if models_dir is None else [Path(models_dir)]), *shipped]
     predictor = load_predictor(spec, directories, corrections=_corrections(probes, spec), cluster=joined)
@@ -169,6 +170,19 @@ def predict_command(
         "outside_range": int((~predicted["inside"]).sum()),
         "out": str(out_path),
     }
+
+
+def _check_ranks(calls: pd.DataFrame, cluster: Cluster, where: str) -> None:
+    """Raise for a collective of one rank, or of more ranks than the nodes that the row names hold."""
+    if not {"ranks", "nodes"} & set(calls.columns):
+        return
+    ranks, nodes = (pd.to_numeric(calls.get(name, pd.Series(np.nan, calls.index))) for name in ("ranks", "nodes"))
+    wrong = (calls["family"] == "collective") & ((ranks < 2) | (ranks > nodes * cluster.gpus_per_node))
+    if wrong.any():
+        row = int(np.flatnonzero(wrong.to_numpy())[0])
+        room = f"; a node of {cluster.name} holds {cluster.gpus_per_node}"
+        text = "a collective needs 2 ranks" if ranks[row] < 2 else f"{ranks[row]:g} ranks on {nodes[row]:g} nodes{room}"
+        raise TableError(f"{where}: row {row}: {text}")
 
 
 def _check_folder(out: Path) -> None:

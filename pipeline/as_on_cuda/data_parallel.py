@@ -7,7 +7,7 @@ same weights, and the copy of the first rank's weights. They are no part of a st
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import distributed
 
 from pipeline.as_on_cuda.patches import replaced, stderr_silenced
-from pipeline.as_on_cuda.torch_names import CHECK_OF_HOOKS, TorchDispatchMode
+from pipeline.as_on_cuda.torch_names import CHECK_OF_HOOKS, FIRST_EXCHANGES, TorchDispatchMode
 
 WARM_UP = 4
 """Steps before the recorded one: the reducer rebuilds its buckets in the second step, of a static graph in the third."""
@@ -48,7 +48,8 @@ def exchanges_recorded() -> Iterator[None]:
     def begin(
         self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        init(self, module, None, None, *args, **{**kwargs, "init_sync": False})
+        with replaced(distributed, **dict.fromkeys(FIRST_EXCHANGES, lambda *_, **__: None)):
+            init(self, module, None, None, *args, **kwargs)
         WRAPPED.append(self)
 
     with replaced(kind, __init__=begin, **{CHECK_OF_HOOKS: lambda *_: None}):
@@ -59,6 +60,15 @@ def reducers_reads() -> AbstractContextManager[object]:
     """The context of a step whose reducer reads on the host which parameters the step used."""
     looks = any(wrapper.find_unused_parameters for wrapper in WRAPPED)
     return _KeepHostCopies() if looks else nullcontext()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def no_exchange() -> Iterator[None]:
+    """While the body runs, wrappers exchange no gradients."""
+    with ExitStack() as stack:
+        for wrapper in WRAPPED:
+            stack.enter_context(wrapper.no_sync())
+        yield
 
 
 WRAPPED: list[Any] = []
@@ -87,6 +97,8 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
     if not options["broadcast_buffers"]:
         given[_SYNC_BUFFERS] = False
     wrapper = distributed.DistributedDataParallel(module, **given)
+    if wrapper not in WRAPPED:  # real ranks
+        WRAPPED.append(wrapper)
     if options["compression"] != "none":
         hook = getattr(default_hooks, f"{options['compression']}_compress_hook")
         wrapper.register_comm_hook(None, hook)

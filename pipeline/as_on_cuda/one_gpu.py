@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from pipeline.as_on_cuda.host_reads import read
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import is_empty
-from pipeline.errors import SteptimeWarning
+from pipeline.errors import InputError, SteptimeWarning
 
 NOTHING_TO_DO = ("set_device", "empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all")
 """Functions of `torch.cuda` that change no step."""
@@ -52,11 +52,12 @@ def one_gpu(device: str) -> Iterator[None]:
     idle["synchronize"] = lambda device=None: read(torch.empty((), device="meta"))
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.cuda, current_device=lambda: 0, **idle))
+        recorded = False
         if torch.distributed.is_available():
             recorded = torch.distributed.is_initialized()  # a step of several ranks: its group is there
             there: Any = {"init_process_group": lambda *_, **__: None}
             stack.enter_context(replaced(torch.distributed, **there) if recorded else _only_process())
-        stack.enter_context(_wrappers_left_out())
+        stack.enter_context(_wrappers_left_out(recorded))
         stack.enter_context(OnOneDevice(device))
         _IN_PLACE_OF_GPU.append(device)
         stack.callback(_IN_PLACE_OF_GPU.pop)
@@ -116,8 +117,8 @@ def _only_process() -> Iterator[None]:
 
 
 @contextmanager
-def _wrappers_left_out() -> Iterator[None]:
-    """While the body runs, wrappers for several GPUs hold or return the module alone."""
+def _wrappers_left_out(several: bool) -> Iterator[None]:
+    """While the body runs, wrappers for several GPUs hold or return the module alone; for a step of several GPUs they raise."""
     sync: Any = nn.SyncBatchNorm
     usual_sync, usual_parallel, fsdp = sync.forward, nn.DataParallel.__init__, sys.modules.get("torch.distributed.fsdp")
 
@@ -131,11 +132,17 @@ def _wrappers_left_out() -> Iterator[None]:
         if not any(map(is_empty, module.parameters())):
             usual_parallel(self, module, *args, **kwargs)
             return
+        if several:
+            raise InputError("DataParallel trains in one process: leave out devices=, or take DistributedDataParallel")
         nn.Module.__init__(self)
         self.module, self.device_ids = module, []
         _warn("DataParallel: the step of one GPU is predicted, with the whole batch")
 
     def whole(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        if several:
+            raise InputError(
+                "fully_shard: FSDP is not predicted yet: leave out devices=, or take DistributedDataParallel"
+            )
         _warn("fully_shard: the step of one GPU is predicted, with all weights on it and without exchange between GPUs")
         return module
 

@@ -77,6 +77,7 @@ class RecordingGroup(dist.ProcessGroup):
         super().__init__(0, ranks)  # type: ignore[call-arg]
         self._ranks, self._count = ranks, 0
         self._running: list[int] = []
+        self._works: list[_Started] = []  # PyTorch 2.6 waits for ever for a work that Python has let go
         self._reported = True
 
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch calls it so
@@ -113,7 +114,8 @@ class RecordingGroup(dist.ProcessGroup):
         elif self._reported:
             # the reducer awaits futures, which do not say so; it does at the end of the backward pass, after this call
             self._reported = not call_after_backward(self._wait_for_all)
-        return _Started(self, number, results)
+        self._works.append(_Started(self, number, results))
+        return self._works[-1]
 
     def barrier(self, options: Any = None) -> _Started:
         """Return at once: no other rank is there."""

@@ -133,6 +133,10 @@ CHECK_OF_HOOKS = "_check_comm_hook"
 """Method of `DistributedDataParallel` that checks a hook's annotations and its device."""
 
 
+FIRST_EXCHANGES = ("_verify_param_shape_across_processes", "_sync_module_states")
+"""Functions with which `DistributedDataParallel` checks and copies the weights of the first rank when it is made."""
+
+
 def wait_on_device(cycles: int) -> None:
     """Launch a kernel that waits for a number of clock cycles."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

@@ -189,7 +189,7 @@ def exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractCont
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    from pipeline.as_on_cuda.data_parallel import WRAPPED, exchange_gradients, reducers_reads, warm_up
+    from pipeline.as_on_cuda.data_parallel import WRAPPED, exchange_gradients, no_exchange, reducers_reads, warm_up
 
     if step.in_kernel or step.sparse_gradient_bytes:
         raise InputError(
@@ -200,6 +200,7 @@ def exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractCont
         for module in step.modules:
             if any(weight.requires_grad for weight in module.parameters()):
                 exchange_gradients(module, options)
+    step.without_exchange = no_exchange
     warm_up(step)
     return reducers_reads()
 

@@ -15,6 +15,7 @@ import pandas as pd
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean, shown
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.collective_formulas import kinds
 from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, Family, family
 from pipeline.kernels.work import ELEMENT_BYTES, Dims, matrix_product
 from pipeline.schemas import DIMS, read_frame, write_table
@@ -86,6 +87,8 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
     nothing = pd.Series(None, index=table.index, dtype=object)
     op = table["op"].astype("string").astype(object) if "op" in table.columns else nothing
     families = op.map(OP_NAMES).astype(object)
+    collective = kinds(op.fillna("").to_numpy(object)) != ""  # also by the names that NCCL and PyTorch give them
+    families = families.where(families.notna() | ~collective, "collective")
     if "family" in table.columns:
         named = table["family"].astype(object)
         families = named.where(named.notna(), families)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.as_on_cuda.torch_names import tree_flatten, tree_unflatten
 from pipeline.errors import InputError
 from pipeline.workloads.training_step import Batch, Step, check_procedure, is_dry
@@ -75,7 +76,12 @@ class GivenModule:
         module = self.model if isinstance(self.model, nn.Module) else _made(self.model, device)
         loss = [self.loss] if isinstance(self.loss, nn.Module) and any(self.loss.buffers()) else []
         self._undo += [_remembered(part) for part in (*module.modules(), *(loss[0].modules() if loss else ()))]
-        new = _emptied([module, *loss], device)
+        made_here = not isinstance(self.model, nn.Module) and all(
+            map(is_empty, [*module.parameters(), *module.buffers()])
+        )
+        new = _emptied(
+            loss if made_here else [module, *loss], device
+        )  # a wrapper knows the parameters that it was made with
         tensors, structure = tree_flatten(self._batch(batch_size))
         inputs = [_on_host(tensor, device) for tensor in tensors]
         return Step(

@@ -142,6 +142,8 @@ class Step:
     dtype: str = field(init=False)
     precision_read: bool = field(init=False, default=False)
     """Whether the step has used its dtype: by `autocast`, or cast as a whole."""
+    without_exchange: Callable[[], Any] = field(init=False, default=nullcontext)
+    """The context of a pass whose gradients ranks do not exchange."""
 
     def __post_init__(self) -> None:
         _check_pool(self.pool)
@@ -197,10 +199,8 @@ class Step:
     @property
     def ignores_half_precision(self) -> bool:
         """Whether half precision is asked for, and nothing in the step has used it so far: no cast, no parameter."""
-        parameters = (parameter for module in self.modules for parameter in module.parameters())
-        return (
-            self.dtype in DTYPES and not self.precision_read and all(p.dtype != DTYPES[self.dtype] for p in parameters)
-        )
+        asked = DTYPES.get(self.dtype)
+        return asked is not None and not self.precision_read and all(p.dtype != asked for p in self.parameters())
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of mixed precision for the step's dtype; the meta device follows the rules of CUDA."""
@@ -220,27 +220,32 @@ class Step:
         self.pool = [tuple(_lowered(tensor, dtype, dry) for tensor in batch) for batch in self.pool]
 
     def _train(self, number: int) -> None:
-        """One update, from `parts` batches of the pool."""
+        """One update, from `parts` batches of the pool. Ranks exchange the gradients of the last one, which hold them all."""
         for part in range(self.parts):
-            batch = self._copied(number * self.parts + part)
-            if self.optimizers and part == 0:
-                self.zero_grad(self.optimizers)
-            with self.autocast():
-                with phase("forward"):
-                    value = self.forward(*batch)
-                if self.loss is not None:
-                    with phase("loss"):
-                        value = self.loss(value, *batch)
-            if self.parts > 1:
-                with phase("loss"):
-                    value = value / self.parts
-            self.read(value, "before_backward")
-            with phase("backward"):
-                value.backward()
+            with self.without_exchange() if part < self.parts - 1 else nullcontext():
+                value = self._gradients(self._copied(number * self.parts + part), part == 0)
         with phase("optimizer"):
             for optimizer in self.optimizers:
                 optimizer.step()
         self.read(value, "at_end")
+
+    def _gradients(self, batch: Batch, first: bool) -> Tensor:
+        """The loss of a batch after its backward pass; before the first batch, gradients are deleted."""
+        if self.optimizers and first:
+            self.zero_grad(self.optimizers)
+        with self.autocast():
+            with phase("forward"):
+                value: Tensor = self.forward(*batch)
+            if self.loss is not None:
+                with phase("loss"):
+                    value = self.loss(value, *batch)
+        if self.parts > 1:
+            with phase("loss"):
+                value = value / self.parts
+        self.read(value, "before_backward")
+        with phase("backward"):
+            value.backward()  # type: ignore[no-untyped-call]
+        return value
 
     def zero_grad(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Delete gradients, or fill them with zeros if the configuration says so."""
@@ -371,9 +376,7 @@ def _lowered(tensor: Tensor, dtype: torch.dtype, dry: bool) -> Tensor:
 
 def to_device(tensor: Tensor, device: str, waits: bool = False) -> Tensor:
     """Copy to the device; `waits` makes the host wait. Nothing is done if the device is the host."""
-    if (
-        is_fake(tensor) and device != "meta"
-    ):  # these fake tensors are on one device only, so the copy is made explicitly
+    if is_fake(tensor) and device != "meta":  # fake tensors are on one device only: the copy is made explicitly
         return torch.empty_like(tensor).copy_(tensor, non_blocking=not waits)
     return tensor.to(device, non_blocking=not waits)
 

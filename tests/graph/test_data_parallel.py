@@ -13,7 +13,10 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from pipeline.answers.predict import predict
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture, observe
 from pipeline.graph.device_calls import COMMUNICATION_STREAM, map_calls, stream_waits
@@ -24,6 +27,8 @@ from pipeline.question.question import ask
 from pipeline.question.settings import DdpSettings
 from pipeline.workloads.training_step import Step
 from tests.graph.gloo_buckets import CASES
+
+GPU = "A100-SXM4-80GB"
 
 
 def options(**changed: Any) -> dict[str, Any]:
@@ -138,6 +143,43 @@ def test_a_users_own_wrapper_is_captured_as_it_is(tmp_path: Path, monkeypatch: p
     reduced = calls[calls["op"] == "all_reduce"]
     assert reduced["bytes"].sum() == 4 * (701 * 700 + 701 * 10)  # once, although there are two backward passes
     assert set(reduced["ranks"]) == {16}
+
+
+def test_a_module_that_the_user_wraps_exchanges_what_it_exchanges_unwrapped() -> None:
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(700, 700), nn.ReLU(), nn.Linear(700, 10))
+
+    def exchange_us(model: Any) -> float:
+        batch, loss = lambda size: (torch.rand(size, 700), torch.randint(10, (size,))), nn.CrossEntropyLoss()
+        step = predict(GPU, model=model, batch=batch, loss=loss, optimizer=torch.optim.SGD, batch_size=8, devices=4)
+        assert step.several is not None
+        return step.several.communication_us
+
+    assert exchange_us(lambda: DistributedDataParallel(layers())) == exchange_us(layers) > 0
+
+
+def test_accumulated_gradients_are_exchanged_once() -> None:
+    sums = {}
+    for parts in (1, 2):
+        question = ask(["gpu=A100", "model=torchvision", "model.name=resnet18", "batch_size=4", "devices=2",
+                        f"model.accumulation={parts}"])  # fmt: skip
+        calls = map_calls(capture(question.workload.plain(), 4), question.gpu)
+        sums[parts] = calls.loc[calls["op"] == "all_reduce", "bytes"].sum()
+    assert sums[1] == sums[2] > 0
+
+
+@pytest.mark.parametrize("wrap", ["fully_shard", "DataParallel"])
+def test_what_only_one_gpu_is_predicted_with_is_refused_for_several(wrap: str) -> None:
+    def step(config: Any, batch_size: int, device: str) -> Step:
+        from torch.distributed import fsdp
+
+        with torch.device(device):
+            model = nn.Linear(8, 8)
+        model = fsdp.fully_shard(model) if wrap == "fully_shard" else nn.DataParallel(model)
+        return Step([model], [(torch.rand(batch_size, 8),)], lambda x: model(x).sum(), None, device, config)
+
+    with pytest.raises(InputError, match="leave out devices=, or take DistributedDataParallel"):
+        predict("A100", step=step, batch_size=8, devices=4)
 
 
 def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:

@@ -7,7 +7,7 @@ import pytest
 from evaluation.training.collective_fit import write_curves
 from pipeline.answers.kernel_commands import predict_command
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.errors import InputError, PackError
+from pipeline.errors import InputError, PackError, TableError
 from pipeline.hardware.clusters import load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (
@@ -18,6 +18,7 @@ from pipeline.kernels.collective_bandwidth import (
     read_curves,
 )
 from pipeline.kernels.collective_formulas import OPS, kinds
+from pipeline.kernels.samples import with_families
 
 
 def calls(op="all_reduce", ranks=8, size=2**26, nodes=1):
@@ -178,3 +179,23 @@ def test_curves_survive_the_disk_and_damage_is_named(tmp_path):
     other.write_text(path.read_text().replace('"format": 1', '"format": 9'))
     with pytest.raises(PackError, match="format 9"):
         read_curves(other)
+
+
+@pytest.mark.parametrize("name", ["ncclAllReduce", "c10d::allreduce_", "nccl:all_reduce", "AllReduce"])
+def test_names_that_nccl_and_pytorch_give_a_collective_are_its_own(name):
+    table = pd.DataFrame({"op": [name, "all_reduce"], "bytes": 1e6, "ranks": 8})
+    spec = load_gpu("H100")
+    predicted = load_predictor(spec, cluster=usual_cluster(spec)).predict(with_families(table, "calls"))
+    assert predicted["kernel_us"].nunique() == 1 and set(predicted["evidence"]) == {"pack"}
+
+
+@pytest.mark.parametrize(
+    "ranks, nodes, said", [(1, 1, "a collective needs 2 ranks"), (16, 1, "16 ranks on 1 nodes; a node of")]
+)
+def test_a_collective_has_two_ranks_and_no_more_than_its_nodes_hold(ranks, nodes, said, tmp_path):
+    pd.DataFrame({"op": ["all_reduce"], "bytes": 1e6, "ranks": ranks, "nodes": nodes}).to_parquet(
+        tmp_path / "in.parquet"
+    )
+    with pytest.raises(TableError, match=said):
+        predict_command("H100", None, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert not (tmp_path / "out.parquet").exists()
