@@ -17,7 +17,7 @@ from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.hosts import USUAL
 from pipeline.question.compose import choices, default_choices
 from pipeline.question.question import LOCAL_GPU
-from pipeline.question.sections import BY_NAME, CHOICES, EDIT_WORDS, GROUPS
+from pipeline.question.sections import CHOICES, EDIT_WORDS, GROUPS, NAMED_BY
 from pipeline.question.settings import CollectSettings, DdpSettings, KernelSettings, OverheadSettings, PredictSettings
 from pipeline.show.catalogue import option_rows
 from pipeline.workloads.model_names import names_in
@@ -32,9 +32,6 @@ SECTIONS = {
 
 FREE_STANDING = {"host": USUAL, "cluster": AUTO}
 """Options that name a file but are no section, with their default."""
-
-NAMED_BY = {**dict.fromkeys(BY_NAME, "model.name"), "transformers": "model.config"}
-"""The option that names a model of each library."""
 
 COMPLETING, UNFINISHED = "_STEPTIME_COMPLETE", "_STEPTIME_UNFINISHED"
 """Environment variables: the shell that asks (set by typer's script), and the override that is being typed in bash."""

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 
@@ -64,6 +65,12 @@ def shown(value: object) -> str:
     """A value as a message shows it: in quotes, on one line, and cut if it is long."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def name_of(given: object) -> str:
+    """The name of an object that a user gave: its own, or that of its class."""
+    given = given.func if isinstance(given, partial) else given
+    return str(getattr(given, "__name__", type(given).__name__))
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pipeline.hardware.spec import has_bf16, has_tf32
 from pipeline.question.question import Question, ask
 from pipeline.question.settings import NO_EDIT, written
-from pipeline.workloads.given_steps import as_given, is_given, quoted, shown_target
+from pipeline.workloads.given_steps import as_given, is_given, shown_target
 
 SAME = "no"
 """What a candidate changes of a step's results if they stay the same up to rounding."""
@@ -154,5 +154,5 @@ def _texts(at: Question, key: str, value: str) -> list[str]:
     """The overrides of a point with another value of one option."""
     kept = [text for text in at.overrides if text.partition("=")[0].lstrip("+") != key]
     target = at.workload.get("target")
-    model = ["model=custom", f"model.target={quoted(target)}"] if is_given(at.workload) else [f"model={at.model}"]
+    model = ["model=custom", f"model.target='{target}'"] if is_given(at.workload) else [f"model={at.model}"]
     return [f"gpu={at.gpu.name}", *model, f"batch_size={at.batch_size}", *kept, f"{key}={value}"]

@@ -15,11 +15,12 @@ import typer
 from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.answers.who_answers import observations_in, shipped_overheads
-from pipeline.completion import NAMED_BY, complete_model
+from pipeline.completion import complete_model
 from pipeline.errors import InputError
 from pipeline.model_files import SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
 from pipeline.question.question import NAME
+from pipeline.question.sections import NAMED_BY
 from pipeline.show.catalogue import cluster_rows, gpu_rows, host_rows, model_rows, option_rows
 from pipeline.show.tracking import OVERHEADS, log_run
 from pipeline.terminal import Csv, Json, catalogue, examples, print_json, working

@@ -32,7 +32,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
 from pipeline.question.question import Question
-from pipeline.question.sections import FREE_OPTIONS, MODEL_LIBRARIES
+from pipeline.question.sections import FREE_OPTIONS, NAMED_BY
 from pipeline.question.settings import EditSettings
 from pipeline.schemas import read_provenance, read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of, module_digest
@@ -351,7 +351,7 @@ def gpu_kind(gpu: GpuSpec) -> str:
 
 def graph_key(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO_EDITS) -> str:
     """Hash of everything that a captured graph and its calls depend on, besides the GPU."""
-    users_own, of_library = (config.get("architecture") in kinds for kinds in (("custom",), MODEL_LIBRARIES))
+    users_own, of_library = (config.get("architecture") in kinds for kinds in (("custom",), NAMED_BY))
     packages = LIBRARIES + (MODEL_PACKAGES if of_library else ())
     return key_of(
         {

@@ -338,10 +338,10 @@ def _parse(text: str) -> Any:
     try:
         return OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError):  # Python converts no number of thousands of digits
-        key, options = (
-            text.partition("=")[0],
-            (*GROUPS, "host", "cluster", "devices", "nodes", "experiment", "batch_size", "overrides", "results"),
-        )
+        key = text.partition("=")[0]
+        objects = ("step", "batch", "loss", "optimizer", "procedure")  # that Python's `predict` takes
+        more = ("host", "cluster", "devices", "nodes", "experiment", "batch_size", "overrides", "results")
+        options = (*GROUPS, *more, *objects)
         close = "" if key in options else did_you_mean(key, options)
         raise ConfigError(
             f"cannot read the override {shown(text)}: {close}write key=value, several values as a,b"

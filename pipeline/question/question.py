@@ -33,12 +33,13 @@ from pipeline.question.compose import (
     refuse_repeated,
 )
 from pipeline.question.sections import (
-    BY_NAME,
     GROUPS,
+    NAMED_BY,
     check_sections,
     check_values,
     example,
     flatten,
+    models_of_libraries,
     refuse_new_keys,
     unknown_option,
 )
@@ -324,7 +325,7 @@ def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[di
         raise ConfigError(unknown_option(error.args[0], base)) from None
     config |= local
     refuse_new_keys(config, base)
-    named = config["model"].get("architecture") in BY_NAME
+    named = NAMED_BY.get(str(config["model"].get("architecture"))) == "model.name"
     refuse_other_names(values, named)
     nameless = named and not any(override.key == "model.name" for override in values)
     if absent := [*(key for key in missing if key != "batch_size"), *["model.name"] * nameless]:
@@ -343,7 +344,8 @@ def _name_in_group(override: Override) -> str:
     if group == "gpu":
         return name if name == LOCAL_GPU else load_gpu(name).name
     if name not in choices(group):
-        raise UnknownNameError(group, name, choices(group))
+        nearest = models_of_libraries(name) if group == "model" else ""
+        raise UnknownNameError(group, name, choices(group), nearest)
     return name
 
 

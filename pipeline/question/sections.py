@@ -7,7 +7,10 @@ several values (widths that must divide each other) are checked by the workload 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
@@ -54,11 +57,8 @@ FUSED_ATTENTION = ("sdpa", "flash_attention_2")
 WORDS_OF_FLAGS = {"model.foreach": ("fused",)}
 """Options that are true or false, or one of these words."""
 
-MODEL_LIBRARIES = ("timm", "torchvision", "transformers")
-"""Architectures that are libraries: a model of theirs is built by its name."""
-
-BY_NAME = ("timm", "torchvision")
-"""Libraries whose models `model.name` names."""
+NAMED_BY = {"timm": "model.name", "torchvision": "model.name", "transformers": "model.config"}
+"""Architectures that are libraries, whose models are built by name -> the option that names one."""
 
 FREE_OPTIONS = {
     "custom": "model.options.", "timm": "model.options.", "torchvision": "model.options.",
@@ -218,7 +218,8 @@ def unknown_option(key: str, base: Mapping[str, Any]) -> str:
         return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
     if key == "global_batch":
         return f"{key}: give batch_size, the samples of one GPU: the global batch divided by devices"
-    close = did_you_mean(key, options) or did_you_mean(key, (*GROUPS, "experiment", "results"))
+    more = [name for name in (*GROUPS, "experiment", "results") if not key.startswith(f"{name}_")]
+    close = did_you_mean(key, [*options, *more])
     in_section = sorted(option.partition(".")[2] for option in options if option.startswith(f"{section}."))
     listed = [name for name in in_section if not name.startswith(_NOT_OPTIONS)]
     there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"
@@ -227,6 +228,19 @@ def unknown_option(key: str, base: Mapping[str, Any]) -> str:
     section_of_free = FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else None
     free = f"; options of its own: {section_of_free}{key.rpartition('.')[2]}=..." if section_of_free else ""
     return f"unknown option {key!r}{chosen}: {close}{there}{free}"
+
+
+def models_of_libraries(name: str) -> str:
+    """How to ask for a model that installed libraries have; their files are read, as an import would take seconds."""
+    defined = re.compile(rf"^(?:def|class) {re.escape(name.partition('.')[0])}\(", re.MULTILINE)
+    sources = {"timm": "models/*.py", "torchvision": "models/**/*.py", "transformers": "models/*/configuration_*.py"}
+    having = []
+    for library, pattern in sources.items():
+        spec = find_spec(library)
+        files = Path(str(spec.origin)).parent.glob(pattern) if spec else ()
+        if any(defined.search(file.read_text("utf-8")) for file in files):
+            having.append(f"model={library} {NAMED_BY[library]}={name}")
+    return f"write {' or '.join(having)}; else " if having else ""
 
 
 def check_precision(model: Mapping[str, Any]) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, InputError, UnknownNameError
-from pipeline.question.sections import CHOICES, MODEL_LIBRARIES, check_precision
+from pipeline.question.sections import CHOICES, NAMED_BY, check_precision
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
 
-ARCHITECTURES = ("dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", *MODEL_LIBRARIES,
+ARCHITECTURES = ("dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", *NAMED_BY,
                  "custom")  # fmt: skip
 """Allowed values of `architecture` in a model's config."""
 

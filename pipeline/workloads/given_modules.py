@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.as_on_cuda.torch_names import tree_flatten, tree_unflatten
-from pipeline.errors import InputError
+from pipeline.errors import InputError, name_of
 from pipeline.workloads.training_step import Batch, Step, check_procedure, is_dry
 
 Undo = Callable[[], None]
@@ -50,17 +50,19 @@ class GivenModule:
         procedure: Callable[..., Any] | None = None,
     ) -> None:
         if batch is None:
-            raise InputError("model=: give batch= too: tensors such as (x, y), or a function batch_size -> (x, y)")
+            raise InputError(
+                f"model={name_of(model)}: give batch= too, such as (x, y) or a function batch_size -> (x, y)"
+            )
         if not isinstance(model, nn.Module) and not callable(model):
             raise InputError(f"model={type(model).__name__}: give a module, or a function or class that makes one")
         if procedure is not None and not isinstance(model, nn.Module):
             raise InputError(
                 "procedure= uses the module that model= names: make it first, under torch.device('meta') if it is large"
             )
-        if isinstance(_inner(optimizer), Optimizer) and not isinstance(model, nn.Module):
-            raise InputError(
-                "optimizer= updates another module than model= makes: give the optimizer's class, or the module"
-            )
+        for keyword, function in {"loss": loss, "procedure": procedure}.items():
+            if function is not None and not callable(function):
+                raise InputError(f"{keyword}={type(function).__name__}: give a function")
+        _check_optimizer(optimizer, model, loss)
         self.model, self.loss, self.optimizer, self.procedure = model, loss, optimizer, procedure
         self.batch = dict(batch) if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, list) else batch
         self.batch_size = None if callable(batch) else _samples(self.batch)
@@ -74,7 +76,7 @@ class GivenModule:
         """
         self.restore()
         module = self.model if isinstance(self.model, nn.Module) else _made(self.model, device)
-        loss = [self.loss] if isinstance(self.loss, nn.Module) and any(self.loss.buffers()) else []
+        loss = [self.loss] if isinstance(self.loss, nn.Module) and self.loss.state_dict() else []
         self._undo += [_remembered(part) for part in (*module.modules(), *(loss[0].modules() if loss else ()))]
         made_here = not isinstance(self.model, nn.Module) and all(
             map(is_empty, [*module.parameters(), *module.buffers()])
@@ -107,7 +109,14 @@ class GivenModule:
         if isinstance(batch, Mapping):
             return module(**batch)
         parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-        return module(*(parts[:-1] if self.loss is not None and len(parts) > 1 else parts))
+        parts = parts[:-1] if self.loss is not None and len(parts) > 1 else parts
+        try:
+            return module(*parts)
+        except TypeError as error:
+            if "positional argument" in str(error):
+                last = " but the last" if self.loss else ": give loss=function(output, target) for the last one"
+                error.add_note(f"the model gets all parts of the batch{last}")
+            raise
 
     def _loss(self, output: Any, batch: Any) -> Tensor:
         if self.loss is None:
@@ -142,9 +151,27 @@ def _inner(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
 
+def _check_optimizer(optimizer: Any, model: Any, loss: Any) -> None:
+    """Refuse what is neither an optimizer of the module (or of its loss) nor makes one."""
+    inner = _inner(optimizer)
+    if not isinstance(inner, Optimizer):
+        if optimizer is not None and not callable(optimizer):
+            raise InputError(
+                f"optimizer={type(optimizer).__name__}: give one optimizer of the module, or its class or name"
+            )
+        return
+    if not isinstance(model, nn.Module):
+        raise InputError("optimizer= updates another module than model= makes: give its class, or the module")
+    trained = {id(part) for module in (model, loss) if isinstance(module, nn.Module) for part in module.parameters()}
+    if trained.isdisjoint(id(part) for group in inner.param_groups for part in group["params"]):
+        raise InputError(
+            f"optimizer= updates no parameter of model={name_of(model)}: make it from those, or give its class"
+        )
+
+
 def _made(make: Callable[[], Any], device: str) -> nn.Module:
     """The module that a function or class makes, without data; on the CPU if it reads values while it makes them."""
-    name = getattr(make, "__name__", type(make).__name__)
+    name = name_of(make)
     try:
         inspect.signature(make).bind()
     except TypeError as error:

@@ -10,11 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, name_of
 from pipeline.question.question import LOCAL_GPU, Question, questions_of
 from pipeline.question.settings import FrozenDict
 
@@ -92,12 +91,12 @@ def questions_about(gpu: str, model: object, options: Mapping[str, Any]) -> Iter
         raise ConfigError("step= makes its own model: leave out model=, or give model=, batch= and loss= without step=")
     kind, given = ("model", model) if step is None else ("step", step)
     with _maker(kind, given, parts, others) as maker:
-        name = re.sub(r"\W+", "_", _name_of(given)).strip("_") or kind
+        name = re.sub(r"\W+", "_", name_of(given)).strip("_") or kind
         target, optimizer = f"{kind}={name}@{next(_NUMBERS)}", parts.get("optimizer")
-        own_optimizer = None if optimizer is None else _name_of(getattr(optimizer, "optimizer", optimizer))
+        own_optimizer = None if optimizer is None else name_of(getattr(optimizer, "optimizer", optimizer))
         _GIVEN[target] = Given(maker, name, own_optimizer)
         try:
-            yield [*map(as_given, questions_of(gpu, "custom", {**others, "model__target": quoted(target)}))]
+            yield [*map(as_given, questions_of(gpu, "custom", {**others, "model__target": f"'{target}'"}))]
         finally:
             del _GIVEN[target]
 
@@ -130,11 +129,6 @@ def _maker(kind: str, given: Any, parts: dict[str, Any], options: dict[str, Any]
         module.restore()
 
 
-def _name_of(given: Any) -> str:
-    given = given.func if isinstance(given, partial) else given
-    return str(getattr(given, "__name__", type(given).__name__))
-
-
 def as_given(question: Question) -> Question:
     """The question with the name of the object in place of `custom`, and without the override that stands for it."""
     given = _GIVEN.get(str(question.workload.get("target")))
@@ -145,8 +139,3 @@ def as_given(question: Question) -> Question:
     own = {} if given.optimizer is None else {"own_optimizer": given.optimizer}
     workload = FrozenDict({**question.workload, **own})
     return replace(question, model=given.name, workload=workload, overrides=overrides, variant=variant)
-
-
-def quoted(target: object) -> str:
-    """A target that stands for an object as the value of an override."""
-    return f"'{target}'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
@@ -67,9 +68,14 @@ def _write_names(names: Iterable[str], path: Path) -> None:
 
 def unknown_name(option: str, name: object, library: str) -> InputError:
     """The error for a name that a library does not have, with names that begin with it, else those closest to it."""
-    choices, asked = {choice.lower(): choice for choice in names_in(library)}, str(name).lower()
-    begun = sorted((choice for choice in choices if choice.startswith(asked)), key=len)[:SUGGESTED]
-    near = [choices[one] for one in begun or get_close_matches(asked, choices, SUGGESTED, 0.6)]
-    suggested = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return InputError(f"{option}={shown(name)}: {library} {version(library)} has no such name: {suggested}"
+    choices = {choice.lower(): choice for choice in names_in(library)}
+    asked = str(name).lower().rpartition("/")[2].partition(".")[0]
+    starts = (asked, asked.partition("-")[0])
+    begun, begun_alike = (sorted((one for one in choices if one.startswith(start)), key=len) for start in starts)
+    near = (begun or get_close_matches(asked, choices, SUGGESTED, 0.6) or begun_alike)[:SUGGESTED]
+    suggested = f"did you mean {' or '.join(repr(choices[one]) for one in near)}? " if near else ""
+    hub = f"files of Hugging Face's hub are not read, give the name within {library}; " if "/" in str(name) else ""
+    if library == "transformers" and re.fullmatch(r"(?![A-Z]\w*$)[\w.-]+(/[\w.-]+)?", str(name)):
+        hub = f"no network is used: a model of Hugging Face's hub needs its file, `hf download {name} config.json`; "
+    return InputError(f"{option}={shown(name)}: {library} {version(library)} has no such name: {suggested}{hub}"
                       f"`steptime models {library}` lists them")  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pipeline.as_on_cuda.mixed_precision import DTYPES
 from pipeline.errors import ConfigError, InputError, SteptimeWarning, did_you_mean
+from pipeline.question.settings import written
 from pipeline.workloads.libraries import classes_of, made, numbers, part_of_batch, sides, slow_code_reported
 from pipeline.workloads.model_names import imported, unknown_name
 from pipeline.workloads.training_step import Step
@@ -96,17 +97,14 @@ def _settings(library: Any, config: Mapping[str, Any]) -> Any:
     path = Path(named) / "config.json" if Path(named).is_dir() else Path(named)
     if path.is_file():
         return _settings_of_file(library, path, options)
-    if "/" in named or "." in named:
+    kind = getattr(library, named, None) if named.isidentifier() else None
+    if kind is None:
         try:
             return library.AutoConfig.from_pretrained(named, local_files_only=True, **options)
         except (OSError, ValueError):
-            raise InputError(
-                f"model.config={named}: there is no such file, and no such model in the cache of Hugging Face: give a "
-                "config.json, or a class such as LlamaConfig (no network is used)"
-            ) from None
-    kind = getattr(library, named, None) if named.isidentifier() else None
-    if kind is None:
-        raise unknown_name("model.config", named, "transformers")
+            if path.suffix == ".json" or named.count("/") > 1:
+                raise InputError(f"model.config={named}: there is no such file") from None
+            raise unknown_name("model.config", named, "transformers") from None
     if not getattr(kind, "model_type", ""):
         its = getattr(getattr(kind, "config_class", None), "__name__", "LlamaConfig")
         raise ConfigError(f"model.config={named}: this is not the configuration of a model: give one such as {its}")
@@ -148,10 +146,10 @@ def _task(library: Any, settings: Any, config: Mapping[str, Any]) -> str:
     if named is not None and named not in tasks:
         raise ConfigError(f"model.task={named}: {kind} has {', '.join(tasks)}")
     classes = settings.architectures or ()
-    written = [name for name in tasks if getattr(mappings[name][type(settings)], "__name__", "") in classes]
+    stated = [name for name in tasks if getattr(mappings[name][type(settings)], "__name__", "") in classes]
     if getattr(settings, "is_decoder", False) and "causal_lm" in tasks:
-        written.append("causal_lm")
-    return str(named or (written or tasks)[0])
+        stated.append("causal_lm")
+    return str(named or (stated or tasks)[0])
 
 
 def _model(library: Any, settings: Any, task: str, config: Mapping[str, Any]) -> nn.Module:
@@ -161,13 +159,29 @@ def _model(library: Any, settings: Any, task: str, config: Mapping[str, Any]) ->
     model: Any = getattr(library, TASKS[task][0]).from_config(settings, **attention)
     if config.get("checkpointing"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    targets = _lora_targets(model, config)
     if rank := config.get("lora"):
         peft = imported("peft")
-        targets = config.get("lora_targets")
-        adapter = peft.LoraConfig(r=int(rank), lora_dropout=DROPOUT, target_modules=targets and list(targets))
-        model = peft.get_peft_model(model, adapter)
+        model = peft.get_peft_model(model, peft.LoraConfig(r=int(rank), lora_dropout=DROPOUT, target_modules=targets))
     whole: nn.Module = model
     return whole
+
+
+def _lora_targets(model: nn.Module, config: Mapping[str, Any]) -> list[str] | str | None:
+    """The layers that get LoRA, by their names or the ends of their paths; peft chooses for `all-linear` and None."""
+    stated = config.get("lora_targets") or None
+    asked = f"model.lora_targets={written(stated)}"
+    if stated and not config.get("lora"):
+        raise ConfigError(f"{asked}: give model.lora= too, the rank of LoRA's matrices")
+    if stated is None or stated == "all-linear":
+        return stated
+    targets = [stated] if isinstance(stated, str) else [str(target) for target in stated]
+    for target in targets:  # peft skips an unknown one if it finds another
+        if not any(f".{path}".endswith(f".{target}") for path, _ in model.named_modules()):
+            layers = [name.split(".")[-2:][0] for name, weight in model.named_parameters() if weight.dim() > 1]
+            near, names = did_you_mean(target, layers), ", ".join(dict.fromkeys(layers))
+            raise ConfigError(f"{asked}: {config['config']} has no layer {target}: {near}it has {names}")
+    return targets
 
 
 def _warn_of_experts(model: nn.Module, config: Mapping[str, Any]) -> None:

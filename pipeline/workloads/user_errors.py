@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, InputError, SteptimeError
-from pipeline.question.sections import MODEL_LIBRARIES
+from pipeline.question.sections import NAMED_BY
 from pipeline.workloads.given_steps import shown_target
 
 SIZE_ERRORS = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
@@ -26,8 +26,8 @@ ADVICE = (
     (r"process group|NCCL|environment variable", "remove torch.distributed, because the step of one GPU is predicted"),
     (r"FlexAttention", "write it as F.scaled_dot_product_attention"),
     (r"torch\.nonzero|masked_select|nms:",
-     "it selects elements by a mask, whose values the meta device does not have; give the share that is true, "
-     "model.picked=0.5"),
+     "give the share that is true, model.picked=0.5: it selects elements by a mask, whose values the meta device does "
+     "not have"),
     (r"item\(\) cannot be called|Cannot copy out of meta|data-dependent|_local_scalar_dense",
      "it reads values of tensors, which the meta device does not have; docs/workloads.md lists what may be read"),
     (r"_unique|unique_dim|bincount|unique_consecutive",
@@ -45,7 +45,7 @@ REMEDIES = (
 )  # fmt: skip
 """Pattern of an error's type and message -> what to change in the user's code, for errors that CUDA raises as well."""
 
-SIZES_OF_MODELS = ("image_size", "frames", "seq_len", "audio_seconds", "attention", "checkpointing")
+SIZES_OF_MODELS = ("image_size", "frames", "seq_len", "audio_seconds", "attention", "checkpointing", "lora_targets")
 """Options of models of libraries which a model may refuse."""
 
 MAX_MESSAGE = 160
@@ -68,20 +68,20 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
         return ConfigError(
             "batch_size: the inputs of one batch do not fit into this machine's memory; choose a smaller batch_size"
         )
-    if config.get("architecture") in MODEL_LIBRARIES:
+    if config.get("architecture") in NAMED_BY:
         return _library_error(config, error, reason)
     if config.get("architecture") == "custom":
         said = next(iter(getattr(error, "__notes__", ())), "")
         advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), "")
         where, kind = place_in_user_code(error), type(error).__name__
-        what = "its step cannot be captured without a GPU" if advice else "its code fails"
-        advice = (
-            advice or said or next((text for pattern, text in REMEDIES if re.search(pattern, f"{kind}: {reason}")), "")
-        )
-        return InputError(
-            f"{shown_target(config.get('target'))}: {what}: {kind}: {_short(reason)}{where}"
-            f"{f' ({advice})' if advice else ''}"
-        )
+        what = f"{kind}: {_short(reason)}{where}"
+        if advice:
+            what = f"its step cannot be captured without a GPU: {advice} ({what})"
+        else:
+            remedies = (text for pattern, text in REMEDIES if re.search(pattern, f"{kind}: {reason}"))
+            said = said or next(remedies, "")
+            what = f"its code fails: {what}{f' ({said})' if said else ''}"
+        return InputError(f"{shown_target(config.get('target'))}: {what}")
     return ConfigError(
         f"model={config.get('name')}: these sizes contradict each other ({type(error).__name__}: {reason})"
     )
@@ -92,9 +92,9 @@ def _library_error(config: Mapping[str, Any], error: BaseException, reason: str)
     model = "config" if config.get("architecture") == "transformers" else "name"
     asked = [f"model.{key}={config[key]}" for key in (model, *SIZES_OF_MODELS) if config.get(key)]
     advice = next((text for pattern, text in ADVICE if re.search(pattern, reason)), "")
-    what = "cannot be captured without a GPU" if advice else "refused"
-    return InputError(f"{' '.join(asked)}: {what}: {type(error).__name__}: {_short(reason)}{place_in_user_code(error)}"
-                      f"{f' ({advice})' if advice else ''}")  # fmt: skip
+    what = f"{type(error).__name__}: {_short(reason)}{place_in_user_code(error)}"
+    what = f"cannot be captured without a GPU: {advice} ({what})" if advice else f"refused: {what}"
+    return InputError(f"{' '.join(asked)}: {what}")
 
 
 def _short(reason: str) -> str:

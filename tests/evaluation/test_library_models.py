@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.pages.library_models import HEAD, Case, answer_apart, cases, shown_rows
 from pipeline.paths import project_dir
-from pipeline.question.sections import MODEL_LIBRARIES
+from pipeline.question.sections import NAMED_BY
 
 EVERY = 100
 """One of so many models is predicted in the suite."""
@@ -39,19 +39,19 @@ def assert_true_to_the_page(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
         assert float(found[share] or 0) == pytest.approx(float(stated[share] or 0), abs=SHARE_POINTS), share
 
 
-@pytest.mark.parametrize("library", MODEL_LIBRARIES)
+@pytest.mark.parametrize("library", NAMED_BY)
 def test_the_page_has_a_row_for_every_model(library: str) -> None:
     assert list(shown_rows(library)) == [case.name for case in listed(library)]
 
 
-@pytest.mark.parametrize("library", MODEL_LIBRARIES)
+@pytest.mark.parametrize("library", NAMED_BY)
 def test_a_sample_of_rows_is_true(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for case in listed(library)[::EVERY]:
         assert_true_to_the_page(case, monkeypatch)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("library", MODEL_LIBRARIES)
+@pytest.mark.parametrize("library", NAMED_BY)
 def test_every_row_is_true(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for case in listed(library):
         assert_true_to_the_page(case, monkeypatch)

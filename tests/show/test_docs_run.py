@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.paths import project_dir
-from pipeline.question.sections import MODEL_LIBRARIES
+from pipeline.question.sections import NAMED_BY
 from tests.show.test_docs import FENCE, prose
 
 ROOT = project_dir()
@@ -61,7 +61,7 @@ def shown(first: str) -> list[str]:
 def runnable() -> Iterator[object]:
     for command in shown("steptime"):
         marks = [pytest.mark.nightly] if NIGHTLY.search(command) else []
-        for library in MODEL_LIBRARIES:
+        for library in NAMED_BY:
             if re.search(rf"(model=|models ){library}", command):
                 marks.append(pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed"))
         if not any(command.startswith(name) for name in NOT_RUN):

@@ -111,6 +111,37 @@ def test_the_users_objects_are_as_before() -> None:
     assert optimizer.param_groups[0]["params"] == parameters and optimizer.param_groups[0]["lr"] == 1e-3
 
 
+def test_an_optimizer_may_update_a_part_of_the_module() -> None:
+    """Its kernels are those of the parameters that it has: two layers' matrices, or one."""
+    given: dict[str, Any] = {"batch": batch(8), "loss": F.cross_entropy, "model__foreach": False}
+    kernels = []
+    for part in (lambda net: net.parameters(), lambda net: net.last.parameters()):
+        net = Net()
+        calls = calls_of(model=net, optimizer=torch.optim.SGD(part(net), lr=0.1, foreach=False), **given)
+        kernels.append((calls["phase"] == "optimizer").sum())
+    assert kernels == [4, 2], "one kernel for each weight and bias"
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(10))
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output * self.weight, target)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(weight=torch.ones(10)), nn.BCEWithLogitsLoss(), Weighted()])
+def test_a_loss_may_have_tensors_of_its_own(loss: nn.Module) -> None:
+    x, y = batch(8)
+    target = torch.rand(8, 10) if isinstance(loss, nn.BCEWithLogitsLoss) else y
+    model = Net()
+    updated = torch.optim.SGD([*model.parameters(), *loss.parameters()], foreach=False)
+    calls = calls_of(model=model, batch=(x, target), loss=loss, optimizer=updated, batch_size=8)
+    assert (calls["phase"] == "optimizer").sum() == 4 + len([*loss.parameters()])
+    assert all(tensor.device.type == "cpu" for tensor in loss.state_dict().values())
+
+
 def test_a_changed_object_is_captured_again() -> None:
     """A graph that was kept by the object's name would answer for the step before the change."""
     width = [32]
@@ -177,7 +208,18 @@ def test_grids_plans_and_advice_take_given_steps() -> None:
 
 
 @pytest.mark.parametrize("given, says", [
-    ({"model": Net}, "model=: give batch= too"),
+    ({"model": Net}, "model=Net: give batch= too, such as (x, y)"),
+    ({"model": Net(), "batch": batch}, "(the model gets all parts of the batch: give loss=function(output, target)"),
+    ({"model": Net(), "batch": lambda n: (*batch(n), 1 + batch(n)[0]), "loss": F.mse_loss}, "all parts of the batch but the last)"),
+    ({"model": Net(), "batch": batch, "loss": "mse"}, "loss=str: give a function"),
+    ({"model": Net(), "batch": batch, "procedure": 3}, "procedure=int: give a function"),
+    ({"model": Net(), "batch": batch, "optimizer": torch.optim.SGD(Net().parameters())},
+     "optimizer= updates no parameter of model=Net: make it from those, or give its class"),
+    ({"model": Net(), "batch": batch, "optimizer": [torch.optim.SGD]}, "optimizer=list: give one optimizer of the module"),
+    ({"model": Net(), "batch": batch, "los": F.cross_entropy}, "did you mean 'loss'?"),
+    ({"model": "resnet50", "optmizer": torch.optim.Adam}, "did you mean 'optimizer'?"),
+    ({"step": make_step, "bacth": batch(4)}, "did you mean 'batch'?"),
+    ({"modle": "resnet50"}, "unknown option 'modle': did you mean 'model'?"),
     ({"model": 3, "batch": batch}, "model=int: give a module, or a function or class that makes one"),
     ({"model": "resnet50", "loss": F.cross_entropy}, "loss=: model=resnet50 is a workload of Steptime"),
     ({"model": "resnet50", "step": make_step}, "step= makes its own model: leave out model="),

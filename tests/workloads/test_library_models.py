@@ -274,16 +274,6 @@ class TestTransformers:
         )
         assert ("attention" in set(map_calls(capture(asked.section("model"), 2))["family"])) == fused
 
-    def test_lora_trains_its_matrices_alone(self) -> None:
-        pytest.importorskip("peft")
-        step = steps_of("transformers", 2, config="LlamaConfig", config_options=TINY, lora=4, lora_targets=["q_proj"])
-        trained = [tuple(parameter.shape) for parameter in step.parameters() if parameter.requires_grad]
-        assert trained == [(4, 32), (32, 4)]
-        given = configured(
-            "transformers", config="LlamaConfig", config_options=TINY, lora=4, lora_targets=["q_proj"], seq_len=8
-        )
-        assert capture(given, 2).memory.optimizer == 4 * 2 * (2 * 4 * 32)  # two states of fp32 for each number
-
     def test_a_file_says_the_sizes_and_the_task(self, tmp_path: Path) -> None:
         content = {
             "model_type": "bert",
@@ -309,7 +299,11 @@ class TestTransformers:
         [
             ({"config": "LlamaConfg"}, "did you mean 'LlamaConfig'"),
             ({"config": "LlamaForCausalLM"}, "this is not the configuration of a model: give one such as LlamaConfig"),
-            ({"config": "meta-llama/Llama-3.1-8B"}, "no such model in the cache of Hugging Face"),
+            ({"config": "meta-llama/Llama-3.1-8B"}, "did you mean 'LlamaConfig'"),
+            ({"config": "bert-base-uncased"}, "did you mean 'BertConfig'"),
+            ({"config": "bert-base-uncased"}, "needs its file, `hf download bert-base-uncased config.json`"),
+            ({"config": "gpt2"}, "needs its file, `hf download gpt2 config.json`"),
+            ({"config": "nowhere/config.json"}, "model.config=nowhere/config.json: there is no such file"),
             ({"config": "LlamaConfig", "task": "masked_lm"}, "model.task=masked_lm: LlamaConfig has causal_lm, "),
             ({"config": "LlamaConfig", "config_options": {"hiden_size": 3}}, "did you mean 'hidden_size'"),
             ({"config": "GPT2Config", "seq_len": 2048}, "GPT2Config has 1024 positions"),
