@@ -76,7 +76,8 @@ class GivenModule:
         """
         self.restore()
         module = self.model if isinstance(self.model, nn.Module) else _made(self.model, device)
-        loss = [self.loss] if isinstance(self.loss, nn.Module) and self.loss.state_dict() else []
+        function = self.loss if isinstance(self.loss, nn.Module) else nn.Module()
+        loss = [function] if [*function.parameters(), *function.buffers()] else []
         self._undo += [_remembered(part) for part in (*module.modules(), *(loss[0].modules() if loss else ()))]
         made_here = not isinstance(self.model, nn.Module) and all(
             map(is_empty, [*module.parameters(), *module.buffers()])

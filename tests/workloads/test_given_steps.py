@@ -131,7 +131,16 @@ class Weighted(nn.Module):
         return F.cross_entropy(output * self.weight, target)
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(weight=torch.ones(10)), nn.BCEWithLogitsLoss(), Weighted()])
+def with_buffer() -> nn.Module:
+    loss = Weighted()
+    del loss.weight
+    loss.register_buffer("weight", torch.ones(10), persistent=False)
+    return loss
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(weight=torch.ones(10)), nn.BCEWithLogitsLoss(), Weighted(), with_buffer()]
+)
 def test_a_loss_may_have_tensors_of_its_own(loss: nn.Module) -> None:
     x, y = batch(8)
     target = torch.rand(8, 10) if isinstance(loss, nn.BCEWithLogitsLoss) else y
@@ -139,7 +148,7 @@ def test_a_loss_may_have_tensors_of_its_own(loss: nn.Module) -> None:
     updated = torch.optim.SGD([*model.parameters(), *loss.parameters()], foreach=False)
     calls = calls_of(model=model, batch=(x, target), loss=loss, optimizer=updated, batch_size=8)
     assert (calls["phase"] == "optimizer").sum() == 4 + len([*loss.parameters()])
-    assert all(tensor.device.type == "cpu" for tensor in loss.state_dict().values())
+    assert all(tensor.device.type == "cpu" for tensor in [*loss.parameters(), *loss.buffers()])
 
 
 def test_a_changed_object_is_captured_again() -> None:
