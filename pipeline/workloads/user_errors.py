@@ -17,7 +17,7 @@ SIZE_ERRORS = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, 
 """Exceptions that PyTorch and `transformers` raise if the sizes of a model contradict each other."""
 
 ADVICE = (
-    (r"with CUDA enabled|requires CUDA|dummy base class|NVIDIA driver",
+    (r"with CUDA enabled|requires CUDA|dummy base class|NVIDIA driver|CUDA error",
      "create modules and tensors on the `device` that the function receives, without streams or CUDA graphs"),
     (r"not on the expected device|same device|expected device cpu but got meta|on device meta",
      "a module or tensor was created on the CPU: create modules inside `with torch.device(device):`, and tensors in a "
