@@ -174,9 +174,8 @@ def predict_command(
 
 def _check_ranks(calls: pd.DataFrame, cluster: Cluster, where: str) -> None:
     """Raise for a collective of one rank, or of more ranks than the nodes that the row names hold."""
-    if not {"ranks", "nodes"} & set(calls.columns):
-        return
-    ranks, nodes = (pd.to_numeric(calls.get(name, pd.Series(np.nan, calls.index))) for name in ("ranks", "nodes"))
+    stated = calls.reindex(columns=["ranks", "nodes"]).astype(float)
+    ranks, nodes = stated["ranks"], stated["nodes"]
     wrong = (calls["family"] == "collective") & ((ranks < 2) | (ranks > nodes * cluster.gpus_per_node))
     if wrong.any():
         row = int(np.flatnonzero(wrong.to_numpy())[0])

@@ -185,9 +185,8 @@ class Search:
             comparable = (predicted_us > 0) & (bound_us[chunk] > 0)  # NaN without a prediction
             self.ratio = min(self.ratio, (predicted_us / bound_us[chunk])[comparable].min(initial=np.inf))
             unpredicted[chunk] = False
-            for row, us in zip(
-                chunk[comparable], predicted_us[comparable], strict=True
-            ):  # bounds the rest of its series
+            for row, us in zip(chunk[comparable], predicted_us[comparable], strict=True):
+                # a predicted point bounds the others of its series
                 same = np.flatnonzero(series == series[row])
                 series_us[same] = np.maximum(series_us[same], us * np.minimum(samples[same] / samples[row], 1.0))
         self._tell_why(costs[unpredicted])

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipeline.as_on_cuda.host_reads import read
 from pipeline.as_on_cuda.patches import replaced
+from pipeline.as_on_cuda.recording_group import is_recording
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.errors import InputError, SteptimeWarning
 
@@ -52,12 +53,11 @@ def one_gpu(device: str) -> Iterator[None]:
     idle["synchronize"] = lambda device=None: read(torch.empty((), device="meta"))
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.cuda, current_device=lambda: 0, **idle))
-        recorded = False
         if torch.distributed.is_available():
             recorded = torch.distributed.is_initialized()  # a step of several ranks: its group is there
             there: Any = {"init_process_group": lambda *_, **__: None}
             stack.enter_context(replaced(torch.distributed, **there) if recorded else _only_process())
-        stack.enter_context(_wrappers_left_out(recorded))
+        stack.enter_context(_wrappers_left_out())
         stack.enter_context(OnOneDevice(device))
         _IN_PLACE_OF_GPU.append(device)
         stack.callback(_IN_PLACE_OF_GPU.pop)
@@ -117,7 +117,7 @@ def _only_process() -> Iterator[None]:
 
 
 @contextmanager
-def _wrappers_left_out(several: bool) -> Iterator[None]:
+def _wrappers_left_out() -> Iterator[None]:
     """While the body runs, wrappers for several GPUs hold or return the module alone; for a step of several GPUs they raise."""
     sync: Any = nn.SyncBatchNorm
     usual_sync, usual_parallel, fsdp = sync.forward, nn.DataParallel.__init__, sys.modules.get("torch.distributed.fsdp")
@@ -132,14 +132,14 @@ def _wrappers_left_out(several: bool) -> Iterator[None]:
         if not any(map(is_empty, module.parameters())):
             usual_parallel(self, module, *args, **kwargs)
             return
-        if several:
+        if is_recording():
             raise InputError("DataParallel trains in one process: leave out devices=, or take DistributedDataParallel")
         nn.Module.__init__(self)
         self.module, self.device_ids = module, []
         _warn("DataParallel: the step of one GPU is predicted, with the whole batch")
 
     def whole(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        if several:
+        if is_recording():
             raise InputError(
                 "fully_shard: FSDP is not predicted yet: leave out devices=, or take DistributedDataParallel"
             )

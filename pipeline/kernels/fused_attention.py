@@ -36,8 +36,8 @@ FLASH2_SHARE, FLASH2_START_US = 0.42, 2.5
 Hopper's asynchronous products (published: 329 TFLOP/s in long sequences), and its start in us (traces of BERT and ViT)."""
 
 FLASH2_TILES, FLASH2_KEYS, FLASH2_IDLE_GAIN = (128.0, 128.0), (128.0, 64.0), 0.28
-"""Its queries per block, and the multiple to which a block pads its keys, for heads of width up to 64 and wider heads
-(`flash_fwd_launch_template.h`); and `idle_gain` of the same kernels on an A100."""
+"""Its queries per block, and the multiple to which a block pads its keys: of heads up to 64 wide, and of wider ones
+(`flash_fwd_launch_template.h`). The last figure is `idle_gain` of the same kernels on an A100."""
 
 MASKED = "efficient"
 """Op of the memory-efficient kernel, which runs in half precision with a mask.

@@ -71,8 +71,8 @@ START_CLOCK_MHZ = 1600.0
 and 1410. On an H100 (1980 MHz) element-wise kernels start in 1.5 to 1.8 us instead of 2."""
 
 ONE_BLOCK_ELEMENTS, WHOLE_REDUCTION_CLOCKS = 8192.0, (8_000.0, 12_500.0)
-"""Elements from which several blocks reduce a tensor to a single value (16 for each thread of a block, PyTorch's
-`Reduce.cuh`), and clock cycles of its start in one block and in several, which wait for each other (V100 and A100 traces)."""
+"""Elements from which several blocks reduce a tensor to a single value: 16 for each thread of a block (PyTorch's
+`Reduce.cuh`). Clock cycles of its start in one block, and in several, which wait for each other (V100 and A100 traces)."""
 
 ELEMENTS_PER_CLOCK = {"elementwise": 1.37, "copy": 1.37, "concat": 1.06, "strided concat": 0.82, "scattered": 0.48,
                       "narrow softmax": 2.0, "wide softmax": 0.63, "gelu": 2.4}  # fmt: skip

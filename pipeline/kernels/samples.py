@@ -87,8 +87,9 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
     nothing = pd.Series(None, index=table.index, dtype=object)
     op = table["op"].astype("string").astype(object) if "op" in table.columns else nothing
     families = op.map(OP_NAMES).astype(object)
-    collective = kinds(op.fillna("").to_numpy(object)) != ""  # also by the names that NCCL and PyTorch give them
-    families = families.where(families.notna() | ~collective, "collective")
+    others = op[families.isna()].dropna().unique()
+    collectives = others[kinds(others) != ""]  # by the names that NCCL and PyTorch give them
+    families = families.where(~op.isin(collectives), "collective")
     if "family" in table.columns:
         named = table["family"].astype(object)
         families = named.where(named.notna(), families)

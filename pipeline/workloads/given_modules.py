@@ -79,12 +79,9 @@ class GivenModule:
         function = self.loss if isinstance(self.loss, nn.Module) else nn.Module()
         loss = [function] if [*function.parameters(), *function.buffers()] else []
         self._undo += [_remembered(part) for part in (*module.modules(), *(loss[0].modules() if loss else ()))]
-        made_here = not isinstance(self.model, nn.Module) and all(
-            map(is_empty, [*module.parameters(), *module.buffers()])
-        )
-        new = _emptied(
-            loss if made_here else [module, *loss], device
-        )  # a wrapper knows the parameters that it was made with
+        # a wrapper keeps the parameters that it was made with: a module that was made without data stays as it is
+        made_empty = module is not self.model and all(map(is_empty, [*module.parameters(), *module.buffers()]))
+        new = _emptied(loss if made_empty else [module, *loss], device)
         tensors, structure = tree_flatten(self._batch(batch_size))
         inputs = [_on_host(tensor, device) for tensor in tensors]
         return Step(

@@ -81,6 +81,16 @@ def test_a_line_for_several_gpus_is_taken_as_one_gpu_and_says_what_is_left_out(n
     assert calls.equals(predicted(step_of(lambda model: model))[1])
 
 
+@pytest.mark.filterwarnings("ignore::pipeline.errors.SteptimeWarning")
+def test_a_step_of_one_gpu_is_taken_in_a_process_that_is_in_a_group() -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        p, _ = predicted(step_of(nn.DataParallel))
+    finally:
+        dist.destroy_process_group()
+    assert p.several is None and p.warnings[0].startswith("DataParallel: the step of one GPU")
+
+
 def test_nothing_of_it_stays() -> None:
     before = (
         dist.init_process_group,
