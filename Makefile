@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# The first GPU that a campaign measured, with the embedding lookup that campaigns run. Without a campaign: V100.
+# The first GPU that a campaign measured, with its host and the embedding lookup that campaigns run. Without a campaign: V100.
 MEASURED := $(firstword $(notdir $(patsubst %/manifest.json,%,$(wildcard $(or $(STEPTIME_MEASUREMENTS),measurements)/*/manifest.json))))
-EXAMPLE := gpu=$(or $(MEASURED),V100) model=dlrm_default $(if $(MEASURED),overrides=model.embedding=joint_sparse)
+EXAMPLE := gpu=$(or $(MEASURED),V100) model=dlrm_default $(if $(MEASURED),host=$(MEASURED) overrides=model.embedding=joint_sparse)
 GRID ?= $(EXAMPLE)
 export PYTHONWARNINGS ?= ignore
 

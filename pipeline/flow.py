@@ -28,7 +28,7 @@ from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES, family
 from pipeline.overheads.trace_overheads import PUBLIC_TRACES
-from pipeline.paths import CAMPAIGN, Artifacts, datasets_dir, measurements_dir
+from pipeline.paths import CAMPAIGN, Artifacts, campaign_gpus, datasets_dir, measurements_dir
 from pipeline.prediction import Prediction
 from pipeline.question.compose import from_snakemake, parse_grid
 from pipeline.question.question import LOCAL_GPU, Question, expand
@@ -198,7 +198,7 @@ class Flow:
         """Wildcard constraint: GPUs whose kernels (or overheads) come from one of these sources."""
         source = {"kernels": kernel_source, "overheads": overhead_source}[kind]
         hosts = [point.host.observations for point in self.points]
-        known = dict.fromkeys([*self.gpus, *PUBLIC_KERNEL_GPUS, *hosts])
+        known = dict.fromkeys([*self.gpus, *PUBLIC_KERNEL_GPUS, *campaign_gpus(), *hosts])
         names = [re.escape(gpu) for gpu in known if source(gpu) in sources]
         return "|".join(names) or NEVER
 
@@ -237,15 +237,11 @@ class Flow:
         return self.artifacts.overhead_samples(wildcards.gpu)
 
     def steps_of_point(self, wildcards: Any) -> list[str]:
-        """Input function: the file with the measured step of a point, which is shown beside the prediction.
-
-        A what-if GPU and an edited step have none: only the real GPU and the real step were measured.
-        """
+        """Input function: the file with the measured step of a point, which is shown beside the prediction."""
         point = self.point(wildcards)
         if point.local:
             return [f"{self.folder(point)}/trace/step_times.parquet"]
-        measured = kernel_source(point.gpu.name) is Source.MEASUREMENTS
-        return self.campaign(wildcards) if measured and not point.altered and not point.edit else []
+        return self.campaign(wildcards) if in_campaign(point) else []
 
     def campaign(self, wildcards: Any) -> list[str]:
         """Input function: the files of a GPU's campaign, its manifest first."""
@@ -339,6 +335,12 @@ def sorted_space(texts: Sequence[str]) -> tuple[str, ...]:
     keys = [values[0].partition("=")[0] for values in parsed]
     return tuple(sorted(f"{key}={','.join(text.partition('=')[2] for text in values)}"
                         for key, values in zip(keys, parsed, strict=True)))  # fmt: skip
+
+
+def in_campaign(point: Question) -> bool:
+    """Whether a campaign may have measured a point: only the real GPU, step and host were."""
+    here = point.host.observations == point.gpu.name and not point.host.inferred
+    return here and kernel_source(point.gpu.name) is Source.MEASUREMENTS and not point.altered and not point.edit
 
 
 def wildcards_of(point: Question) -> SimpleNamespace:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import platformdirs
-
 from pipeline.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -53,6 +51,8 @@ def user_config_dir() -> Path | None:
     named = os.environ.get("STEPTIME_CONFIG")
     if named is not None:
         return Path(named).expanduser().absolute() if named not in ("", "none") else None
+    import platformdirs  # campaigns run without it
+
     return Path(platformdirs.user_config_dir("steptime"))
 
 
@@ -105,6 +105,11 @@ def measurements_dir() -> Path:
     return Path(os.environ.get("STEPTIME_MEASUREMENTS") or project_dir() / "measurements")
 
 
+def campaign_gpus() -> list[str]:
+    """GPUs that a campaign measured: the folders of `measurements_dir` with a manifest."""
+    return sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
+
+
 def datasets_dir() -> Path | None:
     """The folder of public measurements: $STEPTIME_DATASETS, `datasets/`, `../shared/datasets`; else None.
 
@@ -125,6 +130,8 @@ def cache_dir() -> Path | None:
     named = os.environ.get("STEPTIME_CACHE")
     if named is not None:
         return Path(named).expanduser() if named not in ("", "none") else None
+    import platformdirs  # campaigns run without it
+
     return Path(platformdirs.user_cache_dir("steptime"))
 
 

@@ -7,7 +7,8 @@ for the host (Lambda's benchmark, fp32 or TF32; rows of GPUs that were used for 
 equals the measured one. A host counts once, with the geometric mean of its rows. Rows of other GPUs are not read.
 
 It also compares what `steptime host` would say of traced hosts (`probe_factor` on their traces) with the factor of all other
-host times in these traces.
+host times in these traces; and for the hosts of this project's campaigns, less the profiler's cost there, with the factors at
+which predicted steps equal measured ones that wait for the host and were not profiled.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import pandas as pd
 from evaluation.published.published_steps import COUNTED_SHARE, LAMBDA_GPUS, WORKLOADS
 from pipeline import predict
 from pipeline.answers.who_answers import observations_in, shipped_overheads
+from pipeline.collect.campaign_reader import profiler_event_us, read_step_times
 from pipeline.errors import InputError
 from pipeline.overheads.host_probe import DONOR, probe_factor, probe_samples
 from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.overheads.statistics import calibrate, merged
-from pipeline.overheads.trace_overheads import extract_traces
-from pipeline.paths import datasets_dir
+from pipeline.overheads.statistics import ProfilerCost, calibrate, corrected, merged
+from pipeline.overheads.trace_overheads import extract_campaign, extract_traces
+from pipeline.paths import campaign_gpus, datasets_dir, measurements_dir
+from pipeline.question.question import ask
 
 TRACED = ("a100x8_dlrm", "a100_unrecorded_work")
 """Folders of traces of hosts of 2020 to 2022."""
@@ -39,6 +42,9 @@ PROBED = {
     "v100dgx_resnet50": "kineto", "mi300": "resnet50_checkpointing_ddp bert_small", "h100_inference": "vit bert_small",
 }  # fmt: skip
 """Folders and files of traces of other hosts than the donor's."""
+
+CAMPAIGN_SCALES = np.geomspace(0.5, 2.5, 6)
+"""Factors at which the steps of campaigns are predicted."""
 
 SCALES = np.geomspace(0.25, 1.4, 8)
 """Factors at which each step is predicted; between them the logarithm is interpolated."""
@@ -80,6 +86,33 @@ def trained_factor(gpu: str, model: str, batch_size: int, measured_us: float) ->
     return float(np.exp(log_scale))
 
 
+def campaign_factors(gpu: str) -> pd.DataFrame:
+    """The probe's factor of a campaign's host, from each trace, and the factor of each step that waits for the host."""
+    folder = measurements_dir() / gpu
+    cost = ProfilerCost(profiler_event_us(folder) or 0.0, launch_us=0.0)
+    observations = corrected(extract_campaign(folder), cost)
+    usual = ask([f"gpu={DONOR}"]).overheads
+    samples = observations_in(shipped_overheads(DONOR))
+    known = OverheadModel(merged(corrected(samples, ProfilerCost(usual.profiler_event_us, usual.profiler_launch_us))))
+    rows = [(name, "probe", probe_factor(part, known)) for name, part in observations.groupby("workload")]
+    for step in read_step_times(folder).itertuples():
+        if step.variant not in ("default", "embedding-joint_sparse", "optimizer-none"):
+            continue
+        key, _, value = step.variant.partition("-")
+        options = {f"model.{key}": value} if value else {}
+        ratios = []
+        for scale in CAMPAIGN_SCALES.tolist():
+            found = predict(gpu, step.model, batch_size=step.batch_size, host="v100-traces",
+                            **options, **{"overheads.host_scale": scale, "predict.draws": 10})  # fmt: skip
+            ratios.append(found.predicted_us / step.step_us)
+            if found.active_us > 0.5 * step.step_us:
+                break  # the device takes most of it
+        else:
+            factor = np.interp(0.0, np.log(ratios), np.log(CAMPAIGN_SCALES), left=np.nan, right=np.nan)
+            rows.append((f"{step.model}/{step.variant}/b{step.batch_size}", "step", float(np.exp(factor))))
+    return pd.DataFrame(rows, columns=["workload", "from", "factor"])
+
+
 def main() -> None:
     """Print the factor of each host, their geometric mean, and how much they differ."""
     datasets = Path(sys.argv[1]) if len(sys.argv) > 1 else datasets_dir()
@@ -100,6 +133,10 @@ def main() -> None:
     probes = probe_errors(datasets)
     print(probes.to_string(index=False, float_format="{:.2f}".format))
     print(f"error of the probe: standard deviation of logs {np.log(probes['others'] / probes['probe']).std():.2f}")
+    for gpu in campaign_gpus():
+        factors = np.log(campaign_factors(gpu).set_index(["from", "workload"])["factor"])
+        print(f"host of the measured {gpu}, mean and standard deviation of logs:")
+        print(factors.groupby("from").agg(["count", lambda logs: np.exp(logs.mean()), "std"]).to_string())
     hosts = np.log(table["factor"]).groupby(table["host of"]).mean()
     print(
         f"{len(hosts)} hosts: geometric mean {np.exp(hosts.mean()):.2f}, standard deviation of logs {hosts.std():.2f}"

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.answers.who_answers import Source, kernel_source
 from pipeline.errors import TableError
-from pipeline.flow import Flow
+from pipeline.flow import Flow, in_campaign
 from pipeline.model_files import check_if_shipped, file_digest
 from pipeline.paths import transfer_dir
 from pipeline.schemas import read_frame
@@ -23,12 +22,7 @@ REMEDIES = ("run the rule that makes it", "delete the file to rebuild it")
 
 def error_parts(flow: Flow) -> list[str]:
     """Error parts of the points that this machine or a campaign may have measured; what-ifs have none."""
-    sources = (Source.LOCAL, Source.MEASUREMENTS)
-    return [
-        f"{flow.folder(point)}/parts.parquet"
-        for point in flow.points
-        if kernel_source(point.gpu.name) in sources and not point.altered and not point.edit
-    ]
+    return [f"{flow.folder(point)}/parts.parquet" for point in flow.points if point.local or in_campaign(point)]
 
 
 def available_checks(root: str) -> dict[str, dict[str, str]]:

@@ -1,8 +1,8 @@
 """Writes the paper's table for measured GPUs: every step of a campaign compared with its prediction.
 
 `make measured` or `python -m evaluation.pages.measured_campaigns`: for each campaign under `measurements/` (or
-$STEPTIME_MEASUREMENTS), runs the target `accuracy` for the workloads that were timed in fp32. It writes the tables into
-`docs/accuracy.md`.
+$STEPTIME_MEASUREMENTS), runs the target `accuracy` for the workloads that were timed with the default precision. It writes
+the tables into `docs/accuracy.md`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from evaluation.pages.markdown import markdown, rewrite
 from pipeline.collect.campaign_reader import measured_step, provenance, read_step_times
 from pipeline.errors import InputError, SteptimeError
 from pipeline.flow import Flow, wildcards_of
-from pipeline.kernels.error_metrics import gmae
-from pipeline.paths import CAMPAIGN, measurements_dir, project_dir
+from pipeline.kernels.error_metrics import gmae, mape
+from pipeline.paths import campaign_gpus, measurements_dir, project_dir
 from pipeline.question.compose import choices
 from pipeline.show.figures.figure_data import kernel_errors
 from pipeline.show.grid_inputs import fitted_models, with_gpus
@@ -52,12 +52,17 @@ class Grid:
     def config(self, results: str) -> dict[str, str]:
         """Snakemake's `--config` values."""
         overrides = " ".join(f"model.{key}={value}" for key, value in self.options)
-        named = {"gpu": self.gpu, "model": ",".join(self.models), "batch_size": ",".join(map(str, self.batches))}
+        named = {
+            "gpu": self.gpu,
+            "host": self.gpu,
+            "model": ",".join(self.models),
+            "batch_size": ",".join(map(str, self.batches)),
+        }
         return named | ({"overrides": overrides} if overrides else {}) | {"results": results}
 
 
 def grids(gpu: str, folder: Path) -> list[Grid]:
-    """The grids that cover a campaign's fp32 steps; models without a configuration in this project are left out.
+    """The grids that cover a campaign's steps in the default precision, without models that have no configuration here.
 
     Raises:
         InputError, TableError: the folder is not a campaign, or its table is damaged.
@@ -104,7 +109,9 @@ def block(
     software = ", ".join(f"{name} {facts[key]}" for name, key in
                          (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn")) if facts.get(key))  # fmt: skip
     lines = [f"## Measured steps: {gpu}", "",
-             f"Source: `measurements/{gpu}/` ({software}), fp32 with TF32 off, unprofiled steps. `make measured` writes this. "
+             f"Source: `measurements/{gpu}/` ({software}), PyTorch's default precision (products in fp32; "
+             "convolutions and RNNs in TF32 from Ampere on), unprofiled steps in a loop without waits. `make measured` writes "
+             "this. "
              "Own overheads come from the workload's own trace, others' overheads from the traces of all other workloads.",
              "",
              _steps(found)]  # fmt: skip
@@ -148,7 +155,7 @@ def _steps(part_rows: pd.DataFrame) -> str:
 
 
 def _means(part_rows: pd.DataFrame) -> list[list[str]]:
-    """The GMAE of each part over all steps that have it.
+    """The GMAE and the mean absolute error of each part over all steps that have it.
 
     If only some steps were traced, further rows cover the steps that have every part, so that parts can be compared.
     """
@@ -159,16 +166,13 @@ def _means(part_rows: pd.DataFrame) -> list[list[str]]:
     )
     lines = []
     for name, rows in chosen.items():
-        means = []
-        for part, _ in SHOWN_PARTS:
-            of_part = rows[rows["part"] == part]
-            mean = (
-                gmae(of_part["predicted_us"].to_numpy(float), of_part["measured_us"].to_numpy(float))
-                if len(of_part)
-                else None
-            )
-            means.append("" if mean is None else f"{_percent(mean)} ({len(of_part)})")
-        lines.append([f"GMAE (steps), {name}", "", "", "", "", "", "", *means])
+        for title, error in (("GMAE", gmae), ("mean absolute error", mape)):
+            means = []
+            for part, _ in SHOWN_PARTS:
+                of_part = rows[rows["part"] == part]
+                times = (of_part[key].to_numpy(float) for key in ("predicted_us", "measured_us"))
+                means.append(f"{_percent(error(*times))} ({len(of_part)})" if len(of_part) else "")
+            lines.append([f"{title} (%), {name}", "", "", "", "", "", "", *means])
     return lines
 
 
@@ -204,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=project_dir(), help="checkout whose docs/accuracy.md is rewritten")
     options = parser.parse_args(arguments)
     try:
-        gpus = options.gpus or sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
+        gpus = options.gpus or campaign_gpus()
         if not gpus:
             raise InputError(f"{measurements_dir()}: has no campaign; see docs/measure_your_gpu.md")
         blocks = []
@@ -219,7 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flows = list(run(grids(gpu, folder), options.results))
             part_rows = collect(flows)
             if part_rows.empty:
-                raise InputError(f"{folder}: no fp32 step of a known model; run the campaign with --parts steps")
+                raise InputError(
+                    f"{folder}: no step of a known model in the default precision; measure with --parts steps"
+                )
             models = kernel_errors(with_gpus(fitted_models(flows[0])))
             blocks.append(block(gpu, part_rows, models, device, warnings_of(manifest)))
         rewrite(options.root / PAGE, {MARKER: "\n\n".join(blocks)})

@@ -1,7 +1,7 @@
-# Shipped models: fitted kernel models and overhead observations of each GPU, refitted from public data on request.
+# Shipped models: fitted kernel models and overhead observations of each GPU, refitted from public data or a campaign on request.
 
 from evaluation.training import pack_inputs as PACKS
-from pipeline.answers.who_answers import Source
+from pipeline.answers.who_answers import Source, kernel_source
 from pipeline.flow import on_this_machine
 from pipeline.paths import packs_dir
 
@@ -10,18 +10,18 @@ PACK = f"{packs_dir()}/{{gpu}}/pack.json"
 
 rule pack:
     input:
-        models=FLOW.models("{gpu}", "auto", Source.PUBLIC),
+        models=lambda wildcards: FLOW.models(wildcards.gpu, "auto", kernel_source(wildcards.gpu)),
         overheads=lambda wildcards: PACKS.overheads_of(FLOW, wildcards.gpu),
     output:
         manifest=PACK,
     log:
         f"{FLOW.artifacts.root}/packs/logs/{{gpu}}.log",
     wildcard_constraints:
-        gpu=FLOW.gpus_from("kernels", Source.PUBLIC),
+        gpu=FLOW.gpus_from("kernels", Source.PUBLIC, Source.MEASUREMENTS),
     conda:
         "../../workflow/envs/steptime.yaml"
     params:
-        provenance=PACKS.public_provenance,
+        provenance=PACKS.pack_provenance,
     message:
         "Write the pack of {wildcards.gpu}"
     script:
@@ -127,6 +127,6 @@ rule attention_constants:
 
 rule packs:
     input:
-        expand(PACK, gpu=PACKS.public_gpus()),
+        expand(PACK, gpu=PACKS.packed_gpus()),
         expand(HALF_PACK, gpu=PACKS.bf16_gpus()),
         [f"{packs_dir()}/{name}.json" for name in ("collectives", "attention")] if PACKS.bf16_gpus() else [],

@@ -8,7 +8,9 @@ from typing import Any
 from evaluation.published.aiconfigurator import TABLES, data_dir, installed_release, table_path
 from evaluation.published.nccl_times import tables
 from pipeline.answers.who_answers import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source
+from pipeline.collect.campaign_folder import read_manifest
 from pipeline.flow import Flow, on_this_machine
+from pipeline.paths import campaign_gpus, measurements_dir
 from pipeline.user_cache import code_digest
 from pipeline.yaml_text import load_yaml
 
@@ -18,9 +20,9 @@ SOURCES: dict[str, dict[str, str]] = load_yaml(
 """Origin of the public measurements, by name."""
 
 
-def public_gpus() -> list[str]:
-    """GPUs with available public data, so that their packs can be rebuilt."""
-    return [gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC]
+def packed_gpus() -> list[str]:
+    """GPUs whose packs can be rebuilt here: from public data, or from this project's campaigns."""
+    return [*(gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC), *campaign_gpus()]
 
 
 def overheads_of(flow: Flow, gpu: str) -> list[str]:
@@ -51,8 +53,13 @@ def collective_provenance(wildcards: Any) -> dict[str, Any]:
     return made | {"data": [*made["data"], *(SOURCES[name] for name in beside)]}
 
 
-def public_provenance(wildcards: Any) -> dict[str, Any]:
-    """Params function: provenance of the public data of a pack."""
+def pack_provenance(wildcards: Any) -> dict[str, Any]:
+    """Params function: provenance of the measurements of a pack."""
+    if kernel_source(wildcards.gpu) is Source.MEASUREMENTS:
+        manifest = read_manifest(measurements_dir() / wildcards.gpu)
+        device = {key: manifest["device"].get(key) for key in ("driver_name", "torch", "cuda", "cudnn")}
+        data = {"source": f"measurements/{wildcards.gpu}", "campaign": manifest["campaign_id"], **device}
+        return {"data": [data], "code": [code_digest("fit_kernels")]}
     names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
     return {
         "data": [SOURCES[name] for name in names],

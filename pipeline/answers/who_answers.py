@@ -97,6 +97,10 @@ def shipped_overheads(gpu: str) -> Path:
     """
     path = _pack_overheads(gpu)
     if not path.is_file():
+        if overhead_source(gpu) is Source.MEASUREMENTS:
+            raise InputError(
+                f"host={gpu}: its traces were not read yet; run `snakemake --config gpu={gpu} host={gpu} model=...` once"
+            )
         names = sorted(folder.parent.name for folder in packs_dir().glob("*/overhead_samples.parquet"))
         raise InputError(f"a host states observations: {gpu}, which has none; take one of {', '.join(names)}")
     return path

@@ -38,7 +38,7 @@ class Grid:
 
     batches: tuple[int, ...]
     seconds: float
-    dtypes: tuple[str, ...] = ("fp32", "tf32")
+    dtypes: tuple[str, ...] = ("default", "tf32")
     options: tuple[Mapping[str, Any], ...] = ({},)
     iterations: int = 10
     tiny: Mapping[str, Any] | None = None
@@ -49,7 +49,7 @@ _DLRM_OPTIONS: tuple[Mapping[str, Any], ...] = tuple({"embedding": e} for e in (
 substitute under this name would be compared with predictions of the real operator."""
 _TINY_DLRM = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
 _TINY_LANGUAGE = {"width": 32, "layers": 1, "heads": 2, "vocabulary": 100, "seq_len": 16, "positions": 16}
-_LARGE = ("fp32", "tf32", "bf16")
+_LARGE = ("default", "tf32", "bf16")
 
 GRIDS: Mapping[str, Grid] = {
     "dlrm_default": Grid(DLRM_BATCHES, 8, options=_DLRM_OPTIONS, tiny=_TINY_DLRM),
@@ -79,7 +79,7 @@ _WORDS = {"null": None, "~": None, "": None, "true": True, "false": False, "???"
 class StepPlan:
     """One training step to measure. `overrides` change the model's configuration; `variant` names them in the tables.
 
-    `first` marks the first batch size of a variant in fp32; the other batch sizes and dtypes share its graph.
+    `first` marks the first batch size of a variant in the default precision; the other batch sizes and dtypes share its graph.
     """
 
     model: str

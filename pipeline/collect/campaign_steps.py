@@ -135,13 +135,13 @@ def _add_row(campaign: Campaign, plan: StepPlan, times: StepTimes, facts: Mappin
 def has_room(campaign: Campaign, plan: StepPlan) -> bool:
     """Whether a step's traces may take space in the archives.
 
-    Steps in fp32 come first, because prediction accuracy is measured on their traces.
+    Steps in the default precision come first, because prediction accuracy is measured on their traces.
     """
     if plan.overrides.get("dtype") is None:
         return True
     closed = {name for name, unit in campaign.folder.units.items() if unit.get("status") not in ("started", "partial")}
-    in_fp32 = [step for step in plans(campaign.tiny) if step.overrides.get("dtype") is None]
-    waiting = [step for step in in_fp32 if step.unit not in closed]
+    in_default = [step for step in plans(campaign.tiny) if step.overrides.get("dtype") is None]
+    waiting = [step for step in in_default if step.unit not in closed]
     return campaign.folder.archive_room() > sum(step.trace_bytes for step in [*waiting, plan])
 
 

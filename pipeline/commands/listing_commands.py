@@ -18,7 +18,7 @@ from pipeline.answers.who_answers import observations_in, shipped_overheads
 from pipeline.completion import complete_model
 from pipeline.errors import InputError
 from pipeline.model_files import SHARED, TRANSFER, check_pack, list_packs
-from pipeline.paths import CAMPAIGN, datasets_dir, measurements_dir, packs_dir
+from pipeline.paths import campaign_gpus, datasets_dir, packs_dir
 from pipeline.question.question import NAME
 from pipeline.question.sections import NAMED_BY
 from pipeline.show.catalogue import cluster_rows, gpu_rows, host_rows, model_rows, option_rows
@@ -180,7 +180,7 @@ def _data() -> tuple[str, str]:
 
 
 def _measurements() -> tuple[str, str]:
-    names = sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
+    names = campaign_gpus()
     return ("ok", ", ".join(names)) if names else ("absent", "none yet; see docs/measure_your_gpu.md")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
-from pipeline.paths import CAMPAIGN, config_files, measurements_dir, name_of_config
+from pipeline.paths import campaign_gpus, config_files, name_of_config
 from pipeline.yaml_text import read_mapping
 
 USUAL = "usual"
@@ -67,19 +67,17 @@ def load_host(name: str) -> Host:
 def list_hosts() -> list[Host]:
     """All hosts: those with a file, then those of campaigns, by name."""
     files = [_read(path) for path in config_files("host").values()]
-    campaigns = sorted(path.parent.name for path in measurements_dir().glob(f"*/{CAMPAIGN}"))
-    return [*files, *map(_of_campaign, campaigns)]
+    return [*files, *map(_of_campaign, campaign_gpus())]
 
 
 def usual_host(gpu: GpuSpec) -> Host:
-    """The host of a GPU for which none is named: where it was measured, that host; else the usual one of its generation.
+    """The host of a GPU for which none is named: the usual one of its generation.
 
-    A user's own file that is `usual_for` an architecture counts before the shipped ones.
+    A user's own file that is `usual_for` an architecture counts before the shipped ones. The host of a campaign is one
+    machine among many, and may be slower than an older card's: it counts only where it is named.
     """
     if gpu.name == LOCAL:
         return Host(LOCAL, "this machine", LOCAL)
-    if (measurements_dir() / gpu.name / CAMPAIGN).is_file():
-        return _of_campaign(gpu.name)
     usual = (host for host in reversed(list_hosts()) if gpu.architecture in host.usual_for)
     return next(usual, None) or load_host(NEWEST)
 

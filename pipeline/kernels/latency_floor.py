@@ -34,6 +34,9 @@ MIN_CURVE_SAMPLES = 30
 FLOOR_SAMPLES = 5
 """Number of smallest samples whose median latency is taken as the floor."""
 
+SHORTEST_BYTES = 100_000.0
+"""Traffic below which a kernel takes little longer than its start, bytes."""
+
 HIDDEN_KERNEL_RATIO = 4.0
 """Ratio of latency to physical prediction above which the latency is taken to be the floor, not the kernel's time."""
 
@@ -75,7 +78,9 @@ def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:
     size = work_of("elementwise", rows).bytes
     measured, timed = kernel_times(rows)
     if timed:
-        keep, start = measured > 1.5 * SMALLEST_KERNEL_US, float(np.clip(np.quantile(measured, 0.01), 0.5, 20.0))
+        # of sizes between, the time depends on what the cache holds
+        keep = (size > gpu.l2_bytes) | (size < SHORTEST_BYTES)
+        start = float(np.clip(np.quantile(measured, 0.01), 0.5, 20.0))
     else:
         floors = rows["op"].map(op_floors(rows, Physics.of(gpu).reference_us("elementwise", rows)))
         keep, start = measured > ABOVE_FLOOR * floors.to_numpy(dtype=np.float64), SMALLEST_KERNEL_US
@@ -133,7 +138,8 @@ def fit_curve(
     Args:
         size: bytes moved, shape (points,).
         latency_us: their latencies, shape (points,).
-        start_us: duration of the smallest kernel, which an event latency cannot separate from its own offset.
+        start_us: duration of the smallest kernel, which an event latency cannot separate from its own offset. Kernel times
+            may show a longer start, but no shorter one.
         peak_hint_gb_per_s: start value of the peak bandwidth in the search.
         offset: whether the latencies contain a constant besides the kernel (event timing), which is then fitted too.
         max_log_loss: bound of the low bandwidth, as `MAX_LOG_LOSS`; larger where samples show the start-up time well.
@@ -153,7 +159,7 @@ def fit_curve(
 
     middle = float(np.log2(np.median(size)))
     start = np.array([np.log(peak_hint_gb_per_s), -1.0, middle, 0.0, np.log(10.0 if offset else start_us)])
-    low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(MIN_OFFSET_US if offset else 0.3)])
+    low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(MIN_OFFSET_US if offset else start_us)])
     high = np.array([np.log(peak_hint_gb_per_s * 20), max_log_loss, 36.0, 1.5, np.log(60.0)])
     solution = least_squares(residual, np.clip(start, low, high), bounds=(low, high), loss="soft_l1", f_scale=0.02)
     curve, extra = unpack(solution.x)

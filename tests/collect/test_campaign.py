@@ -5,10 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import replace
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -85,7 +88,7 @@ def test_a_measured_gpu_goes_through_every_stage(measured: Path, tmp_path: Path)
     place = tmp_path / "measurements"
     place.mkdir()
     (place / "H200").symlink_to(measured)
-    command = [sys.executable, "-m", "snakemake", "-n", "--config", "gpu=H200",
+    command = [sys.executable, "-m", "snakemake", "-n", "--config", "gpu=H200", "host=H200",
                "model=dlrm_ddp", "batch_size=16", "overheads=shared,own,pooled", f"results={tmp_path / 'results'}"]  # fmt: skip
     environment = os.environ | {"STEPTIME_MEASUREMENTS": str(place)}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
@@ -151,10 +154,19 @@ from pipeline.collect.campaign_grid import plans
 from pipeline.collect.campaign_calls import calls_of_plan
 assert all(calls_of_plan(plan) for plan in plans() if plan.model == "dlrm_ddp" and plan.batch_size == 512)
 """
-TOOLS = {
-    "snakemake", "hydra", "omegaconf", "mlflow", "typer", "rich", "lightgbm", "safetensors", "sklearn", "matplotlib",
-    "pandera", "scipy", "transformers",
-}  # fmt: skip
+PACKAGES_OF_TORCH = {"torch", "numpy", "networkx", "jinja2"}
+"""What a machine with torch has."""
+
+
+def imports_beyond(allowed: set[str]) -> set[str]:
+    """Names under which the project's packages are imported, without those of some packages."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.match(r"[\w-]+", package)[0].lower() for package in project["dependencies"]}
+    found = packages_distributions().items()
+    return {name for name, owners in found if {owner.lower() for owner in owners} & (needed - allowed)} | {"omegaconf"}
+
+
+TOOLS = imports_beyond(PACKAGES_OF_TORCH | {"pandas", "pyarrow", "pyyaml", "orjson"}) | {"transformers"}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,10 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def test_models_with_the_same_options_and_batches_share_a_grid_of_points_that_ran(folder: Path) -> None:
+def test_models_with_the_same_options_and_batches_share_a_grid_of_points_that_ran(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPTIME_MEASUREMENTS", str(folder.parent))
     found = measured.grids("H200", folder)
     assert [(grid.models, grid.batches) for grid in found] == [
         (("dlrm_default", "dlrm_ddp"), (512, 2048)),
@@ -67,10 +70,11 @@ def test_the_table_holds_each_part_and_its_geometric_mean() -> None:
     facts = {"torch": "2.11.0", "cuda": None}
     text = measured.block("H200", found.assign(variant="default"), kernels, facts, ["varies by 27 %"])
     lines = text.splitlines()
-    assert "(torch 2.11.0), fp32" in text
+    assert "(torch 2.11.0), PyTorch's default precision" in text
     assert "| resnet50 | 32 | 1.00 | 2.00 | 1.10 | 1.90 |  | +10.0 | -5.0 |  | -50.0 |" in lines
     assert "| dcgan | 64 |  | 2.00 |  | 2.40 |  |  | +20.0 |  |  |" in lines
-    assert "| GMAE (steps), all steps |  |  |  |  |  |  | 10.00 (1) | 10.00 (2) |  | 50.00 (1) |" in lines
+    assert "| GMAE (%), all steps |  |  |  |  |  |  | 10.00 (1) | 10.00 (2) |  | 50.00 (1) |" in lines
+    assert "| mean absolute error (%), all steps |  |  |  |  |  |  | 10.00 (1) | 12.50 (2) |  | 50.00 (1) |" in lines
     assert "| gemm | 2.10 | 12 |" in lines
     assert "| bmm | 3.00 | 11 |" in lines
     assert "The campaign warned: varies by 27 %." in lines
@@ -85,10 +89,9 @@ def test_a_step_that_was_not_traced_shows_its_measured_time_and_counts_apart() -
     found = pd.DataFrame(rows, columns=["model", "part", "predicted_us", "measured_us"])
     lines = measured.block("H200", found.assign(variant="default", batch_size=8), pd.DataFrame(), {}).splitlines()
     assert "| timed | 8 |  | 4.00 |  |  | 5.20 |  |  | +30.0 | -75.0 |" in lines
-    assert any(line.startswith("| GMAE (steps), all steps |") and "24.49 (2)" in line for line in lines)
+    assert any(line.startswith("| GMAE (%), all steps |") and "24.49 (2)" in line for line in lines)
     assert (
-        "| GMAE (steps), steps with all four |  |  |  |  |  |  | 10.00 (1) | 10.00 (1) | 20.00 (1) | 50.00 (1) |"
-        in lines
+        "| GMAE (%), steps with all four |  |  |  |  |  |  | 10.00 (1) | 10.00 (1) | 20.00 (1) | 50.00 (1) |" in lines
     )
 
 
@@ -131,8 +134,8 @@ def test_make_run_takes_the_measured_gpu_as_its_example(present: bool, folder: P
     done = subprocess.run(["make", "-n", "run", f"VENV={ready}", f"STEPTIME_MEASUREMENTS={place}"], cwd=ROOT,
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    wanted = "gpu=H200 model=dlrm_default overrides=model.embedding=joint_sparse" if present else "gpu=V100 model=dlrm"
-    assert wanted in done.stdout
+    measured_gpu = "gpu=H200 model=dlrm_default host=H200 overrides=model.embedding=joint_sparse"
+    assert (measured_gpu if present else "gpu=V100 model=dlrm") in done.stdout
 
 
 def _untraced(folder: Path, **facts: object) -> Path:

@@ -106,7 +106,7 @@ def test_peaks_of_a_campaign_follow_what_they_were_measured_under(monkeypatch: p
     monkeypatch.setattr("pipeline.answers.who_answers.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
     monkeypatch.setattr("pipeline.answers.who_answers.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
     real, faster = (
-        kernel_predictor(gpu, "auto", None) for gpu in (altered("H100"), altered("H100", "dram_gb_per_s=6700"))
+        kernel_predictor(gpu, "auto", None) for gpu in (altered("H200"), altered("H200", "dram_gb_per_s=9600"))
     )
     assert (real.gpu.measured_dram_gb_per_s, faster.gpu.measured_dram_gb_per_s) == (2900.0, 5800.0)
     assert not isinstance(real, AlteredPredictor)
@@ -235,8 +235,10 @@ def test_a_step_moves_with_the_bandwidth_and_only_fits_with_the_memory() -> None
 
 
 def test_fits_of_a_pipeline_run_are_the_catalogue_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = Flow.from_config({"gpu": "V100", "model": "dlrm_default", "overrides": "gpu.dram_gb_per_s=2000"})
-    real = Flow.from_config({"gpu": "V100", "model": "dlrm_default"})
+    what = Flow.from_config(
+        {"gpu": "V100", "host": "v100-traces", "model": "dlrm_default", "overrides": "gpu.dram_gb_per_s=2000"}
+    )
+    real = Flow.from_config({"gpu": "V100", "host": "v100-traces", "model": "dlrm_default"})
     (altered_point,), (real_point,) = what.points, real.points
     assert what.folder(altered_point) != real.folder(real_point)
     wildcards = [SimpleNamespace(gpu=p.gpu.name, model=p.model, variant=p.variant, batch=p.batch_size, kernels="auto")
@@ -244,8 +246,7 @@ def test_fits_of_a_pipeline_run_are_the_catalogue_s(monkeypatch: pytest.MonkeyPa
     assert what.models_of_point(wildcards[0]) == real.models_of_point(wildcards[1])
     assert what.kernel_settings(wildcards[0]) == real.kernel_settings(wildcards[1])
     # a step that a campaign measured is the real card's, and no error of a what-if can be had from it
-    for module in (flows, accuracy_inputs):
-        monkeypatch.setattr(module, "kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
+    monkeypatch.setattr(flows, "kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
     assert what.steps_of_point(wildcards[0]) == [] and len(real.steps_of_point(wildcards[1])) == 1
     assert accuracy_inputs.error_parts(what) == [] and len(accuracy_inputs.error_parts(real)) == 1
 

@@ -10,7 +10,7 @@ from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import BandwidthCurve
 from pipeline.kernels.families import FAMILIES
-from pipeline.kernels.latency_floor import fit_curve
+from pipeline.kernels.latency_floor import fit_curve, memory_curve
 from pipeline.kernels.physics import Physics
 
 DIMS = {"B": 256, "M": 256, "N": 256, "K": 256, "H": 256, "in_channels": 64, "out_channels": 64, "kernel_size": 3,
@@ -129,3 +129,15 @@ def test_every_known_gpu_predicts_a_product():
         reached = gflop / (Physics.of(gpu).kernel_us("gemm", call("gemm"))[0] / 1e6)
         # large caches and little bandwidth (L4, RTX6000Ada) leave 40 % of the peak to these 256 small products
         assert 0.35 < reached / gpu.peak_gflop_per_s() <= 1.0, gpu.name
+
+
+def test_samples_in_the_cache_do_not_change_the_curve_of_device_memory():
+    """Kernels of an H100: they start in 1 us and move 3,000 GB/s, and three times as much from the cache of 50 MB."""
+    width = np.geomspace(16, 64e6, 80).round()
+    size = 2 * 4 * width
+    cached = (size > 1e5) & (size < 50e6)
+    kernel_us = 1.0 + size / np.where(cached, 9000.0, 3000.0) / 1e3
+    samples = pd.DataFrame({"family": "elementwise", "op": "relu", "dtype": "fp32", "B": 1.0, "H": width,
+                            "latency_us": kernel_us + 30.0, "kernel_us": kernel_us})  # fmt: skip
+    curve = memory_curve(samples, load_gpu("H100")).curve
+    assert curve.start_us == pytest.approx(1.0, rel=0.05) and curve.peak_gb_per_s == pytest.approx(3000, rel=0.05)

@@ -15,7 +15,7 @@ from pipeline.hardware.hosts import load_host
 from pipeline.overheads import host_probe
 from pipeline.overheads.host_probe import DONOR, PROBE_LOG_SD, probe_factor, probe_samples
 from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.overheads.statistics import merged
+from pipeline.overheads.statistics import ProfilerCost, merged
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,18 @@ def test_a_host_that_is_slower_by_a_factor_has_this_factor(observations: pd.Data
 def test_too_little_in_common_is_one_line(observations: pd.DataFrame) -> None:
     with pytest.raises(MeasurementError, match="operators in common"):
         probe_factor(observations.assign(op="mine::op"), OverheadModel(merged(observations)))
+
+
+@pytest.mark.parametrize(("here_us", "factor"), [(1.0, 1.0), (0.0, 1.2)])
+def test_what_the_profiler_costs_here_is_not_taken_for_a_slow_host(
+    observations: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, here_us: float, factor: float
+) -> None:
+    """The donor's own traces are a host like the donor's, if the profiler costs here what it cost there: 1 us."""
+    monkeypatch.setattr(host_probe, "ROUNDS", 1)
+    monkeypatch.setattr(host_probe, "WORKLOADS", {"dlrm_small": 2})
+    monkeypatch.setattr(host_probe, "profiler_cost", lambda device: ProfilerCost(here_us, here_us))
+    monkeypatch.setattr(host_probe, "extract_traces", lambda traces: observations)
+    assert host_probe.probe_host("x", observations).scale == pytest.approx(factor, rel=0.06)
 
 
 def test_the_command_writes_a_host_that_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
