@@ -74,7 +74,7 @@ def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFra
         InputError: the prices are in different currencies.
     """
     offers = offers_in(path)
-    wanted = list(dict.fromkeys(map(_resolved, gpus)))
+    wanted = list(dict.fromkeys(map(_resolved, dict.fromkeys(gpus))))
     left, chosen = set(wanted), []
     while left:
         open_offers = offers[offers["gpu"].isin(left)]

@@ -46,7 +46,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 def kept(
     name: str,
-    parts: Mapping[str, Any] | str,
+    parts: Mapping[str, Any] | str | None,
     make: Callable[[], Held],
     read: Callable[[Path], Held],
     write: Callable[[Held, Path], None],
@@ -55,11 +55,13 @@ def kept(
 
     Args:
         name: kind of the entry, with the suffix of its file, such as `graph.parquet`.
-        parts: everything that the result depends on, or its key (`key_of`).
+        parts: everything that the result depends on, or its key (`key_of`); None if it is not kept.
         make: computes the result.
         read: reads an entry, which is never None; an error of reading or of its content counts as damage.
         write: writes an entry, completely or not at all.
     """
+    if parts is None:
+        return make()
     key = parts if isinstance(parts, str) else key_of(parts)
     entry = find(name, key, read)
     if entry is None:

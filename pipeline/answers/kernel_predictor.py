@@ -239,11 +239,9 @@ def model_columns(calls: pd.DataFrame) -> pd.DataFrame:
     large = len(calls) > ROWS_IN_BLOCK
     columns: dict[str, pd.Series] = {}
     for name in (name for name in MODEL_COLUMNS if name in calls.columns):
-        values: Any
-        if name in TEXT_COLUMNS:
-            values = pd.Categorical(calls[name]) if large else calls[name].to_numpy(object)
-        else:
-            values = _plain(calls[name])
+        values: Any = pd.Categorical(calls[name]) if name in TEXT_COLUMNS and large else calls[name].to_numpy(object)
+        if name not in TEXT_COLUMNS and pd.api.types.is_numeric_dtype(calls[name]):
+            values = calls[name].to_numpy(np.float64, na_value=np.nan)
         columns[name] = pd.Series(values, dtype=values.dtype)  # pandas would turn text into its own type
     return pd.DataFrame(columns, copy=False)
 
@@ -254,27 +252,9 @@ def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, npt.NDArray[np.in
     The calls of a step repeat, in layers of one shape: models see each call once. Distinct calls are in the order in
     which they first occur.
     """
-    which = np.zeros(len(calls), dtype=np.int64)
-    for name in calls.columns:
-        values = None if name in PLACES else _plain(calls[name])
-        if values is None or _constant(values):
-            continue
-        codes, distinct = pd.factorize(values, use_na_sentinel=False)
-        which = pd.factorize(which * len(distinct) + codes)[0]
+    keys = calls.drop(columns=list(PLACES), errors="ignore")
+    which = np.asarray(keys.groupby(list(keys), sort=False, dropna=False, observed=True).ngroup(), np.int64)
     return calls.iloc[np.unique(which, return_index=True)[1]], which
-
-
-def _plain(column: pd.Series) -> npt.NDArray[Any]:
-    """Numbers as float64, with NaN for null; other values as objects."""
-    numeric = pd.api.types.is_numeric_dtype(column)
-    return column.to_numpy(np.float64, na_value=np.nan) if numeric else column.to_numpy(object)
-
-
-def _constant(values: npt.NDArray[Any]) -> bool:
-    """Whether all values are numbers that are equal, or all are null."""
-    if values.dtype == object or not len(values):
-        return False
-    return bool((values == values[0]).all() or np.isnan(values).all())
 
 
 def load_predictor(

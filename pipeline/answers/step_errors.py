@@ -154,22 +154,16 @@ class StepErrors:
 
     def log_errors(self, normals: Floats) -> Floats:
         """Errors of log times without skew, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
-        found = normals[self.sources.family]
-        found *= self.common[:, None]
-        own = normals[self.sources.launch]
-        own *= self.own[:, None]
-        found += own
-        found += np.multiply(self.step[:, None], normals[STEP], out=own)
-        return found
+        common, own = (
+            self.common[:, None] * normals[self.sources.family],
+            self.own[:, None] * normals[self.sources.launch],
+        )
+        return common + own + np.outer(self.step, normals[STEP])
 
     def times(self, normals: Floats) -> Floats:
         """Kernel times in µs, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
-        found = self.log_errors(normals)
-        found -= (self.own**2 / 2)[:, None]  # mean one
-        found += np.outer(self.skew, np.abs(normals[STEP]))
-        np.exp(found, out=found)
-        found *= self.centre[:, None]
-        return found
+        logs = self.log_errors(normals) - (self.own**2 / 2)[:, None]  # mean one
+        return np.exp(logs + np.outer(self.skew, np.abs(normals[STEP]))) * self.centre[:, None]
 
     def direction(self, timeline: Timeline, which: Ints) -> Floats:
         """The combination of errors that changes the step most, as a unit vector over the sources.
@@ -221,14 +215,13 @@ def _log_times(errors: StepErrors, timeline: Timeline, which: Ints, draws: int, 
     """Log of the step time at `MAIN_ERRORS` for draws of all other errors, shape (draws, 4)."""
     direction = errors.direction(timeline, which)
     rest = keyed_normals(errors.sources.names, draws, seed)
-    along = direction @ rest
+    off = MAIN_ERRORS - (direction @ rest)[:, None]  # from the main error that was drawn
+    step, host = (rest[row][:, None] + direction[row] * off for row in (STEP, HOST))
     slope = errors.log_errors(direction[:, None])[:, 0]
-    times = errors.times(rest)
-    times *= np.exp(-np.outer(slope, along))  # without the main error
-    times = times[:, :, None] * np.exp(np.outer(slope, MAIN_ERRORS))[:, None, :]
-    step, host = (rest[row][:, None] + direction[row] * (MAIN_ERRORS - along[:, None]) for row in (STEP, HOST))
-    times *= np.exp(np.multiply.outer(errors.skew, np.abs(step) - np.abs(rest[STEP])[:, None]))
-    times = times.reshape(len(times), -1)
+    log_times = np.multiply.outer(slope, off)
+    log_times += np.multiply.outer(errors.skew, np.abs(step))
+    log_times += (errors.log_errors(rest) - (errors.own**2 / 2)[:, None])[:, :, None]
+    times = np.exp(log_times, out=log_times).reshape(len(log_times), -1) * errors.centre[:, None]
     steps = step_times(timeline.program, times, which, np.exp(errors.host * host).ravel(), form)
     return np.asarray(np.log(np.maximum(steps, 1e-9)).reshape(-1, len(MAIN_ERRORS)))
 

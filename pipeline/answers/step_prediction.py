@@ -166,8 +166,8 @@ class StepParts:
         """
         operators = graph.table
         distinct, which = distinct_calls(calls)
-        by_id = operators.set_index("node_id")
-        names, modules = (calls["node_id"].map(by_id[name]).astype(object).to_numpy() for name in ("name", "module"))
+        row = pd.Index(operators["node_id"]).get_indexer(calls["node_id"])
+        names, modules = (operators[name].to_numpy(object)[row] for name in ("name", "module"))
         return cls(
             step_sequence(operators, calls), calls, distinct, which, names, asks_tf32(operators),
             ErrorSources.of(distinct), substitute_spread(distinct) > 1.0, graph.memory, graph.warnings, modules,

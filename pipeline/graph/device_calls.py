@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -49,56 +50,63 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
         device: "cuda", or "cpu" if the host computes: then every operator that computes is one blocking call.
 
     Returns:
-        Table of the `calls` schema. Operators without a row in the map have family `other`, op `unknown`.
+        Table of the `calls` schema. Operators without a row in the map have family `other`, op `unknown`. The table is the same
+        object for GPUs that launch the same kernels, while no other graph is mapped.
 
     Raises:
         ConfigError: the step multiplies matrices in bf16, and PyTorch refuses this on the GPU.
     """
-    return _frame(call_rows(graph, gpu, device))
-
-
-def call_rows(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") -> list[dict[str, Any]]:
-    """The rows of `map_calls`, without the columns that a call does not have. Arguments and errors are the same."""
-    records: list[dict[str, Any]] = []
-    cache: dict[Any, list[dict[str, Any]]] = {}
+    if not _LAST_MAPPED or _LAST_MAPPED[0].graph is not graph.table or _LAST_MAPPED[0].device != device:
+        _LAST_MAPPED[:] = [_Mapped(graph, device)]
+    mapped = _LAST_MAPPED[0]
     tf32, bf16 = gpu is None or has_tf32(gpu), gpu is None or device == "cpu" or has_bf16(gpu)
     sms, capability = (gpu.sms, gpu.compute_capability) if gpu else (DEFAULT_SMS, DEFAULT_CAPABILITY)
     target = {"sms": sms, "capability": capability, "native_bf16": bf16}
-    for node, row, key in _mapped(graph):
-        if device == "cuda" and node.on_host:
-            continue
-        if key not in cache:
-            cache[key] = _records(node, row, device, tf32, target)
-        records += [
-            {**record, "node_id": node.node_id, "call": i, "phase": node.phase} for i, record in enumerate(cache[key])
-        ]
-    if gpu is not None and device == "cuda" and refuses_bf16(gpu) and _multiplies(records, "bf16"):
+    records = [_records(node, row, device, tf32, target) for node, row in mapped.distinct]
+    multiplies = any(call["dtype"] == "bf16" and call["family"] in PRODUCTS for call in chain(*records))
+    if gpu is not None and device == "cuda" and refuses_bf16(gpu) and multiplies:
         raise ConfigError(
             f"bf16 on {gpu.name}: PyTorch refuses it, because cuBLAS has no bf16 products before Volta; "
             "take model.dtype=fp32 or fp16"
         )
-    return records
+    return mapped.calls(records)
 
 
-_Mapped = list[tuple[Node, Row, Any]]
-"""Nodes that make calls, with their rows of the map and their signatures."""
+class _Mapped:
+    """The operators of a graph that make calls, and the tables of calls on the GPUs for which it was mapped."""
+
+    def __init__(self, graph: Graph, device: str) -> None:
+        self.graph, self.device = graph.table, device
+        nodes = [pair for pair in mapped_nodes(graph.nodes()) if device != "cuda" or not pair[0].on_host]
+        signatures = [_signature(node) for node, _ in nodes]
+        of_signature: dict[Any, tuple[Node, Row]] = {}
+        for signature, pair in zip(signatures, nodes, strict=True):
+            of_signature.setdefault(signature, pair)
+        self.distinct = list(of_signature.values())
+        """Operators of which no two make the same calls, with their rows of the map."""
+        index = {signature: number for number, signature in enumerate(of_signature)}
+        self.operators = [(node, index[signature]) for (node, _), signature in zip(nodes, signatures, strict=True)]
+        """All operators in host order, with the index in `distinct` of the one that makes the same calls."""
+        self._tables: list[tuple[Sequence[object], pd.DataFrame]] = []
+
+    def calls(self, records: Sequence[Sequence[dict[str, Any]]]) -> pd.DataFrame:
+        """The table of calls, from those of each of `distinct`, without the columns that a call does not have."""
+        for earlier, table in self._tables:
+            if earlier == records:
+                return table
+        launches = [(node, index, call) for node, index in self.operators for call in range(len(records[index]))]
+        first = np.cumsum([0, *map(len, records)])
+        table = _frame([*chain(*records)]).iloc[[first[index] + call for _, index, call in launches]]
+        table = table.reset_index(drop=True).assign(
+            node_id=np.array([node.node_id for node, _, _ in launches], np.int64),
+            phase=[node.phase for node, _, _ in launches],
+        )
+        self._tables.append((records, table))
+        return table
 
 
-def _mapped(graph: Graph) -> _Mapped:
-    """As `mapped_nodes`, for a graph. Those of the last graph are kept: a grid maps it for one GPU after another."""
-    if not _LAST_MAPPED or _LAST_MAPPED[0][0] is not graph.table:
-        nodes = tuple(graph.nodes())
-        _LAST_MAPPED[:] = [(graph.table, [(node, row, _signature(node)) for node, row in mapped_nodes(nodes)])]
-    return _LAST_MAPPED[0][1]
-
-
-_LAST_MAPPED: list[tuple[pd.DataFrame, _Mapped]] = []
-"""The table of the graph that was mapped last, with its mapped nodes; none at first."""
-
-
-def _multiplies(rows: Sequence[dict[str, Any]], dtype: str) -> bool:
-    """Whether any call multiplies matrices, or computes a layer by such products, in a dtype."""
-    return any(row["dtype"] == dtype and row["family"] in PRODUCTS for row in rows)
+_LAST_MAPPED: list[_Mapped] = []
+"""The graph that was mapped last; none at first. A grid maps it for one GPU after another."""
 
 
 def unknown_operators(graph: Graph, calls: pd.DataFrame) -> dict[str, int]:
@@ -143,7 +151,7 @@ def _signature(node: Node) -> Any:
 
 
 def _records(node: Node, row: Row, device: str, tf32: bool, target: dict[str, Any]) -> list[dict[str, Any]]:
-    """The calls of one operator, without its id; `target` has the fields of `Rule` that describe the GPU."""
+    """The calls of one operator; `target` has the fields of `Rule` that describe the GPU."""
     found: list[dict[str, Any]] = []
     for rule in row.calls:
         try:
@@ -166,7 +174,8 @@ def _records(node: Node, row: Row, device: str, tf32: bool, target: dict[str, An
                 **work.dims,
             })  # fmt: skip
     apart = device != "cpu" or any(call["family"] == "collective" for call in found)  # gloo has threads of its own
-    return found if apart or not found else [_merged_on_cpu(found, row.calls[0].family)]
+    calls = found if apart or not found else [_merged_on_cpu(found, row.calls[0].family)]
+    return [{"node_id": node.node_id, "call": i, "phase": node.phase, **call} for i, call in enumerate(calls)]
 
 
 def _merged_on_cpu(records: list[dict[str, Any]], family: str) -> dict[str, Any]:

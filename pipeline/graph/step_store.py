@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,6 +72,9 @@ def read_graph(path: str | Path) -> Graph:
 
 Value = TypeVar("Value")
 
+ONE_GPU = 1, 1
+"""Number of GPUs and of their machines, by which a step's calls on a kind of GPU are held."""
+
 NO_EDITS = EditSettings()
 
 LIBRARIES = ("torch", "transformers")
@@ -117,7 +120,7 @@ class StepStore:
 
     def __init__(self) -> None:
         self._graphs: dict[object, Graph] = {}
-        self._calls: dict[object, dict[str, pd.DataFrame]] = {}
+        self._calls: dict[object, dict[str, dict[tuple[int, int], pd.DataFrame]]] = {}
         self._memory: dict[object, Memory] = {}
 
     def forget(self) -> None:
@@ -139,31 +142,34 @@ class StepStore:
     def calls(self, question: Question) -> pd.DataFrame:
         """Device calls of a question's step on its GPU (`calls` schema).
 
-        GPUs that launch the same kernels get the same object, so that callers can share what they make of it.
+        GPUs that launch the same kernels get the same object, so that callers can share what they make of it. The cache holds
+        it once, and for each further kind of GPU the name of the first.
 
         Raises:
             ConfigError: PyTorch refuses the step on this GPU.
         """
         step = question.workload, question.batch_size, question.edit
-        tables = _recent(self._calls, step, dict)
+        kinds = _recent(self._calls, step, dict)
         kind = gpu_kind(question.gpu)
-        key = f"{kind} on {question.devices} in {question.nodes}"
-        if key not in tables:
-            calls = between_ranks(self._calls_of_kind(question, kind), question)
-            tables[key] = next((table for table in tables.values() if table.equals(calls)), calls)
-        return tables[key]
-
-    def _calls_of_kind(self, question: Question, kind: str) -> pd.DataFrame:
-        graph = self.graph(question)
-        if not _is_kept(question.workload):
-            return map_calls(graph, question.gpu, graph.device)
-        return kept(
-            f"{kind}.parquet",
-            graph_key(question.workload.plain(), question.batch_size, question.edit),
-            lambda: map_calls(graph, question.gpu, graph.device),
-            lambda path: read_table(path, "calls"),
-            lambda calls, path: write_table(calls, path, "calls"),
-        )
+        if kind not in kinds:
+            graph, key = self.graph(question), _key_if_kept(question.workload.plain(), *step[1:])
+            mapped = partial(map_calls, graph, question.gpu, graph.device)
+            same = kept(
+                f"{kind}.json",
+                key,
+                lambda: _first_alike(kinds, mapped(), kind),
+                lambda path: str(read_json(path, "the step is mapped again", ("kind", DIGEST_KEY))["kind"]),
+                lambda name, path: write_json(path, {"kind": name}, sealed=True),
+            )
+            if same not in kinds:
+                read: Callable[[Path], pd.DataFrame] = partial(read_table, schema="calls")
+                calls = kept(f"{same}.parquet", key, mapped, read, partial(write_table, schema="calls"))
+                kinds[same] = {ONE_GPU: calls}
+            kinds[kind] = kinds[same]
+        tables, ranks = kinds[kind], (question.devices, question.nodes)
+        if ranks not in tables:
+            tables[ranks] = between_ranks(tables[ONE_GPU], question)
+        return tables[ranks]
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """Bytes that a question's step needs on its GPU, or the same step at another batch size; edits do not change it.
@@ -246,14 +252,13 @@ def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO
     def make() -> Graph:
         return edited(captured(config, batch_size), edit) if edit else _computed_or_captured(config, batch_size)
 
-    if not _is_kept(config):
-        return make()
-    return kept(GRAPH, graph_key(config, batch_size, edit), make, read_graph, write_graph)
+    return kept(GRAPH, _key_if_kept(config, batch_size, edit), make, read_graph, write_graph)
 
 
-def _is_kept(config: Mapping[str, Any]) -> bool:
-    """Whether graphs of a workload are kept between runs: not of one that was given as a Python object."""
-    return config.get("architecture") != "custom" or not is_given(config)
+def _key_if_kept(config: Mapping[str, Any], batch_size: int, edit: EditSettings) -> str | None:
+    """As `graph_key`; None for a workload that was given as a Python object, of which nothing is kept between runs."""
+    is_object = config.get("architecture") == "custom" and is_given(config)
+    return None if is_object else graph_key(config, batch_size, edit)
 
 
 def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
@@ -319,6 +324,11 @@ def _line(low: str, high: str, memory: MemoryLine, folder: Path) -> GraphLine:
 
 def _line_state(config: Mapping[str, Any]) -> LineState:
     return find(LINE, graph_key(config, 0), _read_state)
+
+
+def _first_alike(kinds: Mapping[str, dict[tuple[int, int], pd.DataFrame]], calls: pd.DataFrame, kind: str) -> str:
+    """The first kind of GPU with these calls, which are those of `kind`."""
+    return next((other for other, tables in kinds.items() if tables[ONE_GPU].equals(calls)), kind)
 
 
 def _keep_state(config: Mapping[str, Any], state: LineState) -> None:

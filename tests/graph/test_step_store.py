@@ -87,6 +87,16 @@ def test_calls_are_kept_for_each_kind_of_gpu(folder: Path, monkeypatch: pytest.M
     assert "tf32" in set(tables["A100-PCIE-40GB"]["dtype"]) and "tf32" not in set(tables["T4"]["dtype"])
 
 
+def test_calls_of_gpus_that_launch_the_same_are_kept_and_made_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = expand([*TINY, "batch_size=8", "gpu=A10,RTX3090,L4"])
+    for asked in (questions, questions[::-1]):  # second: first a GPU whose entry names another
+        store = StepStore()
+        assert len({id(store.calls(question)) for question in asked}) == 1 and len(entries(folder)) == 2
+        monkeypatch.setattr(step_store, "map_calls", lambda *_: pytest.fail("mapped again"))
+
+
 def test_the_key_follows_what_a_graph_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("import parts\n")
@@ -157,10 +167,10 @@ def test_entries_of_a_folder_that_cannot_be_written_are_still_read(
 
 @pytest.fixture
 def full_disk() -> Iterator[Callable[[], None]]:
-    """A function after whose call no file of this process can grow beyond 1,000 bytes."""
+    """A function after whose call no file of this process can grow beyond 100 bytes."""
     resource = pytest.importorskip("resource", reason="this system has no limit of file sizes")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
