@@ -77,11 +77,10 @@ def timeline_events(
 def slice_event(
     name: str, category: str, pid: int, tid: int, start: float, duration: float, args: Mapping[str, Any]
 ) -> Event:
-    """A complete event. Times are in µs, rounded to nanoseconds."""
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": round(float(start), 3),
-        "dur": round(float(duration), 3), "args": args,
-    }  # fmt: skip
+    """A complete event. Its begin and end are in µs, rounded to nanoseconds: equal ends stay equal, whatever begins."""
+    begin, end = round(float(start), 3), round(float(start + duration), 3)
+    lasts = {"ts": begin, "dur": round(end - begin, 3)}
+    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, **lasts, "args": args}
 
 
 def arrow_events(number: int, name: str, source: Event, target: Event) -> tuple[Event, Event]:

@@ -58,7 +58,7 @@ def test_modules_lie_above_the_kernels_each_inside_the_one_that_holds_it(step: A
         path, begin, end = event["name"], event["ts"], event["ts"] + event["dur"]
         if "." in path:
             above = [e for e in modules if e["name"] == path.rpartition(".")[0] and e["args"] == event["args"]]
-            assert any(e["ts"] <= begin + 1e-3 and end <= e["ts"] + e["dur"] + 1e-3 for e in above), path
+            assert any(e["ts"] <= begin and end <= e["ts"] + e["dur"] + 1e-6 for e in above), path
     inside = [
         e for e in slices(events_of(step), lambda e: e["cat"] == "kernel") if e["args"]["operator"] == "aten::linear"
     ]
