@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.gap_models import GAP_FAMILIES, with_gaps_filled
-from pipeline.answers.transferred_models import transferred_models
+from pipeline.answers.transferred_models import TransferredModel, transferred_models
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.derived_calls import DERIVED_FAMILIES, estimate_by_related_model
@@ -30,7 +30,7 @@ from pipeline.kernels.estimate import (
     merge,
     session_of,
 )
-from pipeline.kernels.families import FAMILIES, Law
+from pipeline.kernels.families import FAMILIES, Law, work_of
 from pipeline.kernels.family_model import (
     DESCRIPTION,
     REFIT_ADVICE,
@@ -55,6 +55,9 @@ TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "lat
 """Time columns of a prediction, in microseconds. `p10_us` and `p90_us` bracket `kernel_us`; `latency_*` bracket
 `predicted_us`."""
 
+
+SMALL_EDGE = 64.0
+"""Largest edge of a small product: two tiles of 32, the smallest of the library."""
 
 PLACES = frozenset({"node_id", "call"})
 """Columns of a `calls` table that say which call a row is; all others say what it launches."""
@@ -152,10 +155,11 @@ class KernelPredictor:
             covered = _covered(models.get(name), calls)
         model = models.get(name)
         if model is not None and covered.all():
-            return model.predict(calls), model.evidence_of(calls)
+            return self._in_small_tiles(name, calls, model.predict(calls)), model.evidence_of(calls)
         formula, evidence = self.formula(name, calls), self.physics_evidence(name, calls)
         if model is not None and covered.any():
-            formula = merge(formula, model.predict(calls[covered]), covered)
+            learned = self._in_small_tiles(name, calls[covered], model.predict(calls[covered]))
+            formula = merge(formula, learned, covered)
             evidence[covered] = model.evidence_of(calls[covered])
         if name in DERIVED_FAMILIES and not covered.all():
             derived, origin = self._derived(name, calls[~covered], models)
@@ -165,6 +169,20 @@ class KernelPredictor:
                 formula = merge(formula, derived.rows(usable), at)
                 evidence[at] = origin[usable]
         return formula, evidence
+
+    def _in_small_tiles(self, name: str, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
+        """A model's estimate of batched products, or the time in small tiles if that is shorter.
+
+        Models of the chip's own samples are replaced only for small products outside of the samples' range.
+        """
+        if name != "bmm":
+            return estimate
+        d = Dims(calls)
+        small = np.maximum(d("M"), d("K")) <= SMALL_EDGE
+        far = (small & ~estimate.inside) | isinstance(self.models[name], TransferredModel)
+        small_us = self.physics.thin_products_us(d, work_of(name, calls))
+        shorter = far & (small_us < estimate.kernel)
+        return estimate.scale(np.where(shorter, small_us / estimate.kernel, 1.0)) if shorter.any() else estimate
 
     def _derived(
         self, name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]

@@ -20,6 +20,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.features import without_phase
+from pipeline.kernels.kernel_waits import is_recent
 from pipeline.kernels.physics import raised_to_min_duration
 from pipeline.kernels.work import Dims
 from pipeline.model_files import list_packs, pack_models
@@ -183,7 +184,9 @@ def transferred_models(
     if gpu.limits is None:
         return {}
 
-    models: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in load_models()}
+    # layer norm of current PyTorch reads its rows once; that of the samples read them twice
+    shared = [name for name in load_models() if name != "layer_norm" or not is_recent(gpu)]
+    models: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in shared}
     # a GPU with the same chip and samples of its own predicts better than the cross-GPU models
     models |= same_chip_models(gpu, corrections)
     return {name: model for name, model in models.items() if name not in present}

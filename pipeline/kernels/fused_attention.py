@@ -39,6 +39,14 @@ FLASH2_TILES, FLASH2_KEYS, FLASH2_IDLE_GAIN = (128.0, 128.0), (128.0, 64.0), 0.2
 """Its queries per block, and the multiple to which a block pads its keys: of heads up to 64 wide, and of wider ones
 (`flash_fwd_launch_template.h`). The last figure is `idle_gain` of the same kernels on an A100."""
 
+CUDNN_TILES = (128.0, 128.0)
+CUDNN_STARTS = {"start_us": 3.0, "open_tile_us": 1.0, "idle_gain": 0.3, "waves": 1.0}
+"""Queries per block of cuDNN's kernel as PyTorch runs it on Hopper, and constants in which it differs from FlashAttention-3 as a
+server runs that: it starts sooner (forward passes of half of the shapes in `measurements/H100`)."""
+
+CHOSEN = "chosen"
+"""Attribute of calls of `OP` whose kernel PyTorch chooses: from 2.11 on, cuDNN's on Hopper."""
+
 MASKED = "efficient"
 """Op of the memory-efficient kernel, which runs in half precision with a mask.
 
@@ -242,7 +250,7 @@ class AttentionModel(KernelModel):
 
     def _flash2(self, d: Dims) -> npt.NDArray[np.bool_]:
         """Rows of FlashAttention-2 on a GPU whose samples are of FlashAttention-3."""
-        return np.asarray(d.op_in((OP,)) & (self.gpu.architecture == "hopper"))
+        return np.asarray(d.op_in((OP,)) & ~d.flag(CHOSEN) & (self.gpu.architecture == "hopper"))
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Fused calls of half precision whose sizes are all known."""
@@ -256,6 +264,9 @@ class AttentionModel(KernelModel):
         peak = Physics.of(self.gpu).peak_flop_per_us(Dims(calls))
         time = attention_us(self.fitted.constants, self.fitted.tiles, self.gpu, peak, shape)
         older = self._flash2(Dims(calls))
+        if self.gpu.architecture == "hopper":
+            soon = attention_us(replace(self.fitted.constants, **CUDNN_STARTS), CUDNN_TILES, self.gpu, peak, shape)
+            time = np.where(shape.cached | Dims(calls).op_in((MASKED,)), time, soon)
         if older.any():
             constants = replace(self.fitted.constants, start_us=FLASH2_START_US, idle_gain=FLASH2_IDLE_GAIN)
             keys = np.where(shape.width <= WIDTHS[0], *FLASH2_KEYS)

@@ -13,6 +13,7 @@ import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
+from pipeline.kernels import kernel_waits as waits
 from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread, winograd
 from pipeline.kernels.embedding_lookups import (
     ROW_LATENCY_US,
@@ -21,7 +22,7 @@ from pipeline.kernels.embedding_lookups import (
     lookup_us,
     small_width_factor,
 )
-from pipeline.kernels.estimate import BandwidthCurve
+from pipeline.kernels.estimate import SMALLEST_KERNEL_US, BandwidthCurve
 from pipeline.kernels.families import Law, family, work_of
 from pipeline.kernels.tensor_cores import on_tensor_cores, tensor_us
 from pipeline.kernels.work import Array, Dims, Work, implicit_product, values_of
@@ -43,11 +44,14 @@ PAGEABLE_GB_PER_S = 11.1
 """Largest rate of a pageable copy, whatever the link: the CPU copies it to a pinned buffer first. From batches of images
 in traces of a V100 (11.1 GB/s, PCIe 3) and an A100 (11.2, PCIe 4). Memory that is read for the first time gives 3.5 to 6.5."""
 
+STAGED_BYTES = 2.0**20
+"""Bytes that the driver stages before a pageable copy starts (measured on an H100 with CUDA 13; an A100 trace shows none)."""
+
 COLLECTIVE_START_US = 20.0
 """Latency of a small NCCL collective, microseconds. The V100 and A100 DLRM traces show 17 us and more."""
 
-SORT_PASSES = 4.0
-"""Read-and-write passes of a radix sort over 32 significant bits, 8 bits a pass (CUB's onesweep)."""
+SORT_PASSES = 16.0
+"""Read-and-write passes of a radix sort of 64-bit keys, 8 bits a pass (CUB's onesweep); each also moves the keys' positions."""
 
 WHOLE_SORTS = ("sort", "unique", "topk", "")
 """Ops that include all passes of a sort. The other ops of the family (histogram, scan, one pass) are single kernels."""
@@ -55,55 +59,16 @@ WHOLE_SORTS = ("sort", "unique", "topk", "")
 BLOCK_SORTS = ("radix_sort_single_tile",)
 """Sorts that run in a single thread block."""
 
-START_US = {
-    "gemm": 5.0, "bmm": 5.0, "conv2d_forward": 7.0, "conv2d_backward_data": 7.0, "conv2d_backward_weight": 7.0,
-    "embedding_forward": 6.0, "embedding_backward": 12.0, "concat": 3.5, "layer_norm": 6.0, "softmax": 4.0,
-    "batch_norm": 5.0, "reduction": 7.0, "loss": 4.0, "pooling": 4.0, "tril_index_forward": 8.0,
-    "tril_index_backward": 8.0, "index": 5.0, "sort": 15.0, "memset": 1.5, "memcpy_d2d": 1.5, "attention": 6.0,
-    "rnn": 6.0, "optimizer": 3.0,
-}  # fmt: skip
-"""Duration of each family's kernels at negligible sizes, microseconds: dependent loads, the last step of a reduction, the
-prologue of a tile. From the smallest calls of the V100 and A100 DLRM traces (`benchmarks/kernels/public_traces.py`).
-Other families take the start time of the bandwidth curve."""
-
-START_CLOCK_MHZ = 1600.0
-"""Clock up to which `START_US` holds, MHz. Starts are clock cycles: V100 and A100, whose traces gave them, boost to 1530
-and 1410. On an H100 (1980 MHz) element-wise kernels start in 1.5 to 1.8 us instead of 2."""
-
-ONE_BLOCK_ELEMENTS, WHOLE_REDUCTION_CLOCKS = 8192.0, (8_000.0, 12_500.0)
-"""Elements from which several blocks reduce a tensor to a single value: 16 for each thread of a block (PyTorch's
-`Reduce.cuh`). Clock cycles of its start in one block, and in several, which wait for each other (V100 and A100 traces)."""
-
-ELEMENTS_PER_CLOCK = {"elementwise": 1.37, "copy": 1.37, "concat": 1.06, "strided concat": 0.82, "scattered": 0.48,
-                      "narrow softmax": 2.0, "wide softmax": 0.63, "gelu": 2.4}  # fmt: skip
-"""Elements per SM and clock of kernels that move one element at a time, whatever its bytes. With strided or broadcast
-operands of 2-byte types, an H100 then reaches half of its bandwidth. `scattered`: neighbouring threads read from different
-sectors. The error function of gelu has such a limit too. From H100 traces (docs/kernels.md)."""
-
-STRIDED_START_US = 2.8
-"""`START_US` of strided and broadcasting element-wise kernels, which compute addresses (same traces)."""
-
 PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
                   Law.SORT: 2.0}  # fmt: skip
 """Factor between a formula's time and the ends of its p10-p90 interval, which holds about 80 % of the kernels of public
 traces (docs/kernels.md)."""
 
-IMAGE_FAMILIES = ("batch_norm", "pooling")
-
-BATCH_NORM_SHARE = 0.86
-"""Bandwidth of batch norm over that of element-wise kernels, from the V100 trace. A block sums a channel, waits, and reads
-it again. A channel in registers is read once, but then loads and stores do not overlap: it takes as long."""
-
-POOL_CLOCKS = 5.3
-"""SM clock cycles per pixel of the larger image in the gradient of a max pooling (NCHW layout), from the V100 trace: the
-kernel checks every window over a pixel for the position of the maximum, with 8-byte indices."""
+L2_OCTAVES = 0.3
+"""Width of the edge of L2 in the traffic of a kernel, octaves (measured on an H100)."""
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
 """Dtypes with a rate of their own; `fp64_tensor` is that of matrix products in fp64."""
-
-FRAME_CLOCKS = 1_750.0
-"""Clock cycles from one frame to the next in PyTorch's CTC loss, whose frames (dim T) follow each other: 0.90 and 1.73 µs on
-two GPUs, from the published times of 512 and 1,024 frames (pull requests 2723 and 3265 of flagos-ai/FlagGems)."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +76,7 @@ class Physics:
     """The figures of one GPU that the formulas need: from its spec file, or with a bandwidth curve fitted on samples.
 
     `memory` is the bandwidth curve of DRAM, and `link` that of PCIe. `evidence` names the source of the times that use
-    `memory`.
+    `memory`. `cached` is the curve of tensors that a kernel before wrote; a fitted `memory` contains it.
     """
 
     gpu: GpuSpec
@@ -119,14 +84,25 @@ class Physics:
     link: BandwidthCurve
     l2_gb_per_s: float
     evidence: str = "roofline"
+    cached: BandwidthCurve | None = None
+
+    def moving_us(self, size: Array) -> Array:
+        """Time of the traffic of kernels that only move data, us: over L2 where it fits, if that is known."""
+        return (self.cached or self.memory).moving_us(size)
 
     def streaming(self) -> Physics:
-        """The same figures with the architecture's sustained streaming bandwidth, if it exceeds `peak_dram_gb_per_s`.
+        """The same figures with the architecture's sustained streaming bandwidth, if it exceeds `peak_dram_gb_per_s`, and L2's.
+
+        Tensors that a kernel before wrote, and the result, are in L2 as far as they fit. What it writes there takes the place of
+        earlier results, which go to DRAM: traffic in L2 is at most twice as fast as in DRAM.
 
         It is not the default, because saved models hold corrections of formulas that do not use it.
         """
         peak = max(self.gpu.peak_dram_gb_per_s(), sustained_dram_gb_per_s(self.gpu))
-        return replace(self, memory=BandwidthCurve.flat(peak)) if self.gpu.limits is not None else self
+        cached = min(max(self.l2_gb_per_s, peak), 2.0 * peak)
+        edge = float(np.log2(max(self.gpu.l2_bytes, 1.0)))
+        curve = BandwidthCurve(SMALLEST_KERNEL_US, peak, cached, edge, L2_OCTAVES)
+        return replace(self, memory=BandwidthCurve.flat(peak), cached=curve) if self.gpu.limits is not None else self
 
     @classmethod
     def of(cls, gpu: GpuSpec) -> Physics:
@@ -144,52 +120,42 @@ class Physics:
         entry, d, work = family(name), Dims(calls), work_of(name, calls)
         if entry.law is Law.COMPUTE:
             shortest = MIN_PRODUCT_REDUCTION if name in ("gemm", "bmm") else MIN_REDUCTION
-            return self._convolution(name, calls, self._compute(name, self._computed(name, d), work, shortest), work)
+            computed = self._compute(name, self._computed(name, d), work, shortest)
+            if name == "attention":
+                tiles_us = np.where(d.text("dtype", "fp32") == "fp32", waits.fp32_attention_us(d, self.gpu), 0.0)
+                return np.maximum(computed, self.start_us(name) + tiles_us)
+            if name == "bmm":
+                computed = np.fmin(computed, self.thin_products_us(d, work))
+            return self._convolution(name, calls, computed, work)
         if entry.law is Law.EMBEDDING:
             return self._lookups(name, d, work)
         if entry.law is Law.LINK:
             crossing = np.maximum(work.read, work.written)  # each byte crosses the link once
-            staged = np.where(d.op_in(("pageable",)), self.link.start_us + crossing / (1e3 * PAGEABLE_GB_PER_S), 0.0)
-            return np.maximum(self.link.time_us(crossing), staged)
+            staged = np.maximum(crossing - STAGED_BYTES * waits.is_recent(self.gpu), 0.0) / (1e3 * PAGEABLE_GB_PER_S)
+            staged = np.where(d.op_in(("pageable",)), staged, 0.0)
+            return self.start_us(name) + np.maximum(self.link.moving_us(crossing), staged)
         if entry.law is Law.COLLECTIVE:
             return self._collective(d, work)
         if entry.law is Law.SORT:
             whole = d.op_in(WHOLE_SORTS)
-            start = np.where(whole | d.op_in(BLOCK_SORTS), self.start_us(name), self.memory.start_us)
+            start = np.where(whole | d.op_in(BLOCK_SORTS), self.start_us(name), self.start_us("other"))
             return start + self.memory.moving_us(np.where(whole, SORT_PASSES, 1.0) * work.bytes)
-        if name in IMAGE_FAMILIES and self.gpu.limits is not None:
-            return self.start_us(name) + image_us(name, d, self.memory.moving_us(entry.passes * work.bytes), self.gpu)
+        if name in waits.IMAGE_FAMILIES and self.gpu.limits is not None:
+            return self.start_us(name) + waits.image_us(name, d, self.moving_us(entry.passes * work.bytes), self.gpu)
         if name == "loss":
-            frames_us = FRAME_CLOCKS / max(self.gpu.boost_clock_mhz, 1.0) * d("T", 0.0)
-            return self._movement(name, d, entry.passes, work) + frames_us
-        if name == "reduction":
-            return self._movement(name, d, entry.passes, work) + self.whole_reduction_us(d, work)
-        return np.maximum(self._movement(name, d, entry.passes, work), self.by_element_us(name, d, work))
-
-    def whole_reduction_us(self, d: Dims, work: Work) -> Array:
-        """Start of a reduction to a single value less `START_US`, us, shape (rows,); 0 for others, and on a CPU."""
-        whole = pd.Series(d.text("op")).str.endswith("_all").to_numpy(dtype=bool) & (self.gpu.limits is not None)
-        clocks = np.where(work.read / d.element_bytes() < ONE_BLOCK_ELEMENTS, *WHOLE_REDUCTION_CLOCKS)
-        return whole * (clocks / max(self.gpu.boost_clock_mhz, 1.0) - self.start_us("reduction"))
-
-    def by_element_us(self, name: str, d: Dims, work: Work) -> Array:
-        """Least time of kernels that move single elements, us, shape (rows,); 0 for all others.
-
-        A thread moves one element at a time where operands are strided or broadcast. Concatenation moves 2-byte elements
-        one by one.
-        """
-        strided, scattered, size = d.flag("strided"), d.flag("scattered"), d.element_bytes()
-        rate = np.where(strided, ELEMENTS_PER_CLOCK.get(name, np.inf), np.inf)
-        if name == "concat":
-            single = np.where(strided, ELEMENTS_PER_CLOCK["strided concat"], ELEMENTS_PER_CLOCK["concat"])
-            rate = np.where(size < 4.0, single, np.inf)
-        rate = np.where(d.op_in(("gelu",)), np.minimum(rate, ELEMENTS_PER_CLOCK["gelu"]), rate)
-        rate = np.where(scattered, np.minimum(rate, ELEMENTS_PER_CLOCK["scattered"]), rate)
-        start = self.start_us(name) + np.where(
-            strided & (name != "concat"), STRIDED_START_US - self.memory.start_us, 0.0
+            return self._movement(name, d, entry.passes, work) + waits.loss_waits_us(d, self.gpu)
+        if name == "layer_norm":
+            rows_us = waits.norm_waits_us(d, self.gpu, self.moving_us(work.bytes), self.start_us(name))
+            return self._movement(name, d, entry.passes, work) + rows_us * (self.gpu.limits is not None)
+        if name == "reduction":  # one pass of dependent additions, no faster from L2
+            return self.start_us(name) + self.memory.moving_us(work.bytes) + waits.reduction_us(d, work, self.gpu)
+        if name == "optimizer" and self.gpu.limits is not None:
+            chunks_us = self.start_us(name) + waits.chunk_us(d, self.gpu, work.bytes)
+            return np.maximum(self._movement(name, d, entry.passes, work), chunks_us)
+        return np.maximum(
+            self._movement(name, d, entry.passes, work),
+            waits.by_element_us(name, d, work, self.gpu, self.start_us(name)),
         )
-        elements_us = np.nan_to_num(work.written / size) / rate / self.clocks_per_us()
-        return np.where(np.isfinite(rate), start + elements_us, 0.0)
 
     def clocks_per_us(self) -> float:
         """Clock cycles of all SMs in a microsecond."""
@@ -203,7 +169,7 @@ class Physics:
         """
         if family(name).law is Law.COMPUTE:
             times = self._compute(name, Dims(calls), work_of(name, calls), MIN_REDUCTION)
-        elif name in (*IMAGE_FAMILIES, "reduction"):
+        elif name in waits.PLAIN_REFERENCES:
             times = self._movement(name, Dims(calls), family(name).passes, work_of(name, calls))
         elif family(name).law is Law.EMBEDDING:
             times = self._embedding(name, Dims(calls), work_of(name, calls))
@@ -215,13 +181,13 @@ class Physics:
         """Duration of a family's kernel at negligible size, us; for a CPU, the start time of the memory curve."""
         if self.gpu.limits is None:
             return self.memory.start_us
-        return START_US.get(name, self.memory.start_us) * min(START_CLOCK_MHZ / max(self.gpu.boost_clock_mhz, 1.0), 1.0)
+        return waits.start_us(name, self.gpu, self.memory.start_us)
 
     def _movement(self, name: str, d: Dims, passes: float, work: Work) -> Array:
         """Time of memory traffic, or of arithmetic outside tensor cores where that takes longer."""
         peak = np.where(d.text("dtype") == "fp64", self.gpu.peak_gflop_per_s("fp64"), self.gpu.peak_gflop_per_s())
         arithmetic = work.flops / peak / 1e3
-        return np.asarray(self.start_us(name) + np.maximum(self.memory.moving_us(passes * work.bytes), arithmetic))
+        return np.asarray(self.start_us(name) + np.maximum(self.moving_us(passes * work.bytes), arithmetic))
 
     def _compute(self, name: str, d: Dims, work: Work, shortest: float) -> Array:
         """Roofline time whose compute part counts whole waves of tiles, or FLOPs over peak without tile counts.
@@ -297,6 +263,13 @@ class Physics:
             return d
         return Dims(d.table.assign(computed=np.where(dtype == "fp64", "fp64", "fp32")))
 
+    def thin_products_us(self, d: Dims, work: Work) -> Array:
+        """Times of many small fp32 products by `kernel_waits.thin_products_us`, us, shape (rows,); NaN for other dtypes."""
+        tiles_us = waits.thin_products_us(d, self.gpu, self.peak_flop_per_us(d))
+        longer = self.start_us("bmm") + np.maximum(tiles_us, self.moving_us(work.bytes))
+        fp32 = (d.text("dtype", "fp32") == "fp32") & (self.gpu.limits is not None)
+        return np.where(fp32, longer, np.nan)
+
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput for the dtype of each row, FLOP per microsecond."""
         peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in DTYPES}
@@ -307,7 +280,14 @@ class Physics:
         if self.gpu.limits is None:
             return self._embedding(name, d, work)
         time = lookup_us(name, d, self.gpu, self.memory.moving_us, self.l2_gb_per_s)
-        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(work.bytes))
+        time = np.where(np.isfinite(time), time, self.memory.moving_us(work.bytes))
+        gathers = d.op_in(("sparse", "gather", "embedding", "index_select"))
+        bags = d.op_in(("bag", "embedding_bag")) & (name == "embedding_forward")
+        looked_up = work.flops / np.where(d.backward(), 2.0, 1.0)  # elements of all rows
+        rows_us, bags_us = waits.gathered_us(looked_up / d("D"), self.gpu), waits.bags_us(d, looked_up, self.gpu)
+        loads_us = np.select([gathers, bags], [rows_us, bags_us], 0.0)
+        start = np.where(gathers, self.start_us("other"), self.start_us(name))
+        return np.asarray(start + np.maximum(time, loads_us))
 
     def _embedding(self, name: str, d: Dims, work: Work) -> Array:
         """Enhanced model of Lin et al.: the larger of DRAM time (cold traffic) and L2 time (hits).
@@ -370,16 +350,6 @@ def tile_counts(name: str, d: Dims) -> tuple[Array, Array]:
         return groups * np.ceil(rows / TILE) * np.ceil(columns / TILE), depth
     nothing = np.full(d.rows, np.nan)
     return nothing, nothing
-
-
-def image_us(name: str, d: Dims, moving_us: Array, gpu: GpuSpec) -> Array:
-    """Time of batch norm and pooling without the start, us, shape (rows,); `moving_us` is the time of the bytes."""
-    if name == "batch_norm":  # with known statistics it is an element-wise kernel
-        return np.where(d.op_in(("batch_norm_inference",)), moving_us, moving_us / BATCH_NORM_SHARE)
-    scanned = d.backward() & pd.Series(d.text("op")).str.startswith("max").to_numpy(dtype=bool) & ~d.channels_last()
-    pixels = np.nan_to_num(d("B", 1.0) * d("C") * d("HW", 1.0))
-    clocks_us = POOL_CLOCKS * pixels / (max(gpu.sms, 1) * max(gpu.boost_clock_mhz, 1.0))
-    return np.where(scanned, np.maximum(moving_us, clocks_us), moving_us)
 
 
 def raised_to_min_duration(kernel_us: Array, family: str, gpu: GpuSpec, measured_us: Array | None = None) -> Array:

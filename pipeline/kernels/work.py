@@ -255,10 +255,20 @@ def reduction(d: Dims) -> Work:
     return Work(b * h, d("inputs", size * b * h), d("outputs", size * b))
 
 
+LIKELIHOODS = ("nll_loss", "nll_loss2d")
+"""Ops of the negative log-likelihood: of samples, and of the pixels of images."""
+
+
 def loss(d: Dims) -> Work:
-    """Read prediction and target, write the loss. The backward writes a gradient of the prediction's size."""
+    """Read prediction and target, write the loss. The backward writes a gradient of the prediction's size.
+
+    A likelihood touches a label, and a sector of the prediction, of each of B samples. Another kernel clears its gradient.
+    """
     b, h, size, back = d("B", 1.0), d("H", 1.0), d.element_bytes(), d.backward()
-    return Work(4.0 * b * h, d("inputs", 2.0 * size * b * h), d("outputs", np.where(back, size * b * h, size)))
+    read, written = d("inputs", 2.0 * size * b * h), d("outputs", np.where(back, size * b * h, size))
+    one = d.op_in(LIKELIHOODS)
+    read = np.where(one, b * np.where(back, 8.0, 8.0 + SECTOR_BYTES), read)
+    return Work(4.0 * b * np.where(one, 1.0, h), read, np.where(one, np.where(back, b * SECTOR_BYTES, size), written))
 
 
 def batch_norm(d: Dims) -> Work:

@@ -14,7 +14,8 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.convolutions import sampled_kind
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.features import MAX_WARP_ROW
-from pipeline.kernels.physics import ELEMENTS_PER_CLOCK, Physics, raised_to_min_duration
+from pipeline.kernels.kernel_waits import CLOCKS, ELEMENTS_PER_CLOCK
+from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.kernels.tensor_cores import HALF_DTYPES
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.model_files import TRANSFER, shipped_file
@@ -135,11 +136,13 @@ def half_rows_us(kernel_us: Array, family: str, d: Dims, gpu: GpuSpec) -> Array:
     """
     figures, width = Physics.of(gpu), d("H")
     rate = np.where(width <= MAX_WARP_ROW, ELEMENTS_PER_CLOCK["narrow softmax"], np.inf)
-    rate = np.where((width > MAX_WARP_ROW) & (np.mod(width, 8.0) > 0.0), ELEMENTS_PER_CLOCK["wide softmax"], rate)
+    wide = (width > MAX_WARP_ROW) & (np.mod(width, 8.0) > 0.0)
+    rate = np.where(wide, ELEMENTS_PER_CLOCK["wide softmax"], rate)
     if family == "layer_norm":
         kernel_us, rate = HALF_NORM_SHARE * kernel_us, np.full(d.rows, np.inf)
     start = figures.start_us(family) * (VECTORISED_NORM_SHARE if family == "layer_norm" else 1.0)
-    elements_us = np.nan_to_num(d("B", 1.0) * width) / rate / figures.clocks_per_us()
+    longest = np.where(wide, np.maximum(width, CLOCKS["softmax row"] * ELEMENTS_PER_CLOCK["wide softmax"]), width)
+    elements_us = np.nan_to_num(d("B", 1.0) * longest) / rate / figures.clocks_per_us()
     return np.asarray(np.maximum(kernel_us, start + elements_us))
 
 

@@ -68,7 +68,7 @@ def test_the_gradient_of_max_pooling_asks_every_pixel_in_nchw_alone() -> None:
     assert kernel_us(*gradient, gpu="V100-SXM2-32GB", images=images) == pytest.approx(1113.0, rel=0.01)
     innermost = kernel_us(*gradient, '{"layout":"nhwc"}')
     assert innermost == pytest.approx(157.2, abs=0.1)  # 102.8 MB of gradient and a quarter of it, at 817 GB/s
-    assert kernel_us("pooling", "avg_pool2d", "backward") == pytest.approx(innermost)
+    assert kernel_us("pooling", "adaptive_avg_pool2d", "backward") == pytest.approx(innermost)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def time_us(gpu, op, **values):
     """Kernel time beyond its start."""
     table = calls(op, **values)
     physics, family = Physics.of(gpu), str(table["family"].iloc[0])
-    return float(physics.kernel_us(family, table)[0] - physics.start_us(family))
+    start_us = physics.start_us("other" if op in ("gather", "sparse") else family)
+    return float(physics.kernel_us(family, table)[0] - start_us)
 
 
 @pytest.fixture

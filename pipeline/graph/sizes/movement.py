@@ -49,10 +49,11 @@ def concat(node: Node, rule: Rule) -> list[Work] | None:
         group = parts[start : start + CAT_BATCH]
         total = sum(t.bytes for t in group)
         dims = {"bytes": total, "tensors": len(group)}
+        rows = _rows_joined(parts, result)
         if result is not None and start == 0:
-            dims |= rows_width(result)
+            dims |= {"B": rows, "H": result.numel // rows}
         attributes = {
-            "widths": _widths(group),
+            "widths": [part.numel // rows for part in group[:16]],
             "strided": not all(t.contiguous for t in group),
             "scattered": any(scattered(t, Tensor(t.shape, t.dtype)) and 2 * t.bytes > total for t in group),
         }
@@ -226,8 +227,13 @@ def _triangle(square: Tensor, picked: list[Tensor]) -> int:
     return features if picked[0].shape[-1] == features * (features - 1) // 2 else 0
 
 
-def _widths(parts: list[Tensor]) -> list[int]:
-    return [part.shape[-1] if part.shape else 1 for part in parts[:16]]
+def _rows_joined(parts: list[Tensor], result: Tensor | None) -> int:
+    """Rows of a concatenation: elements before the dimension in which the parts differ from the result, at least one."""
+    first, whole = parts[0].shape, (result or parts[0]).shape
+    joined = next(
+        (at for at, (part, size) in enumerate(zip(first, whole, strict=False)) if part != size), len(whole) - 1
+    )
+    return max(math.prod(whole[: max(joined, 0)]), 1)
 
 
 def contiguous_copy(values: Tensor) -> list[Work]:

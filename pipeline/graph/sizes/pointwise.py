@@ -19,7 +19,8 @@ from pipeline.graph.sizes.vocabulary import (
     scattered,
     size,
 )
-from pipeline.graph.table import Node, Tensor, contiguous_strides
+from pipeline.graph.table import DTYPE_BYTES, Node, Tensor, contiguous_strides
+from pipeline.kernels.work import SECTOR_BYTES
 
 REAL = {"complex64": "fp32", "complex128": "fp64"}
 """Complex dtype -> dtype of its real and imaginary parts."""
@@ -41,6 +42,19 @@ def elementwise(node: Node, rule: Rule) -> Work | None:
     strided = any(t.numel > 1 and not _same_layout(t, result) for t in inputs)
     attributes = {"strided": True} if strided else {}
     return over(result, flops, read, written, main_dtype(node), rule.family, op, attributes=attributes)
+
+
+@size("likelihood")
+def likelihood(node: Node, rule: Rule) -> Work | None:
+    """nll_loss: a label, and the sector that holds its score, for each sample (or pixel)."""
+    backward = "backward" in node.name
+    scores, labels = (node.tensor(int(backward) + at) for at in range(2))
+    if not (count := labels.numel):
+        return None
+    label_bytes, touched = DTYPE_BYTES.get(labels.dtype, 8) * count, int(SECTOR_BYTES) * count
+    read, written = (label_bytes, touched) if backward else (label_bytes + touched, DTYPE_BYTES.get(scores.dtype, 4))
+    dims = {"B": count, "H": scores.numel // count, "inputs": read, "outputs": written}
+    return Work(dims, 4.0 * count, read, written, scores.dtype)
 
 
 @size("unary_in_turn")

@@ -176,6 +176,10 @@ def attention(node: Node, rule: Rule) -> Work:
     at = int(rule.options.get("mask", -1))
     mask = node.inputs[at] if 0 <= at < len(node.inputs) else None
     said = {"mask": mask.stored_bytes} if isinstance(mask, Tensor) else {}
+    if (
+        rule.op == "flash" and len(node.inputs) <= 6 + first
+    ):  # a stand-in for `F.scaled_dot_product_attention`, whose kernel PyTorch chooses
+        said["chosen"] = True
     return Work(dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal, **said})
 
 

@@ -1,0 +1,80 @@
+"""Kernels that neither bandwidth nor peak arithmetic limits: what an H100 measured, and what follows for other GPUs."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.physics import Physics
+
+H100 = load_gpu("H100")
+
+
+def time_us(call, gpu=H100):
+    """By the GPU's file alone: cross-GPU models and physics."""
+    table = pd.DataFrame([{"phase": "forward", "dtype": "fp32", **call}])
+    return float(load_predictor(gpu).predict(table)["kernel_us"].iloc[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "measured_us"),
+    [
+        ({"family": "tril_index_backward", "op": "index_put", "B": 2048, "F": 27}, 147.0),
+        ({"family": "loss", "op": "nll_loss", "phase": "backward", "B": 4096, "H": 50257}, 10.2),
+        ({"family": "loss", "op": "nll_loss", "B": 73168, "H": 64}, 62.9),
+        ({"family": "bmm", "op": "bmm", "B": 4096, "M": 9, "N": 64, "K": 9}, 26.3),
+        ({"family": "bmm", "op": "bmm", "B": 1024, "M": 9, "N": 128, "K": 9}, 11.8),
+        ({"family": "pooling", "op": "avg_pool2d", "B": 64, "C": 128, "HW": 1225, "kernel_size": 3, "stride": 1}, 127.9),
+        ({"family": "pooling", "op": "avg_pool2d", "phase": "backward", "B": 64, "C": 2048, "HW": 64, "kernel_size": 3,
+          "stride": 1}, 245.6),
+        ({"family": "attention", "op": "efficient", "B": 32, "M": 512, "N": 512, "K": 64}, 79.0),
+        ({"family": "attention", "op": "efficient", "phase": "backward", "B": 61, "M": 312, "N": 492, "K": 64}, 233.9),
+        ({"family": "attention", "op": "cudnn", "dtype": "bf16", "B": 32, "M": 512, "N": 512, "K": 64}, 9.5),
+        ({"family": "attention", "op": "flash", "dtype": "bf16", "B": 32, "M": 512, "N": 512, "K": 64,
+          "attributes": '{"chosen": true}'}, 9.5),
+        ({"family": "layer_norm", "op": "ln", "B": 2048, "H": 1024}, 9.0),
+        ({"family": "layer_norm", "op": "ln", "B": 33203, "H": 318}, 222.2),
+        ({"family": "layer_norm", "op": "ln", "phase": "backward", "B": 65536, "H": 300}, 307.3),
+        ({"family": "embedding_forward", "op": "bag", "B": 8192, "T": 1, "E": 8_000_000, "L": 100, "D": 64}, 136.5),
+        ({"family": "embedding_backward", "op": "sparse", "phase": "backward", "B": 2048, "T": 1, "E": 15, "L": 1,
+          "D": 128}, 2.7),
+        ({"family": "batch_norm", "op": "batch_norm", "B": 64, "C": 32, "HW": 5329}, 218.3),
+        ({"family": "optimizer", "op": "foreach_mul", "bytes": 20_837_376, "tensors": 2,
+          "inputs": 20_837_376, "outputs": 20_837_376}, 16.8),
+        ({"family": "copy", "op": "transpose", "bytes": 20_971_520, "attributes": '{"strided": true}'}, 42.4),
+        ({"family": "memcpy_d2h", "op": "pageable", "bytes": 1 << 20}, 21.0),
+        ({"family": "elementwise", "op": "relu", "B": 1, "H": 3_145_728}, 6.1),
+    ],
+)  # fmt: skip
+def test_an_h100_takes_what_it_measured(call, measured_us):
+    assert time_us(call) == pytest.approx(measured_us, rel=0.2)
+
+
+def test_a_likelihood_takes_as_long_for_any_number_of_classes():
+    few, many = (time_us({"family": "loss", "op": "nll_loss", "B": 4096, "H": classes}) for classes in (10, 100_000))
+    assert few == many
+
+
+def test_starts_are_shorter_since_ada_and_clock_cycles_there():
+    assert Physics.of(load_gpu("A100")).start_us("concat") == 3.5
+    assert Physics.of(H100).start_us("concat") == pytest.approx(1.4)
+    assert Physics.of(load_gpu("RTX4090")).start_us("concat") == pytest.approx(1.4 * 1980 / 2520)
+
+
+@pytest.mark.parametrize("name", ["H100", "L4", "RTX4090"])
+def test_what_fits_into_l2_moves_at_most_twice_as_fast_as_in_dram(name):
+    """Results in L2 push out earlier ones, which go to DRAM."""
+    gpu = load_gpu(name)
+    physics = Physics.of(gpu).streaming()
+    small, large = (physics.moving_us(share * gpu.l2_bytes) / share for share in (0.25, 64.0))
+    assert 1.5 < large / small <= 2.0
+    assert Physics.of(gpu).moving_us(gpu.l2_bytes) == Physics.of(gpu).memory.moving_us(gpu.l2_bytes)
+
+
+def test_half_of_the_sms_take_twice_as_long_for_sorted_positions():
+    call = {"family": "tril_index_backward", "op": "index_put", "B": 4096, "F": 27}
+    start = Physics.of(H100).start_us("tril_index_backward")
+    whole, half = time_us(call) - start, time_us(call, replace(H100, name="half", sms=66)) - start
+    assert half == pytest.approx(2 * whole, rel=0.01)
