@@ -179,7 +179,7 @@ class KernelPredictor:
             return estimate
         d = Dims(calls)
         small = np.maximum(d("M"), d("K")) <= SMALL_EDGE
-        far = (small & ~estimate.inside) | isinstance(self.models[name], TransferredModel)
+        far = (small & ~estimate.inside) | isinstance(self.models.get(name), TransferredModel)
         small_us = self.physics.thin_products_us(d, work_of(name, calls))
         shorter = far & (small_us < estimate.kernel)
         return estimate.scale(np.where(shorter, small_us / estimate.kernel, 1.0)) if shorter.any() else estimate
