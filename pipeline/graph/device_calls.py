@@ -142,7 +142,7 @@ def mapped_nodes(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
             closed.add(node.node_id)
         calls = tuple(rule for rule in row.calls if not (rule.options.get("leaf") and node.node_id in parents))
         if calls:
-            yield node, replace(row, calls=calls)
+            yield node, row if len(calls) == len(row.calls) else replace(row, calls=calls)
 
 
 def _signature(node: Node) -> Any:

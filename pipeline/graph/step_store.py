@@ -153,7 +153,7 @@ class StepStore:
         kind = gpu_kind(question.gpu)
         if kind not in kinds:
             graph, key = self.graph(question), _key_if_kept(question.workload.plain(), *step[1:])
-            mapped = partial(map_calls, graph, question.gpu, graph.device)
+            mapped = cache(partial(map_calls, graph, question.gpu, graph.device))
             same = kept(
                 f"{kind}.json",
                 key,

@@ -236,7 +236,7 @@ def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
     names = ("node_id", "parent_id", "name", "order", "thread", "phase", "is_top_level", "module",
              "input_shapes", "input_dtypes", "output_shapes", "attributes")  # fmt: skip
     columns = (table[name].astype(object) for name in names)  # lists hold Python's own numbers, and None
-    details: dict[tuple[str, ...], _Details] = {}
+    details: dict[tuple[str, ...], tuple[Any, ...]] = {}
     for row in zip(*(column.where(column.notna(), None).tolist() for column in columns), strict=True):
         node_id, parent, name, order, thread, phase, top, module, *texts = row
         key = tuple(texts)
@@ -246,21 +246,22 @@ def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
         yield Node(node_id, name, parent, order, thread, phase, inputs, values, outputs, dict(attributes), top, module)
 
 
-_Details = tuple[tuple[Argument, ...], tuple[Value, ...], tuple[Argument, ...], dict[str, Any]]
-"""Inputs, values, outputs and attributes of a node."""
-
-
-def _read_details(shapes: str, dtypes: str, results: str, text: str) -> _Details:
+def _read_details(shapes: str, dtypes: str, results: str, text: str) -> tuple[Any, ...]:
     """The details of a node from its columns `input_shapes`, `input_dtypes`, `output_shapes` and `attributes`."""
     attributes = json.loads(text)
-    extra = attributes.pop("_", {})
+    return *_read_arguments(shapes, dtypes, results, dump(attributes.pop("_", {}))), attributes
+
+
+@lru_cache(maxsize=4096)
+def _read_arguments(shapes: str, dtypes: str, results: str, text: str) -> tuple[Any, ...]:
+    """Inputs, values and outputs. Attributes have a number of their own for most nodes, and are read apart."""
+    extra = json.loads(text)
     devices, strides = extra.get("host"), extra.get("strides")
     kinds, sizes = json.loads(dtypes), json.loads(shapes)
     inputs = tuple(_argument(sizes[i], kinds[i], _at(strides, i), _at(devices, i)) for i in range(len(kinds)))
-    out_sizes, out_kinds = json.loads(results), extra.get("output_dtypes", [])
-    out_host = extra.get("output_host")
+    out_sizes, out_kinds, out_host = json.loads(results), extra.get("output_dtypes"), extra.get("output_host")
     outputs = tuple(_argument(s, _at(out_kinds, i), None, _at(out_host, i)) for i, s in enumerate(out_sizes))
-    return inputs, tuple(extra.get("values", ())), outputs, attributes
+    return inputs, tuple(extra.get("values", ())), outputs
 
 
 def _flat(arguments: Sequence[Argument]) -> list[Tensor]:
