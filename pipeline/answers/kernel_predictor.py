@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.gap_models import GAP_FAMILIES, with_gaps_filled
+from pipeline.answers.gap_models import GAP_FAMILIES, with_fallback, with_gaps_filled
 from pipeline.answers.transferred_models import TransferredModel, transferred_models
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
@@ -308,6 +308,7 @@ def predictor_of(
     """
     physics, floor, calibrated = Physics.of(gpu), UNKNOWN_LATENCY_FLOOR, False
     models: dict[str, KernelModel] = {}
+    own: set[str] = set()
     for name, folder in families.items():
         description = read_description(folder)
         if "physics" in description:
@@ -317,9 +318,10 @@ def predictor_of(
                 if "floor" in description:
                     floor = Floor.from_json(description["floor"])
         if "variant" in description and description["variant"] != "curve":
-            models[name] = FittedModel.load(folder, gpu)
-    if not models.keys() >= set(COVERED_FAMILIES):
-        models |= transferred_models(gpu, set(models), corrections)
+            models[name] = fitted = FittedModel.load(folder, gpu)
+            own |= {name} if "fp32" in fitted.scope.dtypes else set()  # cross-GPU models answer for fp32
+    if not own >= set(COVERED_FAMILIES):
+        models = with_fallback(models, transferred_models(gpu, own, corrections))
     physics = physics if calibrated else physics.streaming()
     complete = cache(lambda: with_gaps_filled(gpu, models, cluster))
     return KernelPredictor(gpu, models, physics, floor, complete=complete)

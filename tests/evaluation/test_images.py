@@ -41,11 +41,11 @@ def test_batch_norm_reads_its_images_twice(phase: str, expected_us: float) -> No
 
 
 def test_cards_without_samples_stream_at_what_their_architecture_does() -> None:
-    for name, peak in (("V100-SXM2-32GB", 0.90 * 900), ("H100", 0.90 * 3350), ("RTX2080Ti", 0.80 * 616), ("V100", 817)):
+    for name, peak in (("V100-SXM2-32GB", 0.90 * 900), ("H200", 0.90 * 4800), ("RTX2080Ti", 0.80 * 616), ("V100", 817)):
         assert Physics.of(load_gpu(name)).streaming().memory.peak_gb_per_s == pytest.approx(peak)
     # saved models correct formulas without it
-    assert Physics.of(load_gpu("H100")).memory.peak_gb_per_s == pytest.approx(0.80 * 3350)
-    assert load_predictor(load_gpu("H100")).physics.memory.peak_gb_per_s == pytest.approx(0.90 * 3350)
+    assert Physics.of(load_gpu("H200")).memory.peak_gb_per_s == pytest.approx(0.80 * 4800)
+    assert load_predictor(load_gpu("H200")).physics.memory.peak_gb_per_s == pytest.approx(0.90 * 4800)
 
 
 def test_captured_batch_norms_move_as_many_bytes() -> None:
