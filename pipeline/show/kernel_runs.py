@@ -123,6 +123,8 @@ def log_shipped_models(tracking: Path) -> int:
     known, logged = current_models(tracking), 0
     for folder in [path for path in list_model_folders() if (path / METRICS).is_file()]:
         about = read_description(folder)
+        if about["variant"] == "curve":  # of bandwidth, not a model
+            continue
         kind, tags = _kind(about["gpu"], about["family"], about["scope"]["dtypes"])
         digest, earlier = f"shipped {file_digest(folder / METRICS)[:8]}", known.get(tags["model"], set())
         if any(each == digest or not each.startswith("shipped") for each in earlier):

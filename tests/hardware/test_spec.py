@@ -70,7 +70,8 @@ def test_units_are_converted_once_on_load() -> None:
 
 
 def test_derating_ratios_are_the_medians_of_the_measured_gpus() -> None:
-    both = [spec for spec in list_gpus() if spec.measured_l2_gb_per_s]
+    """Of the five that Lin et al. measured. The H100 came later: 0.77 of its fp32 peak, 0.91 of its bandwidth."""
+    both = [spec for spec in list_gpus() if spec.measured_l2_gb_per_s and spec.name != "H100"]
     assert len(both) == 5
     clocked = np.array([spec.sms * spec.boost_clock_mhz / 1e3 for spec in both])
 
@@ -87,7 +88,8 @@ def test_derating_ratios_are_the_medians_of_the_measured_gpus() -> None:
 
 def test_a_card_with_the_chip_of_another_has_its_figures_but_for_those_that_its_datasheet_changes() -> None:
     """H800 and A800 are H100 and A100 with slower NVLink, the H800 also in fp64; V100s with 16 and 32 GB differ in memory."""
-    slower = {"fp64_gflop_per_s", "fp64_tensor_gflop_per_s"}
+    slower = {"fp64_gflop_per_s", "fp64_tensor_gflop_per_s"}  # the H100's peaks are measured
+    slower |= {f"measured_{name}_gb_per_s" for name in ("dram", "l2")} | {"measured_fp32_gflop_per_s"}
     for slow, full, others in (("H800", "H100", slower), ("A800-SXM4-80GB", "A100-SXM4-80GB", set())):
         assert differing_figures(load_gpu(slow), load_gpu(full)) == {"nvlink_gb_per_s"} | others
         assert load_gpu(slow).nvlink_gb_per_s == 200
