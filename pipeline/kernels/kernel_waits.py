@@ -93,7 +93,7 @@ it again. A channel in registers is read once, but then loads and stores do not 
 
 CHANNEL_ELEMENTS_PER_US = (1640.0, 690.0)
 """Elements that the block of a channel normalises in a microsecond, forward and backward: few channels leave SMs idle (cuDNN's
-`bn_fw_tr_1C11`, measured on an H100). Memory latency sets it, not the clock."""
+`bn_fw_tr_1C11`, measured on an H100). Memory latency sets it, not the clock. Training on an RTX 3090 shows no such limit."""
 
 IMAGE_FAMILIES = ("batch_norm", "pooling")
 
@@ -164,7 +164,7 @@ def image_us(name: str, d: Dims, moving_us: Array, gpu: GpuSpec) -> Array:
     mhz, planar, back = max(gpu.boost_clock_mhz, 1.0), ~d.channels_last(), d.backward()
     if name == "batch_norm":  # with known statistics it is an element-wise kernel
         rate = np.where(back, *reversed(CHANNEL_ELEMENTS_PER_US))
-        channel_us = planar * np.nan_to_num(d("B", 1.0) * d("HW", 1.0)) / rate
+        channel_us = is_recent(gpu) * planar * np.nan_to_num(d("B", 1.0) * d("HW", 1.0)) / rate
         trained = np.maximum(moving_us / BATCH_NORM_SHARE, channel_us)
         return np.where(d.op_in(("batch_norm_inference",)), moving_us, trained)
     op = pd.Series(d.text("op"))
