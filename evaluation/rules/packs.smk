@@ -1,7 +1,7 @@
 # Shipped models: fitted kernel models and overhead observations of each GPU, refitted from public data or a campaign on request.
 
 from evaluation.training import pack_inputs as PACKS
-from pipeline.answers.who_answers import Source, kernel_source
+from pipeline.answers.who_answers import Source
 from pipeline.flow import on_this_machine
 from pipeline.paths import packs_dir
 
@@ -10,7 +10,7 @@ PACK = f"{packs_dir()}/{{gpu}}/pack.json"
 
 rule pack:
     input:
-        models=lambda wildcards: FLOW.models(wildcards.gpu, "auto", kernel_source(wildcards.gpu)),
+        models=lambda wildcards: PACKS.models_of(FLOW, wildcards.gpu),
         overheads=lambda wildcards: PACKS.overheads_of(FLOW, wildcards.gpu),
     output:
         manifest=PACK,
