@@ -1,6 +1,6 @@
 """Compares predictions of a GPU without its own models with the kernels that a campaign measured on it.
 
-    python benchmarks/kernels/unmeasured.py [--gpu H100] [--half report] [--write docs/accuracy.md]
+    python benchmarks/kernels/unmeasured.py [--gpu H100] [--half report]
 
 The GPU is predicted from its datasheet alone, as a card that nobody measured: by cross-GPU models and physics. Constants were
 set on the half `development` of the shapes, by a hash of family and dims; the other half is `report`.
@@ -11,16 +11,15 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields, replace
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from evaluation.pages.markdown import markdown, rewrite
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.collect.campaign_reader import read_samples
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.kernels.error_metrics import gmae
 from pipeline.paths import measurements_dir
 
 HALVES = ("development", "report")
@@ -60,26 +59,21 @@ def errors(samples: pd.DataFrame) -> pd.DataFrame:
     groups = [*samples.groupby(["family", "dtype"], observed=True), (("all", ""), samples)]
     rows = []
     for (family, dtype), part in groups:
-        log_error = np.log(part["predicted_kernel_us"] / part["kernel_us"])
-        gmae = 100 * np.exp(np.log(np.maximum(np.abs(np.expm1(log_error)), 1e-3)).mean())
-        rows.append({"family": f"{family} {dtype}".strip(), "samples": len(part), "GMAE %": f"{gmae:.0f}",
-                     "bias %": f"{100 * np.expm1(log_error.mean()):+.0f}"})  # fmt: skip
+        predicted, measured = (part[name].to_numpy(float) for name in ("predicted_kernel_us", "kernel_us"))
+        bias = np.expm1(np.log(predicted / measured).mean())
+        rows.append({"family": f"{family} {dtype}".strip(), "samples": len(part),
+                     "GMAE %": f"{100 * gmae(predicted, measured):.0f}", "bias %": f"{100 * bias:+.0f}"})  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def main() -> None:
-    """Print the table of one half, or write it into a page."""
+    """Print the table of one half."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="H100")
     parser.add_argument("--half", choices=HALVES, default="report")
-    parser.add_argument("--write", type=Path, help="page whose table is replaced")
     options = parser.parse_args()
     samples = compare(options.gpu)
-    table = errors(samples[samples["half"] == options.half])
-    if options.write is None:
-        print(table.to_string(index=False))
-    else:
-        rewrite(options.write, {"unmeasured": markdown(list(table.columns), table.astype(str).to_numpy().tolist())})
+    print(errors(samples[samples["half"] == options.half]).to_string(index=False))
 
 
 if __name__ == "__main__":

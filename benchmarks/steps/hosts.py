@@ -7,8 +7,8 @@ for the host (Lambda's benchmark, fp32 or TF32; rows of GPUs that were used for 
 equals the measured one. A host counts once, with the geometric mean of its rows. Rows of other GPUs are not read.
 
 It also compares what `steptime host` would say of traced hosts (`probe_factor` on their traces) with the factor of all other
-host times in these traces; and for the hosts of this project's campaigns, less the profiler's cost there, with the factors at
-which predicted steps equal measured ones that wait for the host and were not profiled.
+host times in these traces. For the hosts of this project's campaigns, it compares the probe, less the profiler's cost there, with
+measured steps that wait for the host and were not profiled: with the factor at which each takes as long as predicted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from pipeline import predict
 from pipeline.answers.who_answers import observations_in, shipped_overheads
 from pipeline.collect.campaign_reader import profiler_event_us, read_step_times
 from pipeline.errors import InputError
-from pipeline.overheads.host_probe import DONOR, probe_factor, probe_samples
+from pipeline.overheads.host_probe import DONOR, known_host, probe_factor, probe_samples
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import ProfilerCost, calibrate, corrected, merged
 from pipeline.overheads.trace_overheads import extract_campaign, extract_traces
 from pipeline.paths import campaign_gpus, datasets_dir, measurements_dir
-from pipeline.question.question import ask
 
 TRACED = ("a100x8_dlrm", "a100_unrecorded_work")
 """Folders of traces of hosts of 2020 to 2022."""
@@ -91,9 +90,7 @@ def campaign_factors(gpu: str) -> pd.DataFrame:
     folder = measurements_dir() / gpu
     cost = ProfilerCost(profiler_event_us(folder) or 0.0, launch_us=0.0)
     observations = corrected(extract_campaign(folder), cost)
-    usual = ask([f"gpu={DONOR}"]).overheads
-    samples = observations_in(shipped_overheads(DONOR))
-    known = OverheadModel(merged(corrected(samples, ProfilerCost(usual.profiler_event_us, usual.profiler_launch_us))))
+    known = known_host(observations_in(shipped_overheads(DONOR)))
     rows = [(name, "probe", probe_factor(part, known)) for name, part in observations.groupby("workload")]
     for step in read_step_times(folder).itertuples():
         if step.variant not in ("default", "embedding-joint_sparse", "optimizer-none"):

@@ -41,8 +41,8 @@ FLASH2_TILES, FLASH2_KEYS, FLASH2_IDLE_GAIN = (128.0, 128.0), (128.0, 64.0), 0.2
 
 CUDNN_TILES = (128.0, 128.0)
 CUDNN_STARTS = {"start_us": 3.0, "open_tile_us": 1.0, "idle_gain": 0.3, "waves": 1.0}
-"""Queries per block of cuDNN's kernel as PyTorch runs it on Hopper, and constants in which it differs from FlashAttention-3 as a
-server runs that: it starts sooner (forward passes of half of the shapes in `measurements/H100`)."""
+"""Queries per block of cuDNN's kernel as PyTorch runs it on Hopper, and constants of its own: it starts sooner than
+FlashAttention-3 in a server. They come from the forward passes of half of the shapes in `measurements/H100`."""
 
 CHOSEN = "chosen"
 """Attribute of calls of `OP` whose kernel PyTorch chooses: from 2.11 on, cuDNN's on Hopper."""

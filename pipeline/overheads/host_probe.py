@@ -75,6 +75,12 @@ def probe_factor(observations: pd.DataFrame, donor: OverheadModel) -> float:
     return result.scale
 
 
+def known_host(donor: pd.DataFrame) -> OverheadModel:
+    """The host of the donor's observations (`overhead_samples`), less what the profiler cost there."""
+    usual = ask([f"gpu={DONOR}"]).overheads
+    return OverheadModel(merged(corrected(donor, ProfilerCost(usual.profiler_event_us, usual.profiler_launch_us))))
+
+
 def profiler_cost(device: torch.device) -> ProfilerCost:
     """What the profiler adds to each operator on this machine."""
     peaks = {peak.name: peak.value for peak in profiler_costs(Bench(device), tiny=False)}
@@ -92,9 +98,7 @@ def probe_host(name: str, donor: pd.DataFrame, say: Callable[[str], object] = la
     Raises:
         MeasurementError: the profiler records no step, or a step fails on this machine.
     """
-    device, usual = torch.device("cpu"), ask([f"gpu={DONOR}"]).overheads
-    of_donor = ProfilerCost(usual.profiler_event_us, usual.profiler_launch_us)
-    known = OverheadModel(merged(corrected(donor, of_donor)))
+    device, known = torch.device("cpu"), known_host(donor)
     fix_threads(device)
     say("probing the host: cost of the profiler")
     cost, factors = profiler_cost(device), []
