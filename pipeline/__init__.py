@@ -50,18 +50,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _provide(name: str) -> None:
-    plotter.provide(name, lambda *arguments: __getattr__(name)(*arguments))
-
-
-_DRAWN = (
-    "draw_step",
-    "draw_roofline",
-    "draw_advice",
-    "draw_difference",
-    "difference",
-    "module_table",
-    "write_roofline",
-)
-for _name in _DRAWN:
-    _provide(_name)
+plotter.load = __getattr__

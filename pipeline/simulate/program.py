@@ -32,8 +32,7 @@ from pipeline.overheads.overhead_model import (
     full_signature,
     switch_signature,
 )
-from pipeline.trace.host_activity import CPU_API
-from pipeline.trace.kineto_fields import SYNC_APIS
+from pipeline.trace.kineto_fields import CPU_API, SYNC_APIS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

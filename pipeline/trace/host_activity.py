@@ -22,6 +22,7 @@ from pipeline.trace.event_links import refuse_other_devices, thread_numbers
 from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
     BACKWARD_PREFIX,
+    CPU_API,
     DEVICE_CATEGORIES,
     KERNEL_LAUNCH,
     KERNEL_LAUNCHES,
@@ -46,9 +47,6 @@ EARLY_NS = -(2**62)
 UNRECORDED_NS = 100_000
 """Shortest wait of a launched call on an idle GPU, in ns, that shows work which the trace does not hold. In 17 public
 traces without such gaps, all waits are below 20 µs."""
-
-CPU_API = "cpu"
-"""API of a call whose device is the CPU itself."""
 
 COMPOSITE = frozenset({
     "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "batch_norm", "_batch_norm_impl_index", "layer_norm",

@@ -142,6 +142,9 @@ SYNC_APIS = frozenset({
 })  # fmt: skip
 """Runtime calls in which the host waits for a stream, the device, or an event."""
 
+CPU_API = "cpu"
+"""API of a call whose device is the CPU itself."""
+
 RESOURCE_APIS = (
     "cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "cudaStreamCreate", "cudaEventCreate", "cudaModule",
     "cudaLibrary", "cudaFuncGetAttributes", "cudaGetDevice", "cudaSetDevice", "cudaGraphInstantiate", "cuMem", "cuModule",
