@@ -238,8 +238,8 @@ Training is forward and backward without optimizer. No model was fitted to these
 {_passes(evidence.passes)}
 
 Inside p10 to p90 (*(!)*: a two-sided binomial test at 5 % rejects 80 %): {_passes_inside(evidence.passes)}.
-They ran on the very cards of the samples, so that they lack the error of another card, which the intervals contain. Rows of a card also share
-the error of its session: they are five draws of it rather than 34, which that test does not know.
+They ran on the very cards of the samples, so that they lack the error of another card, which the intervals contain. Rows of
+a card also share the error of its session: they are five draws of it rather than 34, which that test does not know.
 
 ## GPUs without samples
 
