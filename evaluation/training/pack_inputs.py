@@ -20,16 +20,9 @@ SOURCES: dict[str, dict[str, str]] = load_yaml(
 """Origin of the public measurements, by name."""
 
 
-SUBSTITUTED = ("embedding_forward", "embedding_backward")
-"""Families whose samples of a campaign are no models of what ships: its fused lookups are PyTorch's operators, not FBGEMM's."""
-
-
 def models_of(flow: Flow, gpu: str) -> list[str]:
     """Model folders of a GPU's pack, one per family."""
-    source = kernel_source(gpu)
-    folders = flow.models(gpu, "auto", source)
-    left_out = SUBSTITUTED if source is Source.MEASUREMENTS else ()
-    return [folder for folder in folders if Path(folder).parent.name not in left_out]
+    return flow.models(gpu, "auto", kernel_source(gpu))
 
 
 def packed_gpus() -> list[str]:

@@ -35,6 +35,9 @@ MAX_IMPLAUSIBLE_US = 0.05
 MAX_TIME_US = 1e9
 """Longest time in µs that a kernel or a step may take (17 minutes). A longer one is in a wrong unit."""
 
+SUBSTITUTE = '"kernel": "aten"'
+"""In the attributes of a sample: PyTorch's operators were timed for a fused one (`collect/cases/memory_cases.py`)."""
+
 
 @dataclass(frozen=True)
 class TraceMember:
@@ -71,6 +74,8 @@ class TraceMember:
 def read_samples(folder: str | Path) -> pd.DataFrame:
     """Kernel samples of a campaign (`samples` schema); rows without a usable time are dropped, with a warning.
 
+    Fused lookups are dropped too: a machine that measures has no FBGEMM, and timed PyTorch's operators instead.
+
     Raises:
         InputError, TableError: the folder does not belong to a campaign, or a table is damaged.
     """
@@ -88,7 +93,8 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
         dropped = f"{(~timed).sum()} of {len(samples)} samples dropped"
         reason = f"no time above {MAX_IMPLAUSIBLE_US} µs, or one above {MAX_TIME_US:g} µs"
         warnings.warn(f"{folder}: {dropped}: {reason}", SteptimeWarning, stacklevel=2)
-    return samples[timed].reset_index(drop=True)
+    substitutes = samples["attributes"].fillna("").str.contains(SUBSTITUTE, regex=False)
+    return samples[timed & ~substitutes].reset_index(drop=True)
 
 
 def read_step_times(folder: str | Path) -> pd.DataFrame:
