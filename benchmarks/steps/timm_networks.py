@@ -1,12 +1,11 @@
 """Compares predicted steps of timm's networks with those that its own benchmark measured, in training and inference.
 
     python benchmarks/steps/timm_networks.py [DATASETS_DIR] [--sets training inference] [--rows tuning report]
-        [--sample N] [--graphs DIR] [--out ROWS.parquet] [--write docs/accuracy.md]
+        [--sample REPORT TUNING] [--graphs DIR] [--out ROWS.parquet] [--write docs/accuracy.md]
 
 It needs timm. `evaluation/published/published_timm.py` names the measured tables and splits them into tuning and report
 rows. Capturing a step takes 2 to 5 s of CPU time, so graphs are kept in a folder (`--graphs`) until they are deleted.
-`--sample` takes the report rows of that many models, by the hash of their names; `--captured` takes only the tuning rows
-whose graph is there.
+`--sample` takes the rows of that many models with report rows, and with tuning rows, by the hash of their names.
 """
 
 from __future__ import annotations
@@ -138,18 +137,20 @@ def worst(rows: pd.DataFrame, count: int = 20) -> str:
     return markdown(["network", "step", "layout", "batch", "pixels", "measured ms", "predicted ms", "error %"], lines)
 
 
-def chosen_rows(args: argparse.Namespace, steps: KeptGraphs) -> pd.DataFrame:
+def drawn(models: pd.Series, count: int) -> pd.Series:
+    """For each row, whether its model is among the `count` models drawn by the hash of their names."""
+    names = sorted(set(models), key=lambda name: hashlib.sha256(f"sample {name}".encode()).digest())
+    return models.isin(names[:count])
+
+
+def chosen_rows(args: argparse.Namespace) -> pd.DataFrame:
     """The measured rows that the command asks for."""
     tables = [READERS[name](args.datasets).assign(set=name, gpu=GPUS[name]) for name in args.sets]
     rows = pd.concat(tables, ignore_index=True)
     rows = rows[rows["tuning"].isin([name == "tuning" for name in args.rows])]
     if args.sample:
-        names = set(rows.loc[~rows["tuning"], "model"])
-        drawn = sorted(names, key=lambda name: hashlib.sha256(f"sample {name}".encode()).digest())[: args.sample]
-        rows = rows[rows["tuning"] | rows["model"].isin(drawn)]
-    if args.captured:
-        there = [not row["tuning"] or steps.file(question_of(row)).is_file() for _, row in rows.iterrows()]
-        rows = rows[there]
+        parts = rows.groupby("tuning")
+        rows = pd.concat([part[drawn(part["model"], args.sample[int(tuning)])] for tuning, part in parts])
     return rows
 
 
@@ -158,9 +159,8 @@ def main() -> int:
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--sets", nargs="+", choices=tuple(READERS), default=list(READERS))
     parser.add_argument("--rows", nargs="+", choices=("tuning", "report"), default=["tuning", "report"])
-    parser.add_argument("--sample", type=int, help="report rows of only this number of models")
+    parser.add_argument("--sample", type=int, nargs=2, metavar=("REPORT", "TUNING"), help="rows of only so many models")
     parser.add_argument("--graphs", type=Path, default=Path("results/timm_graphs"), help="folder of captured graphs")
-    parser.add_argument("--captured", action="store_true", help="only tuning rows whose graph is in the folder")
     parser.add_argument("--out", type=Path, help="parquet file for all rows with predictions")
     parser.add_argument("--write", type=Path, help="document in which the marked sections are replaced")
     args = parser.parse_args()
@@ -169,7 +169,7 @@ def main() -> int:
         return 2
     args.graphs.mkdir(parents=True, exist_ok=True)
     steps = KeptGraphs(args.graphs)
-    table = pd.DataFrame(compared(chosen_rows(args, steps), steps))
+    table = pd.DataFrame(compared(chosen_rows(args), steps))
     rows, lost = table[table["reason"] == ""], table[table["reason"] != ""]
     print(f"{summary(rows)}\n\n{worst(rows)}")
     for line in lost.itertuples():
