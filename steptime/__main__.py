@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from steptime import check_not_hidden
@@ -13,6 +14,7 @@ def main() -> None:
         check_not_hidden()
     except ImportError as error:
         sys.exit(str(error))
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small: more threads would only wait
     from pipeline.cli import main as run
 
     run()

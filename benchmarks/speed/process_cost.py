@@ -51,7 +51,7 @@ def steptime(*words: str, out: str = "/dev/null") -> list[str]:
     """The command that runs `steptime` of this code and writes its output to a file."""
     return python(
         f"import sys; sys.argv = ['steptime', *{list(words)!r}]; sys.stdout = open({out!r}, 'w'); "
-        "from pipeline.cli import main; main()"
+        "from steptime.__main__ import main; main()"
     )
 
 
