@@ -46,6 +46,7 @@ from pipeline.kernels.work import Array, Dims, is_one_of
 from pipeline.model_files import reading
 from pipeline.schemas import DIMS
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
+from pipeline.transfer.shipped_models import unaligned_rows_us
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
 """Latency floor in µs where no sample of a GPU shows it: medians over the five GPUs of the public samples
@@ -155,10 +156,10 @@ class KernelPredictor:
             covered = _covered(models.get(name), calls)
         model = models.get(name)
         if model is not None and covered.all():
-            return self._in_small_tiles(name, calls, model.predict(calls)), model.evidence_of(calls)
+            return self._limited(name, calls, model.predict(calls)), model.evidence_of(calls)
         formula, evidence = self.formula(name, calls), self.physics_evidence(name, calls)
         if model is not None and covered.any():
-            learned = self._in_small_tiles(name, calls[covered], model.predict(calls[covered]))
+            learned = self._limited(name, calls[covered], model.predict(calls[covered]))
             formula = merge(formula, learned, covered)
             evidence[covered] = model.evidence_of(calls[covered])
         if name in DERIVED_FAMILIES and not covered.all():
@@ -170,13 +171,23 @@ class KernelPredictor:
                 evidence[at] = origin[usable]
         return formula, evidence
 
+    def _limited(self, name: str, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
+        """A model's estimate with what few samples do not show: small tiles, and softmax of unaligned rows."""
+        if name == "bmm":
+            return self._in_small_tiles(name, calls, estimate)
+        if name == "softmax" and self.gpu.limits is not None:
+            longer = np.maximum(unaligned_rows_us(Dims(calls), self.gpu) / estimate.kernel, 1.0)
+            if (
+                longer > 1.0
+            ).any():  # PyTorch 2.11 and older ones differ that much: the middle, and both in the interval
+                return estimate.scale(np.sqrt(longer)).widen(np.sqrt(longer))
+        return estimate
+
     def _in_small_tiles(self, name: str, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
         """A model's estimate of batched products, or the time in small tiles if that is shorter.
 
         Models of the chip's own samples are replaced only for small products outside of the samples' range.
         """
-        if name != "bmm":
-            return estimate
         d = Dims(calls)
         small = np.maximum(d("M"), d("K")) <= SMALL_EDGE
         far = (small & ~estimate.inside) | isinstance(self.models.get(name), TransferredModel)

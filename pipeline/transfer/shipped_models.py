@@ -135,15 +135,20 @@ def half_rows_us(kernel_us: Array, family: str, d: Dims, gpu: GpuSpec) -> Array:
     Rows of softmax that lie in a warp, or are wide and not aligned, move one element at a time.
     """
     figures, width = Physics.of(gpu), d("H")
-    rate = np.where(width <= MAX_WARP_ROW, ELEMENTS_PER_CLOCK["narrow softmax"], np.inf)
-    wide = (width > MAX_WARP_ROW) & (np.mod(width, 8.0) > 0.0)
-    rate = np.where(wide, ELEMENTS_PER_CLOCK["wide softmax"], rate)
     if family == "layer_norm":
-        kernel_us, rate = HALF_NORM_SHARE * kernel_us, np.full(d.rows, np.inf)
-    start = figures.start_us(family) * (VECTORISED_NORM_SHARE if family == "layer_norm" else 1.0)
-    longest = np.where(wide, np.maximum(width, CLOCKS["softmax row"] * ELEMENTS_PER_CLOCK["wide softmax"]), width)
-    elements_us = np.nan_to_num(d("B", 1.0) * longest) / rate / figures.clocks_per_us()
-    return np.asarray(np.maximum(kernel_us, start + elements_us))
+        start = figures.start_us(family) * VECTORISED_NORM_SHARE
+        return np.asarray(np.maximum(HALF_NORM_SHARE * kernel_us, start))
+    narrow_us = np.nan_to_num(d("B", 1.0) * width) / ELEMENTS_PER_CLOCK["narrow softmax"] / figures.clocks_per_us()
+    elements_us = np.where(width <= MAX_WARP_ROW, narrow_us, unaligned_rows_us(d, gpu))
+    return np.asarray(np.maximum(kernel_us, figures.start_us(family) + elements_us))
+
+
+def unaligned_rows_us(d: Dims, gpu: GpuSpec) -> Array:
+    """Time of softmax forward in half precision over rows that lie in no warp and are not aligned, us; 0 for all others."""
+    width, half = d("H"), is_one_of(d.text("dtype", "fp32"), HALF_DTYPES)
+    wide = half & (width > MAX_WARP_ROW) & (np.mod(width, 8.0) > 0.0) & ~d.backward()
+    clocks = np.maximum(width / ELEMENTS_PER_CLOCK["wide softmax"], CLOCKS["softmax row"])
+    return np.where(wide, d("B", 1.0) * clocks / Physics.of(gpu).clocks_per_us(), 0.0)
 
 
 def tensor_model() -> UtilisationModel | None:
