@@ -176,11 +176,10 @@ class KernelPredictor:
         if name == "bmm":
             return self._in_small_tiles(name, calls, estimate)
         if name == "softmax" and self.gpu.limits is not None:
-            longer = np.maximum(unaligned_rows_us(Dims(calls), self.gpu) / estimate.kernel, 1.0)
-            if (
-                longer > 1.0
-            ).any():  # PyTorch 2.11 and older ones differ that much: the middle, and both in the interval
-                return estimate.scale(np.sqrt(longer)).widen(np.sqrt(longer))
+            # PyTorch 2.11 and older ones differ that much: the middle, and both in the interval
+            half_way = np.sqrt(np.maximum(unaligned_rows_us(Dims(calls), self.gpu) / estimate.kernel, 1.0))
+            if (half_way > 1.0).any():
+                return estimate.scale(half_way).widen(half_way)
         return estimate
 
     def _in_small_tiles(self, name: str, calls: pd.DataFrame, estimate: Estimate) -> Estimate:

@@ -8,13 +8,14 @@ import pandas as pd
 import pytest
 
 from pipeline.collect.campaign_grid import load_model, parse
-from pipeline.collect.campaign_reader import read_step_time
+from pipeline.collect.campaign_reader import read_samples, read_step_time
 from pipeline.collect.device import select_device, undisturbed
 from pipeline.collect.measured_steps import collect_step
 from pipeline.collect.microbenchmarks import measure_calls
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.execution_trace import import_execution_trace
+from pipeline.paths import measurements_dir
 from pipeline.schemas import read_provenance, read_table, write_table
 from pipeline.trace.load import load_trace
 
@@ -83,3 +84,11 @@ def test_model_files_read_the_same_without_pyyaml() -> None:
         assert parse(path.read_text(), path) == yaml.safe_load(path.read_text()), path.name
     with pytest.raises(ConfigError, match="without PyYAML"):
         parse("a:\n  - 1\n")
+
+
+def test_operators_that_were_timed_for_fused_lookups_are_no_samples_of_them() -> None:
+    folder = measurements_dir() / "H100"
+    fused = read_table(folder / "samples.parquet", "samples")["op"].isin(["fused", "fused_sgd"])
+    samples = read_samples(folder)
+    assert fused.sum() == 35 and len(samples) == len(fused) - 35
+    assert {"bag", "gather", "sparse", "dense"} <= set(samples["op"]) and "fused" not in set(samples["op"])
