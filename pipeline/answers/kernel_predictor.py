@@ -174,7 +174,7 @@ class KernelPredictor:
     def _limited(self, name: str, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
         """A model's estimate with what few samples do not show: small tiles, and softmax of unaligned rows."""
         if name == "bmm":
-            return self._in_small_tiles(name, calls, estimate)
+            return self._in_small_tiles(calls, estimate)
         if name == "softmax" and self.gpu.limits is not None:
             # PyTorch 2.11 and older ones differ that much: the middle, and both in the interval
             half_way = np.sqrt(np.maximum(unaligned_rows_us(Dims(calls), self.gpu) / estimate.kernel, 1.0))
@@ -182,15 +182,15 @@ class KernelPredictor:
                 return estimate.scale(half_way).widen(half_way)
         return estimate
 
-    def _in_small_tiles(self, name: str, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
+    def _in_small_tiles(self, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
         """A model's estimate of batched products, or the time in small tiles if that is shorter.
 
         Models of the chip's own samples are replaced only for small products outside of the samples' range.
         """
         d = Dims(calls)
         small = np.maximum(d("M"), d("K")) <= SMALL_EDGE
-        far = (small & ~estimate.inside) | isinstance(self.models.get(name), TransferredModel)
-        small_us = self.physics.thin_products_us(d, work_of(name, calls))
+        far = (small & ~estimate.inside) | isinstance(self.models.get("bmm"), TransferredModel)
+        small_us = self.physics.thin_products_us(d, work_of("bmm", calls))
         shorter = far & (small_us < estimate.kernel)
         return estimate.scale(np.where(shorter, small_us / estimate.kernel, 1.0)) if shorter.any() else estimate
 
