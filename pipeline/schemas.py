@@ -50,6 +50,9 @@ DIMS = (
 )  # fmt: skip
 """Dimension columns of kernel calls and samples, all int64. A dimension that a family does not have is null."""
 
+SUBSTITUTE = {"kernel": "aten"}
+"""In the attributes of a sample of a fused operator: PyTorch's own operators were timed instead."""
+
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 
 

@@ -26,7 +26,7 @@ from pipeline.collect.campaign_folder import (
 )
 from pipeline.errors import InputError, SteptimeWarning, TableError
 from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
-from pipeline.schemas import SCHEMAS, read_provenance, read_table
+from pipeline.schemas import SCHEMAS, SUBSTITUTE, read_provenance, read_table
 
 MAX_IMPLAUSIBLE_US = 0.05
 """Time in µs. A sample with this time or less is dropped, because it cannot be a real measurement."""
@@ -34,9 +34,6 @@ MAX_IMPLAUSIBLE_US = 0.05
 
 MAX_TIME_US = 1e9
 """Longest time in µs that a kernel or a step may take (17 minutes). A longer one is in a wrong unit."""
-
-SUBSTITUTE = '"kernel": "aten"'
-"""In the attributes of a sample: PyTorch's operators were timed for a fused one (`collect/cases/memory_cases.py`)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
         dropped = f"{(~timed).sum()} of {len(samples)} samples dropped"
         reason = f"no time above {MAX_IMPLAUSIBLE_US} µs, or one above {MAX_TIME_US:g} µs"
         warnings.warn(f"{folder}: {dropped}: {reason}", SteptimeWarning, stacklevel=2)
-    substitutes = samples["attributes"].fillna("").str.contains(SUBSTITUTE, regex=False)
+    substitutes = samples["attributes"].fillna("").str.contains(json.dumps(SUBSTITUTE)[1:-1], regex=False)
     return samples[timed & ~substitutes].reset_index(drop=True)
 
 

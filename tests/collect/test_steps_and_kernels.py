@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -86,9 +87,15 @@ def test_model_files_read_the_same_without_pyyaml() -> None:
         parse("a:\n  - 1\n")
 
 
-def test_operators_that_were_timed_for_fused_lookups_are_no_samples_of_them() -> None:
+def test_operators_that_were_timed_for_fused_lookups_are_no_samples_of_them(tmp_path: Path) -> None:
     folder = measurements_dir() / "H100"
     fused = read_table(folder / "samples.parquet", "samples")["op"].isin(["fused", "fused_sgd"])
     samples = read_samples(folder)
     assert fused.sum() == 35 and len(samples) == len(fused) - 35
     assert {"bag", "gather", "sparse", "dense"} <= set(samples["op"]) and "fused" not in set(samples["op"])
+    sizes = {"dtype": "fp32", "B": 4, "T": 2, "L": 2, "E": 16, "D": 4}
+    calls = [("forward", "fused"), ("forward", "bag"), ("backward", "fused_sgd"), ("backward", "sparse")]
+    rows = [{"family": f"embedding_{phase}", "op": op, "phase": phase, **sizes} for phase, op in calls]
+    write_table(measure_calls(pd.DataFrame(rows), "cpu", 0.2, sampled=False), tmp_path / "samples.parquet", "samples")
+    shutil.copy(folder / "manifest.json", tmp_path)
+    assert set(read_samples(tmp_path)["op"]) == {"bag", "sparse"}, "measured now, only the operators are left"

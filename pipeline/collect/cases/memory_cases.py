@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
 from pipeline.collect.device import FLOAT_BYTES
+from pipeline.schemas import SUBSTITUTE
 
 DEFAULT_ROWS = 512
 """Rows of a concatenation or transposition that states only its bytes; the value is a small batch size."""
@@ -45,7 +46,7 @@ def embedding_forward(spec: Spec, make: Maker) -> Case:
         return Case(spec, lambda: torch.index_select(weight, 0, index), (index,), note=note)
     bag = torch.ops.aten._embedding_bag.default
     if spec.name == "fused":  # without FBGEMM, the workloads run one bag over all tables instead
-        note["kernel"] = "aten"
+        note |= SUBSTITUTE
     return Case(spec, lambda: bag(weight, index, offsets, False, 0, True), (index, offsets), note=note)
 
 
@@ -83,7 +84,7 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
         update = sparse()
         return Case(spec, lambda: weight.add_(update, alpha=-LEARNING_RATE), note=note)
     if spec.name in ("fused_sgd", "fused"):
-        return Case(spec, update_rows, (grad,), note={**note, "kernel": "aten"})
+        return Case(spec, update_rows, (grad,), note=note | SUBSTITUTE)
     raise UnsupportedCallError(f"embedding_backward {spec.op}: known are dense, sparse, fused_sgd")
 
 
