@@ -233,8 +233,7 @@ def _rows(entry: object, currency: object, where: str) -> list[dict[str, Any]]:
     """Rows of `COLUMNS` for one entry: first its board, then those that it stands for."""
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: expected gpu, per_hour, date and source")
-    missing = [key for key in REQUIRED if entry.get(key) in (None, "")]
-    if missing:
+    if missing := [key for key in REQUIRED if entry.get(key) in (None, "")]:
         raise ConfigError(f"{where}: {', '.join(missing)} is missing, so the price cannot be checked")
     _refuse_unknown(entry, (*REQUIRED, *OPTIONAL), where)
     try:

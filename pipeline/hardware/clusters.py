@@ -142,9 +142,9 @@ def _parsed(path: Path, _stamp: int) -> Cluster:
 def _checked(values: Mapping[str, Any], path: Path) -> Cluster:
     """The cluster of a file's values."""
     if unknown := [key for key in values if key not in _KEYS]:
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a cluster has {', '.join(_KEYS)}")
+        raise ConfigError(f"{path}: unknown key {', '.join(map(repr, unknown))}; a cluster has {', '.join(_KEYS)}")
     if missing := [key for key in _KEYS if values.get(key) is None and key not in _OPTIONAL]:
-        raise ConfigError(f"{path}: {missing[0]} is missing")
+        raise ConfigError(f"{path}: {', '.join(missing)} is missing")
     texts = {key: values[key] for key in (*_TEXTS, "host") if values.get(key) is not None}
     for key, text in texts.items():
         if not isinstance(text, str) or not text:

@@ -116,11 +116,10 @@ def _parsed(path: Path, _stamp: int) -> Host:
 def _checked(values: Mapping[str, Any], path: Path) -> Host:
     """The host of a file's values."""
     if unknown := [key for key in values if key not in _KEYS]:
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a host has {', '.join(_KEYS)}")
+        raise ConfigError(f"{path}: unknown key {', '.join(map(repr, unknown))}; a host has {', '.join(_KEYS)}")
     texts = {key: values.get(key) for key in ("name", "what", "observations")}
-    for key, text in texts.items():
-        if not isinstance(text, str) or not text:
-            raise ConfigError(f"{path}: {key} is missing; give a text")
+    if missing := [key for key, text in texts.items() if not isinstance(text, str) or not text]:
+        raise ConfigError(f"{path}: {', '.join(missing)} is missing; give a text for each")
     if not all(character.isalnum() or character in "-_" for character in texts["name"] or ""):
         raise ConfigError(f"{path}: folders get this name: give it letters, digits, - and _ alone")
     numbers = {"scale": values.get("scale", 1.0), "log_sd": values.get("log_sd", 0.0)}

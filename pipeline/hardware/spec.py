@@ -202,17 +202,16 @@ def read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
 
 
 def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
-    missing = [key for key in _REQUIRED if values.get(key) is None]
-    if missing:
+    if missing := [key for key in _REQUIRED if values.get(key) is None]:
         raise ConfigError(f"{where}: {', '.join(missing)} is missing")
     if unknown := [str(key) for key in values if not is_known_key(key)]:
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}")
+        raise ConfigError(f"{where}: unknown key {', '.join(map(repr, unknown))}")
     architecture, capability = str(values["architecture"]), float(values["compute_capability"])
     limits = ARCHITECTURES.get((architecture, capability))
     per_sm: dict[str, Any] = {key: getattr(limits, key, None) for key in _PER_SM}
     per_sm |= {key: values[key] for key in _PER_SM if values.get(key) is not None}
     if without := [key for key, value in per_sm.items() if value is None]:
-        raise ConfigError(f"{where}: unknown architecture {architecture} {capability}; add {without[0]} to the file")
+        raise ConfigError(f"{where}: unknown architecture {architecture} {capability}: state {', '.join(without)}")
     generation, generations = int(values["pcie_generation"]), sorted(PCIE_LANE_GB_PER_S)
     if generation not in generations:
         raise ConfigError(f"{where}: pcie_generation {generation} is unknown: choose one of {generations}")

@@ -318,11 +318,10 @@ def _values(text: str) -> list[Override]:
         value = "fused" if key == "model.attention" and written in FUSED_ATTENTION else parsed.value()
         return [Override(key, value, f"{plus}{key}={written}", plus)]
     if isinstance(pattern := parsed.value(), Glob):
-        names = pattern.filter(choices(key)) if key in (*GROUPS, "host", "cluster", "experiment") else []
-        if not names:
-            raise ConfigError(
-                f"{text}: no name fits this pattern, which {', '.join(GROUPS)}, host, cluster and experiment may have"
-            )
+        if key not in (*GROUPS, "host", "cluster", "experiment"):
+            raise ConfigError(f"{text}: only {', '.join(GROUPS)}, host, cluster and experiment may have a pattern")
+        if not (names := pattern.filter(choices(key))):
+            raise ConfigError(f"{text}: no {key} has a name like this; choose among {', '.join(choices(key))}")
         return [Override(key, name, f"{key}={name}", plus) for name in names]
     if not parsed.is_discrete_sweep():
         raise ConfigError(f"{text}: a range without steps; write several values as a,b")

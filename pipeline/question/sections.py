@@ -321,7 +321,8 @@ def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
     whole = kind is int and not key.startswith(FRACTIONS)
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and key not in MAY_BE_ZERO) or (whole and value != int(value)):
-        kind = "a whole number" if whole else "a number"
-        raise ConfigError(f"{key}={written(shown)}: give {kind} {least}")
+        kind = "whole number" if whole else "number"
+        asked = f"{kind}s {least} in the brackets" if isinstance(shown, list) else f"a {kind} {least}"
+        raise ConfigError(f"{key}={written(shown)}: give {asked}")
     if value < MIN_VALUES.get(key, value):
         raise ConfigError(f"{key}={written(shown)}: give {MIN_VALUES[key]} or more")

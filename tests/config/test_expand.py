@@ -124,7 +124,9 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         ("model.name=other", ConfigError, "choose a file of config/model/ with model=NAME"),
         ("kernels.name=other", ConfigError, "choose a file of config/kernels/ with kernels=NAME"),
         ("kernels.variants=[]", ConfigError, "give names in brackets"),
-        ("collect.iterations=2.5", ConfigError, "whole number above 0"),
+        ("collect.iterations=2.5", ConfigError, "give a whole number above 0"),
+        ("model.top_mlp=[a,b]", ConfigError, r"model.top_mlp=\[a,b\]: give whole numbers above 0 in the brackets"),
+        ("model.rows=[1.5,2]", ConfigError, r"model.rows=\[1.5,2\]: give whole numbers above 0 in the brackets"),
         ("predict=3", ConfigError, "write predict.KEY=value"),
         ("+model.tables=4", ConfigError, "write it without the plus"),
         ("gpu=V100 T4", ConfigError, "write several values with commas and no spaces: gpu=V100,T4"),
@@ -213,8 +215,9 @@ def test_a_name_that_can_be_no_folder_is_one_line(copied: Path) -> None:
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("gpu=glob(Z*)", r"gpu=glob\(Z\*\): no name fits"),
-        ("batch_size=glob(*)", r"batch_size=glob\(\*\): no name fits"),
+        ("gpu=glob(Z*)", r"gpu=glob\(Z\*\): no gpu has a name like this; choose among .*A100.*V100"),
+        ("host=glob(Z*)", r"host=glob\(Z\*\): no host .*typical-2020"),
+        ("batch_size=glob(*)", r"batch_size=glob\(\*\): only gpu, model, kernels, overheads, host, cluster and"),
         ("model=resnet50 batch_size=32", "cannot read the override 'model=resnet50 batch_size=32'"),
         ("batch_size=1,,2", "cannot read the override 'batch_size=1,,2': write key=value"),
         ("model=bert", "did you mean 'bert_large'"),

@@ -90,6 +90,7 @@ def test_a_users_folder_counts_before_shipped_files(tmp_path: Path, monkeypatch:
         ("nic_gbit_per_s: 100", "nic_gbit_per_s: fast", "nic_gbit_per_s is 'fast': give a number above 0"),
         ("latency_us: 1\n", "latency_us: -1\n", "latency_us is -1"),
         ("latency_us: 1\n", "", "latency_us is missing"),
+        (FILE[FILE.index("latency_us:") :], "", "nics_per_node, latency_us, nic_gbit_per_s, nic_latency_us is missing"),
         ("what:", "whatever:", "unknown key 'whatever'"),
         ("name: lab", "name: other", "expected 'lab', the name of the file"),
         ("host: typical-2020", "usual_for: H100", "usual_for is 'H100': give a list"),

@@ -112,7 +112,7 @@ def _figures(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"dram_gb_per_s": 320e9}, "dram_gb_per_s"), ({"fp32_tflop_per_s": 8100}, "fp32_tflop_per_s"),
-     ({"sms": None}, "sms is missing"), ({"wattage": 3}, "unknown key 'wattage'"), ({"architecture": "kepler"}, "kepler"),
+     ({"sms": None}, "sms is missing"), ({"watt": 3, "k": 2}, "unknown key 'watt', 'k'"), ({"architecture": "kepler"}, "kepler"),
      ({"pcie_generation": 9}, "pcie_generation"), ({"measured_dram_gb_per_s": 900}, "measured_dram_gb_per_s"),
      ({"sources": 2147483648}, "sources"), ({"aliases": "Tesla"}, "aliases"), ({"aliases": {"a": 1}}, "aliases")],
 )  # fmt: skip
