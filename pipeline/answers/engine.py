@@ -29,7 +29,7 @@ from pipeline.answers.step_prediction import (
     on_slowest_card,
     predict_step,
 )
-from pipeline.answers.who_answers import available_models, kernel_predictor, overhead_model, overheads_from
+from pipeline.answers.who_answers import available_models, kernel_predictor, overhead_model, overheads_from, run_command
 from pipeline.errors import InputError, SteptimeError
 from pipeline.graph.step_store import StepStore, between_ranks, read_graph
 from pipeline.graph.table import Graph
@@ -178,7 +178,7 @@ class AvailableModels:
         step_name = question.step_name if settings.observations == "own" else ""
 
         def read() -> OverheadModel:
-            model = overhead_model(host, settings, question.overheads_label, self.results, question.step_name)
+            model = overhead_model(host, settings, self.results, question.step_name)
             models = (other for other in self._read.values() if isinstance(other, OverheadModel))
             return next((other for other in models if other.equals(model)), model)
 
@@ -196,11 +196,8 @@ class AvailableModels:
         folder = artifacts.point(question.gpu.name, question.model, question.variant, question.batch_size)
         path = Path(folder) / "summary.parquet"
         if not path.is_file():
-            words = [f"model={question.model}", f"batch_size={question.batch_size}"]
-            words += [text for text in question.overrides if text.partition("=")[0].isidentifier()]
-            dotted = " ".join(text for text in question.overrides if text not in words)
-            words += [f'overrides="{dotted}"'] if dotted else []
-            raise InputError(f"gpu=local must be measured first: run `snakemake --config gpu=local {' '.join(words)}`")
+            words = ["gpu=local", f"model={question.model}", f"batch_size={question.batch_size}", *question.overrides]
+            raise InputError(f"gpu=local must be measured first: run `{run_command(self.results, *words)}`")
         return predictions_of(read_table(path, "summary"), path)[0]
 
     def _once(self, key: object, read: Callable[[], Value]) -> Value:

@@ -16,6 +16,7 @@ observations, times its factor.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -97,10 +98,6 @@ def shipped_overheads(gpu: str) -> Path:
     """
     path = _pack_overheads(gpu)
     if not path.is_file():
-        if overhead_source(gpu) is Source.MEASUREMENTS:
-            raise InputError(
-                f"host={gpu}: its traces were not read yet; run `snakemake --config gpu={gpu} host={gpu} model=...` once"
-            )
         names = sorted(folder.parent.name for folder in packs_dir().glob("*/overhead_samples.parquet"))
         raise InputError(f"a host states observations: {gpu}, which has none; take one of {', '.join(names)}")
     return path
@@ -108,6 +105,27 @@ def shipped_overheads(gpu: str) -> Path:
 
 def _pack_overheads(gpu: str) -> Path:
     return packs_dir() / gpu / "overhead_samples.parquet"
+
+
+def observations_file(gpu: str, results: str | Path | None) -> Path:
+    """The overhead observations of a GPU's host: those that a run read from its traces, if these still exist, else shipped ones.
+
+    Raises:
+        InputError: there are none; the message says which command makes those of a campaign.
+    """
+    read = Artifacts(str(results or "results")).overhead_samples(gpu)
+    if results is not None and overhead_source(gpu) in HAS_MODELS and Path(read).is_file():
+        return Path(read)
+    if overhead_source(gpu) is Source.MEASUREMENTS and not _pack_overheads(gpu).is_file():
+        command = run_command(results, f"gpu={gpu}", "model=dlrm_small", read)
+        raise InputError(f"host={gpu}: a run reads its traces first: `{command}`")
+    return shipped_overheads(gpu)
+
+
+def run_command(results: str | Path | None, *words: str) -> str:
+    """The command that makes what a message asks for, as a shell reads it; None is the default folder of results."""
+    folder = [] if results is None or str(results) == "results" else [f"results={results}"]
+    return shlex.join(["steptime", "run", *words, *folder])
 
 
 CHOOSING_VARIANTS = ("auto", "compare")
@@ -174,8 +192,8 @@ def kernel_predictor(
         formulas = {} if by_formula is None else {FAMILY: by_formula}
         return replace(predictor_of(gpu, families), models=formulas, complete=None, folders=folders)
     raise InputError(
-        f"kernels={choice}: no such models were fitted for {gpu.name}: run `snakemake --config gpu={gpu.name} "
-        f"kernels={choice}` if samples of it are available, or use kernels=auto"
+        f"kernels={choice}: no such models were fitted for {gpu.name}: use kernels=auto, or run "
+        f"`{run_command(None, f'gpu={gpu.name}', f'kernels={choice}')}` if samples of it are available"
     )
 
 
@@ -192,26 +210,13 @@ def _with_measured_peaks(gpu: GpuSpec, stated: GpuSpec) -> GpuSpec:
     return replace(gpu, **missing) if missing else gpu
 
 
-def overhead_model(
-    host: Host, settings: OverheadSettings, label: str, results: str | Path | None, workload: str
-) -> OverheadModel:
-    """Overheads of a host, from the same sources that the pipeline's rules would use now.
-
-    `label` names the statistics of these settings (`Question.overheads_label`).
-
-    Statistics under `results` are used if the traces that they were made from still exist. Otherwise the shipped
-    observations are used, and statistics of an earlier run are ignored.
-    """
+def overhead_model(host: Host, settings: OverheadSettings, results: str | Path | None, workload: str) -> OverheadModel:
+    """Overheads of a host, from the same observations that the pipeline's rules would use now (`observations_file`)."""
     gpu = host.observations
-    if results is not None and overhead_source(gpu) in HAS_MODELS:
-        artifacts = Artifacts(str(results))
-        table = Path(artifacts.overheads(gpu, label))
-        if table.is_file() and Path(artifacts.overhead_samples(gpu)).is_file():
-            return overheads_from(read_table(table, "overheads"), settings, host, workload)
-    shipped = shipped_overheads(gpu)
-    check_if_shipped(shipped)  # statistics of these bytes may be in the cache
-    version = overhead_source(gpu), shipped.stat().st_mtime_ns
-    return overheads_from(_shipped_statistics(shipped, gpu, version, settings), settings, host, workload)
+    observations = observations_file(gpu, results)
+    check_if_shipped(observations)  # statistics of these bytes may be in the cache
+    version = overhead_source(gpu), observations.stat().st_mtime_ns
+    return overheads_from(_kept_statistics(observations, gpu, version, settings), settings, host, workload)
 
 
 def observations_in(path: str | Path) -> pd.DataFrame:
@@ -232,12 +237,10 @@ def host_name(host: Host, settings: OverheadSettings) -> str:
 
 
 @lru_cache(maxsize=16)
-def _shipped_statistics(
-    shipped: Path, gpu: str, _version: tuple[Source, int], settings: OverheadSettings
-) -> pd.DataFrame:
-    """Statistics of shipped observations, computed once while the file is unchanged, and kept between runs."""
+def _kept_statistics(path: Path, gpu: str, _version: tuple[Source, int], settings: OverheadSettings) -> pd.DataFrame:
+    """Statistics of a file of observations, computed once while the file is unchanged, and kept between runs."""
     parts = {
-        "observations": file_digest(shipped),
+        "observations": file_digest(path),
         "settings": replace(settings, host_scale=1.0),
         "profiler_cost": _profiler_cost(gpu, settings),
         "source": overhead_source(gpu).name,
@@ -247,9 +250,9 @@ def _shipped_statistics(
     return kept(
         "overheads.parquet",
         parts,
-        lambda: overhead_statistics(observations_in(shipped), gpu, settings),
-        lambda path: read_table(path, "overheads"),
-        lambda table, path: write_table(table, path, "overheads"),
+        lambda: overhead_statistics(observations_in(path), gpu, settings),
+        lambda kept_in: read_table(kept_in, "overheads"),
+        lambda table, kept_in: write_table(table, kept_in, "overheads"),
     )
 
 

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from pipeline.answers.gap_models import measured_gpus
-from pipeline.answers.who_answers import Source, kernel_source
-from pipeline.errors import UnknownNameError
+from pipeline.answers.who_answers import Source, kernel_source, observations_file, overhead_source
+from pipeline.errors import InputError, UnknownNameError
 from pipeline.hardware.clusters import list_clusters
 from pipeline.hardware.find_gpu import list_gpus
 from pipeline.hardware.hosts import list_hosts, usual_host
@@ -58,7 +58,7 @@ def host_rows() -> list[dict[str, Any]]:
     return [
         {
             "host": host.name,
-            "what": host.what,
+            "what": host.what + _readiness(host.observations),
             "overheads of": host.observations,
             "times": f"{host.scale:g}",
             "log sd": f"{host.log_sd:g}",
@@ -66,6 +66,17 @@ def host_rows() -> list[dict[str, Any]]:
         }
         for host in list_hosts()
     ]
+
+
+def _readiness(gpu: str) -> str:
+    """Whether a run has read the campaign's traces that a host's overheads come from; empty for traces of others."""
+    if overhead_source(gpu) is not Source.MEASUREMENTS:
+        return ""
+    try:
+        observations_file(gpu, "results")
+    except InputError:
+        return " (needs a run first)"
+    return " (ready)"
 
 
 def cluster_rows() -> list[dict[str, Any]]:

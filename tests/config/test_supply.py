@@ -99,7 +99,7 @@ def test_commands_check_the_pack_too(copy: Path, tmp_path: Path) -> None:
             predict_command("V100", None, _calls(tmp_path), tmp_path / "out.parquet")
         packs.check_pack.cache_clear()
         with pytest.raises(PackError, match="damaged"):
-            overhead_model(load_host("v100-traces"), ask(["gpu=V100"]).overheads, "shared", None, "dlrm_default")
+            overhead_model(load_host("v100-traces"), ask(["gpu=V100"]).overheads, None, "dlrm_default")
     finally:
         path.write_bytes(whole)
 

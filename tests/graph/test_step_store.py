@@ -297,7 +297,7 @@ def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:
             place = rng.randrange(len(whole))
             path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :])
             compose.forget()
-            who_answers._shipped_statistics.cache_clear()
+            who_answers._kept_statistics.cache_clear()
             [again] = expand([*TINY, "gpu=V100", "batch_size=8", "predict.draws=16"])
             assert Engine(steps=StepStore()).predict_one(again).whole().predicted_us == pytest.approx(expected), (
                 f"{path.name}, byte {place}"

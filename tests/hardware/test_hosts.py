@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,12 @@ from typer.testing import CliRunner
 from pipeline import compare, predict
 from pipeline.answers.step_errors import host_sigma
 from pipeline.cli import app
-from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.hardware.hosts import list_hosts, load_host, usual_host
 from pipeline.paths import Artifacts, config_files
 from pipeline.question.question import ask, expand
+from pipeline.show.catalogue import host_rows
 
 ORDER = ("pascal", "volta", "turing", "ampere", "cdna2", "ada", "hopper", "cdna3", "blackwell")
 """Architectures by year."""
@@ -135,6 +139,20 @@ def test_observations_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     file.write_text("name: x\nwhat: y\nobservations: L4\n")
     with pytest.raises(Exception, match="observations: L4, which has none; take one of A100-PCIE-40GB, V100"):
         predict("V100", host=str(file), **DDP)
+
+
+def test_a_campaigns_host_is_ready_after_the_command_of_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no run was made
+    assert "the host of the measured H100 (needs a run first)" in {row["what"] for row in host_rows()}
+    with pytest.raises(InputError, match="host=H100: a run reads its traces first: `steptime run gpu=H100 ") as refused:
+        predict("H100", host="H100", **DDP)
+    _, *words = shlex.split(str(refused.value).split("`")[1])
+    subprocess.run([sys.executable, "-m", "steptime", *words], check=True, capture_output=True)
+    for estimator in ("clipped_mean", "median"):  # any statistics of what was read
+        assert predict("H100", host="H100", overheads__estimator=estimator, **DDP).host == "H100"
+    assert "the host of the measured H100 (ready)" in {row["what"] for row in host_rows()}
 
 
 def test_no_card_of_the_catalogue_is_left_to_the_newest_host_by_chance() -> None:
