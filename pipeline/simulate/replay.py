@@ -117,7 +117,7 @@ def replay(
     result = replay_source(target, others, options, calibrate)
     if any(_same_run(target, other) for other in others):
         itself = "overheads come from the evaluated trace itself, so the error is not a held-out error"
-        result = replace(result, notes=(itself, *result.notes))
+        result = replace(result, notes=(itself, *result.notes), held_out=False)
     if timeline is not None:
         _write(target, result.replayed, timeline)
     return result
@@ -185,6 +185,7 @@ def replay_source(
         tuple(notes),
         time_per_batch_us(target.chosen),
         _arithmetic(target, replayed[len(replayed) // 2].iteration),
+        held_out=split != "none",
     )
 
 

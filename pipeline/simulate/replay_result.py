@@ -63,6 +63,8 @@ class ReplayResult:
     """Measured mean time from the end of an iteration to the end of the next; None for one iteration."""
     arithmetic: Arithmetic | None = None
     """What an iteration computes; None where the trace does not show it."""
+    held_out: bool = True
+    """Whether no iteration is predicted from its own statistics. Otherwise the errors are no evidence."""
 
     def mean(self, what: str) -> float:
         """Mean over the evaluated iterations: `measured`, `predicted`, `active_measured`, `active_predicted`, ..."""
@@ -94,6 +96,7 @@ class ReplayResult:
             "marker": self.trace.marker,
             "iterations": len(self.replayed),
             "split": self.split,
+            "held_out": self.held_out,
             "measured_us": measured,
             "predicted_us": self.mean("predicted"),
             "error": self.mean("predicted") / measured - 1.0,
@@ -134,7 +137,7 @@ class ReplayResult:
         """Whether the mean over the baseline is a prediction. Halves that predict each other have a common mean, which is
         also the measured one, whatever the errors of the iterations are.
         """
-        return self.split not in ("halves", "none")
+        return self.held_out and self.split != "halves"
 
     def _baseline_error(self, which: str) -> float:
         """Mean absolute error of a baseline, as a fraction."""
@@ -180,7 +183,8 @@ BOX_FROM = 60
 def verdict(facts: dict[str, Any]) -> str:
     """`ReplayResult.as_dict()` in a sentence: the step, predicted and measured; then its arithmetic, where it is known."""
     error = facts["step_error"]
-    missed = "exact" if round(error, 4) == 0 else f"{abs(error):.2%} {'short' if error < 0 else 'long'}"
+    missed = f"{abs(error):.2%} {'short' if error < 0 else 'long'}" if round(error, 4) else "less than 0.01% off"
+    missed = missed if facts["held_out"] else "predicted from itself, which is no evidence"
     predicted, measured = milliseconds(facts["step_predicted_us"]), milliseconds(facts["step_measured_us"])
     said = f"step {predicted} predicted, {measured} measured: {missed}"
     if facts["mfu"] is None:

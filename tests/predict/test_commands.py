@@ -131,9 +131,14 @@ def test_overheads_of_the_trace_itself_are_no_held_out_figure(
 ) -> None:
     trace, other, copy = steps(tmp_path), steps(tmp_path / "other", 5), tmp_path / "packed_copy.json.gz"
     copy.write_bytes(gzip.compress(trace.read_bytes()))
-    for overheads, noted in ((trace, True), (copy, True), (other, False)):
-        notes = json.loads(steptime(capsys, "replay", trace, "--overheads", overheads, "--json")[1])["notes"]
-        assert any("not a held-out error" in note for note in notes) is noted
+    alone, itself = steps(tmp_path / "alone", 1), "ms measured: predicted from itself, which is no evidence\n"
+    given = [(trace, trace), (trace, copy), (alone, None), (trace, other), (other, None)]
+    for (target, overheads), noted in zip(given, (True, True, True, False, False), strict=True):
+        words = ["replay", target, *(["--overheads", overheads] if overheads else [])]
+        facts = json.loads(steptime(capsys, *words, "--json")[1])
+        assert any("not a held-out error" in note for note in facts["notes"]) is noted is not facts["held_out"]
+        shown = steptime(capsys, *words)[1]
+        assert (itself in shown) is noted and ("less than 0.01% off" in shown) is not noted and "exact" not in shown
 
 
 def test_ranks_are_replayed_together(datasets: Path, capsys: pytest.CaptureFixture[str]) -> None:
