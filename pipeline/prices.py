@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError, InputError, UnknownNameError, did_you_m
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
 from pipeline.prediction import Prediction
-from pipeline.yaml_text import YamlError, load_yaml
+from pipeline.yaml_text import read_mapping
 
 PRICES = "prices.yaml"
 """File name of a price list: in the working folder, or under `config/`."""
@@ -209,12 +209,8 @@ def _resolved(gpu: str) -> str:
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigError(f"{file}: no such price list; correct $STEPTIME_PRICES, or unset it to use the shipped list")
-    try:
-        values = load_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YamlError) as error:
-        said = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{file}: not readable as YAML ({said})") from None
-    if not isinstance(values, dict) or not isinstance(values.get("prices"), list):
+    values = read_mapping(file, "a currency and prices")
+    if not isinstance(values.get("prices"), list):
         raise ConfigError(f"{file}: expected a list `prices` of gpu, per_hour, date and source")
     _refuse_unknown(values, ("currency", "prices"), str(file))
     return values

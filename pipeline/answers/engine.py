@@ -143,9 +143,8 @@ class DeclaredModels:
 
     def overheads(self, question: Question) -> OverheadModel:
         """Overheads from the declared statistics."""
-        return overheads_from(
-            read_table(self.statistics, "overheads"), question.overheads, question.host, question.step_name
-        )
+        statistics = read_table(self.statistics, "overheads")
+        return overheads_from(statistics, question.overheads, question.host, question.step_name)
 
     def measured(self, question: Question) -> Prediction | None:
         """None: a rule predicts."""
@@ -342,8 +341,7 @@ class Engine:
         overheads = self.models.overheads(question)
         key = id(parts), id(overheads), question.step_name
         if key not in programs:
-            calls = len(parts.which)
-            programs[key] = assemble(parts.sequence, overheads, calls, workload=question.step_name)
+            programs[key] = assemble(parts.sequence, overheads, len(parts.which), workload=question.step_name)
         return programs[key]
 
 

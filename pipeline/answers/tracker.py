@@ -90,13 +90,15 @@ class TrackedTrace:
         except UnknownNameError:
             if self.gpu:
                 raise
-            device, near = self.trace.device, nearest_gpu(self.trace.metadata.get("deviceProperties"))
+            device = self.trace.device
+            near = nearest_gpu(self.trace.metadata.get("deviceProperties"), device)
             like = " (the nearest by multiprocessors and memory)" if near else ""
-            if not near and (near := "" if device == UNNAMED else nearest_name(device)):
+            if near is None and device != UNNAMED and (near := nearest_name(device)):
                 like = " (the nearest name)"
-            named = "the trace does not name its GPU" if device == UNNAMED else f"no GPU file has the name {device}"
-            say = f'say which GPU it is, load_trace(path, gpu="{near or "V100"}"){like}, for commands gpu=NAME'
-            raise InputError(f"{self.trace.path}: {named}: {say}; {describe_gpu()}") from None
+            say = f'say which GPU it is, load_trace(path, gpu="{near or "V100"}"){like}, for commands gpu=NAME; '
+            named = f"no GPU file has the name {device}: {say if near else ''}"
+            named = named if device != UNNAMED else f"the trace does not name its GPU: {say}"
+            raise InputError(f"{self.trace.path}: {named}{describe_gpu()}") from None
 
     @cached_property
     def _steps(self) -> _Steps:
@@ -194,20 +196,10 @@ class TrackedTrace:
         """
         # a single name is a string, which is also a sequence
         names = [gpus] if isinstance(gpus, str) and gpus else list(gpus) or [spec.name for spec in list_gpus()]
-        rows = []
-        for name in names:
-            prediction = self.to(name)
-            rows.append(
-                {
-                    "gpu": prediction.gpu,
-                    "predicted_us": prediction.predicted_us,
-                    "p10_us": prediction.p10_us,
-                    "p90_us": prediction.p90_us,
-                    "samples_per_s": prediction.samples_per_s,
-                    "bound": prediction.bound,
-                }
-            )
-        return with_prices(pd.DataFrame(rows), prices).sort_values("predicted_us", ignore_index=True)
+        predictions = list(map(self.to, names))
+        columns = ("gpu", "predicted_us", "p10_us", "p90_us", "samples_per_s", "bound")
+        table = pd.DataFrame([{name: getattr(prediction, name) for name in columns} for prediction in predictions])
+        return with_prices(table, prices).sort_values("predicted_us", ignore_index=True)
 
 
 GENERIC_NAMES = ("kineto", "trace", "pt")

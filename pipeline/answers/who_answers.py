@@ -61,7 +61,6 @@ PUBLIC_KERNEL_GPUS = ("V100", "P100", "P4", "T4", "A100-PCIE-40GB")
 PUBLIC_OVERHEAD_GPUS = ("V100", "A100-PCIE-40GB")
 """GPUs with a pack whose host appears in public training traces (`pipeline/overheads/trace_overheads.py`)."""
 
-
 HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
 """Sources whose samples are fitted in this run."""
 
@@ -271,11 +270,9 @@ def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Overhead
 
 def _profiler_cost(gpu: str, settings: OverheadSettings) -> ProfilerCost:
     """The profiler's cost on the host: as a campaign on that GPU's host measured it, else as configured."""
-    event_us = None
-    if overhead_source(gpu) is Source.MEASUREMENTS:
-        event_us = profiler_event_us(measurements_dir() / gpu)
-    configured = settings.profiler_event_us
-    return ProfilerCost(configured if event_us is None else event_us, settings.profiler_launch_us)
+    measured = overhead_source(gpu) is Source.MEASUREMENTS
+    event_us = profiler_event_us(measurements_dir() / gpu) if measured else None
+    return ProfilerCost(settings.profiler_event_us if event_us is None else event_us, settings.profiler_launch_us)
 
 
 def overheads_from(table: pd.DataFrame, settings: OverheadSettings, host: Host, workload: str) -> OverheadModel:

@@ -31,7 +31,6 @@ from pipeline.schemas import SCHEMAS, SUBSTITUTE, read_provenance, read_table
 MAX_IMPLAUSIBLE_US = 0.05
 """Time in µs. A sample with this time or less is dropped, because it cannot be a real measurement."""
 
-
 MAX_TIME_US = 1e9
 """Longest time in µs that a kernel or a step may take (17 minutes). A longer one is in a wrong unit."""
 

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from math import log
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,11 @@ LOCAL = "local"
 
 SIBLINGS = {6.0: "P100", 6.1: "P4", 7.0: "V100", 7.5: "T4", 8.0: "A100", 8.6: "A10", 8.9: "L4", 9.0: "H100"}
 """GPU from which the figures of an unlisted GPU are scaled, by compute capability; B200 for newer ones."""
+
+NEAR_SMS = 1.25
+"""Ratio of multiprocessors below which one GPU may stand for another of its architecture: cards of one chip differ so much."""
+SLIP = 0.85
+"""Likeness of two names (`difflib`) from which one is the other with a slip of typing."""
 
 CPU_FLOP_PER_CLOCK = 32
 """fp32 operations per core and clock that are assumed for a CPU: one fused multiply-add on two 256-bit vectors."""
@@ -79,25 +85,30 @@ def is_known(name: str) -> bool:
 
 
 def nearest_name(name: str) -> str:
-    """The known GPU with the name or alias most like this one; empty where none is."""
-    name_by_alias = _gpu_files()[1]
-    close = get_close_matches(_comparable_name(name), name_by_alias, n=1)
-    return name_by_alias[close[0]] if close else ""
+    """The known GPU with the name or alias most like this one, best of its series (`RTX 40..`); empty where none is like it."""
+    wanted, name_by_alias = _comparable_name(name), _gpu_files()[1]
+    letters, close = len(wanted) - len(wanted.lstrip(ascii_lowercase)), get_close_matches(wanted, name_by_alias, n=20)
+    alike = [alias for shared in (letters + 1, letters) for alias in close if alias[:shared] == wanted[:shared]]
+    alike += get_close_matches(wanted, name_by_alias, n=1, cutoff=SLIP)
+    return name_by_alias[alike[0]] if alike else ""
 
 
-def nearest_gpu(properties: Any) -> str:
-    """The known GPU nearest to the first of a trace's `deviceProperties`: of its compute capability, by multiprocessors and
-    memory. Empty where they are not stated.
+def nearest_gpu(properties: Any, device: str) -> str | None:
+    """The known GPU nearest to a device of a trace's `deviceProperties`: of its maker and compute capability, by multiprocessors
+    and memory. Empty where none has about as many multiprocessors (`NEAR_SMS`); None where the figures are not stated.
     """
-    first = properties[0] if isinstance(properties, list) and properties else None
+    stated = [each for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
+    own = min(stated, key=lambda each: str(each.get("name")) != device, default={})
     keys = ("computeMajor", "computeMinor", "numSms", "totalGlobalMem")
-    if not isinstance(first, dict) or not all(type(first.get(key)) is int and first[key] >= 0 for key in keys):
-        return ""
-    major, minor, sms, memory = (first[key] for key in keys)
-    alike = [spec for spec in list_gpus() if spec.compute_capability == float(f"{major}.{minor}")]
+    if not all(type(own.get(key)) is int and own[key] >= 0 for key in keys):
+        return None
+    major, minor, sms, memory = (own[key] for key in keys)
+    amd, sms = own.get("warpSize") == 64, max(sms, 1)  # AMD counts its architectures in another way
+    alike = [spec for spec in list_gpus() if spec.compute_capability == float(f"{major}.{minor}")
+             and spec.architecture.startswith("cdna") == amd and 1 / NEAR_SMS < spec.sms / sms < NEAR_SMS]  # fmt: skip
 
     def distance(spec: GpuSpec) -> float:
-        return abs(log(spec.sms / max(sms, 1))) + abs(log(spec.memory_bytes / max(memory, 1)))
+        return abs(log(spec.sms / sms)) + abs(log(spec.memory_bytes / max(memory, 1)))
 
     return min(alike, key=distance).name if alike else ""
 

@@ -117,7 +117,6 @@ WHOLE_NUMBERS = ("model.image_size", "model.classes", "model.frames", "model.seq
 MIN_VALUES = {"predict.draws": 10}
 """Least allowed values by key. With fewer than 10 draws, p10 and p90 are not distinct draws and mean nothing."""
 
-
 _MAX_LISTED = 32
 """A message lists the options of a section up to this number."""
 _NOT_OPTIONS = ("name", "architecture", "aliases", "sources")

@@ -104,9 +104,8 @@ def model_rows() -> list[dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
         loaded = load_yaml(text) or {}
         first = text.splitlines()[0].removeprefix("#").strip() if text.startswith("#") else ""
-        rows.append(
-            {"model": name, "batch_size": loaded.get("batch_size", ""), "what": loaded.get("description") or first}
-        )
+        what = loaded.get("description") or first
+        rows.append({"model": name, "batch_size": loaded.get("batch_size", ""), "what": what})
     return rows
 
 

@@ -160,11 +160,8 @@ def replay_source(
         options = replace(options, estimator="mean")  # a trace's own mean gives its own host time
     replayed: list[Replayed] = []
     samples = []
-    notes = (
-        ["only one iteration: it is predicted from its own statistics, so the error is not a held-out error"]
-        if split == "none"
-        else []
-    )
+    alone = "only one iteration: it is predicted from its own statistics, so the error is not a held-out error"
+    notes = [alone] if split == "none" else []
     for fold in folds:
         train = fold.train if split == "none" else tuple(source.without_one_time_costs for source in fold.train)
         seen = learn(train, waiting=options.form == "published")
@@ -203,9 +200,8 @@ def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Pat
         base = min(r.iteration.start_ns for r in replayed)
     steps = [(r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
     beside = measured_rows(target.act, [(r.iteration, begin) for r, (_, begin) in zip(replayed, steps, strict=True)])
-    beside += shifted_rows(
-        target.act, [(r.iteration, step, begin) for r, (step, begin) in zip(replayed, steps, strict=True)]
-    )
+    shifted = [(r.iteration, step, begin) for r, (step, begin) in zip(replayed, steps, strict=True)]
+    beside += shifted_rows(target.act, shifted)
     names = [list(trace.names[events[r.iteration.calls]]) for r in replayed]
     title = f"{Path(trace.path).name}: predicted and measured iterations"
     measured = [r.iteration.span_us for r in replayed]

@@ -24,16 +24,11 @@ def test_one_point_has_the_defaults_of_its_model() -> None:
     (point,) = expand(["gpu=V100", "model=dlrm_default"])
     assert (point.gpu.name, point.model, point.variant) == ("V100", "dlrm_default", "default")
     assert point.batch_size == 2048
-    assert point.gpu.name == "V100"
 
 
 def test_values_separated_by_commas_make_a_grid() -> None:
     points = expand(["gpu=V100,P100", "model=dlrm_default,dlrm_ddp", "batch_size=512,2048"])
-    assert len(points) == 8
-    assert {(p.gpu.name, p.model, p.batch_size) for p in points} >= {
-        ("P100", "dlrm_ddp", 2048),
-        ("V100", "dlrm_default", 512),
-    }
+    assert len({(p.gpu.name, p.model, p.batch_size) for p in points}) == len(points) == 8
 
 
 def test_an_alias_is_the_gpu_that_it_stands_for() -> None:
@@ -71,17 +66,15 @@ def test_campaign_steps_are_named_as_grid_points_are() -> None:
         assert point.step_name == plan.unit.removeprefix("steps/")
 
 
-def test_an_override_that_repeats_the_default_keeps_the_path() -> None:
-    assert expand(["model.optimizer=sgd"])[0].variant == "default"
-
-
 def test_of_several_models_the_one_that_lacks_an_option_is_named() -> None:
     with pytest.raises(ConfigError, match=r"unknown option 'model\.tables' of model=resnet50"):
         expand(["model=dlrm_default,resnet50", "model.tables=4"])
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [("gpus=V100", "gpu"), ("overides=model.tables=4", "overrides"),
-                                            ("modle.mode=train", "model.mode")])  # fmt: skip
+                                            ("modle.mode=train", "model.mode"), ("dtype=fp16", "model.dtype"),
+                                            ("model_dtype=fp16", "model.dtype"),
+                                            ("host_scale=2", "overheads.host_scale")])  # fmt: skip
 def test_a_misspelt_key_is_answered_by_the_nearest_one(wrong: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
         expand([wrong])
@@ -130,14 +123,22 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         ("predict=3", ConfigError, "write predict.KEY=value"),
         ("+model.tables=4", ConfigError, "write it without the plus"),
         ("gpu=V100 T4", ConfigError, "write several values with commas and no spaces: gpu=V100,T4"),
-        ("gpu=GeForce RTX 4080", UnknownNameError, "unknown GPU 'GeForce RTX 4080': did you mean 'RTX4090'"),
+        ("gpu=GeForce RTX 4070 Ti", UnknownNameError, "unknown GPU 'GeForce RTX 4070 Ti': did you mean 'RTX4090'"),
+        ("gpu=NVIDIA A2", UnknownNameError, "unknown GPU 'NVIDIA A2': choose one of .*gpu=FILE.yaml"),
+        ("gpu=GeForce GTX 1080 Ti", UnknownNameError, "1080 Ti': choose one of .*gpu=FILE.yaml"),
+        ("gpu=AA100", UnknownNameError, "unknown GPU 'AA100': did you mean 'A100-PCIE-40GB'"),
+        ("gpu=glob(Z*)", ConfigError, r"gpu=glob\(Z\*\): no gpu has a name like this; choose among .*A100.*V100"),
+        ("host=glob(Z*)", ConfigError, r"host=glob\(Z\*\): no host .*typical-2020"),
+        ("batch_size=glob(*)", ConfigError, r"batch_size=glob\(\*\): only gpu, model, kernels, overheads, host, "),
+        ("model=resnet50 batch_size=32", ConfigError, "cannot read the override 'model=resnet50 batch_size=32'"),
+        ("batch_size=1,,2", ConfigError, "cannot read the override 'batch_size=1,,2': write key=value"),
+        ("model=bert", UnknownNameError, "did you mean 'bert_large'"),
     ],
 )
 def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type[Exception], says: str) -> None:
+    whole = override.startswith(("gpu", "model="))
     with pytest.raises(error, match=says) as raised:
-        expand(
-            ["gpu=V100", "model=dlrm_default", override] if not override.startswith(("gpu", "model=")) else [override]
-        )
+        expand([override] if whole else ["gpu=V100", "model=dlrm_default", override])
     assert "\n" not in str(raised.value)
 
 
@@ -212,30 +213,6 @@ def test_a_name_that_can_be_no_folder_is_one_line(copied: Path) -> None:
         expand(["gpu=X1"])
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("gpu=glob(Z*)", r"gpu=glob\(Z\*\): no gpu has a name like this; choose among .*A100.*V100"),
-        ("host=glob(Z*)", r"host=glob\(Z\*\): no host .*typical-2020"),
-        ("batch_size=glob(*)", r"batch_size=glob\(\*\): only gpu, model, kernels, overheads, host, cluster and"),
-        ("model=resnet50 batch_size=32", "cannot read the override 'model=resnet50 batch_size=32'"),
-        ("batch_size=1,,2", "cannot read the override 'batch_size=1,,2': write key=value"),
-        ("model=bert", "did you mean 'bert_large'"),
-    ],
-)
-def test_an_override_that_cannot_be_read_is_named(text, message):
-    with pytest.raises(InputError, match=message) as raised:
-        expand([text])
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("text, meant", [("dtype=fp16", "model.dtype"), ("model_dtype=fp16", "model.dtype"),
-                                         ("host_scale=2", "overheads.host_scale")])  # fmt: skip
-def test_an_option_without_its_section_is_found(text, meant):
-    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
-        expand([text])
-
-
 def test_values_of_python_are_written_as_overrides():
     from pipeline.question.settings import written
 
@@ -270,9 +247,7 @@ def test_options_of_the_users_own_step_need_no_plus() -> None:
 
 
 def test_a_missing_value_comes_with_an_example() -> None:
-    with pytest.raises(
-        ConfigError, match=r"give a value for model\.target, for example model\.target=my_module:make_step"
-    ):
+    with pytest.raises(ConfigError, match=r"a value for model\.target, for example model\.target=my_module:make_step"):
         expand(["model=custom"])
 
 
