@@ -57,6 +57,7 @@ class PredictSettings:
 
     critical_path: str = "full"
     cuda_graph: bool = False
+    wait_each_step: bool = False
     draws: int = 1024
     """With so many, p10 and p90 vary from seed to seed with a standard deviation of 0.01 to 0.2 %."""
     seed: int = 0

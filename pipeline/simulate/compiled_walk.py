@@ -67,8 +67,8 @@ def walk(program: Program, times: Floats, which: Ints, host_scale: Floats) -> tu
     steps = np.empty(draws)
     compiled(_walk)(
         len(names), p.kind, thread, p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.call, p.stream, p.blocking,
-        further, p.latency_us, p.kernel_gap_us, p.wait_offsets, p.wait_calls, p.backlog_us, float(p.sync_return_us),
-        int(p.queue_depth), int(p.collectives), np.ascontiguousarray(times), np.asarray(which, np.int64),
+        further, p.latency_us, p.kernel_gap_us, p.wait_offsets, p.wait_calls, p.backlog_us, float(p.carried_us),
+        float(p.sync_return_us), int(p.queue_depth), int(p.collectives), np.ascontiguousarray(times), np.asarray(which, np.int64),
         np.ascontiguousarray(host_scale, np.float64), steps, *block,
     )  # fmt: skip
     return steps, block
@@ -76,7 +76,7 @@ def walk(program: Program, times: Floats, which: Ints, host_scale: Floats) -> tu
 
 def _walk(  # type: ignore[no-untyped-def]
     threads, kind, thread, previous, host, api, tail, call, stream, blocking, further, latency, kernel_gap,
-    wait_offsets, wait_calls, backlog, sync_return, queue_depth, collectives, times, which, host_scale, steps,
+    wait_offsets, wait_calls, backlog, carried, sync_return, queue_depth, collectives, times, which, host_scale, steps,
     start, end, device_start, device_end, launch_cause, host_cause, device_cause,
 ):  # fmt: skip
     """The full form of `critical_path` for blocks of draws; see there for the recurrence.
@@ -141,7 +141,7 @@ def _walk(  # type: ignore[no-untyped-def]
                         now += min(times[row, begun + d] * _ADDED, beside)
                     device_end[c, d] = now
                     stream_end[s, d] = now
-                    last[d] = max(last[d], now)
+                    last[d] = max(last[d], now - carried)
                 device_cause[c] = cause
                 stream_call[s] = c
                 ran[c] = True

@@ -101,6 +101,8 @@ class Program:
         wait_calls: calls awaited.
         streams: stream ids.
         backlog_us: per stream, the time until which it is busy with earlier work.
+        carried_us: time that the device takes from this step to the next and finds of the step before: in a loop, the next
+            step begins so long before the device has finished. 0 for a step alone.
         call_count: number of device calls, the width of the kernel times.
         sync_return_us: from the end of awaited work to the return of the host's wait.
         queue_depth: launches that may be outstanding; 0 for no limit.
@@ -138,6 +140,7 @@ class Program:
     fills: Flags | None = None
     competes: Flags | None = None
     collectives: int = -1
+    carried_us: float = 0.0
     further: Flags | None = None
     host_evidence: Mapping[str, float] = field(default_factory=dict)
     unmatched_host_share: float = 0.0

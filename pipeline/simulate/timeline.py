@@ -85,9 +85,11 @@ class Timeline:
 
     @cached_property
     def step_us(self) -> Floats:
-        """Step time: when host and device are done, per draw."""
+        """Step time: when host and device are done, the device but for what it carries to the next step, per draw."""
         ran = self._ran
-        return np.maximum(self.host_us, self.device_end[ran].max(axis=0)) if ran.any() else self.host_us
+        if not ran.any():
+            return self.host_us
+        return np.maximum(self.host_us, self.device_end[ran].max(axis=0) - self.program.carried_us)
 
     @cached_property
     def active_us(self) -> Floats:
@@ -274,10 +276,14 @@ def critical_path(step: Timeline) -> CriticalPath:
         walk, read = compiled(_walk_back), columns
     else:
         walk, read = _walk_back, [column.tolist() for column in columns]  # plain code reads lists faster than arrays
-    count, host, queued, latency, gap, returned = walk(*read, float(p.sync_return_us), *_last(step), moments, places)
+    last = _last(step)
+    count, host, queued, latency, gap, returned = walk(*read, float(p.sync_return_us), *last, moments, places)
     moments, places = moments[:count].copy(), places[:count].copy()
     rows, calls = np.zeros(len(p), bool), np.zeros(p.call_count, bool)
     rows[places[moments <= _ROW_START]] = True
+    if last[0] == _CALL_END and p.carried_us > 0:  # the path begins where the device begins this step
+        rows &= step.row_end[:, 0] > p.carried_us
+        host, queued = (host, queued - p.carried_us) if queued > 0 else (host - p.carried_us, queued)
     calls[places[moments == _CALL_END]] = True
     device = float((done - begin)[calls].sum())
     return CriticalPath(rows, calls, host, device, queued, latency, gap, returned, moments, places)
@@ -336,11 +342,11 @@ def _walk_back(  # type: ignore[no-untyped-def]
 
 
 def _last(step: Timeline) -> tuple[int, int]:
-    """Kind and place of the last moment: the end of a row, or of a call if one ends later; `NO_CALL` for an empty step."""
+    """Kind and place of the moment that ends the step: the end of a row, or of a call; `NO_CALL` for an empty step."""
     row = int(np.argmax(step.row_end[:, 0])) if len(step.program) else NO_CALL
     if not np.isnan(step.device_end[:, 0]).all():
         call = int(np.nanargmax(step.device_end[:, 0]))
-        if step.device_end[call, 0] > step.row_end[row, 0]:
+        if step.device_end[call, 0] - step.program.carried_us > step.row_end[row, 0]:
             return _CALL_END, call
     return _ROW_END, row
 
