@@ -61,8 +61,10 @@ RECORDED = {
 
 
 def predicted(row: pd.Series) -> Prediction:
-    """Steptime's prediction of a row."""
-    options: dict[str, object] = {"model.mode": row["mode"], "model.dtype": row["dtype"]}
+    """Steptime's prediction of a row. The loops of NVIDIA and of timm wait for the device in each step."""
+    options: dict[str, object] = {
+        "model.mode": row["mode"], "model.dtype": row["dtype"], "predict.wait_each_step": True,
+    }  # fmt: skip
     name = "custom"
     if row["source"] == "timm":
         options |= {"model.target": "evaluation.workloads.timm_networks:make_step", "+model.options.network": row["model"],

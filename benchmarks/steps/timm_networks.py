@@ -74,7 +74,7 @@ def question_of(row: pd.Series) -> Question:
         "model.target": "evaluation.workloads.timm_library:make_step", "+model.options.network": row["model"],
         "+model.options.side": int(row["side"]), "+model.options.fused": row["torch"] >= FUSED_ATTENTION_SINCE,
         "model.mode": row["mode"], "model.dtype": row["dtype"], "model.memory_format": row["memory_format"],
-        "model.optimizer": "none", "batch_size": int(row["batch_size"]),
+        "model.optimizer": "none", "batch_size": int(row["batch_size"]), "predict.wait_each_step": True,
     }  # fmt: skip
     return questions_of(row["gpu"], "custom", options)[0]
 

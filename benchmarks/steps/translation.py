@@ -32,12 +32,16 @@ from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 
 
+WAITS = {"predict.wait_each_step": True}
+"""NVIDIA's examples read the loss in each step."""
+
+
 def mean_step(gpu: str, batch_size: int, dtype: str) -> Prediction:
     """The mean over the buckets of sentence lengths; errors of the buckets are assumed to be fully correlated."""
     found = [
         predict(gpu=gpu, model="custom", batch_size=batch_size, **{
             "model.target": "evaluation.workloads.gnmt_step:make_step", "+model.options.tokens": tokens, "model.dtype": dtype,
-            "model.optimizer": "adam", "model.foreach": gpu in PYTORCH_2_GPUS,
+            "model.optimizer": "adam", "model.foreach": gpu in PYTORCH_2_GPUS, **WAITS,
         })
         for tokens, _ in LENGTH_BUCKETS
     ]  # fmt: skip
@@ -73,7 +77,7 @@ def transformer(rows: pd.DataFrame) -> list[str]:
         pure = {"model.precision": "pure"} if row.dtype == "fp16" else {}
         ends = [
             predict(gpu=row.gpu, model="transformer", batch_size=round(share * row.tokens / SENTENCE_TOKENS),
-                    **{"model.dtype": row.dtype, **pure, **BIG_TRANSFORMER}).predicted_us
+                    **{"model.dtype": row.dtype, **pure, **BIG_TRANSFORMER, **WAITS}).predicted_us
             for share in (FILL_RATIO, 1.0)
         ]  # fmt: skip
         off = " to ".join(f"{100 * (end / row.measured_us - 1.0):+.0f}" for end in ends)

@@ -86,10 +86,10 @@ def tied_gpus(values: Sequence[tuple[float, float, float]]) -> list[bool]:
 def why_tied(points: Iterable[Any]) -> str:
     """What decides between points that tie: predictions, or rows of the figures' table of steps."""
     predictions = list(points)
-    if len({p.predicted_us / p.batch_size for p in predictions}) == 1:
-        return "they take the same time"
     if all(p.bound == "host" for p in predictions):
         return "the host limits them"
+    if len({p.predicted_us / p.batch_size for p in predictions}) == 1:
+        return "they take the same time"
     if all(p.bound == "device" for p in predictions):
         return "the errors of kernel times are larger than the difference"
     return "the host decides"

@@ -222,6 +222,7 @@ class CriticalPath:
         return_us: from the ends of calls to the returns of host waits for them.
         moments: kinds (`Moment`) of the moments of the walk, from the end of the step to its begin.
         places: the row or call of each moment.
+        begin_us: where the path begins: with the step, or where the device begins it after the step before.
     """
 
     rows: Flags
@@ -234,6 +235,7 @@ class CriticalPath:
     return_us: float
     moments: Ints
     places: Ints
+    begin_us: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
@@ -281,12 +283,15 @@ def critical_path(step: Timeline) -> CriticalPath:
     moments, places = moments[:count].copy(), places[:count].copy()
     rows, calls = np.zeros(len(p), bool), np.zeros(p.call_count, bool)
     rows[places[moments <= _ROW_START]] = True
-    if last[0] == _CALL_END and p.carried_us > 0:  # the path begins where the device begins this step
-        rows &= step.row_end[:, 0] > p.carried_us
-        host, queued = (host, queued - p.carried_us) if queued > 0 else (host - p.carried_us, queued)
+    begin_us = p.carried_us if last[0] == _CALL_END else 0.0
+    if begin_us > 0:
+        rows &= step.row_end[:, 0] > begin_us
+        earliest = np.array([queued, host, latency])
+        before = np.diff(np.minimum(np.cumsum(earliest), begin_us), prepend=0.0)
+        queued, host, latency = (earliest - before).tolist()
     calls[places[moments == _CALL_END]] = True
     device = float((done - begin)[calls].sum())
-    return CriticalPath(rows, calls, host, device, queued, latency, gap, returned, moments, places)
+    return CriticalPath(rows, calls, host, device, queued, latency, gap, returned, moments, places, begin_us)
 
 
 def _walk_back(  # type: ignore[no-untyped-def]

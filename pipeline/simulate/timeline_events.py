@@ -222,11 +222,11 @@ def _calls(step: Timeline) -> tuple[Ints, Texts]:
 def idle_slices(step: Timeline) -> list[tuple[str, float, float]]:
     """Intervals of the step in which no call of it runs: (name, begin, end) in µs. Their sum is the step's idle time.
 
-    At the begin the GPU may still do what was queued before the step (`EARLIER`).
+    At the begin the GPU may still do what was queued before the step (`EARLIER`). In a loop, this time comes on top.
     """
     call, _ = _calls(step)
     busy_until = np.maximum.accumulate(np.append(0.0, step.device_end[call, 0]))
-    next_begin = np.append(step.device_start[call, 0], float(step.step_us[0]))
+    next_begin = np.append(step.device_start[call, 0], float(step.step_us[0]) + step.program.carried_us)
     empty = np.flatnonzero(next_begin > busy_until)
     queued = float(step.program.backlog_us.max(initial=0.0))
     out = []
@@ -239,7 +239,8 @@ def idle_slices(step: Timeline) -> list[tuple[str, float, float]]:
 
 
 def critical_slices(step: Timeline, labels: list[str]) -> list[tuple[str, float, float]]:
-    """The critical path in order of time: (name, begin, end) in µs. The intervals follow each other without a gap.
+    """The critical path in order of time: (name, begin, end) in µs. The intervals follow each other without a gap, from
+    `CriticalPath.begin_us` on.
 
     They are host operators, calls, launch latencies, gaps between calls, returns of waits, and earlier work.
     """
@@ -263,7 +264,7 @@ def critical_slices(step: Timeline, labels: list[str]) -> list[tuple[str, float,
     for name, item, low, high in reversed(backwards):
         if out and item >= 0 and out[-1][1] == item:  # an operator is one slice, from the gap before it to its end
             out[-1] = (name, item, out[-1][2], high)
-        elif high > low:
+        elif high > (low := max(low, path.begin_us)):
             out.append((name, item, low, high))
     return [(name, low, high) for name, _, low, high in out]
 

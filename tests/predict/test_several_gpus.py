@@ -25,7 +25,7 @@ MODEL = {"model": "dcgan", "batch_size": 64}
 
 
 def several(devices: int, **options: object) -> Prediction:
-    return predict(gpu=GPU, devices=devices, **MODEL, **options)  # type: ignore[arg-type]
+    return predict(gpu=GPU, devices=devices, **{**MODEL, **options})  # type: ignore[arg-type]
 
 
 def test_throughput_is_that_of_all_gpus_and_efficiency_its_share_of_as_many_single_ones() -> None:
@@ -56,10 +56,10 @@ def test_kernels_of_a_step_run_on_the_slowest_card() -> None:
 
 
 def test_what_is_exposed_is_a_part_of_the_communication_and_of_the_active_time() -> None:
-    step = several(4, cluster="pcie4")
+    step = several(4, cluster="pcie4", batch_size=512)
     assert step.several is not None
     assert 0 < step.several.exposed_communication_us <= step.several.communication_us <= step.active_us
-    faster = several(4)
+    faster = several(4, batch_size=512)
     assert faster.several is not None
     assert faster.several.communication_us < step.several.communication_us
     assert faster.predicted_us < step.predicted_us
@@ -94,7 +94,7 @@ def test_json_and_summary_keep_what_is_particular_of_several_gpus() -> None:
 
 
 def test_a_comparison_counts_the_price_of_all_gpus_and_draws_the_scaling() -> None:
-    table = compare(gpu=GPU, **MODEL, devices="1,2,4")  # type: ignore[arg-type]
+    table = compare(gpu=GPU, model="dcgan", batch_size=512, devices="1,2,4")  # type: ignore[arg-type]
     per_price = [table._per_price(p) for p in table.predictions]
     assert per_price[0] is not None and per_price[2] is not None
     assert per_price[2] < per_price[0]  # the exchange costs something, and four GPUs cost four times as much
