@@ -110,7 +110,7 @@ class Prediction:
     variant: str
     batch_size: int
     predicted_us: float
-    """Step time: from the start until both host and device have finished."""
+    """Step time: from the begin of a step to that of the next in a loop, in which steps overlap unless the host waits."""
     active_us: float
     """Time in which at least one kernel runs."""
     host_us: float

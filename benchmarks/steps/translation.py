@@ -31,7 +31,6 @@ from pipeline import predict
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
 
-
 WAITS = {"predict.wait_each_step": True}
 """NVIDIA's examples read the loss in each step."""
 

@@ -40,8 +40,7 @@ Flags = npt.NDArray[np.bool_]
 Texts = npt.NDArray[np.object_]
 
 QUEUE_DEPTH = 1024
-"""Number of calls that the launch queue of a GPU holds. The next launch blocks until the device begins an older
-call."""
+"""Calls that the launch queue of a GPU holds. The next launch waits until the device begins an older call."""
 
 NO_CALL, BACKLOG = -1, -2
 """Values used instead of the index of an awaited call: -1 for no wait, -2 for work queued before the step."""
@@ -101,8 +100,8 @@ class Program:
         wait_calls: calls awaited.
         streams: stream ids.
         backlog_us: per stream, the time until which it is busy with earlier work.
-        carried_us: time that the device takes from this step to the next and finds of the step before: in a loop, the next
-            step begins so long before the device has finished. 0 for a step alone.
+        carried_us: in a loop of equal steps, time until the device has finished the step before; it finishes this one as
+            long after the next has begun. 0 for a step alone.
         call_count: number of device calls, the width of the kernel times.
         sync_return_us: from the end of awaited work to the return of the host's wait.
         queue_depth: launches that may be outstanding; 0 for no limit.

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.program import Kind, Program
 
+
 def in_loop(program: Program, kernel_us: npt.ArrayLike) -> Program:
     """The program as one of many equal steps, between which the host does not wait for the device.
 

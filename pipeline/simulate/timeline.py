@@ -89,7 +89,8 @@ class Timeline:
         ran = self._ran
         if not ran.any():
             return self.host_us
-        return np.maximum(self.host_us, self.device_end[ran].max(axis=0) - self.program.carried_us)
+        device_us: Floats = self.device_end[ran].max(axis=0) - self.program.carried_us
+        return np.maximum(self.host_us, device_us)
 
     @cached_property
     def active_us(self) -> Floats:

@@ -43,8 +43,8 @@ def random_program(seed: int) -> Program:
         )  # fmt: skip
         calls += kind == LAUNCH
     depth, collectives = int(rng.choice([0, 1, 3])), int(rng.choice([-1, 2]))
-    backlog = tuple(rng.choice([0.0, 30.0], 3).tolist())
-    return program(*rows, backlog=backlog, queue_depth=depth, collectives=collectives)
+    backlog, carried = tuple(rng.choice([0.0, 30.0], 3).tolist()), float(rng.choice([0.0, 30.0]))
+    return program(*rows, backlog=backlog, carried_us=carried, queue_depth=depth, collectives=collectives)
 
 
 @pytest.mark.parametrize("seed", range(40))
