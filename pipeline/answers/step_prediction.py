@@ -180,9 +180,9 @@ class StepParts:
         return self.all_calls.assign(module=self.modules, **{str(name): told[name] for name in told})
 
 
-PLAIN_WALKS = 2_600
+PLAIN_WALKS = 5_600
 """Draws whose time equals that of the walks that look for a faster host (`device_bound_from`), in code that is not compiled:
-thirteen walks, each with the fixed cost of 200 draws."""
+two walks for each of fourteen hosts, each with the fixed cost of 200 draws."""
 
 
 def load_walk_if_it_pays(steps: Iterable[tuple[StepParts, PredictSettings]]) -> None:

@@ -168,3 +168,9 @@ def test_a_users_host_is_usual_for_the_cards_that_it_names(tmp_path: Path, monke
     monkeypatch.setenv("STEPTIME_CONFIG", str(tmp_path))
     assert ask(["gpu=H100"]).host.name == "lab" and ask(["gpu=A100"]).host.name == "typical-2020"
     assert ask(["gpu=A100", "host=lab"]).host.scale == 0.4
+
+
+def test_a_campaigns_host_is_observed_but_its_profiled_times_leave_something_open() -> None:
+    host = load_host("H100")
+    assert not host.inferred, "its own overheads are no transferred ones"
+    assert host_sigma({"measured": 1.0}, host.log_sd) == pytest.approx(0.23, abs=0.01)
