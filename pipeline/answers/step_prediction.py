@@ -6,7 +6,7 @@ The interval comes from the errors of kernel and host times (`step_errors`): the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -29,7 +29,7 @@ from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed
 from pipeline.simulate.critical_path import Form, load_if_it_pays, simulate
 from pipeline.simulate.program import Program, StepSequence, step_sequence
-from pipeline.simulate.program_changes import as_cuda_graphs, device_bound_from, in_loop
+from pipeline.simulate.program_changes import as_cuda_graphs, device_bound_from
 from pipeline.simulate.timeline import Timeline
 
 UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
@@ -220,8 +220,7 @@ def predict_step(
     if settings.cuda_graph:
         program, measured_us = as_cuda_graphs(program), None  # the measured step launched each kernel separately
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
-    alone, loop = program, form == "full" and not settings.wait_each_step
-    program = in_loop(alone, central_us) if loop else alone
+    program = replace(program, loop=form == "full" and not settings.wait_each_step)
     timeline = simulate(program, central_us, form=form)
     errors = StepErrors.of(step.sources, predicted, program.host_evidence, question.host.log_sd)
     drawn = DrawnStep(errors, program, step.which, step.all_calls, settings.draws, settings.seed, form)
@@ -240,7 +239,7 @@ def predict_step(
         **device_time,
         host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
         bound=timeline.bound,
-        device_bound_from=device_bound_from(alone, central_us, form, loop) if timeline.bound == "host" else None,
+        device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
         measured_us=measured_us,
         several=_several(question, timeline),
         arithmetic=_arithmetic(question.gpu, step.model_flops),

@@ -47,14 +47,17 @@ class Walked(NamedTuple):
     device_cause: Ints
 
 
-def walk(program: Program, times: Floats, which: Ints, host_scale: Floats) -> tuple[Floats, Walked]:
-    """Step time of each draw in µs, shape (draws,), and the times of the last block.
+def walk(
+    program: Program, times: Floats, which: Ints, host_scale: Floats, carried_us: Floats
+) -> tuple[Floats, Floats, Walked]:
+    """Step time and host time of each draw in µs, shape (draws,), and the times of the last block.
 
     Args:
         program: the step.
         times: drawn times of distinct calls, µs, shape (distinct, draws).
         which: row of `times` for each device call, shape (calls,).
         host_scale: factor on host times, shape (draws,).
+        carried_us: as of `timeline.Timeline`, shape (draws,).
     """
     p, draws = program, times.shape[1]
     further = np.zeros(len(p), np.bool_) if p.further is None else p.further
@@ -64,20 +67,20 @@ def walk(program: Program, times: Floats, which: Ints, host_scale: Floats) -> tu
         np.empty((len(p), width)), np.empty((len(p), width)), np.full((calls, width), np.nan),
         np.full((calls, width), np.nan), *(np.full(count, NO_CALL, np.int64) for count in (len(p), len(p), calls)),
     )  # fmt: skip
-    steps = np.empty(draws)
+    steps, hosts = np.empty(draws), np.empty(draws)
     compiled(_walk)(
         len(names), p.kind, thread, p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.call, p.stream, p.blocking,
-        further, p.latency_us, p.kernel_gap_us, p.wait_offsets, p.wait_calls, p.backlog_us, float(p.carried_us),
-        float(p.sync_return_us), int(p.queue_depth), int(p.collectives), np.ascontiguousarray(times), np.asarray(which, np.int64),
-        np.ascontiguousarray(host_scale, np.float64), steps, *block,
+        further, p.latency_us, p.kernel_gap_us, p.wait_offsets, p.wait_calls, p.backlog_us, float(p.sync_return_us),
+        int(p.queue_depth), int(p.collectives), np.ascontiguousarray(times), np.asarray(which, np.int64),
+        np.ascontiguousarray(host_scale, np.float64), np.ascontiguousarray(carried_us, np.float64), steps, hosts, *block,
     )  # fmt: skip
-    return steps, block
+    return steps, hosts, block
 
 
 def _walk(  # type: ignore[no-untyped-def]
     threads, kind, thread, previous, host, api, tail, call, stream, blocking, further, latency, kernel_gap,
-    wait_offsets, wait_calls, backlog, carried, sync_return, queue_depth, collectives, times, which, host_scale, steps,
-    start, end, device_start, device_end, launch_cause, host_cause, device_cause,
+    wait_offsets, wait_calls, backlog, sync_return, queue_depth, collectives, times, which, host_scale, carried, steps,
+    hosts, start, end, device_start, device_end, launch_cause, host_cause, device_cause,
 ):  # fmt: skip
     """The full form of `critical_path` for blocks of draws; see there for the recurrence.
 
@@ -87,19 +90,21 @@ def _walk(  # type: ignore[no-untyped-def]
     rows, calls, draws = len(kind), len(which), len(steps)
     width = end.shape[1]
     clock, stream_end = np.empty((threads, width)), np.empty((len(backlog), width))
-    begin, ready, done, last = np.empty(width), np.empty(width), np.empty(width), np.empty(width)
+    begin, ready, done = np.empty(width), np.empty(width), np.empty(width)
+    host_end, last_end = np.empty(width), np.empty(width)
     stream_call, launched = np.empty(len(backlog), np.int64), np.empty(rows, np.int64)
     ran = np.empty(calls, np.bool_)
     for first in range(0, draws, width):
         n = np.uintp(min(width, draws - first))
         scale = host_scale[first : first + n]
         begun = np.uintp(first)
-        clock[:] = 0.0
-        last[:] = 0.0
+        clock[:] = host_end[:] = last_end[:] = 0.0
         ran[:] = False
+        stream_call[:] = _BACKLOG
         for s in range(len(backlog)):
-            stream_call[s] = _BACKLOG
-            stream_end[s] = backlog[s]
+            for d in range(n):
+                busy_until = backlog[s] + carried[begun + d]
+                stream_end[s, d] = busy_until if busy_until > 0 else -np.inf
         count = 0
         for i in range(rows):
             own = thread[i]
@@ -122,11 +127,9 @@ def _walk(  # type: ignore[no-untyped-def]
                     start[i, d] = begin[d]
                     ready[d] = begin[d] + late
                     done[d] = begin[d] + in_api * scale[d]
-                cause = _NO_CALL
-                if stream_call[s] >= 0 or backlog[s] > 0:
-                    cause = stream_call[s] if stream_end[s, 0] + gap > ready[0] else cause
-                    for d in range(n):
-                        ready[d] = max(ready[d], stream_end[s, d] + gap)
+                cause = stream_call[s] if stream_end[s, 0] + gap > ready[0] else _NO_CALL
+                for d in range(n):
+                    ready[d] = max(ready[d], stream_end[s, d] + gap)
                 for w in range(wait_offsets[i], wait_offsets[i + 1]):
                     waited = wait_calls[w]
                     if ran[waited]:
@@ -141,7 +144,7 @@ def _walk(  # type: ignore[no-untyped-def]
                         now += min(times[row, begun + d] * _ADDED, beside)
                     device_end[c, d] = now
                     stream_end[s, d] = now
-                    last[d] = max(last[d], now - carried)
+                    last_end[d] = max(last_end[d], now)
                 device_cause[c] = cause
                 stream_call[s] = c
                 ran[c] = True
@@ -167,7 +170,7 @@ def _walk(  # type: ignore[no-untyped-def]
                                 done[d] = max(done[d], device_end[waited, d] + sync_return)
                     else:
                         for s in range(len(backlog)):
-                            if (stream[i] < 0 or stream[i] == s) and (stream_call[s] >= 0 or backlog[s] > 0):
+                            if stream[i] < 0 or stream[i] == s:
                                 cause = stream_call[s] if stream_end[s, 0] + sync_return > done[0] else cause
                                 for d in range(n):
                                     done[d] = max(done[d], stream_end[s, d] + sync_return)
@@ -176,6 +179,7 @@ def _walk(  # type: ignore[no-untyped-def]
                 now = done[d] + after * scale[d]
                 end[i, d] = now
                 clock[own, d] = now
-                last[d] = max(last[d], now)
+                host_end[d] = max(host_end[d], now)
         for d in range(n):
-            steps[begun + d] = last[d]
+            hosts[begun + d] = host_end[d]
+            steps[begun + d] = max(host_end[d], last_end[d] - carried[begun + d])

@@ -14,6 +14,9 @@ For row i, which follows row p, with all times from the begin of the step:
     device[i] = max(start[i] + latency, stream + kernel gap, awaited calls + kernel gap)
     stream    = device[i] + kernel time        (longer while collectives run on another stream)
     end[i]    = start[i] + api (or the end of what the host waits for + return) + tail
+
+A step of a loop is walked twice. What the device has not finished when the host ends, the next step finds on its streams. The first
+walk finds nothing, the second what the first has left: the step takes until the host ends, or until as much is left again.
 """
 
 from __future__ import annotations
@@ -76,16 +79,25 @@ def simulate(
     if kernels.size and not (np.isfinite(kernels).all() and kernels.min() >= 0):
         raise InputError("kernel times must be finite and not negative")
     times, scale = np.ascontiguousarray(kernels.T), np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],))
+    nothing = np.zeros(len(kernels))
     if form == "published":
-        program = replace(program, previous=np.arange(-1, len(program) - 1, dtype=np.int64))  # one host clock
-        walked = _Walk(_as_published(program), times, scale).run()
+        program = replace(program, previous=_one_clock(program))
+        walked = _Walk(_as_published(program), times, scale, nothing).run()
         launch = (program.kind == Kind.LAUNCH)[:, None]
         walked = walked._replace(row_start=walked.row_start - launch * program.api_us[:, None] / 2 * scale)
-    elif program.fills is None and len(kernels) == 1 and load_if_it_pays(len(program)):
-        walked = walk(program, times, np.arange(len(times)), scale)[1]
-    else:
-        walked = _Walk(program, times, scale).run()
-    return Timeline(program, kernels, *walked)
+        return Timeline(program, kernels, nothing, *walked)
+    alone = Timeline(program, kernels, nothing, *_walked(program, times, scale, nothing))
+    if not program.loop:
+        return alone
+    # of what is left when the host ends, a picture shows as much as fills idle time: a busy device is never ahead of its work
+    carried_us = np.maximum(alone.step_us - np.maximum(alone.host_us, alone.busiest_us), 0.0)
+    return Timeline(program, kernels, carried_us, *_walked(program, times, scale, carried_us))
+
+
+def _walked(program: Program, times: Floats, scale: Floats, carried_us: Floats) -> Walked:
+    if program.fills is None and times.shape[1] == 1 and load_if_it_pays(len(program)):
+        return walk(program, times, np.arange(len(times)), scale, carried_us)[2]
+    return _Walk(program, times, scale, carried_us).run()
 
 
 def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats, form: Form = "full") -> Floats:
@@ -98,17 +110,32 @@ def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats,
         host_scale: factor on host times, shape (draws,).
         form: form of the critical path, as in `simulate`.
     """
+    program = _as_published(program) if form == "published" else program
+    nothing = np.zeros(times.shape[1])
+    if not program.loop:
+        return _ends(program, times, which, host_scale, nothing)[0]
+    steps, hosts = _ends(program, times, which, host_scale, nothing)
+    return _ends(program, times, which, host_scale, steps - hosts)[0]
+
+
+def _ends(
+    program: Program, times: Floats, which: Ints, host_scale: Floats, carried_us: Floats
+) -> tuple[Floats, Floats]:
+    """Step time and host time of each draw in µs, shape (draws,)."""
     draws = times.shape[1]
-    if form == "full" and program.fills is None and load_if_it_pays(len(program) * draws):
-        return walk(program, times, which, host_scale)[0]
+    if program.fills is None and load_if_it_pays(len(program) * draws):
+        return walk(program, times, which, host_scale, carried_us)[:2]
     size = max(BLOCK_VALUES // max(len(program), 1), 64)
-    blocks = [slice(begin, begin + size) for begin in range(0, draws, size)]
-    return np.concatenate(
-        [
-            simulate(program, times[:, block][which].T, form=form, host_scale=host_scale[block]).step_us
-            for block in blocks
-        ]
-    )
+    steps, hosts = np.empty(draws), np.empty(draws)
+    for block in (slice(begin, begin + size) for begin in range(0, draws, size)):
+        kernels, carried = times[:, block][which], carried_us[block]
+        timeline = Timeline(program, kernels.T, carried, *_Walk(program, kernels, host_scale[block], carried).run())
+        steps[block], hosts[block] = timeline.step_us, timeline.host_us
+    return steps, hosts
+
+
+def _one_clock(program: Program) -> Ints:
+    return np.arange(-1, len(program) - 1, dtype=np.int64)
 
 
 def _as_published(program: Program) -> Program:
@@ -117,6 +144,7 @@ def _as_published(program: Program) -> Program:
     before = np.where(program.kind == Kind.LAUNCH, program.api_us / 2, 0.0)
     return replace(
         program, kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind), thread=np.zeros(rows, np.int64),
+        previous=_one_clock(program), loop=False,
         gap_us=program.gap_us + before, api_us=program.api_us - before, latency_us=np.zeros(rows),
         kernel_gap_us=np.full(rows, PUBLISHED_GAP_US), blocking=np.zeros(rows, bool), queue_depth=0, fills=None,
         wait_offsets=np.zeros(rows + 1, np.int64), further=None, collectives=-1,
@@ -126,12 +154,13 @@ def _as_published(program: Program) -> Program:
 class _Walk:
     """The full form for all draws at once: times of rows and calls, clocks of threads and streams (draws last)."""
 
-    def __init__(self, program: Program, times: Floats, host_scale: Floats) -> None:
+    def __init__(self, program: Program, times: Floats, host_scale: Floats, carried_us: Floats) -> None:
         draws, rows, calls, streams = len(host_scale), len(program), program.call_count, len(program.streams)
         self.p, self.times, self.scale = program, times, host_scale
         self.start, self.end = np.zeros((rows, draws)), np.zeros((rows, draws))
         self.device_start, self.device_end = np.full((calls, draws), np.nan), np.full((calls, draws), np.nan)
-        self.stream_end = np.repeat(program.backlog_us[:, None], draws, axis=1).astype(float)
+        busy_us = program.backlog_us[:, None] + carried_us
+        self.stream_end = np.where(busy_us > 0, busy_us, -np.inf)
         self.stream_call = [BACKLOG] * streams
         self.filling: list[list[int]] = [[] for _ in range(streams)]
         self.launch_cause, self.host_cause = np.full(rows, NO_CALL, np.int64), np.full(rows, NO_CALL, np.int64)
@@ -168,8 +197,7 @@ class _Walk:
         """Start the call of row i when all that it waits for is ready."""
         p, call, stream, gap = self.p, int(self.p.call[i]), int(self.p.stream[i]), self.p.kernel_gap_us[i]
         self.device_start[call] = self.start[i] + p.latency_us[i]
-        if self._is_busy(stream):
-            _wait(self.device_start, self.device_cause, call, self.stream_end[stream] + gap, self.stream_call[stream])
+        _wait(self.device_start, self.device_cause, call, self.stream_end[stream] + gap, self.stream_call[stream])
         for awaited in self._awaited(i):
             if not np.isnan(self.device_end[awaited, 0]):
                 _wait(self.device_start, self.device_cause, call, self.device_end[awaited] + gap, awaited)
@@ -206,16 +234,12 @@ class _Walk:
             _wait(self.end, self.host_cause, i, self.device_end[call] + p.sync_return_us, call)
         if not awaited:
             for stream in range(len(p.streams)) if p.stream[i] < 0 else (int(p.stream[i]),):
-                if self._is_busy(stream):
-                    until = self.stream_end[stream] + p.sync_return_us
-                    _wait(self.end, self.host_cause, i, until, self.stream_call[stream])
+                until = self.stream_end[stream] + p.sync_return_us
+                _wait(self.end, self.host_cause, i, until, self.stream_call[stream])
 
     def _awaited(self, i: int) -> list[int]:
         calls: list[int] = self.p.wait_calls[self.p.wait_offsets[i] : self.p.wait_offsets[i + 1]].tolist()
         return calls
-
-    def _is_busy(self, stream: int) -> bool:
-        return self.stream_call[stream] >= 0 or bool(self.p.backlog_us[stream] > 0)
 
 
 def _wait(times: Floats, cause: Ints, row: int, until: Floats, call: int) -> None:

@@ -100,8 +100,7 @@ class Program:
         wait_calls: calls awaited.
         streams: stream ids.
         backlog_us: per stream, the time until which it is busy with earlier work.
-        carried_us: in a loop of equal steps, time until the device has finished the step before; it finishes this one as
-            long after the next has begun. 0 for a step alone.
+        loop: whether equal steps follow each other, between which the host does not wait. Otherwise the step is alone.
         call_count: number of device calls, the width of the kernel times.
         sync_return_us: from the end of awaited work to the return of the host's wait.
         queue_depth: launches that may be outstanding; 0 for no limit.
@@ -139,7 +138,7 @@ class Program:
     fills: Flags | None = None
     competes: Flags | None = None
     collectives: int = -1
-    carried_us: float = 0.0
+    loop: bool = False
     further: Flags | None = None
     host_evidence: Mapping[str, float] = field(default_factory=dict)
     unmatched_host_share: float = 0.0

@@ -1,4 +1,4 @@
-"""Programs of the same step: in a training loop, with CUDA graphs, or on a host with a faster processor.
+"""Programs of the same step on another host: with CUDA graphs, or with a faster processor.
 
 In CUDA graphs, kernels are captured once and started by one host call. All launches between two waits of the host form one
 graph, as `torch.cuda.graph` or `torch.cuda.make_graphed_callables` would capture them. A host that never waits starts the
@@ -17,22 +17,6 @@ import numpy.typing as npt
 
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.program import Kind, Program
-
-
-def in_loop(program: Program, kernel_us: npt.ArrayLike) -> Program:
-    """The program as one of many equal steps, between which the host does not wait for the device.
-
-    The host begins a step while the device works on the one before. What is left of a step when the host ends, the next step
-    finds on its streams. It counts only as far as it fills idle time: a device without idle time is never ahead of its work.
-
-    Args:
-        program: a step that begins on an idle device.
-        kernel_us: time of each device call, shape (calls,).
-    """
-    alone = simulate(program, kernel_us)
-    carried = float(min(alone.step_us[0] - alone.host_us[0], max(alone.idle_us[0], 0.0)))
-    return replace(program, backlog_us=np.full(len(program.streams), carried), carried_us=carried)
-
 
 GRAPH_LAUNCH_US = 2.5
 """Host time of one graph launch in µs, for any number of kernels. NVIDIA states it for straight-line graphs since CUDA
@@ -78,18 +62,15 @@ def on_host(program: Program, speed: float) -> Program:
     )  # fmt: skip
 
 
-def device_bound_from(
-    program: Program, kernel_us: npt.ArrayLike, form: Form = "full", loop: bool = False
-) -> float | None:
+def device_bound_from(program: Program, kernel_us: npt.ArrayLike, form: Form = "full") -> float | None:
     """The smallest host speed, relative to the program's host, at which the step is device-bound.
 
     The speed is doubled until the step is device-bound, then bisected.
 
     Args:
-        program: a step that begins on an idle device.
+        program: a step.
         kernel_us: time of each device call, shape (calls,).
         form: form of the critical path.
-        loop: whether it is one step of a loop (`in_loop`).
 
     Returns:
         The speed, rounded up to a multiple of `STEP`; 1 for a device-bound step, None if no speed up to `FASTEST`
@@ -98,8 +79,7 @@ def device_bound_from(
     times = np.asarray(kernel_us, float)
 
     def bound(speed: float) -> str:
-        faster = on_host(program, speed)
-        return simulate(in_loop(faster, times) if loop else faster, times, form=form).bound
+        return simulate(on_host(program, speed), times, form=form).bound
 
     slow, fast = 1.0, 1.0
     while bound(fast) == "host":

@@ -52,6 +52,8 @@ class Timeline:
     Attributes:
         program: what ran.
         kernel_us: kernel times, shape (draws, calls).
+        carried_us: in a loop, time until the device has finished the step before, shape (draws,). It finishes this step as long
+            after the next one has begun. 0 for a step alone.
         row_start: host start of each action, shape (rows, draws).
         row_end: host end of each row, its tail included, shape (rows, draws).
         device_start: start of each call, shape (calls, draws); NaN for calls that are waits.
@@ -65,6 +67,7 @@ class Timeline:
 
     program: Program
     kernel_us: Floats
+    carried_us: Floats
     row_start: Floats
     row_end: Floats
     device_start: Floats
@@ -89,13 +92,23 @@ class Timeline:
         ran = self._ran
         if not ran.any():
             return self.host_us
-        device_us: Floats = self.device_end[ran].max(axis=0) - self.program.carried_us
+        device_us: Floats = self.device_end[ran].max(axis=0) - self.carried_us
         return np.maximum(self.host_us, device_us)
 
     @cached_property
     def active_us(self) -> Floats:
         """Device active time, in which at least one call runs, per draw."""
         return union_us(self.device_start[self._ran], self.device_end[self._ran])
+
+    @property
+    def busiest_us(self) -> Floats:
+        """Time of the calls of the stream with most of it, per draw."""
+        p, busy_us = self.program, np.zeros((len(self.program.streams), self.draws))
+        launches = p.call >= 0
+        lasted = np.nan_to_num(self.device_end - self.device_start)[p.call[launches]]
+        np.add.at(busy_us, p.stream[launches], lasted)
+        busiest: Floats = busy_us.max(axis=0, initial=0.0)
+        return busiest
 
     @property
     def idle_us(self) -> Floats:
@@ -268,9 +281,9 @@ def critical_path(step: Timeline) -> CriticalPath:
     columns = [
         np.ascontiguousarray(column)
         for column in (
-            _before_on_thread(p.thread), p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.stream, p.backlog_us,
-            launch_row, step.row_start[:, 0], step.row_end[:, 0], begin, done, step.launch_cause, step.host_cause,
-            step.device_cause,
+            _before_on_thread(p.thread), p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.stream,
+            p.backlog_us + step.carried_us[0], launch_row, step.row_start[:, 0], step.row_end[:, 0], begin, done,
+            step.launch_cause, step.host_cause, step.device_cause,
         )
     ]  # fmt: skip
     moments = np.empty(2 * (len(p) + p.call_count), np.int64)  # the walk visits both ends of a row or call at most once
@@ -284,7 +297,7 @@ def critical_path(step: Timeline) -> CriticalPath:
     moments, places = moments[:count].copy(), places[:count].copy()
     rows, calls = np.zeros(len(p), bool), np.zeros(p.call_count, bool)
     rows[places[moments <= _ROW_START]] = True
-    begin_us = p.carried_us if last[0] == _CALL_END else 0.0
+    begin_us = float(step.carried_us[0]) if last[0] == _CALL_END else 0.0
     if begin_us > 0:
         rows &= step.row_end[:, 0] > begin_us
         earliest = np.array([queued, host, latency])
@@ -352,7 +365,7 @@ def _last(step: Timeline) -> tuple[int, int]:
     row = int(np.argmax(step.row_end[:, 0])) if len(step.program) else NO_CALL
     if not np.isnan(step.device_end[:, 0]).all():
         call = int(np.nanargmax(step.device_end[:, 0]))
-        if step.device_end[call, 0] - step.program.carried_us > step.row_end[row, 0]:
+        if step.device_end[call, 0] - step.carried_us[0] > step.row_end[row, 0]:
             return _CALL_END, call
     return _ROW_END, row
 

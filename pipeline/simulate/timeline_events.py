@@ -226,9 +226,9 @@ def idle_slices(step: Timeline) -> list[tuple[str, float, float]]:
     """
     call, _ = _calls(step)
     busy_until = np.maximum.accumulate(np.append(0.0, step.device_end[call, 0]))
-    next_begin = np.append(step.device_start[call, 0], float(step.step_us[0]) + step.program.carried_us)
+    next_begin = np.append(step.device_start[call, 0], float(step.step_us[0] + step.carried_us[0]))
     empty = np.flatnonzero(next_begin > busy_until)
-    queued = float(step.program.backlog_us.max(initial=0.0))
+    queued = float(step.program.backlog_us.max(initial=0.0) + step.carried_us[0])
     out = []
     for low, high in zip(busy_until[empty].tolist(), next_begin[empty].tolist(), strict=True):
         until = min(max(queued, low), high) if low == 0.0 else low

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline import predict
-from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.program_changes import in_loop
+from pipeline.simulate.critical_path import simulate, step_times
 from pipeline.simulate.timeline import Timeline
 from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
 
@@ -24,9 +23,9 @@ def random_rows(rng: np.random.Generator, kinds: list[int], streams: int = 1) ->
     ]  # fmt: skip
 
 
-def repeated_us(rows: list[dict[str, Any]], kernels: np.ndarray) -> float:
+def repeated_us(rows: list[dict[str, Any]], kernels: np.ndarray, host_scale: float = 1.0) -> float:
     """Mean time of the last steps of `REPEATS` equal ones that run without a break."""
-    timeline = simulate(program(*rows * REPEATS), np.tile(kernels, REPEATS))
+    timeline = simulate(program(*rows * REPEATS), np.tile(kernels, REPEATS), host_scale=host_scale)
 
     def ends(count: int) -> tuple[float, float]:
         host, device = timeline.row_end[: count * len(rows), 0], timeline.device_end[: count * len(kernels), 0]
@@ -36,7 +35,7 @@ def repeated_us(rows: list[dict[str, Any]], kernels: np.ndarray) -> float:
 
 
 def looped(rows: list[dict[str, Any]], kernels: np.ndarray) -> Timeline:
-    return simulate(in_loop(program(*rows), kernels), kernels)
+    return simulate(program(*rows, loop=True), kernels)
 
 
 @pytest.mark.parametrize("waits", [0, 1])
@@ -53,12 +52,27 @@ def test_a_step_of_a_loop_takes_as_long_as_one_of_many(seed: int, kernel_us: flo
     assert min(step.critical.parts.values()) >= 0 and step.idle_us[0] >= -1e-9
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_streams_that_overlap_are_nearly_as_long(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_each_draw_is_a_step_of_its_own_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    rows = random_rows(rng, [LAUNCH] * 6 + [HOST, SYNC], streams=2)
+    rows = random_rows(rng, [LAUNCH] * 6 + [HOST])
+    calls = sum(one["kind"] == LAUNCH for one in rows)
+    times, scale = rng.exponential(12.0, (calls, 20)), rng.lognormal(0.0, 0.5, 20)
+    for depth in (0, 20):
+        drawn = step_times(program(*rows, loop=True, queue_depth=depth), times, np.arange(calls), scale)
+        alone = [repeated_us(rows, times[:, draw], scale[draw]) for draw in range(20)]
+        assert drawn == pytest.approx(alone, rel=1e-9)
+        one_by_one = simulate(program(*rows, loop=True, queue_depth=depth), times.T, host_scale=scale)
+        assert one_by_one.step_us == pytest.approx(drawn, rel=1e-9)
+
+
+@pytest.mark.parametrize("kinds, off", [([], 1e-9), ([SYNC], 0.08)])
+@pytest.mark.parametrize("seed", range(10))
+def test_two_streams_are_exact_but_where_the_host_waits_for_one(seed: int, kinds: list[int], off: float) -> None:
+    rng = np.random.default_rng(seed)
+    rows = random_rows(rng, [LAUNCH] * 6 + [HOST, *kinds], streams=2)
     kernels = rng.exponential(12.0, sum(one["kind"] == LAUNCH for one in rows))
-    assert looped(rows, kernels).step_us[0] == pytest.approx(repeated_us(rows, kernels), rel=0.08)
+    assert looped(rows, kernels).step_us[0] == pytest.approx(repeated_us(rows, kernels), rel=off)
 
 
 def test_a_step_that_can_be_added_up() -> None:
@@ -66,7 +80,7 @@ def test_a_step_that_can_be_added_up() -> None:
     rows, kernels = [row(gap=10)] * 3 + [row(HOST, gap=10)], np.full(3, 15.0)
     assert simulate(program(*rows), kernels).step_us[0] == 58.0
     step = looped(rows, kernels)  # the device fills its idle time, 13 us: three kernels and the gaps before them
-    assert step.program.carried_us == 13.0 and step.step_us[0] == 48.0 and step.bound == "device"
+    assert step.carried_us[0] == 13.0 and step.step_us[0] == 48.0 and step.bound == "device"
     assert step.critical.parts == {
         "host_us": 0.0, "device_us": 45.0, "queued_us": 0.0, "latency_us": 0.0, "gap_us": 3.0, "return_us": 0.0,
     }  # fmt: skip

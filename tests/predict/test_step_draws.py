@@ -22,8 +22,11 @@ def both(subject: Program, draws: int, seed: int = 0) -> tuple[np.ndarray, np.nd
     distinct = max(subject.call_count // 2, 1)
     times, scale = rng.lognormal(2.0, 1.0, (distinct, draws)), rng.lognormal(0.0, 0.3, draws)
     which = rng.integers(0, distinct, subject.call_count)
-    plain = simulate(subject, times[which].T, host_scale=scale).step_us
-    return compiled_walk.walk(subject, times, which, scale)[0], plain
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(critical_path, "load_if_it_pays", lambda values: False)
+        plain = step_times(subject, times, which, scale)
+        patch.setattr(critical_path, "load_if_it_pays", lambda values: True)
+        return step_times(subject, times, which, scale), plain
 
 
 def random_program(seed: int) -> Program:
@@ -43,8 +46,8 @@ def random_program(seed: int) -> Program:
         )  # fmt: skip
         calls += kind == LAUNCH
     depth, collectives = int(rng.choice([0, 1, 3])), int(rng.choice([-1, 2]))
-    backlog, carried = tuple(rng.choice([0.0, 30.0], 3).tolist()), float(rng.choice([0.0, 30.0]))
-    return program(*rows, backlog=backlog, carried_us=carried, queue_depth=depth, collectives=collectives)
+    backlog, loop = tuple(rng.choice([0.0, 30.0], 3).tolist()), bool(rng.integers(0, 2))
+    return program(*rows, backlog=backlog, loop=loop, queue_depth=depth, collectives=collectives)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -83,13 +86,20 @@ def test_a_step_without_calls() -> None:
     assert np.array_equal(*both(program(row(HOST, gap=3.0), row(HOST, gap=4.0)), 5))
 
 
-def test_the_published_form_and_full_devices_are_walked_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_the_published_form_is_the_same_compiled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, rng = random_program(seed), np.random.default_rng(seed)
+    times, which = rng.exponential(9.0, (subject.call_count, 4)), np.arange(subject.call_count)
+    expected = simulate(subject, times[which].T, form="published").step_us
+    monkeypatch.setattr(critical_path, "load_if_it_pays", lambda values: True)
+    assert np.array_equal(step_times(subject, times, which, np.ones(4), "published"), expected)
+
+
+def test_full_devices_are_walked_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(critical_path, "walk", lambda *_: pytest.fail("the compiled walk was used"))
     monkeypatch.setattr(critical_path, "COMPILED_FROM", 0)
     rows = [row(api=2.0), row(api=1.0, stream=1)]
     times, which, scale = np.full((2, 4), 9.0), np.array([0, 1]), np.ones(4)
-    published = step_times(program(*rows), times, which, scale, "published")
-    assert np.array_equal(published, simulate(program(*rows), times[which].T, form="published").step_us)
     full = program(*rows, fills=np.array([True, True]), competes=np.array([True, True]))
     assert np.array_equal(step_times(full, times, which, scale), simulate(full, times[which].T).step_us)
 
