@@ -89,8 +89,8 @@ class Search:
     notes: tuple[str, ...] = ()
     nearest: tuple[float, str] | None = None
     """Least memory need over the room for it, among the points that do not fit, and the message about it."""
-    ratio: float = 0.85
-    """The smallest ratio of a predicted time to its bound; at first a guess, because a few steps are an eighth below theirs."""
+    ratio: float = 0.8
+    """The smallest ratio of a predicted time to its bound; at first a guess, because a few steps are a sixth below theirs."""
 
     def look_at(self, questions: Sequence[Question]) -> None:
         """Rule out what does not fit or has no price, and compute bounds of the rest, step by step."""

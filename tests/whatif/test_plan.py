@@ -260,11 +260,11 @@ def test_a_cost_needs_a_price_with_its_currency(tmp_path, monkeypatch):
 
 
 def test_the_command_and_python_agree():
-    words = ["plan", "time_per_epoch", "gpu=V100,T4", "model=dlrm_small", "batch_size=64,128", "predict.draws=64"]
+    words = ["plan", "time_per_epoch", "gpu=V100,T4", "model=dlrm_small", "batch_size=64,1024", "predict.draws=64"]
     shown = CliRunner().invoke(app, [*words, "--samples", "1000000"])
     assert shown.exit_code == 0 and "front of time against cost" in shown.output and "others lost" in shown.output
     printed = json.loads(CliRunner().invoke(app, [*words, "--samples", "1000000", "--json"]).output)
-    same = plan("time_per_epoch", "V100,T4", "dlrm_small", samples=1_000_000, batch_size="64,128", predict__draws=64)
+    same = plan("time_per_epoch", "V100,T4", "dlrm_small", samples=1_000_000, batch_size="64,1024", predict__draws=64)
     assert printed == json.loads(json.dumps(same.as_dict()))
     assert printed["best"]["time_per_epoch_s"] == pytest.approx(1e6 / printed["best"]["samples_per_s"])
     assert np.isclose(printed["best"]["cost_per_epoch"] * printed["best"]["samples_per_dollar"], 1e6)

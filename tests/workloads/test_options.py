@@ -114,7 +114,7 @@ def test_reading_the_loss_costs_what_the_device_then_waits_for_the_host(when):
              for read in ("never", when)}  # fmt: skip
     assert found[when].host_us > found["never"].host_us
     lost = found[when].idle_us - found["never"].idle_us
-    assert lost > 50 if when == "before_backward" else 0 < lost < 20  # at the end nothing is left to be launched
+    assert lost > 50 if when == "before_backward" else 0 < lost < 50  # at the end nothing is left to be launched
 
 
 def test_copies_that_the_host_waits_for_hold_the_launches_up():
