@@ -88,7 +88,7 @@ def draw_timeline(file: Path) -> bool:
     question = ask(["gpu=V100", "model=dlrm_default", "batch_size=512"])
     answer = engine(None).predict_one(question)
     assert answer.timeline is not None
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Chromium may still write there
         page = Path(folder) / "timeline.html"
         write_timeline(answer.timeline, page, answer.calls, title=question.title)
         with chromium.running(Path(folder) / "browser") as opened:

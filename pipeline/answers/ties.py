@@ -88,7 +88,8 @@ def why_tied(points: Iterable[Any]) -> str:
     predictions = list(points)
     if all(p.bound == "host" for p in predictions):
         return "the host limits them"
-    if len({p.predicted_us / p.batch_size for p in predictions}) == 1:
+    each_us = [p.predicted_us / p.batch_size for p in predictions]
+    if max(each_us) <= 1.001 * min(each_us):
         return "they take the same time"
     if all(p.bound == "device" for p in predictions):
         return "the errors of kernel times are larger than the difference"
