@@ -162,7 +162,8 @@ def _ratios(
 ) -> dict[str, float]:
     """Ratio of the time of a pass's calls on the destination to their time on the origin, by method."""
     measured, times = (part[name].to_numpy(dtype=np.float64) for name in ("latency_us", "times"))
-    waves = wave.scale(measured, wave.Launches.of(part), origin, destination, wave.intensity_of(part))
+    g = wave.gamma(wave.intensity_of(part), destination)
+    waves = wave.scale(measured, wave.Launches.of(part), origin, destination, g)
     both = waves.copy()
     there = here = 0.0
     usable, family = covered(part), part["family"].astype(str).to_numpy()

@@ -285,8 +285,8 @@ def _auto(
 
 def _wave(joined: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, exact: bool) -> Array:
     measured = joined["latency_us"].to_numpy(dtype=np.float64)
-    intensity = wave.intensity_of(joined)
-    return wave.scale(measured, wave.Launches.of(joined), origin, destination, intensity, exact=exact)
+    g = wave.gamma(wave.intensity_of(joined), destination)
+    return wave.scale(measured, wave.Launches.of(joined), origin, destination, g, exact=exact)
 
 
 def _mlp(joined: pd.DataFrame, origin: GpuSpec, fold: Fold) -> Array:

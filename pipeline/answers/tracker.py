@@ -43,7 +43,7 @@ from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trac
 from pipeline.trace.linked_trace import UNNAMED, Trace
 from pipeline.trace.load import load_trace as read_trace
 from pipeline.transfer.probes import P90_SIGMAS
-from pipeline.transfer.trace_calls import named_families, trace_calls, traced_arithmetic, transferred
+from pipeline.transfer.trace_calls import named_families, precision_notes, trace_calls, traced_arithmetic, transferred
 
 Array = npt.NDArray[np.float64]
 
@@ -139,15 +139,13 @@ class TrackedTrace:
         notes = (*steps.notes(scale), *self.origin.notes, *destination.notes)
         for note in notes:
             warnings.warn(note, SteptimeWarning, stacklevel=3)
-        share = pd.Series(predicted).groupby(moved["evidence"].to_numpy()).sum() / max(predicted.sum(), 1e-12)
         family = named_families(steps.calls)
         families = pd.Series(predicted).groupby(family).sum().sort_values(ascending=False)
-        host_bound = there.bound == "host"
         at_origin = destination == self.origin
+        evidence = {"measured" if at_origin else "transferred": 1.0}
         calls = pd.DataFrame({
             "node_id": steps.calls["step_event"], "name": steps.calls["step_op"], "module": None,
-            "family": family, "call": np.arange(len(steps.calls)), "kernel_us": predicted,
-            "device_end_us": 0.0,
+            "family": family, "call": np.arange(len(steps.calls)), "kernel_us": predicted, "device_end_us": 0.0,
         })  # fmt: skip
         return Prediction(
             gpu=destination.name, model=self.model, variant="traced", batch_size=self.batch_size,
@@ -155,19 +153,16 @@ class TrackedTrace:
             host_us=float(min(there.host_us[0], times[0])),
             p10_us=float(min(np.quantile(times[1:], 0.1), times[0])),
             p90_us=float(max(np.quantile(times[1:], 0.9), times[0])), bound=there.bound,
-            memory_bytes=0, fits=True,
-            evidence={str(kind): float(value) for kind, value in share.items()},
-            host_evidence={"measured": 1.0} if at_origin else {"transferred": 1.0},
+            memory_bytes=0, fits=True, evidence=evidence, host_evidence=dict(evidence),
             unmodelled_share=float(predicted[(moved["method"] == "unchanged").to_numpy()].sum()
                                    / max(predicted.sum(), 1e-12)) if not at_origin else 0.0,
             families_us={str(name): float(value) for name, value in families.items()},
-            measured_us=steps.step_us if at_origin else None,
-            host="the host of the trace",
-            device_bound_from=device_bound_from(steps.program, predicted) if host_bound else None,
+            measured_us=steps.step_us if at_origin else None, host="the host of the trace",
+            device_bound_from=device_bound_from(steps.program, predicted) if there.bound == "host" else None,
             traced=TracedStep(self.origin.name, steps.queued_us + steps.step_us, steps.queued_us, steps.step_us,
                               steps.time_per_batch_us),
             arithmetic=traced_arithmetic(steps.calls, destination), calls=calls,
-            notes=tuple(self.trace.notes), warnings=notes,
+            notes=(*self.trace.notes, *(() if at_origin else precision_notes(steps.calls, destination))), warnings=notes,
         )  # fmt: skip
 
     @property

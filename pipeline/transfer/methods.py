@@ -8,8 +8,8 @@ For each row, `auto` takes the first of these that applies:
    - For convolutions it is blended with the roofline's ratio (`ROOFLINE_SHARE`) and with wave scaling (`WAVE_SHARE`).
 3. Other calls: wave scaling with the origin's gamma.
 
-The column `method` names the method of each row. `step_calls_us` predicts the products and convolutions of a training step;
-it blends them with wave scaling (`STEP_WAVE_SHARE`).
+The column `method` names the method of each row. The kernels of a traced step are scaled by what bounds them (`by_bound`).
+`step_calls_us` predicts its products and convolutions, in a blend with another method (`STEP_WAVE_SHARE`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import pandas as pd
 from pipeline.errors import UnknownNameError
 from pipeline.hardware.find_gpu import same_chip
 from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.sustained import DTYPES, sustained_dram_gb_per_s
 from pipeline.kernels.families import work_of
 from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.kernels.tensor_cores import covered as tensor_covered
 from pipeline.kernels.tensor_cores import on_tensor_cores as convolved
-from pipeline.kernels.work import Dims
+from pipeline.kernels.work import Dims, values_of
 from pipeline.model_files import TRANSFER, shipped_file
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
@@ -60,13 +61,22 @@ The weight is small because the errors of wave scaling are much larger. It is no
 those of the other two methods."""
 
 STEP_WAVE_SHARE = dict.fromkeys(COMPUTE_FAMILIES, 0.5)
-"""Weight, in log time, of wave scaling beside the cross-GPU model in the products and convolutions of a step.
+"""Weight, in log time, of wave scaling (in convolutions: of `by_bound`) beside the cross-GPU model in products of a step.
 
 Over the calls of a whole model the errors of the two partly cancel. The value 0.5 was set in advance. A choice without
 the destination's data would give 0.25 or 0.5, with nearly the same error (docs/transfer.md)."""
 
 WAVE_LOG_SIGMA = 0.45
 """Standard deviation of the log error of wave scaling over pairs of the public GPUs; sets the width of its interval."""
+
+CHANGED_BOUND_LOG_SIGMA = 0.6
+"""The same of kernels bound by arithmetic on one GPU and by bandwidth on the other. Over pairs of the public GPUs, products
+and convolutions have 0.47 to 0.57 there, and convolutions bound by arithmetic on both 0.24."""
+
+THREAD_GB_PER_S = 0.04
+"""DRAM bandwidth that a resident thread can use, GB/s: 24 bytes under way, at a latency of 600 ns.
+
+On an H100, batch norm in 48 to 64 blocks of 512 threads reaches 0.026 (backward) and 0.04 (docs/notes/transfer.md)."""
 
 MLP_LOG_SIGMA = 0.35
 """Standard deviation of the log error of the networks' ratio over pairs of the public GPUs; sets its interval."""
@@ -81,14 +91,10 @@ def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin
     `origin_gamma` computes gamma from the roofline of the origin. The result is then monotone in the destination's
     figures.
     """
-    measured = samples["latency_us"].to_numpy(dtype=np.float64)
-    intensity = wave.intensity_of(samples)
-    launches = wave.Launches.of(samples)
-    fixed = wave.gamma(intensity, origin) if origin_gamma else None
-    whole = wave.scale(measured, launches, origin, destination, intensity, fixed, exact=True)
-    simplified = wave.scale(measured, launches, origin, destination, intensity, fixed, exact=False)
-    predicted = np.where(samples["family"] == "gemm", simplified, whole)
-    return _frame(samples, predicted, _half_width(WAVE_LOG_SIGMA, origin, destination), "wave", origin, destination)
+    g = wave.gamma(wave.intensity_of(samples), origin if origin_gamma else destination)
+    whole, launches = (samples["family"] != "gemm").to_numpy(), wave.Launches.of(samples)
+    predicted = wave.scale(Dims(samples)("latency_us"), launches, origin, destination, g, exact=whole)
+    return with_interval(samples, predicted, WAVE_LOG_SIGMA, "wave", origin, destination)
 
 
 UNSAMPLED_FAMILIES = ("rnn", "batch_norm", "attention")
@@ -101,27 +107,21 @@ def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
     Kernel-varying families without samples use the roofline's ratio where their dims give the amount of work.
     """
     result = by_wave(samples, origin, destination)
-    wide = _half_width(WAVE_LOG_SIGMA, origin, destination)
     for family in UNSAMPLED_FAMILIES:
         part = samples[samples["family"].astype(str) == family]
-        if part.empty:
-            continue
-        scaled = _frame(part, by_roofline(part, family, origin, destination), wide, "roofline", origin, destination)
-        finite = np.isfinite(scaled["predicted_us"].to_numpy(dtype=np.float64))
+        predicted = by_roofline(part, family, origin, destination)
+        scaled = with_interval(part, predicted, WAVE_LOG_SIGMA, "roofline", origin, destination)
+        finite = np.isfinite(predicted)
         result.loc[part.index[finite]] = scaled[finite]
     for family, dims in DIMS.items():
-        rows = (samples["family"].astype(str) == family).to_numpy()
-        path = shipped_file(TRANSFER, f"mlp_{family}.safetensors") if rows.any() else None
+        known = samples.reindex(columns=list(dims)).notna().all(axis=1)
+        complete = (known & (samples["family"].astype(str) == family)).to_numpy()
+        path = shipped_file(TRANSFER, f"mlp_{family}.safetensors") if complete.any() else None
         if path is None:
             continue
-        complete = rows & samples.reindex(columns=list(dims)).notna().all(axis=1).to_numpy()
-        if not complete.any():
-            continue
         part = samples[complete]
-        ratio = TransferMlp.load(path).ratio(part, origin, destination)
-        predicted = part["latency_us"].to_numpy(dtype=np.float64) * ratio
-        wide = _half_width(MLP_LOG_SIGMA, origin, destination)
-        result.loc[complete] = _frame(part, predicted, wide, "mlp", origin, destination)
+        predicted = part["latency_us"].to_numpy(np.float64) * TransferMlp.load(path).ratio(part, origin, destination)
+        result.loc[complete] = with_interval(part, predicted, MLP_LOG_SIGMA, "mlp", origin, destination)
     return result
 
 
@@ -162,7 +162,7 @@ def by_auto(
         bounds = {"p10_us": latency * np.exp(low), "p90_us": latency * np.exp(high)}
         row = pd.DataFrame({"predicted_us": latency, **bounds, "method": kind, "evidence": "transferred"}, part.index)
         result.iloc[at] = row
-    return _raise_to_min_duration(result, samples, destination)
+    return at_least_min_duration(result, samples, destination)
 
 
 def step_calls_us(
@@ -228,7 +228,7 @@ def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt
     return convolved(Dims(part), gpu) & np.isfinite(times), times
 
 
-def _raise_to_min_duration(result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec) -> pd.DataFrame:
+def at_least_min_duration(result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec) -> pd.DataFrame:
     """Raise predictions below the shortest kernel time of their family; intervals are scaled with them."""
     measured = samples["latency_us"].to_numpy(dtype=np.float64)
     predicted = result["predicted_us"].to_numpy(dtype=np.float64)
@@ -236,9 +236,8 @@ def _raise_to_min_duration(result: pd.DataFrame, samples: pd.DataFrame, destinat
     for name, at in samples.groupby(samples["family"].astype(str)).indices.items():
         raised[at] = raised_to_min_duration(predicted[at], str(name), destination, measured[at])
     columns = ["predicted_us", "p10_us", "p90_us"]
-    times = result[columns].to_numpy(dtype=np.float64)
-    result[columns] = times * np.where(predicted > 0, raised / np.where(predicted > 0, predicted, 1.0), 1.0)[:, None]
-    return result
+    factor = np.divide(raised, predicted, out=np.ones_like(raised), where=predicted > 0)
+    return result.assign(**result[columns].astype(float).mul(factor, axis=0))
 
 
 def by_roofline(part: pd.DataFrame, family: str, origin: GpuSpec, destination: GpuSpec) -> Array:
@@ -249,6 +248,30 @@ def by_roofline(part: pd.DataFrame, family: str, origin: GpuSpec, destination: G
         return np.maximum(work.flops / gpu.peak_gflop_per_s(), work.bytes / gpu.peak_dram_gb_per_s())
 
     return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) * bound(destination) / bound(origin))
+
+
+def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
+    """Traced kernels, scaled by the ratio of the times that bound each of them on the two GPUs.
+
+    For a product, whose `intensity` is known, this is the longer of its arithmetic, at the peak of its dtype, and its traffic.
+    For any other kernel it is its traffic, at the bandwidth that its resident threads can use. The interval is wider where
+    the bound changes.
+    """
+    launches, d = wave.Launches.of(calls), Dims(calls)
+    intensity, dtype = d("intensity"), d.text("dtype", "fp32")
+
+    def bound(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.int64]]:
+        """Time for each byte, ns, and what bounds it: arithmetic, DRAM or threads; shape (rows,)."""
+        peak = values_of(dtype, {name: gpu.peak_gflop_per_s(name) for name in DTYPES}, gpu.peak_gflop_per_s())
+        threads = launches.threads * np.fmin(launches.blocks, launches.resident(gpu))
+        alone = np.where(np.isnan(intensity), np.nan_to_num(1.0 / (THREAD_GB_PER_S * threads)), 0.0)
+        dram = np.full(len(calls), 1.0 / sustained_dram_gb_per_s(gpu))
+        times = np.stack([np.nan_to_num(intensity / peak), dram, alone])
+        return times.max(axis=0), times.argmax(axis=0)
+
+    (here, what), (there, what_there) = bound(origin), bound(destination)
+    sigma = np.where(what == what_there, WAVE_LOG_SIGMA, CHANGED_BOUND_LOG_SIGMA)
+    return with_interval(calls, d("latency_us") * (there / here), sigma, "roofline", origin, destination)
 
 
 def residual_share(family: str, origin: GpuSpec, destination: GpuSpec) -> float:
@@ -268,16 +291,14 @@ def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> A
     return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) / modelled)
 
 
-def _frame(
-    samples: pd.DataFrame, predicted: Array, half_width: float, method: str, origin: GpuSpec, destination: GpuSpec
+def with_interval(
+    samples: pd.DataFrame, predicted: Array, sigma: Array | float, method: str, origin: GpuSpec, destination: GpuSpec
 ) -> pd.DataFrame:
-    evidence = "measured" if origin == destination else "transferred"
-    interval = {"predicted_us": predicted, "p10_us": predicted / half_width, "p90_us": predicted * half_width}
+    """The rows of a method, with the interval of a standard deviation of the log error; on the origin itself it is empty."""
+    moved = origin != destination
+    half, evidence = np.exp(P90_SIGMAS * np.asarray(sigma) * moved), "transferred" if moved else "measured"
+    interval = {"predicted_us": predicted, "p10_us": predicted / half, "p90_us": predicted * half}
     return pd.DataFrame({**interval, "method": method, "evidence": evidence}, index=samples.index)
-
-
-def _half_width(log_sigma: float, origin: GpuSpec, destination: GpuSpec) -> float:
-    return 1.0 if origin == destination else float(np.exp(P90_SIGMAS * log_sigma))
 
 
 METHODS: dict[str, Callable[[pd.DataFrame, GpuSpec, GpuSpec], pd.DataFrame]] = {

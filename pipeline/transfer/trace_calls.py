@@ -18,12 +18,12 @@ from pipeline.graph.execution_trace import DTYPES
 from pipeline.graph.opmap import find_row
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.physics import raised_to_min_duration
+from pipeline.kernels.families import work_of
+from pipeline.kernels.work import Dims
 from pipeline.prediction import Arithmetic
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category
-from pipeline.transfer.methods import STEP_WAVE_SHARE, WAVE_LOG_SIGMA, by_wave, on_tensor_cores, step_calls_us
-from pipeline.transfer.probes import P90_SIGMAS
+from pipeline.transfer import methods
 from pipeline.transfer.shipped_models import load_models
 
 Ints = npt.NDArray[np.int64]
@@ -58,10 +58,17 @@ HALF_PRECISION_TYPES = {name: short for name, short in DTYPES.items() if short i
 TF32_KERNELS = "tf32|tensorop|s1688|nvjet"
 """Pattern in the names of kernels that multiply fp32 matrices on tensor cores in TF32."""
 
-CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|nvjet"
+CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|dgrad|wgrad|nvjet"
 
 COUNTED_KERNELS = f"(?<!fb)(?:{CONVOLUTION_KERNELS})|gemv|flash|fmha|attention"
 """Pattern in the names of kernels that compute products, not of FBGEMM's: their op must be known for the FLOPs of a step."""
+
+HELPER_KERNELS = "im2col|nonfused|tileskernel|offset|reduce|convert|dot_do|gemv|grouped_direct|depthwise|triton_(?:p|r)"
+"""Pattern in the names of kernels that the one above also finds, and that move data and multiply little."""
+
+PRODUCT_INTENSITY = 200.0
+"""FLOP per element of products whose shapes a trace does not hold: 50 per byte of fp32. In ResNet-50, products below 42 take a
+tenth of the time, and those below 62 a quarter. On tensor cores traffic bounds most products, so the low ones count more."""
 
 CONVOLUTION_GRADIENTS = {"dgrad": "conv2d_backward_data", "wgrad": "conv2d_backward_weight"}
 """Words in the names of convolution kernels, and the family that they show."""
@@ -73,8 +80,9 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     Returns:
         Columns `kernel_name, stream, op, family, kind, latency_us, grid, block, registers, shared_memory, bytes, dtype`
         and dims. `kind` is kernel, copy (device only), link (host and device) or collective. `dtype` is the type in
-        which a product is computed: fp32, tf32, fp16 or bf16. `op_event` is the event of `op`, whose products have `flops`
-        (NaN where shapes do not show them); `step_event` and `step_op` are the top-level operator.
+        which a product is computed: fp32, tf32, fp16 or bf16. `intensity` is its FLOP per byte, NaN for other kernels.
+        `op_event` is the event of `op`, whose products have `flops` (NaN where shapes do not show them); `step_event`
+        and `step_op` are the top-level operator.
     """
     events = act.trace.events
     columns = ["name", "category", "stream", "grid", "block", "registers", "shared_memory", "bytes"]
@@ -99,29 +107,39 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     frame["step_event"], frame["step_op"] = step_event, np.where(linked, act.trace.names[step_event], op)
     name = frame["kernel_name"].astype(str)
     moves = frame["category"].isin([Category.MEMCPY, Category.MEMSET])
-    frame["kind"] = np.select(
-        [moves & name.str.contains("HtoD|DtoH|Host"), moves, name.str.contains("nccl|rccl", case=False)],
-        ["link", "copy", "collective"],
-        "kernel",
-    )
+    kinds = [moves & name.str.contains("HtoD|DtoH|Host"), moves, name.str.contains("nccl|rccl", case=False)]
+    frame["kind"] = np.select(kinds, ["link", "copy", "collective"], "kernel")
     half = np.array([_half_precision_type(text) for text in of_op("input_dtypes")], object)
     tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
     frame["dtype"] = np.where(half != "", half, np.where(tf32, "tf32", "fp32"))
-    described = list(zip(op, of_op("input_shapes"), of_op("input_values"), strict=True))
-    dims = pd.DataFrame([_dims(str(name), shapes, values) for name, shapes, values in described], index=frame.index)
-    flops = np.array([_flops(str(name), shapes, values) for name, shapes, values in described])
-    frame["flops"] = np.where((flops == 0) & name.str.contains(COUNTED_KERNELS, case=False), np.nan, flops)
-    for column in ("family", "B", "M", "N", "K", *CONVOLUTION_DIMS, *WINDOW_DIMS):
-        frame[column] = dims.get(column, np.nan)
-    main = name.str.contains(PRODUCT_KERNELS, case=False) | (
-        (frame["family"] == "conv2d_forward") & name.str.contains(CONVOLUTION_KERNELS, case=False)
-    )
-    frame["family"] = frame["family"].astype(object).where(main, "other").fillna("other")
+    return _with_work(frame, list(zip(op, of_op("input_shapes"), of_op("input_values"), strict=True)))
+
+
+def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.DataFrame:
+    """`frame` with the work of each call, from name and inputs of its op: family, dims, `flops` and `intensity`."""
+    columns = ["family", "B", "M", "N", "K", *CONVOLUTION_DIMS, *WINDOW_DIMS]
+    frame[columns] = pd.DataFrame([_dims(*each) for each in inputs], frame.index, columns)
+    guessed = ((frame["family"] == "conv2d_forward") & frame["padding"].isna()).to_numpy()
     # input shapes do not show stride and padding: assume the values of most convolutions and of the training samples
     usual = {"stride": 1.0, "stride_w": 1.0, "dilation": 1.0, "padding": np.floor(frame["kernel_size"] / 2),
              "padding_w": np.floor(frame["kernel_size_w"] / 2)}  # fmt: skip
     for column, value in usual.items():
         frame[column] = frame[column].astype(float).fillna(value)
+    flops = np.array([_flops(*each) for each in inputs])
+    # each operand is read, and as much is written or, for the second gradient of a convolution, read again
+    elements = [2.0 * sum(np.prod(shape, dtype=float) for shape in _tensors(shapes)) for _, shapes, _ in inputs]
+    size = Dims(frame).element_bytes()
+    intensity = flops / np.maximum(np.array(elements) * size, 1.0)
+    for family, at in frame.groupby("family").indices.items():
+        work = work_of(str(family), frame.iloc[at])
+        flops[at], intensity[at] = work.flops, work.flops / np.maximum(work.bytes, 1.0)
+    name = frame["kernel_name"].astype(str)
+    counted = name.str.contains(COUNTED_KERNELS, case=False).to_numpy()
+    product = counted & ~name.str.contains(HELPER_KERNELS, case=False).to_numpy()
+    frame["intensity"] = np.where(product, np.where(intensity > 0, intensity, PRODUCT_INTENSITY / size), np.nan)
+    frame["flops"] = np.where(guessed | ((flops == 0) & counted), np.nan, flops)
+    main = name.str.contains(PRODUCT_KERNELS, case=False) | ((frame["family"] == "conv2d_forward") & product)
+    frame["family"] = frame["family"].astype(object).where(main, "other").fillna("other")
     return frame
 
 
@@ -130,16 +148,13 @@ def traced_arithmetic(calls: pd.DataFrame, gpu: GpuSpec) -> Arithmetic | None:
 
     What a step runs again (checkpoints) counts too: a trace does not tell it apart.
     """
-    flops = _traced_flops(calls)
-    peaks = {dtype: gpu.datasheet_gflop_per_s(dtype) / 1000 for dtype in flops}
-    return Arithmetic(sum(flops.values()), next(iter(flops)), peaks) if flops else None
-
-
-def _traced_flops(calls: pd.DataFrame) -> dict[str, float]:
     longest = calls.sort_values("latency_us", kind="stable").drop_duplicates("op_event", keep="last")
-    sums = longest.groupby("dtype")["flops"].sum().sort_values(ascending=False)
-    known = calls["flops"].notna().all()
-    return {str(dtype): float(value) for dtype, value in sums.items() if value > 0} if known else {}
+    flops = longest.groupby("dtype")["flops"].sum().sort_values(ascending=False)
+    flops = flops[flops > 0]
+    if flops.empty or calls["flops"].isna().any():
+        return None
+    peaks = {str(dtype): gpu.datasheet_gflop_per_s(str(dtype)) / 1000 for dtype in flops.index}
+    return Arithmetic(float(flops.sum()), str(flops.index[0]), peaks)
 
 
 def _half_precision_type(types: Any) -> str:
@@ -148,25 +163,23 @@ def _half_precision_type(types: Any) -> str:
     return next((short for name, short in HALF_PRECISION_TYPES.items() if f'"{name}"' in text), "")
 
 
+def _tensors(shapes: Any) -> list[list[int]]:
+    """Sizes of an op's tensors from the JSON text of its input shapes; empty without it."""
+    try:
+        return [s for s in json.loads(shapes) if isinstance(s, list) and s and all(isinstance(n, int) for n in s)]
+    except (TypeError, ValueError):
+        return []
+
+
 def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:
     """Family and dims of an op from the JSON texts of its input shapes and values; empty if shapes do not show them."""
-    try:
-        sizes = [s for s in json.loads(shapes) if isinstance(s, list) and s and isinstance(s[0], int)]
-    except (TypeError, ValueError):
-        return {}
-    family = PRODUCT_OPS.get(op)
-    if family == "gemm":
-        matrices = [s for s in sizes if len(s) >= 2][-2:]
-        if len(matrices) == 2:
-            left, right = matrices
-            m, n = int(np.prod(left[:-1])), left[-1]
-            k = right[0] if op == "aten::linear" else right[-1]
-            return {"family": family, "B": 1, "M": m, "N": n, "K": k}
-    if family == "bmm":
-        matrices = [s for s in sizes if len(s) == 3][-2:]
-        if len(matrices) == 2:
-            (b, m, n), (_, _, k) = matrices
-            return {"family": family, "B": b, "M": m, "N": n, "K": k}
+    sizes, family = _tensors(shapes), PRODUCT_OPS.get(op)
+    matrices = [s for s in sizes if (len(s) == 3 if family == "bmm" else len(s) >= 2)][-2:]
+    if family and len(matrices) == 2:
+        left, right = matrices
+        batch, rows = (left[0], left[1:-1]) if family == "bmm" else (1, left[:-1])
+        k = right[0] if op == "aten::linear" else right[-1]
+        return {"family": family, "B": batch, "M": int(np.prod(rows)), "N": left[-1], "K": k}
     if op in CONVOLUTIONS and len(sizes) >= 2 and len(sizes[0]) == 4 and len(sizes[1]) == 4:
         (b, c, height, width), (out, per_group, window, window_w) = sizes[:2]
         return {"family": "conv2d_forward", "B": b, "in_channels": c, "out_channels": out, "kernel_size": window,
@@ -176,10 +189,10 @@ def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:
 
 
 def _flops(op: str, shapes: Any, values: Any) -> float:
-    """FLOPs of an op's products, a multiply-add as two; 0 for an op without products, NaN where its inputs do not show them."""
+    """FLOPs of a gradient of a convolution or of attention, a multiply-add as two; 0 for an op without products, else NaN."""
     if op == "aten::convolution_backward" or "attention" in op:
         try:
-            tensors = [s for s in json.loads(shapes) if isinstance(s, list) and s]
+            tensors = _tensors(shapes)
             if op == "aten::convolution_backward":
                 gradients: int = sum(word == "True" for word in json.loads(values)[-1].strip("[]").split(", ")[:2])
                 return 2.0 * gradients * float(np.prod(tensors[0])) * float(np.prod(tensors[2][1:]))
@@ -188,21 +201,7 @@ def _flops(op: str, shapes: Any, values: Any) -> float:
             return (8.0 if "backward" in op else 4.0) * float(np.prod(query)) * keys
         except (TypeError, ValueError, IndexError):
             return float("nan")
-    if op not in PRODUCT_OPS and op not in CONVOLUTIONS:
-        return 0.0
-    d = _dims(op, shapes, values)
-    if "N" in d:
-        return float(2 * d["B"] * d["M"] * d["N"] * d["K"])
-    if "padding" not in d:
-        return float("nan")
-    high, wide = (
-        (d[f"input_size{way}"] + 2 * d[f"padding{way}"] - d["dilation"] * (d[f"kernel_size{way}"] - 1) - 1)
-        // d[f"stride{way}"]
-        + 1
-        for way in ("", "_w")
-    )
-    products = d["kernel_size"] * d["kernel_size_w"] * d["in_channels"] // d["groups"]
-    return float(2 * d["B"] * d["out_channels"] * high * wide * products)
+    return float("nan") if op in PRODUCT_OPS or op in CONVOLUTIONS else 0.0
 
 
 def _window(op: str, values: Any) -> dict[str, int]:
@@ -255,40 +254,42 @@ def _family(op: str, kernel: str, kind: str, family: str) -> str:
     return last
 
 
+def precision_notes(calls: pd.DataFrame, destination: GpuSpec) -> tuple[str, ...]:
+    """A sentence on convolutions of `trace_calls` in fp32 that PyTorch would compute in TF32 on the destination."""
+    kept = calls["op"].str.contains("conv") & calls["intensity"].notna() & (calls["dtype"] == "fp32")
+    text = "convolutions stay in fp32, as traced; `predict` with dtype=default has them in TF32 on"
+    return (f"{text} {destination.name}",) if destination.tf32_gflop_per_s and kept.any() else ()
+
+
 def transferred(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
-    """Times of traced calls on another GPU. Traced times are kernel times, without a latency floor."""
-    moved = by_wave(calls.assign(family="other"), origin, destination)
+    """Times of traced calls on another GPU. Traced times are kernel times, without a latency floor.
+
+    Products of known sizes take the mean, in log time, of the cross-GPU model and of wave scaling. In convolutions `by_bound`
+    has smaller errors than wave scaling (docs/transfer.md).
+    """
+    moved = methods.by_bound(calls, origin, destination)
     if origin == destination:
         return moved
-    measured = calls["latency_us"].to_numpy(dtype=np.float64)
-    predicted, method = moved["predicted_us"].to_numpy(dtype=np.float64, copy=True), moved["method"].to_numpy(copy=True)
-    half = float(np.exp(P90_SIGMAS * WAVE_LOG_SIGMA))
-    bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
-    ratios = {"link": origin.pcie_gb_per_s / destination.pcie_gb_per_s, "copy": bandwidth, "collective": 1.0}
-    names = {"link": "link_ratio", "copy": "bandwidth_ratio", "collective": "unchanged"}
-    for kind, ratio in ratios.items():
-        at = np.flatnonzero(calls["kind"] == kind)
-        predicted[at], method[at] = measured[at] * ratio, names[kind]
-    low, high = np.full(len(calls), 1.0 / half), np.full(len(calls), half)
     for family, model in load_models().items():
         at = np.flatnonzero(calls["family"] == family)
         if not len(at):
             continue
         part = calls.iloc[at].assign(op=model.ops[0])
-        predicted[at] = step_calls_us(
-            model, part, moved["predicted_us"].to_numpy(dtype=np.float64)[at], origin, destination
-        )
-        method[at] = "utilisation+wave" if STEP_WAVE_SHARE.get(family) else "utilisation"
-        low[at], high[at] = np.exp(model.log_p10), np.exp(model.log_p90)
-        if family not in ("gemm", "bmm", "conv2d_forward"):
-            continue
-        at = at[(part["dtype"] != "fp32").to_numpy()]
-        times = on_tensor_cores(model, calls.iloc[at].assign(op=model.ops[0]), origin, destination) if len(at) else None
-        if times is not None:
-            predicted[at], method[at] = times, "tensor"
-    for name, rows in calls.groupby(calls["family"].astype(str)).indices.items():
-        kernels = np.asarray(rows)[~calls["kind"].iloc[rows].isin(list(ratios)).to_numpy()]
-        predicted[kernels] = raised_to_min_duration(predicted[kernels], str(name), destination, measured[kernels])
-    moved["predicted_us"], moved["method"] = predicted, method
-    moved["p10_us"], moved["p90_us"] = predicted * low, predicted * high
+        beside = moved.iloc[at] if family == "conv2d_forward" else methods.by_wave(part, origin, destination)
+        times = methods.step_calls_us(model, part, beside["predicted_us"].to_numpy(), origin, destination)
+        method = ("utilisation+" + beside["method"]).to_numpy()
+        cores = (part["dtype"] != "fp32").to_numpy()
+        on_cores = methods.on_tensor_cores(model, part[cores], origin, destination) if cores.any() else None
+        if on_cores is not None:
+            times[cores], method[cores] = on_cores, "tensor"
+        bounds = {"p10_us": times * np.exp(model.log_p10), "p90_us": times * np.exp(model.log_p90)}
+        moved.iloc[at] = beside.assign(predicted_us=times, method=method, **bounds)
+    moved = methods.at_least_min_duration(moved, calls, destination)
+    bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
+    pcie = origin.pcie_gb_per_s / destination.pcie_gb_per_s
+    kinds = {"link": ("link_ratio", pcie), "copy": ("bandwidth_ratio", bandwidth), "collective": ("unchanged", 1.0)}
+    for kind, (by, ratio) in kinds.items():
+        rows = calls[calls["kind"] == kind]
+        times = rows["latency_us"].to_numpy(dtype=np.float64) * ratio
+        moved.loc[rows.index] = methods.with_interval(rows, times, methods.WAVE_LOG_SIGMA, by, origin, destination)
     return moved

@@ -35,6 +35,7 @@ from pipeline.hardware.occupancy import resident_blocks
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.families import work_of
+from pipeline.kernels.work import Dims
 from pipeline.model_files import REBUILD, Arrays, check_shapes, layer_shapes, read_arrays, reading, write_arrays
 
 Array = npt.NDArray[np.float64]
@@ -64,29 +65,22 @@ class Launches:
     @classmethod
     def of(cls, table: pd.DataFrame) -> Launches:
         """Read `grid_x.. block_x..` columns, or `grid` and `block` texts such as `[8,1,1]`; either may be absent."""
-        rows = len(table)
-
-        def column(name: str) -> Array:
-            if name not in table.columns:
-                return np.full(rows, np.nan)
-            return np.asarray(pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan))
+        column = Dims(table)
 
         def volume(name: str) -> Array:
             axes = np.stack([column(f"{name}_{axis}") for axis in "xyz"])
             size = np.where(np.isnan(axes[0]), np.nan, np.nanprod(axes, axis=0))
-            return np.asarray(
-                size if name not in table.columns else np.where(np.isnan(size), _text_volume(table[name]), size)
-            )
+            return np.where(np.isnan(size), _text_volume(table[name]) if name in table else np.nan, size)
 
         blocks, threads = volume("grid"), volume("block")
         usable = (blocks >= 1) & (threads >= 1)
-        blank = np.full(rows, np.nan)
-        return cls(
-            np.where(usable, blocks, blank),
-            np.where(usable, threads, blank),
-            column("registers"),
-            column("shared_memory"),
-        )
+        blocks, threads = (np.where(usable, values, np.nan) for values in (blocks, threads))
+        return cls(blocks, threads, column("registers"), column("shared_memory"))
+
+    def resident(self, gpu: GpuSpec) -> Array:
+        """Thread blocks that a GPU holds at once, shape (rows,); of 256 threads each where the geometry is unknown."""
+        threads = np.where(np.isnan(self.threads), 256.0, self.threads)
+        return gpu.sms * resident_blocks(gpu.sm_limits, threads, self.registers, self.shared_bytes)
 
 
 def _text_volume(values: pd.Series) -> Array:
@@ -119,9 +113,8 @@ def scale(
     launches: Launches,
     origin: GpuSpec,
     destination: GpuSpec,
-    intensity: Array | None = None,
-    fixed_gamma: Array | float | None = None,
-    exact: bool = False,
+    g: Array | float,
+    exact: npt.NDArray[np.bool_] | bool = False,
 ) -> Array:
     """Times on `destination` of kernels measured on `origin`, µs, shape (rows,).
 
@@ -130,26 +123,16 @@ def scale(
         launches: launch geometry; where it is unknown, blocks of 256 threads are assumed.
         origin: GPU of the measurements.
         destination: GPU to predict.
-        intensity: FLOP per byte, for the published gamma.
-        fixed_gamma: gamma to use instead of the published one.
+        g: exponent of bandwidth; `gamma` on the destination is the published one.
         exact: count whole waves (the paper's first form); rows without geometry use the simplified form.
     """
-    threads = np.where(np.isnan(launches.threads), 256.0, launches.threads)
-    w_o = origin.sms * resident_blocks(origin.sm_limits, threads, launches.registers, launches.shared_bytes)
-    w_d = destination.sms * resident_blocks(destination.sm_limits, threads, launches.registers, launches.shared_bytes)
-    if fixed_gamma is None:
-        x = np.full(threads.shape, UNKNOWN_INTENSITY) if intensity is None else intensity
-        g = gamma(x, destination)
-    else:
-        g = np.broadcast_to(np.asarray(fixed_gamma, dtype=np.float64), threads.shape)
+    w_o, w_d = launches.resident(origin), launches.resident(destination)
     bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
     clock = origin.boost_clock_mhz / destination.boost_clock_mhz
     simplified = bandwidth**g * (w_o * clock / w_d) ** (1.0 - g)
-    if not exact:
-        return np.asarray(measured_us * simplified)
     whole = np.ceil(launches.blocks / w_d) / np.ceil(launches.blocks / w_o)
     ratio = whole * (bandwidth * w_d / w_o) ** g * clock ** (1.0 - g)
-    return np.asarray(measured_us * np.where(np.isnan(launches.blocks), simplified, ratio))
+    return np.asarray(measured_us * np.where(exact & ~np.isnan(launches.blocks), ratio, simplified))
 
 
 KIND = "mlp"

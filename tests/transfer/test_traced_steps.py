@@ -34,38 +34,12 @@ def product(at: float, i: int, kernel_name: str, took: float, kind: str) -> list
     """A product of 4096 x 4096 matrices; 2 x 4096^3 FLOP."""
     shapes = {"Input Dims": [[4096], [4096, 4096], [4096, 4096], [], []], "Input type": [kind] * 3 + ["Scalar"] * 2}
     shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
-    return [
-        op("aten::addmm", at, at + 12, **shapes),
-        launch(at + 4, at + 6, i),
-        kernel(kernel_name, at + 9, at + 9 + took, i, **shape),
-    ]
+    return [op("aten::addmm", at, at + 12, **shapes), launch(at + 4, at + 6, i),
+            kernel(kernel_name, at + 9, at + 9 + took, i, **shape)]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "dtype", "gpu", "least", "most"),
-    [
-        # 137.4 GFLOP; 1.2 ms on an A100 are 115 TFLOP/s, which TF32 reaches there
-        ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "V100", 137.4e3 / 15.7, 14_000),  # fp32 on a V100
-        ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "P100", 137.4e3 / 9.5, 25_000),
-        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "P100", 137.4e3 / 9.5, 25_000),  # no tensor cores
-        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "V100", 1.8 * 1200, 4 * 1200),  # 312 against 125
-        ("c10::BFloat16", "ampere_bf16_s16816gemm_bf16_128x128", "bf16", "H100", 0.25 * 1200, 0.5 * 1200),
-    ],
-)  # fmt: skip
-def test_products_of_tensor_cores_are_moved_as_such(
-    tmp_path: Path, kind: str, name: str, dtype: str, gpu: str, least: float, most: float
-) -> None:
-    events = [annotation("ProfilerStep#0", 0, 20), *product(1, 1, name, 1200, kind)]
-    a100 = [{**PROPERTIES[0], "name": "NVIDIA A100-PCIE-40GB"}]
-    calls = load_trace(write(tmp_path, events, deviceProperties=a100))._tracked.calls(gpu)
-    assert calls["dtype"][0] == dtype and calls["method"][0] == "tensor"
-    assert least < calls["predicted_us"][0] < most
-
-
-def convolution(
-    kernel_name: str, took: float, kind: str, images: list[int], weights: list[int]
-) -> list[dict[str, Any]]:
-    shapes = {"Input Dims": [images, weights, [], [], [], [], [], []], "Input type": [kind] * 2 + ["Scalar"] * 6}
+def convolution(kernel_name: str, took: float, kind: str, *sizes: list[int]) -> list[dict[str, Any]]:
+    shapes = {"Input Dims": [*sizes, [], [], [], [], [], []], "Input type": [kind] * 2 + ["Scalar"] * 6}
     shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
     return [annotation("ProfilerStep#0", 0, 20), op("aten::cudnn_convolution", 1, 13, **shapes), launch(5, 7, 1),
             kernel(kernel_name, 10, 10 + took, 1, **shape)]  # fmt: skip
@@ -74,6 +48,12 @@ def convolution(
 @pytest.mark.parametrize(
     ("kind", "name", "dtype", "gpu", "least", "most"),
     [
+        # 137.4 GFLOP; 1.2 ms on an A100 are 115 TFLOP/s, which TF32 reaches there
+        ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "V100", 7.3, 11.7),  # fp32 on a V100: 15.7 TFLOP/s
+        ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "P100", 12, 21),
+        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "P100", 12, 21),  # no tensor cores
+        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "V100", 1.8, 4),  # 312 against 125
+        ("c10::BFloat16", "ampere_bf16_s16816gemm_bf16_128x128", "bf16", "H100", 0.25, 0.5),
         # 236.8 GFLOP; 1.5 ms on an A100 are 158 TFLOP/s, which halves reach there, and TF32 takes 2.5 ms
         ("c10::Half", "sm80_xmma_fprop_implicit_gemm_f16f16_nhwc_tensor16x8x16", "fp16", "V100", 1.8, 4),  # 312 against 125
         ("c10::BFloat16", "sm80_xmma_fprop_implicit_gemm_bf16_nhwc_tensor16x8x16", "bf16", "H100", 0.25, 0.6),
@@ -81,15 +61,28 @@ def convolution(
         ("float", "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc", "tf32", "V100", 2.5, 14),  # as before
     ],
 )  # fmt: skip
-def test_convolutions_of_tensor_cores_are_moved_as_such(
+def test_work_of_tensor_cores_is_moved_as_such(
     tmp_path: Path, kind: str, name: str, dtype: str, gpu: str, least: float, most: float
 ) -> None:
     took = 2500.0 if dtype == "tf32" else 1500.0
     events = convolution(name, took, kind, [64, 256, 56, 56], [256, 256, 3, 3])
+    if "fprop" not in name:
+        took, events = 1200.0, [annotation("ProfilerStep#0", 0, 20), *product(1, 1, name, 1200, kind)]
     a100 = [{**PROPERTIES[0], "name": "NVIDIA A100-PCIE-40GB"}]
     calls = load_trace(write(tmp_path, events, deviceProperties=a100))._tracked.calls(gpu)
     assert calls["dtype"][0] == dtype and calls["method"][0] == "tensor"
     assert least < calls["predicted_us"][0] / took < most
+
+
+def test_only_what_multiplies_moves_by_arithmetic(tmp_path: Path) -> None:
+    multiplied = [annotation("ProfilerStep#0", 0, 20), *product(1, 1, "volta_sgemm_128x64_nn", 9000, "float")]
+    sizes = [64, 256, 56, 56], [256, 256, 3, 3]
+    convolved = convolution("volta_scudnn_128x64_relu", 9000, "float", *sizes)
+    copied = convolution("cudnn::cnn::im2col4d_kernel", 900, "float", *sizes)
+    for step, least, most in ((multiplied, 1.2, 1.7), (convolved, 1.2, 1.7), (copied, 0.8, 0.9)):
+        trace = load_trace(write(tmp_path, step, deviceProperties=V100))._tracked
+        slow, fast = (trace.calls(gpu)["predicted_us"][0] for gpu in ("H20", "H100"))
+        assert least < slow / fast < most, "an H20 has less arithmetic and more bandwidth than an H100"
 
 
 def test_a_convolution_keeps_its_groups_and_both_sides_of_its_window(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from pipeline import load_trace
 from pipeline.answers.tracker import TrackedTrace
+from tests.trace import trace_drawing as draw
 
 SHAPES = [[8, 64, 56, 56], [128, 64, 3, 3], [], [], [], []]
 CUDNN = ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]  # padding first
@@ -18,19 +18,11 @@ NEUTRAL = ["", "", "", "[2, 1]", "[0, 1]", "[3, 3]"]
 def traced(folder: Path, op: str, values: list[str] | None) -> TrackedTrace:
     said = {"Input Dims": SHAPES, "Input type": ["float", "float", *[""] * 4]}
     said |= {} if values is None else {"Concrete Inputs": values}
-    place = {"ph": "X", "pid": 1, "tid": 100}
-    events = [
-        {**place, "cat": "cpu_op", "name": op, "ts": 1000, "dur": 100, "args": said},
-        {**place, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1010, "dur": 5, "args": {"correlation": 1}},
-        {"ph": "X", "pid": 0, "tid": 7, "cat": "kernel", "name": "implicit_convolve_sgemm", "ts": 1020, "dur": 200,
-         "args": {"stream": 7, "device": 0, "correlation": 1, "grid": [98, 1, 1], "block": [256, 1, 1],
-                  "registers per thread": 64, "shared memory": 0}},
-    ]  # fmt: skip
-    device = {"id": 0, "name": "Tesla V100-SXM2-16GB", "maxThreadsPerMultiprocessor": 2048,
-              "regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 98304, "numSms": 80}  # fmt: skip
-    path = folder / "trace.json"
-    path.write_text(json.dumps({"deviceProperties": [device], "traceEvents": events}))
-    return TrackedTrace(load_trace(path))
+    shape = {"grid": [98, 1, 1], "block": [256, 1, 1], "registers per thread": 64, "shared memory": 0}
+    kernel = draw.kernel("implicit_convolve_sgemm", 20, 220, 1, **shape)
+    events = [draw.op(op, 0, 100, **said), draw.launch(10, 15, 1), kernel]
+    device = {**draw.PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}
+    return TrackedTrace(load_trace(draw.write(folder, events, deviceProperties=[device])))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ from pipeline.paths import datasets_dir
 from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write
 
 
+def public(name: str) -> Path:
+    """A public trace; a test without them is skipped."""
+    return (datasets_dir() or pytest.skip("no public data")) / "traces" / name / "kineto.json.gz"
+
+
 @pytest.fixture(scope="module")
 def tracked() -> TrackedTrace:
-    folder = datasets_dir()
-    if folder is None:
-        pytest.skip("no public data")
-    return TrackedTrace(load_trace(folder / "traces" / "v100_ddp" / "kineto.json.gz"), batch_size=32)
+    return TrackedTrace(load_trace(public("v100_ddp")), batch_size=32)
 
 
 def test_the_traced_gpu_gives_back_its_measurement(tracked: TrackedTrace) -> None:
@@ -50,14 +52,7 @@ def test_one_gpu_may_be_named_without_a_list(tracked: TrackedTrace) -> None:
 
 def test_every_call_says_how_it_was_moved(tracked: TrackedTrace) -> None:
     calls = tracked.calls("T4")
-    assert set(calls["method"]) <= {
-        "wave",
-        "utilisation",
-        "utilisation+wave",
-        "link_ratio",
-        "bandwidth_ratio",
-        "unchanged",
-    }
+    assert set(calls["method"]) <= {"roofline", "link_ratio", "bandwidth_ratio", "unchanged"}, "it holds no shapes"
     assert ((calls["p10_us"] <= calls["predicted_us"]) & (calls["predicted_us"] <= calls["p90_us"])).all()
     # the V100 has 2.8 times the bandwidth of a T4 and, with the clocks that each sustains, up to 3.5 times its throughput
     assert 2.5 < calls["predicted_us"].sum() / calls["latency_us"].sum() < 3.5
@@ -84,19 +79,22 @@ def test_a_loaded_trace_answers_for_all_gpus(tracked: TrackedTrace) -> None:
 
 
 def test_a_step_whose_host_is_the_longer_is_bound_by_it() -> None:
-    folder = datasets_dir()
-    if folder is None:
-        pytest.skip("no public data")
-    moved = load_trace(folder / "traces" / "rtx2080ti_linear" / "kineto.json.gz").to("H100")
+    moved = load_trace(public("rtx2080ti_linear")).to("H100")
     assert moved.active_us < 0.2 * moved.predicted_us and moved.bound == "host"
 
 
 def test_public_traces_of_an_a100_can_be_moved() -> None:
-    folder = datasets_dir()
-    if folder is None:
-        pytest.skip("no public data")
-    trace = load_trace(folder / "traces" / "a100_alexnet" / "kineto.json.gz")
-    assert TrackedTrace(trace).origin.name == "A100-SXM4-40GB"
+    assert TrackedTrace(load_trace(public("a100_alexnet"))).origin.name == "A100-SXM4-40GB"
+
+
+def test_fp32_convolutions_are_slower_with_less_arithmetic_whatever_the_bandwidth() -> None:
+    trace = load_trace(public("v100dgx_resnet50"))
+    here, fast, slow = trace.measured, trace.to("H100"), trace.to("H20")
+    assert slow.active_us > 1.1 * fast.active_us, "an H20 has two thirds of the arithmetic and 1.2 times the bandwidth"
+    for family in ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"):
+        assert slow.families_us[family] > 1.2 * fast.families_us[family]
+    assert any("convolutions stay in fp32" in note and "TF32 on H20" in note for note in slow.notes)
+    assert not here.notes and not trace.to("T4").notes, "no TF32 there"
 
 
 def three_steps(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.transfer import wave_scaling as wave
+from pipeline.transfer.methods import by_bound
 
 NAMES = [spec.name for spec in list_gpus()]
 
@@ -32,7 +33,8 @@ def test_scaling_to_the_same_gpu_is_the_identity(
     gpu: str, blocks: int, threads: int, intensity: float, exact: bool
 ) -> None:
     spec, times = load_gpu(gpu), np.array([123.0])
-    found = wave.scale(times, _launches(blocks, threads), spec, spec, np.array([intensity]), exact=exact)
+    g = wave.gamma(np.array([intensity]), spec)
+    found = wave.scale(times, _launches(blocks, threads), spec, spec, g, exact=exact)
     assert found == pytest.approx(times)
 
 
@@ -51,14 +53,14 @@ def test_more_bandwidth_or_clock_is_never_slower_at_fixed_gamma(
     destination = replace(destination, measured_dram_gb_per_s=None)
     better = replace(destination, **{what: getattr(destination, what) * faster})
     times, launches = np.array([50.0]), _launches(blocks, 256)
-    base = wave.scale(times, launches, origin, destination, fixed_gamma=gamma, exact=exact)
-    assert wave.scale(times, launches, origin, better, fixed_gamma=gamma, exact=exact)[0] <= base[0] * (1 + 1e-12)
+    base = wave.scale(times, launches, origin, destination, gamma, exact=exact)
+    assert wave.scale(times, launches, origin, better, gamma, exact=exact)[0] <= base[0] * (1 + 1e-12)
 
 
 def test_the_exact_form_counts_whole_waves() -> None:
     origin, destination = load_gpu("V100"), load_gpu("T4")
     # 256 threads: V100 holds 80 x 8 = 640 blocks, T4 40 x 4 = 160; 641 blocks are 2 waves there and 5 here
-    found = wave.scale(np.array([10.0]), _launches(641, 256), origin, destination, fixed_gamma=0.0, exact=True)
+    found = wave.scale(np.array([10.0]), _launches(641, 256), origin, destination, 0.0, exact=True)
     assert found[0] == pytest.approx(10.0 / 2 * 5 * 1380 / 1590)
 
 
@@ -79,8 +81,8 @@ def test_geometry_is_read_from_columns_and_from_texts() -> None:
 def test_unknown_geometry_falls_to_the_simplified_form() -> None:
     origin, destination, blank = load_gpu("V100"), load_gpu("T4"), np.array([np.nan])
     unknown = wave.Launches(blank, blank, blank, blank)
-    exact = wave.scale(np.array([10.0]), unknown, origin, destination, exact=True)
-    assert exact == pytest.approx(wave.scale(np.array([10.0]), unknown, origin, destination, exact=False))
+    exact = wave.scale(np.array([10.0]), unknown, origin, destination, 0.9, exact=True)
+    assert exact == pytest.approx(wave.scale(np.array([10.0]), unknown, origin, destination, 0.9, exact=False))
 
 
 @pytest.mark.parametrize(("exact", "gamma", "expected"), [
@@ -94,5 +96,20 @@ def test_bandwidth_counts_by_the_exponent_and_waves_and_clock_by_its_rest(
 ) -> None:
     origin = load_gpu("V100")
     slow = replace(origin, sms=40, boost_clock_mhz=690, measured_dram_gb_per_s=817 / 16)
-    found = wave.scale(np.array([10.0]), _launches(640, 256), origin, slow, fixed_gamma=gamma, exact=exact)
+    found = wave.scale(np.array([10.0]), _launches(640, 256), origin, slow, gamma, exact=exact)
     assert found[0] == pytest.approx(10.0 * expected)
+
+
+def test_a_traced_kernel_moves_by_what_bounds_it_on_both_gpus() -> None:
+    origin = replace(load_gpu("V100"), measured_fp32_gflop_per_s=16e3, measured_dram_gb_per_s=800)  # ridge 20
+    other = replace(origin, name="other", measured_fp32_gflop_per_s=8e3, measured_dram_gb_per_s=1600)  # ridge 5
+    calls = pd.DataFrame({"intensity": [100.0, 2.0, 10.0, np.nan, np.nan, np.nan], "latency_us": 100.0,
+                          "grid": ["[64,1,1]"] * 3 + ["[4096,1,1]", None, "[1,1,1]"], "block": "[256,1,1]"})  # fmt: skip
+    moved = by_bound(calls, origin, other)
+    # arithmetic takes twice as long, traffic half; 10 FLOP per byte change sides; one block cannot use more bandwidth
+    assert list(moved["predicted_us"]) == pytest.approx([200, 50, 100, 50, 50, 100])
+    width = (moved["p90_us"] / moved["p10_us"]).round(6)
+    assert width[2] > width[0] == width[1] == width[3] == width[5]
+    cores = replace(other, fp16_gflop_per_s=4 * origin.fp16_gflop_per_s)
+    half = by_bound(calls.assign(dtype="fp16", intensity=1e4), origin, cores)
+    assert half["predicted_us"][0] == pytest.approx(25), "by the peak of its dtype"
