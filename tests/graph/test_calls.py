@@ -3,6 +3,7 @@
 import time
 
 import pytest
+import torch
 
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.opmap import rows
@@ -94,6 +95,18 @@ def test_dims_of_convolutions_say_their_arithmetic(kind, transposed):
         == row.iloc[0]["flops"]
         == 2 * 4 * Tensor((*sides,), "").numel * weights
     )
+
+
+@pytest.mark.parametrize("name", ["cudnn_convolution", "cudnn_convolution_transpose", "mkldnn_convolution"])
+def test_convolutions_of_libraries_are_read_by_their_schema(name):
+    image, weight, stride, padding, dilation = CONVOLUTIONS["image"]
+    told = {"stride": stride, "padding": padding, "dilation": dilation, "groups": 2, "output_padding": [7, 7]}
+    arguments = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
+    x, w = Tensor(image, "fp32"), Tensor((weight[0], weight[1] // 2, *weight[2:]), "fp32")
+    row = call(f"aten::{name}", x, w, *[None] * (len(arguments) - 2), values=[told.get(key) for key in arguments],
+               outputs=(Tensor((4, 32, 10, 30), "fp32"),)).iloc[0]  # fmt: skip
+    found = [row[key] for key in ("stride", "stride_w", "padding", "padding_w", "dilation", "groups")]
+    assert found == [*stride, *padding, 1, 2]
 
 
 def test_sum_of_rows_clears_semaphores_when_blocks_share_outputs():

@@ -143,11 +143,15 @@ def _output_shape(node: Node, x: Tensor, w: Tensor) -> tuple[int, ...]:
     return (x.shape[0], w.shape[0], *sides)
 
 
+LIBRARY_PLACES = {"aten::cudnn_convolution_transpose": (2, 4, 5, 6), "aten::mkldnn_convolution": (3, 4, 5, 6)}
+"""Places of padding, stride, dilation and groups where an output padding or a bias precedes some of them."""
+
+
 @size("cudnn_convolution")
 def cudnn_convolution(node: Node, rule: Rule) -> list[Work] | None:
-    """cudnn_convolution(input, weight, padding, stride, dilation, groups, ..) in traces, without its bias."""
+    """cudnn_convolution(input, weight, padding, stride, dilation, groups, ..) in traces, and its kin, without a bias."""
     x, w = node.tensor(0), node.tensor(1)
-    padding, stride, dilation, groups = (node.value(i) for i in (2, 3, 4, 5))
+    padding, stride, dilation, groups = (node.value(i) for i in LIBRARY_PLACES.get(node.name, (2, 3, 4, 5)))
     values = (None, None, None, stride, padding, dilation, rule.family == "conv2d_backward_data", None, groups)
     return convolution(Node(node.node_id, node.name, inputs=(x, w, None), values=values, outputs=node.outputs,
                             attributes=node.attributes), rule)  # fmt: skip
