@@ -82,8 +82,9 @@ def simulate(
     times, scale = np.ascontiguousarray(kernels.T), np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],))
     nothing = np.zeros(len(kernels))
     if form == "published":
-        program = replace(program, previous=_one_clock(program))
-        walked = _Walk(_as_published(program), times, scale, nothing).run()
+        published = _as_published(program)
+        program = replace(program, previous=published.previous)
+        walked = _Walk(published, times, scale, nothing).run()
         launch = (program.kind == Kind.LAUNCH)[:, None]
         walked = walked._replace(row_start=walked.row_start - launch * program.api_us[:, None] / 2 * scale)
         return Timeline(program, kernels, nothing, *walked)
@@ -135,17 +136,13 @@ def _ends(
     return steps, hosts
 
 
-def _one_clock(program: Program) -> Ints:
-    return np.arange(-1, len(program) - 1, dtype=np.int64)
-
-
 def _as_published(program: Program) -> Program:
     """A program for which the full form gives what Algorithm 1 gives: a launch reaches its stream in the middle of T4."""
     rows = len(program)
     before = np.where(program.kind == Kind.LAUNCH, program.api_us / 2, 0.0)
     return replace(
         program, kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind), thread=np.zeros(rows, np.int64),
-        previous=_one_clock(program), loop=False,
+        previous=np.arange(-1, rows - 1, dtype=np.int64), loop=False,
         gap_us=program.gap_us + before, api_us=program.api_us - before, latency_us=np.zeros(rows),
         kernel_gap_us=np.full(rows, PUBLISHED_GAP_US), blocking=np.zeros(rows, bool), queue_depth=0, fills=None,
         wait_offsets=np.zeros(rows + 1, np.int64), further=None, collectives=-1,
