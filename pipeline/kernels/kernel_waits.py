@@ -20,13 +20,13 @@ START_US = {
     "concat": (3.5, 1.7), "layer_norm": (6.0, 2.8), "softmax": (4.0, 2.3), "batch_norm": (5.0, 3.4), "reduction": (7.0, 2.0),
     "loss": (4.0, 1.7), "pooling": (4.0, 2.0), "tril_index_forward": (8.0, 4.1), "tril_index_backward": (8.0, 2.4),
     "index": (5.0, 2.1), "sort": (15.0, 12.0), "memset": (1.5, 1.0), "memcpy_d2d": (1.5, 1.2), "attention": (6.0, 5.0),
-    "rnn": (6.0, 4.8), "optimizer": (3.0, 2.5), "row sum": (7.0, 6.1),
-    "memcpy_h2d": (1.5, 0.75), "memcpy_d2h": (1.5, 1.65),
+    "rnn": (6.0, 4.8), "optimizer": (3.0, 2.5), "row sum": (7.0, 5.4),
+    "memcpy_h2d": (1.5, 0.75), "memcpy_d2h": (1.5, 2.5),
 }  # fmt: skip
 """Duration of each family's kernels at negligible sizes, microseconds: dependent loads, the last step of a reduction, the
 prologue of a tile. First up to Ampere, from the smallest calls of the V100 and A100 DLRM traces, which have whole microseconds;
-then since Ada, between two H100s where they differ (docs/kernels.md). `row sum`: a reduction over rows, whose blocks wait for each
-other."""
+then since Ada, from H100s (docs/kernels.md). `row sum`: a reduction over rows, whose blocks wait for each other. Row sums and
+copies to the host since Ada are from public traces, as `OTHER_START_US`."""
 
 OTHER_START_US = 1.6
 """The same of other families since Ada, from public traces of an H100: kernels on a few elements take 1.5 to 1.8 us there, and
