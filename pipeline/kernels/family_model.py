@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,24 @@ def write_physics(
     out_dir: str | Path, gpu: GpuSpec, memory: BandwidthCurve, floor: Floor, error: float,
     samples: pd.DataFrame,
 ) -> None:  # fmt: skip
-    """Write the bandwidth curve that all families without samples use, into the folder of family `copy`."""
+    """Write the bandwidth curve that all families without samples use, into `family.json` of family `copy`.
+
+    A fitted model of that family keeps its entries there, and its floor then counts for the others.
+    """
+    folder = Path(out_dir) / "copy"
     sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
-    values = {
+    curve = {
         "family": "copy", "gpu": gpu.name, "variant": "curve", "evidence": "fitted", "source": sources,
         "physics": {"memory": memory.to_json()},
         "floor": {**vars(floor), "by_op": dict(floor.by_op)},
         "fitted_on": "element-wise ops, whose traffic is known", "fit_error": round(error, 6),
     }  # fmt: skip
-    write_json(Path(out_dir) / "copy" / DESCRIPTION, values, sealed=True)
+    fitted: dict[str, Any] = {}
+    with suppress(PackError):  # there is none, or a damaged one, which is written anew
+        fitted = read_description(folder)
+    if fitted.get("variant", "curve") != "curve":
+        curve |= {**fitted, **{name: curve[name] for name in ("physics", "fitted_on", "fit_error")}}
+    write_json(folder / DESCRIPTION, curve, sealed=True)
 
 
 ARRAYS_FILE = "networks.safetensors"

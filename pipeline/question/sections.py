@@ -190,8 +190,10 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     check_precision({key: flat.get(f"model.{key}") for key in ("dtype", "precision")})
     check_edit(config.get("edit", {}))
     for key, default in usual.items():
-        if key in flat and key.partition(".")[0] in SECTIONS and flat[key] != default:
-            _check(key, flat[key], default)
+        value = flat.get(key, default)
+        differs = value != default or isinstance(value, bool) != isinstance(default, bool)  # 0 equals False
+        if differs and key.partition(".")[0] in SECTIONS:
+            _check(key, value, default)
 
 
 def refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:

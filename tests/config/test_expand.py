@@ -118,6 +118,8 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         ("kernels.name=other", ConfigError, "choose a file of config/kernels/ with kernels=NAME"),
         ("kernels.variants=[]", ConfigError, "give names in brackets"),
         ("collect.iterations=2.5", ConfigError, "give a whole number above 0"),
+        ("predict.wait_each_step=0", ConfigError, "give true or false"),
+        ("predict.wait_each_step=1", ConfigError, "give true or false"),
         ("model.top_mlp=[a,b]", ConfigError, r"model.top_mlp=\[a,b\]: give whole numbers above 0 in the brackets"),
         ("model.rows=[1.5,2]", ConfigError, r"model.rows=\[1.5,2\]: give whole numbers above 0 in the brackets"),
         ("predict=3", ConfigError, "write predict.KEY=value"),

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.kernel_commands import fit_command, predict_command
+from pipeline.answers.kernel_predictor import predictor_of
 from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import networks as trees
@@ -17,7 +18,7 @@ from pipeline.kernels import session_drift as drift
 from pipeline.kernels.error_metrics import gmae, gmae_by_size, metrics
 from pipeline.kernels.estimate import fit_quantiles
 from pipeline.kernels.families import Law
-from pipeline.kernels.family_model import FittedModel
+from pipeline.kernels.family_model import FittedModel, find_families
 from pipeline.kernels.fit_gpu import fit_family, fit_gpu
 from pipeline.kernels.network_training import Recipe
 from pipeline.kernels.physics import PHYSICS_SPREAD
@@ -220,6 +221,32 @@ def test_a_gpu_is_fitted_tracked_and_saved(samples, v100, tmp_path):
     description = json.loads((tmp_path / "gemm" / "family.json").read_text())
     assert description["evidence"] == "fitted"
     assert description["metrics"]["rows"] == 48
+
+
+def test_a_fitted_model_of_copies_stays_beside_the_bandwidth_curve(v100, tmp_path):
+    """Copies here are three times as slow as element-wise operations; families without samples follow the latter."""
+    size = np.geomspace(1e5, 1e8, 60).round()
+    dims = {"B": 1.0, "H": size, "inputs": 4 * size, "outputs": 4 * size, "bytes": 4 * size, "dtype": "fp32"}
+    moved_us = 3.0 + 8 * size / 8e5
+    kinds = (("elementwise", "relu", 1.0), ("copy", "copy", 3.0))
+    tables = [
+        pd.DataFrame({**dims, "family": name, "op": op, "kernel_us": slow * moved_us}) for name, op, slow in kinds
+    ]
+    both = pd.concat(tables, ignore_index=True).assign(gpu="V100", phase="forward")
+    table = with_families(both.assign(latency_us=both["kernel_us"] + 5.0), "t")
+    calls = table.drop(columns=["kernel_us", "latency_us"]).iloc[75:115]
+
+    def slowness():
+        predictor = predictor_of(v100, find_families([tmp_path]))
+        assert predictor.physics.evidence == "fitted"
+        copies, concat = calls, calls.assign(family="concat", op="cat")
+        return [np.median(predictor.predict(of).kernel_us / moved_us[15:55]) for of in (copies, concat)]
+
+    fit_gpu(table, v100, tmp_path, variants=("roofline",))
+    copies, others = slowness()
+    assert copies > 2.3 and 0.7 < others < 1.3
+    fit_gpu(table[table["family"] == "elementwise"], v100, tmp_path, variants=("roofline",))
+    assert slowness()[0] == copies
 
 
 def test_the_commands_keep_rows_order_and_columns(gemm_samples, tmp_path):
