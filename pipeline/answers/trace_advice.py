@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -88,32 +89,26 @@ def changes_of(step: ChangeableStep) -> Iterator[TraceChange]:
     names = program.items.name[program.item]
     for name in dict.fromkeys(names[program.kind == Kind.SYNC]):
         waits = (names == name) & (program.kind == Kind.SYNC)
-        yield TraceChange(f"no wait in {name}", f"do not read results of the device in {name}", _without_waits(waits))
+        change = _changed(partial(_without_waits, waits=waits))
+        yield TraceChange(f"no wait in {name}", f"do not read results of the device in {name}", change)
     if program.blocking.any():
         how = "DataLoader(pin_memory=True), .to(device, non_blocking=True)"
-        yield TraceChange("non-blocking copies", how, _without_blocking)
+        unblocked = np.zeros_like(program.blocking)
+        yield TraceChange("non-blocking copies", how, _changed(lambda before: replace(before, blocking=unblocked)))
     if program.further is None:
-        yield TraceChange("CUDA graphs", "torch.cuda.make_graphed_callables", _with_cuda_graphs)
+        yield TraceChange("CUDA graphs", "torch.cuda.make_graphed_callables", _changed(as_cuda_graphs))
     dropout = np.array(["dropout" in str(name).lower() for name in names], dtype=bool)
     if (dropout & (program.call >= 0)).any():
         yield TraceChange("no dropout", "dropout=0", _without(dropout), "training has no dropout")
 
 
-def _without_waits(rows: Rows) -> Callable[[ChangeableStep], ChangeableStep]:
-    def apply(step: ChangeableStep) -> ChangeableStep:
-        program = step.program
-        kind, api_us = np.where(rows, int(Kind.HOST), program.kind), np.where(rows, 0.0, program.api_us)
-        return replace(step, program=replace(program, kind=kind, api_us=api_us))
-
-    return apply
+def _changed(change: Callable[[Program], Program]) -> Callable[[ChangeableStep], ChangeableStep]:
+    return lambda step: replace(step, program=change(step.program))
 
 
-def _without_blocking(step: ChangeableStep) -> ChangeableStep:
-    return replace(step, program=replace(step.program, blocking=np.zeros_like(step.program.blocking)))
-
-
-def _with_cuda_graphs(step: ChangeableStep) -> ChangeableStep:
-    return replace(step, program=as_cuda_graphs(step.program))
+def _without_waits(program: Program, waits: Rows) -> Program:
+    kind, api_us = np.where(waits, int(Kind.HOST), program.kind), np.where(waits, 0.0, program.api_us)
+    return replace(program, kind=kind, api_us=api_us)
 
 
 def _without(rows: Rows) -> Callable[[ChangeableStep], ChangeableStep]:

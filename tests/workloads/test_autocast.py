@@ -37,8 +37,8 @@ def linear(device):
     return nn.Linear(16, 16, device=device)
 
 
-def beforehand(config, batch_size, device):
-    model, low = linear(device), torch.amp.autocast("cuda", dtype=torch.bfloat16)
+def within(low, config, batch_size, device):
+    model = linear(device)
 
     def forward(x):
         with low:
@@ -47,14 +47,16 @@ def beforehand(config, batch_size, device):
     return step(config, device, model, batch_size, forward)
 
 
-def of_the_module(config, batch_size, device):
-    model = linear(device)
+def beforehand(*given):
+    return within(torch.amp.autocast("cuda", dtype=torch.bfloat16), *given)
 
-    def forward(x):
-        with outside:
-            return model(x)
 
-    return step(config, device, model, batch_size, forward)
+def of_the_module(*given):
+    return within(outside, *given)
+
+
+def off(*given):
+    return within(torch.autocast("cuda", dtype=torch.bfloat16, enabled=False), *given)
 
 
 def decorated(config, batch_size, device):
@@ -63,16 +65,6 @@ def decorated(config, batch_size, device):
     @torch.autocast("cuda", dtype=torch.bfloat16)
     def forward(x):
         return model(x)
-
-    return step(config, device, model, batch_size, forward)
-
-
-def off(config, batch_size, device):
-    model, low = linear(device), torch.autocast("cuda", dtype=torch.bfloat16, enabled=False)
-
-    def forward(x):
-        with low:
-            return model(x)
 
     return step(config, device, model, batch_size, forward)
 
