@@ -73,6 +73,15 @@ def test_the_reader_gives_tables_of_the_pipeline(measured: Path, tmp_path: Path)
     assert reader.profiler_event_us(measured) is not None
 
 
+def test_operands_of_measured_copies_have_the_bytes_that_were_copied() -> None:
+    """The campaign on an H100 wrote operands of copies as they were before their sizes were changed."""
+    folder = ROOT / "measurements" / "H100"
+    stated = read_table(folder / "samples.parquet", "samples")
+    copies = reader.read_samples(folder).query("family == 'copy' and outputs.notna()")
+    assert (copies["outputs"] == copies["bytes"]).all() and len(copies) > 300
+    assert (stated["outputs"] != stated["bytes"])[stated["family"] == "copy"].sum() > 100
+
+
 def test_a_measured_step_counts_only_for_the_configuration_that_ran(measured: Path) -> None:
     manifest, workload = measured / "manifest.json", "dlrm_default/embedding-joint_sparse/b16"
     rows = read_table(measured / "step_times.parquet", "step_times")

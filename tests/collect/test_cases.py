@@ -136,6 +136,17 @@ def test_operand_bytes_follow_a_scaled_size() -> None:
         assert (varied["inputs"], varied["outputs"]) == (4 * b * h + 4 * h, 4 * b * h)
 
 
+def test_operands_of_a_copy_follow_its_bytes() -> None:
+    size = 4 * 8 * 512 * 64
+    dims = {"B": 4096, "H": 64, "bytes": size, "inputs": size, "outputs": size}
+    copy = Spec(
+        "copy", "transpose", "forward", "fp32", dims, attributes={"shape": [8, 512, 64], "strides": [64, 512, 1]}
+    )
+    sizes = {varied["bytes"] for _, varied in zip(range(20), sizes_around([copy], 1), strict=False)
+             if varied.dims == {name: varied["bytes"] for name in ("bytes", "inputs", "outputs")}}  # fmt: skip
+    assert len(sizes) > 10
+
+
 def test_any_prefix_of_a_round_is_balanced_over_families() -> None:
     order = interleaved([*SEEDS])
     first = order[: len(BUILDERS)]
