@@ -89,7 +89,7 @@ def simulate(
         walked = walked._replace(row_start=walked.row_start - launch * program.api_us[:, None] / 2 * scale)
         return Timeline(program, kernels, nothing, *walked)
     alone = Timeline(program, kernels, nothing, *_walked(program, times, scale, nothing))
-    if not program.loop:
+    if not program.loop or not (alone.step_us > alone.host_us).any():
         return alone
     # of what is left when the host ends, a picture shows as much as fills idle time: a busy device is never ahead of its work
     carried_us = np.maximum(alone.step_us - np.maximum(alone.host_us, alone.busiest_us), 0.0)
@@ -113,11 +113,11 @@ def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats,
         form: form of the critical path, as in `simulate`.
     """
     program = _as_published(program) if form == "published" else program
-    nothing = np.zeros(times.shape[1])
-    if not program.loop:
-        return _ends(program, times, which, host_scale, nothing)[0]
-    steps, hosts = _ends(program, times, which, host_scale, nothing)
-    return _ends(program, times, which, host_scale, steps - hosts)[0]
+    steps, hosts = _ends(program, times, which, host_scale, np.zeros(times.shape[1]))
+    late = np.flatnonzero((steps > hosts) & program.loop)  # the device works into the next step
+    if len(late):
+        steps[late] = _ends(program, times[:, late], which, host_scale[late], (steps - hosts)[late])[0]
+    return steps
 
 
 def _ends(
