@@ -114,9 +114,8 @@ def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats,
     """
     program = _as_published(program) if form == "published" else program
     steps, hosts = _ends(program, times, which, host_scale, np.zeros(times.shape[1]))
-    late = np.flatnonzero((steps > hosts) & program.loop)  # the device works into the next step
-    if len(late):
-        steps[late] = _ends(program, times[:, late], which, host_scale[late], (steps - hosts)[late])[0]
+    if program.loop and (steps > hosts).any():  # the device works into the next step
+        steps, _ = _ends(program, times, which, host_scale, steps - hosts)
     return steps
 
 
