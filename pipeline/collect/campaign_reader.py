@@ -90,9 +90,9 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
         reason = f"no time above {MAX_IMPLAUSIBLE_US} µs, or one above {MAX_TIME_US:g} µs"
         warnings.warn(f"{folder}: {dropped}: {reason}", SteptimeWarning, stacklevel=2)
     # campaigns of 2026 changed the bytes of copies, but not those of their operands
-    changed = ((samples["family"] == "copy") & (samples["outputs"] != samples["bytes"])).fillna(False)
-    operands = samples.loc[changed, ["inputs", "outputs"]]
-    share = samples.loc[changed, "bytes"] / operands["outputs"]
+    share = samples["bytes"] / samples["outputs"].where(samples["outputs"] > 0)
+    changed = ((samples["family"] == "copy") & (share != 1.0)).fillna(False)
+    operands, share = samples.loc[changed, ["inputs", "outputs"]], share[changed]
     samples.loc[changed, ["inputs", "outputs"]] = operands.mul(share, axis=0).round().astype("Int64")
     samples.loc[changed, ["B", "H"]] = pd.NA
     substitutes = samples["attributes"].fillna("").str.contains(json.dumps(SUBSTITUTE)[1:-1], regex=False)
