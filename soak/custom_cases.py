@@ -68,7 +68,7 @@ HARMS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 """Text of the good module, and what takes its place."""
 
-FINE = ("threads", "shadow")
+FINE = ("threads", "shadow", "cuda")
 """Changes after which the module still makes its step."""
 
 MAY = ("dtype", "no modules", "loss none", "recursion", "loss of many", "loss reads", "loss detached", "on the CPU")
