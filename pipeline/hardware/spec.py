@@ -251,9 +251,7 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
         "measured_fp32_gflop_per_s": (spec.measured_fp32_gflop_per_s, spec.fp32_gflop_per_s),
         "measured_dram_gb_per_s": (spec.measured_dram_gb_per_s, spec.dram_gb_per_s),
     }
-    # boards of one name differ in boost clock by up to about 10 %, so a measured peak may exceed the datasheet a little
-    ranges = {key: (value, 0.4 * peak, 1.15 * peak) for key, (value, peak) in measured.items() if value is not None}
-    ranges |= {
+    ranges: dict[str, tuple[float, float, float]] = {
         "sms": (spec.sms, 1, 512),
         "l2_mib": (spec.l2_bytes / MIB, 0.25, 512),
         "memory_gib": (spec.memory_bytes / GIB, 1, 1024),
@@ -266,6 +264,8 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
     if spec.limits is not None:
         clocked = 2 * spec.sms * spec.limits.fp32_lanes_per_sm * spec.boost_clock_mhz / 1e6
         ranges["fp32_tflop_per_s"] = (spec.fp32_gflop_per_s / 1e3, 0.85 * clocked, 1.15 * clocked)
+    # boards of one name differ in boost clock by up to about 10 %, so a measured peak may exceed the datasheet a little
+    ranges |= {key: (value, 0.4 * peak, 1.15 * peak) for key, (value, peak) in measured.items() if value is not None}
     plain, dram = spec.fp32_gflop_per_s / 1e3, spec.dram_gb_per_s
     for dtype in ("fp16", "bf16", "tf32"):
         if (rate := getattr(spec, f"{dtype}_gflop_per_s")) is not None:
