@@ -145,8 +145,9 @@ def test_a_known_cuda_device_takes_its_file_and_an_unknown_one_its_properties() 
 
 @pytest.mark.parametrize(
     ("key", "factor"),
-    [("fp32_tflop_per_s", 0.001), ("tf32_tflop_per_s", 1000), ("bf16_tflop_per_s", 0.001), ("fp16_tflop_per_s", 1000), ("measured_l2_gb_per_s", 1000),
-     ("nvlink_bidirectional_gb_per_s", 1000), ("nvlink_bidirectional_gb_per_s", 0.001)],
+    [("fp32_tflop_per_s", 0.001), ("tf32_tflop_per_s", 1000), ("bf16_tflop_per_s", 0.001), ("fp16_tflop_per_s", 1000),
+     ("measured_l2_gb_per_s", 1000), ("nvlink_bidirectional_gb_per_s", 1000),
+     ("nvlink_bidirectional_gb_per_s", 0.001)],
 )  # fmt: skip
 def test_a_wrong_unit_of_any_rate_is_refused(key: str, factor: float) -> None:
     values = yaml.safe_load((config_dir() / "gpu" / "A100-PCIE-40GB.yaml").read_text())
