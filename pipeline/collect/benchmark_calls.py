@@ -203,8 +203,9 @@ def vary(spec: Spec, rng: random.Random) -> Spec:
     """One call like `spec` with other sizes."""
     names = [name for name in SIZES.get(spec.family, ()) if spec.dims.get(name, 0) >= DIMS_WITHOUT_CHOICE]
     if not names and "bytes" in spec.dims:
-        sized_by_bytes = replace(spec, dims={name: size for name, size in spec.dims.items() if name not in ("B", "H")})
-        return _follow(sized_by_bytes, {}, _factor(rng, MAX_FACTOR))
+        stale = () if SIZES.get(spec.family) else ("B", "H")  # bytes alone are the size of such calls
+        sized = replace(spec, dims={name: size for name, size in spec.dims.items() if name not in stale})
+        return _follow(sized, {}, _factor(rng, MAX_FACTOR))
     budget = MAX_WORK_FACTOR
     chosen: dict[str, int] = {}
     for name in rng.sample(names, len(names)):

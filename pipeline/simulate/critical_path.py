@@ -16,8 +16,9 @@ For row i, which follows row p, with all times from the begin of the step:
     end[i]    = start[i] + api (or the end of what the host waits for + return) + tail
 
 A step of a loop is walked twice. What the device has not finished when the host ends, the next step finds on its streams. The first
-walk finds nothing, the second what the first has left: the step takes until the host ends, or until as much is left again. Where
-streams wait for each other this is near, not exact: all are taken to be as late as the last.
+walk finds nothing, the second what the first has left: the step takes until the host ends, or until as much is left again. One walk
+is enough where the host ends last. Where streams wait for each other this is near, not exact: all are taken to be as late as the
+last.
 """
 
 from __future__ import annotations

@@ -145,6 +145,8 @@ def test_operands_of_a_copy_follow_its_bytes() -> None:
     sizes = {varied["bytes"] for _, varied in zip(range(20), sizes_around([copy], 1), strict=False)
              if varied.dims == {name: varied["bytes"] for name in ("bytes", "inputs", "outputs")}}  # fmt: skip
     assert len(sizes) > 10
+    rows = vary(Spec("index", "gather", "forward", "fp32", {"bytes": size, "H": 128}), random.Random(0))
+    assert rows["H"] == 128 and rows["bytes"] != size
 
 
 def test_any_prefix_of_a_round_is_balanced_over_families() -> None:
