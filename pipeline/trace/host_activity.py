@@ -48,6 +48,9 @@ UNRECORDED_NS = 100_000
 """Shortest wait of a launched call on an idle GPU, in ns, that shows work which the trace does not hold. In 17 public
 traces without such gaps, all waits are below 20 µs."""
 
+BEGIN_SHARE = 0.01
+"""Largest work of an iteration before a call that begins it on another stream, as a share of that call's wait."""
+
 COMPOSITE = frozenset({
     "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "batch_norm", "_batch_norm_impl_index", "layer_norm",
     "group_norm", "instance_norm", "dropout", "feature_dropout", "embedding_bag", "max_pool2d", "adaptive_avg_pool2d",
@@ -194,8 +197,9 @@ class Activity:
     def unseen_queue_ns(self) -> Ints:
         """For each call the end of the work that was queued before its iteration and whose launch the trace does not hold.
 
-        The call that begins an iteration on the device shows such work by waiting for nothing that was recorded, and the
-        first call of all on a stream by waiting for recorded work without a launch. Other calls have `EARLY_NS`.
+        The call that begins an iteration on the device shows such work by waiting for nothing that was recorded. The first
+        call of all on a stream shows it so too, where next to no work of its iteration came before it (`BEGIN_SHARE`), or by
+        waiting for recorded work without a launch. Other calls have `EARLY_NS`.
         """
         columns, device, stream = self.trace.columns, self._device_events, self.call_stream
         out = np.full(len(stream), EARLY_NS)
@@ -206,8 +210,11 @@ class Activity:
         for call in by_start[np.unique(stream[by_start], return_index=True)[1]].tolist():
             start, ready = self.call_start[call], self.action_end[self.call_action[call]]
             before = alone_end[(alone_stream == stream[call]) & (alone_end <= start)].max(initial=EARLY_NS)
+            earlier = (iteration == iteration[call]) & (self.call_start < start)
             if before - ready >= UNRECORDED_NS:
                 out[call] = before
+            elif (self.call_end - self.call_start)[earlier].sum() < BEGIN_SHARE * self.unrecorded_ns[call]:
+                out[call] = start
         begins = by_start[np.unique(iteration[by_start], return_index=True)[1]]
         begins = begins[self.unrecorded_ns[begins] > 0]
         out[begins] = self.call_start[begins]
@@ -384,6 +391,5 @@ def _blocking(trace: Trace, call_action: Ints, call_event: Ints, action_event: I
     pageable = np.array(["Pageable" in text for text in vocabulary], bool)[name]
     to_device = np.array(["HtoD" in text for text in vocabulary], bool)[name]
     staged = to_device & (trace.columns["bytes"][call_event] <= STAGED_COPY_BYTES)
-    copy = trace.is_category(Category.MEMCPY)[call_event]
-    out: Flags = copy & (synchronous | (pageable & ~staged))
+    out: Flags = trace.is_category(Category.MEMCPY)[call_event] & (synchronous | (pageable & ~staged))
     return out

@@ -12,33 +12,29 @@ from pipeline.trace.load import load_trace
 from tests.trace.trace_drawing import annotation, api, kernel, launch, op, wait, write
 
 
-def test_a_host_that_waits_for_an_event_does_not_wait_for_what_was_launched_behind_it(tmp_path: Path) -> None:
+def test_a_host_waits_for_an_event_and_not_for_what_was_launched_behind_it_or_in_an_earlier_step(
+    tmp_path: Path,
+) -> None:
     # main [mm: L0, record, L1, wait for the event][add, no calls .......]
     # s7        [k0----][k1 ------------------------------]
-    events = []
+    behind, before = [], []
     for step in range(4):
         at, i = 1000 * step, 10 * step
-        events += [
-            annotation(f"ProfilerStep#{step}", at, at + 900), op("aten::mm", at + 1, at + 40),
-            launch(at + 2, at + 4, i + 1), kernel("k0", at + 8, at + 30, i + 1), api("cudaEventRecord", at + 5, at + 6, i + 2),
-            launch(at + 7, at + 9, i + 3), kernel("k1", at + 31, at + 431, i + 3),
-            api("cudaEventSynchronize", at + 10, at + 32, i + 4), wait(i + 4, at + 10, i + 2, 7),
+        common = [
+            annotation(f"ProfilerStep#{step}", at, at + 900), op("aten::mm", at + 1, at + 40), launch(at + 2, at + 4, i + 1),
             op("aten::add", at + 41, at + 841),
         ]  # fmt: skip
-    assert replay(write(tmp_path, events)).as_dict()["error"] == pytest.approx(0.0, abs=0.01)
-
-
-def test_a_host_does_not_wait_for_an_event_of_an_earlier_step(tmp_path: Path) -> None:
-    events = []
-    for step in range(4):
-        at, i = 1000 * step, 10 * step
-        events += [
-            annotation(f"ProfilerStep#{step}", at, at + 900), op("aten::mm", at + 1, at + 40),
-            launch(at + 2, at + 4, i + 1), kernel("k0", at + 8, at + 408, i + 1),
-            api("cudaEventSynchronize", at + 5, at + 6, i + 2), wait(i + 2, at + 5, i - 7, 7),
-            api("cudaEventRecord", at + 7, at + 8, i + 3), op("aten::add", at + 41, at + 841),
+        behind += [
+            *common, kernel("k0", at + 8, at + 30, i + 1), api("cudaEventRecord", at + 5, at + 6, i + 2),
+            launch(at + 7, at + 9, i + 3), kernel("k1", at + 31, at + 431, i + 3),
+            api("cudaEventSynchronize", at + 10, at + 32, i + 4), wait(i + 4, at + 10, i + 2, 7),
         ]  # fmt: skip
-    assert replay(write(tmp_path, events)).as_dict()["error"] == pytest.approx(0.0, abs=0.01)
+        before += [
+            *common, kernel("k0", at + 8, at + 408, i + 1), api("cudaEventRecord", at + 7, at + 8, i + 3),
+            api("cudaEventSynchronize", at + 5, at + 6, i + 2), wait(i + 2, at + 5, i - 7, 7),
+        ]  # fmt: skip
+    for events in (behind, before):
+        assert replay(write(tmp_path, events)).as_dict()["error"] == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_stream_waits_for_what_had_been_launched_when_the_event_was_recorded(tmp_path: Path) -> None:

@@ -230,6 +230,15 @@ def test_held_out_iterations_are_predicted_within_the_bar(datasets: Path, name: 
     assert figures["mean_absolute_error"] < figures["baselines"]["train_mean_mean_absolute_error"]
 
 
+def test_work_that_was_queued_before_a_public_trace_is_no_part_of_its_step(datasets: Path) -> None:
+    figures = replay(
+        datasets / "traces/mi300/sglang_decode.json.gz"
+    ).as_dict()  # its first kernel of stream 3 waits 463 ms
+    assert figures["queued_us"] == pytest.approx(463_317, abs=1) and figures["step_measured_us"] == pytest.approx(
+        10_450, abs=1
+    )
+
+
 def ranks(datasets: Path) -> list[Path]:
     return [datasets / "traces" / "v100x8_dlrm" / f"rank{rank}_kineto.json.gz" for rank in range(5)]
 

@@ -100,11 +100,13 @@ def test_recorded_work_without_its_launch_is_queued_work_too(tmp_path: Path) -> 
     assert replay(elsewhere).as_dict()["queued_us"] == 0  # it may have waited for an event of that stream
 
 
-def test_a_wait_for_another_stream_is_no_lost_work(tmp_path: Path) -> None:
-    events = [op("aten::mm", 1, 21), launch(3, 5, 1), kernel("k0", 9, 6009, 1), launch(6, 8, 2)]
-    path = write(tmp_path, [*events, kernel("k1", 6010, 6020, 2, stream=8)])
+@pytest.mark.parametrize("work, start, queued", [(6_000, 6_010, 0), (4, 400_000, 399_999), (5_000, 400_000, 0)])
+def test_a_first_launch_of_another_stream(tmp_path: Path, work: float, start: float, queued: float) -> None:
+    """It may wait for the other stream. After next to no work, a long wait is for queued work; else its cause is not known."""
+    events = [op("aten::mm", 1, 21), launch(3, 5, 1), kernel("k0", 9, 9 + work, 1), launch(6, 8, 2)]
+    path = write(tmp_path, [*events, kernel("k1", start, start + 10, 2, stream=8)])
     act = activity(load_trace(path))
-    assert not act.unrecorded_ns.any() and replay(path).as_dict()["queued_us"] == 0
+    assert act.unrecorded_ns.any() == (start > 9 + work + 100) and replay(path).as_dict()["queued_us"] == queued
 
 
 # positions within a step: 3 is its first kernel, 2 the launch of it
