@@ -174,7 +174,7 @@ class Prediction:
 
     @property
     def lower_bound(self) -> tuple[str, ...]:
-        """Operators without a model. If there are any, the step time is a lower bound."""
+        """Operators without a model. If there are any, the step time and its interval are lower bounds."""
         return tuple(self.unmodelled_us)
 
     @property
@@ -278,10 +278,8 @@ class Prediction:
         return plotter.call("difference", self, other)
 
     def _step_text(self, gap: str = "   ") -> str:
-        return (
-            f"{milliseconds(self.predicted_us)}{gap}"
-            f"(p10-p90: {milliseconds(self.p10_us)} to {milliseconds(self.p90_us)})"
-        )
+        least = "at least " if self.lower_bound else ""
+        return f"{least}{milliseconds(self.predicted_us)}{gap}(p10-p90: {milliseconds(self.p10_us)} to {milliseconds(self.p90_us)})"
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows of its table: what, and the value as text."""

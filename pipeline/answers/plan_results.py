@@ -14,7 +14,7 @@ from pipeline.answers.ties import TIE_SHARE, Tie, why_tied
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
-from pipeline.readable import amount, duration, html_table, in_gib, in_ms, prefix_of, rate
+from pipeline.readable import amount, duration, html_table, in_gib, in_ms, listed, prefix_of, rate
 
 
 class Objective(StrEnum):
@@ -173,7 +173,8 @@ class Plan:
                 "options": " ".join(choice.question.overrides),
             }
             row |= {"accumulated": f"{choice.batches} ×"} if self.limits.global_batch else {}
-            row |= {"step\nms": in_ms(choice.prediction.predicted_us), "samples/s": rate(values["samples_per_s"])}
+            step = "≥ " * bool(choice.prediction.lower_bound) + in_ms(choice.prediction.predicted_us)
+            row |= {"step\nms": step, "samples/s": rate(values["samples_per_s"])}
             if self.currency:
                 dollars = values["samples_per_dollar"]
                 row[f"{prefix} samples".strip() + f"\nper {self.currency}"] = (
@@ -199,6 +200,7 @@ class Plan:
     def summary(self) -> str:
         """One sentence: the winner or those that tie, and how much was searched."""
         wins = "" if self.best.wins is None else f", best in {self.best.wins:.0%} of the draws"
+        wins += f"; a lower bound, without {listed(lacking)}" if (lacking := self.best.prediction.lower_bound) else ""
         question = self.best.question
         options = " ".join((f"batch_size={question.batch_size}", *question.overrides))
         if (tie := self.tie) is not None:

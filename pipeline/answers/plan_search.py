@@ -26,7 +26,7 @@ import numpy.typing as npt
 from pipeline.answers.engine import Answer, Engine, in_order
 from pipeline.answers.plan_bounds import StepBounds
 from pipeline.answers.plan_results import Choice, Limits, Objective, front_of
-from pipeline.answers.ties import middle_alone, reseeded, shares_of_wins
+from pipeline.answers.ties import lacks, middle_alone, reseeded, shares_of_wins
 from pipeline.errors import InputError, SteptimeError
 from pipeline.hardware.spec import GpuSpec
 from pipeline.prices import price_notes, prices_of
@@ -322,7 +322,7 @@ class Search:
                 choice,
                 prediction=prediction,
                 wins=float(share) if several else None,
-                beats_first=beats if several else None,
+                beats_first=max(beats, 0.5 * lacks(shown[0], prediction)) if several else None,
             )
             for choice, prediction, share, beats in zip(ranked, shown, wins, shares_of_wins(drawn), strict=True)
         ]

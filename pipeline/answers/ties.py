@@ -15,6 +15,7 @@ from pipeline.answers.engine import Engine
 from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
+from pipeline.readable import listed
 
 TIE_SHARE = 0.2
 """Share of draws in which another point beats the best, from which the two are called a tie."""
@@ -83,9 +84,16 @@ def tied_gpus(values: Sequence[tuple[float, float, float]]) -> list[bool]:
     return [value is best or independent_share(best, value) >= TIE_SHARE for value in values]
 
 
+def lacks(best: Prediction, other: Prediction) -> bool:
+    """Whether the time of the best lacks operators that the other one's does not, so that it is not surely the shorter."""
+    return not set(best.lower_bound) <= set(other.lower_bound)
+
+
 def why_tied(points: Iterable[Any]) -> str:
     """What decides between points that tie: predictions, or rows of the figures' table of steps."""
     predictions = list(points)
+    if any(lacks(predictions[0], p) for p in predictions if isinstance(p, Prediction)):
+        return f"the first is a lower bound, without {listed(predictions[0].lower_bound)}"
     if all(p.bound == "host" for p in predictions):
         return "the host limits them"
     each_us = [p.predicted_us / p.batch_size for p in predictions]
@@ -131,6 +139,8 @@ def _share(
     best: Question, other: Question,
 ) -> float:  # fmt: skip
     """Share of draws in which another point beats the best: paired ones on the same GPU, else what the intervals say."""
+    if lacks(points[best], points[other]):
+        return 0.5
     if best.gpu != other.gpu:
         one, two = (
             (p.predicted_us * factor, p.p10_us * factor, p.p90_us * factor)
@@ -168,8 +178,10 @@ def grid_ties(
 def _nearest(points: Mapping[Question, Prediction], per_sample: Mapping[Question, float]) -> list[Question]:
     """The best point and those whose interval reaches its own, best first; nothing if it is alone."""
     ranked = sorted(per_sample, key=lambda question: points[question].predicted_us * per_sample[question])
-    limit = points[ranked[0]].p90_us * per_sample[ranked[0]] if ranked else 0.0
-    near = [question for question in ranked if points[question].p10_us * per_sample[question] <= limit]
+    best = points[ranked[0]] if ranked else None
+    limit = best.p90_us * per_sample[ranked[0]] if best else 0.0
+    near = [question for question in ranked if best and (
+            points[question].p10_us * per_sample[question] <= limit or lacks(best, points[question]))]  # fmt: skip
     return near[: MOST_RIVALS + 1] if len(near) > 1 else []
 
 

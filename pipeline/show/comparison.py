@@ -163,6 +163,11 @@ class Comparison:
         signs = [f"★ {' or '.join(stars)} of the model"] if stars else []
         signs += ["! less than a tenth of the usable memory is left"] if any(p.tight for p in self.predictions) else []
         signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
+        signs += (
+            ["≥ a lower bound: operators without a model are not counted"]
+            if any(p.lower_bound for p in self.predictions)
+            else []
+        )
         if signs:
             yield Text(", ".join(signs), style="dim")
         for (model, what), tie in self.ties.items():
@@ -241,7 +246,7 @@ class Comparison:
         p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
         cells = named | {
             "host": p.host,
-            "step": in_ms(p.predicted_us),
+            "step": "≥ " * bool(p.lower_bound) + in_ms(p.predicted_us),
             "p10-p90 ms": interval(p.p10_us, p.p90_us),
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,

@@ -102,3 +102,15 @@ def test_two_wins_in_ten_draws_are_a_tie(wins: tuple[int, ...], share: float | N
     found = find_ties(answers, {THROUGHPUT: dict.fromkeys(questions, 1.0)}, cast(Engine, Drawn()))
     assert {what: tie.share for what, tie in found.items()} == ({} if share is None else {THROUGHPUT: share})
     assert all(len(tie.predictions) == 1 + sum(won >= 2 for won in wins) for tie in found.values())
+
+
+def test_a_lower_bound_wins_over_no_whole_step() -> None:
+    questions = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "model.dim=8,16"])
+    points = {
+        question: Prediction(
+            "V100", "m", "default", 64, us, us, us, us, us, 0, True, {}, {}, 0.0, unmodelled_us=lacking
+        )
+        for question, us, lacking in zip(questions, (100.0, 900.0), ({"aten::linalg_inv_ex": 1.0}, {}), strict=True)
+    }
+    tie = find_ties(points, {THROUGHPUT: dict.fromkeys(questions, 1.0)}, engine())[THROUGHPUT]
+    assert len(tie.predictions) == 2 and tie.why == "the first is a lower bound, without aten::linalg_inv_ex"

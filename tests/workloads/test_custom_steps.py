@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from pipeline import compare
 from pipeline.answers.predict import predict
 from pipeline.errors import ConfigError, InputError
 from pipeline.graph.capture import capture
@@ -354,7 +355,8 @@ def test_what_is_not_modelled_makes_the_answer_a_lower_bound(function, operator)
     (text,) = (text for text in found.warnings if text.startswith("lower bound: "))
     assert all(name in text for name in found.lower_bound) and ("warning", text) in found.rows()
     assert found.unmodelled_share == pytest.approx(sum(found.unmodelled_us.values()) / sum(found.families_us.values()))
-    assert found.unmodelled_share > 0.01
+    assert found.unmodelled_share > 0.01 and "at least" in str(found)
+    assert compare("V100", "custom", model__target=f"steps_of_mine:{function}")._repr_html_().count("≥") == 2
 
 
 def test_a_step_in_fp64_is_modelled_at_the_rate_of_the_gpu():
