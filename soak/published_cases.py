@@ -12,7 +12,7 @@ import pandas as pd
 
 from evaluation.published.published_dlrm import read_rows, read_steps
 from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, read_lookups
-from evaluation.published.published_steps import read_networks, read_resnet50, read_training
+from evaluation.published.published_steps import read_resnet50, read_training
 from soak.damage import VALUES, damaged
 from soak.verdicts import ANY, Case
 from tests.evaluation.published_texts import FILES
@@ -23,12 +23,10 @@ NUMBERS = ("measured_us", "batch_size")
 READERS: dict[str, tuple[str, ...]] = {
     "read_steps": ("nvidia/dlrm",),
     "read_resnet50": ("nvidia/resnet50",), "read_lookups": (LIGER, PULL_REQUEST, NOTEBOOK), "read_training": ("lambda/pytorch",),
-    "read_networks": ("timm/",),
 }  # fmt: skip
 CALLS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "read_steps": lambda folder: read_steps(folder).assign(rows=str(read_rows(folder))),
     "read_resnet50": read_resnet50, "read_lookups": read_lookups, "read_training": read_training,
-    "read_networks": lambda folder: read_networks(folder, ("resnet50",)),
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from evaluation.pages.published_step_tables import (
     table,
     with_errors,
 )
-from evaluation.published.published_steps import read_networks, read_resnet50, read_training
+from evaluation.published.published_steps import read_resnet50, read_training
 from pipeline import predict
 from pipeline.palette import series_colours
 from pipeline.paths import datasets_dir
@@ -52,24 +52,17 @@ MIN_INFERENCE_BATCH = 16
 """Minimum batch size in inference. Smaller batches wait for the host, which the page does not describe."""
 
 
-RECORDED = {
-    "timm": (r"RTX3090 \|",),
-    "nvidia": (r".*, inference \|", r".* resnet50, train \| fp16, NHWC", r"A100-SXM4-80GB.* \| resnet50, train \| tf32 \| 256 ",
-               r"V100-SXM2-32GB", r"V100-SXM2-16GB \(seen\) \| resnet50, train \| fp32 \| 128 \| 348\.8 "),
-}  # fmt: skip
-"""Lines of the page's tables that come from the files in a folder, which may not be at hand."""
+RECORDED = r".*, inference \|"
+"""Lines of the page's tables that come from NVIDIA's own page on ResNet-50, which may not be at hand."""
 
 
 def predicted(row: pd.Series) -> Prediction:
-    """Steptime's prediction of a row. The loops of NVIDIA and of timm wait for the device in each step."""
+    """Steptime's prediction of a row. NVIDIA's loops wait for the device in each step."""
     options: dict[str, object] = {
         "model.mode": row["mode"], "model.dtype": row["dtype"], "predict.wait_each_step": True,
     }  # fmt: skip
     name = "custom"
-    if row["source"] == "timm":
-        options |= {"model.target": "evaluation.workloads.timm_networks:make_step", "+model.options.network": row["model"],
-                    "model.optimizer": "sgd_momentum"}  # fmt: skip
-    elif row["model"] == "resnet50":
+    if row["model"] == "resnet50":
         name = "resnet50"
     else:
         options |= {"model.target": "evaluation.workloads.squad_step:make_step", "+model.options.size": row["model"],
@@ -143,12 +136,7 @@ def main() -> int:
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
-    present = {name: (args.datasets / name).is_dir() for name in RECORDED}
-    read = [
-        read_training,
-        *(one for one, name in ((read_networks, "timm"), (read_resnet50, "nvidia")) if present[name]),
-    ]
-    rows = pd.concat([one(args.datasets) for one in read], ignore_index=True)
+    rows = pd.concat([read_training(args.datasets), read_resnet50(args.datasets)], ignore_index=True)
     rows = rows[(rows["mode"] == "train") | (rows["batch_size"] >= MIN_INFERENCE_BATCH)]
     for name, chosen in (("model", args.model), ("gpu", args.gpu)):
         if strange := sorted(set(chosen or ()) - set(rows[name])):
@@ -169,7 +157,7 @@ def main() -> int:
     if args.write:
         text = args.write.read_text(encoding="utf-8")
         earlier = "\n".join(block(text, name) for name in ("published steps", "published recorded"))
-        old = recorded(earlier, [line for name, lines in RECORDED.items() if not present[name] for line in lines])
+        old = "" if (rows["mode"] == "inference").any() else recorded(earlier, [RECORDED])
         said = f"{recorded_errors(old)}\n\n{old}" if old else "All sources are at hand."
         rewrite(args.write, {"published steps": "\n".join(table(rows)), "published": "\n".join(short),
                              "published recorded": said})  # fmt: skip

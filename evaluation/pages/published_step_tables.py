@@ -9,14 +9,18 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown, table_rows
-from evaluation.published.published_steps import NETWORKS, TUNING_GPUS
+from evaluation.published.published_steps import SHOWN_GPUS, TUNING_GPUS
 from pipeline.kernels.estimate import EXTRAPOLATED
 from pipeline.prediction import Prediction
 
 NOMINAL, BAND, LARGE = 0.8, (0.73, 0.87), 100
 """Share of rows that an interval should hold; what it may be with `LARGE` rows or more. Fewer rows take a binomial test."""
 
-TUNED, SAME_GPU, UNTOUCHED = "used for tuning", "other rows of these GPUs", "GPUs not used for tuning"
+TUNED, SAME_GPU, UNTOUCHED = (
+    "used for tuning",
+    "other rows of GPUs of which something was used",
+    "GPUs not used for tuning",
+)
 GROUPS = (UNTOUCHED, SAME_GPU, TUNED)
 """Groups of rows that are never pooled."""
 
@@ -52,8 +56,8 @@ def main_evidence(shares: Mapping[str, float]) -> str:
 
 
 def with_groups(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with `group`: one of `GROUPS`, by `seen` of the row and of other rows of its GPU, here or in other tables."""
-    tuned = {*rows.loc[rows["seen"], "gpu"], *TUNING_GPUS}
+    """The rows with `group`: one of `GROUPS`, by `seen` of the row, and whether anything of its GPU was used, here or elsewhere."""
+    tuned = {*rows.loc[rows["seen"], "gpu"], *TUNING_GPUS, *SHOWN_GPUS}
     group = np.where(rows["seen"], TUNED, np.where(rows["gpu"].isin(tuned), SAME_GPU, UNTOUCHED))
     return rows.assign(group=group)
 
@@ -77,9 +81,8 @@ def counted(inside: pd.Series) -> str:
 def summary(rows: pd.DataFrame) -> str:
     """Table by workload and precision: errors of each of `GROUPS`, with its number of rows."""
     rows = with_groups(rows)
-    named = rows.assign(model=rows["model"].where(rows["source"] != "timm", f"{len(NETWORKS)} networks for images"))
     lines = []
-    for (model, mode, dtype), part in named.groupby(["model", "mode", "dtype_of_table"], sort=False):
+    for (model, mode, dtype), part in rows.groupby(["model", "mode", "dtype_of_table"], sort=False):
         cells = [f"{model}, {mode}", str(dtype)]
         for name in GROUPS:
             error = 100 * part.loc[part["group"] == name, "error"]

@@ -3,16 +3,15 @@
 - Lambda Labs' benchmark (`lambda` in `sources.yaml`): throughput of NVIDIA's training examples on a single GPU, for many GPU
   types. Only workloads with a fixed batch size are read: ResNet-50, and BERT fine-tuned on SQuAD with 384 tokens.
 - NVIDIA's own page on ResNet-50 (`nvidia-resnet50` in `sources.yaml`): training on V100 and A100, inference on V100 and T4.
-- timm's benchmark (`timm` in `sources.yaml`): training steps of many image networks on an RTX 3090.
 
-The user places the published files under the datasets folder: `lambda/*.csv`, `nvidia/resnet50v1.5-README.md`,
-`timm/*.csv`. They are never copied into this project. Nothing here was fitted to them except with the rows of `TUNING_GPUS`.
+The user places the published files under the datasets folder: `lambda/*.csv`, `nvidia/resnet50v1.5-README.md`, or the table
+into which both were converted (`CONVERTED`). They are never copied into this project. Nothing here was fitted to them except
+with the rows of `TUNING_GPUS`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -73,13 +72,11 @@ WORKLOADS = {"resnet50": "resnet50", "bert_base_squad": "bert_base", "bert_large
 
 TUNING_GPUS = ("V100-SXM2-16GB", "V100-SXM2-32GB", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-80GB", "RTX3090")
 """GPUs with a training row that was known when tensor-core models were tuned: constants of convolutions, or the form of
-the models of matrix products. All other GPUs, all inference rows and timm's networks were not used for tuning."""
+the models of matrix products. All other GPUs and all inference rows were not used for tuning."""
 
-NETWORKS = (
-    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "resnext50_32x4d", "vgg11", "vgg16",
-    "vit_base_patch16_224",
-)  # fmt: skip
-"""Networks that are read from timm's benchmark."""
+SHOWN_GPUS = ("A10", "RTX4090", "H100")
+"""GPUs of which other measurements led to constants: BERT's row on the A10 to one of its chip, timm's inference on the RTX 4090 to
+one of images, and kernels of H100s to starts and waits of new cards. Their training rows were used for nothing."""
 
 LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
@@ -143,37 +140,37 @@ def _converted_training(file: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def read_networks(datasets: str | Path, networks: Sequence[str] = NETWORKS) -> pd.DataFrame:
-    """Training steps of networks on an RTX 3090 in mixed precision, in both layouts; columns as in `read_training`.
-
-    Raises:
-        TableError: as `read_training`.
-    """
-    rows = []
-    for layout, memory_format in LAYOUTS.items():
-        with reading(file := Path(datasets) / "timm" / f"benchmark-train-amp-{layout}-pt112-cu113-rtx3090.csv"):
-            table = read_columns(file, "model", ("train_batch_size", "train_step_time"))
-            for name in (name for name in networks if name in table):
-                size, step_ms = map(positive, table[name].values())
-                rows.append(("timm", "RTX3090", name, "train", "fp16", memory_format, int(size), 1e3 * step_ms, False))
-        if not any(row[5] == memory_format for row in rows):
-            raise TableError(f"{file}: has none of the expected networks; use the table as published")
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
 def read_resnet50(datasets: str | Path) -> pd.DataFrame:
     """Steps of ResNet-50 on NVIDIA's page: training on one GPU, then inference by batch size; columns as in
-    `read_training`.
+    `read_training`. The converted table (`CONVERTED`) holds training only.
 
     Raises:
         TableError: the page is missing, or holds no such tables.
     """
     file = Path(datasets) / "nvidia" / "resnet50v1.5-README.md"
+    if not file.is_file() and (converted := Path(datasets) / CONVERTED).is_file():
+        return _converted_resnet50(converted)
     with reading(file):
         text = file.read_text(encoding="utf-8")
         rows = _training_steps(text) + _inference_steps(text)
     if not rows:
         raise TableError(f"{file}: has no tables of training or inference performance")
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _converted_resnet50(file: Path) -> pd.DataFrame:
+    with reading(file):
+        table = pd.read_parquet(file)
+        table = table[(table["table"] == "nvidia_examples") & (table["gpus"] == 1) & (table["model"] == "resnet50v1.5")]
+        rows = []
+        for section, precision, rate in zip(table["notes"], table["precision"], table["value"], strict=True):
+            gpu = next((gpu for name, gpu in NVIDIA_GPUS.items() if name in section), None)
+            if gpu in NVIDIA_BATCHES and "Training performance:" in section:
+                half = "fp16" in precision
+                kind = ("fp16", "channels_last") if half else (full_precision(gpu), "contiguous")
+                size = NVIDIA_BATCHES[gpu][half]
+                us = 1e6 * size / positive(rate)
+                rows.append(("nvidia", gpu, "resnet50", "train", *kind, size, us, gpu in TUNING_GPUS))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from evaluation.published.published_pages import reading
-from evaluation.published.published_steps import LAYOUTS, NETWORKS
+from evaluation.published.published_steps import LAYOUTS
 
 TRAINING = Path("multi_gpu") / "timm_train.parquet"
 """Training steps of half of timm's models on an RTX 3090: AMP, NCHW and NHWC, PyTorch 1.12, CUDA 11.3."""
@@ -22,7 +22,9 @@ INFERENCE = Path("multi_gpu") / "compile.parquet"
 """Inference of timm's models on an RTX 4090, eager and compiled: AMP, NCHW, PyTorch 2.4 and 2.9."""
 
 LOOKED_AT = (
-    *NETWORKS, "mobilenetv3_large_100", "mobilenetv3_small_100", "mobilenetv2_100", "efficientnet_b0", "efficientnet_lite0",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "resnext50_32x4d", "vgg11", "vgg16",
+    "vit_base_patch16_224", "mobilenetv3_large_100",
+    "mobilenetv3_small_100", "mobilenetv2_100", "efficientnet_b0", "efficientnet_lite0",
     "mnasnet_100", "fbnetc_100", "mixnet_s", "ghostnet_100", "xception41", "convnext_tiny", "convnext_base",
     "resnext101_32x8d", "regnetx_002", "regnetx_008", "regnety_004", "regnety_016", "regnety_032", "senet154",
 )  # fmt: skip

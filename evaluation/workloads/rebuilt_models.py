@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evaluation.workloads.timm_networks import network
 from pipeline.workloads.language_models import Projection, gelu
 from pipeline.workloads.training_step import Batch, Step, phase
+from pipeline.workloads.vision import RESNET50, resnet
 
 
 def linear_stack(layers: int = 21, width: int = 1024, batch: int = 512) -> Step:
@@ -119,7 +119,7 @@ def gpt2_large(tokens: int = 512) -> Step:
 def resnet18(batch: int = 128) -> Step:
     """`rtx2080ti_resnet`: torchvision's ResNet-18; its copies hold 77,070,336 bytes of images and 1,024 of labels."""
     with torch.device("meta"):
-        model = network("resnet18")
+        model = resnet((2, 2, 2, 2), False, 1, 64)
     images = torch.empty(batch, 3, 224, 224, device="meta"), torch.empty(batch, dtype=torch.long, device="meta")
     step = Step([model], [images], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), "meta",
                 {"optimizer": "sgd_momentum"})  # fmt: skip
@@ -133,7 +133,7 @@ def resnet50(batch: int = 32) -> Step:
     The grids of the matrix products imply 32 images. SGD with momentum; the targets of the loss are probabilities.
     """
     with torch.device("meta"):
-        model = network("resnet50")
+        model = resnet(*RESNET50)
     images = torch.empty(batch, 3, 224, 224, device="meta"), torch.empty(batch, 1000, device="meta")
     return Step([model], [images], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), "meta",
                 {"optimizer": "sgd_momentum"})  # fmt: skip

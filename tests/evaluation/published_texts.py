@@ -10,7 +10,6 @@ from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST
 HEADER = "name_gpu,num_gpu,watt,price,ssd,bert_base_squad,bert_large_squad,gnmt,resnet50,tacotron2,waveglow\r\n"
 THROUGHPUT = "RTX 3090,1,350,2750,1,80,20,1,500,1,1\r\nLambdaCloud 1x V100 16GB,1,300,9,1,40,10,1,0,1,1\r\n"
 BATCH = "RTX 3090,1,350,2750,1,40,10,1,250,1,1\r\nLambdaCloud 1x V100 16GB,1,300,9,1,20,5,1,128,1,1\r\n"
-TIMM = "model,train_samples_per_sec,train_step_time,train_batch_size\n"
 
 RESNET_PAGE = """# ResNet-50
 
@@ -146,7 +145,6 @@ RESNET, CRITEO, TRANSFORMER = (
     "nvidia/transformer-README.md",
 )
 RATES, SIZES_OF_BATCHES = "lambda/pytorch-train-throughput-fp16.csv", "lambda/pytorch-train-bs-fp16.csv"
-NHWC = "timm/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv"
 GNMT = "lambda/results/3090_v1/PyTorch_gnmt_FP32/log.txt"
 
 
@@ -157,8 +155,6 @@ FILES: dict[str, str] = {
     NOTEBOOK: json.dumps(cells([KERNEL, ADDING], [KERNEL, {"kernel_name": "sgemm"}])),
     RATES: HEADER + THROUGHPUT, RATES.replace("fp16", "fp32"): HEADER + THROUGHPUT,
     SIZES_OF_BATCHES: HEADER + BATCH, SIZES_OF_BATCHES.replace("fp16", "fp32"): HEADER + BATCH,
-    NHWC: f"{TIMM}resnet50,1,400.5,512\nother,1,1,1\n",
-    NHWC.replace("nhwc", "nchw"): f"{TIMM}resnet50,1,600.5,512\nother,1,1,1\n",
     "lambda/results/LambdaCloud_V100_16GB_v1/PyTorch_gnmt_FP32/log.txt": log(
         "fp32", 128, LINE.format(epoch=0, step=30, mean="0.500")
     ),

@@ -14,7 +14,7 @@ from evaluation.published.published_dlrm import read_rows, read_steps
 from evaluation.published.published_errors import NETWORK_METHODS, published
 from evaluation.published.published_lin2022 import read_cnn, read_dlrm, read_mean_errors
 from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, read_lookups
-from evaluation.published.published_steps import LAMBDA_GPUS, TUNING_GPUS, read_networks, read_resnet50, read_training
+from evaluation.published.published_steps import LAMBDA_GPUS, TUNING_GPUS, read_resnet50, read_training
 from evaluation.published.published_translation import (
     FILL_RATIO,
     LENGTH_BUCKETS,
@@ -25,7 +25,7 @@ from evaluation.published.published_translation import (
 from pipeline.errors import TableError
 from pipeline.hardware.find_gpu import load_gpu
 from tests.evaluation import published_texts as texts
-from tests.evaluation.published_texts import CRITEO, GNMT, NHWC, RESNET, SIZES_OF_BATCHES, TRANSFORMER
+from tests.evaluation.published_texts import CRITEO, GNMT, RESNET, SIZES_OF_BATCHES, TRANSFORMER
 
 
 @pytest.fixture
@@ -56,13 +56,6 @@ def test_training_and_inference_of_resnet50_are_read_from_the_page(data: Path) -
         ["A100-SXM4-80GB", "train", "fp16", "channels_last", 256, 2.5e5],
         ["T4", "inference", "fp32", "contiguous", 1, 11500.0], ["T4", "inference", "fp32", "contiguous", 32, 80000.0],
         ["T4", "inference", "fp16", "channels_last", 32, 32250.0],
-    ]  # fmt: skip
-
-
-def test_networks_are_read_in_both_layouts(data: Path) -> None:
-    rows = read_networks(data)
-    assert rows[["model", "memory_format", "batch_size", "measured_us"]].to_numpy().tolist() == [
-        ["resnet50", "contiguous", 512, 600500.0], ["resnet50", "channels_last", 512, 400500.0],
     ]  # fmt: skip
 
 
@@ -146,7 +139,7 @@ def test_every_card_has_a_specification() -> None:
 
 
 READERS: dict[str, Callable[[Path], pd.DataFrame | list[int]]] = {
-    "lambda/pytorch": read_training, "lambda/results": read_translation, "timm/": read_networks, RESNET: read_resnet50,
+    "lambda/pytorch": read_training, "lambda/results": read_translation, RESNET: read_resnet50,
     TRANSFORMER: read_transformer, "nvidia/dlrm-README": read_steps, CRITEO: read_rows, LIGER: read_lookups,
     NOTEBOOK: read_lookups, PULL_REQUEST: read_lookups,
 }  # fmt: skip
@@ -166,9 +159,6 @@ DLRM_PAGE = "nvidia/dlrm-README-2020-04.md"
         (SIZES_OF_BATCHES, "name_gpu", "name", FORM),
         (SIZES_OF_BATCHES, "250", "many", FORM),
         (SIZES_OF_BATCHES, "250", "0", "resnet50 is missing"),
-        (NHWC, "train_step_time", "time", FORM),
-        (NHWC, "resnet50", "a network", "has none of the expected networks"),
-        (NHWC, "400.5", "0", "is not a positive number"),
         (RESNET, "32.25 ms", "3.2.5 ms", FORM),
         (RESNET, "32.25 ms", "0 ms", "is not a positive number"),
         (RESNET, "NVIDIA T4", "a card", "has no tables"),
@@ -199,8 +189,6 @@ def test_other_contents_are_refused_in_one_line(data: Path, name: str, old: str,
     text = (data / name).read_text()
     assert old in text
     (data / name).write_text(text.replace(old, new))
-    if name == NHWC:
-        (data / NHWC.replace("nhwc", "nchw")).write_text(text.replace(old, new))
     with pytest.raises(TableError) as caught:
         reader_of(name)(data)
     message = str(caught.value)

@@ -69,6 +69,14 @@ def test_the_peak_is_that_of_a_real_run(words: str, tmp_path: Path) -> None:
         assert measured / (memory.peak - memory.optimizer) > 1.1, "a need without optimizer states would be found out"
 
 
+def test_the_peak_holds_a_row_and_an_index_of_the_sparse_gradient_for_each_lookup(tmp_path: Path) -> None:
+    """Four tables of 512 x 20 lookups in rows of 64, more than all weights. They count in every moment of the step."""
+    config, batch_size = config_of("model=dlrm_small model.rows=5000 model.embedding=sparse batch_size=512")
+    memory, sparse = capture(config, batch_size).memory, 4 * 512 * 20 * (64 * 4 + 8)
+    measured = measured_peak(config, batch_size, tmp_path)
+    assert 0.9 <= measured / memory.peak <= 1.0 < measured / (memory.peak - sparse)
+
+
 @pytest.mark.parametrize("words", [
     *SMALL, GPT + "1000 model.optimizer=adagrad", GPT + "1000 model.dtype=bf16", "model=inception_v3 batch_size=2",
     "model=gnmt model.width=64 batch_size=4", "model=resnet50 model.image_size=64 model.dtype=fp16 batch_size=2",

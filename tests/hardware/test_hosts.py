@@ -158,7 +158,9 @@ def test_a_campaigns_host_is_ready_after_the_command_of_its_message(
 def test_no_card_of_the_catalogue_is_left_to_the_newest_host_by_chance() -> None:
     named = {architecture for host in list_hosts() for architecture in host.usual_for}
     assert {gpu.architecture for gpu in list_gpus()} <= named
-    assert usual_host(load_gpu("V100")).name == "typical-2017"
+    assert [usual_host(load_gpu(name)).name for name in ("V100", "T4", "A100")] == ["typical-2017"] * 2 + [
+        "typical-2020"
+    ]
 
 
 def test_a_users_host_is_usual_for_the_cards_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,14 @@ def test_fp64_convolutions_take_their_arithmetic_outside_tensor_cores(family: st
         assert found["kernel_us"] > ConvShape.of(Dims(table)).flops[0] / tera / 1e6
 
 
+@pytest.mark.parametrize(("gpu", "tera"), [("T4", 8.1 / 32), ("RTX3090", 35.6 / 64)])
+def test_other_kernels_in_fp64_take_their_arithmetic_at_the_rate_of_fp64(gpu: str, tera: float) -> None:
+    """Products of 64 vectors of 64 elements with each other: 63 FLOP for each element, at a 32nd and a 64th of the rate of fp32."""
+    table = one(family="interaction", op="fused", B=4096, F=64, D=64).assign(dtype="fp64")
+    found = kernel_predictor(load_gpu(gpu), "auto", None).predict(table).iloc[0]
+    assert 1.0 < found["kernel_us"] / (work_of("interaction", table).flops[0] / tera / 1e6) < 1.3
+
+
 def test_frames_of_a_ctc_loss_follow_each_other() -> None:
     """512 and 1,024 frames take 0.66 and 1.12 ms, 1.01 and 1.89 ms on two GPUs (flagos-ai/FlagGems, 2723 and 3265)."""
     table = pd.DataFrame(

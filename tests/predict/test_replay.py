@@ -181,6 +181,18 @@ def test_work_queued_before_a_step_is_shown_apart_from_it(tmp_path: Path) -> Non
         assert label in text
 
 
+def test_earlier_work_that_outlasts_a_step_did_not_delay_it(tmp_path: Path) -> None:
+    """A kernel of stream 8 runs from the second step to after the third one, whose own kernel is on stream 7."""
+    events = [
+        event for i, at in enumerate((0, 1000, 2000))
+        for event in (annotation(f"ProfilerStep#{i}", at, at + 100), op("aten::mm", at + 1, at + 21),
+                      launch(at + 3, at + 5, i + 1), kernel("gemm", at + 10, at + 90, i + 1))
+    ]  # fmt: skip
+    events += [launch(1006, 1008, 9), kernel("other", 1020, 3000, 9, stream=8)]
+    each = replay(write(tmp_path, events)).as_dict()["per_iteration"]
+    assert [(row["iteration"], row["measured_us"], row["queued_us"]) for row in each][-1] == (2, 89, 0)
+
+
 def test_one_iteration_has_no_time_per_batch(tmp_path: Path) -> None:
     figures = replay(queued(tmp_path, 1)).as_dict()
     assert figures["time_per_batch_us"] is None and "time per batch" not in rendered(table(figures))

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.errors import ConfigError, InputError
 from pipeline.paths import config_dir
-from pipeline.prices import COLUMNS, offers_in, price_file, price_notes, prices_of, with_prices
+from pipeline.prediction import Prediction, SeveralGpus
+from pipeline.prices import COLUMNS, Order, in_order, offers_in, price_file, price_notes, prices_of, with_prices
 
 GOOD = "currency: EUR\nprices:\n  - {gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}\n"
 
@@ -86,6 +87,17 @@ def test_a_comparison_takes_one_offer_where_one_covers_all(tmp_path: Path) -> No
     assert len(notes) == 3 and "no single offer covers all" in notes[1] and notes[2].startswith("no price of L4")
 
 
+@pytest.mark.parametrize("providers", ["AB", "BA"])
+def test_of_two_offers_the_more_recent_is_taken_whatever_their_order(tmp_path: Path, providers: str) -> None:
+    days = {"A": "2025-12-15", "B": "2026-01-15"}
+    entries = [
+        f"  - {{gpu: T4, per_hour: 1, provider: {name}, date: {days[name]}, source: offer}}" for name in providers
+    ]
+    file = tmp_path / "prices.yaml"
+    file.write_text("\n".join(["currency: EUR", "prices:", *entries]))
+    assert prices_of(["T4"], file)[["provider", "date"]].values.tolist() == [["B", "2026-01-15"]]
+
+
 def test_an_offer_stands_for_a_similar_board_only_if_the_list_says_so(tmp_path: Path) -> None:
     entry = "gpu: V100-SXM2-16GB, per_hour: 3"
     assert prices_of(["V100"], listed(tmp_path, entry)).empty
@@ -95,6 +107,18 @@ def test_an_offer_stands_for_a_similar_board_only_if_the_list_says_so(tmp_path: 
     assert "V100 3 (price of V100-SXM2-16GB)" in price_notes(prices, ["V100"])[0]
     own = listed(tmp_path, f"{entry}, stands_for: [V100]", "gpu: V100, per_hour: 5")
     assert prices_of(["V100"], own)["price_per_hour"].tolist() == [5.0]
+
+
+def test_the_order_by_cost_pays_for_each_gpu_of_a_step(tmp_path: Path) -> None:
+    """Four GPUs with three times the throughput of one cost a third more for each sample; a GPU without a price is last."""
+    four = SeveralGpus(4, 1, "dgx", 0.0, 0.0)
+    one, several, unpriced = (
+        Prediction(gpu, "m", "default", 64, us, us, us, us, us, 0, True, {}, {}, 0.0, several=ranks)
+        for gpu, us, ranks in (("T4", 100.0, None), ("T4", 400.0 / 3.0, four), ("V100", 10.0, None))
+    )
+    prices = prices_of(["T4", "V100"], listed(tmp_path, "gpu: T4, per_hour: 1"))
+    assert in_order([unpriced, several, one], prices, Order.cost) == [one, several, unpriced]
+    assert in_order([one, several, unpriced], prices, Order.throughput) == [unpriced, several, one]
 
 
 def test_prices_of_one_comparison_have_one_currency(tmp_path: Path) -> None:

@@ -209,5 +209,5 @@ def test_an_edited_path_and_a_borrowed_script_would_be_found() -> None:
 def test_workloads_that_benchmarks_name_exist() -> None:
     named = {found for name, text in scripts().items() if name.startswith("benchmarks/")
              for found in re.findall(r'"model\.target": "([\w.]+):(\w+)"', text)}  # fmt: skip
-    assert len(named) == 4
+    assert len(named) == 3
     assert all(callable(getattr(importlib.import_module(module), function)) for module, function in named)

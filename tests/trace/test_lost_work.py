@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from pipeline.answers.tracker import TrackedTrace
 from pipeline.answers.tracker import load_trace as movable_trace
 from pipeline.commands import codesign_commands
 from pipeline.errors import InputError, SteptimeWarning, TraceError, UnknownNameError
@@ -79,6 +80,14 @@ def test_a_whole_trace_has_no_such_notes(tmp_path: Path, hole: float) -> None:
         assert movable_trace(path).to("T4").warnings == ()
 
 
+@pytest.mark.parametrize("scale, says", [(0.82, True), (0.84, False), (1.19, False), (1.21, True)])
+def test_a_simulated_step_that_differs_from_the_measured_one_by_a_fifth_is_said(
+    tmp_path: Path, scale: float, says: bool
+) -> None:
+    notes = TrackedTrace(load_trace(write(tmp_path, run(5), deviceProperties=V100)))._steps.notes(scale)
+    assert [f"its prediction is scaled by that ratio, {scale}" in note for note in notes] == [True] * says
+
+
 def test_a_first_launch_that_waits_shows_work_queued_before_the_step(tmp_path: Path) -> None:
     path = write(tmp_path, step(0, 0, first=400_000), deviceProperties=V100)
     result = replay(path)
@@ -121,6 +130,15 @@ def test_iterations_with_lost_times_are_left_out(tmp_path: Path, lost: int) -> N
     moved = movable_trace(result.trace.path)
     assert set(result.trace.notes) <= {*moved.to("T4").notes} & {*moved.advise().warnings}, "as every answer says"
     assert not (extract_overheads(load_trace(result.trace.path))["iteration"] == 2).any()
+
+
+def test_no_time_per_batch_is_counted_over_an_iteration_that_is_left_out(tmp_path: Path) -> None:
+    """Iterations from one `zero_grad` to the next have no number of their own in the trace: the third one is lost, 2000 us."""
+    events = run(8)
+    events[::6] = [annotation("Optimizer.zero_grad#SGD.zero_grad", 2000 * at, 2000 * at + 0.5) for at in range(8)]
+    result = replay(write(tmp_path, lose(events, 3 * 6 + 3), deviceProperties=V100))
+    assert [each["iteration"] for each in result.as_dict()["per_iteration"]] == [1, 2, 4, 5, 6]
+    assert result.time_per_batch_us == 2000
 
 
 def test_steps_that_lost_their_marker_are_named(tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ def test_gamma_is_one_for_pure_traffic_and_half_at_the_ridge() -> None:
     assert wave.gamma(np.array([1e-9, ridge, 4 * ridge]), gpu) == pytest.approx([1.0, 0.5, 0.125])
 
 
+def test_gamma_falls_evenly_with_the_arithmetic_of_a_byte_until_the_ridge() -> None:
+    gpu = load_gpu("V100")
+    ridge = gpu.peak_gflop_per_s() / 817
+    assert wave.gamma(np.array([0.25, 0.5, 0.999]) * ridge, gpu) == pytest.approx([0.875, 0.75, 0.5005])
+
+
 def test_geometry_is_read_from_columns_and_from_texts() -> None:
     axes = {f"{side}_{axis}": [value] for side, value in (("grid", 4), ("block", 2)) for axis in "xyz"}
     texts = pd.DataFrame({"grid": ["[4, 4, 4]", None], "block": ["[2,2,2]", "[1,1,1]"]})
