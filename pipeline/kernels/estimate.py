@@ -341,7 +341,7 @@ def clock_notes(gpu: GpuSpec) -> tuple[str, ...]:
     if gpu.name == LOW_POWER:
         text = f"{gpu.name} is predicted at its clock under continuous load; in whole models, its products"
     elif gpu.name not in _read_sessions(shipped_file(SHARED, FILE)):
-        text = f"{gpu.name}'s clock may depend on heat (not measured); in whole models, products of a {LOW_POWER}, as small a card,"
+        text = f"{gpu.name}'s clock may depend on heat (not measured); products of a {LOW_POWER}, as small a card,"
     return (f"{text} ran up to {faster:.1f} times as fast",)
 
 
