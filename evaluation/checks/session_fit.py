@@ -29,7 +29,7 @@ from pipeline.answers.kernel_predictor import predictor_of
 from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.datasets.neusight import read_samples, to_samples
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.estimate import FILE, LOW_POWER_CARDS, OTHER_CARDS, Session
+from pipeline.kernels.estimate import FILE, LOW_POWER, LOW_POWER_CARDS, OTHER_CARDS, Session
 from pipeline.kernels.family_model import find_families, read_description
 from pipeline.model_files import pack_models
 from pipeline.paths import datasets_dir, packs_dir
@@ -41,8 +41,8 @@ SECOND_SESSION = Path("neusight") / "second_session.parquet"
 TAIL = 0.1
 """Share of rows beyond each end, both sessions weighted equally."""
 
-REFERENCE, LOW_POWER = "V100", "T4"
-"""Cards whose error other cards take."""
+REFERENCE = "V100"
+"""The card whose error other cards take."""
 
 Array = npt.NDArray[np.float64]
 

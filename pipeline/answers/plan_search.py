@@ -314,18 +314,14 @@ class Search:
             update_us = choice.us_per_sample * choice.question.batch_size * choice.question.devices * choice.batches
             drawn.append(us * self.value(choice) / update_us)
             shown.append(replace(prediction, draws_us=None))
-        best = np.argmin(np.array(drawn), axis=0)
-        wins = np.bincount(best, minlength=len(ranked)) / len(best)
+        best = np.array(drawn) == np.min(drawn, axis=0)
+        wins = np.mean(best / best.sum(axis=0), axis=1).tolist()  # equal points share a win
         several = len(ranked) > 1
         return [
-            replace(
-                choice,
-                prediction=prediction,
-                wins=float(share) if several else None,
-                beats_first=max(beats, 0.5 * lacks(shown[0], prediction)) if several else None,
-            )
-            for choice, prediction, share, beats in zip(ranked, shown, wins, shares_of_wins(drawn), strict=True)
-        ]
+            replace(choice, prediction=new, wins=won if several else None,
+                    beats_first=max(beats, 0.5 * lacks(shown[0], new)) if several else None)
+            for choice, new, won, beats in zip(ranked, shown, wins, shares_of_wins(drawn), strict=True)
+        ]  # fmt: skip
 
 
 def _series(points: Sequence[_Open]) -> npt.NDArray[np.int64]:

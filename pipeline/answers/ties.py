@@ -40,6 +40,10 @@ class Tie:
     why: str
     """What decides between them, in a few words."""
 
+    def __str__(self) -> str:
+        points = ", ".join(f"{p.gpu} {p.named} b{p.batch_size}".replace("  ", " ") for p in self.predictions)
+        return f"{points} (another wins in {self.share:.0%} of draws); {self.why}"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         points = [{"gpu": p.gpu, "batch_size": p.batch_size, "overrides": list(p.overrides)} for p in self.predictions]

@@ -293,10 +293,9 @@ def fit_quantiles(log_time: Array, residual: Array, few: bool = False) -> Quanti
 FILE = "sessions.json"
 """Name of the file of sessions in the shared pack; `evaluation/checks/session_fit.py` makes it."""
 
-LOW_POWER_W, OTHER_CARDS, LOW_POWER_CARDS = 75.0, "other cards", "low-power cards"
-"""Board power up to which the clock of products depends on heat and power (P4, T4, L4), and the names in the file of cards
-that were not measured twice."""
-
+LOW_POWER_W, LOW_POWER, OTHER_CARDS, LOW_POWER_CARDS = 75.0, "T4", "other cards", "low-power cards"
+"""Board power up to which the clock of products depends on heat and power (P4, T4, probably L4), the card that shows it for those
+that were not measured twice, and the names of these in the file."""
 
 NOTED_RATIO = 1.1
 """Ratio of product rates between sessions from which an answer says which clock it means."""
@@ -323,10 +322,7 @@ def session_of(gpu: GpuSpec, family: str) -> Session:
     Raises:
         PackError: the shipped file is damaged.
     """
-    path = shipped_file(SHARED, FILE)
-    if path is None:
-        return Session(0.0, 0.0)
-    cards = _read_sessions(path)
+    cards = _read_sessions(shipped_file(SHARED, FILE))
     like = "gemm" if FAMILIES[family].law is Law.COMPUTE else "elementwise"
     low_power = [LOW_POWER_CARDS] if gpu.tdp_w <= LOW_POWER_W else []
     for card in (gpu.name, *low_power, OTHER_CARDS):
@@ -337,15 +333,19 @@ def session_of(gpu: GpuSpec, family: str) -> Session:
 
 
 def clock_notes(gpu: GpuSpec) -> tuple[str, ...]:
-    """Which clock a prediction means, where the clock of products depends on heat and power."""
+    """Which clock a prediction means, where the clock of products depends on heat and power, and which card showed it."""
     faster = float(np.exp(session_of(gpu, "gemm").low))
     if gpu.limits is None or gpu.tdp_w > LOW_POWER_W or faster < NOTED_RATIO:
         return ()
-    return (
-        f"{gpu.name} is predicted at its clock under continuous load; cool, its products ran up to {faster:.1f} times as fast",
-    )
+    text = f"{gpu.name} is predicted at its clock under continuous load; cool, its products"
+    if gpu.name == LOW_POWER:
+        text = f"{gpu.name} is predicted at its clock under continuous load; in whole models, its products"
+    elif gpu.name not in _read_sessions(shipped_file(SHARED, FILE)):
+        text = f"{gpu.name}'s clock may depend on heat (not measured); products of a {LOW_POWER}, as small a card,"
+    return (f"{text} ran up to {faster:.1f} times as fast",)
 
 
 @lru_cache(maxsize=4)
-def _read_sessions(path: Path) -> dict[str, dict[str, Session]]:
-    return read_by_gpu(path, lambda card: {name: Session.from_json(values) for name, values in card.items()})
+def _read_sessions(path: Path | None) -> dict[str, dict[str, Session]]:
+    read: dict[str, dict[str, Session]] = {}
+    return read_by_gpu(path, lambda card: {name: Session.from_json(of) for name, of in card.items()}) if path else read

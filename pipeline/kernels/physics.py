@@ -14,7 +14,7 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels import kernel_waits as waits
-from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread, winograd
+from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread, volumes, winograd
 from pipeline.kernels.embedding_lookups import (
     ROW_LATENCY_US,
     distinct_weight_bytes,
@@ -213,7 +213,8 @@ class Physics:
     def _convolution(self, name: str, calls: pd.DataFrame, plain: Array, work: Work) -> Array:
         """Convolution times, from `plain`: the times of matrix products with the same arithmetic.
 
-        Gradients on a GPU, convolutions on tensor cores and those with several groups have formulas of their own.
+        Gradients on a GPU, convolutions on tensor cores and those with several groups have formulas of their own. Where TF32 is
+        allowed, the library may take its fp32 kernel of a volume (of an image, `derived_calls` takes the shorter).
         """
         if not name.startswith("conv2d"):
             return plain
@@ -238,7 +239,10 @@ class Physics:
             times = grouped_us(name, part, self.gpu, moving, fp32, tensor[in_groups])
             has_dims = np.isfinite(times)
             plain[np.flatnonzero(in_groups)[has_dims]] = self.start_us(name) + times[has_dims]
-        return np.fmax(plain, arithmetic)
+        times = np.fmax(plain, arithmetic)
+        if len(free := np.flatnonzero(rows & volumes(d) & (d.text("dtype") == "tf32"))):
+            times[free] = np.fmin(times[free], self.kernel_us(name, calls.iloc[free].assign(dtype="fp32")))
+        return times
 
     def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
         """Times of fp32 gradients, from the times of forward convolutions or products with the same arithmetic.

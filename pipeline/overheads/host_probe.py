@@ -12,9 +12,12 @@ on the host of the measured H100 it is 6.3 us, more than the operators themselve
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable
+from math import hypot, log
 from pathlib import Path
 from statistics import median
+from time import perf_counter, thread_time
 
 import pandas as pd
 import torch
@@ -24,7 +27,7 @@ from pipeline.collect.device import describe, fix_threads
 from pipeline.collect.measured_steps import warm_up
 from pipeline.collect.peaks import profiler_costs
 from pipeline.collect.profiling import profile_steps
-from pipeline.errors import MeasurementError
+from pipeline.errors import MeasurementError, SteptimeWarning
 from pipeline.hardware.hosts import Host
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import MIN_COMMON, ProfilerCost, calibrate, corrected, merged
@@ -44,6 +47,9 @@ ROUNDS, ITERATIONS = 5, 12
 
 PROBE_LOG_SD = 0.22
 """Standard deviation of the log of the factor that the probe gives (`benchmarks/steps/hosts.py`)."""
+
+BUSY_SHARE = 0.9
+"""Share of a core below which other programs slow the probe. On two cores it had 0.99 beside one, 0.5 to 0.7 beside two or more."""
 
 VIEWS = tuple(
     f"aten::{name}"
@@ -69,9 +75,7 @@ def probe_factor(observations: pd.DataFrame, donor: OverheadModel) -> float:
     """
     result = calibrate(donor, probe_samples(observations))
     if result.common < MIN_COMMON:
-        raise MeasurementError(
-            f"the probe has {result.common} operators in common with the known host; {MIN_COMMON} are needed"
-        )
+        raise MeasurementError(f"{result.common} operators in common with the known host: the probe needs {MIN_COMMON}")
     return result.scale
 
 
@@ -101,16 +105,23 @@ def probe_host(name: str, donor: pd.DataFrame, say: Callable[[str], object] = la
     device, known = torch.device("cpu"), known_host(donor)
     fix_threads(device)
     say("probing the host: cost of the profiler")
-    cost, factors = profiler_cost(device), []
+    cost, factors, shares = profiler_cost(device), [], []
     for model, batch_size in WORKLOADS.items():
         step = make_step(ask([f"gpu={DONOR}", f"model={model}"]).section("model"), batch_size, "cpu")
         warm_up(step.run, device)
         for number in range(1, ROUNDS + 1):
             say(f"probing the host: {model}, {number} of {ROUNDS}")
             with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
+                used, begin = thread_time(), perf_counter()
                 profile = profile_steps(step.run, device, ITERATIONS, Path(scratch) / "kineto.json")
+                shares.append((thread_time() - used) / (perf_counter() - begin))
                 factors.append(probe_factor(corrected(extract_traces([(model, profile.path)]), cost), known))
-    return Host(name, "this machine, probed without a GPU", DONOR, round(median(factors), 3), PROBE_LOG_SD)
+    what, log_sd = "this machine, probed without a GPU", PROBE_LOG_SD
+    if (share := median(shares)) < BUSY_SHARE:  # times are longer by up to 1 / share
+        what, log_sd = f"{what} while other programs ran", round(hypot(log_sd, log(share)), 3)
+        text = f"other programs left the probe {share:.0%} of a core: its interval is wider; stop them and probe again"
+        warnings.warn(text, SteptimeWarning, stacklevel=2)
+    return Host(name, what, DONOR, round(median(factors), 3), log_sd)
 
 
 def write_host(host: Host, file: Path) -> None:

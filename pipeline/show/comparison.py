@@ -91,15 +91,17 @@ class Comparison:
 
     @property
     def best(self) -> dict[str, Prediction]:
-        """By model: the prediction with the most samples per second, of those that fit the GPU's memory."""
+        """By model: the prediction with the most samples per second, of those that fit the GPU's memory; see also `ties`."""
         best: dict[str, Prediction] = {}
         for p in sorted((p for p in self.predictions if p.fits), key=lambda p: -p.samples_per_s):
             best.setdefault(p.model, p)
         return best
 
     def __repr__(self) -> str:
-        best = ", ".join(f"{model}: {p.gpu} at batch {p.batch_size}" for model, p in self.best.items())
-        return f"<Comparison of {len(self.predictions)} predictions; most samples per second: {best or 'none fits'}>"
+        ties = {model: f"a tie: {tie}" for (model, what), tie in self.ties.items() if what == THROUGHPUT}
+        best = {model: f"{p.gpu} at batch {p.batch_size}" for model, p in self.best.items()} | ties
+        named = ", ".join(f"{model}: {text}" for model, text in best.items()) or "none fits"
+        return f"<Comparison of {len(self.predictions)} predictions; most samples per second: {named}>"
 
     def plot(self) -> Figure:
         """The predicted steps with their intervals, as bars; how they scale where their numbers of GPUs differ."""
@@ -172,10 +174,7 @@ class Comparison:
             yield Text(", ".join(signs), style="dim")
         for (model, what), tie in self.ties.items():
             if what == THROUGHPUT or priced:
-                points = ", ".join(f"{p.gpu} {p.named} b{p.batch_size}".replace("  ", " ") for p in tie.predictions)
-                won = f"another wins in {tie.share:.0%} of draws"
-                text = f"≈ {model}: a tie in {self._header(what)}: {points} ({won}); {tie.why}"
-                yield Text(text, style="dim")
+                yield Text(f"≈ {model}: a tie in {self._header(what)}: {tie}", style="dim")
         if left_out := [name for name in left_out if name != "host" or not self.hosts]:
             yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
         for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():

@@ -7,7 +7,7 @@ that captured and measured steps have the same phases.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,18 +82,11 @@ def make_optimizers(
     Raises:
         ConfigError: momentum is requested for sparse gradients, whose sparse state capture cannot record, or AdamW.
     """
-    sparse = [
-        part.weight for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
-    ]
+    sparse = [part.weight for part in _sparse_lookups(module)]
     if sparse and name == "adamw":
-        raise ConfigError(
-            "model.optimizer=adamw: PyTorch has none for sparse gradients; use sgd, adagrad, adam or none"
-        )
+        raise ConfigError("model.optimizer=adamw: PyTorch has none for sparse gradients; use sgd, adagrad or adam")
     if dry and sparse and name == "sgd_momentum":
-        raise ConfigError(
-            "model.optimizer=sgd_momentum: its update of sparse gradients is not modelled; use sgd, adagrad, adam or "
-            "none"
-        )
+        raise ConfigError("model.optimizer=sgd_momentum: not modelled for sparse gradients; use sgd, adagrad or adam")
     if sparse and name == "sgd" and foreach == "fused":
         raise ConfigError("model.foreach=fused: PyTorch's fused SGD takes no sparse gradients; use model.foreach=true")
     if name not in ("adagrad", "adam") or not sparse:
@@ -108,6 +101,11 @@ def make_optimizers(
             kind = torch.optim.SparseAdam if name == "adam" else torch.optim.Adagrad
             made.append(kind(sparse, 1e-3, eps=small))
     return [optimizer for optimizer in made if optimizer is not None]
+
+
+def _sparse_lookups(module: nn.Module) -> list[Any]:
+    """The lookups of a module whose gradients are sparse."""
+    return [part for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse]
 
 
 @dataclass
@@ -147,8 +145,8 @@ class Step:
 
     def __post_init__(self) -> None:
         _check_pool(self.pool)
-        check_procedure(self.procedure)
         self.training = self.config.get("mode", "train") == "train"
+        self._check_arguments()
         self.dtype = str(self.config.get("dtype", "fp32"))
         self.pure = self.config.get("precision") == "pure"
         self.waits = self.config.get("copies") == "pageable"
@@ -173,6 +171,17 @@ class Step:
         foreach = self.config.get("foreach", True)
         made = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]
         self.optimizers = list(self.own_optimizers) if self.own_optimizers and self.training else made
+
+    def _check_arguments(self) -> None:
+        """Refuse what is no list of modules, what cannot be called, and a forward pass that is missing."""
+        if not isinstance(self.modules, Iterable) or not all(isinstance(part, nn.Module) for part in self.modules):
+            raise InputError("Step: modules must be a list of torch modules, such as [model]")
+        for name in ("forward", "loss", "procedure"):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise InputError(f"Step: {name} must be a function, not {type(given).__name__}")
+        if self.forward is None and (self.procedure is None or not self.training):
+            raise InputError("Step: forward is None: give a function (a procedure may replace it, in training alone)")
+        check_procedure(self.procedure)
 
     def run(self, number: int = 0) -> None:
         """Run one step on batch `number` of the pool (modulo its length)."""
@@ -303,12 +312,7 @@ class Step:
 
     def _sparse_weights(self) -> dict[int, int]:
         """Ids of the weights with sparse gradients -> bytes of such a gradient (values and int64 indices)."""
-        parts = [
-            part
-            for module in self.modules
-            for part in module.modules()
-            if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
-        ]
+        parts = [part for module in self.modules for part in _sparse_lookups(module)]
         looked_up = max((t.numel() for t in self.pool[0] if not t.is_floating_point()), default=0)  # by all tables
         return {
             id(part.weight): looked_up // len(parts) * (part.embedding_dim * part.weight.element_size() + 8)
@@ -318,19 +322,14 @@ class Step:
 
 def _check_pool(pool: object) -> None:
     """Check that the pool is a list of batches, each a tuple of tensors."""
-    if isinstance(pool, Tensor) or not isinstance(pool, Sequence) or not pool:
-        raise InputError("Step: pool must be a list of one or more batches, such as [(x, y)]")
-    if all(isinstance(batch, Tensor) for batch in pool):
-        raise InputError(
-            "Step: pool must be a list of batches, each a tuple of tensors: [(x, y)], or [(x,)] for one tensor"
-        )
+    if not isinstance(pool, Sequence) or all(isinstance(batch, Tensor) for batch in pool):
+        raise InputError("Step: pool must be a list of one or more batches: [(x, y)], or [(x,)] for one tensor")
     for batch in pool:
         whole = isinstance(batch, list | tuple)
-        wrong = next((part for part in batch if not isinstance(part, Tensor)), None) if whole else batch
-        if not whole or wrong is not None:
+        if wrong := [part for part in batch if not isinstance(part, Tensor)] if whole else [batch]:
             raise InputError(
                 f"Step: a batch of the pool must be a tuple of tensors, such as (x, y), not "
-                f"{'a tuple that holds ' if whole else ''}{type(wrong).__name__}: forward gets them in this order"
+                f"{'a tuple that holds ' if whole else ''}{type(wrong[0]).__name__}: forward gets them in this order"
             )
 
 

@@ -37,7 +37,7 @@ ADVICE = (
 """Pattern of an error message -> advice, for messages that give none; the first pattern that matches is used."""
 
 REMEDIES = (
-    (r"grad can be implicitly created only for scalar outputs",
+    (r"grad can be implicitly created only for scalar outputs|no attribute 'backward'",
      "loss must return one number, such as .mean() or .sum() of what it returns now"),
     (r"does not require grad", "loss must return a tensor that depends on trainable parameters"),
     (r"TypeError: .*positional arguments?\b",

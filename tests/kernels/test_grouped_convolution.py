@@ -180,16 +180,19 @@ def test_a_volume_is_never_faster_than_its_arithmetic_at_the_peak(family: str, g
     assert flat["kernel_us"] < found["kernel_us"] and flat["evidence"] != "roofline"
 
 
+@pytest.mark.parametrize("gpu", ["RTX3090", "L4", "A100"])
+def test_tf32_never_makes_a_volume_slower(gpu: str) -> None:
+    """Regression: 15.9 against 11.2 ms on an RTX 3090. Where TF32 is allowed, the library has its fp32 kernels too."""
+    image = {"B": 512, "in_channels": 192, "out_channels": 64, "input_size": 56, "said": {"volume": True}}
+    for family, groups in ((family, groups) for family in FAMILIES for groups in (1, 8)):
+        calls = pd.concat([call(family, dtype, groups=groups, **image) for dtype in ("fp32", "tf32")])
+        strict, free = kernel_predictor(load_gpu(gpu), "auto", None).predict(calls)["kernel_us"]
+        assert free <= strict and (gpu != "A100" or groups > 1 or free < 0.8 * strict)
+
+
 def test_no_kernel_of_a_volume_transforms_tiles() -> None:
-    dims = {
-        "B": 512,
-        "in_channels": 192,
-        "out_channels": 64,
-        "groups": 1,
-        "kernel_size": 3,
-        "input_size": 28,
-        "stride": 1,
-    }
+    dims = {"B": 512, "in_channels": 192, "out_channels": 64, "groups": 1, "kernel_size": 3, "input_size": 28,
+            "stride": 1}  # fmt: skip
     volume, plane = (convolution_extra(FAMILIES[0], dims, "fp32", said, 7.0) for said in ({"volume": True}, {}))
     assert len(volume) == 1 < len(plane) == 3
 

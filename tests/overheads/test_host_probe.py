@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pipeline import cli, predict
 from pipeline.answers.who_answers import observations_in, shipped_overheads
-from pipeline.errors import MeasurementError
+from pipeline.errors import MeasurementError, SteptimeWarning
 from pipeline.hardware.hosts import load_host
 from pipeline.overheads import host_probe
 from pipeline.overheads.host_probe import DONOR, PROBE_LOG_SD, probe_factor, probe_samples
@@ -53,12 +53,19 @@ def test_what_the_profiler_costs_here_is_not_taken_for_a_slow_host(
     monkeypatch.setattr(host_probe, "WORKLOADS", {"dlrm_small": 2})
     monkeypatch.setattr(host_probe, "profiler_cost", lambda device: ProfilerCost(here_us, here_us))
     monkeypatch.setattr(host_probe, "extract_traces", lambda traces: observations)
-    assert host_probe.probe_host("x", observations).scale == pytest.approx(factor, rel=0.06)
+    monkeypatch.setattr(host_probe, "thread_time", host_probe.perf_counter)
+    host = host_probe.probe_host("x", observations)
+    assert host.scale == pytest.approx(factor, rel=0.06) and host.log_sd == PROBE_LOG_SD
+    monkeypatch.setattr(host_probe, "thread_time", lambda: host_probe.perf_counter() / 2)
+    with pytest.warns(SteptimeWarning, match="left the probe 50% of a core"):
+        busy = host_probe.probe_host("x", observations)
+    assert 0.7 < busy.log_sd < 0.75 and "other programs" in busy.what, "it may be twice as fast: 0.69, beside 0.22"
 
 
 def test_the_command_writes_a_host_that_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_probe, "ROUNDS", 1)
     monkeypatch.setattr(host_probe, "WORKLOADS", {"dlrm_ddp": 16})
+    monkeypatch.setattr(host_probe, "thread_time", host_probe.perf_counter)
     file = tmp_path / "lab.yaml"
     result = CliRunner().invoke(cli.app, ["host", "--out", str(file)])
     assert result.exit_code == 0 and f"host={file}" in result.output, result.output

@@ -26,6 +26,7 @@ def test_gpus_that_wait_for_one_host_tie() -> None:
     tie = grid.ties["dlrm_ddp", THROUGHPUT]
     assert {p.gpu for p in tie.predictions} == {"A100-PCIE-40GB", "H100"} and tie.why == "the host limits them"
     assert 0.2 <= tie.share <= 1.0
+    assert repr(grid).endswith(f"dlrm_ddp: a tie: {tie}>") and "another wins in" in str(tie) and tie.why in str(tie)
     html = grid._repr_html_()
     assert "a tie in samples/s" in html and "★" not in html.partition("samples/s")[2].partition("mem GiB")[0]
 
@@ -75,6 +76,8 @@ def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
     assert "the host limits them" in tied.summary and tied.as_dict()["tie"]["runner_up_wins"] == pytest.approx(
         tied.tie.share
     )
+    same = plan("samples_per_s", gpu="V100", model="resnet50", batch_size=32, model__dtype="default,fp32")
+    assert [choice.wins for choice in same.contenders] == [0.5, 0.5], "equal points share their wins"
     sure = plan("samples_per_s", gpu="P4,H100", model="resnet50", batch_size=32)
     assert sure.tie is None and sure.summary.startswith("best samples_per_s: resnet50 on H100")
 

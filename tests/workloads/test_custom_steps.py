@@ -328,7 +328,7 @@ def test_an_optimizer_of_the_steps_own_goes_by_lists_and_keeps_its_state(kind, o
 
 
 def test_momentum_of_sparse_gradients_is_refused():
-    with pytest.raises(ConfigError, match="sgd_momentum: its update of sparse gradients is not modelled"):
+    with pytest.raises(ConfigError, match="sgd_momentum: not modelled for sparse gradients"):
         captured("sparse", optimizer="sgd_momentum")
 
 

@@ -307,7 +307,7 @@ def test_what_cannot_be_captured_says_what_to_do_in_a_line_that_can_be_read(func
 
 
 @pytest.mark.parametrize("pool, said", [
-    ("dict", "not dict: forward gets them in this order"), ("tensor", r"such as \[\(x, y\)\]"),
+    ("dict", "not dict: forward gets them in this order"), ("tensor", r"batches: \[\(x, y\)\]"),
     ("mixed", "not a tuple that holds int"), ("empty", "one or more batches"),
 ])  # fmt: skip
 def test_batches_are_tuples_of_tensors(pool, said):

@@ -26,32 +26,23 @@ def linear(device):
     with torch.device(device):
         return nn.Linear(8, 8)
 
-def vector(config, batch_size, device):
-    model = linear(device)
-    return Step([model], [(torch.rand(batch_size, 8),)], lambda x: model(x), lambda o, x: o, device, config)
-
-def detached(config, batch_size, device):
-    model = linear(device)
-    return Step([model], [(torch.rand(batch_size, 8),)], lambda x: model(x).detach(), lambda o, x: o.sum(), device, config)
-
-def lonely(config, batch_size, device):
-    model = linear(device)
-    return Step([model], [(torch.rand(batch_size, 8),)], lambda x: model(x), lambda o: o.sum(), device, config)
+def given(config, batch_size, device):
+    model, x = linear(device), torch.rand(batch_size, 8)
+    usual = {"modules": [model], "pool": [(x,)], "forward": lambda x: model(x), "loss": lambda o, x: o.sum(), "config": config}
+    changed = {
+        "vector": {"loss": lambda o, x: o}, "detached": {"forward": lambda x: model(x).detach()},
+        "lonely": {"loss": lambda o: o.sum()}, "lossless": {"loss": lambda o, x: None}, "number": {"loss": 3},
+        "bare": {"pool": (x,)}, "arrays": {"pool": [(x.numpy(),)]}, "none": {"pool": [(x, None)]},
+        "alone": {"modules": model}, "named": {"procedure": "nope"}, "idle": {"forward": None},
+        "inference": {"forward": None, "procedure": lambda b, o: None, "config": {"mode": "inference"}},
+    }[config["options"]["kind"]]
+    return Step(device=device, **usual | changed)
 
 def missing(config, batch_size, device):
     width = config["options"]["width"]
 
 def elsewhere(config, batch_size, device):
     width = config["width"]
-
-def bare(config, batch_size, device):
-    model = linear(device)
-    return Step([model], (torch.rand(batch_size, 8),), lambda x: model(x), lambda o, x: o.sum(), device, config)
-
-def arrays(config, batch_size, device):
-    model = linear(device)
-    x = torch.rand(batch_size, 8).numpy()
-    return Step([model], [(x,)], lambda x: model(x), lambda o, x: o.sum(), device, config)
 
 def repeated(config, batch_size, device):
     model = linear(device)
@@ -81,13 +72,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("function", "option", "says"), [
-    ("vector", "", "loss must return one number"),
-    ("detached", "", "loss must return a tensor that depends on trainable parameters"),
-    ("lonely", "", "a Step calls forward(*batch) and loss(output, *batch)"),
+    ("given", "kind=vector", "loss must return one number"),
+    ("given", "kind=none", "a tuple that holds NoneType"),
+    ("given", "kind=named", "Step: procedure must be a function, not str"),
+    ("given", "kind=number", "Step: loss must be a function, not int"),
+    ("given", "kind=alone", "Step: modules must be a list of torch modules"),
+    ("given", "kind=lossless", "loss must return one number"),
+    ("given", "kind=idle", "Step: forward is None: give a function"),
+    ("given", "kind=inference", "Step: forward is None: give a function (a procedure may replace it, in training alone)"),
+    ("given", "kind=detached", "loss must return a tensor that depends on trainable parameters"),
+    ("given", "kind=lonely", "a Step calls forward(*batch) and loss(output, *batch)"),
     ("missing", "widht=3", "no option 'width' was given: did you mean 'widht'? give model.options.width=..."),
     ("elsewhere", "width=3", "there is no model.width: a step's own options are in config['options']"),
-    ("bare", "", "[(x, y)], or [(x,)] for one tensor"),
-    ("arrays", "", "a tuple that holds ndarray"),
+    ("given", "kind=bare", "[(x, y)], or [(x,)] for one tensor"),
+    ("given", "kind=arrays", "a tuple that holds ndarray"),
     ("repeated", "kind=batch", "it calls procedure(batch, optimizers), with the tuple"),
     ("repeated", "kind=three", "yours is defined as procedure(x, y, z)"),
     ("repeated", "kind=two", "must be Tensor, not tuple in my_faults.py, line"),
