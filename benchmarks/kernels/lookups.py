@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown, rewrite
+from evaluation.pages.published_step_tables import counted
 from evaluation.published.published_lookups import read_lookups
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.graph.device_calls import map_calls
@@ -85,7 +86,7 @@ def table(compared: pd.DataFrame) -> str:
         spread = f"{rows['measured_us'].min():,.0f} to {rows['measured_us'].max():,.0f}"
         errors = f"{np.median(error):+.0f} ({error.min():+.0f} to {error.max():+.0f})"
         seen = "yes" if rows["seen"].all() else ""
-        lines.append((source, gpu, OP_LABELS[op], str(width), str(len(rows)), spread, errors, str(inside.sum()), seen))
+        lines.append((source, gpu, OP_LABELS[op], str(width), str(len(rows)), spread, errors, counted(inside), seen))
     return markdown(HEADINGS, lines)
 
 

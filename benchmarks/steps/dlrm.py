@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown, rewrite
-from evaluation.pages.published_step_tables import with_errors
+from evaluation.pages.published_step_tables import counted, with_errors
 from evaluation.published.published_dlrm import SEPARATE_LOOKUP_VERSIONS, read_rows, read_steps
 from pipeline import predict
 from pipeline.overheads.overhead_model import DEVICE_CONSTANTS_US
@@ -91,7 +91,7 @@ def summary(rows: pd.DataFrame) -> str:
             error = 100 * part["error"]
             cells += [str(len(part)), *([f"{error.mean():+.1f}", f"{error.abs().mean():.1f}", f"{error.abs().max():.1f}"]
                                         if len(part) else ["", "", ""])]  # fmt: skip
-        cells.append(f"{group['inside'].sum()} of {len(group)}")
+        cells.append(counted(group["inside"]))
         lines.append(cells)
     each = ("rows", "mean error %", "mean absolute %", "worst %")
     return markdown(["step", *(f"V100: {c}" for c in each), *(f"A100: {c}" for c in each), "inside p10-p90"], lines)

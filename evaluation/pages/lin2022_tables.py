@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown
+from evaluation.pages.published_step_tables import counted
 from evaluation.published.published_errors import NETWORK_METHODS, published
 from evaluation.published.published_lin2022 import DLRM_READING_MS
 from pipeline.kernels.error_metrics import gmae, mape
@@ -22,7 +23,7 @@ def dlrm_summary(rows: pd.DataFrame) -> str:
     lines = []
     for name, error in predictions.items():
         size = 100 * error.abs()
-        own = f"{rows['inside'].sum()} of {len(rows)}" if name == OURS else ""
+        own = counted(rows["inside"]) if name == OURS else ""
         lines.append([name, f"{100 * gmae(1 + error.to_numpy(), np.ones(len(error))):.2f}", f"{size.mean():.1f}",
                       f"{100 * error.mean():+.1f}", f"{size.max():.1f}", own])  # fmt: skip
     head = [
@@ -61,8 +62,8 @@ def cnn_summary(rows: pd.DataFrame) -> str:
         *dict.fromkeys(rows["gpu"]),
         *dict.fromkeys(rows["model"]),
     ]
-    low = f"Of our {len(rows)} predictions, {(rows['error'] < 0).sum()} are too short, and {rows['inside'].sum()} of the " \
-          f"measured steps lie inside p10 to p90."  # fmt: skip
+    low = f"Of our {len(rows)} predictions, {(rows['error'] < 0).sum()} are too short, and {counted(rows['inside'])} measured " \
+          f"steps lie inside p10 to p90."  # fmt: skip
     return f"{markdown([*head, 'worst'], lines)}\n\n{low}"
 
 

@@ -93,8 +93,7 @@ def held_sentence(text: str) -> str:
     """How many published steps lie inside p10 to p90, and in the right order, from the page's tables of them."""
     rows = table_rows(text[text.find("| inside p10 to p90") :])
     said = [
-        f"Of published steps on GPUs not used for tuning, {row[UNTOUCHED].removesuffix(' (!)')} lie inside p10 to p90; "
-        "the target is 80 %."
+        f"Of published steps on GPUs not used for tuning, {row[UNTOUCHED]} lie inside p10 to p90; the target is 80 %."
         for row in rows
         if row.get("inside p10 to p90") == "all"
     ]

@@ -21,6 +21,7 @@ replay reports those in the evaluated iterations.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,6 +48,10 @@ used for T4."""
 
 QUEUED_NS = 10_000
 """Time in ns. A call counts as queued if its launch returned at least this long before the previous call ended."""
+
+ROUNDED_SHARE = 0.1
+"""Share of calls without duration from which a trace in whole µs has lost durations. Below it they are short kernels: 7 %
+of the calls of the public trace `v100dgx_resnet50`."""
 
 COLUMNS = ["type", "op", "value_us", "iteration", "workload", "api", "signature"]
 
@@ -198,6 +203,23 @@ def _api_times(act: Activity, keys: ItemKeys, use: Flags, waiting: bool) -> pd.D
     return _rows("T4", keys.name[item], duration, act.iteration[item], keys.signature[item], act.apis[rows])
 
 
+def lost_work(act: Activity) -> Ints:
+    """Launches of kernels, copies and graphs whose work the trace does not hold, or holds without duration, in time order.
+
+    The public traces have none. Fills do not count, which may be of 0 bytes, nor launches that are recorded into a graph.
+    """
+    trace, columns = act.trace, act.trace.columns
+    works = [bool(re.search(r"Launch\w*Kernel|GraphLaunch|emcpy(?!Node)", name)) for name in trace.vocabulary["name"]]
+    own = trace.is_category(*API_CATEGORIES) & (columns["pid"] == trace.process)
+    launches = np.flatnonzero(np.array(works, bool)[columns["name"]] & own)
+    begun, ended = (trace.names_begin_with(f"cudaStream{x}Capture", f"hipStream{x}Capture") for x in ("Begin", "End"))
+    captured = np.searchsorted(begun, launches) > np.searchsorted(ended, launches)
+    held = np.isin(columns["correlation"][launches], columns["correlation"][act.call_event])
+    empty = act.call_start == act.call_end
+    rounded = empty.sum() < ROUNDED_SHARE * len(empty) and not (columns["dur_ns"][act.call_event] % 1000).any()
+    return np.union1d(launches[~held & ~captured], act.action_event[act.call_action[empty & (not rounded)]])
+
+
 def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     """Launch latency on an idle stream, gap between queued calls that no other stream delayed, and return of a wait."""
     if not len(act.call_event):
@@ -205,11 +227,15 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     launch_start = act.action_start[act.call_action]
     launch_end = act.action_end[act.call_action]
     start, end = act.call_start, act.call_end
-    before_end = previous_end(act)
+    before = _previous_call(act)
+    before_end, since = np.append(end, EARLY_NS)[before], np.append(launch_start, EARLY_NS)[before]
     iteration = act.iteration[act.action_item[act.call_action]]
+    lost = act.trace.columns["ts_ns"][lost_work(act)]
     unexplained = (act.unrecorded_ns > 0) | (act.unseen_queue_ns > EARLY_NS)
+    unexplained |= np.searchsorted(lost, launch_start) > np.searchsorted(lost, since)
     kept = use[act.action_item[act.call_action]] & ~unexplained
-    ends = np.sort(end)
+    by_end = np.argsort(end, kind="stable")
+    ends = end[by_end]
     ready = np.searchsorted(ends, np.maximum(launch_start, before_end), side="right")
     # this call may have waited for a call of another stream that ended in between
     kept &= np.searchsorted(ends, start, side="right") - (end <= start) <= ready
@@ -219,9 +245,10 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     any_name = np.full(len(act.call_event), ANY_OP, object)
     stream_key = np.where(act.call_stream == act.call_stream[0], "main", "other").astype(object)
     waits = np.flatnonzero(act.action_sync & use[act.action_item])
-    at = np.searchsorted(ends, act.action_end[waits], side="right") - 1
-    awaited = np.where(at >= 0, ends[np.maximum(at, 0)], EARLY_NS)
+    at = np.append(by_end, -1)[np.searchsorted(ends, act.action_end[waits], side="right") - 1]
+    awaited, since = np.append(end, EARLY_NS)[at], np.append(launch_start, EARLY_NS)[at]
     waited = awaited > act.action_start[waits]
+    waited &= np.searchsorted(lost, act.action_start[waits]) == np.searchsorted(lost, since)
     waits, awaited = waits[waited], awaited[waited]
     return [
         _rows("launch_latency", any_name[idle], start[idle] - launch_start[idle], iteration[idle], stream_key[idle],
@@ -233,12 +260,12 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     ]  # fmt: skip
 
 
-def previous_end(act: Activity) -> Ints:
-    """End of the previous call on the stream of each call, in ns; a very early time for the first call."""
+def _previous_call(act: Activity) -> Ints:
+    """The previous call on the stream of each call; -1 for the first."""
     order = np.lexsort((act.call_start, act.call_stream))
-    stream, end = act.call_stream[order], act.call_end[order]
-    out = np.full(len(order), EARLY_NS, np.int64)
-    out[order[1:]] = np.where(stream[1:] == stream[:-1], end[:-1], EARLY_NS)
+    same = act.call_stream[order[1:]] == act.call_stream[order[:-1]]
+    out = np.full(len(order), -1, np.int64)
+    out[order[1:]] = np.where(same, order[:-1], -1)
     return out
 
 
@@ -285,10 +312,10 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
 def without_one_time_costs(act: Activity, iterations: npt.NDArray[np.bool_]) -> Activity:
     """The activity without the time of the one-time calls of some iterations (one flag each), for statistics."""
     events = one_time_calls(act, iterations)
-    return activity(without_calls(act.trace, events)) if len(events) else act
+    return activity(cut_calls(act.trace, events)) if len(events) else act
 
 
-def without_calls(trace: Trace, events: Ints) -> Trace:
+def cut_calls(trace: Trace, events: Ints) -> Trace:
     """The trace without the time of some calls. Later events of host and device move earlier by the same time."""
     begin = trace.columns["ts_ns"][events] + KEPT_NS
     end = np.maximum.accumulate(trace.end_ns[events])

@@ -3,7 +3,7 @@
 The order of calls, the device durations and the backlog are taken from the evaluated iteration. Host time and waiting
 are predicted. Without other traces, the iterations are split into two halves, and each half is predicted with
 statistics of the other. If there are three or more iterations, the first is left out. Predictions are compared with two
-baselines: the sum of kernel times, and the mean span of the iterations that the statistics come from.
+baselines: the backlog and the sum of kernel times, and the mean span of the iterations that the statistics come from.
 """
 
 from __future__ import annotations

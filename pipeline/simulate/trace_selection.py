@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.overheads.extraction import ItemKeys, extract_overheads, item_keys, one_time_calls, without_one_time_costs
+from pipeline.overheads.extraction import ItemKeys, cut_calls, extract_overheads, item_keys, lost_work, one_time_calls
 from pipeline.simulate.trace_program import Iteration, iterations
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.host_activity import EARLY_NS, Activity, activity
@@ -69,10 +69,9 @@ class TraceSelection:
     @cached_property
     def without_one_time_costs(self) -> TraceSelection:
         """The source without the time of its one-time calls. Statistics are taken from it."""
-        act = without_one_time_costs(self.act, self.flags)
-        if act is self.act:
+        if not len(self.one_time):
             return self
-        cut = TraceSelection.of(act)
+        cut = TraceSelection.of(cut_calls(self.act.trace, self.one_time))
         numbers = {iteration.number for iteration in self.chosen}
         return cut.only([iteration for iteration in cut.chosen if iteration.number in numbers])
 
@@ -99,7 +98,7 @@ def unforeseen(source: TraceSelection, iteration: Iteration) -> list[str]:
 
 
 def not_in_trace(source: TraceSelection) -> list[str]:
-    """Notes on work of the chosen iterations that the trace does not hold, which the device shows by waiting."""
+    """Notes on work of the chosen iterations that the trace does not hold, as waits of the device and launches show."""
     act, notes = source.act, []
     unseen = act.unseen_queue_ns
     waited = [it for it in source.chosen if (unseen[it.calls] > it.start_ns).any()]
@@ -117,6 +116,15 @@ def not_in_trace(source: TraceSelection) -> list[str]:
         notes.append(
             f"the device idled {share:.0%} of the span although work was queued; this work was not recorded, so kernel "
             "times and the predicted span are too short"
+        )
+    without = lost_work(act)
+    without = without[np.isin(act.trace.columns["iteration"][without], [it.number for it in source.chosen])]
+    if len(without):
+        actions = np.concatenate([it.actions for it in source.chosen])
+        launches = np.union1d(without, act.action_event[actions[~act.action_sync[actions]]])
+        notes.append(
+            f"{len(without)} of {len(launches)} launches have no work in the trace, or work without duration: the profiler lost "
+            "it, so kernel times, active time and the predicted span are too short"
         )
     return notes
 

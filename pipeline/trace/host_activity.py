@@ -305,8 +305,6 @@ def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
     syncs = np.flatnonzero(runtime & trace.texts_in("name", SYNC_APIS))
     launching = np.unique(trace.columns["launch"][calls])
     actions = np.unique(np.concatenate([launching, syncs]))
-    inner = runtime[np.maximum(trace.columns["parent"][actions], 0)]  # a driver call inside a runtime call
-    actions = actions[~(inner & (trace.columns["parent"][actions] >= 0) & ~np.isin(actions, launching))]
     return calls, actions, ~np.isin(actions, launching)
 
 

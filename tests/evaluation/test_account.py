@@ -106,7 +106,7 @@ def test_the_page_shows_errors_beside_baselines_published_figures_and_bars(found
         "| V100 | 2.00 (2) of 80 | 2.00 (0.6) of 80 |",
         "| published, Lin et al., HiPC 2022 | < 10 | < 10 |",
         "| `v100_ddp` | V100 | 2 | 15.0 (0.5) | 50.0 |",
-        "| gemm | 15.0 | 15.0 | 47.0 |",
+        "| gemm | 2 | 60 | 15.0 | 15.0 | 47.0 |",
         "| V100 | gemm | 100 | 50 | -5.8 % | 79 | 50 | 90 | 70 | 80 |",
         "all 2 of 3; T4 1 of 1; V100 1 of 2",
         "| V100 | bert_large | inference | 512 | 8 | 200.0 | 220.0 | +10.0 |",

@@ -48,7 +48,7 @@ def test_replay_prints_one_json_object_with_the_contract_and_nothing_else(
     assert code == 0 and err == "" and out.count("\n") == 1
     contract = "iterations measured_us predicted_us error active_measured_us active_predicted_us baselines overheads"
     assert set(contract.split()) <= figures.keys()
-    assert {"kernel_sum_us", "train_mean_us"} <= figures["baselines"].keys()
+    assert {"queued_and_kernels_us", "train_mean_us"} <= figures["baselines"].keys()
     assert figures["idle_predicted_us"] == pytest.approx(figures["predicted_us"] - figures["active_predicted_us"])
     path = figures["critical_path"]  # the host is done at 33, the kernel long before
     assert path["bound"] == "host" and path["host_us"] == pytest.approx(33.0) and path["host_share"] == pytest.approx(1)
@@ -56,7 +56,7 @@ def test_replay_prints_one_json_object_with_the_contract_and_nothing_else(
 
 def test_replay_prints_the_baselines_beside_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = steptime(capsys, "replay", steps(tmp_path))
-    assert code == 0 and "kernel sum" in out and "mean of training iterations" in out and "T4" in out
+    assert code == 0 and "queued work and kernels" in out and "mean of training iterations" in out and "T4" in out
 
 
 def test_replay_takes_overheads_from_several_traces_packed_or_not(

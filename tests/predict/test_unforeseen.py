@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.overheads.extraction import KEPT_NS, extract_overheads, one_time_calls, without_calls
+from pipeline.overheads.extraction import KEPT_NS, cut_calls, extract_overheads, one_time_calls
 from pipeline.overheads.trace_overheads import extract_traces
 from pipeline.simulate.replay import replay
 from pipeline.simulate.trace_selection import TraceSelection
@@ -53,7 +53,7 @@ def test_memory_from_the_driver_is_a_one_time_cost_and_a_hiccup_is_none(tmp_path
 
 def test_cutting_a_call_moves_up_what_follows(tmp_path: Path) -> None:
     trace = load_trace(write(tmp_path, steps(2, slow=0)))
-    cut = without_calls(trace, one_time_calls(activity(trace)))
+    cut = cut_calls(trace, one_time_calls(activity(trace)))
     kept = KEPT_NS / 1000
     mm = np.flatnonzero(cut.names == "aten::mm")
     assert (cut.columns["dur_ns"][mm] / 1000).tolist() == [40 + kept, 40]

@@ -17,7 +17,7 @@ from pipeline.overheads.extraction import extract_overheads
 from pipeline.simulate.replay import replay
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace
-from tests.trace.trace_drawing import annotation, kernel, launch, op, write
+from tests.trace.trace_drawing import annotation, api, kernel, launch, op, write
 
 Events = list[dict[str, Any]]
 
@@ -86,6 +86,35 @@ def test_a_simulated_step_that_differs_from_the_measured_one_by_a_fifth_is_said(
 ) -> None:
     notes = TrackedTrace(load_trace(write(tmp_path, run(5), deviceProperties=V100)))._steps.notes(scale)
     assert [f"its prediction is scaled by that ratio, {scale}" in note for note in notes] == [True] * says
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_launches_without_work_and_work_without_duration_are_counted_and_teach_nothing(
+    tmp_path: Path, held: bool
+) -> None:
+    events = run(5)
+    lost = [event | {"dur": 0} for event in events[3::6]]  # the first kernel of each step
+    events[3::6] = lost if held else [op("aten::detach", 0, 0)] * 5
+    path = write(tmp_path, events, deviceProperties=V100)
+    facts = replay(path).as_dict()
+    assert any("4 of 8 launches have no work in the trace, or work without duration" in note for note in facts["notes"])
+    # the second kernel begins 14 us after its launch, which is no latency, and 11 us after the first kernel began
+    assert (
+        facts["overheads"].get("launch_latency", {"mean_us": 6})["mean_us"] == 6
+        and "kernel_gap" not in facts["overheads"]
+    )
+    with pytest.warns(SteptimeWarning, match="1 of 2 launches have no work"):
+        movable_trace(path).to("T4")
+
+
+def test_fills_launches_into_a_graph_and_short_kernels_are_no_lost_work(tmp_path: Path) -> None:
+    events = run(10)
+    events[9] |= {"dur": 0}  # a kernel of less than 1 us, in a trace in whole us
+    events += [api("cudaMemsetAsync", 2021, 2022, 98), api("cudaStreamBeginCapture", 2022, 2023, 97)]
+    events += [launch(2023, 2024, 99), api("cudaStreamEndCapture", 2025, 2026, 96)]
+    assert replay(write(tmp_path, events)).notes == ()
+    events[11] |= {"dur": 10.5}  # now times have fractions
+    assert any("1 of 18 launches have no work" in note for note in replay(write(tmp_path, events)).notes)
 
 
 def test_a_first_launch_that_waits_shows_work_queued_before_the_step(tmp_path: Path) -> None:
