@@ -36,7 +36,10 @@ rule accuracy:
     output:
         text=f"{ACCURACY}.md",
         page=report(
-            f"{ACCURACY}.html", caption="../report/accuracy.rst", category="Accuracy", labels={"figure": "tables"}
+            f"{ACCURACY}.html",
+            caption="../../workflow/report/accuracy.rst",
+            category="Accuracy",
+            labels={"figure": "tables"},
         ),
         steps=f"{ACCURACY}.steps.parquet",
         kernels=f"{ACCURACY}.kernels.parquet",

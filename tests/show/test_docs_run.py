@@ -1,11 +1,13 @@
-"""Every command of the README and the docs runs as it is printed; long ones with `make nightly`."""
+"""Every command and every block of Python in the README and the docs runs as it is printed; long ones with `make nightly`."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,52 +21,67 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.paths import project_dir
 from pipeline.question.sections import NAMED_BY
-from tests.show.test_docs import FENCE, prose
+from tests.show.test_docs import COMMANDS, FENCE, prose
 
 ROOT = project_dir()
 PAGES = [ROOT / "README.md", ROOT / "config" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-NOT_RUN = {
-    "steptime ui": "starts a server",
-    "steptime host": "tests/overheads/test_host_probe.py runs it with fewer rounds",
+EXCEPT = {
+    "steptime ui": "serves until it is stopped; tests/show/test_tracking.py starts the server",
+    "profiles/slurm": "needs a cluster; benchmarks/cluster/ starts one",
+    "s3://": "needs an object store; benchmarks/cluster/ starts one",
+    "mlflow db": "needs a database server; benchmarks/cluster/ starts one",
+    "pip ": "fetches packages; tests/workflow/test_wheel.py builds the wheel and runs what it holds",
+    "dist/steptime": "fetches packages",
+    "collect.campaign ": "needs a GPU; tests/collect/test_pretended_gpu.py gives it one that is pretended",
+    "FOLDS": "needs the public data and 20 minutes",
+    "deepview.csv": "needs the weights of another project",
+    "build_tensor_core": "needs the package aiconfigurator-core",
+    "track(device": "needs a GPU; tests/transfer/test_tracker.py moves saved traces of one",
 }
-"""Commands of steptime that are not run here, each with its reason."""
+"""Parts of the commands and blocks that are not run here, each with the reason."""
 
 NIGHTLY = re.compile(
     r"^steptime (plan|kernels fit|advise gpu=A100)|glob\(|--models models|--probes|model=gpt2_large|edit\."
     r"|=resnet50,convnext|GPT2Config|devices=(64|1,2,4,8)|fp32,fp16 --page|gpu.dram_gb_per_s=|bert_large model.dtype=default|regnet"
+    r'|advise\(|predict_grid\(|="1,2,4,8"|mlflow\.pyfunc'
 )
-"""Commands that take more than a few seconds, or use what such a command made."""
-
-NEED_MORE = {
-    "--profile profiles/slurm": "needs a cluster",
-    "s3://": "needs an object store",
-    "MY_GPU": "needs a campaign; tests/workflow and tests/collect run them on a small one",
-    "--report rules.html": "tests/show/test_page.py makes Snakemake's own report",
-    "gpu=local": "`make run` measures this machine",
-    "experiment=paper_dlrm": "takes minutes; `make paper` runs it",
-}
-"""Parts of Snakemake's commands that are not run here, each with the reason."""
+"""Commands and blocks that take more than a few seconds, or use what such a command made."""
 
 
-def shown(first: str) -> list[str]:
-    """Command lines in fences and indented blocks that begin with a word, in the order of the pages; each once."""
+def shown() -> list[str]:
+    """Lines after a prompt, and others in fences and indented blocks that begin with a program; each once."""
     lines: list[str] = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         lines += [line for _, block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
         lines += re.findall(r"^    (\S.*)$", prose(text), re.MULTILINE)
-    parts = [line.removeprefix("$ ").split("  #")[0].strip() for line in lines]
-    return list(dict.fromkeys(part for part in parts if part.partition(" ")[0] == first))
+    parts = [line.split("  #")[0].strip() for line in lines if line.startswith("$ ") or line.split(" ")[0] in COMMANDS]
+    return list(dict.fromkeys(part.removeprefix("$ ") for part in parts))
 
 
-def runnable() -> Iterator[object]:
-    for command in shown("steptime"):
-        marks = [pytest.mark.nightly] if NIGHTLY.search(command) else []
+GIVEN = {
+    " step()": "import torch; step = lambda: torch.rand(8, 8) @ torch.rand(8, 8)",
+    "choose_probes(": "import pandas; calls = pandas.read_parquet('calls.parquet')",
+    "capture(config": "import yaml; config = yaml.safe_load(open(ROOT / 'config/model/dlrm_small.yaml'))",
+    "MyNet": "MyNet = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 224 * 224, 1000))",
+    "mlflow.pyfunc": "from pipeline.show.kernel_runs import log_shipped_models as log; log(Path('results/mlflow'))",
+    "scaler": """import torch.nn.functional as F; from torch.nn.utils import clip_grad_norm_
+from torch.utils.checkpoint import checkpoint; model, scaler = torch.nn.Linear(64, 10), torch.amp.GradScaler()
+x, y, optimizer = torch.rand(8, 64), torch.randint(10, (8,)), torch.optim.SGD(model.parameters(), 0.1)
+scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)""",
+}
+"""Parts of Python blocks, and what the reader has in their place: a step, a model, a table, a database."""
+
+
+def runnable(ours: bool) -> Iterator[object]:
+    """Commands of steptime, or all others."""
+    for command in shown():
+        marks = [pytest.mark.nightly] if NIGHTLY.search(command) or not ours else []
         for library in NAMED_BY:
             if re.search(rf"(model=|models ){library}", command):
                 marks.append(pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed"))
-        if not any(command.startswith(name) for name in NOT_RUN):
+        if command.startswith("steptime ") == ours and not any(part in command for part in EXCEPT):
             yield pytest.param(command, marks=marks)
 
 
@@ -80,10 +97,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     calls.to_parquet(folder / "calls.parquet")
     rows = pd.DataFrame([{"op": "linear", "B": 1, "M": m, "N": n, "K": k, "latency_us": 30 + m * n * k * 2e-7}
                          for m in (64, 256, 1024) for n in (64, 256, 1024) for k in (64, 256, 512, 1024)])  # fmt: skip
-    for name in ("samples", "measured", "probes"):
-        rows.assign(gpu="V100" if name == "samples" else "T4" if name == "measured" else "L4").to_parquet(
-            folder / f"{name}.parquet"
-        )
+    for name, gpu in (("samples", "V100"), ("measured", "T4"), ("probes", "L4")):
+        rows.assign(gpu=gpu).to_parquet(folder / f"{name}.parquet")
     table = {"num_embeddings": 1000, "pooling_factor": 10}
     (folder / "my_tables.json").write_text(json.dumps([table] * 405))
     (folder / "my").mkdir()
@@ -96,7 +111,24 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", list(runnable()))
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout with the environment of this Python, and a campaign of a GPU of the reader's."""
+    folder = tmp_path_factory.mktemp("home") / "checkout"
+    left = shutil.ignore_patterns(".git", ".venv", "results", ".snakemake", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, folder, ignore=left)
+    (folder / "measurements" / "H100").rename(folder / "measurements" / "MY_GPU")
+    gpu = (folder / "config" / "gpu" / "H100.yaml").read_text(encoding="utf-8")
+    gpu = re.sub(r"name: H100\naliases:\n(  - .*\n)+", "name: MY_GPU\n", gpu)
+    (folder / "config" / "gpu" / "MY_GPU.yaml").write_text(gpu)
+    (folder / ".venv").mkdir()
+    for part in Path(sys.prefix).iterdir():
+        (folder / ".venv" / part.name).symlink_to(part)
+    (folder / ".venv" / ".ready").touch()
+    return folder
+
+
+@pytest.mark.parametrize("command", list(runnable(ours=True)))
 def test_a_command_of_the_docs_runs_as_printed(command: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(desk)
     done = CliRunner().invoke(app, shlex.split(command)[1:])
@@ -104,18 +136,38 @@ def test_a_command_of_the_docs_runs_as_printed(command: str, desk: Path, monkeyp
     assert done.output.strip()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "command", [command for command in shown("snakemake") if not any(part in command for part in NEED_MORE)]
-)
-def test_a_run_of_the_pipeline_in_the_docs_runs_as_printed(command: str, tmp_path: Path) -> None:
-    words = shlex.split(command)
-    words = [sys.executable, "-m", "snakemake", "--cores", "1", "--directory", str(tmp_path), *words[1:]]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, f"{command}: {done.stderr[-1500:]}"
+@pytest.mark.parametrize("command", list(runnable(ours=False)))
+def test_a_command_in_a_checkout_runs_as_printed(command: str, checkout: Path) -> None:
+    """One after the other, so that they find what those above them made; with what ships, as after a clone."""
+    env = {**os.environ, "PYTHONPATH": str(checkout), "PATH": f"{checkout}/.venv/bin:{os.environ['PATH']}",
+           "HOME": str(checkout.parent), "STEPTIME_DATASETS": "none"}  # fmt: skip
+    done = subprocess.run(["bash", "-c", command], cwd=checkout, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout[-800:]}\n{done.stderr[-1500:]}"
+    if "--report" in command:
+        text = (checkout / "rules.html").read_text(encoding="utf-8")
+        assert "In the dark part of a bar a kernel runs" in text and '"figure": "narrow"' not in text
+
+
+def blocks() -> Iterator[object]:
+    """Python of the pages: each block, and before it the imports of those above it and what its reader has."""
+    for page in PAGES:
+        imports = ""
+        for _, block in (each for each in FENCE.findall(page.read_text(encoding="utf-8")) if each[0] == "python"):
+            given = "\n".join(text for part, text in GIVEN.items() if part in block)
+            if "track(device" not in block:
+                marks = [pytest.mark.nightly] if NIGHTLY.search(block) else []
+                yield pytest.param(f"{imports}{given}\n{block}", id=f"{page.name}: {block[:40]!r}", marks=marks)
+            imports += "".join(re.findall(r"^(?:import|from) .*\n", block, re.MULTILINE))
+
+
+@pytest.mark.parametrize("program", list(blocks()))
+def test_python_of_the_docs_runs(program: str, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(desk, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "block", "exec"), {"__name__": "block", "Path": Path, "ROOT": ROOT})
 
 
 def test_every_exception_is_still_shown() -> None:
-    steptime, snakemake = shown("steptime"), shown("snakemake")
-    assert len(steptime) > 25 and len(snakemake) > 5
-    assert all(any(part in command for command in snakemake) for part in NEED_MORE)
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert len(shown()) > 70 and len(list(blocks())) > 15
+    assert all(part in pages.replace("\\\n", " ") for part in (*EXCEPT, *GIVEN))

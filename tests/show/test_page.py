@@ -1,12 +1,10 @@
-"""The report of a grid opens offline, on a screen and on a phone; Snakemake's own report has the same captions."""
+"""The report of a grid opens offline, on a screen and on a phone."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
-import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from evaluation.figures.accuracy_data import error_parts, errors_by_part
 from evaluation.figures.accuracy_gallery import ENTRIES
 from evaluation.pages.chromium import Page
 from evaluation.pages.grid_accuracy import sections, write_sections
-from pipeline.paths import project_dir
 from pipeline.show.comparison import Comparison
 from pipeline.show.explore_page import POLICY
 from pipeline.show.figures import figure_data as tables
@@ -33,16 +30,6 @@ from pipeline.show.html_report import (
 )
 from pipeline.show.sentences import answers, grid_title
 from pipeline.summary_rows import predictions_of
-
-WORKFLOW = """
-from pipeline.show.figures.gallery import category_of
-report: "{captions}/workflow.rst"
-rule figures:
-    output:
-        folder=report(directory("figures"), patterns=["{{figure,[a-z0-9_]+}}.svg"], caption="{captions}/figures.rst",
-                      category=lambda wildcards: category_of(wildcards.figure), labels={{"figure": "{{figure}}"}}),
-    shell: "false"
-"""
 
 
 @pytest.fixture(scope="module")
@@ -189,16 +176,3 @@ def test_every_caption_is_a_text_of_its_own() -> None:
     captions = [caption(entry.name) for entry in ENTRIES]
     assert len(set(captions)) == len(captions)
     assert all("system-message" not in text and len(text) > 80 for text in captions)
-
-
-@pytest.mark.nightly
-def test_the_report_of_snakemake_shows_the_same_figures_and_captions(
-    artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "Snakefile").write_text(WORKFLOW.format(captions=project_dir() / "workflow/report"))
-    draw_all(Artifacts(artifacts.summary.head(2)), tmp_path / "figures")
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "figures", "--report", "report.html"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "In the dark part of a bar a kernel runs" in text
-    assert "narrow" not in re.findall(r'"figure": "(\w+)"', text)

@@ -1,10 +1,11 @@
-"""The digest that a rule has for its `code` holds every module that its script uses."""
+"""The digest that a rule has for its `code` holds every module that its script uses; files that rules name exist."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +73,10 @@ def test_kernel_models_are_not_fitted_again_for_code_that_they_do_not_use() -> N
 def test_an_unknown_script_is_an_error_in_the_rule() -> None:
     with pytest.raises(FileNotFoundError):
         code_digest("no_such_script")
+
+
+@pytest.mark.parametrize("file", [ROOT / "Snakefile", *sorted(ROOT.glob("*/rules/*.smk"))], ids=lambda file: file.name)
+def test_every_file_that_a_rule_names_exists(file: Path) -> None:
+    """Captions too, which Snakemake reads only for `--report`, from the folder of the rule."""
+    named = re.findall(r'"([\w./-]+\.(?:rst|py|yaml|smk))"', file.read_text(encoding="utf-8"))
+    assert not [name for name in named if not (file.parent / name).is_file()]
