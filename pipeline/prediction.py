@@ -28,6 +28,9 @@ NAMED_GPUS = 3
 ASKED = ("dtype", "optimizer", "attention")
 """Keys of `Prediction.asked`."""
 
+AS_TRACED = "as traced"
+"""Host, dtype and optimizer of a step that a trace shows: the trace does not name them."""
+
 
 @dataclass(frozen=True)
 class TracedStep:
@@ -158,7 +161,7 @@ class Prediction:
     warnings: tuple[str, ...] = ()
     """What differs from what was asked, and what the prediction leaves out, one sentence each."""
     asked: dict[str, str] = field(default_factory=dict)
-    """The workload's dtype, optimizer and attention, where it has them."""
+    """Dtype, optimizer and attention of the step, where it has them: as asked, or as the step's own code has them."""
     notes: tuple[str, ...] = ()
     """How what was asked was understood, one sentence each."""
     calls: pd.DataFrame | None = field(default=None, repr=False, compare=False)
@@ -189,9 +192,8 @@ class Prediction:
 
     @property
     def assumed(self) -> str:
-        """Host, dtype, optimizer and attention of the step, as text; empty for a trace."""
-        host = {"host": self.host} if self.host and self.traced is None else {}
-        return ", ".join(f"{key} {value}" for key, value in {**host, **self.asked}.items())
+        """Host, dtype, optimizer and attention of the step, as text."""
+        return ", ".join(f"{key} {value}" for key, value in {"host": self.host, **self.asked}.items() if value)
 
     @property
     def tflop_per_s(self) -> float | None:
@@ -260,7 +262,8 @@ class Prediction:
             if self.traced is not None
             else f", {gibibytes(self.memory_bytes)}" + ("" if self.memory_state == "fits" else f", {self.memory_state}")
         )
-        return f"{self.title}{name}: {self._step_text(' ')}, {self.bound}-bound{memory}"
+        assumed = f"; {self.assumed}" if self.assumed else ""
+        return f"{self.title}{name}: {self._step_text(' ')}, {self.bound}-bound{memory}{assumed}"
 
     def __repr__(self) -> str:
         return f"<Prediction: {self}>"

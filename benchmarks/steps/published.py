@@ -3,8 +3,7 @@
     python benchmarks/steps/published.py [DATASETS_DIR] [--model resnet50 ...] [--write docs/accuracy.md]
         [--draw docs/images]
 
-`evaluation/published/published_steps.py` lists the files and their sources. Rows whose files are not at hand keep what an earlier
-version predicted for them, in a table of their own. BERT's step is the published loop with its
+`evaluation/published/published_steps.py` lists the files and their sources. BERT's step is the published loop with its
 optimizers (`evaluation/workloads/squad_step.py`). Some differences remain, which the tables do not specify: software of 2020 to
 2024, fused layer norm and GELU in BERT, and the hosts. Rows marked `seen` were used to set constants.
 """
@@ -20,13 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from evaluation.pages.markdown import block, rewrite
+from evaluation.pages.markdown import rewrite
 from evaluation.pages.published_step_tables import (
     PYTORCH_2_GPUS,
     coverage,
     mean_errors,
-    recorded,
-    recorded_errors,
     summary,
     table,
     with_errors,
@@ -50,10 +47,6 @@ if TYPE_CHECKING:
 
 MIN_INFERENCE_BATCH = 16
 """Minimum batch size in inference. Smaller batches wait for the host, which the page does not describe."""
-
-
-RECORDED = r".*, inference \|"
-"""Lines of the page's tables that come from NVIDIA's own page on ResNet-50, which may not be at hand."""
 
 
 def predicted(row: pd.Series) -> Prediction:
@@ -155,12 +148,7 @@ def main() -> int:
     if args.draw:
         save(picture(rows), args.draw, "published", kinds=("svg",))
     if args.write:
-        text = args.write.read_text(encoding="utf-8")
-        earlier = "\n".join(block(text, name) for name in ("published steps", "published recorded"))
-        old = "" if (rows["mode"] == "inference").any() else recorded(earlier, [RECORDED])
-        said = f"{recorded_errors(old)}\n\n{old}" if old else "All sources are at hand."
-        rewrite(args.write, {"published steps": "\n".join(table(rows)), "published": "\n".join(short),
-                             "published recorded": said})  # fmt: skip
+        rewrite(args.write, {"published steps": "\n".join(table(rows)), "published": "\n".join(short)})
     return 0
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from evaluation.pages.markdown import markdown, table_rows
+from evaluation.pages.markdown import markdown
 from evaluation.published.published_steps import SHOWN_GPUS, TUNING_GPUS
 from pipeline.kernels.estimate import EXTRAPOLATED
 from pipeline.prediction import Prediction
@@ -123,33 +122,6 @@ def coverage(rows: pd.DataFrame) -> str:
     lines = [[name, *(counted(rows.loc[of & (rows["group"] == group), "inside"]) for group in GROUPS),
               f"{_width(rows[of]):.2f}"] for name, of in kinds]  # fmt: skip
     return markdown(["inside p10 to p90", *GROUPS, "p90 over p10"], lines)
-
-
-def recorded(text: str, patterns: Iterable[str]) -> str:
-    """The lines of earlier tables of steps whose sources are not at hand, under one heading; "" if there are none.
-
-    Args:
-        text: earlier results of `table`.
-        patterns: of the beginnings of the lines.
-    """
-    first, dashes, *lines = [line for line in text.splitlines() if line.startswith("|")] or ["", ""]
-    kept = [line for line in dict.fromkeys(lines) if any(re.match(rf"\| {pattern}", line) for pattern in patterns)]
-    return "\n".join([first, dashes, *kept]) if kept else ""
-
-
-def recorded_errors(text: str) -> str:
-    """A sentence on the errors of such lines by group, with counts."""
-    lines = pd.DataFrame(table_rows(text))
-    rows = pd.DataFrame({
-        "gpu": lines["GPU"].str.removesuffix(" (seen)"), "seen": lines["GPU"].str.endswith(" (seen)"),
-        "error": lines["error %"].astype(float).abs(), "inside": ~lines["p10 to p90"].str.endswith(", outside"),
-    })  # fmt: skip
-    said = [
-        f"{name}, {len(part)} rows: mean absolute error {part['error'].mean():.1f} %, {counted(part['inside'])} inside "
-        "p10 to p90"
-        for name, part in with_groups(rows).groupby("group")
-    ]
-    return f"{'; '.join(said)}."
 
 
 def table(rows: pd.DataFrame) -> list[str]:

@@ -159,7 +159,7 @@ class Difference:
 
     def _repr_html_(self) -> str:
         rows = [list(row.values()) for row in self.rows()]
-        return html_table(self.sentence, rows, list(self.rows()[0]))
+        return html_table(f"{self.sentence}. A: {self.a}. B: {self.b}", rows, list(self.rows()[0]))
 
     def plot(self) -> Figure:
         """A waterfall from step A to step B, and the calls that changed most."""
@@ -385,8 +385,5 @@ def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator
             yield "intervals: from paired draws, errors that both steps share cancel"
     if bool(a.traced) != bool(b.traced) and (a.several or b.several):
         yield "collectives of the trace count whole, those of the prediction where nothing hides them"
-    assumed = [f"{side} with {p.assumed}" for side, p in (("A", a), ("B", b)) if p.assumed]
-    if assumed:
-        yield f"both with {a.assumed}" if a.assumed == b.assumed else "; ".join(assumed)
     yield from (f"{p.title} does not fit the GPU's memory" for p in (a, b) if not p.fits)
     yield from dict.fromkeys([*a.warnings, *b.warnings])

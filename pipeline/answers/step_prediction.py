@@ -141,6 +141,7 @@ class StepParts:
         modules: path of the module of each device call, shape (calls,); None outside modules.
         parameters: number of parameters that each module holds itself, by its path.
         model_flops: FLOPs that the model needs, by dtype, the largest first.
+        computed: what the code of the step computes with (`Graph.computed`); the dtype is that of most FLOPs.
     """
 
     sequence: StepSequence
@@ -156,6 +157,7 @@ class StepParts:
     modules: npt.NDArray[np.object_]
     parameters: Mapping[str, int]
     model_flops: Mapping[str, float]
+    computed: Mapping[str, str]
 
     @classmethod
     def of(cls, graph: Graph, calls: pd.DataFrame) -> StepParts:
@@ -168,10 +170,13 @@ class StepParts:
         distinct, which = distinct_calls(calls)
         row = pd.Index(operators["node_id"]).get_indexer(calls["node_id"])
         names, modules = (operators[name].to_numpy(object)[row] for name in ("name", "module"))
+        flops, computed = model_flops(operators, calls), graph.computed
+        if "dtype" in computed and flops and not {computed["dtype"], next(iter(flops))} <= {"default", "fp32", "tf32"}:
+            computed = {**computed, "dtype": next(iter(flops))}
         return cls(
             step_sequence(operators, calls), calls, distinct, which, names, asks_tf32(operators),
             ErrorSources.of(distinct), substitute_spread(distinct) > 1.0, graph.memory, graph.warnings, modules,
-            graph.parameters, model_flops(operators, calls),
+            graph.parameters, flops, computed,
         )  # fmt: skip
 
     def shown_calls(self, predicted: pd.DataFrame) -> pd.DataFrame:
@@ -229,7 +234,7 @@ def predict_step(
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
     notes = dtype_notes(question.gpu, explicit_tf32, step.calls) + lower_bound_notes(device_time["unmodelled_us"])
     prediction = Prediction(
-        **_as_asked(question),
+        **_as_asked(question, step.computed),
         predicted_us=step_us,
         active_us=float(timeline.active_us[0]),
         host_us=float(timeline.host_us[0]),
@@ -244,19 +249,27 @@ def predict_step(
         several=_several(question, timeline),
         arithmetic=_arithmetic(question.gpu, step.model_flops),
         models_from=folders,
-        warnings=(*step.warnings, *notes),
+        warnings=(*step.warnings, *_unused_dtype(question, step), *notes),
         draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
         drawn=drawn if keep_errors else None,
     )
     return prediction, timeline
 
 
-def _as_asked(question: Question) -> dict[str, Any]:
-    """Fields of a `Prediction` that say what was asked."""
+def _unused_dtype(question: Question, step: StepParts) -> list[str]:
+    """A sentence where the code of the step computes in another dtype than was asked for, if its capture did not say so."""
+    asked, dtype = question.workload.get("dtype"), step.computed.get("dtype")
+    said = any(text.startswith("model.dtype") for text in step.warnings)
+    known = dtype is None or said or asked in (None, "default", dtype)
+    return [] if known else [f"model.dtype={asked}: the step computes in {dtype}"]
+
+
+def _as_asked(question: Question, computed: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a `Prediction` that say what was asked, with what the code of the step computes with."""
     return {
         "gpu": question.gpu.name, "model": question.model, "variant": question.variant,
         "batch_size": question.batch_size, "host": host_name(question.host, question.overheads),
-        "overrides": question.overrides, "asked": question.asked,
+        "overrides": question.overrides, "asked": {**question.asked, **computed},
         "notes": (*question.notes, *clock_notes(question.gpu)),
     }  # fmt: skip
 

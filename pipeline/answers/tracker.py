@@ -31,7 +31,7 @@ from pipeline.hardware.find_gpu import describe_gpu, list_gpus, load_gpu, neares
 from pipeline.hardware.spec import GpuSpec
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import summarise
-from pipeline.prediction import Prediction, TracedStep
+from pipeline.prediction import AS_TRACED, ASKED, Prediction, TracedStep
 from pipeline.prices import with_prices
 from pipeline.readable import milliseconds
 from pipeline.simulate.critical_path import simulate
@@ -157,7 +157,7 @@ class TrackedTrace:
             unmodelled_share=float(predicted[(moved["method"] == "unchanged").to_numpy()].sum()
                                    / max(predicted.sum(), 1e-12)) if not at_origin else 0.0,
             families_us={str(name): float(value) for name, value in families.items()},
-            measured_us=steps.step_us if at_origin else None, host="the host of the trace",
+            measured_us=steps.step_us if at_origin else None, host=AS_TRACED, asked=dict.fromkeys(ASKED[:2], AS_TRACED),
             device_bound_from=device_bound_from(steps.program, predicted) if there.bound == "host" else None,
             traced=TracedStep(self.origin.name, steps.queued_us + steps.step_us, steps.queued_us, steps.step_us,
                               steps.time_per_batch_us),

@@ -245,8 +245,7 @@ def show_advice(advice: Advice, everything: bool = False) -> None:
             "Gains are the share of the step that is saved, with p10 and p90 of paired draws; each is on top of those above.",
             "dim",
         )
-        if advice.before.assumed:
-            say(f"The step above the first line has {advice.before.assumed}.", "dim")
+        say(f"The step above the first line has {advice.before.assumed}.", "dim")
         for number, line in enumerate(advice.lines, 1):
             say(f"{number}  {line.how}" + ("" if line.changes_results == SAME else f"; {line.changes_results}"))
             if line.command:

@@ -51,8 +51,9 @@ def capture(config: Mapping[str, Any], batch_size: int) -> Graph:
         SteptimeError: the workload cannot be made (see `pipeline.workloads.make_step`).
     """
     with collected_warnings() as said:
-        nodes, memory, held = record(config, batch_size)
-    return Graph(write_nodes(nodes), memory, "cuda", str(config.get("name", "")), batch_size, tuple(said), held)
+        nodes, memory, held, computed = record(config, batch_size)
+    name = str(config.get("name", ""))
+    return Graph(write_nodes(nodes), memory, "cuda", name, batch_size, tuple(said), held, computed)
 
 
 def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: int) -> Graph:
@@ -70,13 +71,12 @@ def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: 
         SteptimeError: as `capture`.
     """
     graph, captured = import_execution_trace(path), capture(config, batch_size)
-    return replace(
-        graph, memory=captured.memory, model=captured.model, batch_size=batch_size, warnings=captured.warnings
-    )
+    return replace(captured, table=graph.table, device=graph.device, parameters=graph.parameters)
 
 
-Recorded = tuple[list[Node], Memory, dict[str, int]]
-"""Normalised nodes of a step, its memory need, and the number of parameters that each module holds, by its path."""
+Recorded = tuple[list[Node], Memory, dict[str, int], dict[str, str]]
+"""Normalised nodes of a step, its memory need, the number of parameters that each module holds, by its path, and what its code
+computes with (`Graph.computed`)."""
 
 
 def record(config: Mapping[str, Any], batch_size: int) -> Recorded:
@@ -119,11 +119,15 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> Recorded
             with assuming_true_share(step.picked if config.get("picked") is None else None):
                 recorded = observe(step, fake, config)
         if options is not None:
-            unread = unread_options(options) + ["model.dtype"] * step.ignores_half_precision
-            for name in dict.fromkeys(unread):
+            given = str(config.get("optimizer"))
+            unused = ["optimizer", "foreach"] * (given not in recorded[3].get("optimizer", given).split(" and "))
+            unused += ["dtype"] * step.ignores_half_precision
+            unused += ["memory_format"] * all(tensor.dim() != 4 for tensor in (*step.pool[0], *step.parameters()))
+            options.read.difference_update(unused)
+            for name in unread_options(options):
                 use = "; use `with step.autocast():` in its procedure" if name == "model.dtype" else ""
                 of = shown_target(config.get("target")).removeprefix("model.target=")
-                warnings.warn(f"{name}: the step of {of} never read it{use}", SteptimeWarning, stacklevel=2)
+                warnings.warn(f"{name}: the step of {of} does not use it{use}", SteptimeWarning, stacklevel=2)
         return recorded
 
 
@@ -167,10 +171,28 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
                 "or set $TMPDIR to another folder"
             ) from None
     if unused:
-        _warn_of_optimizer(config)
         config = {**config, "optimizer": update_of(others)}
+    config = _with_allowed_tf32({**config, "dtype": "default"} if step.ignores_half_precision else config)
     nodes = build_nodes(prune(raw) if fake else prune_meta(raw), sequential=fake)
-    return normalise(nodes, _with_allowed_tf32(config), fake), memory, held_parameters(paths)
+    nodes = normalise(nodes, config, fake)
+    used = [str(step.config.get("optimizer", "sgd"))] * (len(others) < len(stepped)) + [
+        type(one).__name__ for one in others
+    ]
+    computed = {} if _is_shipped(config) else computed_with(step, nodes, used, config)
+    return nodes, memory, held_parameters(paths), computed
+
+
+def computed_with(step: Step, nodes: Sequence[Node], used: Sequence[str], config: Mapping[str, Any]) -> dict[str, str]:
+    """`Graph.computed` of a step that has run with the optimizers `used`."""
+    computed = {"dtype": str(config.get("dtype") or "default")} if config.get("architecture") == "custom" else {}
+    if step.training and (used or (step.procedure is not None and step.config.get("optimizer") != "none")):
+        computed["optimizer"] = " and ".join(dict.fromkeys(used)) or "the step's own"
+    softmax = ("aten::_softmax", "aten::_safe_softmax")
+    fused = any(node.name.startswith("aten::_scaled_dot") and not node.name.endswith("_math") for node in nodes)
+    eager = any(node.name in softmax and "att" in (node.module or "").lower() for node in nodes)
+    if kinds := ["fused"] * fused + ["eager"] * eager:
+        computed["attention"] = " and ".join(kinds)
+    return computed
 
 
 def first_rank(config: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -203,16 +225,6 @@ def exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractCont
     step.without_exchange = no_exchange
     warm_up(step)
     return reducers_reads()
-
-
-def _warn_of_optimizer(config: Mapping[str, Any]) -> None:
-    """Warn that a custom step updates with optimizers of its own, where another one was asked for."""
-    from pipeline.workloads.custom import usual_values
-
-    if not _is_shipped(config) and config.get("optimizer") not in (None, "none", usual_values()["optimizer"]):
-        of = shown_target(config.get("target")).removeprefix("model.target=")
-        text = f"model.optimizer: the step of {of} has optimizers of its own, and never read it"
-        warnings.warn(text, SteptimeWarning, stacklevel=2)
 
 
 @contextmanager

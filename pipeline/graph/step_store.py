@@ -50,6 +50,7 @@ def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | 
         "batch_size": graph.batch_size,
         "warnings": list(graph.warnings),
         "parameters": list(graph.parameters.items()),
+        "computed": graph.computed,
     }
     write_table(graph.table, path, "graph", {**(provenance or {}), "graph": facts})
 
@@ -64,8 +65,8 @@ def read_graph(path: str | Path) -> Graph:
     try:
         facts = read_provenance(path)["graph"]
         memory, said = Memory(**facts["memory"]), tuple(facts["warnings"])
-        held = dict(facts.get("parameters", {}))  # a file of an earlier version has none
-        return Graph(table, memory, facts["device"], facts["model"], int(facts["batch_size"]), said, held)
+        more = [dict(facts.get(key, {})) for key in ("parameters", "computed")]  # a file of an earlier version has none
+        return Graph(table, memory, facts["device"], facts["model"], int(facts["batch_size"]), said, *more)
     except (KeyError, TypeError, ValueError):
         raise TableError(f"{path}: the description of the graph is missing; delete the file to rebuild it") from None
 

@@ -191,6 +191,8 @@ class Graph:
     """What a user should know of the captured step, one sentence each."""
     parameters: dict[str, int] = field(default_factory=dict)
     """Number of parameters that each module holds itself, by its path, in the order of the model; empty for a trace."""
+    computed: dict[str, str] = field(default_factory=dict)
+    """Dtype, optimizer and attention of a step that is not a shipped workload, as its code has them."""
 
     def nodes(self) -> list[Node]:
         """All rows as nodes, in host order."""

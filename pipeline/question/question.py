@@ -115,8 +115,7 @@ class Question:
         """The options on which a time depends most, as the workload has them: dtype, optimizer (in training) and attention."""
         of = self.workload.get
         names = ("dtype", "attention") if of("mode") == "inference" else ("dtype", "optimizer", "attention")
-        stated = {key: of(f"own_{key}", of(key)) for key in names}
-        return {key: str(value) for key, value in stated.items() if value is not None}
+        return {key: str(of(key)) for key in names if of(key) is not None}
 
     @property
     def devices(self) -> int:

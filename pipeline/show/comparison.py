@@ -23,14 +23,14 @@ from pipeline.answers.engine import in_order as answers_in_order
 from pipeline.answers.host_share import host_note
 from pipeline.answers.predict import Unpredicted, grid_table, warn_of
 from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
-from pipeline.prediction import Prediction
+from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate, three_digits
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.layout import check_file
 from pipeline.show.figures.python_plots import draw_steps
-from pipeline.show.tables import UNFOLDED, console, interval, numbered, show_one, show_paths
+from pipeline.show.tables import UNFOLDED, console, interval, numbered, show_one, show_paths, values_of
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Comparison:
         """
         check_file(Path(path), "--page", ("html",))
         points = page_points(self.predictions, self.usable_bytes, self.prices)
-        write_page(Path(path), points, self.predictions, [text.plain for text in self.notes(())])
+        write_page(Path(path), points, self.predictions, [text.plain for text in self.notes(("host",))])
 
     @cached_property
     def _measured(self) -> bool:
@@ -175,11 +175,11 @@ class Comparison:
         for (model, what), tie in self.ties.items():
             if what == THROUGHPUT or priced:
                 yield Text(f"≈ {model}: a tie in {self._header(what)}: {tie}", style="dim")
-        if left_out := [name for name in left_out if name != "host" or not self.hosts]:
-            yield Text(f"Not shown: {', '.join(left_out)} (a wider terminal, or --json).", style="dim")
+        if unsaid := [name for name in left_out if name != "host"]:
+            yield Text(f"Not shown: {', '.join(unsaid)} (a wider terminal, or --json).", style="dim")
         for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():
             yield Text(text, style="dim")
-        yield from self._settings()
+        yield from self._settings([*["host"] * ("host" in left_out and not self.hosts), *ASKED])
         for text in dict.fromkeys(text for p in self.predictions for text in p.notes):
             yield Text(text, style="dim")
         if self.hosts:
@@ -190,13 +190,13 @@ class Comparison:
             names = [f"{row.gpu} batch {row.batch_size}" for row in self.unpredicted if row.reason == reason]
             yield Text(f"no prediction for {', '.join(names)}: {reason}", style="red")
 
-    def _settings(self) -> Iterator[Text]:
-        """A line for each model on its dtype, optimizer and attention, where all its rows have the same."""
+    def _settings(self, keys: Sequence[str]) -> Iterator[Text]:
+        """A line for each model on what its rows are computed with: the host, or keys of `Prediction.asked`."""
         for model in dict.fromkeys(p.model for p in self.predictions):
-            asked = [p.asked for p in self.predictions if p.model == model]
-            same = {key: value for key, value in asked[0].items() if all(row.get(key) == value for row in asked)}
-            if same:
-                yield Text(f"{model}: {', '.join(f'{key} {value}' for key, value in same.items())}", style="dim")
+            rows = [p for p in self.predictions if p.model == model]
+            named = [(p, _own(p, _shared(rows))) for p in rows]
+            if told := [f"{key} {values}" for key in keys if (values := values_of(named, key))]:
+                yield Text(f"{model}: {', '.join(told)}", style="dim")
 
     def _table(
         self, rows: _Rows, left_out: Sequence[str], boxed: bool, texts: list[str] | None

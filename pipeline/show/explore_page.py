@@ -56,9 +56,9 @@ def page_points(
 
 
 def _options(p: Prediction) -> str:
-    """Options of a point without its dtype, which is a choice of its own."""
+    """Options of a point without the dtype that it computes in, which is a choice of its own."""
     words = [text.lstrip("+").removeprefix("model.") for text in p.overrides]
-    return " ".join(word for word in words if not word.startswith("dtype="))
+    return " ".join(word for word in words if word != f"dtype={p.asked.get('dtype')}")
 
 
 def explore_part(points: Sequence[Mapping[str, Any]]) -> str:

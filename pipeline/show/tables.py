@@ -66,6 +66,20 @@ def one(prediction: Prediction, width: int = PIPE_WIDTH) -> RenderableType:
     return Panel(Group(table, Text(), families(p)), title=Text(title) or None, title_align="left", expand=False)
 
 
+def values_of(rows: Sequence[tuple[Prediction, str]], key: str) -> str:
+    """The host, or a key of `Prediction.asked`: its value in all rows, or each value with the GPUs or options of its rows."""
+    values: dict[str, list[tuple[Prediction, str]]] = {}
+    for p, options in rows:
+        values.setdefault({"host": p.host, **p.asked}.get(key, ""), []).append((p, options))
+    if len(values) == 1:
+        return next(iter(values))
+    for name in ("{0.gpu}", "{1}", "{0.gpu} {1}"):
+        names = [dict.fromkeys(name.format(*row) for row in of) for of in values.values()]
+        if len(set().union(*names)) == sum(map(len, names)):
+            break
+    return " or ".join(f"{value or 'none'} ({', '.join(of)})" for value, of in zip(values, names, strict=True))
+
+
 def show_one(prediction: Prediction, paths: Mapping[str, str]) -> None:
     """Print a single prediction, and the paths of its artifacts by name."""
     screen = console()

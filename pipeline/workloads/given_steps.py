@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, name_of
 from pipeline.question.question import LOCAL_GPU, Question, questions_of
-from pipeline.question.settings import FrozenDict
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
@@ -30,25 +29,15 @@ USUAL_MODEL = "dlrm_default"
 """The workload of `predict()` without arguments."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """A step that was given as an object: what makes it, its name, and the name of its own optimizer, if it has one."""
-
-    make: Maker
-    name: str
-    optimizer: str | None
-
-
 _NUMBERS = count(1)
 
-_GIVEN: dict[str, Given] = {}
-"""The steps of the questions that are being answered, by the target that stands for each."""
+_GIVEN: dict[str, tuple[Maker, str]] = {}
+"""What makes the steps of the questions that are being answered, and their names, by the target that stands for each."""
 
 
 def maker_of(target: object) -> Maker | None:
     """What makes a step that was given as an object; None for the target of a module's function."""
-    given = _GIVEN.get(str(target))
-    return None if given is None else given.make
+    return _GIVEN.get(str(target), (None,))[0]
 
 
 def is_given(config: Mapping[str, Any]) -> bool:
@@ -92,9 +81,8 @@ def questions_about(gpu: str, model: object, options: Mapping[str, Any]) -> Iter
     kind, given = ("model", model) if step is None else ("step", step)
     with _maker(kind, given, parts, others) as maker:
         name = re.sub(r"\W+", "_", name_of(given)).strip("_") or kind
-        target, optimizer = f"{kind}={name}@{next(_NUMBERS)}", parts.get("optimizer")
-        own_optimizer = None if optimizer is None else name_of(getattr(optimizer, "optimizer", optimizer))
-        _GIVEN[target] = Given(maker, name, own_optimizer)
+        target = f"{kind}={name}@{next(_NUMBERS)}"
+        _GIVEN[target] = maker, name
         try:
             yield [*map(as_given, questions_of(gpu, "custom", {**others, "model__target": f"'{target}'"}))]
         finally:
@@ -136,6 +124,4 @@ def as_given(question: Question) -> Question:
         return question
     overrides = tuple(text for text in question.overrides if not text.startswith("model.target="))
     variant = question.variant if overrides else "default"
-    own = {} if given.optimizer is None else {"own_optimizer": given.optimizer}
-    workload = FrozenDict({**question.workload, **own})
-    return replace(question, model=given.name, workload=workload, overrides=overrides, variant=variant)
+    return replace(question, model=given[1], overrides=overrides, variant=variant)

@@ -44,7 +44,7 @@ def captured_case(name: str) -> pd.DataFrame:
         with torch.device("meta"):
             model = make()
         step = Step([model], [(batch(4),)], lambda x: model(x).sum(), None, "meta", config)
-        nodes, memory, _ = observe(step, False, config)
+        nodes, memory, *_ = observe(step, False, config)
     return map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
 
 
@@ -191,7 +191,7 @@ def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
             model = torch.nn.Sequential(torch.nn.Conv2d(3, 24, 3), torch.nn.BatchNorm2d(24), torch.nn.ReLU())
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
         step = Step([model], [(torch.empty(4, 3, 16, 16),)], lambda x: model(x).sum(), None, "meta", config)
-        nodes, memory, _ = observe(step, False, config)
+        nodes, memory, *_ = observe(step, False, config)
     calls = map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
     gathered, (sums, *buckets) = (
         calls[calls["op"] == "all_gather"],

@@ -91,6 +91,14 @@ def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: in
     assert f"{found[0].samples_per_s:,.0f}" in body and "EUR per hour" not in text
 
 
+def test_each_row_has_its_host_and_optimizer_whatever_is_left_out() -> None:
+    other = {"host": "slow", "asked": {"dtype": "bf16", "optimizer": "adam"}, "overrides": ("model.optimizer=adam",)}
+    usual = {"host": "fast", "asked": {"dtype": "bf16", "optimizer": "sgd"}, "overrides": (), "variant": "default"}
+    found = rows(usual, other)
+    text = " ".join(" ".join(shown(Comparison(found), 60)).split())
+    assert "custom: host fast (default) or slow (optimizer=adam), dtype bf16, optimizer sgd (default) or adam" in text
+
+
 ARITHMETIC = Arithmetic(4e10, "fp32", {"fp32": 20.0})
 """5 TFLOP/s in a step of 8 ms: a quarter of the peak."""
 

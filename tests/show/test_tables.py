@@ -69,6 +69,8 @@ def test_a_prediction_prints_as_one_line_and_shows_as_a_table(prediction: Predic
     line = "dlrm_default on V100, batch 2048: 8.00 ms (p10-p90: 7.50 ms to 9.00 ms), device-bound, 2.0 GiB"
     assert str(prediction) == line and repr([prediction]) == f"[<Prediction: {line}>]"
     assert str(dataclasses.replace(prediction, fits=False)) == f"{line}, does not fit"
+    named = dataclasses.replace(prediction, host="h", asked={"dtype": "bf16"})
+    assert str(named) == f"{line}; host h, dtype bf16"
     odd = dataclasses.replace(prediction, model="a<b>")
     html = odd._repr_html_()
     assert html.startswith("<table>") and "a&lt;b&gt; on V100" in html and "a<b>" not in html

@@ -73,8 +73,14 @@ def test_a_given_step_has_the_name_of_its_object_and_the_options_that_were_asked
         and p.overrides == ("model.optimizer=adam",)
         and p.asked["optimizer"] == "adam"
     )
-    q = predict("V100", model=Net(), batch=batch(48), loss=F.cross_entropy, optimizer=torch.optim.AdamW)
-    assert q.batch_size == 48 and q.label == "Net b48" and q.asked["optimizer"] == "AdamW"
+    q = predict("V100", model=Net(), batch=batch(48), loss=F.cross_entropy, optimizer=lambda w: torch.optim.AdamW(w))
+    assert q.batch_size == 48 and q.label == "Net b48" and q.asked == {"dtype": "default", "optimizer": "AdamW"}
+
+
+def test_the_dtype_is_that_of_the_arithmetic_and_another_one_that_was_asked_for_is_named() -> None:
+    half = {"model": nn.Linear(64, 64).half(), "batch": torch.rand(8, 64).half(), "loss": lambda out, _: out.sum()}
+    p = predict("A100", **half, model__dtype="tf32")
+    assert p.asked["dtype"] == "fp16" and p.warnings == ("model.dtype=tf32: the step computes in fp16",)
 
 
 @pytest.mark.parametrize(

@@ -121,13 +121,23 @@ def test_options_that_a_step_never_read_are_named(function: str, option: str, un
 
 def test_a_sequence_length_that_a_step_never_read_is_named_and_options_of_step_are_not() -> None:
     (text,) = captured("plain", 8, "model.seq_len=64", "model.optimizer=adam").warnings
-    assert text == "model.seq_len: the step of mine_with_faults:plain never read it"
+    assert text == "model.seq_len: the step of mine_with_faults:plain does not use it"
 
 
 def test_a_loop_that_computes_in_full_precision_is_named_and_one_that_halves_its_model_is_not() -> None:
     (text,) = captured("looped", 8, "model.dtype=fp16", "model.optimizer=none").warnings
     assert text.startswith("model.dtype: ") and text.endswith("use `with step.autocast():` in its procedure")
-    assert captured("halved", 8, "model.dtype=fp16", "model.optimizer=none").warnings == ()
+    halved = captured("halved", 8, "model.dtype=fp16", "model.optimizer=none")
+    assert halved.warnings == () and halved.computed == {"dtype": "fp16"}
+
+
+def test_a_loop_that_updates_by_itself_is_said_to_and_options_without_effect_are_named() -> None:
+    options = ("dtype=bf16", "foreach=false", "memory_format=channels_last", "optimizer=adam")
+    graph = captured("looped", 8, *(f"model.{option}" for option in options))
+    assert graph.computed == {"dtype": "default", "optimizer": "the step's own"}
+    assert sorted(text.partition(":")[0] for text in graph.warnings) == [
+        f"model.{text.split('=')[0]}" for text in options
+    ]
 
 
 @pytest.mark.parametrize(
