@@ -34,6 +34,7 @@ EXCEPT = {
     "pip ": "fetches packages; tests/workflow/test_wheel.py builds the wheel and runs what it holds",
     "dist/steptime": "fetches packages",
     "collect.campaign ": "needs a GPU; tests/collect/test_pretended_gpu.py gives it one that is pretended",
+    "overheads=own,pooled": "needs a campaign that traced every step of the experiment, which our H100's did not",
     "FOLDS": "needs the public data and 20 minutes",
     "deepview.csv": "needs the weights of another project",
     "build_tensor_core": "needs the package aiconfigurator-core",
