@@ -165,7 +165,7 @@ class Comparison:
         signs = [f"★ {' or '.join(stars)} of the model"] if stars else []
         signs += ["! less than a tenth of the usable memory is left"] if any(p.tight for p in self.predictions) else []
         signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
-        signs += ["≥ at least: operators without a model lack"] if any(p.lower_bound for p in self.predictions) else []
+        signs += ["≥ at least: some operators have no model"] if any(p.lower_bound for p in self.predictions) else []
         if signs:
             yield Text(", ".join(signs), style="dim")
         for (model, what), tie in self.ties.items():
