@@ -66,7 +66,7 @@ def test_the_table_says_what_matters(prediction: Prediction) -> None:
 
 
 def test_a_prediction_prints_as_one_line_and_shows_as_a_table(prediction: Prediction) -> None:
-    line = "dlrm_default on V100, batch 2048: 8.00 ms (p10-p90: 7.50 ms to 9.00 ms), device-bound, 2.0 GiB"
+    line = "dlrm_default on V100, batch 2048: at least 8.00 ms (p10-p90: 7.50 ms to 9.00 ms), device-bound, 2.0 GiB"
     assert str(prediction) == line and repr([prediction]) == f"[<Prediction: {line}>]"
     assert str(dataclasses.replace(prediction, fits=False)) == f"{line}, does not fit"
     named = dataclasses.replace(prediction, host="h", asked={"dtype": "bf16"})
