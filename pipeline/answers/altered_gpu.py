@@ -40,8 +40,8 @@ LINK_FIGURES = frozenset({"pcie_gb_per_s", "nvlink_gb_per_s"})
 ESTIMATE_COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us", "inside", "latency_p10_us", "latency_p90_us")
 """Columns of a prediction in the order of `Estimate`'s fields."""
 
-SESSION = ("session_low", "session_high")
-"""Columns of a prediction that say what another session changes."""
+SESSION = ("session_low", "session_high", "least_us")
+"""Columns of a prediction that say what another session changes, and what no error goes below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ class AlteredPredictor(KernelPredictor):
                     np.where(sampled, SPREAD, 1.0),
                 )  # fmt: skip
                 evidence[at] = np.where(sampled, "transferred", evidence[at])
-            estimate = estimate.in_any_session(session.low, session.high)
+            values["least_us"][at] = np.fmin(self.physics.least_us(family, group), estimate.kernel)
+            estimate = estimate.in_any_session(session.low, session.high).at_least(values["least_us"][at])
             for key, new in zip(ESTIMATE_COLUMNS, vars(estimate).values(), strict=True):
                 values[key][at] = new
         return predicted.assign(**{key: values[key] for key in (*TIMES, *SESSION)}, evidence=evidence)

@@ -97,6 +97,7 @@ class KernelPredictor:
             - `p10_us`, `p90_us`: interval of the kernel time.
             - `latency_p10_us`, `latency_p90_us`: interval of the latency.
             - `session_low`, `session_high`: the part of both intervals that all kernels of a step share, as log factors.
+            - `least_us`: a time that no error goes below (`Physics.least_us`).
             - `evidence`: what the time rests on; it ends with `EXTRAPOLATED` where `inside` is False.
             - `modelled`: False where neither model nor formula covers the call. The time is then that of the shortest
               kernel.
@@ -113,7 +114,7 @@ class KernelPredictor:
         """As `predict`, where every row is predicted for itself, also rows that are equal."""
         rows = len(calls)
         times = {key: np.full(rows, np.nan) for key in TIMES}
-        shared_low, shared_high = np.zeros(rows), np.zeros(rows)
+        shared_low, shared_high, least = np.zeros(rows), np.zeros(rows), np.zeros(rows)
         evidence = np.full(rows, "roofline", dtype=object)
         modelled, inside = np.ones(rows, dtype=bool), np.ones(rows, dtype=bool)
         plain = model_columns(calls)
@@ -130,7 +131,8 @@ class KernelPredictor:
             usable = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
             session = session_of(self.gpu, family) if self.any_session else Session(0.0, 0.0)
             shared_low[at], shared_high[at] = session.low, session.high
-            estimate = estimate.in_any_session(session.low, session.high)
+            least[at] = np.fmin(self.physics.least_us(family, family_calls), estimate.kernel)
+            estimate = estimate.in_any_session(session.low, session.high).at_least(least[at])
             modelled[at], inside[at] = usable, estimate.inside
             evidence[at] = source
             shortest, floor = self.physics.memory.start_us, self.floor.default_us
@@ -143,7 +145,7 @@ class KernelPredictor:
                 ("latency_p90_us", estimate.latency_p90, floor * 10.0),
             ):
                 times[key][at] = np.where(usable, values, fallback)
-        columns = {**times, "session_low": shared_low, "session_high": shared_high}
+        columns = {**times, "session_low": shared_low, "session_high": shared_high, "least_us": np.nan_to_num(least)}
         columns |= {"evidence": evidence, "modelled": modelled, "inside": inside}
         return pd.DataFrame(columns, index=calls.index, copy=False)
 

@@ -119,6 +119,7 @@ class StepErrors:
         centre: predicted time of each call, µs, shape (calls,).
         common, own, step: widths of the errors of the family, the launch and the step, shape (calls,).
         skew: half of what the step's error reaches farther to slow than to fast, per standard deviation, shape (calls,).
+        least: time that no error goes below, µs, shape (calls,).
         host: width of the error of host times.
     """
 
@@ -128,6 +129,7 @@ class StepErrors:
     own: Floats
     step: Floats
     skew: Floats
+    least: Floats
     host: float
 
     @classmethod
@@ -140,16 +142,19 @@ class StepErrors:
     ) -> StepErrors:
         """From what the kernel models predict for the calls, the shares of host time by evidence, and `Host.log_sd`."""
         centre = predicted["kernel_us"].to_numpy(float)
-        session, known = [], np.zeros(len(centre))
+        least = predicted["least_us"].to_numpy(float) if "least_us" in predicted else np.zeros(len(centre))
+        session, widths = [], []
         for end, shared in (("p10_us", "session_low"), ("p90_us", "session_high")):
             off = np.log(np.maximum(predicted[end].to_numpy(float), 1e-9) / np.maximum(centre, 1e-9))
             session.append(predicted[shared].to_numpy(float) if shared in predicted else np.zeros(len(centre)))
-            known += np.sqrt(np.maximum(off**2 - session[-1] ** 2, 0.0))  # the model's own width on this side
-        sigma = np.where(centre > 0, np.clip(known / (2 * NORMAL_P90), 0.0, MAX_KERNEL_SIGMA), 0.0)
+            widths.append(np.sqrt(np.maximum(off**2 - session[-1] ** 2, 0.0)))  # the model's own width on this side
+        known = np.where(least > 0, widths[1], (widths[0] + widths[1]) / 2)  # p10 does not go below `least`
+        sigma = np.where(centre > 0, np.clip(known / NORMAL_P90, 0.0, MAX_KERNEL_SIGMA), 0.0)
         faster, slower = (np.hypot(STEP_SIGMA_RATIO * sigma, part / NORMAL_P90) for part in session)
         return cls(
             sources, centre, np.sqrt(sources.share) * sigma, np.sqrt(1 - sources.share) * sigma,
-            (faster + slower) / 2, (slower - faster) / 2, host_sigma(host_evidence or {}, host_log_sd),
+            (faster + slower) / 2, (slower - faster) / 2, least,
+            host_sigma(host_evidence or {}, host_log_sd),
         )  # fmt: skip
 
     def log_errors(self, normals: Floats) -> Floats:
@@ -163,7 +168,8 @@ class StepErrors:
     def times(self, normals: Floats) -> Floats:
         """Kernel times in µs, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
         logs = self.log_errors(normals) - (self.own**2 / 2)[:, None]  # mean one
-        return np.exp(logs + np.outer(self.skew, np.abs(normals[STEP]))) * self.centre[:, None]
+        times = np.exp(logs + np.outer(self.skew, np.abs(normals[STEP]))) * self.centre[:, None]
+        return np.maximum(times, self.least[:, None])
 
     def direction(self, timeline: Timeline, which: Ints) -> Floats:
         """The combination of errors that changes the step most, as a unit vector over the sources.
@@ -222,6 +228,8 @@ def _log_times(errors: StepErrors, timeline: Timeline, which: Ints, draws: int, 
     log_times += np.multiply.outer(errors.skew, np.abs(step))
     log_times += (errors.log_errors(rest) - (errors.own**2 / 2)[:, None])[:, :, None]
     times = np.exp(log_times, out=log_times).reshape(len(log_times), -1) * errors.centre[:, None]
+    if errors.least.any():
+        np.maximum(times, errors.least[:, None], out=times)
     steps = step_times(timeline.program, times, which, np.exp(errors.host * host).ravel(), form)
     return np.asarray(np.log(np.maximum(steps, 1e-9)).reshape(-1, len(MAIN_ERRORS)))
 

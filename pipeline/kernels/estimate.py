@@ -88,6 +88,11 @@ class Estimate:
             latency_p90=self.latency * np.exp(np.hypot(np.log(self.latency_p90 / self.latency), high)),
         )
 
+    def at_least(self, least_us: Array) -> Estimate:
+        """Raise the lower ends of both intervals to `least_us`, shape (rows,), which is at most the kernel's time."""
+        ends = {name: np.fmax(getattr(self, name), least_us) for name in ("p10", "latency_p10")}
+        return replace(self, **ends)
+
 
 EXTRAPOLATED = " extrapolated"
 """What the evidence of a call outside the range of its model's samples ends with."""

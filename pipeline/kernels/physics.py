@@ -244,6 +244,18 @@ class Physics:
             times[free] = np.fmin(times[free], self.kernel_us(name, calls.iloc[free].assign(dtype="fp32")))
         return times
 
+    def least_us(self, name: str, calls: pd.DataFrame) -> Array:
+        """Arithmetic at the datasheet's peak where nothing was measured (fp64, fp32 volumes), us, shape (rows,); else 0."""
+        if family(name).law is not Law.COMPUTE:
+            return np.zeros(len(calls))
+        d = Dims(calls)
+        dtype = d.text("dtype", "fp32")
+        bounded = (dtype == "fp64") | (name.startswith("conv2d") & volumes(d) & (dtype == "fp32"))
+        if not bounded.any():
+            return np.zeros(d.rows)
+        rate = np.where(dtype == "fp64", *(1e3 * self.gpu.datasheet_gflop_per_s(of) for of in ("fp64", "fp32")))
+        return np.where(bounded, np.nan_to_num(work_of(name, calls).flops) / rate, 0.0)
+
     def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
         """Times of fp32 gradients, from the times of forward convolutions or products with the same arithmetic.
 

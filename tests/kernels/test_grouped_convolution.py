@@ -176,7 +176,7 @@ def test_a_volume_is_never_faster_than_its_arithmetic_at_the_peak(family: str, g
     volume, plane = (call(family, said={"volume": True} if solid else None, **image) for solid in (True, False))
     found, flat = (kernel_predictor(spec, "auto", None).predict(calls).iloc[0] for calls in (volume, plane))
     at_peak = ConvShape.of(Dims(volume)).flops[0] / (1e3 * spec.fp32_gflop_per_s)
-    assert found["kernel_us"] > at_peak and found["evidence"] == "roofline"
+    assert found["kernel_us"] > at_peak <= found["p10_us"] and found["evidence"] == "roofline"
     assert flat["kernel_us"] < found["kernel_us"] and flat["evidence"] != "roofline"
 
 

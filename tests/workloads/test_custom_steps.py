@@ -363,6 +363,11 @@ def test_a_step_in_fp64_is_modelled_at_the_rate_of_the_gpu():
     doubled, single = (predict("T4", "custom", model__target=f"steps_of_mine:{name}", batch_size=4096).families_us["gemm"]
                        for name in ("doubled", "single"))  # fmt: skip
     assert doubled > 10 * single
+    for options, tera in (({}, 0.2531), ({"gpu__fp64_tflop_per_s": 0.5}, 0.5)):
+        found = predict("T4", "custom", model__target="steps_of_mine:doubled", batch_size=4096, **options)
+        assert 1.3 > found.p10_us / (2 * 2 * 4096 * 1024**2 / (tera * 1e6)) > 1, (
+            "no error beats two products at the peak"
+        )
     found = predict("V100", "custom", model__target="steps_of_mine:doubled")
     assert found.lower_bound == found.warnings == () and found.unmodelled_share == 0
 
