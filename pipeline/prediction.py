@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipeline import plotter
 from pipeline.paths import project_dir
-from pipeline.readable import gibibytes, html_table, milliseconds, rate, shares
+from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, rate, shares
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -179,6 +179,11 @@ class Prediction:
     def lower_bound(self) -> tuple[str, ...]:
         """Operators without a model. If there are any, the step time and its interval are lower bounds."""
         return tuple(self.unmodelled_us)
+
+    @property
+    def step_ms(self) -> str:
+        """The step time in ms as a cell of a table; a lower bound is marked."""
+        return f"{'≥ ' if self.lower_bound else ''}{in_ms(self.predicted_us)}"
 
     @property
     def idle_us(self) -> float:

@@ -241,7 +241,7 @@ no factor from an iteration that is not evaluated.
 
 Predictions from the shipped packs, compared with public end-to-end latencies (NeuSight; fp32, eager attention).
 Training is forward and backward without optimizer. No model was fitted to these latencies. Ten of the 44 public rows are left out
-(`evaluation/checks/language_passes.py`): six of `switchxl4`, a mixture of experts that is no workload here, and four with fused
+(`evaluation/checks/language_passes.py`). Six are of `switchxl4`, a mixture of experts that is no workload here. Four have fused
 operators, where a predicted step runs the operators one by one.
 
 {_passes(evidence.passes)}

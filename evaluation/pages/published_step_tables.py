@@ -17,7 +17,7 @@ NOMINAL, BAND, LARGE = 0.8, (0.73, 0.87), 100
 
 TUNED, SAME_GPU, UNTOUCHED = (
     "used for tuning",
-    "other rows of GPUs of which something was used",
+    "GPUs used for other constants",
     "GPUs not used for tuning",
 )
 GROUPS = (UNTOUCHED, SAME_GPU, TUNED)

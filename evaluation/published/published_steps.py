@@ -75,8 +75,8 @@ TUNING_GPUS = ("V100-SXM2-16GB", "V100-SXM2-32GB", "A100-PCIE-40GB", "A100-PCIE-
 the models of matrix products. All other GPUs and all inference rows were not used for tuning."""
 
 SHOWN_GPUS = ("A10", "RTX4090", "H100")
-"""GPUs of which other measurements led to constants: BERT's row on the A10 to one of its chip, timm's inference on the RTX 4090 to
-one of images, and kernels of H100s to starts and waits of new cards. Their training rows were used for nothing."""
+"""GPUs of which other measurements led to constants. BERT's row on the A10 led to one of its chip, and timm's inference on the RTX
+4090 to one of images. Kernels of H100s led to starts and waits of new cards. Their training rows were used for nothing else."""
 
 LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
@@ -166,25 +166,22 @@ def _converted_resnet50(file: Path) -> pd.DataFrame:
         for section, precision, rate in zip(table["notes"], table["precision"], table["value"], strict=True):
             gpu = next((gpu for name, gpu in NVIDIA_GPUS.items() if name in section), None)
             if gpu in NVIDIA_BATCHES and "Training performance:" in section:
-                half = "fp16" in precision
-                kind = ("fp16", "channels_last") if half else (full_precision(gpu), "contiguous")
-                size = NVIDIA_BATCHES[gpu][half]
-                us = 1e6 * size / positive(rate)
-                rows.append(("nvidia", gpu, "resnet50", "train", *kind, size, us, gpu in TUNING_GPUS))
+                rows.append(_training_row(gpu, "fp16" in precision, rate))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _training_row(gpu: str, half: int, rate: Any) -> tuple[Any, ...]:
+    kind = ("fp16", "channels_last") if half else (full_precision(gpu), "contiguous")  # mixed precision uses NHWC
+    size = NVIDIA_BATCHES[gpu][half]
+    us = 1e6 * size / positive(rate)
+    return ("nvidia", gpu, "resnet50", "train", *kind, size, us, gpu in TUNING_GPUS)
 
 
 def _training_steps(text: str) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     for gpu, part in sections(text, "Training", NVIDIA_GPUS):
         rates = re.search(r"^\|\s*1\s*\|\s*(\d+) img/s\s*\|\s*(\d+) img/s", part, flags=re.MULTILINE)
-        kinds = (
-            (full_precision(gpu), "contiguous"),
-            ("fp16", "channels_last"),
-        )  # the example uses NHWC in mixed precision
-        for kind, rate, size in zip(kinds, rates.groups() if rates else (), NVIDIA_BATCHES[gpu], strict=False):
-            us = 1e6 * size / positive(rate)
-            found.append(("nvidia", gpu, "resnet50", "train", *kind, size, us, gpu in TUNING_GPUS))
+        found += [_training_row(gpu, half, rate) for half, rate in enumerate(rates.groups() if rates else ())]
     return found
 
 

@@ -81,7 +81,7 @@ class AlteredPredictor(KernelPredictor):
                 )  # fmt: skip
                 evidence[at] = np.where(sampled, "transferred", evidence[at])
             values["least_us"][at] = np.fmin(self.physics.least_us(family, group), estimate.kernel)
-            estimate = estimate.in_any_session(session.low, session.high).at_least(values["least_us"][at])
+            estimate = estimate.in_any_session(session.low, session.high, values["least_us"][at])
             for key, new in zip(ESTIMATE_COLUMNS, vars(estimate).values(), strict=True):
                 values[key][at] = new
         return predicted.assign(**{key: values[key] for key in (*TIMES, *SESSION)}, evidence=evidence)

@@ -132,7 +132,7 @@ class KernelPredictor:
             session = session_of(self.gpu, family) if self.any_session else Session(0.0, 0.0)
             shared_low[at], shared_high[at] = session.low, session.high
             least[at] = np.fmin(self.physics.least_us(family, family_calls), estimate.kernel)
-            estimate = estimate.in_any_session(session.low, session.high).at_least(least[at])
+            estimate = estimate.in_any_session(session.low, session.high, least[at])
             modelled[at], inside[at] = usable, estimate.inside
             evidence[at] = source
             shortest, floor = self.physics.memory.start_us, self.floor.default_us
@@ -145,7 +145,7 @@ class KernelPredictor:
                 ("latency_p90_us", estimate.latency_p90, floor * 10.0),
             ):
                 times[key][at] = np.where(usable, values, fallback)
-        columns = {**times, "session_low": shared_low, "session_high": shared_high, "least_us": np.nan_to_num(least)}
+        columns = {**times, "session_low": shared_low, "session_high": shared_high, "least_us": least}
         columns |= {"evidence": evidence, "modelled": modelled, "inside": inside}
         return pd.DataFrame(columns, index=calls.index, copy=False)
 

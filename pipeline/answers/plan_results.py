@@ -14,7 +14,7 @@ from pipeline.answers.ties import TIE_SHARE, Tie, why_tied
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
-from pipeline.readable import amount, duration, html_table, in_gib, in_ms, listed, prefix_of, rate
+from pipeline.readable import amount, duration, html_table, in_gib, listed, prefix_of, rate
 
 
 class Objective(StrEnum):
@@ -173,8 +173,7 @@ class Plan:
                 "options": " ".join(choice.question.overrides),
             }
             row |= {"accumulated": f"{choice.batches} ×"} if self.limits.global_batch else {}
-            step = "≥ " * bool(choice.prediction.lower_bound) + in_ms(choice.prediction.predicted_us)
-            row |= {"step\nms": step, "samples/s": rate(values["samples_per_s"])}
+            row |= {"step\nms": choice.prediction.step_ms, "samples/s": rate(values["samples_per_s"])}
             if self.currency:
                 dollars = values["samples_per_dollar"]
                 row[f"{prefix} samples".strip() + f"\nper {self.currency}"] = (

@@ -153,8 +153,7 @@ class StepErrors:
         faster, slower = (np.hypot(STEP_SIGMA_RATIO * sigma, part / NORMAL_P90) for part in session)
         return cls(
             sources, centre, np.sqrt(sources.share) * sigma, np.sqrt(1 - sources.share) * sigma,
-            (faster + slower) / 2, (slower - faster) / 2, least,
-            host_sigma(host_evidence or {}, host_log_sd),
+            (faster + slower) / 2, (slower - faster) / 2, least, host_sigma(host_evidence or {}, host_log_sd),
         )  # fmt: skip
 
     def log_errors(self, normals: Floats) -> Floats:

@@ -181,11 +181,12 @@ def grid_ties(
 
 def _nearest(points: Mapping[Question, Prediction], per_sample: Mapping[Question, float]) -> list[Question]:
     """The best point and those whose interval reaches its own, best first; nothing if it is alone."""
+    if not per_sample:
+        return []
     ranked = sorted(per_sample, key=lambda question: points[question].predicted_us * per_sample[question])
-    best = points[ranked[0]] if ranked else None
-    limit = best.p90_us * per_sample[ranked[0]] if best else 0.0
-    near = [question for question in ranked if best and (
-            points[question].p10_us * per_sample[question] <= limit or lacks(best, points[question]))]  # fmt: skip
+    best, limit = points[ranked[0]], points[ranked[0]].p90_us * per_sample[ranked[0]]
+    near = [question for question in ranked
+            if points[question].p10_us * per_sample[question] <= limit or lacks(best, points[question])]  # fmt: skip
     return near[: MOST_RIVALS + 1] if len(near) > 1 else []
 
 

@@ -78,20 +78,17 @@ class Estimate:
         top = np.maximum(self.latency_p90, self.latency + (high - self.kernel))
         return Estimate(self.latency, self.kernel, low, high, self.inside, bottom, top)
 
-    def in_any_session(self, low: float, high: float) -> Estimate:
-        """Add the error of another session, whose p10 and p90 are `-low` and `high` in log time, to both intervals."""
+    def in_any_session(self, low: float, high: float, least_us: Array | float = 0.0) -> Estimate:
+        """Add another session's error to both intervals: `-low` and `high` in log time; none begins below `least_us` (rows,)."""
         return replace(
             self,
-            p10=self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), low)),
+            p10=np.fmax(self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), low)), least_us),
             p90=self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), high)),
-            latency_p10=self.latency * np.exp(-np.hypot(np.log(self.latency_p10 / self.latency), low)),
+            latency_p10=np.fmax(
+                self.latency * np.exp(-np.hypot(np.log(self.latency_p10 / self.latency), low)), least_us
+            ),
             latency_p90=self.latency * np.exp(np.hypot(np.log(self.latency_p90 / self.latency), high)),
         )
-
-    def at_least(self, least_us: Array) -> Estimate:
-        """Raise the lower ends of both intervals to `least_us`, shape (rows,), which is at most the kernel's time."""
-        ends = {name: np.fmax(getattr(self, name), least_us) for name in ("p10", "latency_p10")}
-        return replace(self, **ends)
 
 
 EXTRAPOLATED = " extrapolated"

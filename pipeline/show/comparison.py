@@ -241,7 +241,7 @@ class Comparison:
         p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
         cells = named | {
             "host": p.host,
-            "step": "≥ " * bool(p.lower_bound) + in_ms(p.predicted_us),
+            "step": p.step_ms,
             "p10-p90 ms": interval(p.p10_us, p.p90_us),
             "busy": f"{p.active_us / p.predicted_us:.0%}",
             "bound": p.bound,
