@@ -1,7 +1,7 @@
 """Every private name of PyTorch that the project uses: what it is for, and in which supported versions it exists.
 
 Other modules import from here, so that a new version of PyTorch needs changes in this module only.
-`tests/config/test_private_names.py` checks that no other module uses a private name, and that each of these exists.
+`tests/common/test_private_names.py` checks that no other module uses a private name, and that each of these exists.
 Operators (`torch._foreach_add_`, `torch.ops.aten._embedding_bag`) are no private names: traces and the map call them so.
 """
 

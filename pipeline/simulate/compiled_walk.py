@@ -1,6 +1,6 @@
 """The critical path in compiled code (numba): the full form of `critical_path`, for blocks of draws.
 
-The recurrence and its results are those of `critical_path`, to the last bit (`tests/predict/test_step_draws.py`).
+The recurrence and its results are those of `critical_path`, to the last bit (`tests/simulate/test_step_draws.py`).
 """
 
 from __future__ import annotations

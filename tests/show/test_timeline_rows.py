@@ -22,8 +22,8 @@ from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.timeline_events import idle_slices, timeline_events
 from pipeline.simulate.trace_selection import TraceSelection
 from pipeline.trace.load import load_trace
-from tests.predict.programs import program
-from tests.predict.programs import row as action
+from tests.simulate.programs import program
+from tests.simulate.programs import row as action
 from tests.trace.trace_drawing import annotation, kernel, launch, op, write
 
 Event = dict[str, Any]

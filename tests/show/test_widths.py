@@ -11,7 +11,7 @@ import pytest
 from pipeline.prediction import Prediction
 from pipeline.schemas import write_table
 from pipeline.summary_rows import summary_row
-from tests.predict.test_commands import steps, steptime
+from tests.simulate.test_trace_commands import steps, steptime
 
 SMALL = "model=dlrm_small batch_size=64 predict.draws=10"
 LONG = "gpu=A100-SXM4-80GB,H100-PCIe"

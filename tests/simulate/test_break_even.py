@@ -8,7 +8,7 @@ import pytest
 from pipeline import predict
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program_changes import device_bound_from, on_host
-from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
+from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
 
 
 def test_a_step_that_can_be_added_up() -> None:

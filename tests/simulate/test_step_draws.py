@@ -13,7 +13,7 @@ import pytest
 from pipeline.simulate import compiled_walk, critical_path, timeline
 from pipeline.simulate.critical_path import simulate, step_times
 from pipeline.simulate.program import Program
-from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
+from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
 
 
 def both(subject: Program, draws: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from pipeline.schemas import to_arrow
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.program import Program
 from pipeline.simulate.ranks import simulate_ranks
-from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
+from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
 
 
 def test_t2_t4_t3_of_an_op_with_one_call() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pipeline import predict
 from pipeline.simulate.critical_path import simulate, step_times
 from pipeline.simulate.timeline import Timeline
-from tests.predict.programs import HOST, LAUNCH, SYNC, program, row
+from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
 
 REPEATS, SETTLED = 30, 20
 

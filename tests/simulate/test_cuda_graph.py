@@ -6,7 +6,7 @@ import pytest
 from pipeline import predict
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program_changes import GRAPH_LAUNCH_US, as_cuda_graphs
-from tests.predict.programs import HOST, SYNC, program, row
+from tests.simulate.programs import HOST, SYNC, program, row
 
 
 def test_one_call_starts_all_kernels_and_their_gaps_stay():

@@ -10,7 +10,7 @@ import pytest
 from pipeline.simulate.compiled_walk import BESIDE_COLLECTIVES
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
-from tests.predict.programs import LAUNCH, program, row
+from tests.simulate.programs import LAUNCH, program, row
 
 
 def exchange() -> Program:

@@ -21,7 +21,7 @@ from pipeline.answers.step_errors import (
 )
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.timeline import Timeline
-from tests.predict.programs import HOST, program, row
+from tests.simulate.programs import HOST, program, row
 
 SPREAD = 1.6
 SIGMA = np.log(SPREAD) / NORMAL_P90
