@@ -61,12 +61,20 @@ def kernels() -> Figure:
     half = errors["gpu"].astype(str).str.endswith("(bf16)")
     series = errors["gpu"].astype(str).where(~half, "nine newer GPUs: bf16")
     colours: dict[str, str] = {}
-    for (gpu, own), colour, marker in zip(errors.groupby(series, sort=True), SERIES, MARKERS, strict=False):
+    for (gpu, own), colour, marker in zip(
+        errors.groupby(series, sort=True), SERIES, MARKERS, strict=False
+    ):
         colours[str(gpu)] = colour
         where = [FAMILY_ORDER.index(str(name)) for name in own["family"]]
         left.plot(100 * own["gmae"], where, marker, color=colour, label=str(gpu))
     bound = published("kernels")[0]
-    left.axvline(bound.percent, color="black", linestyle="--", linewidth=1, label=f"published bound\n({bound.source})")
+    left.axvline(
+        bound.percent,
+        color="black",
+        linestyle="--",
+        linewidth=1,
+        label=f"published bound\n({bound.source})",
+    )
     board.label_rows(left, FAMILY_ORDER)
     board.names(left, "GMAE on shapes not trained on (%)")
     left.set(xscale="log", xlim=(0.15, 200))
@@ -92,11 +100,27 @@ def _sweep(board: Board, axes: Axes, colours: dict[str, str]) -> None:
         kind = str(found["evidence"].iloc[0])
         teraflops = 2e-6 * rows * LAYER_WIDTH * LAYER_WIDTH
         scale = found["predicted_us"] / found["kernel_us"]
-        axes.plot(rows, teraflops / found["kernel_us"], color=colour, linewidth=1.3, label=f"{gpu} ({kind})",
-                  linestyle="-" if kind == "pack" else "--")  # fmt: skip
-        axes.fill_between(rows, teraflops / found["p90_us"] * scale, teraflops / found["p10_us"] * scale, color=colour,
-                          alpha=0.18, linewidth=0)  # fmt: skip
-    board.names(axes, f"rows of the input (batch) of a {LAYER_WIDTH} × {LAYER_WIDTH} linear layer", "TFLOP/s (fp32)")
+        axes.plot(
+            rows,
+            teraflops / found["kernel_us"],
+            color=colour,
+            linewidth=1.3,
+            label=f"{gpu} ({kind})",
+            linestyle="-" if kind == "pack" else "--",
+        )
+        axes.fill_between(
+            rows,
+            teraflops / found["p90_us"] * scale,
+            teraflops / found["p10_us"] * scale,
+            color=colour,
+            alpha=0.18,
+            linewidth=0,
+        )
+    board.names(
+        axes,
+        f"rows of the input (batch) of a {LAYER_WIDTH} × {LAYER_WIDTH} linear layer",
+        "TFLOP/s (fp32)",
+    )
     axes.set(xlim=(0, MAX_ROWS), ylim=(0, None))
     axes.legend(frameon=False, fontsize=7, loc="lower right", ncols=2)
     board.number_ticks(axes)
@@ -114,28 +138,50 @@ def transfer(errors: pd.DataFrame) -> Figure:
     (axes,) = board.panels
     handles = []
     colours = ("#999999", SERIES[1], SERIES[4], SERIES[0], SERIES[2])
-    for (method, label), colour, marker in zip(METHODS.items(), colours, ("x", "^", "s", "o", "D"), strict=True):
+    for (method, label), colour, marker in zip(
+        METHODS.items(), colours, ("x", "^", "s", "o", "D"), strict=True
+    ):
         handles += axes.plot(
-            means[method].reindex(FAMILY_ORDER), range(len(FAMILY_ORDER)), marker, color=colour, label=label
+            means[method].reindex(FAMILY_ORDER),
+            range(len(FAMILY_ORDER)),
+            marker,
+            color=colour,
+            label=label,
         )
     bars = [TRANSFER_BARS[name] for name in FAMILY_ORDER]
-    handles += axes.plot(bars, range(len(FAMILY_ORDER)), "|", color="black", markersize=16, label="bar for auto")
+    handles += axes.plot(
+        bars, range(len(FAMILY_ORDER)), "|", color="black", markersize=16, label="bar for auto"
+    )
     for row, percent in enumerate(means["auto"].reindex(FAMILY_ORDER)):
-        axes.annotate(f"{percent:.0f}", (percent, row), (0, 5), textcoords="offset points", ha="center", fontsize=NOTE)
+        axes.annotate(
+            f"{percent:.0f}",
+            (percent, row),
+            (0, 5),
+            textcoords="offset points",
+            ha="center",
+            fontsize=NOTE,
+        )
     ours, wave = means["auto"].reindex(FAMILY_ORDER), means["wave"].reindex(FAMILY_ORDER)
-    board.headline(f"Kernels on a GPU left out of training: auto errs by {span(ours.min(), ours.max(), ' %')}, wave scaling "
-                   f"by {span(wave.min(), wave.max(), ' %')}")  # fmt: skip
+    board.headline(
+        f"Kernels on a GPU left out of training: auto errs by {span(ours.min(), ours.max(), ' %')},"
+        f" wave scaling by {span(wave.min(), wave.max(), ' %')}"
+    )
     board.label_rows(axes, FAMILY_ORDER)
     board.names(axes, "MAPE above twice the latency floor (%)")
     axes.set_xscale("log")
     plain_ticks(axes.xaxis)
     board.legend(handles, [str(mark.get_label()) for mark in handles])
-    board.note("Mean over the ordered pairs of V100, P100, P4, T4 and A100; the destination was left out of training.")
+    board.note(
+        "Mean over the ordered pairs of V100, P100, P4, T4 and A100; the destination was left out"
+        " of training."
+    )
     return board.figure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--out", type=Path, default=project_dir() / "docs" / "images")
     options = parser.parse_args()

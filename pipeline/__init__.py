@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from pipeline.show.comparison import compare
     from pipeline.show.figures.python_plots import draw_step, draw_steps
 
-__all__ = ["advise", "compare", "draw_step", "draw_steps", "load_trace", "plan", "predict", "predict_grid", "track"]
+__all__ = [
+    "advise",
+    "compare",
+    "draw_step",
+    "draw_steps",
+    "load_trace",
+    "plan",
+    "predict",
+    "predict_grid",
+    "track",
+]
 
 _HOMES = {
     "advise": "pipeline.answers.advice",

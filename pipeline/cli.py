@@ -46,11 +46,18 @@ from pipeline.terminal import (
 )
 
 LISTING, TRACE, LATENCY, CODESIGN, PIPELINE = (
-    f"pipeline.commands.{name}_commands" for name in ("listing", "trace", "latency", "codesign", "pipeline")
+    f"pipeline.commands.{name}_commands"
+    for name in ("listing", "trace", "latency", "codesign", "pipeline")
 )
 
 GROUPS: dict[str, dict[str, str | None]] = {
-    "Ask": {"predict": None, "compare": None, "diff": CODESIGN, "kernels": LATENCY, "transfer": LATENCY},
+    "Ask": {
+        "predict": None,
+        "compare": None,
+        "diff": CODESIGN,
+        "kernels": LATENCY,
+        "transfer": LATENCY,
+    },
     "Look": dict.fromkeys(("gpus", "hosts", "clusters", "models", "doctor"), LISTING),
     "Search": {"advise": CODESIGN, "plan": CODESIGN},
     "Measure": {"replay": TRACE, "trace": TRACE, "host": LISTING},
@@ -58,7 +65,9 @@ GROUPS: dict[str, dict[str, str | None]] = {
 }
 """Commands by their group on the help page, with their modules; None for this one."""
 
-LOADED_WHEN_ASKED = {name: module for group in GROUPS.values() for name, module in group.items() if module}
+LOADED_WHEN_ASKED = {
+    name: module for group in GROUPS.values() for name, module in group.items() if module
+}
 """Modules of the commands that are not in this module. A prediction does not load them: they take 0.2 s."""
 
 
@@ -84,7 +93,9 @@ class CommandsLoadedWhenAsked(TyperGroup):
             self.commands |= loaded.commands
         command = self.commands.get(cmd_name)
         if isinstance(command, (TyperCommand, TyperGroup)):
-            command.rich_help_panel = next(group for group, names in GROUPS.items() if cmd_name in names)
+            command.rich_help_panel = next(
+                group for group, names in GROUPS.items() if cmd_name in names
+            )
         return command
 
 
@@ -135,11 +146,19 @@ def predict(
         Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
     ] = None,
     roofline: Annotated[
-        Path | None, typer.Option(help="draw FLOP/s of the kernels against FLOPs per byte to this .svg or .png file")
+        Path | None,
+        typer.Option(
+            help="draw FLOP/s of the kernels against FLOPs per byte to this .svg or .png file"
+        ),
     ] = None,
-    by: Annotated[Part | None, typer.Option(help="show where the time goes, by these parts of the step")] = None,
+    by: Annotated[
+        Part | None, typer.Option(help="show where the time goes, by these parts of the step")
+    ] = None,
     depth: Annotated[
-        int | None, typer.Option(min=0, help="with --by module: the deepest level of modules that is shown (2)")
+        int | None,
+        typer.Option(
+            min=0, help="with --by module: the deepest level of modules that is shown (2)"
+        ),
     ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -149,18 +168,26 @@ def predict(
     if depth is not None and by is None:
         raise InputError(f"--depth {depth}: modules are shown with --by module")
     deepest = 2 if depth is None else depth
-    for path, option, kinds in ((timeline, "--timeline", TIMELINES), (roofline, "--roofline", KINDS)):
+    for path, option, kinds in (
+        (timeline, "--timeline", TIMELINES),
+        (roofline, "--roofline", KINDS),
+    ):
         if path is not None:
             check_file(path, option, kinds)
     questions = expand(texts)
     if len(questions) > 1:
-        raise InputError(f"predict takes one point, but these overrides give {len(questions)}: use `steptime compare`")
+        raise InputError(
+            f"predict takes one point, but these overrides give {len(questions)}: use `steptime"
+            " compare`"
+        )
     with working("predicting"):
         answer = engine(**results).predict_one(questions[0])
         prediction = answer.whole()
         if timeline is not None:
             if answer.timeline is None:
-                raise InputError("gpu=local: the pipeline writes this timeline, timeline.html beside its summary")
+                raise InputError(
+                    "gpu=local: the pipeline writes this timeline, timeline.html beside its summary"
+                )
             write_timeline(answer.timeline, timeline, answer.calls, title=questions[0].title)
     if roofline is not None:
         plotter.call("write_roofline", prediction, roofline)
@@ -179,7 +206,14 @@ def predict(
     if modules is not None:
         console().print(by_module(modules, prediction, deepest), crop=False)
         return
-    show_one(prediction, {name: str(path) for name, path in (("timeline", timeline), ("roofline", roofline)) if path})
+    show_one(
+        prediction,
+        {
+            name: str(path)
+            for name, path in (("timeline", timeline), ("roofline", roofline))
+            if path
+        },
+    )
 
 
 @app.command(
@@ -195,11 +229,16 @@ def compare(
         Order | None, typer.Option(help="order of the rows, best first; else that of the overrides")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="write all predictions to this parquet file as they are done, for large grids")
+        Path | None,
+        typer.Option(
+            help="write all predictions to this parquet file as they are done, for large grids"
+        ),
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option(help="write a page to play with to this .html file: toggles and a slider of the batch"),
+        typer.Option(
+            help="write a page to play with to this .html file: toggles and a slider of the batch"
+        ),
     ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -211,14 +250,20 @@ def compare(
     questions = expand(texts)
     prices = prices_of([question.gpu.name for question in questions])
     if sort is Order.cost and prices.empty:
-        raise InputError("--sort cost: none of these GPUs has a price; give one in prices.yaml (docs/prices.md)")
+        raise InputError(
+            "--sort cost: none of these GPUs has a price; give one in prices.yaml (docs/prices.md)"
+        )
     answering = engine(**results)
     answers = progress(answering.predict(questions), len(questions), "predicting")
     if out is not None:
         if sort is not None:
             raise InputError("--out writes rows as they are done: leave --sort away")
         counts: dict[str, Any] = {**write_answers(answers, out), "out": str(out)}
-        lost = f", {counts['unpredicted']:,} of them without a prediction" if counts["unpredicted"] else ""
+        lost = (
+            f", {counts['unpredicted']:,} of them without a prediction"
+            if counts["unpredicted"]
+            else ""
+        )
         print_json(counts) if as_json else print(f"{counts['points']:,} points{lost} -> {out}")
         return
     comparison = compared(questions, answers, answering)
@@ -233,15 +278,29 @@ def compare(
         print_csv([*rows, *map(asdict, unpredicted)])
         return
     if as_json:
-        facts = {"predictions": rows, "unpredicted": [asdict(each) for each in unpredicted],
-                 "largest_batch": largest, "largest_batch_estimated": sorted(estimated),
-                 "hosts": comparison.hosts,
-                 "ties": {f"{model}, {what}": tie.as_dict() for (model, what), tie in comparison.ties.items()}}  # fmt: skip
+        facts = {
+            "predictions": rows,
+            "unpredicted": [asdict(each) for each in unpredicted],
+            "largest_batch": largest,
+            "largest_batch_estimated": sorted(estimated),
+            "hosts": comparison.hosts,
+            "ties": {
+                f"{model}, {what}": tie.as_dict() for (model, what), tie in comparison.ties.items()
+            },
+        }
         print_json(facts | ({"prices": prices.to_dict("records")} if len(prices) else {}))
         return
 
     console().print(
-        Comparison(predictions, largest, prices, unpredicted, frozenset(estimated), comparison.hosts, comparison.ties),
+        Comparison(
+            predictions,
+            largest,
+            prices,
+            unpredicted,
+            frozenset(estimated),
+            comparison.hosts,
+            comparison.ties,
+        ),
         crop=False,
     )
     if page is not None:
@@ -272,16 +331,22 @@ def _design(prediction: Prediction) -> str:
 
 def _costs(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """The costs of each prediction, null on a GPU without a price; no keys if none of the GPUs has one."""
-    table = with_prices(pd.DataFrame([{"gpu": p.gpu, "samples_per_s": p.samples_per_s} for p in predictions]))
+    table = with_prices(
+        pd.DataFrame([{"gpu": p.gpu, "samples_per_s": p.samples_per_s} for p in predictions])
+    )
     if table["price_per_hour"].isna().all():
         return [{} for _ in predictions]
-    columns = {name: table[name].astype(object).where(table[name].notna(), None) for name in COST_COLUMNS}
+    columns = {
+        name: table[name].astype(object).where(table[name].notna(), None) for name in COST_COLUMNS
+    }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def main() -> None:
     """Entry point of `steptime`."""
-    gc.set_threshold(100_000)  # a captured step is more objects that all stay: scans were a quarter of its time
+    gc.set_threshold(
+        100_000
+    )  # a captured step is more objects that all stay: scans were a quarter of its time
     run_app(app)
 
 

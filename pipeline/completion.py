@@ -18,7 +18,13 @@ from pipeline.hardware.hosts import USUAL
 from pipeline.question.compose import choices, default_choices
 from pipeline.question.question import LOCAL_GPU
 from pipeline.question.sections import CHOICES, EDIT_WORDS, GROUPS, NAMED_BY
-from pipeline.question.settings import CollectSettings, DdpSettings, KernelSettings, OverheadSettings, PredictSettings
+from pipeline.question.settings import (
+    CollectSettings,
+    DdpSettings,
+    KernelSettings,
+    OverheadSettings,
+    PredictSettings,
+)
 from pipeline.show.catalogue import option_rows
 from pipeline.workloads.model_names import names_in
 
@@ -26,8 +32,8 @@ BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))
 """Batch sizes that are offered: 16 to 8192. Any other whole number is accepted as well."""
 
 SECTIONS = {
-    "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings, "collect": CollectSettings,
-    "ddp": DdpSettings,
+    "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings,
+    "collect": CollectSettings, "ddp": DdpSettings,
 }  # fmt: skip
 
 FREE_STANDING = {"host": USUAL, "cluster": AUTO}
@@ -42,7 +48,9 @@ def join_bash_words(environment: MutableMapping[str, str]) -> None:
 
     The override that is being typed goes into `UNFINISHED`, because typer drops completions of other words than the last.
     """
-    if environment.get(COMPLETING) != "complete_bash" or "=" not in environment.get("COMP_WORDS", ""):
+    if environment.get(COMPLETING) != "complete_bash" or "=" not in environment.get(
+        "COMP_WORDS", ""
+    ):
         return
     try:
         words = shlex.split(environment["COMP_WORDS"])[: int(environment["COMP_CWORD"]) + 1]
@@ -66,12 +74,21 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
 
     A single option is completed with its values, so that the shell adds no blank behind `gpu=`.
     """
-    given = [str(word) for words in ctx.params.values() if isinstance(words, (list, tuple)) for word in words]
+    given = [
+        str(word)
+        for words in ctx.params.values()
+        if isinstance(words, (list, tuple))
+        for word in words
+    ]
     word = os.environ.get(UNFINISHED, incomplete)
     if "=" in word:
         key, _, text = word.partition("=")
         overrides = [f"{key}={value}" for value in _continued(text, values(key, _model(given)))]
-        return overrides if UNFINISHED not in os.environ else [override.partition("=")[2] for override in overrides]
+        return (
+            overrides
+            if UNFINISHED not in os.environ
+            else [override.partition("=")[2] for override in overrides]
+        )
     keys = [key for key in keys_of(_model(given)) if key.startswith(word)]
     if len(keys) != 1:
         return [f"{key}=" for key in keys]
@@ -97,9 +114,20 @@ def keys_of(model: str) -> list[str]:
         if setting.name != "name"
     ]
     named = [key for library, key in NAMED_BY.items() if library == model]
-    options = [*named, *(str(row["option"]) for row in option_rows(model) if row["option"] not in named)]
+    options = [
+        *named,
+        *(str(row["option"]) for row in option_rows(model) if row["option"] not in named),
+    ]
     machines = (*FREE_STANDING, "devices", "nodes")
-    return [*GROUPS, *machines, "experiment", "results", *options, *settings, *(f"edit.{key}" for key in EDIT_WORDS)]
+    return [
+        *GROUPS,
+        *machines,
+        "experiment",
+        "results",
+        *options,
+        *settings,
+        *(f"edit.{key}" for key in EDIT_WORDS),
+    ]
 
 
 def values(key: str, model: str) -> Sequence[str]:
@@ -138,7 +166,11 @@ def _continued(text: str, offered: Iterable[str]) -> list[str]:
     """Lists of values that continue a list: `V100,A` becomes `V100,A100-PCIE-40GB` and so on."""
     before, comma, last = text.rpartition(",")
     taken = before.split(",")
-    return [f"{before}{comma}{value}" for value in offered if value.startswith(last) and value not in taken]
+    return [
+        f"{before}{comma}{value}"
+        for value in offered
+        if value.startswith(last) and value not in taken
+    ]
 
 
 def _model(given: Sequence[str]) -> str:

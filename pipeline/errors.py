@@ -26,9 +26,14 @@ class InputError(SteptimeError):
 class UnknownNameError(InputError):
     """A GPU, model, family or option that does not exist; the message names the nearest and lists the choices."""
 
-    def __init__(self, kind: str, name: object, choices: list[str], nearest: str = "", remedy: str = "") -> None:
+    def __init__(
+        self, kind: str, name: object, choices: list[str], nearest: str = "", remedy: str = ""
+    ) -> None:
         nearest = nearest or did_you_mean(name, choices)
-        super().__init__(f"unknown {kind} {shown(name)}: {nearest}choose one of {', '.join(sorted(choices))}{remedy}")
+        super().__init__(
+            f"unknown {kind} {shown(name)}: {nearest}choose one of"
+            f" {', '.join(sorted(choices))}{remedy}"
+        )
 
 
 class SteptimeWarning(UserWarning):
@@ -51,7 +56,9 @@ def collected_warnings() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", SteptimeWarning)
         yield texts
-    texts += dict.fromkeys(" ".join(str(each.message).split()) for each in said if each.category is SteptimeWarning)
+    texts += dict.fromkeys(
+        " ".join(str(each.message).split()) for each in said if each.category is SteptimeWarning
+    )
     for each in said:
         if each.category is not SteptimeWarning:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
@@ -85,13 +92,23 @@ def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """
     section, dot, last = str(name).lower().rpartition(".")
     folded = {choice.lower(): choice for choice in choices}
-    own = {choice.rpartition(".")[2]: folded[choice] for choice in folded if choice.rpartition(".")[0] == section}
+    own = {
+        choice.rpartition(".")[2]: folded[choice]
+        for choice in folded
+        if choice.rpartition(".")[0] == section
+    }
     close = [own[each] for each in get_close_matches(last, own, n=1, cutoff=0.6)]
     close += [own[each] for each in sorted(own) if len(last) > 2 and each.startswith(last)]
     if not dot:  # `dtype` and `model_dtype` for `model.dtype`
-        close += [folded[choice] for choice in folded if last in (choice.rpartition(".")[2], choice.replace(".", "_"))]
+        close += [
+            folded[choice]
+            for choice in folded
+            if last in (choice.rpartition(".")[2], choice.replace(".", "_"))
+        ]
     elif not own:  # `modle.mode`
-        close += [folded[each] for each in get_close_matches(str(name).lower(), folded, n=1, cutoff=0.8)]
+        close += [
+            folded[each] for each in get_close_matches(str(name).lower(), folded, n=1, cutoff=0.8)
+        ]
     return f"did you mean {close[0]!r}? " if close else ""
 
 

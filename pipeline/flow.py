@@ -75,16 +75,22 @@ class Flow:
             _check_named("STEPTIME_DATASETS", "", "none")
             _check_named("STEPTIME_MEASUREMENTS", "")
             plan = PlanRequest.of(config)
-            overrides = {key: value for key, value in plan.without(config).items() if key != "results"}
+            overrides = {
+                key: value for key, value in plan.without(config).items() if key != "results"
+            }
             texts = from_snakemake(overrides)
             points = tuple(expand(texts))
             for name in {name for point in points for name in point.kernels.families}:
                 family(name)  # an unknown one is an error here, not in a job
             if plan.asked and any(point.local for point in points):
                 raise InputError("plan predicts points: name GPUs instead of gpu=local")
-            experiment = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(str(config.get("experiment") or "")).stem)
+            experiment = re.sub(
+                r"[^A-Za-z0-9_-]+", "-", Path(str(config.get("experiment") or "")).stem
+            )
             in_order = tuple(sorted(points, key=key_of))
-            return cls(in_order, Artifacts(root), experiment, plan, asked=points, space=sorted_space(texts))
+            return cls(
+                in_order, Artifacts(root), experiment, plan, asked=points, space=sorted_space(texts)
+            )
         except SteptimeError as error:
             print(f"steptime: {error}", file=sys.stderr)
             sys.exit(error.exit_code)
@@ -101,7 +107,8 @@ class Flow:
             p = self.points[0]
             return f"{p.gpu.name}-{p.model}-{p.variant}-b{p.batch_size}"
         keys = repr([key_of(point) for point in self.points])
-        return f"{self.experiment or f'{len(self.points)}-points'}-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
+        name = self.experiment or f"{len(self.points)}-points"
+        return f"{name}-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
 
     @cached_property
     def plan_files(self) -> str:
@@ -112,7 +119,9 @@ class Flow:
 
     def models_of_plan(self, _wildcards: Any) -> list[str]:
         """Input function: the fitted families of all GPUs of a plan."""
-        return list(dict.fromkeys(path for at in self._devices for path in self.models_of_point(at)))
+        return list(
+            dict.fromkeys(path for at in self._devices for path in self.models_of_point(at))
+        )
 
     def overheads_of_plan(self, _wildcards: Any) -> list[str]:
         """Input function: the overhead statistics of all hosts of a plan."""
@@ -127,7 +136,11 @@ class Flow:
     def files_of_plan(self) -> dict[str, str]:
         """Digests of the files that the workloads of a plan name, such as the user's own module."""
         workloads = {point.workload for point in self.points}
-        return {name: digest for config in workloads for name, digest in file_digests(config.plain()).items()}
+        return {
+            name: digest
+            for config in workloads
+            for name, digest in file_digests(config.plain()).items()
+        }
 
     def point(self, wildcards: Any) -> Question:
         """The point that a rule's wildcards name.
@@ -164,11 +177,15 @@ class Flow:
         point = self.point(wildcards)
         if point.local:
             return f"{self.folder(point)}/graph.parquet"
-        return self.artifacts.graph(point.model, point.model_variant, point.batch_size, point.edit_variant)
+        return self.artifacts.graph(
+            point.model, point.model_variant, point.batch_size, point.edit_variant
+        )
 
     def edits(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the `edit` section of an edited graph."""
-        return next(point for point in self.points if point.edit_variant == wildcards.edit).section("edit")
+        return next(point for point in self.points if point.edit_variant == wildcards.edit).section(
+            "edit"
+        )
 
     def section(self, name: str) -> Any:
         """A params function: one part of the point's configuration as plain values."""
@@ -188,7 +205,9 @@ class Flow:
 
     def of_points(self, name: str, gpu: str | None = None) -> list[str]:
         """Paths of one artifact of every point, or of every point of one GPU."""
-        return [f"{self.folder(point)}/{name}" for point in self.points if gpu in (None, point.gpu.name)]
+        return [
+            f"{self.folder(point)}/{name}" for point in self.points if gpu in (None, point.gpu.name)
+        ]
 
     def questions_of(self, predictions: Iterable[Prediction]) -> list[Question]:
         """The points of predictions, in their order."""
@@ -211,7 +230,10 @@ class Flow:
 
     def samples(self, gpu: str, source: Source) -> list[str]:
         """Sample tables of a GPU, one per family; the tables of families that its workloads do not use are empty."""
-        return [f"{self.artifacts.kernels(gpu)}/{family}/samples.parquet" for family in self.families(source)]
+        return [
+            f"{self.artifacts.kernels(gpu)}/{family}/samples.parquet"
+            for family in self.families(source)
+        ]
 
     def models(self, gpu: str, variant: str, source: Source) -> list[str]:
         """Model folders of a GPU, one per family."""
@@ -246,7 +268,9 @@ class Flow:
     def campaign(self, wildcards: Any) -> list[str]:
         """Input function: the files of a GPU's campaign, its manifest first."""
         folder = measurements_dir() / wildcards.gpu
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CAMPAIGN)
+        files = sorted(
+            path for path in folder.rglob("*") if path.is_file() and path != folder / CAMPAIGN
+        )
         return [on_this_machine(path) for path in (folder / CAMPAIGN, *files)]
 
     def public_traces(self, wildcards: Any) -> list[str]:
@@ -264,7 +288,9 @@ class Flow:
         The number of processes of a fit and the notes on how the GPU was named are no part of it.
         """
         point = self.point(wildcards)
-        return replace(point, kernels=replace(point.kernels, workers=1), notes=point.gpu.notes).plain()
+        return replace(
+            point, kernels=replace(point.kernels, workers=1), notes=point.gpu.notes
+        ).plain()
 
     def gpu(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the figures of a point's GPU."""
@@ -301,17 +327,20 @@ class Flow:
         """Path of public data. Without public data, a path that does not exist and whose name says what to do."""
         folder = datasets_dir()
         return on_this_machine(
-            folder / name if folder else f"public data is not available: set $STEPTIME_DATASETS/{name}"
+            folder / name
+            if folder
+            else f"public data is not available: set $STEPTIME_DATASETS/{name}"
         )
 
     def not_fitted(self) -> list[str]:
         """One sentence per GPU whose kernel models should be compared, but that has no samples here to fit them."""
         compared = {point.gpu.name for point in self.points if point.kernels.name == COMPARE}
         return [
-            f"kernels={COMPARE}: no samples of {gpu} are available, so nothing was fitted or compared, and the "
-            "shipped models were used; set $STEPTIME_DATASETS (docs/kernels.md)"
-            for gpu in self.gpus if gpu in compared and kernel_source(gpu) not in HAS_MODELS
-        ]  # fmt: skip
+            f"kernels={COMPARE}: no samples of {gpu} are available, so nothing was fitted or"
+            " compared, and the shipped models were used; set $STEPTIME_DATASETS (docs/kernels.md)"
+            for gpu in self.gpus
+            if gpu in compared and kernel_source(gpu) not in HAS_MODELS
+        ]
 
     def _kernels(self, label: str) -> KernelSettings:
         """Settings of the first point with this label; if there is none (a pack is built), the choice's defaults."""
@@ -333,19 +362,30 @@ def sorted_space(texts: Sequence[str]) -> tuple[str, ...]:
     """Overrides in one order, and the values of each too: in any order they describe the same points."""
     parsed = [sorted(single.text for (single,) in parse_grid([text])) for text in texts]
     keys = [values[0].partition("=")[0] for values in parsed]
-    return tuple(sorted(f"{key}={','.join(text.partition('=')[2] for text in values)}"
-                        for key, values in zip(keys, parsed, strict=True)))  # fmt: skip
+    return tuple(
+        sorted(
+            f"{key}={','.join(text.partition('=')[2] for text in values)}"
+            for key, values in zip(keys, parsed, strict=True)
+        )
+    )
 
 
 def in_campaign(point: Question) -> bool:
     """Whether a campaign may have measured a point: only the real GPU, step and host were."""
     here = point.host.observations == point.gpu.name and not point.host.inferred
-    return here and kernel_source(point.gpu.name) is Source.MEASUREMENTS and not point.altered and not point.edit
+    return (
+        here
+        and kernel_source(point.gpu.name) is Source.MEASUREMENTS
+        and not point.altered
+        and not point.edit
+    )
 
 
 def wildcards_of(point: Question) -> SimpleNamespace:
     """The wildcards of a point's files, for input and params functions."""
-    return SimpleNamespace(gpu=point.gpu.name, model=point.model, variant=point.variant, batch=point.batch_size)
+    return SimpleNamespace(
+        gpu=point.gpu.name, model=point.model, variant=point.variant, batch=point.batch_size
+    )
 
 
 def on_this_machine(path: str | Path) -> str:
@@ -373,4 +413,6 @@ def _usable(root: str) -> str:
         ):  # root may write everywhere by its rights, but not in /proc
             return root
     except OSError:
-        raise InputError(f"results={root}: {folder} is not a writable folder; give another") from None
+        raise InputError(
+            f"results={root}: {folder} is not a writable folder; give another"
+        ) from None

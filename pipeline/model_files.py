@@ -57,7 +57,15 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
         raise (error if str(path) in str(error) else PackError(f"{path}: {error}")) from None
     except KeyError as error:
         raise PackError(f"{path}: {error.args[0]!r} is missing; {remedy}") from None
-    except (OSError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise PackError(f"{path}: not readable ({reason}); {remedy}") from None
 
@@ -72,7 +80,9 @@ def write_json(path: Path, values: Mapping[str, Any], sealed: bool = False) -> N
         values = json.loads(json.dumps(values, default=str))
         values = {**values, DIGEST_KEY: _values_digest(values)}
     with atomic_path(path) as part:
-        part.write_text(json.dumps(values, indent=1, sort_keys=not sealed, default=str) + "\n", encoding="utf-8")
+        part.write_text(
+            json.dumps(values, indent=1, sort_keys=not sealed, default=str) + "\n", encoding="utf-8"
+        )
 
 
 def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, Any]:
@@ -87,7 +97,9 @@ def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, An
         if missing:
             raise PackError(f"{path}: {', '.join(missing)} is missing; {remedy}")
         if values.pop(DIGEST_KEY, None) not in (None, _values_digest(values)):
-            raise PackError(f"{path}: damaged: its values are not those that were written; {remedy}")
+            raise PackError(
+                f"{path}: damaged: its values are not those that were written; {remedy}"
+            )
         return values
 
 
@@ -119,10 +131,15 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, Any] | None 
 
     bad = _not_finite(arrays)
     if bad:
-        raise SteptimeError(f"{path}: not written, because array {bad!r} has NaN or infinite values; refit the model")
+        raise SteptimeError(
+            f"{path}: not written, because array {bad!r} has NaN or infinite values; refit the"
+            " model"
+        )
     facts = {**(metadata or {}), FORMAT_KEY: FORMAT, DIGEST_KEY: _digest(arrays)}
     texts = {key: json.dumps(value, sort_keys=True) for key, value in facts.items()}
-    content = save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata=texts)
+    content = save(
+        {key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata=texts
+    )
     with atomic_path(path) as part:
         part.write_bytes(_with_sorted_header(content))
 
@@ -159,11 +176,16 @@ def read_arrays(path: Path, remedy: str) -> tuple[dict[str, npt.NDArray[Any]], d
     return arrays, metadata
 
 
-def layer_shapes(widths: Sequence[int | str], prefix: str = "", before: tuple[int | str, ...] = ()) -> Shapes:
+def layer_shapes(
+    widths: Sequence[int | str], prefix: str = "", before: tuple[int | str, ...] = ()
+) -> Shapes:
     """Shapes of `weight0`, `bias0`... of layers with these widths; every shape starts with the axes `before`."""
     shapes: Shapes = {}
     for i, (inputs, outputs) in enumerate(pairwise(widths)):
-        shapes |= {f"{prefix}weight{i}": (*before, inputs, outputs), f"{prefix}bias{i}": (*before, outputs)}
+        shapes |= {
+            f"{prefix}weight{i}": (*before, inputs, outputs),
+            f"{prefix}bias{i}": (*before, outputs),
+        }
     return shapes
 
 
@@ -183,15 +205,20 @@ def check_shapes(what: str, arrays: Arrays, shapes: Shapes) -> dict[str, int]:
         found = arrays[name].shape
         if arrays[name].dtype.kind != "f":
             raise PackError(
-                f"{what}: array {name!r} has dtype {arrays[name].dtype}, not floating-point numbers; rebuild the model"
+                f"{what}: array {name!r} has dtype {arrays[name].dtype}, not floating-point"
+                " numbers; rebuild the model"
             )
         named = zip(expected, found, strict=False)
-        known = tuple(sizes.setdefault(axis, size) if isinstance(axis, str) else axis for axis, size in named)
+        known = tuple(
+            sizes.setdefault(axis, size) if isinstance(axis, str) else axis for axis, size in named
+        )
         if len(found) != len(expected) or found != known:
-            wanted = ", ".join(str(sizes.get(axis, axis) if isinstance(axis, str) else axis) for axis in expected)
+            wanted = ", ".join(
+                str(sizes.get(axis, axis) if isinstance(axis, str) else axis) for axis in expected
+            )
             raise PackError(
-                f"arrays of the {what} have sizes that contradict each other: {name!r} is {found}, not "
-                f"({wanted}); rebuild it"
+                f"arrays of the {what} have sizes that contradict each other: {name!r} is {found},"
+                f" not ({wanted}); rebuild it"
             )
     return sizes
 
@@ -225,7 +252,11 @@ TRANSFER = transfer_dir().name
 
 def list_packs() -> list[str]:
     """GPUs that have a shipped pack."""
-    return sorted(path.parent.name for path in packs_dir().glob(f"*/{MANIFEST}") if path.parent.name != TRANSFER)
+    return sorted(
+        path.parent.name
+        for path in packs_dir().glob(f"*/{MANIFEST}")
+        if path.parent.name != TRANSFER
+    )
 
 
 def check_if_shipped(path: str | Path) -> None:
@@ -264,7 +295,9 @@ def list_model_folders() -> list[Path]:
     Raises:
         PackError: as `check_pack`.
     """
-    packs = sorted(path.parent.relative_to(packs_dir()).as_posix() for path in packs_dir().glob("**/kernels"))
+    packs = sorted(
+        path.parent.relative_to(packs_dir()).as_posix() for path in packs_dir().glob("**/kernels")
+    )
     return [folder for pack in packs for folder in model_folders(pack)]
 
 
@@ -298,7 +331,9 @@ def _check_file(folder: Path, name: str, facts: Mapping[str, Any], remedy: str) 
     if not path.is_file():
         raise PackError(f"{path}: missing from the pack; {remedy}")
     if path.stat().st_size != facts["bytes"] or file_digest(path) != facts["sha256"]:
-        raise PackError(f"{path}: damaged ({path.stat().st_size} bytes, {facts['bytes']!r} expected); {remedy}")
+        raise PackError(
+            f"{path}: damaged ({path.stat().st_size} bytes, {facts['bytes']!r} expected); {remedy}"
+        )
 
 
 def shipped_file(pack: str, name: str) -> Path | None:

@@ -83,7 +83,9 @@ def name_of_config(group: str, named: str, check: Callable[[Path], object]) -> s
         return named
     path = Path(named).expanduser().absolute()
     if not path.is_file():
-        raise ConfigError(f"{group}={named}: no such file; give the path of a file like those of config/{group}/")
+        raise ConfigError(
+            f"{group}={named}: no such file; give the path of a file like those of config/{group}/"
+        )
     check(path)
     line, lines = f"{group}={path}", os.environ.get(_GIVEN_FILES, "").splitlines()
     os.environ[_GIVEN_FILES] = "\n".join([*(other for other in lines if other != line), line])
@@ -119,7 +121,14 @@ def datasets_dir() -> Path | None:
     if named is not None:
         return Path(named) if named not in ("", "none") and Path(named).is_dir() else None
     root = _PACKAGE.parent
-    return next((path for path in (root / "datasets", root.parent / "shared" / "datasets") if path.is_dir()), None)
+    return next(
+        (
+            path
+            for path in (root / "datasets", root.parent / "shared" / "datasets")
+            if path.is_dir()
+        ),
+        None,
+    )
 
 
 def cache_dir() -> Path | None:
@@ -145,7 +154,9 @@ class Artifacts:
         """Folder of one grid point."""
         return f"{self.root}/{gpu}/{model}/{variant}/b{batch}"
 
-    def graph(self, model: str, model_variant: str, batch: int | str, edit_variant: str = "") -> str:
+    def graph(
+        self, model: str, model_variant: str, batch: int | str, edit_variant: str = ""
+    ) -> str:
         """The captured graph of a workload. It does not depend on the GPU or the methods, so all points share it.
 
         With edits of the operators, it is the graph after them.
@@ -161,7 +172,8 @@ class Artifacts:
         """Overhead statistics of a GPU's host. The default choice has the plain name; a wildcard covers all choices."""
         if choice == "{overheads}":
             return f"{self.root}/{gpu}/{{overheads}}.parquet"
-        return f"{self.root}/{gpu}/{'overheads' if choice == 'shared' else f'overheads-{choice}'}.parquet"
+        file = "overheads" if choice == "shared" else f"overheads-{choice}"
+        return f"{self.root}/{gpu}/{file}.parquet"
 
     def plan(self, name: str) -> str:
         """Files of a plan, without suffix."""

@@ -74,7 +74,10 @@ class Arithmetic:
         each = " per GPU" if devices > 1 else ""
         return (
             "arithmetic",
-            f"{self.tflop_per_s(step_us):.3g} TFLOP/s{each}, {self.mfu(step_us):.1%} of the {self.dtype} peak (MFU)",
+            (
+                f"{self.tflop_per_s(step_us):.3g} TFLOP/s{each}, {self.mfu(step_us):.1%} of the"
+                f" {self.dtype} peak (MFU)"
+            ),
         )
 
 
@@ -198,7 +201,9 @@ class Prediction:
     @property
     def assumed(self) -> str:
         """Host, dtype, optimizer and attention of the step, as text."""
-        return ", ".join(f"{key} {value}" for key, value in {"host": self.host, **self.asked}.items() if value)
+        return ", ".join(
+            f"{key} {value}" for key, value in {"host": self.host, **self.asked}.items() if value
+        )
 
     @property
     def tflop_per_s(self) -> float | None:
@@ -230,7 +235,9 @@ class Prediction:
     def named(self) -> str:
         """Difference from the default prediction: its overrides, or the variant where they are not known."""
         if self.overrides and self.variant != "default":
-            return " ".join(text.removeprefix("+").removeprefix("model.") for text in self.overrides)
+            return " ".join(
+                text.removeprefix("+").removeprefix("model.") for text in self.overrides
+            )
         return "" if self.variant == "default" else self.variant
 
     @property
@@ -255,7 +262,9 @@ class Prediction:
     @property
     def title(self) -> str:
         """What was predicted, in a few words."""
-        batch = "" if self.traced is not None and self.batch_size == 1 else f", batch {self.batch_size}"
+        batch = (
+            "" if self.traced is not None and self.batch_size == 1 else f", batch {self.batch_size}"
+        )
         if self.devices > 1:
             return f"{self.model} on {self.devices} x {self.gpu}{batch} each"
         return f"{self.model} on {self.gpu}{batch}"
@@ -265,7 +274,8 @@ class Prediction:
         memory = (
             ""
             if self.traced is not None
-            else f", {gibibytes(self.memory_bytes)}" + ("" if self.memory_state == "fits" else f", {self.memory_state}")
+            else f", {gibibytes(self.memory_bytes)}"
+            + ("" if self.memory_state == "fits" else f", {self.memory_state}")
         )
         assumed = f"; {self.assumed}" if self.assumed else ""
         return f"{self.title}{name}: {self._step_text(' ')}, {self.bound}-bound{memory}{assumed}"
@@ -287,7 +297,10 @@ class Prediction:
 
     def _step_text(self, gap: str = "   ") -> str:
         least = "at least " if self.lower_bound else ""
-        return f"{least}{milliseconds(self.predicted_us)}{gap}(p10-p90: {milliseconds(self.p10_us)} to {milliseconds(self.p90_us)})"
+        return (
+            f"{least}{milliseconds(self.predicted_us)}{gap}(p10-p90: {milliseconds(self.p10_us)} to"
+            f" {milliseconds(self.p90_us)})"
+        )
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows of its table: what, and the value as text."""
@@ -296,7 +309,12 @@ class Prediction:
             off = f"{milliseconds(self.measured_us)}   (error of the prediction: {self.error:+.1%})"
             rows.append(("measured, traced" if self.traced else "measured, unprofiled", off))
         active, idle = milliseconds(self.active_us), milliseconds(self.idle_us)
-        rows.append(("device active / idle", f"{active} / {idle}  ({self.active_us / self.predicted_us:.0%} busy)"))
+        rows.append(
+            (
+                "device active / idle",
+                f"{active} / {idle}  ({self.active_us / self.predicted_us:.0%} busy)",
+            )
+        )
         rows.append(("host done after", f"{milliseconds(self.host_us)}   → {self.bound}-bound"))
         if self.host:
             rows.append(("host", self.host))
@@ -315,15 +333,29 @@ class Prediction:
             rows += traced_rows(self.traced)
         if not self.fits:
             rows.append(("what fits", self._what_fits()))
-        rows += [("device time rests on", shares(self.evidence)), ("host time rests on", shares(self.host_evidence))]
+        rows += [
+            ("device time rests on", shares(self.evidence)),
+            ("host time rests on", shares(self.host_evidence)),
+        ]
         if self.models_from:
             rows.append(("kernel models from", ", ".join(map(_short_path, self.models_from))))
         if self.unmodelled_share > 0:
             names = ", ".join(list(self.unmodelled_us)[:3])
-            rows.append(("not modelled", f"{self.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}"))
+            rows.append(
+                (
+                    "not modelled",
+                    f"{self.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}",
+                )
+            )
         if self.asked:
-            rows.append(("computed with", ", ".join(f"{key} {value}" for key, value in self.asked.items())))
-        return [*rows, *(("note", text) for text in self.notes), *(("warning", text) for text in self.warnings)]
+            rows.append(
+                ("computed with", ", ".join(f"{key} {value}" for key, value in self.asked.items()))
+            )
+        return [
+            *rows,
+            *(("note", text) for text in self.notes),
+            *(("warning", text) for text in self.warnings),
+        ]
 
     def _break_even(self) -> str:
         if self.device_bound_from is None:
@@ -331,7 +363,11 @@ class Prediction:
         return f"device-bound from a host {self.device_bound_from:.2f} times as fast"
 
     def _what_fits(self) -> str:
-        batch = "not even a batch of 1" if self.largest_batch is None else f"a batch of {self.largest_batch:,}"
+        batch = (
+            "not even a batch of 1"
+            if self.largest_batch is None
+            else f"a batch of {self.largest_batch:,}"
+        )
         named, more = self.fitting_gpus[:NAMED_GPUS], len(self.fitting_gpus) - NAMED_GPUS
         others = f"{', '.join(named) or 'no other GPU'}{f' and {more} more' if more > 0 else ''}"
         return f"{batch} on this GPU; this batch on {others}"
@@ -339,21 +375,38 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         """The public keys of a prediction, ready for JSON."""
         keys = {
-            "gpu": self.gpu, "model": self.model, "variant": self.variant, "overrides": list(self.overrides),
+            "gpu": self.gpu,
+            "model": self.model,
+            "variant": self.variant,
+            "overrides": list(self.overrides),
             "batch_size": self.batch_size,
-            "predicted_us": self.predicted_us, "active_us": self.active_us, "idle_us": self.idle_us,
-            "host_us": self.host_us, "p10_us": self.p10_us, "p90_us": self.p90_us, "bound": self.bound,
-            "samples_per_s": self.samples_per_s, "memory_bytes": self.memory_bytes, "fits": self.fits,
-            "tight": self.tight, "evidence": self.evidence, "host_evidence": self.host_evidence,
-            "unmodelled_share": self.unmodelled_share, "unmodelled_us": self.unmodelled_us,
+            "predicted_us": self.predicted_us,
+            "active_us": self.active_us,
+            "idle_us": self.idle_us,
+            "host_us": self.host_us,
+            "p10_us": self.p10_us,
+            "p90_us": self.p90_us,
+            "bound": self.bound,
+            "samples_per_s": self.samples_per_s,
+            "memory_bytes": self.memory_bytes,
+            "fits": self.fits,
+            "tight": self.tight,
+            "evidence": self.evidence,
+            "host_evidence": self.host_evidence,
+            "unmodelled_share": self.unmodelled_share,
+            "unmodelled_us": self.unmodelled_us,
             "lower_bound": list(self.lower_bound),
             "families_us": self.families_us,
-            "models_from": list(self.models_from), "host": self.host, "device_bound_from": self.device_bound_from,
-            "warnings": list(self.warnings), "notes": list(self.notes),
-            **{key: self.asked.get(key) for key in ASKED}, "global_batch": self.global_batch,
+            "models_from": list(self.models_from),
+            "host": self.host,
+            "device_bound_from": self.device_bound_from,
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+            **{key: self.asked.get(key) for key in ASKED},
+            "global_batch": self.global_batch,
             **asdict(self.several or SeveralGpus(1, 1, "", 0.0, 0.0)),
             **facts_of(self.arithmetic, self.predicted_us),
-        }  # fmt: skip
+        }
         if not self.fits:
             keys |= {"largest_batch": self.largest_batch, "fitting_gpus": list(self.fitting_gpus)}
         if self.traced is not None:
@@ -366,16 +419,21 @@ class Prediction:
 def _short_path(folder: str) -> str:
     """A folder as seen from the project, or as it is where it lies elsewhere."""
     path = Path(folder).absolute()
-    return path.relative_to(project_dir()).as_posix() if path.is_relative_to(project_dir()) else folder
+    return (
+        path.relative_to(project_dir()).as_posix() if path.is_relative_to(project_dir()) else folder
+    )
 
 
 def facts_of(arithmetic: Arithmetic | None, step_us: float) -> dict[str, Any]:
     """Keys of an answer about its arithmetic; null where it has none."""
     a = arithmetic
     return {
-        "model_flops": a and a.model_flops, "tflop_per_s": a and a.tflop_per_s(step_us), "mfu": a and a.mfu(step_us),
-        "mfu_dtype": a and a.dtype, "peak_tflop_per_s": a and a.peaks_tflop_per_s[a.dtype],
-    }  # fmt: skip
+        "model_flops": a and a.model_flops,
+        "tflop_per_s": a and a.tflop_per_s(step_us),
+        "mfu": a and a.mfu(step_us),
+        "mfu_dtype": a and a.dtype,
+        "peak_tflop_per_s": a and a.peaks_tflop_per_s[a.dtype],
+    }
 
 
 def traced_rows(traced: TracedStep) -> list[tuple[str, str]]:
@@ -394,7 +452,10 @@ def rows_of_several(several: SeveralGpus) -> list[tuple[str, str]]:
     """GPUs and what joins them, the time of their exchange, and what is lost to it."""
     where = f"{several.devices}, {several.nodes} x {several.cluster}"
     exposed = f"{milliseconds(several.exposed_communication_us)} exposed"
-    rows = [("GPUs", where), ("communication", f"{milliseconds(several.communication_us)}, {exposed}")]
+    rows = [
+        ("GPUs", where),
+        ("communication", f"{milliseconds(several.communication_us)}, {exposed}"),
+    ]
     if several.efficiency is not None:
         rows.append(("scaling efficiency", f"{several.efficiency:.1%}"))
     return rows

@@ -33,7 +33,17 @@ OPTIONAL = ("currency", "provider", "region", "scope", "stands_for")
 SCOPES = ("instance", "gpu")
 """What a price covers: an equal share of a machine (the default), or the GPU alone."""
 
-COLUMNS = ("gpu", "price_per_hour", "currency", "provider", "region", "date", "source", "scope", "priced_as")
+COLUMNS = (
+    "gpu",
+    "price_per_hour",
+    "currency",
+    "provider",
+    "region",
+    "date",
+    "source",
+    "scope",
+    "priced_as",
+)
 """Columns of `prices_of`. `priced_as` is the board that is offered, where it stands for a similar one; else empty."""
 
 COST_COLUMNS = ("price_per_hour", "currency", "provider", "samples_per_dollar", "cost_per_million")
@@ -80,7 +90,9 @@ def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFra
         open_offers = offers[offers["gpu"].isin(left)]
         if open_offers.empty:
             break
-        groups = open_offers.groupby(OFFER, sort=False).agg(count=("gpu", "nunique"), date=("date", "min"))
+        groups = open_offers.groupby(OFFER, sort=False).agg(
+            count=("gpu", "nunique"), date=("date", "min")
+        )
         best = groups.sort_values(["count", "date"], ascending=False, kind="stable").index[0]
         taken = open_offers[(open_offers[OFFER] == list(best)).all(axis=1)]
         # an offer of the board itself comes before one that stands for it
@@ -91,7 +103,9 @@ def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFra
     currencies = prices.drop_duplicates("currency")
     if len(currencies) > 1:
         named = " and ".join(f"{row.gpu} in {row.currency}" for row in currencies.itertuples())
-        raise InputError(f"{path or price_file()}: {named}: prices of one comparison need one currency")
+        raise InputError(
+            f"{path or price_file()}: {named}: prices of one comparison need one currency"
+        )
     order = {gpu: number for number, gpu in enumerate(wanted)}
     return prices.sort_values("gpu", key=lambda column: column.map(order), ignore_index=True)
 
@@ -114,8 +128,8 @@ def offers_in(path: str | Path | None = None) -> pd.DataFrame:
         listed = [row for row in rows if not row["priced_as"]]
         if any(all(row[key] == listed[-1][key] for key in ("gpu", *OFFER)) for row in listed[:-1]):
             raise ConfigError(
-                f"{file}: entry {number}: {listed[-1]['gpu']} has a price already; keep only the valid one, "
-                "or tell the two apart by provider, region or scope"
+                f"{file}: entry {number}: {listed[-1]['gpu']} has a price already; keep only the"
+                " valid one, or tell the two apart by provider, region or scope"
             )
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -133,7 +147,9 @@ class Order(StrEnum):
     cost = "cost"
 
 
-def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Order) -> list[Prediction]:
+def in_order(
+    predictions: Sequence[Prediction], prices: pd.DataFrame, order: Order
+) -> list[Prediction]:
     """Predictions, best first; those on a GPU without a price come last where cost is asked for.
 
     Args:
@@ -145,7 +161,9 @@ def in_order(predictions: Sequence[Prediction], prices: pd.DataFrame, order: Ord
 
     def key(prediction: Prediction) -> float:
         if order is Order.cost:
-            return hourly.get(prediction.gpu, math.inf) * prediction.devices / prediction.samples_per_s
+            return (
+                hourly.get(prediction.gpu, math.inf) * prediction.devices / prediction.samples_per_s
+            )
         return prediction.predicted_us if order is Order.step else -prediction.samples_per_s
 
     return sorted(predictions, key=key)
@@ -164,8 +182,12 @@ def with_prices(table: pd.DataFrame, path: str | Path | None = None) -> pd.DataF
     Raises:
         ConfigError, InputError: as `prices_of`.
     """
-    prices = prices_of(list(table["gpu"]), path).set_index("gpu")[["price_per_hour", "currency", "provider"]]
-    priced = table.drop(columns=[name for name in COST_COLUMNS if name in table]).join(prices, on="gpu")
+    prices = prices_of(list(table["gpu"]), path).set_index("gpu")[
+        ["price_per_hour", "currency", "provider"]
+    ]
+    priced = table.drop(columns=[name for name in COST_COLUMNS if name in table]).join(
+        prices, on="gpu"
+    )
     samples = priced["samples_per_s"] * 3600.0 / priced["price_per_hour"].astype(float)
     return priced.assign(samples_per_dollar=samples, cost_per_million=1e6 / samples)
 
@@ -188,7 +210,9 @@ def price_notes(prices: pd.DataFrame, gpus: Sequence[str]) -> list[str]:
         days = sorted(set(rows["date"]))
         by_gpu = ", ".join(
             f"{gpu} {price:.4g}{f' (price of {board})' if board else ''}"
-            for gpu, price, board in zip(rows["gpu"], rows["price_per_hour"], rows["priced_as"], strict=True)
+            for gpu, price, board in zip(
+                rows["gpu"], rows["price_per_hour"], rows["priced_as"], strict=True
+            )
         )
         day = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
         notes.append(f"{currency} per hour{f' ({where})' if where else ''}, {day}{alone}: {by_gpu}")
@@ -208,7 +232,10 @@ def _resolved(gpu: str) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise ConfigError(f"{file}: no such price list; correct $STEPTIME_PRICES, or unset it to use the shipped list")
+        raise ConfigError(
+            f"{file}: no such price list; correct $STEPTIME_PRICES, or unset it to use the shipped"
+            " list"
+        )
     values = read_mapping(file, "a currency and prices")
     if not isinstance(values.get("prices"), list):
         raise ConfigError(f"{file}: expected a list `prices` of gpu, per_hour, date and source")
@@ -221,7 +248,8 @@ def _refuse_unknown(values: Mapping[Any, Any], known: tuple[str, ...], where: st
     for key in values:
         if key not in known:
             raise ConfigError(
-                f"{where}: unknown key {key!r}: {did_you_mean(str(key), known)}known are {', '.join(known)}"
+                f"{where}: unknown key {key!r}: {did_you_mean(str(key), known)}known are"
+                f" {', '.join(known)}"
             )
 
 
@@ -230,7 +258,9 @@ def _rows(entry: object, currency: object, where: str) -> list[dict[str, Any]]:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: expected gpu, per_hour, date and source")
     if missing := [key for key in REQUIRED if entry.get(key) in (None, "")]:
-        raise ConfigError(f"{where}: {', '.join(missing)} is missing, so the price cannot be checked")
+        raise ConfigError(
+            f"{where}: {', '.join(missing)} is missing, so the price cannot be checked"
+        )
     _refuse_unknown(entry, (*REQUIRED, *OPTIONAL), where)
     try:
         price = -1.0 if isinstance(entry["per_hour"], bool) else float(entry["per_hour"])
@@ -243,7 +273,9 @@ def _rows(entry: object, currency: object, where: str) -> list[dict[str, Any]]:
         raise ConfigError(f"{where}: scope {scope!r} is neither of {' and '.join(SCOPES)}")
     others = entry.get("stands_for") or []
     if not isinstance(others, list):
-        raise ConfigError(f"{where}: stands_for {others!r} is no list; write for example stands_for: [V100]")
+        raise ConfigError(
+            f"{where}: stands_for {others!r} is no list; write for example stands_for: [V100]"
+        )
     try:
         gpu, *similar = (load_gpu(str(name)).name for name in (entry["gpu"], *others))
     except UnknownNameError as error:
@@ -257,14 +289,21 @@ def _rows(entry: object, currency: object, where: str) -> list[dict[str, Any]]:
         "source": str(entry["source"]),
         "scope": scope,
     }
-    return [{"gpu": gpu, **offer, "priced_as": ""}, *({"gpu": board, **offer, "priced_as": gpu} for board in similar)]
+    return [
+        {"gpu": gpu, **offer, "priced_as": ""},
+        *({"gpu": board, **offer, "priced_as": gpu} for board in similar),
+    ]
 
 
 def _currency(given: object, where: str) -> str:
     if given in (None, ""):
-        raise ConfigError(f"{where}: no currency; write for example currency: USD at the head of the list")
+        raise ConfigError(
+            f"{where}: no currency; write for example currency: USD at the head of the list"
+        )
     if not isinstance(given, str):
-        raise ConfigError(f"{where}: currency {given!r} is not a name; write for example currency: USD")
+        raise ConfigError(
+            f"{where}: currency {given!r} is not a name; write for example currency: USD"
+        )
     return given
 
 
@@ -272,7 +311,13 @@ def _day(given: object, where: str) -> str:
     """A date as ISO text; one that is invalid, or in the future in every time zone, is refused."""
     try:
         day = given.date() if isinstance(given, datetime) else given
-        day = day if isinstance(day, date) else date.fromisoformat(str(day)) if isinstance(day, str) else None
+        day = (
+            day
+            if isinstance(day, date)
+            else date.fromisoformat(str(day))
+            if isinstance(day, str)
+            else None
+        )
     except ValueError:
         day = None
     if day is None:

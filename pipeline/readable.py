@@ -80,7 +80,10 @@ def shares(parts: Mapping[str, float]) -> str:
 
 def span(low: float, high: float, unit: str = "") -> str:
     """A range as text, such as `3 to 5 %`; one number where both are the same text."""
-    one, two = (f"{value:.0f}" if abs(value) >= 9.95 or value == 0 else f"{value:.1f}" for value in (low, high))
+    one, two = (
+        f"{value:.0f}" if abs(value) >= 9.95 or value == 0 else f"{value:.1f}"
+        for value in (low, high)
+    )
     return f"{one}{unit}" if one == two else f"{one} to {two}{unit}"
 
 
@@ -91,7 +94,21 @@ def listed(names: Sequence[str]) -> str:
 
 def counted(number: int) -> str:
     """A number of things in a sentence, up to twelve as a word."""
-    words = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    words = [
+        "no",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    ]
     return words[number] if number < len(words) else f"{number:,}"
 
 
@@ -121,6 +138,9 @@ def duration(time_s: float) -> str:
 def html_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     """Rows of text as an HTML table with a caption, for notebooks."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    lines = ["".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    lines = [
+        "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row)
+        for row in rows
+    ]
     body = "".join(f"<tr>{line}</tr>" for line in ([head] if head else []) + lines)
     return f"<table><caption>{html.escape(title)}</caption>{body}</table>"

@@ -25,29 +25,58 @@ if TYPE_CHECKING:
 PROVENANCE_KEY = b"steptime"
 """Key of the provenance JSON in a parquet file's metadata."""
 
-WRITTEN_AS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True, "write_statistics": False}
+WRITTEN_AS: dict[str, Any] = {
+    "compression": "zstd",
+    "write_page_checksum": True,
+    "write_statistics": False,
+}
 """Options of every parquet file that is written. Readers check the checksums, so that no damaged page is read as numbers. No
 reader uses statistics of columns, which take a tenth of the time and of a small file."""
 
 DIMS = (
     # gemm, bmm: (B x) M x N times N x K, where N is the reduction dimension
-    "B", "M", "N", "K", "trans_a", "trans_b",
+    "B",
+    "M",
+    "N",
+    "K",
+    "trans_a",
+    "trans_b",
     # elementwise, softmax, layer_norm, reduction: B rows of width H; operands that are not B x H are counted in bytes
-    "H", "inputs", "outputs",
+    "H",
+    "inputs",
+    "outputs",
     # conv2d; the _w columns are null if the window or image is square
-    "in_channels", "out_channels", "kernel_size", "kernel_size_w", "input_size", "input_size_w",
-    "stride", "stride_w", "padding", "padding_w", "groups", "dilation",
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "kernel_size_w",
+    "input_size",
+    "input_size_w",
+    "stride",
+    "stride_w",
+    "padding",
+    "padding_w",
+    "groups",
+    "dilation",
     # embedding: B samples, T tables of E rows and width D, L lookups per sample and table
-    "E", "T", "L", "D",
+    "E",
+    "T",
+    "L",
+    "D",
     # batch_norm, pooling
-    "C", "HW",
+    "C",
+    "HW",
     # tril_index: B samples of F x F
     "F",
     # rnn: B sequences of T steps, input width I, hidden width H
-    "I", "layers",
+    "I",
+    "layers",
     # memcpy, concat, copy, optimizer, collective; ranks on several nodes (1 where null)
-    "bytes", "tensors", "ranks", "nodes",
-)  # fmt: skip
+    "bytes",
+    "tensors",
+    "ranks",
+    "nodes",
+)
 """Dimension columns of kernel calls and samples, all int64. A dimension that a family does not have is null."""
 
 SUBSTITUTE = {"kernel": "aten"}
@@ -56,7 +85,9 @@ SUBSTITUTE = {"kernel": "aten"}
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 
 
-def _schema(required: dict[str, pa.DataType], optional: dict[str, pa.DataType] | None = None) -> pa.Schema:
+def _schema(
+    required: dict[str, pa.DataType], optional: dict[str, pa.DataType] | None = None
+) -> pa.Schema:
     fields = [pa.field(name, kind, nullable=False) for name, kind in required.items()]
     fields += [pa.field(name, kind, nullable=True) for name, kind in (optional or {}).items()]
     return pa.schema(fields)
@@ -67,34 +98,113 @@ _DIM_FIELDS = {name: _I for name in DIMS}
 SCHEMAS: dict[str, pa.Schema] = {
     # one row per operator, in host order
     "graph": _schema(
-        {"node_id": _I, "name": _S, "order": _I, "thread": _I, "phase": _S, "input_shapes": _S, "input_dtypes": _S,
-         "output_shapes": _S, "attributes": _S, "is_top_level": _B},
+        {
+            "node_id": _I,
+            "name": _S,
+            "order": _I,
+            "thread": _I,
+            "phase": _S,
+            "input_shapes": _S,
+            "input_dtypes": _S,
+            "output_shapes": _S,
+            "attributes": _S,
+            "is_top_level": _B,
+        },
         {"parent_id": _I, "module": _S},
     ),
     # one row per device call, in launch order
     "calls": _schema(
-        {"node_id": _I, "call": _I, "api": _S, "family": _S, "op": _S, "phase": _S, "stream": _I, "dtype": _S,
-         "flops": _F, "bytes_read": _F, "bytes_written": _F, "blocking": _B},
+        {
+            "node_id": _I,
+            "call": _I,
+            "api": _S,
+            "family": _S,
+            "op": _S,
+            "phase": _S,
+            "stream": _I,
+            "dtype": _S,
+            "flops": _F,
+            "bytes_read": _F,
+            "bytes_written": _F,
+            "blocking": _B,
+        },
         {**_DIM_FIELDS, "attributes": _S, "kernel_name": _S, "measured_us": _F, "evidence": _S},
     ),
     # one row per event of a profiler trace
     "events": _schema(
-        {"event_id": _I, "category": _S, "name": _S, "ts_ns": _I, "dur_ns": _I, "pid": _I, "tid": _I},
-        {"stream": _I, "device": _I, "correlation": _I, "external_id": _I, "record_function_id": _I, "iteration": _I,
-         "phase": _S, "parent": _I, "top": _I, "op": _I, "launch": _I, "grid": _S, "block": _S, "registers": _I,
-         "shared_memory": _I, "bytes": _I, "input_shapes": _S, "input_dtypes": _S, "input_values": _S, "sequence": _I,
-         "forward_thread": _I, "wait_event": _I, "wait_stream": _I, "collective": _S, "ranks": _I},
+        {
+            "event_id": _I,
+            "category": _S,
+            "name": _S,
+            "ts_ns": _I,
+            "dur_ns": _I,
+            "pid": _I,
+            "tid": _I,
+        },
+        {
+            "stream": _I,
+            "device": _I,
+            "correlation": _I,
+            "external_id": _I,
+            "record_function_id": _I,
+            "iteration": _I,
+            "phase": _S,
+            "parent": _I,
+            "top": _I,
+            "op": _I,
+            "launch": _I,
+            "grid": _S,
+            "block": _S,
+            "registers": _I,
+            "shared_memory": _I,
+            "bytes": _I,
+            "input_shapes": _S,
+            "input_dtypes": _S,
+            "input_values": _S,
+            "sequence": _I,
+            "forward_thread": _I,
+            "wait_event": _I,
+            "wait_stream": _I,
+            "collective": _S,
+            "ranks": _I,
+        },
     ),
     # one row per measured kernel call
     "samples": _schema(
-        {"gpu": _S, "family": _S, "op": _S, "phase": _S, "dtype": _S, "latency_us": _F, "source": _S,
-         "campaign_id": _S},
-        {**_DIM_FIELDS, "kernel_us": _F, "cold": _B, "attributes": _S, "kernel_name": _S, "kernels": _I, "grid": _S,
-         "block": _S, "registers": _I, "shared_memory": _I},
+        {
+            "gpu": _S,
+            "family": _S,
+            "op": _S,
+            "phase": _S,
+            "dtype": _S,
+            "latency_us": _F,
+            "source": _S,
+            "campaign_id": _S,
+        },
+        {
+            **_DIM_FIELDS,
+            "kernel_us": _F,
+            "cold": _B,
+            "attributes": _S,
+            "kernel_name": _S,
+            "kernels": _I,
+            "grid": _S,
+            "block": _S,
+            "registers": _I,
+            "shared_memory": _I,
+        },
     ),
     # statistics of host overheads; `type` is T1 to T5, or a device-side constant (launch_latency, kernel_gap)
     "overheads": _schema(
-        {"type": _S, "op": _S, "mean_us": _F, "std_us": _F, "median_us": _F, "count": _I, "workloads": _S},
+        {
+            "type": _S,
+            "op": _S,
+            "mean_us": _F,
+            "std_us": _F,
+            "median_us": _F,
+            "count": _I,
+            "workloads": _S,
+        },
         {"api": _S, "signature": _S, "evidence": _S},
     ),
     # the raw observations from which `overheads` is computed
@@ -104,42 +214,141 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     # one row per device call (or host-only operator, `call` null) of a predicted step
     "prediction": _schema(
-        {"node_id": _I, "name": _S, "thread": _I, "phase": _S, "host_start_us": _F, "host_end_us": _F},
-        {"call": _I, "api": _S, "family": _S, "op": _S, "stream": _I, "device_start_us": _F, "device_end_us": _F,
-         "kernel_us": _F, "p10_us": _F, "p90_us": _F, "evidence": _S, "host_evidence": _S, "on_critical_path": _B,
-         "module": _S, "dtype": _S, "flops": _F, "bytes_read": _F, "bytes_written": _F},
+        {
+            "node_id": _I,
+            "name": _S,
+            "thread": _I,
+            "phase": _S,
+            "host_start_us": _F,
+            "host_end_us": _F,
+        },
+        {
+            "call": _I,
+            "api": _S,
+            "family": _S,
+            "op": _S,
+            "stream": _I,
+            "device_start_us": _F,
+            "device_end_us": _F,
+            "kernel_us": _F,
+            "p10_us": _F,
+            "p90_us": _F,
+            "evidence": _S,
+            "host_evidence": _S,
+            "on_critical_path": _B,
+            "module": _S,
+            "dtype": _S,
+            "flops": _F,
+            "bytes_read": _F,
+            "bytes_written": _F,
+        },
     ),
     # unprofiled steps of a workload, timed on the device
     "step_times": _schema(
-        {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "step_us": _F, "p10_us": _F, "p90_us": _F,
-         "count": _I, "source": _S},
+        {
+            "gpu": _S,
+            "model": _S,
+            "variant": _S,
+            "batch_size": _I,
+            "step_us": _F,
+            "p10_us": _F,
+            "p90_us": _F,
+            "count": _I,
+            "source": _S,
+        },
         {"device_us": _F, "host_us": _F, "memory_bytes": _I, "config": _S},
     ),
     # one row per measured peak or cost of a device: `value` in `unit`, at `size` (bytes, or the side of a matrix)
-    "peaks": _schema({"unit_name": _S, "name": _S, "value": _F, "unit": _S}, {"size": _I, "note": _S}),
+    "peaks": _schema(
+        {"unit_name": _S, "name": _S, "value": _F, "unit": _S}, {"size": _I, "note": _S}
+    ),
     # one row per grid point
     "summary": _schema(
-        {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "predicted_us": _F, "active_us": _F, "idle_us": _F,
-         "host_us": _F, "p10_us": _F, "p90_us": _F, "memory_bytes": _I, "fits": _B, "evidence": _S,
-         "host_evidence": _S, "unmodelled_share": _F},
-        {"measured_us": _F, "error": _F, "families": _S, "unmodelled": _S, "bound": _S, "overrides": _S, "host": _S,
-         "device_bound_from": _F, "largest_batch": _I, "fitting_gpus": _S, "warnings": _S, "tight": _B,
-         "notes": _S, "dtype": _S, "optimizer": _S, "attention": _S, "devices": _I, "nodes": _I, "cluster": _S,
-         "communication_us": _F, "exposed_communication_us": _F, "efficiency": _F,
-         "model_flops": _F, "tflop_per_s": _F, "mfu": _F, "mfu_dtype": _S, "peak_tflop_per_s": _F},
+        {
+            "gpu": _S,
+            "model": _S,
+            "variant": _S,
+            "batch_size": _I,
+            "predicted_us": _F,
+            "active_us": _F,
+            "idle_us": _F,
+            "host_us": _F,
+            "p10_us": _F,
+            "p90_us": _F,
+            "memory_bytes": _I,
+            "fits": _B,
+            "evidence": _S,
+            "host_evidence": _S,
+            "unmodelled_share": _F,
+        },
+        {
+            "measured_us": _F,
+            "error": _F,
+            "families": _S,
+            "unmodelled": _S,
+            "bound": _S,
+            "overrides": _S,
+            "host": _S,
+            "device_bound_from": _F,
+            "largest_batch": _I,
+            "fitting_gpus": _S,
+            "warnings": _S,
+            "tight": _B,
+            "notes": _S,
+            "dtype": _S,
+            "optimizer": _S,
+            "attention": _S,
+            "devices": _I,
+            "nodes": _I,
+            "cluster": _S,
+            "communication_us": _F,
+            "exposed_communication_us": _F,
+            "efficiency": _F,
+            "model_flops": _F,
+            "tflop_per_s": _F,
+            "mfu": _F,
+            "mfu_dtype": _S,
+            "peak_tflop_per_s": _F,
+        },
     ),
-}  # fmt: skip
+}
 
 SCHEMAS["plan"] = _schema(
-    {"gpu": _S, "model": _S, "variant": _S, "batch_size": _I, "overrides": _S, "accumulated": _I, "step_us": _F,
-     "p10_us": _F, "p90_us": _F, "samples_per_s": _F, "memory_bytes": _I, "bound": _S, "evidence": _S, "on_front": _B},
-    {"tight": _B, "rank": _I, "host": _S, "wins": _F, "samples_per_dollar": _F, "time_per_epoch_s": _F, "cost_per_epoch": _F},
-)  # fmt: skip
+    {
+        "gpu": _S,
+        "model": _S,
+        "variant": _S,
+        "batch_size": _I,
+        "overrides": _S,
+        "accumulated": _I,
+        "step_us": _F,
+        "p10_us": _F,
+        "p90_us": _F,
+        "samples_per_s": _F,
+        "memory_bytes": _I,
+        "bound": _S,
+        "evidence": _S,
+        "on_front": _B,
+    },
+    {
+        "tight": _B,
+        "rank": _I,
+        "host": _S,
+        "wins": _F,
+        "samples_per_dollar": _F,
+        "time_per_epoch_s": _F,
+        "cost_per_epoch": _F,
+    },
+)
 """One row per point of a plan's front, and per point of its best. `rank` counts the best from 1."""
 
-_NAMES = {name: _I if name == "batch_size" else _S for name in ("gpu", "model", "variant", "batch_size")}
+_NAMES = {
+    name: _I if name == "batch_size" else _S for name in ("gpu", "model", "variant", "batch_size")
+}
 SCHEMAS["grid"] = _schema(
-    _NAMES, {field.name: field.type for field in SCHEMAS["summary"] if field.name not in _NAMES} | {"unpredicted": _S}
+    _NAMES,
+    {field.name: field.type for field in SCHEMAS["summary"] if field.name not in _NAMES}
+    | {"unpredicted": _S},
 )
 """One row per point of `steptime compare --out`: as `summary`, and the reason where there is no prediction."""
 
@@ -156,18 +365,31 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
     missing = [f.name for f in target if not f.nullable and f.name not in names]
     unknown = [str(name) for name in names if name not in target.names]
     if missing or unknown:
-        what = f"column {', '.join(missing)} is missing" if missing else f"unknown column {', '.join(unknown)}"
+        what = (
+            f"column {', '.join(missing)} is missing"
+            if missing
+            else f"unknown column {', '.join(unknown)}"
+        )
         raise TableError(f"{where}: {schema} table: {what}")
     try:
-        arrays = [_cast(frame[f.name], f) if f.name in names else pa.nulls(len(frame), f.type) for f in target]
+        arrays = [
+            _cast(frame[f.name], f) if f.name in names else pa.nulls(len(frame), f.type)
+            for f in target
+        ]
         table = pa.Table.from_arrays(arrays, schema=target)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise TableError(f"{where}: {schema} table: {str(error).splitlines()[0]}") from None
     nulls = [f.name for f in target if not f.nullable and table[f.name].null_count]
     if nulls:
         raise TableError(f"{where}: {schema} table has empty values in column {', '.join(nulls)}")
-    if odd := [f.name for f in target if f.type == _F and not pc.all(pc.is_finite(table[f.name]), min_count=0).as_py()]:
-        raise TableError(f"{where}: {schema} table has infinite or NaN values in column {', '.join(odd)}")
+    if odd := [
+        f.name
+        for f in target
+        if f.type == _F and not pc.all(pc.is_finite(table[f.name]), min_count=0).as_py()
+    ]:
+        raise TableError(
+            f"{where}: {schema} table has infinite or NaN values in column {', '.join(odd)}"
+        )
     return table.replace_schema_metadata(None)
 
 
@@ -182,7 +404,10 @@ def _cast(column: pd.Series | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa
 
 
 def write_table(
-    frame: pd.DataFrame | pa.Table, path: str | Path, schema: str, provenance: Mapping[str, Any] | None = None
+    frame: pd.DataFrame | pa.Table,
+    path: str | Path,
+    schema: str,
+    provenance: Mapping[str, Any] | None = None,
 ) -> None:
     """Check a table against a schema and write it as zstd parquet, completely or not at all.
 
@@ -199,7 +424,10 @@ def write_table(
 
 
 def write_parquet(
-    frame: pd.DataFrame, path: str | Path, labels: bool = False, provenance: Mapping[str, Any] | None = None
+    frame: pd.DataFrame,
+    path: str | Path,
+    labels: bool = False,
+    provenance: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a table without a schema (a user's own columns, results of a check), completely or not at all.
 
@@ -217,7 +445,9 @@ def write_parquet(
             table = pa.Table.from_pandas(frame, preserve_index=None if labels else False)
             if provenance is not None:
                 text = json.dumps(dict(provenance), sort_keys=True, default=str)
-                table = table.replace_schema_metadata({**(table.schema.metadata or {}), PROVENANCE_KEY: text.encode()})
+                table = table.replace_schema_metadata(
+                    {**(table.schema.metadata or {}), PROVENANCE_KEY: text.encode()}
+                )
             pq.write_table(table, part, **WRITTEN_AS)
     except pa.ArrowException as error:
         raise SteptimeError(f"{path}: cannot be written ({_first_line(error)})") from None
@@ -238,7 +468,9 @@ def read_checked(path: str | Path, schema: str) -> pa.Table:
     Raises:
         TableError: the file is missing, damaged, or does not fit the schema.
     """
-    table = read_arrow(path, "run the rule that makes it, or give another file", "delete the file to rebuild it")
+    table = read_arrow(
+        path, "run the rule that makes it, or give another file", "delete the file to rebuild it"
+    )
     return to_arrow(table.replace_schema_metadata(None), schema, str(path))
 
 
@@ -272,7 +504,9 @@ def read_arrow(path: str | Path, missing: str, damaged: str) -> pa.Table:
     except FileNotFoundError:
         raise TableError(f"{path}: no such file; {missing}") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}") from None
+        raise TableError(
+            f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}"
+        ) from None
 
 
 def read_frame(path: str | Path, missing: str, damaged: str) -> pd.DataFrame:
@@ -285,11 +519,22 @@ def read_frame(path: str | Path, missing: str, damaged: str) -> pd.DataFrame:
     try:
         frame: pd.DataFrame = table.to_pandas()
         return frame
-    except (pa.ArrowException, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        raise TableError(f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}") from None
+    except (
+        pa.ArrowException,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+    ) as error:
+        raise TableError(
+            f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}"
+        ) from None
 
 
-def read_columns(path: str | Path, columns: Sequence[str], missing: str, damaged: str) -> pd.DataFrame:
+def read_columns(
+    path: str | Path, columns: Sequence[str], missing: str, damaged: str
+) -> pd.DataFrame:
     """Read a parquet file that this pipeline did not write. It must have `columns` and may have others.
 
     Args:
@@ -326,7 +571,9 @@ def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
     """
     for path in [Path(each) for each in inputs if each is not None]:
         if path.exists() and Path(out).exists() and path.samefile(out):
-            raise InputError(f"{out}: is also an input, which writing would replace; give another file")
+            raise InputError(
+                f"{out}: is also an input, which writing would replace; give another file"
+            )
 
 
 def read_provenance(path: str | Path) -> dict[str, Any]:
@@ -340,7 +587,8 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
         provenance = json.loads(metadata.get(PROVENANCE_KEY, b"{}"))
     except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         raise TableError(
-            f"{path}: not a readable parquet file ({_first_line(error)}); delete the file to rebuild it"
+            f"{path}: not a readable parquet file ({_first_line(error)}); delete the file to"
+            " rebuild it"
         ) from None
     if not isinstance(provenance, dict):
         raise TableError(f"{path}: its provenance is damaged; delete the file to rebuild it")
@@ -364,14 +612,20 @@ class atomic_path:  # noqa: N801 - used like a function in `with atomic_path(...
             raise InputError(f"{self.path}: is not a regular file; give another path")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
+            handle, name = tempfile.mkstemp(
+                prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent
+            )
         except OSError as error:
-            raise SteptimeError(f"{self.path}: cannot be written ({error.strerror or error})") from None
+            raise SteptimeError(
+                f"{self.path}: cannot be written ({error.strerror or error})"
+            ) from None
         os.close(handle)
         self.part = Path(name)
         return self.part
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         if kind is None:
             try:
                 self.part.chmod(0o644)
@@ -381,11 +635,15 @@ class atomic_path:  # noqa: N801 - used like a function in `with atomic_path(...
                 error = failure
         self.part.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise SteptimeError(f"{self.path}: cannot be written ({error.strerror or error})") from None
+            raise SteptimeError(
+                f"{self.path}: cannot be written ({error.strerror or error})"
+            ) from None
 
 
 def _has_null_int(table: pa.Table) -> bool:
-    return any(pa.types.is_int64(field.type) and table[field.name].null_count for field in table.schema)
+    return any(
+        pa.types.is_int64(field.type) and table[field.name].null_count for field in table.schema
+    )
 
 
 def _first_line(error: BaseException) -> str:

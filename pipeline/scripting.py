@@ -40,13 +40,17 @@ def job(snakemake: Any) -> Iterator[None]:
     except BaseException as error:
         if log:
             log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(traceback.format_exc() if not isinstance(error, SteptimeError) else _told(error))
+            log.write_text(
+                traceback.format_exc() if not isinstance(error, SteptimeError) else _told(error)
+            )
         if isinstance(error, SteptimeError):
             if not log:  # with a log, the run prints it at its end (`Flow.explain`), below Snakemake's output
                 print(f"steptime: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
             sys.exit(error.exit_code)
         if isinstance(error, KeyboardInterrupt):
-            sys.exit(130)  # the traceback is in the log; on the terminal it would hide Snakemake's output
+            sys.exit(
+                130
+            )  # the traceback is in the log; on the terminal it would hide Snakemake's output
         raise
 
 
@@ -61,7 +65,11 @@ def provenance(snakemake: Any) -> dict[str, Any]:
     """Origin of an artifact: rule, params, digests of inputs (a model folder's description), versions, git commit."""
     inputs = [Path(str(path)) for path in snakemake.input]
     files = [file for path in inputs for file in (path, path / DESCRIPTION) if file.is_file()]
-    params = {key: value for key, value in snakemake.params.items() if isinstance(value, (str, int, float, dict, list))}
+    params = {
+        key: value
+        for key, value in snakemake.params.items()
+        if isinstance(value, (str, int, float, dict, list))
+    }
     return {
         "rule": snakemake.rule,
         "params": _portable(params, snakemake.config),
@@ -76,13 +84,19 @@ def _portable(value: Any, config: Mapping[str, Any]) -> Any:
         return {_portable(key, config): _portable(item, config) for key, item in value.items()}
     if isinstance(value, list):
         return [_portable(item, config) for item in value]
-    return _named(Path(value), config) if isinstance(value, str) and value.startswith("/") else value
+    return (
+        _named(Path(value), config) if isinstance(value, str) and value.startswith("/") else value
+    )
 
 
 def _named(path: Path, config: Mapping[str, Any]) -> str:
     """A file's name that is the same on all machines: its path from the folder of results, packs or data."""
-    folders = {"results": Path(str(config.get("results") or "results")), "packs": packs_dir(),
-               "measurements": measurements_dir(), "datasets": datasets_dir()}  # fmt: skip
+    folders = {
+        "results": Path(str(config.get("results") or "results")),
+        "packs": packs_dir(),
+        "measurements": measurements_dir(),
+        "datasets": datasets_dir(),
+    }
     for name, folder in folders.items():
         if folder is not None and path.absolute().is_relative_to(folder.absolute()):
             return f"{name}/{path.absolute().relative_to(folder.absolute()).as_posix()}"
@@ -98,7 +112,9 @@ def _software() -> dict[str, Any]:
     return {
         "steptime": version("steptime"),
         "commit": _git_commit(),
-        "versions": {name: version(name) for name in ("torch", "pandas", "pyarrow", "numpy", "snakemake")},
+        "versions": {
+            name: version(name) for name in ("torch", "pandas", "pyarrow", "numpy", "snakemake")
+        },
         "python": platform.python_version(),
     }
 
@@ -109,6 +125,10 @@ def _git_commit() -> str:
     import subprocess
 
     run = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parent
+        ["git", "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).resolve().parent,
     )
     return run.stdout.strip() or "unknown"

@@ -12,10 +12,28 @@ import pandas as pd
 from pipeline.errors import TableError
 from pipeline.prediction import ASKED, Arithmetic, Prediction, SeveralGpus
 
-KEPT = ("gpu", "model", "variant", "predicted_us", "active_us", "host_us", "p10_us", "p90_us", "unmodelled_share")
+KEPT = (
+    "gpu",
+    "model",
+    "variant",
+    "predicted_us",
+    "active_us",
+    "host_us",
+    "p10_us",
+    "p90_us",
+    "unmodelled_share",
+)
 """Columns that hold the value of a prediction as it is, in files of all versions."""
 
-LEFT_OUT = ("samples_per_s", "global_batch", "families_us", "unmodelled_us", "lower_bound", "models_from", "traced")
+LEFT_OUT = (
+    "samples_per_s",
+    "global_batch",
+    "families_us",
+    "unmodelled_us",
+    "lower_bound",
+    "models_from",
+    "traced",
+)
 """Keys of an answer that are no columns."""
 
 
@@ -24,7 +42,10 @@ def summary_values(prediction: Prediction) -> dict[str, Any]:
     p = prediction
     return {
         **{key: value for key, value in p.as_dict().items() if key not in LEFT_OUT},
-        **{key: json.dumps(getattr(p, key)) for key in ("evidence", "host_evidence", "overrides", "fitting_gpus")},
+        **{
+            key: json.dumps(getattr(p, key))
+            for key in ("evidence", "host_evidence", "overrides", "fitting_gpus")
+        },
         **{"families": json.dumps(p.families_us), "unmodelled": json.dumps(p.unmodelled_us)},
         **{"warnings": json.dumps(p.warnings), "notes": json.dumps(p.notes)},
         **{"largest_batch": p.largest_batch, "measured_us": p.measured_us, "error": p.error},
@@ -52,7 +73,9 @@ def predictions_of(summary: pd.DataFrame, where: str | Path = "summary table") -
             predictions.append(prediction_of({str(key): value for key, value in row.items()}))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             reason = str(error).splitlines()[0]
-            raise TableError(f"{where}: row {number} is damaged ({reason}); run the pipeline again") from None
+            raise TableError(
+                f"{where}: row {number} is damaged ({reason}); run the pipeline again"
+            ) from None
     return predictions
 
 
@@ -95,9 +118,13 @@ def _several(row: Mapping[str, Any]) -> SeveralGpus | None:
     if (_number(row.get("devices")) or 1) == 1:
         return None
     return SeveralGpus(
-        int(row["devices"]), int(row["nodes"]), _text(row["cluster"]), row["communication_us"],
-        row["exposed_communication_us"], _number(row["efficiency"]),
-    )  # fmt: skip
+        int(row["devices"]),
+        int(row["nodes"]),
+        _text(row["cluster"]),
+        row["communication_us"],
+        row["exposed_communication_us"],
+        _number(row["efficiency"]),
+    )
 
 
 def _text(value: Any, default: str = "") -> str:

@@ -40,7 +40,17 @@ Overrides = Annotated[
 ]
 """The arguments of every command that predicts points."""
 
-OVERRIDES = ("gpu", "model", "batch_size", "kernels", "overheads", "predict", "edit", "experiment", "results")
+OVERRIDES = (
+    "gpu",
+    "model",
+    "batch_size",
+    "kernels",
+    "overheads",
+    "predict",
+    "edit",
+    "experiment",
+    "results",
+)
 """Keys of overrides, and the sections that keys such as `model.dtype` begin with."""
 
 TAKING_OVERRIDES = ("predict", "compare", "diff", "advise")
@@ -83,7 +93,10 @@ def _plain_signs(error: UnicodeError) -> tuple[str, int]:
     """Replace characters that an encoding lacks; those that are not in `SIGNS` become question marks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+    return (
+        "".join(SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]),
+        error.end,
+    )
 
 
 codecs.register_error(PLAIN_SIGNS, _plain_signs)
@@ -118,14 +131,22 @@ def run_app(app: typer.Typer) -> None:
     except MemoryError:
         _fail("not enough memory for this input", 1)
     except UnicodeEncodeError as error:
-        if error.reason != "surrogates not allowed":  # Python stores undecodable bytes of a name as surrogates
+        if (
+            error.reason != "surrogates not allowed"
+        ):  # Python stores undecodable bytes of a name as surrogates
             raise
         encoding = sys.getfilesystemencoding()
-        _fail(f"a name is not {encoding} text: rename it, or use a UTF-8 locale and leave PYTHONUTF8 unset", 2)
+        _fail(
+            f"a name is not {encoding} text: rename it, or use a UTF-8 locale and leave PYTHONUTF8"
+            " unset",
+            2,
+        )
     except OSError as error:
         _fail(f"{error.filename or 'file'}: {error.strerror or error}", 1)
     except Exception as error:
-        message = getattr(error, "format_message", None)  # a usage error of typer, with any version of click
+        message = getattr(
+            error, "format_message", None
+        )  # a usage error of typer, with any version of click
         if message is None:
             raise
         if not message():  # no arguments: the help was shown
@@ -155,7 +176,10 @@ def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
             key = f"model.{key}"
         else:
             return None
-    at = next((number for number, word in enumerate(words) if word.partition("=")[0] == option), len(words))
+    at = next(
+        (number for number, word in enumerate(words) if word.partition("=")[0] == option),
+        len(words),
+    )
     inside, after = words[at].partition("=")[2] if at < len(words) else "", words[at + 1 : at + 2]
     value = inside or (after[0] if after and not after[0].startswith("-") else "...")
     return f"overrides have no dashes: write {key}={value}"
@@ -164,7 +188,11 @@ def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
 def _model_options() -> set[str]:
     """Options of all workloads."""
     files = (config_dir() / "model").glob("*.yaml")
-    return {key for file in files for key in re.findall(r"^(\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)}
+    return {
+        key
+        for file in files
+        for key in re.findall(r"^(\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
 
 
 def _fail(message: str, code: int) -> None:
@@ -184,11 +212,14 @@ def split_results(given: Sequence[str] | None) -> tuple[list[str], dict[str, Any
         if "=" not in text:
             raise InputError(f"{text!r} is not an override: write key=value, for example gpu=V100")
     rest = [text for text in texts if not text.startswith("results=")]
-    folders = {key: value for key, _, value in (text.partition("=") for text in texts) if key == "results"}
+    folders = {
+        key: value for key, _, value in (text.partition("=") for text in texts) if key == "results"
+    }
     for folder in folders.values():
         if not Path(folder).is_dir():
             raise InputError(
-                f"results={folder}: no such folder; give the folder of a pipeline run, whose models are used"
+                f"results={folder}: no such folder; give the folder of a pipeline run, whose models"
+                " are used"
             )
     return rest, folders
 
@@ -203,7 +234,11 @@ def print_csv(rows: Iterable[Mapping[Any, Any]]) -> None:
     import pandas as pd
 
     table = pd.DataFrame(list(rows))
-    cells = table.map(lambda value: json.dumps(value, default=_plain) if isinstance(value, (list, dict)) else value)
+    cells = table.map(
+        lambda value: (
+            json.dumps(value, default=_plain) if isinstance(value, (list, dict)) else value
+        )
+    )
     print(cells.to_csv(index=False, lineterminator="\n"), end="")
 
 
@@ -212,7 +247,10 @@ def _plain(value: Any) -> Any:
 
 
 def catalogue(
-    rows: list[dict[str, Any]], as_json: bool, as_csv: bool = False, optional: Sequence[str] = Catalogue.optional
+    rows: list[dict[str, Any]],
+    as_json: bool,
+    as_csv: bool = False,
+    optional: Sequence[str] = Catalogue.optional,
 ) -> None:
     """Print rows as a table with a column per key, as one JSON object or as CSV."""
     if as_json or as_csv:
@@ -265,4 +303,6 @@ def counting(text: str, total: int) -> Iterator[Callable[[str, int], object]]:
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(text.format(stage="reading"), total=total)
-        yield lambda stage, done: bar.update(task, description=text.format(stage=stage), completed=done)
+        yield lambda stage, done: bar.update(
+            task, description=text.format(stage=stage), completed=done
+        )

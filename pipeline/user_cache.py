@@ -111,8 +111,8 @@ def _warn_once(folder: str, reason: str) -> None:
         return
     _WARNED.add(folder)
     warnings.warn(
-        f"the cache {folder} cannot be written ({reason}), so results are computed again; set $STEPTIME_CACHE to another "
-        "folder, or to none",
+        f"the cache {folder} cannot be written ({reason}), so results are computed again; set"
+        " $STEPTIME_CACHE to another folder, or to none",
         SteptimeWarning,
         stacklevel=2,
     )
@@ -160,7 +160,9 @@ PLUMBING = frozenset(
 DRAWING = ("pipeline/show/figures/", "pipeline/palette.py")
 """The figures' code and colours. It counts for rules that draw figures, not for rules that log a figure with a fit."""
 
-_IMPORT = re.compile(r"^[ \t]*from ((?:pipeline|evaluation)[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^[ \t]*from ((?:pipeline|evaluation)[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
+)
 
 
 @cache
@@ -204,7 +206,11 @@ def _code_behind(start: Path, drawing: bool) -> list[Path]:
     while waiting:
         for path in _imported(waiting.pop()):
             name = path.relative_to(ROOT).as_posix()
-            if path not in files and name not in PLUMBING and (drawing or not name.startswith(DRAWING)):
+            if (
+                path not in files
+                and name not in PLUMBING
+                and (drawing or not name.startswith(DRAWING))
+            ):
                 files.add(path)
                 waiting.append(path)
     data = {
@@ -227,6 +233,10 @@ def _imports_of(code: str) -> Iterator[Path]:
         words = [name.split()[0] for name in names.strip("()").split(",") if name.split()]
         for dotted in (module, *(f"{module}.{word}" for word in words)):
             file_stem = ROOT.joinpath(*dotted.split("."))
-            file = file_stem.with_suffix(".py") if file_stem.with_suffix(".py").is_file() else file_stem / "__init__.py"
+            file = (
+                file_stem.with_suffix(".py")
+                if file_stem.with_suffix(".py").is_file()
+                else file_stem / "__init__.py"
+            )
             if file.is_file():
                 yield file

@@ -25,13 +25,20 @@ STATE = project_dir() / "results" / "soak" / "state.json"
 
 def main() -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("what", nargs="?", choices=("inputs", "kills", "mishaps"), default="inputs")
     parser.add_argument("--cases", type=int, default=10_000, help="number of damaged inputs")
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same cases")
     parser.add_argument("--state", type=Path, default=STATE, help="file that keeps what has run")
-    parser.add_argument("--anew", action="store_true", help="begin again, also if the state file has begun these cases")
+    parser.add_argument(
+        "--anew",
+        action="store_true",
+        help="begin again, also if the state file has begun these cases",
+    )
     parser.add_argument("--case", type=int, help="run this case alone, in this process")
     parser.add_argument("--times", type=int, default=100, help="number of kills")
     parser.add_argument("--old", help="a commit whose results are then those of an older version")

@@ -27,7 +27,11 @@ from soak.table_cases import calls
 from soak.trace_cases import GOLDEN
 from soak.verdicts import ANY, Case
 
-STEPS = (("dlrm_small", "default", 64), ("dlrm_small", "dtype-fp16", 64), ("resnet50", "default", 8))
+STEPS = (
+    ("dlrm_small", "default", 64),
+    ("dlrm_small", "dtype-fp16", 64),
+    ("resnet50", "default", 8),
+)
 SMALL_TRACE = (GOLDEN / "drawn_gpu" / "input" / "kineto.json.gz").read_bytes()
 TRACES = {"kineto.json.gz": SMALL_TRACE, "execution_trace.json.gz": first_nodes(40)}
 BOMB_BYTES = 4 << 20
@@ -53,18 +57,48 @@ def prepare(folder: Path) -> Base:
         "conv": "conv2d_forward",
     }
     rows = samples.assign(
-        family=samples["op"].map(lambda op: families.get(op, op)), phase="forward", dtype="fp32", source="soak",
-        campaign_id="soak:kernels/r0000", kernel_us=samples["latency_us"] - 2, cold=False,
-    )  # fmt: skip
+        family=samples["op"].map(lambda op: families.get(op, op)),
+        phase="forward",
+        dtype="fp32",
+        source="soak",
+        campaign_id="soak:kernels/r0000",
+        kernel_us=samples["latency_us"] - 2,
+        cold=False,
+    )
     made.add_samples(rows)
-    made.add_peaks(pd.DataFrame({"unit_name": "peaks", "name": ["warm_triad", "gemm_fp32"], "size": [1 << 28, 4096],
-                                 "value": [800.0, 14.0], "unit": ["GB/s", "TFLOP/s"], "note": None}))  # fmt: skip
+    made.add_peaks(
+        pd.DataFrame(
+            {
+                "unit_name": "peaks",
+                "name": ["warm_triad", "gemm_fp32"],
+                "size": [1 << 28, 4096],
+                "value": [800.0, 14.0],
+                "unit": ["GB/s", "TFLOP/s"],
+                "note": None,
+            }
+        )
+    )
     for number, (model, variant, batch) in enumerate(STEPS):
         name = f"{model}/{variant}/b{batch}"
-        facts = {"unit": f"steps/{name}", "config": {"name": model}, "profiled_kernel_us": 100.0 + number}
-        made.add_step_times({"gpu": "V100", "model": model, "variant": variant, "batch_size": batch, "step_us": 500.0 + number,
-                             "p10_us": 490.0, "p90_us": 520.0, "count": 30, "source": "soak",
-                             "config": json.dumps(facts)})  # fmt: skip
+        facts = {
+            "unit": f"steps/{name}",
+            "config": {"name": model},
+            "profiled_kernel_us": 100.0 + number,
+        }
+        made.add_step_times(
+            {
+                "gpu": "V100",
+                "model": model,
+                "variant": variant,
+                "batch_size": batch,
+                "step_us": 500.0 + number,
+                "p10_us": 490.0,
+                "p90_us": 520.0,
+                "count": 30,
+                "source": "soak",
+                "config": json.dumps(facts),
+            }
+        )
         members = TRACES if number == 0 else {"kineto.json.gz": SMALL_TRACE}
         made.archive({f"{name}/{each}": data for each, data in members.items()})
         made.units[f"steps/{name}"] = {"status": "done", "seconds": 1.0}
@@ -88,13 +122,18 @@ def facts_of(folder: Path) -> dict[str, Any]:
         join([folder], joined)
         problems = check(joined)
     assert not problems, f"the joined campaign is refused: {problems}"
-    assert sorted(path.name for path in folder.parent.parent.iterdir()) == before, "a file was written elsewhere"
+    assert sorted(path.name for path in folder.parent.parent.iterdir()) == before, (
+        "a file was written elsewhere"
+    )
     return found
 
 
 def _read(folder: Path) -> dict[str, Any]:
     samples, steps = campaign_reader.read_samples(folder), campaign_reader.read_step_times(folder)
-    for table, names in ((samples, ("latency_us", "kernel_us")), (steps, ("step_us", "p10_us", "p90_us"))):
+    for table, names in (
+        (samples, ("latency_us", "kernel_us")),
+        (steps, ("step_us", "p10_us", "p90_us")),
+    ):
         for name in names:
             values = table[name].dropna().to_numpy(float)
             assert np.isfinite(values).all() and (values > 0).all(), f"{name} holds {values.min()}"
@@ -110,11 +149,22 @@ def _read(folder: Path) -> dict[str, Any]:
             trace.names.tolist(),
             graph,
         ]
-    measured = {f"{m}/{v}/b{b}": campaign_reader.measured_step(folder / "manifest.json", f"{m}/{v}/b{b}", {"name": m})
-                for m, v, b in STEPS}  # fmt: skip
+    measured = {
+        f"{m}/{v}/b{b}": campaign_reader.measured_step(
+            folder / "manifest.json", f"{m}/{v}/b{b}", {"name": m}
+        )
+        for m, v, b in STEPS
+    }
     profiled = {name: campaign_reader.profiled_kernel_us(folder, name) for name in measured}
-    return {"samples": samples, "steps": steps, "traces": traces, "measured": measured, "profiled": profiled,
-            "peaks": campaign_reader.measured_peaks(folder), "extra": campaign_reader.profiler_event_us(folder)}  # fmt: skip
+    return {
+        "samples": samples,
+        "steps": steps,
+        "traces": traces,
+        "measured": measured,
+        "profiled": profiled,
+        "peaks": campaign_reader.measured_peaks(folder),
+        "extra": campaign_reader.profiler_event_us(folder),
+    }
 
 
 def case(base: Base, folder: Path, rng: Random) -> Case:
@@ -123,9 +173,20 @@ def case(base: Base, folder: Path, rng: Random) -> Case:
     place.mkdir(parents=True)
     for each in base.folder.iterdir():
         (place / each.name).write_bytes(each.read_bytes())
-    return rng.choice((_member, _member, _archive, _archive, _bomb, _manifest, _manifest, _table, _table, _parquet))(
-        base, place, rng
-    )
+    return rng.choice(
+        (
+            _member,
+            _member,
+            _archive,
+            _archive,
+            _bomb,
+            _manifest,
+            _manifest,
+            _table,
+            _table,
+            _parquet,
+        )
+    )(base, place, rng)
 
 
 def _made(name: str, place: Path, **what: Any) -> Case:
@@ -134,13 +195,30 @@ def _made(name: str, place: Path, **what: Any) -> Case:
 
 def _member(base: Base, place: Path, rng: Random) -> Case:
     """An entry that no campaign writes: it is left out, and nothing is written outside."""
-    name = rng.choice(("../../evil", "/absolute/evil", "a/../../../evil/kineto.json.gz", "./x/default/b1/kineto.json.gz",
-                       "notes.txt", "dlrm_small/default/bX/kineto.json.gz", "//x/default/b1/kineto.json.gz",
-                       "a/b/c/d/kineto.json.gz", "x\\..\\y/kineto.json.gz",
-                       ".." + "/.." * 20 + "/x/default/b1/kineto.json.gz"))  # fmt: skip
+    name = rng.choice(
+        (
+            "../../evil",
+            "/absolute/evil",
+            "a/../../../evil/kineto.json.gz",
+            "./x/default/b1/kineto.json.gz",
+            "notes.txt",
+            "dlrm_small/default/bX/kineto.json.gz",
+            "//x/default/b1/kineto.json.gz",
+            "a/b/c/d/kineto.json.gz",
+            "x\\..\\y/kineto.json.gz",
+            ".." + "/.." * 20 + "/x/default/b1/kineto.json.gz",
+        )
+    )
     info = tarfile.TarInfo(name)
     kind = rng.choice(
-        (tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE)
+        (
+            tarfile.REGTYPE,
+            tarfile.SYMTYPE,
+            tarfile.LNKTYPE,
+            tarfile.FIFOTYPE,
+            tarfile.CHRTYPE,
+            tarfile.DIRTYPE,
+        )
     )
     info.type = kind
     data = SMALL_TRACE if kind == tarfile.REGTYPE else b""
@@ -156,7 +234,9 @@ def _archive(base: Base, place: Path, rng: Random) -> Case:
     """Damaged bytes of an archive: what is read is what was written. Traces have checksums, and headers too."""
     path = place / "traces_a.tar"
     data = path.read_bytes()
-    kind = rng.choice(("bytes", "bytes", "header", "header", "cut", "compressed", "twice", "second archive"))
+    kind = rng.choice(
+        ("bytes", "bytes", "header", "header", "cut", "compressed", "twice", "second archive")
+    )
     truth: Any = base.facts
     if kind == "bytes":
         kind, content = damaged(data, rng)
@@ -164,7 +244,9 @@ def _archive(base: Base, place: Path, rng: Random) -> Case:
     elif kind == "header":
         with tarfile.open(path) as tar:
             offset = rng.choice([info.offset for info in tar]) + rng.randrange(512)
-        content = data[:offset] + bytes([data[offset] ^ (1 << rng.randrange(8))]) + data[offset + 1 :]
+        content = (
+            data[:offset] + bytes([data[offset] ^ (1 << rng.randrange(8))]) + data[offset + 1 :]
+        )
     elif kind == "cut":
         content = cut(data, rng)
     elif kind == "compressed":
@@ -182,7 +264,10 @@ def _bomb(base: Base, place: Path, rng: Random) -> Case:
     """A trace that unpacks to more than a campaign's."""
     text = rng.choice((b" ", b"[", b'{"traceEvents": [', b"\x00")) * BOMB_BYTES
     data = gzip.compress(
-        text[: 2 * BOMB_BYTES] if rng.random() < 0.5 else b'{"traceEvents": []}' + bytes(2 * BOMB_BYTES), 1
+        text[: 2 * BOMB_BYTES]
+        if rng.random() < 0.5
+        else b'{"traceEvents": []}' + bytes(2 * BOMB_BYTES),
+        1,
     )
     info = tarfile.TarInfo("bomb/default/b1/kineto.json.gz")
     info.size = len(data)
@@ -211,13 +296,18 @@ def _manifest(base: Base, place: Path, rng: Random) -> Case:
         path.write_bytes(json_bytes(values | {"schema": rng.choice((0, 3, 99, "2", None, [], {}))}))
         return _made("manifest schema", place, must="refuse")
     else:
-        path.write_bytes(rng.choice((b"", b"[]", b"3", b"null", b"{", b"[" * 100_000, b"\xff\xfe{}")))
+        path.write_bytes(
+            rng.choice((b"", b"[]", b"3", b"null", b"{", b"[" * 100_000, b"\xff\xfe{}"))
+        )
         return _made("manifest no json", place, must="refuse")
     return _made(f"manifest {kind}", place)
 
 
-TABLES = {"samples.parquet": ("latency_us", "kernel_us"), "step_times.parquet": ("step_us", "p10_us", "p90_us"),
-          "peaks.parquet": ("value",)}  # fmt: skip
+TABLES = {
+    "samples.parquet": ("latency_us", "kernel_us"),
+    "step_times.parquet": ("step_us", "p10_us", "p90_us"),
+    "peaks.parquet": ("value",),
+}
 """Tables of a campaign, with their columns of measurements."""
 
 
@@ -231,7 +321,9 @@ def _table(base: Base, place: Path, rng: Random) -> Case:
         column = rng.choice([each for each in table if table[each].notna().any()])
         table.drop(columns=column).to_parquet(path)
         must = (
-            "refuse" if column in {*TABLES[name], "gpu", "family", "model", "unit_name"} - {"kernel_us"} else "either"
+            "refuse"
+            if column in {*TABLES[name], "gpu", "family", "model", "unit_name"} - {"kernel_us"}
+            else "either"
         )
         return _made(f"{name} no {column}", place, must=must)
     if kind == "value":
@@ -254,7 +346,9 @@ def _table(base: Base, place: Path, rng: Random) -> Case:
             "config",
         )
         return _made(
-            f"{name} {column} as text", place, must="either" if texts or column not in TABLES[name] else "refuse"
+            f"{name} {column} as text",
+            place,
+            must="either" if texts or column not in TABLES[name] else "refuse",
         )
     if kind == "extra" and name != "peaks.parquet":
         table.assign(note="x").to_parquet(path)
@@ -279,7 +373,11 @@ def _of_value(base: Base, name: str, column: str, value: float) -> dict[str, Any
 
     def fault(found: dict[str, Any], said: list[str]) -> str:
         told = any("1 of 42 samples dropped" in text for text in said)
-        return "" if told and len(found["samples"]) == len(base.facts["samples"]) - 1 else f"it is not dropped: {said}"
+        return (
+            ""
+            if told and len(found["samples"]) == len(base.facts["samples"]) - 1
+            else f"it is not dropped: {said}"
+        )
 
     return {"must": "accept", "truth": fault}
 

@@ -28,7 +28,10 @@ def make_step(config, batch_size, device):
 
 HARMS: dict[str, tuple[str, str]] = {
     "no function": ("def make_step(", "def other("),
-    "no callable": ("def make_step(config, batch_size, device):", "make_step = 5\ndef other(config, batch_size, device):"),
+    "no callable": (
+        "def make_step(config, batch_size, device):",
+        "make_step = 5\ndef other(config, batch_size, device):",
+    ),
     "syntax": ("import torch", "import torch ("),
     "indentation": ("    model", "  model"),
     "missing library": ("import torch\n", "import torch\nimport no_such_library_of_tomorrow\n"),
@@ -60,18 +63,30 @@ HARMS: dict[str, tuple[str, str]] = {
     "dtype": ("torch.rand(batch_size, 8)", "torch.zeros(batch_size, 8, dtype=torch.int64)"),
     "huge": ("torch.nn.Linear(8, 8, device=device)", "torch.nn.Linear(8, 1 << 50, device=device)"),
     "negative": ("torch.nn.Linear(8, 8, device=device)", "torch.nn.Linear(8, -1, device=device)"),
-    "threads": ("    model", "    import threading; threading.Thread(target=print).start()\n    model"),
+    "threads": (
+        "    model",
+        "    import threading; threading.Thread(target=print).start()\n    model",
+    ),
     "shadow": ("import torch\n", "import torch\nimport numpy as torch2\n"),
     "cuda": ("    model", "    torch.zeros(2, device='cuda')\n    model"),
     "encoding": ("import torch\n", "# coding: no-such-encoding\nimport torch\n"),
     "NUL": ("import torch\n", "import torch\x00\n"),
-}  # fmt: skip
+}
 """Text of the good module, and what takes its place."""
 
 FINE = ("threads", "shadow", "cuda")
 """Changes after which the module still makes its step."""
 
-MAY = ("dtype", "no modules", "loss none", "recursion", "loss of many", "loss reads", "loss detached", "on the CPU")
+MAY = (
+    "dtype",
+    "no modules",
+    "loss none",
+    "recursion",
+    "loss of many",
+    "loss reads",
+    "loss detached",
+    "on the CPU",
+)
 """Changes of which PyTorch decides."""
 
 
@@ -84,9 +99,21 @@ def _predicted(folder: Path, name: str, text: str | bytes, target: str = "") -> 
     path = folder / f"{name}.py"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     forget_everything()
-    with chdir(folder), patch.object(sys, "path", list(getattr(sys, "path"))), _forgotten(folder):  # noqa: B009
+    with (
+        chdir(folder),
+        patch.object(sys, "path", list(sys.path)),
+        _forgotten(folder),
+    ):
         target = target or f"{name}:make_step"
-        point = expand(["gpu=V100", "model=custom", f"model.target={target}", "batch_size=16", "predict.draws=32"])[0]
+        point = expand(
+            [
+                "gpu=V100",
+                "model=custom",
+                f"model.target={target}",
+                "batch_size=16",
+                "predict.draws=32",
+            ]
+        )[0]
         found = engine().predict_one(point).whole()
         return [found.predicted_us, found.families_us, found.memory_bytes]
 
@@ -117,10 +144,33 @@ def case(good: Any, folder: Path, rng: Random) -> Case:
     if draw < 0.85:
         harm, content = damaged(GOOD.encode(), rng)
         return Case(f"bytes {harm}", lambda: _predicted(folder, name, content))
-    target = rng.choice(("", ":", "x", f"{name}", f"{name}:", ":make_step", f"{name}.py:make_step", f"../{name}:make_step",
-                         "os:system",
-                         f"{name}:make_step:x", "torch:nn", "..:x", f"{name}..a:x", f"{name}:__doc__", "json:loads", "1:2",
-                         "µ:x", "builtins:exit", "pipeline:predict", f"{name}.make_step", "a b:c"))  # fmt: skip
+    target = rng.choice(
+        (
+            "",
+            ":",
+            "x",
+            f"{name}",
+            f"{name}:",
+            ":make_step",
+            f"{name}.py:make_step",
+            f"../{name}:make_step",
+            "os:system",
+            f"{name}:make_step:x",
+            "torch:nn",
+            "..:x",
+            f"{name}..a:x",
+            f"{name}:__doc__",
+            "json:loads",
+            "1:2",
+            "µ:x",
+            "builtins:exit",
+            "pipeline:predict",
+            f"{name}.make_step",
+            "a b:c",
+        )
+    )
     return Case(
-        f"target {target}".replace(name, "mod"), lambda: _predicted(folder, name, GOOD, target or "''"), must="refuse"
+        f"target {target}".replace(name, "mod"),
+        lambda: _predicted(folder, name, GOOD, target or "''"),
+        must="refuse",
     )

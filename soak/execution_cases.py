@@ -72,7 +72,12 @@ def case(seeds: list[Seed], folder: Path, rng: Random) -> Case:
         packed = rng.random() < 0.4
         name, content = damaged(gzip.compress(seed.text, mtime=0) if packed else seed.text, rng)
         checked = packed and content[:2] == b"\x1f\x8b"
-        return _made(f"gzip {name}" if packed else name, path, content, **({"truth": seed.facts} if checked else {}))
+        return _made(
+            f"gzip {name}" if packed else name,
+            path,
+            content,
+            **({"truth": seed.facts} if checked else {}),
+        )
     name, data = strange_json(seed.data, rng)
     return _made(name, path, json_bytes(data))
 
@@ -94,7 +99,11 @@ def _same(seed: Seed, path: Path, rng: Random) -> Case:
             node["of tomorrow"] = rng.choice((1, "x", {}, []))
     content = json_bytes(data, rng)
     return _made(
-        change, path, gzip.compress(content) if rng.random() < 0.3 else content, must="accept", truth=seed.facts
+        change,
+        path,
+        gzip.compress(content) if rng.random() < 0.3 else content,
+        must="accept",
+        truth=seed.facts,
     )
 
 
@@ -116,7 +125,11 @@ def _refused(seed: Seed, path: Path, rng: Random) -> Case:
     elif harm == "twice":
         data["nodes"].append(copy.deepcopy(node))
     elif harm == "circle":
-        own = [each for each in data["nodes"] if "ctrl_deps" in each and each["id"] != each["ctrl_deps"]]
+        own = [
+            each
+            for each in data["nodes"]
+            if "ctrl_deps" in each and each["id"] != each["ctrl_deps"]
+        ]
         first = rng.choice(own)
         second = {**copy.deepcopy(first), "id": 10**9, "ctrl_deps": first["id"]}
         first["ctrl_deps"] = 10**9
@@ -126,4 +139,9 @@ def _refused(seed: Seed, path: Path, rng: Random) -> Case:
     else:
         content = b'{"nodes": ' + b"[" * 100_000
     # nobody follows a circle of annotations without operators
-    return _made(harm, path, content or json_bytes(data, rng), must="either" if harm == "circle" else "refuse")
+    return _made(
+        harm,
+        path,
+        content or json_bytes(data, rng),
+        must="either" if harm == "circle" else "refuse",
+    )

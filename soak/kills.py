@@ -39,27 +39,58 @@ FINISHED_S = 900.0
 
 def command(folder: Path, *options: str) -> list[str]:
     """The command of a run with artifacts under `folder`."""
-    return [sys.executable, "-m", "snakemake", "--snakefile", str(project_dir() / "Snakefile"), "--directory", str(folder),
-            "--cores", "2", *options, "--config", *GRID]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--snakefile",
+        str(project_dir() / "Snakefile"),
+        "--directory",
+        str(folder),
+        "--cores",
+        "2",
+        *options,
+        "--config",
+        *GRID,
+    ]
 
 
 def environment(folder: Path) -> dict[str, str]:
     """The environment of a run: no public data, and a cache of its own beside the results."""
-    return {**os.environ, "STEPTIME_DATASETS": "none", "STEPTIME_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "STEPTIME_DATASETS": "none",
+        "STEPTIME_CACHE": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """A run to its end."""
-    return subprocess.run(command(folder, *options), cwd=project_dir(), env=environment(folder), capture_output=True,
-                          text=True, check=False, timeout=FINISHED_S)  # fmt: skip
+    return subprocess.run(
+        command(folder, *options),
+        cwd=project_dir(),
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=FINISHED_S,
+    )
 
 
-def kill_after(folder: Path, seconds: float, everything: bool) -> subprocess.CompletedProcess[str] | None:
+def kill_after(
+    folder: Path, seconds: float, everything: bool
+) -> subprocess.CompletedProcess[str] | None:
     """Start a run and kill it; None if it was killed, else what came of it."""
     with (
         (folder / "run.log").open("w") as log,
         subprocess.Popen(
-            command(folder), cwd=project_dir(), env=environment(folder), start_new_session=True, stdout=log, stderr=log
+            command(folder),
+            cwd=project_dir(),
+            env=environment(folder),
+            start_new_session=True,
+            stdout=log,
+            stderr=log,
         ) as process,
     ):
         with suppress(subprocess.TimeoutExpired):
@@ -76,9 +107,15 @@ def kill_after(folder: Path, seconds: float, everything: bool) -> subprocess.Com
 def artifacts(folder: Path) -> dict[str, bytes]:
     """Content of every artifact of a run by its path; logs and MLflow's database tell times of day."""
     root = folder / "results"
-    files = (path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith("."))
+    files = (
+        path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith(".")
+    )
     named = {path.relative_to(root).as_posix(): path for path in files}
-    return {name: path.read_bytes() for name, path in named.items() if "logs" not in name and "mlflow" not in name}
+    return {
+        name: path.read_bytes()
+        for name, path in named.items()
+        if "logs" not in name and "mlflow" not in name
+    }
 
 
 def half_written(folder: Path) -> list[str]:
@@ -88,7 +125,10 @@ def half_written(folder: Path) -> list[str]:
         path = folder / "results" / name
         try:
             if path.suffix == ".parquet":
-                schema = next((each for each in (path.stem, path.stem.partition("-")[0]) if each in SCHEMAS), "")
+                schema = next(
+                    (each for each in (path.stem, path.stem.partition("-")[0]) if each in SCHEMAS),
+                    "",
+                )
                 read_table(path, schema)
             elif path.suffix == ".gz":
                 json.loads(gzip.decompress(path.read_bytes()))
@@ -113,7 +153,9 @@ def differing(folder: Path, reference: Mapping[str, bytes], fixed: set[str]) -> 
     """Artifacts of a finished run that are missing, are too many, or differ from the reference."""
     found = artifacts(folder)
     changed = [name for name in sorted(fixed & {*found}) if found[name] != reference[name]]
-    return sorted({*found} ^ {*reference}) + [f"{name}{_how(found[name], reference[name])}" for name in changed]
+    return sorted({*found} ^ {*reference}) + [
+        f"{name}{_how(found[name], reference[name])}" for name in changed
+    ]
 
 
 def _how(found: bytes, reference: bytes) -> str:
@@ -121,10 +163,17 @@ def _how(found: bytes, reference: bytes) -> str:
     if not found.startswith(b"PAR1"):
         return ""
     tables = [pq.read_table(io.BytesIO(content)) for content in (found, reference)]
-    origins = [json.loads((table.schema.metadata or {}).get(PROVENANCE_KEY, b"{}")) for table in tables]
-    keys = sorted(key for key in {*origins[0], *origins[1]} if origins[0].get(key) != origins[1].get(key))
+    origins = [
+        json.loads((table.schema.metadata or {}).get(PROVENANCE_KEY, b"{}")) for table in tables
+    ]
+    keys = sorted(
+        key for key in {*origins[0], *origins[1]} if origins[0].get(key) != origins[1].get(key)
+    )
     told = "; ".join(f"{key}: {origins[0].get(key)} / {origins[1].get(key)}" for key in keys)
-    return f" (rows {'equal' if tables[0].equals(tables[1]) else 'differ'}; provenance: {told or 'equal'})"
+    return (
+        f" (rows {'equal' if tables[0].equals(tables[1]) else 'differ'}; provenance:"
+        f" {told or 'equal'})"
+    )
 
 
 def unlocked(folder: Path) -> None:
@@ -146,8 +195,12 @@ def main(times: int, seed: int) -> int:
         seconds = (time.perf_counter() - start) / 2
         reference, again = artifacts(first), artifacts(second)
         fixed = {name for name in reference if again.get(name) == reference[name]}
-        print(f"{len(reference)} artifacts, {len(fixed)} equal in two undisturbed runs, which took {seconds:.0f} s each; "
-              f"not equal: {', '.join(sorted({*reference} - fixed)) or 'none'}", flush=True)  # fmt: skip
+        print(
+            f"{len(reference)} artifacts, {len(fixed)} equal in two undisturbed runs, which took"
+            f" {seconds:.0f} s each; not equal:"
+            f" {', '.join(sorted({*reference} - fixed)) or 'none'}",
+            flush=True,
+        )
         folder.mkdir()
         while told.kills < times:
             unlocked(folder)
@@ -155,16 +208,28 @@ def main(times: int, seed: int) -> int:
             done = kill_after(folder, at, everything)
             if done is None:
                 told.kills += 1
-                told.faults += [f"kill {told.kills} after {at:.1f} s: {fault}" for fault in half_written(folder)]
+                told.faults += [
+                    f"kill {told.kills} after {at:.1f} s: {fault}" for fault in half_written(folder)
+                ]
                 if told.kills % 10 == 0:
-                    print(f"{told.kills} kills, {told.ended} runs ended, {len(told.faults)} faults", flush=True)
+                    print(
+                        f"{told.kills} kills, {told.ended} runs ended, {len(told.faults)} faults",
+                        flush=True,
+                    )
                 continue
             told.ended += 1
-            faults = [f"after {told.kills} kills: {name} differs" for name in differing(folder, reference, fixed)]
+            faults = [
+                f"after {told.kills} kills: {name} differs"
+                for name in differing(folder, reference, fixed)
+            ]
             if done.returncode:
-                faults = [f"after {told.kills} kills: exit {done.returncode}: {done.stderr[-1500:]}"]
+                faults = [
+                    f"after {told.kills} kills: exit {done.returncode}: {done.stderr[-1500:]}"
+                ]
             told.faults += faults
-            print(f"run {told.ended} ended after {told.kills} kills: {faults or 'equal'}", flush=True)
+            print(
+                f"run {told.ended} ended after {told.kills} kills: {faults or 'equal'}", flush=True
+            )
             told.parts += sum(1 for _ in (folder / "results").rglob(".*.part"))
             shutil.rmtree(folder)
             folder.mkdir()
@@ -173,9 +238,13 @@ def main(times: int, seed: int) -> int:
         told.ended += 1
         if last.returncode:
             told.faults.append(f"the last run failed: {last.stderr[-500:]}")
-        told.faults += [f"at the end: {name} differs" for name in differing(folder, reference, fixed)]
+        told.faults += [
+            f"at the end: {name} differs" for name in differing(folder, reference, fixed)
+        ]
         left = sorted(path.name for path in (folder / "results").rglob(".*.part"))
-    print(f"{told.kills} kills, {told.ended} runs to their end, {told.parts + len(left)} temporary files left, "
-          f"{len(told.faults)} faults")  # fmt: skip
+    print(
+        f"{told.kills} kills, {told.ended} runs to their end, {told.parts + len(left)} temporary"
+        f" files left, {len(told.faults)} faults"
+    )
     print("\n".join(told.faults))
     return 1 if told.faults else 0

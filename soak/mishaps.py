@@ -27,14 +27,20 @@ HOUR, YEAR = 3600, 365 * 86_400
 
 def our_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     """Lines that Steptime has printed, beside those of Snakemake."""
-    return [line for line in done.stderr.splitlines() if line.startswith("steptime: ") and "warning" not in line]
+    return [
+        line
+        for line in done.stderr.splitlines()
+        if line.startswith("steptime: ") and "warning" not in line
+    ]
 
 
 @contextmanager
 def mounted(place: Path, *options: str) -> Iterator[None]:
     """Context with a file system in memory at a folder."""
     place.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", *options, "none", str(place)], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", *options, "none", str(place)], check=True, capture_output=True
+    )
     try:
         yield
     finally:
@@ -54,7 +60,11 @@ def full_disk(folder: Path, truth: dict[str, bytes]) -> list[str]:
         subprocess.run(["mount", "-o", "remount,size=50m", str(folder / "results")], check=True)
         unlocked(folder)
         again = run(folder)
-        faults += [] if again.returncode == 0 else [f"with more room: exit {again.returncode}: {again.stderr[-300:]}"]
+        faults += (
+            []
+            if again.returncode == 0
+            else [f"with more room: exit {again.returncode}: {again.stderr[-300:]}"]
+        )
         faults += differing(folder, truth, {*truth})
     return faults
 
@@ -66,7 +76,9 @@ def read_only(folder: Path, truth: dict[str, bytes]) -> list[str]:
     said = our_lines(done)
     print(f"  read-only: exit {done.returncode}, {said}", flush=True)
     return (
-        [] if done.returncode == 2 and len(said) == 1 and "results" in said[0] else [f"exit {done.returncode}: {said}"]
+        []
+        if done.returncode == 2 and len(said) == 1 and "results" in said[0]
+        else [f"exit {done.returncode}: {said}"]
     )
 
 
@@ -74,11 +86,19 @@ def clock(folder: Path, truth: dict[str, bytes]) -> list[str]:
     """Files of the future and of the past: what is made anew is what was there, and a third run does nothing."""
     faults = []
     shutil.copytree(folder.parent / "truth", folder, dirs_exist_ok=True)
-    for name, shift in (("graph.parquet", YEAR), ("calls.parquet", -10 * YEAR), ("overheads.parquet", HOUR)):
+    for name, shift in (
+        ("graph.parquet", YEAR),
+        ("calls.parquet", -10 * YEAR),
+        ("overheads.parquet", HOUR),
+    ):
         for path in (folder / "results").rglob(name):
             os.utime(path, (time.time() + shift,) * 2)
         done = run(folder)
-        faults += [] if done.returncode == 0 else [f"{name} {shift:+} s: exit {done.returncode}: {done.stderr[-300:]}"]
+        faults += (
+            []
+            if done.returncode == 0
+            else [f"{name} {shift:+} s: exit {done.returncode}: {done.stderr[-300:]}"]
+        )
         faults += [f"{name} {shift:+} s: {each}" for each in differing(folder, truth, {*truth})]
     return faults
 
@@ -86,8 +106,13 @@ def clock(folder: Path, truth: dict[str, bytes]) -> list[str]:
 def two_runs(folder: Path, truth: dict[str, bytes]) -> list[str]:
     """A second run in the same folder ends with Snakemake's message, and the first is not disturbed."""
     faults = []
-    with subprocess.Popen(command(folder), cwd=project_dir(), env=environment(folder), stdout=subprocess.DEVNULL,
-                          stderr=subprocess.DEVNULL) as first:  # fmt: skip
+    with subprocess.Popen(
+        command(folder),
+        cwd=project_dir(),
+        env=environment(folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as first:
         while first.poll() is None and not any((folder / ".snakemake" / "locks").glob("*")):
             time.sleep(0.2)
         second = run(folder)
@@ -102,26 +127,58 @@ def two_runs(folder: Path, truth: dict[str, bytes]) -> list[str]:
 def older_version(folder: Path, truth: dict[str, bytes], old: str) -> list[str]:
     """Results of an earlier commit: everything that differs is made anew."""
     checkout = folder.parent / "checkout"
-    subprocess.run(["git", "worktree", "add", "-q", "--detach", str(checkout), old], cwd=project_dir(), check=True)
+    subprocess.run(
+        ["git", "worktree", "add", "-q", "--detach", str(checkout), old],
+        cwd=project_dir(),
+        check=True,
+    )
     try:
         made = subprocess.run(
-            [*command(folder)[:3], "--snakefile", str(checkout / "Snakefile"), "--directory", str(folder), "--cores", "2",
-             "--config", *GRID], cwd=checkout, env={**environment(folder), "PYTHONPATH": str(checkout)}, capture_output=True,
-            text=True, check=False, timeout=900)  # fmt: skip
+            [
+                *command(folder)[:3],
+                "--snakefile",
+                str(checkout / "Snakefile"),
+                "--directory",
+                str(folder),
+                "--cores",
+                "2",
+                "--config",
+                *GRID,
+            ],
+            cwd=checkout,
+            env={**environment(folder), "PYTHONPATH": str(checkout)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
         count = len(artifacts(folder))
         print(f"  older version {old}: exit {made.returncode}, {count} artifacts", flush=True)
     finally:
-        subprocess.run(["git", "worktree", "remove", "--force", str(checkout)], cwd=project_dir(), check=True)
-    faults = [] if made.returncode == 0 and count else [f"{old} does not run here: {made.stderr[-300:]}"]
+        subprocess.run(
+            ["git", "worktree", "remove", "--force", str(checkout)], cwd=project_dir(), check=True
+        )
+    faults = (
+        [] if made.returncode == 0 and count else [f"{old} does not run here: {made.stderr[-300:]}"]
+    )
     done = run(folder)
-    faults += [] if done.returncode == 0 else [f"exit {done.returncode}: {our_lines(done) or done.stderr[-300:]}"]
+    faults += (
+        []
+        if done.returncode == 0
+        else [f"exit {done.returncode}: {our_lines(done) or done.stderr[-300:]}"]
+    )
     differs = differing(folder, truth, {*truth})
-    return faults + [each for each in differs if each.partition(" ")[0] in truth]  # what it alone has may stay
+    return faults + [
+        each for each in differs if each.partition(" ")[0] in truth
+    ]  # what it alone has may stay
 
 
 def main(old: str | None) -> int:
     """Run every mishap; returns the exit code."""
-    mishaps: dict[str, Callable[[Path, dict[str, bytes]], list[str]]] = {"two runs": two_runs, "clock": clock}
+    mishaps: dict[str, Callable[[Path, dict[str, bytes]], list[str]]] = {
+        "two runs": two_runs,
+        "clock": clock,
+    }
     if os.geteuid() == 0:
         mishaps = {"read-only folder": read_only, "full disk": full_disk, **mishaps}
     else:

@@ -62,7 +62,9 @@ def case(base: Base, folder: Path, rng: Random) -> Case:
         path.write_bytes(content)
     elif kind == "values" and path.suffix == ".json":
         values = json.loads(path.read_bytes())
-        kind, values = ("keys", reordered(values, rng)) if rng.random() < 0.3 else strange_json(values, rng)
+        kind, values = (
+            ("keys", reordered(values, rng)) if rng.random() < 0.3 else strange_json(values, rng)
+        )
         path.write_bytes(json_bytes(values, rng))
     elif kind == "empty":
         path.write_bytes(b"")
@@ -72,6 +74,13 @@ def case(base: Base, folder: Path, rng: Random) -> Case:
             path.mkdir()
     # JSON and CSV may be edited by hand: a changed digit in them is the user's; arrays carry a digest
     truth = base.truth if checked or kind == "keys" else ANY
-    gone = path.name == DESCRIPTION and kind in ("missing", "folder")  # the family is then that of the pack
-    return Case(f"{path.parent.name}/{path.name} {kind}", partial(_predicted, models, base.table),
-                truth=ANY if gone else truth, named=(str(models),))  # fmt: skip
+    gone = path.name == DESCRIPTION and kind in (
+        "missing",
+        "folder",
+    )  # the family is then that of the pack
+    return Case(
+        f"{path.parent.name}/{path.name} {kind}",
+        partial(_predicted, models, base.table),
+        truth=ANY if gone else truth,
+        named=(str(models),),
+    )

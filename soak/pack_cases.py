@@ -55,7 +55,11 @@ def _answer(reader: str, project: Path, table: Path) -> Any:
             return _kernels(ELSEWHERE, table, project / "out.parquet")
         dtype = ["model.dtype=bf16"] if reader == "half" else []
         gpu = HALF if reader == "half" else OWN
-        found = engine().predict_one(expand([f"gpu={gpu}", "model=dlrm_small", "batch_size=64", *dtype])[0]).whole()
+        found = (
+            engine()
+            .predict_one(expand([f"gpu={gpu}", "model=dlrm_small", "batch_size=64", *dtype])[0])
+            .whole()
+        )
         return [found.predicted_us, found.p10_us, found.p90_us, found.evidence]
 
 
@@ -75,7 +79,9 @@ def case(base: Base, folder: Path, rng: Random) -> Case:
 
 def _file(base: Base, project: Path, root: Path, rng: Random) -> Case:
     """A listed file is damaged: its readers refuse it."""
-    listed = sorted(path for path in root.rglob("*") if path.is_file() and path.name != packs.MANIFEST)
+    listed = sorted(
+        path for path in root.rglob("*") if path.is_file() and path.name != packs.MANIFEST
+    )
     path = rng.choice(listed)
     data = path.read_bytes()
     kind = rng.choice(("bytes", "bytes", "bytes", "missing", "folder", "other file", "link away"))
@@ -95,8 +101,12 @@ def _file(base: Base, project: Path, root: Path, rng: Random) -> Case:
             path.symlink_to("/etc/hostname")
     name = path.relative_to(root).as_posix()
     reader = _reader_of(name)
-    return Case(f"{reader}: {name.split('/')[0]} {kind}", partial(_answer, reader, project, base.table), must="refuse",
-                named=(path.name, packs.MANIFEST))  # fmt: skip
+    return Case(
+        f"{reader}: {name.split('/')[0]} {kind}",
+        partial(_answer, reader, project, base.table),
+        must="refuse",
+        named=(path.name, packs.MANIFEST),
+    )
 
 
 def _reader_of(name: str) -> str:
@@ -126,22 +136,35 @@ def _manifest(base: Base, project: Path, root: Path, rng: Random) -> Case:
         kind, values = strange_json(values, rng)
     elif kind in ("digest", "size"):
         key = "sha256" if kind == "digest" else "bytes"
-        values["files"][name][key] = rng.choice([each for each in VALUES if each != values["files"][name][key]])
+        values["files"][name][key] = rng.choice(
+            [each for each in VALUES if each != values["files"][name][key]]
+        )
     elif kind == "entry":
         values["files"][name] = rng.choice((None, 5, "x", [], {}))
     elif kind == "format":
         values["format"] = rng.choice((0, 2, "1", None, [], 1.5))
     else:
-        values["files"][rng.choice(("../../x", "/etc/hostname", "", "a/../../b", "\x00"))] = values["files"][name]
+        values["files"][rng.choice(("../../x", "/etc/hostname", "", "a/../../b", "\x00"))] = values[
+            "files"
+        ][name]
     path.write_bytes(content or json_bytes(values, rng))
     folder = path.parent.relative_to(root).as_posix()
-    reader = {OWN: "point", f"half/{HALF}": "half", "transfer": "transfer"}.get(folder, f"check {folder}")
+    reader = {OWN: "point", f"half/{HALF}": "half", "transfer": "transfer"}.get(
+        folder, f"check {folder}"
+    )
     if must == "either" and reader not in base.truth:
         return Case(
-            f"{reader}: manifest {kind}", partial(_answer, reader, project, base.table), named=(packs.MANIFEST, "packs")
+            f"{reader}: manifest {kind}",
+            partial(_answer, reader, project, base.table),
+            named=(packs.MANIFEST, "packs"),
         )
-    return Case(f"{reader}: manifest {kind}", partial(_answer, reader, project, base.table), must=must,
-                truth=_same(base.truth.get(reader)), named=(packs.MANIFEST, str(root)))  # type: ignore[arg-type] # fmt: skip
+    return Case(
+        f"{reader}: manifest {kind}",
+        partial(_answer, reader, project, base.table),
+        must=must,
+        truth=_same(base.truth.get(reader)),
+        named=(packs.MANIFEST, str(root)),
+    )  # type: ignore[arg-type]
 
 
 def _same(truth: Any) -> Callable[[Any, list[str]], str]:

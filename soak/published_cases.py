@@ -22,12 +22,16 @@ NUMBERS = ("measured_us", "batch_size")
 
 READERS: dict[str, tuple[str, ...]] = {
     "read_steps": ("nvidia/dlrm",),
-    "read_resnet50": ("nvidia/resnet50",), "read_lookups": (LIGER, PULL_REQUEST, NOTEBOOK), "read_training": ("lambda/pytorch",),
-}  # fmt: skip
+    "read_resnet50": ("nvidia/resnet50",),
+    "read_lookups": (LIGER, PULL_REQUEST, NOTEBOOK),
+    "read_training": ("lambda/pytorch",),
+}
 CALLS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "read_steps": lambda folder: read_steps(folder).assign(rows=str(read_rows(folder))),
-    "read_resnet50": read_resnet50, "read_lookups": read_lookups, "read_training": read_training,
-}  # fmt: skip
+    "read_resnet50": read_resnet50,
+    "read_lookups": read_lookups,
+    "read_training": read_training,
+}
 
 
 def _read(reader: str, folder: Path) -> pd.DataFrame:
@@ -58,7 +62,21 @@ def case(base: dict[str, Any], folder: Path, rng: Random) -> Case:
     files = dict(base["files"])
     name = rng.choice([each for each in files if each.startswith(READERS[reader])])
     text = files[name]
-    kind = rng.choice(("bytes", "bytes", "bytes", "gone", "empty", "folder", "cell", "cell", "rows", "crlf", "bom"))
+    kind = rng.choice(
+        (
+            "bytes",
+            "bytes",
+            "bytes",
+            "gone",
+            "empty",
+            "folder",
+            "cell",
+            "cell",
+            "rows",
+            "crlf",
+            "bom",
+        )
+    )
     must, truth = "either", ANY
     if kind == "bytes":
         kind, files[name] = damaged(text, rng)
@@ -96,11 +114,20 @@ def case(base: dict[str, Any], folder: Path, rng: Random) -> Case:
             "rows in another order",
         )
     elif kind == "crlf":
-        files[name], must, truth = text.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"), "accept", base[reader]
+        files[name], must, truth = (
+            text.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"),
+            "accept",
+            base[reader],
+        )
     elif kind == "bom":
         files[name] = b"\xef\xbb\xbf" + text
     _write(folder, files)
     if kind == "folder":
         (folder / name).mkdir(parents=True)
-    return Case(f"{reader}: {Path(name).name} {kind}", lambda: _read(reader, folder), must=must, truth=truth,
-                named=(str(folder),))  # type: ignore[arg-type] # fmt: skip
+    return Case(
+        f"{reader}: {Path(name).name} {kind}",
+        lambda: _read(reader, folder),
+        must=must,
+        truth=truth,
+        named=(str(folder),),
+    )  # type: ignore[arg-type]

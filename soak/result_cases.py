@@ -51,9 +51,21 @@ def prepare(folder: Path) -> Base:
     graph = captured(point.section("model"), point.batch_size)
     place.mkdir()
     write_graph(graph, place / "graph.parquet", MADE)
-    write_table(map_calls(graph, load_gpu("V100"), graph.device), place / "calls.parquet", "calls", MADE)
-    overheads = pd.DataFrame({"type": ["T1", "T2", "T3", "T5", "launch_latency", "kernel_gap"], "op": "*", "mean_us": 3.0,
-                              "std_us": 1.0, "median_us": 2.5, "count": 7, "workloads": "shared", "api": "*"})  # fmt: skip
+    write_table(
+        map_calls(graph, load_gpu("V100"), graph.device), place / "calls.parquet", "calls", MADE
+    )
+    overheads = pd.DataFrame(
+        {
+            "type": ["T1", "T2", "T3", "T5", "launch_latency", "kernel_gap"],
+            "op": "*",
+            "mean_us": 3.0,
+            "std_us": 1.0,
+            "median_us": 2.5,
+            "count": 7,
+            "workloads": "shared",
+            "api": "*",
+        }
+    )
     write_table(overheads, place / "overheads.parquet", "overheads", MADE)
     truth = {name: _artifact(place, name) for name in (*INPUTS, *OUTPUTS)}
     with patch.dict(os.environ, STEPTIME_CACHE=str(cache)):
@@ -64,7 +76,9 @@ def prepare(folder: Path) -> Base:
 def _predicted(place: Path) -> Any:
     """The prediction of a point from its files."""
     forget_everything()
-    files = {name: str(place / name) for name in ("graph.parquet", "calls.parquet", "overheads.parquet")}
+    files = {
+        name: str(place / name) for name in ("graph.parquet", "calls.parquet", "overheads.parquet")
+    }
     models = DeclaredModels([packs_dir() / "V100" / MANIFEST], files["overheads.parquet"])
     answering = Engine(models, StepFiles(files["graph.parquet"], files["calls.parquet"]))
     (answer,) = answering.predict(expand(list(POINT)), detail=True)
@@ -97,7 +111,19 @@ def case(base: Base, folder: Path, rng: Random) -> Case:
     path = place / name
     run, truth = partial(_artifact, place, name), base.truth[name]
     kind = rng.choice(
-        ("bytes", "bytes", "bytes", "file", "column", "value", "value", "dtype", "json", "provenance", "other")
+        (
+            "bytes",
+            "bytes",
+            "bytes",
+            "file",
+            "column",
+            "value",
+            "value",
+            "dtype",
+            "json",
+            "provenance",
+            "other",
+        )
     )
     table = read_table(path, INPUTS.get(name) or OUTPUTS[name])
     must, expected = "either", truth
@@ -119,7 +145,9 @@ def case(base: Base, folder: Path, rng: Random) -> Case:
     return Case(f"{name} {kind}", run, must=must, truth=expected, named=(str(place),))  # type: ignore[arg-type]
 
 
-def _changed(path: Path, table: pd.DataFrame, kind: str, rng: Random, truth: Any) -> tuple[str, str, Any]:
+def _changed(
+    path: Path, table: pd.DataFrame, kind: str, rng: Random, truth: Any
+) -> tuple[str, str, Any]:
     """Write a table with a changed column. Returns what was done, what must happen, and the result if it is read."""
     schema = SCHEMAS[INPUTS.get(path.name) or OUTPUTS[path.name]]
     metadata, must, expected = pq.read_schema(path).metadata, "either", truth
@@ -129,13 +157,20 @@ def _changed(path: Path, table: pd.DataFrame, kind: str, rng: Random, truth: Any
         table, must, told = table.drop(columns=name), "refuse", f"no {name}"
     elif kind == "value":
         name = rng.choice(
-            [field.name for field in schema if field.type == pa.float64() and table[field.name].notna().any()] or [""]
+            [
+                field.name
+                for field in schema
+                if field.type == pa.float64() and table[field.name].notna().any()
+            ]
+            or [""]
         )
         if not name:  # a graph holds no such numbers
             return "value", "accept", truth
         # pandas writes NaN as an absent value, which an optional column may have
         value = rng.choice(
-            (float("nan"), float("inf"), float("-inf")) if name in required else (float("inf"), float("-inf"))
+            (float("nan"), float("inf"), float("-inf"))
+            if name in required
+            else (float("inf"), float("-inf"))
         )
         table.loc[rng.randrange(len(table)), name] = value
         must, told = "refuse", f"{name}={value}"
@@ -143,11 +178,28 @@ def _changed(path: Path, table: pd.DataFrame, kind: str, rng: Random, truth: Any
         name = rng.choice(required)
         table[name] = other_dtype(table[name], rng)
         told = f"{name} as {table[name].dtype}"
-        if str(table[name].dtype) in ("bool", "float32") or table[name].astype(str).str.endswith("?").any():
+        if (
+            str(table[name].dtype) in ("bool", "float32")
+            or table[name].astype(str).str.endswith("?").any()
+        ):
             expected = _no_check
     else:
-        texts = [each for each in ("families", "evidence", "overrides", "attributes", "input_shapes", "warnings", "host_evidence",
-                                   "input_dtypes", "output_shapes", "signature") if each in table]  # fmt: skip
+        texts = [
+            each
+            for each in (
+                "families",
+                "evidence",
+                "overrides",
+                "attributes",
+                "input_shapes",
+                "warnings",
+                "host_evidence",
+                "input_dtypes",
+                "output_shapes",
+                "signature",
+            )
+            if each in table
+        ]
         name = rng.choice(texts or required)
         table[name] = table[name].astype(object)
         table.loc[rng.randrange(len(table)), name] = rng.choice(
@@ -156,7 +208,9 @@ def _changed(path: Path, table: pd.DataFrame, kind: str, rng: Random, truth: Any
         told, expected = f"{name} json", _no_check
     try:
         whole = pa.Table.from_pandas(table, preserve_index=False)
-        pq.write_table(whole.replace_schema_metadata({PROVENANCE_KEY: metadata[PROVENANCE_KEY]}), path)
+        pq.write_table(
+            whole.replace_schema_metadata({PROVENANCE_KEY: metadata[PROVENANCE_KEY]}), path
+        )
     except (pa.ArrowException, TypeError, ValueError):
         path.write_bytes(b"PAR1")
     return told, must, expected
@@ -168,7 +222,17 @@ _no_check: Callable[[Any, list[str]], str] = lambda *_: ""  # noqa: E731
 def _provenance(path: Path, rng: Random) -> Case:
     """A damaged description of where an artifact comes from: the artifact then counts as made from something else."""
     text = rng.choice(
-        (b"", b"{", b"[]", b"3", b"null", b'{"params": 1}', b"\xff", b"[" * 100_000, b'{"params": {"a": 2}}')
+        (
+            b"",
+            b"{",
+            b"[]",
+            b"3",
+            b"null",
+            b'{"params": 1}',
+            b"\xff",
+            b"[" * 100_000,
+            b'{"params": {"a": 2}}',
+        )
     )
     pq.write_table(pq.read_table(path).replace_schema_metadata({PROVENANCE_KEY: text}), path)
 
@@ -208,7 +272,11 @@ def _cache(base: Base, folder: Path, rng: Random) -> Case:
         # of another kind: two entries of one kind are told apart by their names alone
         path.write_bytes(rng.choice([e for e in entries if _kind(e) != _kind(path)]).read_bytes())
     elif kind == "json":
-        path.write_bytes(rng.choice((b"{}", b"[]", b"null", b"3", b'{"values": 5, "missing": 3}', b'{"line": [1]}')))
+        path.write_bytes(
+            rng.choice(
+                (b"{}", b"[]", b"null", b"3", b'{"values": 5, "missing": 3}', b'{"line": [1]}')
+            )
+        )
     else:
         path.unlink()
         if kind == "folder":

@@ -46,7 +46,9 @@ class State:
         counts = self.counts.setdefault(kind, {})
         counts[verdict.outcome] = counts.get(verdict.outcome, 0) + 1
         if verdict.failed:
-            self.failures.append({"case": number, "kind": kind, "mutation": mutation[:200], **asdict(verdict)})
+            self.failures.append(
+                {"case": number, "kind": kind, "mutation": mutation[:200], **asdict(verdict)}
+            )
         self.done = number + 1
 
     def save(self, path: Path) -> None:
@@ -69,15 +71,21 @@ def soak(state: State, path: Path | None, tell: Callable[[str], object]) -> Stat
         tell: gets a line for each failure, and one now and then.
     """
     while state.done < state.cases:
-        _one_worker(state, range(state.done, min(state.cases, state.done + CASES_PER_WORKER)), path, tell)
+        _one_worker(
+            state, range(state.done, min(state.cases, state.done + CASES_PER_WORKER)), path, tell
+        )
         if path is not None:
             state.save(path)
-        tell(f"{state.done:,} of {state.cases:,} cases, {len(state.failures)} failures, {state.seconds / 60:.1f} min, "
-             f"at most {state.peak_bytes / 2**20:.0f} MB")  # fmt: skip
+        tell(
+            f"{state.done:,} of {state.cases:,} cases, {len(state.failures)} failures,"
+            f" {state.seconds / 60:.1f} min, at most {state.peak_bytes / 2**20:.0f} MB"
+        )
     return state
 
 
-def _one_worker(state: State, numbers: range, path: Path | None, tell: Callable[[str], object]) -> None:
+def _one_worker(
+    state: State, numbers: range, path: Path | None, tell: Callable[[str], object]
+) -> None:
     """Run cases in a new process until it ends, hangs or dies."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -88,13 +96,21 @@ def _one_worker(state: State, numbers: range, path: Path | None, tell: Callable[
     try:
         while True:
             if not ours.poll(limit):
-                _failed(state, number, kind, Verdict("hang", f"did not end within {limit:.0f} s"), tell)
+                _failed(
+                    state, number, kind, Verdict("hang", f"did not end within {limit:.0f} s"), tell
+                )
                 return
             try:
                 what, *told = ours.recv()
             except EOFError:
                 process.join(10)
-                _failed(state, number, kind, Verdict("died", f"the process ended with {process.exitcode}"), tell)
+                _failed(
+                    state,
+                    number,
+                    kind,
+                    Verdict("died", f"the process ended with {process.exitcode}"),
+                    tell,
+                )
                 return
             now = time.perf_counter()
             state.seconds, since = state.seconds + now - since, now
@@ -104,10 +120,16 @@ def _one_worker(state: State, numbers: range, path: Path | None, tell: Callable[
             limit = CASE_SECONDS if what == "ready" else SETUP_SECONDS
             if what == "done":
                 mutation, verdict, seconds, peak = told[2:]
-                state.slowest_s, state.peak_bytes = max(state.slowest_s, seconds), max(state.peak_bytes, peak)
+                state.slowest_s, state.peak_bytes = (
+                    max(state.slowest_s, seconds),
+                    max(state.peak_bytes, peak),
+                )
                 state.add(number, kind, mutation, verdict)
                 if verdict.failed:
-                    tell(f"case {number} ({kind}, {mutation[:80]}): {verdict.outcome}: {verdict.detail[:300]}")
+                    tell(
+                        f"case {number} ({kind}, {mutation[:80]}): {verdict.outcome}:"
+                        f" {verdict.detail[:300]}"
+                    )
                 if path is not None and state.done % SAVED_EVERY == 0:
                     state.save(path)
     finally:
@@ -115,18 +137,27 @@ def _one_worker(state: State, numbers: range, path: Path | None, tell: Callable[
         process.join()
 
 
-def _failed(state: State, number: int, kind: str, verdict: Verdict, tell: Callable[[str], object]) -> None:
+def _failed(
+    state: State, number: int, kind: str, verdict: Verdict, tell: Callable[[str], object]
+) -> None:
     state.add(number, kind, "", verdict)
     tell(f"case {number} ({kind}): {verdict.outcome}: {verdict.detail}")
 
 
 def table(state: State) -> str:
     """The table of what ran, as Markdown."""
-    rows = ["| input | cases | refused in one line | read, and right | failures |", "|---|---|---|---|---|"]
+    rows = [
+        "| input | cases | refused in one line | read, and right | failures |",
+        "|---|---|---|---|---|",
+    ]
     sums = [0, 0, 0, 0]
     for name, kind in KINDS.items():
         counts = state.counts.get(name, {})
-        refused, accepted, every = counts.get("refused", 0), counts.get("accepted", 0), sum(counts.values())
+        refused, accepted, every = (
+            counts.get("refused", 0),
+            counts.get("accepted", 0),
+            sum(counts.values()),
+        )
         row = [every, refused, accepted, every - refused - accepted]
         sums = [a + b for a, b in zip(sums, row, strict=True)]
         rows.append(f"| {kind.what} | " + " | ".join(f"{each:,}" for each in row) + " |")

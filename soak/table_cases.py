@@ -38,15 +38,28 @@ def calls() -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for i in range(1, 7):
         rows += [
-            {"op": "linear", "B": 1, "M": 64 * i, "N": 128, "K": 32 * i}, {"op": "bmm", "B": i, "M": 64, "N": 32, "K": 64},
-            {"op": "relu", "B": 256 * i, "H": 64}, {"op": "softmax", "B": 128 * i, "H": 256},
-            {"op": "ln", "B": 128, "H": 64 * i}, {"op": "add", "B": 128, "H": 64 * i},
-            {"op": "conv", "B": 2 * i, "in_channels": 16, "out_channels": 32, "kernel_size": 3, "input_size": 28,
-             "stride": 1, "padding": 1},
-        ]  # fmt: skip
+            {"op": "linear", "B": 1, "M": 64 * i, "N": 128, "K": 32 * i},
+            {"op": "bmm", "B": i, "M": 64, "N": 32, "K": 64},
+            {"op": "relu", "B": 256 * i, "H": 64},
+            {"op": "softmax", "B": 128 * i, "H": 256},
+            {"op": "ln", "B": 128, "H": 64 * i},
+            {"op": "add", "B": 128, "H": 64 * i},
+            {
+                "op": "conv",
+                "B": 2 * i,
+                "in_channels": 16,
+                "out_channels": 32,
+                "kernel_size": 3,
+                "input_size": 28,
+                "stride": 1,
+                "padding": 1,
+            },
+        ]
     table = pd.DataFrame(rows)
     ints = [name for name in table if name != "op"]
-    return table.assign(latency_us=np.linspace(5.0, 90.0, len(table)), gpu="V100", **table[ints].astype("Int64"))
+    return table.assign(
+        latency_us=np.linspace(5.0, 90.0, len(table)), gpu="V100", **table[ints].astype("Int64")
+    )
 
 
 def _predicted(gpu: str, path: Path) -> pd.DataFrame:
@@ -63,7 +76,9 @@ def _transferred(path: Path) -> pd.DataFrame:
 
 def _checked(found: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     values = found[names].to_numpy(float)
-    assert np.isfinite(values).all() and (values > 0).all(), "a predicted time is not a positive number"
+    assert np.isfinite(values).all() and (values > 0).all(), (
+        "a predicted time is not a positive number"
+    )
     return found[names].reset_index(drop=True)
 
 
@@ -75,15 +90,29 @@ def _samples(path: Path) -> pd.DataFrame:
     return pd.DataFrame(plain).reset_index(drop=True)
 
 
-DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+DIMS = (
+    "B",
+    "M",
+    "N",
+    "K",
+    "H",
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "input_size",
+    "stride",
+    "padding",
+)
 
 
 def prepare(folder: Path) -> list[Seed]:
     """Each reader's table with what it gives of it."""
     readers: dict[str, Read] = {
-        "predict": partial(_predicted, "V100"), "predict H100": partial(_predicted, "H100"), "samples": _samples,
+        "predict": partial(_predicted, "V100"),
+        "predict H100": partial(_predicted, "H100"),
+        "samples": _samples,
         "transfer": _transferred,
-    }  # fmt: skip
+    }
     path = folder / "seed.parquet"
     calls().to_parquet(path)
     return [Seed(name, calls(), read, read(path)) for name, read in readers.items()]
@@ -102,7 +131,12 @@ def _made(seed: Seed, name: str, path: Path, table: pd.DataFrame | bytes, **what
     else:
         try:
             table.to_parquet(path)
-        except (pa.ArrowException, ValueError, TypeError, NotImplementedError):  # no parquet file can hold that
+        except (
+            pa.ArrowException,
+            ValueError,
+            TypeError,
+            NotImplementedError,
+        ):  # no parquet file can hold that
             path.write_bytes(b"PAR1")
             what = {"must": "refuse"}
     return Case(f"{seed.name}: {name}", lambda: seed.read(path), named=(str(path),), **what)
@@ -123,7 +157,9 @@ def _same(seed: Seed, path: Path, rng: Random) -> Case:
             **{"a note": "x", "B2": np.nan, "predicted_us": -1.0, "kernel us": [[1]] * len(table)}
         )
     elif change == "index":
-        table = table.set_index(pd.Index(rng.sample(range(1000), len(table)), name=rng.choice((None, "row"))))
+        table = table.set_index(
+            pd.Index(rng.sample(range(1000), len(table)), name=rng.choice((None, "row")))
+        )
     elif change == "dtype":
         names = [name for name in DIMS if name in table]
         kind = rng.choice(("float64", "Int32", "string", "Float32", "int64[pyarrow]"))
@@ -152,8 +188,9 @@ def _dim(seed: Seed, path: Path, rng: Random) -> Case:
 
 
 NEEDED = {
-    "linear": ("M", "N", "K"), "bmm": ("B", "M", "N", "K"), "relu": ("B", "H"), "softmax": ("B", "H"), "ln": ("B", "H"),
-    "add": ("B", "H"), "conv": ("B", "in_channels", "out_channels", "kernel_size", "input_size"),
+    "linear": ("M", "N", "K"), "bmm": ("B", "M", "N", "K"), "relu": ("B", "H"),
+    "softmax": ("B", "H"), "ln": ("B", "H"), "add": ("B", "H"),
+    "conv": ("B", "in_channels", "out_channels", "kernel_size", "input_size"),
 }  # fmt: skip
 
 
@@ -173,7 +210,9 @@ def _latency(seed: Seed, path: Path, rng: Random) -> Case:
     value = rng.choice((nonsense(rng), 0.0, 1e9))
     table.loc[rows, "latency_us"] = value
     if seed.name == "samples":
-        return _made(seed, f"latency={value}", path, table, must="accept", truth=_dropped(seed, *rows))
+        return _made(
+            seed, f"latency={value}", path, table, must="accept", truth=_dropped(seed, *rows)
+        )
     if seed.name == "transfer":
         return _made(seed, f"latency={value}", path, table, must="refuse")
     return _made(seed, f"latency={value}", path, table, must="accept", truth=seed.result)
@@ -186,7 +225,9 @@ def _column(seed: Seed, path: Path, rng: Random) -> Case:
     if rng.random() < 0.3:
         table = table.drop(columns=name)
         # without stride and padding a convolution has the usual ones; calls need no latency and no GPU
-        optional = {"stride", "padding", "gpu"} | ({"latency_us"} if "predict" in seed.name else set())
+        optional = {"stride", "padding", "gpu"} | (
+            {"latency_us"} if "predict" in seed.name else set()
+        )
         loose = name in optional or seed.name in ("transfer", "samples") or name == "B"
         return _made(seed, f"no {name}", path, table, must="either" if loose else "refuse")
     if rng.random() < 0.2:
@@ -195,22 +236,32 @@ def _column(seed: Seed, path: Path, rng: Random) -> Case:
         pq.write_table(twin, path)
         return Case(f"{seed.name}: {name} twice", lambda: seed.read(path), truth=seed.result)
     table[name] = other_dtype(table[name], rng)
-    exact = str(table[name].dtype) not in ("bool", "float32") and not str(table[name].dtype).startswith("complex")
+    exact = str(table[name].dtype) not in ("bool", "float32") and not str(
+        table[name].dtype
+    ).startswith("complex")
     return _made(
-        seed, f"{name} as {table[name].dtype}", path, table, **({"truth": _unless_told(seed)} if exact else {})
+        seed,
+        f"{name} as {table[name].dtype}",
+        path,
+        table,
+        **({"truth": _unless_told(seed)} if exact else {}),
     )
 
 
 def _unless_told(seed: Seed) -> Callable[[Any, list[str]], str]:
     """The result is the same, or what is missing in it was told."""
     return lambda found, said: (
-        "" if any("dropped" in each or "wave" in each for each in said) else difference(found, seed.result)
+        ""
+        if any("dropped" in each or "wave" in each for each in said)
+        else difference(found, seed.result)
     )
 
 
 def _op(seed: Seed, path: Path, rng: Random) -> Case:
     table = seed.table.copy()
-    table.loc[rng.randrange(len(table)), "op"] = rng.choice(("conv3d", "", None, "LINEAR ", "x" * 5000, "\n", "0"))
+    table.loc[rng.randrange(len(table)), "op"] = rng.choice(
+        ("conv3d", "", None, "LINEAR ", "x" * 5000, "\n", "0")
+    )
     return _made(seed, "op", path, table, must="either" if seed.name == "transfer" else "refuse")
 
 
@@ -222,7 +273,9 @@ def _bytes(seed: Seed, path: Path, rng: Random) -> Case:
 
 def _file(seed: Seed, path: Path, rng: Random) -> Case:
     """No table at all."""
-    kind = rng.choice(("csv", "empty", "folder", "no rows", "json", "no columns", "link to itself", "missing"))
+    kind = rng.choice(
+        ("csv", "empty", "folder", "no rows", "json", "no columns", "link to itself", "missing")
+    )
     truth: Any = ANY
     if kind == "folder":
         path.mkdir()
@@ -236,4 +289,6 @@ def _file(seed: Seed, path: Path, rng: Random) -> Case:
         text = {"csv": seed.table.to_csv(), "empty": "", "json": seed.table.to_json()}[kind]
         path.write_text(text)
     must = "either" if kind == "no rows" and seed.name != "samples" else "refuse"
-    return Case(f"{seed.name}: {kind}", lambda: seed.read(path), must=must, truth=truth, named=(str(path),))  # type: ignore[arg-type]
+    return Case(
+        f"{seed.name}: {kind}", lambda: seed.read(path), must=must, truth=truth, named=(str(path),)
+    )  # type: ignore[arg-type]

@@ -52,16 +52,22 @@ def facts(path: Path, replayed: bool = True) -> Data:
     if not replayed:
         return {"table": table, "notes": table["notes"]}
     figures = replay(path).as_dict()
-    times = {key: value for key, value in figures.items() if key.endswith("_us") and value is not None}
+    times = {
+        key: value for key, value in figures.items() if key.endswith("_us") and value is not None
+    }
     assert all(np.isfinite(value) for value in times.values()), f"not finite: {times}"
-    assert figures["predicted_us"] >= 0 and figures["active_predicted_us"] >= 0, f"negative: {times}"
+    assert figures["predicted_us"] >= 0 and figures["active_predicted_us"] >= 0, (
+        f"negative: {times}"
+    )
     return {"table": table, "times": times, "notes": table["notes"]}
 
 
 def _read(path: Path) -> Data:
     trace = load_trace(path)
-    texts = {name: [str(values[code]) for code in trace.columns[name].tolist()] if len(values) else []
-             for name, values in trace.vocabulary.items()}  # fmt: skip
+    texts = {
+        name: [str(values[code]) for code in trace.columns[name].tolist()] if len(values) else []
+        for name, values in trace.vocabulary.items()
+    }
     rest = {name: values for name, values in trace.columns.items() if name not in trace.vocabulary}
     return {"columns": rest, "texts": texts, "notes": list(trace.notes)}
 
@@ -70,7 +76,9 @@ def case(seeds: list[Seed], folder: Path, rng: Random) -> Case:
     """A damaged trace."""
     seed = rng.choices(seeds, (3, 1, 1))[0]  # the first is read and replayed in a tenth of the time
     path = folder / rng.choice(("trace.json", "trace.json.gz", "trace", "a b;c.json"))
-    return rng.choice((_same, _same, _refused, _bytes, _bytes, _values, _values, _clamped))(seed, path, rng)
+    return rng.choice((_same, _same, _refused, _bytes, _bytes, _values, _values, _clamped))(
+        seed, path, rng
+    )
 
 
 def _made(name: str, path: Path, content: bytes, **what: Any) -> Case:
@@ -88,18 +96,28 @@ def _same(seed: Seed, path: Path, rng: Random) -> Case:
         content = gzip.compress(content, mtime=0)
     elif rng.random() < 0.3:
         content = rng.choice((b"\xef\xbb\xbf", b" \n\t")) + content + rng.choice((b"", b"\n \n"))
-    return _made(change.__name__.strip("_"), path, content, must="accept", truth=_equals(seed, change is _later))
+    return _made(
+        change.__name__.strip("_"),
+        path,
+        content,
+        must="accept",
+        truth=_equals(seed, change is _later),
+    )
 
 
 def _equals(seed: Seed, moved: bool) -> Callable[[Data, list[str]], str]:
     """A check that a trace says what its seed says; at another time of day, `ts_ns` is another."""
 
     def fault(found: Data, _: list[str]) -> str:
-        parts = [difference(found["times"], seed.facts["times"], "times")] if "times" in found else []
+        parts = (
+            [difference(found["times"], seed.facts["times"], "times")] if "times" in found else []
+        )
         for part in ("columns", "texts"):
             ours, theirs = dict(found["table"][part]), dict(seed.facts["table"][part])
             if moved:
-                ours, theirs = ({k: v for k, v in each.items() if k != "ts_ns"} for each in (ours, theirs))
+                ours, theirs = (
+                    {k: v for k, v in each.items() if k != "ts_ns"} for each in (ours, theirs)
+                )
             parts.append(difference(ours, theirs, part))
         return next((text for text in parts if text), "")
 
@@ -148,7 +166,11 @@ def _events_of_other_kinds(data: Data, rng: Random) -> None:
 
 
 def _copies(data: Data, rng: Random) -> None:
-    linked = [event for event in data["traceEvents"] if (event.get("args") or {}).get("correlation") is not None]
+    linked = [
+        event
+        for event in data["traceEvents"]
+        if (event.get("args") or {}).get("correlation") is not None
+    ]
     data["traceEvents"] += [copy.deepcopy(event) for event in linked]
 
 
@@ -168,7 +190,15 @@ def _later(data: Data, rng: Random) -> None:
             event["ts"] = round(event["ts"] + by, 3)
 
 
-SAME = (_shuffled, _keys_in_another_order, _unknown_keys, _events_of_other_kinds, _copies, _floats, _later)
+SAME = (
+    _shuffled,
+    _keys_in_another_order,
+    _unknown_keys,
+    _events_of_other_kinds,
+    _copies,
+    _floats,
+    _later,
+)
 
 
 def _refused(seed: Seed, path: Path, rng: Random) -> Case:
@@ -188,7 +218,9 @@ def _refused(seed: Seed, path: Path, rng: Random) -> Case:
     elif harm == "no list":
         data["traceEvents"] = rng.choice((None, 3, "x", {}, {"a": 1}))
     elif harm == "no object":
-        data["traceEvents"][rng.randrange(len(data["traceEvents"]))] = rng.choice((None, 3, "x", [], [1]))
+        data["traceEvents"][rng.randrange(len(data["traceEvents"]))] = rng.choice(
+            (None, 3, "x", [], [1])
+        )
     elif harm == "nested":
         content = b'{"traceEvents": ' + rng.choice((b"[", b'[{"a":')) * rng.choice((3_000, 100_000))
     else:
@@ -212,7 +244,12 @@ def _bytes(seed: Seed, path: Path, rng: Random) -> Case:
     if rng.random() < 0.4:
         name, content = damaged(gzip.compress(text, mtime=0), rng)
         # gzip has a checksum: whatever is read is what was written
-        return _made(f"gzip {name}", path, content, truth=_equals(seed, False) if content[:2] == b"\x1f\x8b" else ANY)
+        return _made(
+            f"gzip {name}",
+            path,
+            content,
+            truth=_equals(seed, False) if content[:2] == b"\x1f\x8b" else ANY,
+        )
     name, content = damaged(text, rng)
     return _made(name, path, content)
 
@@ -227,6 +264,8 @@ def _clamped(seed: Seed, path: Path, rng: Random) -> Case:
     data = copy.deepcopy(seed.data)
     rng.choice([each for each in data["traceEvents"] if each.get("dur", 0) > 0])["dur"] *= -1
     told: Callable[[Data, list[str]], str] = lambda found, _: (  # noqa: E731
-        "" if any("negative duration" in note for note in found["notes"]) else "the negative duration is not told"
+        ""
+        if any("negative duration" in note for note in found["notes"])
+        else "the negative duration is not told"
     )
     return _made("negative duration", path, json_bytes(data), truth=told)

@@ -82,7 +82,9 @@ def judge(case: Case) -> Verdict:
 def _of_refusal(case: Case, text: str) -> Verdict:
     if case.must == "accept":
         return Verdict("refused harmless", text)
-    breaks = "\n" in text and "\n" not in case.mutation  # commands show what the user typed on one line
+    breaks = (
+        "\n" in text and "\n" not in case.mutation
+    )  # commands show what the user typed on one line
     if breaks or not text.strip() or len(text) > max(MAX_LINE, 2 * len(case.mutation)):
         return Verdict("message", f"not one line of text: {text[:MAX_LINE]!r}")
     if case.named and not any(name in text for name in case.named):
@@ -116,18 +118,31 @@ def difference(found: Any, truth: Any, where: str = "result") -> str:
         if found.shape != truth.shape:
             return f"{where} has shape {found.shape}, not {truth.shape}"
         if found.dtype.kind in "fiub" and truth.dtype.kind in "fiub":
-            same = np.isclose(found.astype(float), truth.astype(float), rtol=RELATIVE, atol=0, equal_nan=True)
-            return "" if same.all() else f"{where} differs at {int(np.flatnonzero(~same.ravel())[0])}"
+            same = np.isclose(
+                found.astype(float), truth.astype(float), rtol=RELATIVE, atol=0, equal_nan=True
+            )
+            return (
+                "" if same.all() else f"{where} differs at {int(np.flatnonzero(~same.ravel())[0])}"
+            )
         return difference(found.tolist(), truth.tolist(), where)
     if isinstance(found, (list, tuple)) and isinstance(truth, (list, tuple)):
         if len(found) != len(truth):
             return f"{where} has {len(found)} parts, not {len(truth)}"
-        each = (difference(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(found, truth, strict=True)))
+        each = (
+            difference(a, b, f"{where}[{i}]")
+            for i, (a, b) in enumerate(zip(found, truth, strict=True))
+        )
         return next((text for text in each if text), "")
     if isinstance(found, float) and isinstance(truth, (int, float)) and not isinstance(truth, bool):
-        same = math.isclose(found, truth, rel_tol=RELATIVE) or (math.isnan(found) and math.isnan(truth))
+        same = math.isclose(found, truth, rel_tol=RELATIVE) or (
+            math.isnan(found) and math.isnan(truth)
+        )
         return "" if same else f"{where} is {found!r}, not {truth!r}"
-    return "" if found is truth or bool(found == truth) else f"{where} is {_short(found)}, not {_short(truth)}"
+    return (
+        ""
+        if found is truth or bool(found == truth)
+        else f"{where} is {_short(found)}, not {_short(truth)}"
+    )
 
 
 def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:

@@ -67,7 +67,10 @@ def work(pipe: Connection, seed: int, numbers: Iterable[int]) -> None:
             try:
                 _, mutation, verdict = cases.run(number)
             except Exception as error:  # a fault of the soak itself
-                mutation, verdict = "", Verdict("fault of the soak", f"{type(error).__name__}: {error}")
+                mutation, verdict = (
+                    "",
+                    Verdict("fault of the soak", f"{type(error).__name__}: {error}"),
+                )
             peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             if peak > MAX_RSS_BYTES and not verdict.failed:
                 verdict = Verdict("memory", f"the process has held {peak:,} bytes")

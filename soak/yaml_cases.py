@@ -46,7 +46,10 @@ def _gpu(project: Path) -> Any:
 def _point(project: Path, *overrides: str) -> Any:
     with in_project(project):
         point = expand([f"model={MODEL}", *overrides])[0]
-        return {name: point.section(name) for name in ("gpu", "model", "kernels", "overheads", "predict")}
+        return {
+            name: point.section(name)
+            for name in ("gpu", "model", "kernels", "overheads", "predict")
+        }
 
 
 def _prices(file: Path) -> Any:
@@ -56,21 +59,40 @@ def _prices(file: Path) -> Any:
 def case(base: Base, folder: Path, rng: Random) -> Case:
     """A damaged file of the configuration."""
     kind = rng.choice(
-        (_gpu_file, _gpu_file, _unit, _model_file, _price_file, _price_file, _price, _override, _override)
+        (
+            _gpu_file,
+            _gpu_file,
+            _unit,
+            _model_file,
+            _price_file,
+            _price_file,
+            _price,
+            _override,
+            _override,
+        )
     )
     return kind(base, folder, rng)
 
 
 def _written(path: Path, values: Any, rng: Random) -> None:
-    path.write_text(yaml.safe_dump(values, sort_keys=rng.random() < 0.5, default_flow_style=rng.choice((None, True, False)),
-                                   allow_unicode=rng.random() < 0.5), "utf-8")  # fmt: skip
+    path.write_text(
+        yaml.safe_dump(
+            values,
+            sort_keys=rng.random() < 0.5,
+            default_flow_style=rng.choice((None, True, False)),
+            allow_unicode=rng.random() < 0.5,
+        ),
+        "utf-8",
+    )
 
 
 def _harm(path: Path, rng: Random, refuse: dict[str, Any]) -> tuple[str, str]:
     """Damage a YAML file. Returns what was done, and `same`, `refuse` or `either`."""
     text = path.read_text("utf-8")
     values = yaml.safe_load(text)
-    kind = rng.choice(("same", "same", "bytes", "values", "values", "unknown key", "twice", "not yaml", "gone"))
+    kind = rng.choice(
+        ("same", "same", "bytes", "values", "values", "unknown key", "twice", "not yaml", "gone")
+    )
     if kind == "same":
         _written(path, values, rng)
         return "same", "same"
@@ -89,9 +111,26 @@ def _harm(path: Path, rng: Random, refuse: dict[str, Any]) -> tuple[str, str]:
         path.write_text(f"{text}\n{key}: {values[key]}\n", "utf-8")
         return f"{key} twice", "refuse"
     elif kind == "not yaml":
-        path.write_bytes(rng.choice((b"", b"{", b"- a\n- b\n", b"just text", b"\x00", b"\xff\xfe", b"a: &a [*a]",
-                                     b"!!python/object/apply:os.system [id]",
-                                     b"a: b: c", b"\t- x", BILLION_LAUGHS, b"? {a: 1}\n: 2\n", b"null", b"3")))  # fmt: skip
+        path.write_bytes(
+            rng.choice(
+                (
+                    b"",
+                    b"{",
+                    b"- a\n- b\n",
+                    b"just text",
+                    b"\x00",
+                    b"\xff\xfe",
+                    b"a: &a [*a]",
+                    b"!!python/object/apply:os.system [id]",
+                    b"a: b: c",
+                    b"\t- x",
+                    BILLION_LAUGHS,
+                    b"? {a: 1}\n: 2\n",
+                    b"null",
+                    b"3",
+                )
+            )
+        )
         return "not yaml", "refuse"
     else:
         path.unlink()
@@ -101,8 +140,9 @@ def _harm(path: Path, rng: Random, refuse: dict[str, Any]) -> tuple[str, str]:
     return kind, "either"
 
 
-BILLION_LAUGHS = (b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
-                  + b"".join(b"a%d: &a%d [%s]\n" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 9)))  # fmt: skip
+BILLION_LAUGHS = b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + b"".join(
+    b"a%d: &a%d [%s]\n" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 9)
+)
 """A small YAML text that names 400 million values."""
 
 
@@ -110,15 +150,21 @@ def _gpu_file(base: Base, folder: Path, rng: Random) -> Case:
     project = project_copy(folder / "project")
     path = own_copy(project, "config/gpu") / f"{GPU}.yaml"
     kind, must = _harm(path, rng, {"unknown key": "refuse"})
-    what: dict[str, Any] = {"refuse": {"must": "refuse"}, "same": {"must": "accept", "truth": base.gpu}}.get(must, {})
-    return Case(f"gpu file: {kind}", partial(_gpu, project), named=(str(path), GPU, path.name), **what)
+    what: dict[str, Any] = {
+        "refuse": {"must": "refuse"},
+        "same": {"must": "accept", "truth": base.gpu},
+    }.get(must, {})
+    return Case(
+        f"gpu file: {kind}", partial(_gpu, project), named=(str(path), GPU, path.name), **what
+    )
 
 
 UNITS = {
-    "dram_gb_per_s": (1e-3, 1e3, 1e9), "fp32_tflop_per_s": (1e-3, 1e3), "fp16_tflop_per_s": (1e-3, 1e3),
-    "tf32_tflop_per_s": (1e-3, 1e3), "bf16_tflop_per_s": (1e-3, 1e3), "memory_gib": (1e3, 1e-3, 2**30),
-    "l2_mib": (1024, 2**20, 1 / 1024),
-    "boost_clock_mhz": (1e-3, 1e3, 1e6), "base_clock_mhz": (1e-3, 1e6), "nvlink_bidirectional_gb_per_s": (1e-3, 1e3),
+    "dram_gb_per_s": (1e-3, 1e3, 1e9), "fp32_tflop_per_s": (1e-3, 1e3),
+    "fp16_tflop_per_s": (1e-3, 1e3), "tf32_tflop_per_s": (1e-3, 1e3),
+    "bf16_tflop_per_s": (1e-3, 1e3), "memory_gib": (1e3, 1e-3, 2**30),
+    "l2_mib": (1024, 2**20, 1 / 1024), "boost_clock_mhz": (1e-3, 1e3, 1e6),
+    "base_clock_mhz": (1e-3, 1e6), "nvlink_bidirectional_gb_per_s": (1e-3, 1e3),
     "tdp_w": (1e-3, 1e3), "sms": (1e3, 64), "compute_capability": (10,), "pcie_generation": (8,),
 }  # fmt: skip
 """Factors of wrong units by key: tera for giga, bits for bytes, and the like."""
@@ -131,13 +177,23 @@ def _unit(base: Base, folder: Path, rng: Random) -> Case:
     key = rng.choice(sorted(UNITS))
     values[key] *= (factor := rng.choice(UNITS[key]))
     _written(path, values, rng)
-    return Case(f"unit: {key} x {factor:g}", partial(_gpu, project), must="refuse", named=(key, "architecture"))
+    return Case(
+        f"unit: {key} x {factor:g}",
+        partial(_gpu, project),
+        must="refuse",
+        named=(key, "architecture"),
+    )
 
 
 def _model_file(base: Base, folder: Path, rng: Random) -> Case:
     project = project_copy(folder / "project")
     name = rng.choice(
-        (f"config/model/{MODEL}.yaml", "config/kernels/auto.yaml", "config/overheads/shared.yaml", "config/config.yaml")
+        (
+            f"config/model/{MODEL}.yaml",
+            "config/kernels/auto.yaml",
+            "config/overheads/shared.yaml",
+            "config/config.yaml",
+        )
     )
     if name.count("/") == 1:
         own_copy(project, "config")
@@ -146,7 +202,10 @@ def _model_file(base: Base, folder: Path, rng: Random) -> Case:
         own_copy(project, name.rpartition("/")[0])
     path = project / name
     kind, must = _harm(path, rng, {"unknown key": "either"})
-    what: dict[str, Any] = {"refuse": {"must": "refuse"}, "same": {"must": "accept", "truth": base.point}}.get(must, {})
+    what: dict[str, Any] = {
+        "refuse": {"must": "refuse"},
+        "same": {"must": "accept", "truth": base.point},
+    }.get(must, {})
     return Case(f"{path.stem}: {kind}", partial(_point, project), **what)
 
 
@@ -156,9 +215,10 @@ def _price_file(base: Base, folder: Path, rng: Random) -> Case:
     kind, must = _harm(path, rng, {"unknown key": "refuse"})
     if must == "either":
         must = {"gone": "refuse"}.get(kind, must)
-    what: dict[str, Any] = {"refuse": {"must": "refuse"}, "same": {"must": "accept", "truth": base.prices}}.get(
-        must, {}
-    )
+    what: dict[str, Any] = {
+        "refuse": {"must": "refuse"},
+        "same": {"must": "accept", "truth": base.prices},
+    }.get(must, {})
     return Case(f"prices: {kind}", partial(_prices, path), named=(str(path),), **what)
 
 
@@ -167,7 +227,9 @@ def _price(base: Base, folder: Path, rng: Random) -> Case:
     path = folder / "prices.yaml"
     values = yaml.safe_load((config_dir() / "prices.yaml").read_text("utf-8"))
     entry = rng.choice(values["prices"])
-    harm = rng.choice(("currency", "per_hour", "date", "source", "gpu", "scope", "stands_for", "same offer"))
+    harm = rng.choice(
+        ("currency", "per_hour", "date", "source", "gpu", "scope", "stands_for", "same offer")
+    )
     if harm == "currency":
         values["currency"] = rng.choice((None, "", 5, [], {"USD": 1}, True))
     elif harm == "same offer":
@@ -177,35 +239,54 @@ def _price(base: Base, folder: Path, rng: Random) -> Case:
     else:
         entry[harm] = rng.choice(BAD[harm])
     _written(path, values, rng)
-    return Case(f"price: {harm}={entry.get(harm)!r}"[:60], partial(_prices, path), must="refuse", named=(str(path),))
+    return Case(
+        f"price: {harm}={entry.get(harm)!r}"[:60],
+        partial(_prices, path),
+        must="refuse",
+        named=(str(path),),
+    )
 
 
 BAD: dict[str, tuple[Any, ...]] = {
-    "per_hour": (None, "", "1,50", "$2", -1, 0, float("nan"), float("inf"), True, [1], {"usd": 1}, "free", "1e400"),
+    "per_hour": (
+        None,
+        "",
+        "1,50",
+        "$2",
+        -1,
+        0,
+        float("nan"),
+        float("inf"),
+        True,
+        [1],
+        {"usd": 1},
+        "free",
+        "1e400",
+    ),
     "date": ("2021", "9.9.2021", "2999-01-01", 20210909, None, True, [], "2021-13-01"),
     "source": (None, ""),
     "gpu": ("V1000", None, "", [], 5, True, {"a": 1}),
     "scope": ("node", 5, [], True),
     "stands_for": ("V100", 5, True, ["V1000"], {"a": 1}, [None]),
-}  # fmt: skip
+}
 
 
 KEYS = (
-    "batch_size", "gpu", "model", "kernels", "overheads", "model.dim", "model.tables", "model.rows", "model.lookups", "model.dtype",
-    "model.bottom_mlp", "model.top_mlp", "model.optimizer", "model.foreach", "model.distribution", "predict.draws", "predict.seed",
-    "predict.cuda_graph", "predict.critical_path", "overheads.host_scale", "edit.remove", "edit.fuse", "edit.substitute", "gpu.sms",
-    "gpu.dram_gb_per_s", "gpu.boost_clock_mhz", "gpu.memory_gib", "gpu.pcie_lanes", "gpu.name", "kernels.seed",
-    "collect.step_seconds",
-    "model", "model.name", "gpu.sources", "model.bottom_mlp[0]", "hydra.run.dir", "results", "experiment", "model.loss",
+    "batch_size", "gpu", "model", "kernels", "overheads", "model.dim", "model.tables", "model.rows",
+    "model.lookups", "model.dtype", "model.bottom_mlp", "model.top_mlp", "model.optimizer",
+    "model.foreach", "model.distribution", "predict.draws", "predict.seed", "predict.cuda_graph",
+    "predict.critical_path", "overheads.host_scale", "edit.remove", "edit.fuse", "edit.substitute",
+    "gpu.sms", "gpu.dram_gb_per_s", "gpu.boost_clock_mhz", "gpu.memory_gib", "gpu.pcie_lanes",
+    "gpu.name", "kernels.seed", "collect.step_seconds", "model", "model.name", "gpu.sources",
+    "model.bottom_mlp[0]", "hydra.run.dir", "results", "experiment", "model.loss",
 )  # fmt: skip
 TEXTS = (
-    "", "0", "-1", "1.5", "nan", "inf", "1e999", "true", "null", "[]", "{}", "[1,2", "a,b", "a b", "'", '"', "${gpu.sms}",
-    "${oc.env:HOME}",
-    "${model.dim}", "../x", "\x00", "\n", "µ", "999999999999999999999", "1,2,3", "range(1,5)", "glob(*)", "choice(1,2)",
-    "interval(0,1)",
-    "[512,0]", "{a:1}", "0x10", "1_000", "+5", "64.0", "TRUE", "512MB", "sort(3,1)", "shuffle(range(3))", "glob([)", "!!int",
-    "a=b", "=",
-    "\\", "~", "@x", "\u202e", "x" * 3000, "[" * 200, "(" * 200, "1" * 5000,
+    "", "0", "-1", "1.5", "nan", "inf", "1e999", "true", "null", "[]", "{}", "[1,2", "a,b", "a b",
+    "'", '"', "${gpu.sms}", "${oc.env:HOME}", "${model.dim}", "../x", "\x00", "\n", "µ",
+    "999999999999999999999", "1,2,3", "range(1,5)", "glob(*)", "choice(1,2)", "interval(0,1)",
+    "[512,0]", "{a:1}", "0x10", "1_000", "+5", "64.0", "TRUE", "512MB", "sort(3,1)",
+    "shuffle(range(3))", "glob([)", "!!int", "a=b", "=", "\\", "~", "@x", "\u202e", "x" * 3000,
+    "[" * 200, "(" * 200, "1" * 5000,
 )  # fmt: skip
 
 
@@ -219,15 +300,23 @@ def _override(base: Base, folder: Path, rng: Random) -> Case:
         + rng.choice(("=", "=", "=", "=", "", "==", ":"))
         + rng.choice(TEXTS)
     )
-    extra = [f"batch_size={rng.choice((1, 64, 4096))}"] if "batch_size" not in key and rng.random() < 0.5 else []
+    extra = (
+        [f"batch_size={rng.choice((1, 64, 4096))}"]
+        if "batch_size" not in key and rng.random() < 0.5
+        else []
+    )
     return Case(f"override {text}", partial(_point, project, text, *extra), truth=_finite)
 
 
 def _finite(found: Any, _: list[str]) -> str:
     numbers: Callable[[Any], list[float]] = lambda value: (  # noqa: E731
-        [each for inner in value.values() for each in numbers(inner)] if isinstance(value, dict)
-        else [each for inner in value for each in numbers(inner)] if isinstance(value, (list, tuple))
-        else [value] if isinstance(value, float) else []
-    )  # fmt: skip
+        [each for inner in value.values() for each in numbers(inner)]
+        if isinstance(value, dict)
+        else [each for inner in value for each in numbers(inner)]
+        if isinstance(value, (list, tuple))
+        else [value]
+        if isinstance(value, float)
+        else []
+    )
     wrong = [each for each in numbers(found) if each != each or abs(each) == float("inf")]
     return f"settings hold {wrong}" if wrong else difference(sorted(found), sorted(found))

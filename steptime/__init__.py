@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline import advise, compare, draw_step, draw_steps, load_trace, plan, predict, predict_grid, track
+    from pipeline import (
+        advise,
+        compare,
+        draw_step,
+        draw_steps,
+        load_trace,
+        plan,
+        predict,
+        predict_grid,
+        track,
+    )
     from pipeline.workloads.training_step import Step
 
 __all__ = [
@@ -59,6 +69,7 @@ def check_not_hidden() -> None:
     if spec is None or spec.origin is None or Path(spec.origin).resolve() != _CODE:
         where = "a module" if spec is None else spec.origin
         raise ImportError(
-            f"steptime: {where} hides Steptime's own package `pipeline`: rename that file, uninstall that package, or start "
+            f"steptime: {where} hides Steptime's own package `pipeline`: "
+            f"rename that file, uninstall that package, or start "
             "Python in another folder"
         )

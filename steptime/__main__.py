@@ -14,7 +14,9 @@ def main() -> None:
         check_not_hidden()
     except ImportError as error:
         sys.exit(str(error))
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices are small: more threads would only wait
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # matrices are small: more threads would only wait
     from pipeline.cli import main as run
 
     run()

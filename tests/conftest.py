@@ -19,14 +19,18 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 # the same examples on every run: a change is judged by itself, not by luck; `--hypothesis-profile=explore` draws new ones
 # no example fails for its time: the machine may be busy
-settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile("repeatable")
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # the workers of a run share a cache, which holds nothing of an earlier run; the process that starts them makes and deletes it
-OWN_CACHE = "" if "STEPTIME_TEST_CACHE" in os.environ else tempfile.mkdtemp(prefix="steptime-test-cache-")
+OWN_CACHE = (
+    "" if "STEPTIME_TEST_CACHE" in os.environ else tempfile.mkdtemp(prefix="steptime-test-cache-")
+)
 os.environ["STEPTIME_CACHE"] = os.environ.setdefault("STEPTIME_TEST_CACHE", OWN_CACHE)
 
 

@@ -57,9 +57,9 @@ SYSTEM_CONF = Path("/etc/slurm/slurm.conf")
 
 def missing() -> list[str]:
     """Programs that are needed and not installed."""
-    return [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None] + (
-        [] if _postgres() else ["postgresql"]
-    )
+    return [
+        name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None
+    ] + ([] if _postgres() else ["postgresql"])
 
 
 @contextmanager
@@ -72,10 +72,15 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20 * 3 // 4
     (folder / "slurm.conf").write_text(
         SLURM_CONF.format(
-            host=socket.gethostname().split(".")[0], loopback=LOOPBACK, folder=folder, cores=os.cpu_count(),
-            memory_mb=memory_mb, controller_port=free_port(), node_port=free_port(),
+            host=socket.gethostname().split(".")[0],
+            loopback=LOOPBACK,
+            folder=folder,
+            cores=os.cpu_count(),
+            memory_mb=memory_mb,
+            controller_port=free_port(),
+            node_port=free_port(),
         )
-    )  # fmt: skip
+    )
     environment = dict(os.environ)
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
@@ -85,15 +90,26 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
         servers.enter_context(_linked(SYSTEM_CONF.with_name("gres.conf"), folder / "gres.conf"))
         servers.enter_context(
             _running(
-                ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket",
-                 f"--pid-file={folder}/munge.pid", f"--seed-file={folder}/munge.seed"],
-                folder / "munge.log", environment,
+                [
+                    "munged",
+                    "--foreground",
+                    "--force",
+                    f"--key-file={key}",
+                    f"--socket={folder}/munge.socket",
+                    f"--pid-file={folder}/munge.pid",
+                    f"--seed-file={folder}/munge.seed",
+                ],
+                folder / "munge.log",
+                environment,
             )
-        )  # fmt: skip
+        )
         wait_until(lambda: (folder / "munge.socket").exists(), "munged")
         for program in ("slurmctld", "slurmd"):
             servers.enter_context(_running([program, "-D"], folder / f"{program}.out", environment))
-        wait_until(lambda: "idle" in told(["sinfo", "-h", "-o", "%T"], environment), "the node of the Slurm cluster")
+        wait_until(
+            lambda: "idle" in told(["sinfo", "-h", "-o", "%T"], environment),
+            "the node of the Slurm cluster",
+        )
         yield environment
         subprocess.run(["scancel", "--user=root"], env=environment, check=False)
 
@@ -109,7 +125,11 @@ def object_store(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
         "AWS_SECRET_ACCESS_KEY": "check",
         "AWS_ENDPOINT_URL": url,
     }
-    with _running([sys.executable, "-m", "moto.server", "-H", LOOPBACK, "-p", str(port)], folder / "log", environment):
+    with _running(
+        [sys.executable, "-m", "moto.server", "-H", LOOPBACK, "-p", str(port)],
+        folder / "log",
+        environment,
+    ):
         wait_until(lambda: _answers(port), "the S3 server")
         client = s3_client(environment)
         client.create_bucket(Bucket=bucket)
@@ -121,9 +141,12 @@ def s3_client(environment: Mapping[str, str]):
     import boto3
 
     return boto3.client(
-        "s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1",
-        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"], aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-    )  # fmt: skip
+        "s3",
+        endpoint_url=environment["AWS_ENDPOINT_URL"],
+        region_name="us-east-1",
+        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+    )
 
 
 @contextmanager
@@ -134,17 +157,27 @@ def postgres(folder: Path) -> Iterator[str]:
     shutil.chown(folder, "postgres")
     folder.parent.chmod(0o755)  # the server runs as another user
     data = folder / "data"
-    subprocess.run([*user, f"{programs}/initdb", "-D", str(data), "-A", "trust"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*user, f"{programs}/initdb", "-D", str(data), "-A", "trust"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     settings = f"-p {port} -k {folder} -c listen_addresses={LOOPBACK}"
     control = [*user, f"{programs}/pg_ctl", "-D", str(data), "-w"]
     subprocess.run(
-        [*control, "-o", settings, "-l", str(folder / "log"), "start"], check=True, stdout=subprocess.DEVNULL
+        [*control, "-o", settings, "-l", str(folder / "log"), "start"],
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     try:
-        subprocess.run([*user, f"{programs}/createdb", "-h", LOOPBACK, "-p", str(port), "mlflow"], check=True)
+        subprocess.run(
+            [*user, f"{programs}/createdb", "-h", LOOPBACK, "-p", str(port), "mlflow"], check=True
+        )
         yield f"postgresql+psycopg2://postgres@{LOOPBACK}:{port}/mlflow"
     finally:
-        subprocess.run([*control, "-m", "immediate", "stop"], check=False, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*control, "-m", "immediate", "stop"], check=False, stdout=subprocess.DEVNULL
+        )
 
 
 def told(command: list[str], environment: Mapping[str, str]) -> str:
@@ -169,7 +202,9 @@ def wait_until(ready: Callable[[], bool], what: str, seconds: float = 60) -> Non
 def _linked(place: Path, file: Path) -> Iterator[None]:
     """A link at `place` to a file, removed with the block."""
     if place.exists() or place.is_symlink():
-        raise SystemExit(f"{place}: exists; this machine has a Slurm of its own, which is left alone")
+        raise SystemExit(
+            f"{place}: exists; this machine has a Slurm of its own, which is left alone"
+        )
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(file)
     try:
@@ -182,7 +217,9 @@ def _linked(place: Path, file: Path) -> Iterator[None]:
 def _running(command: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """A process that is ended with the block; its output goes to a file."""
     with log.open("w") as out:
-        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
         try:
             yield
         finally:
@@ -196,7 +233,9 @@ def _running(command: list[str], log: Path, environment: Mapping[str, str]) -> I
 
 def _postgres() -> str:
     """Folder of the newest PostgreSQL's programs; empty if there is none."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=lambda path: int(path.parts[-3]))
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=lambda path: int(path.parts[-3])
+    )
     return str(found[-1].parent) if found else ""
 
 

@@ -25,12 +25,16 @@ def section() -> str:
         at.mkdir()
         began = time.monotonic()
         output = run(command(at, "--cores", "2"))
-        rows.append(["one machine, `--cores 2`", _jobs(output), 0, 0, round(time.monotonic() - began)])
+        rows.append(
+            ["one machine, `--cores 2`", _jobs(output), 0, 0, round(time.monotonic() - began)]
+        )
         with slurm(folder / "slurm") as environment:
             for title, fails in (("Slurm", False), ("Slurm, the node fails once", True)):
                 place = folder / ("failing" if fails else "slurm-results")
                 place.mkdir()
-                asked = command(place, "--profile", str(project_dir() / "profiles/slurm"), *FAST_STATUS)
+                asked = command(
+                    place, "--profile", str(project_dir() / "profiles/slurm"), *FAST_STATUS
+                )
                 failure = NodeFailure(environment) if fails else None
                 first = _last_id(environment)
                 began = time.monotonic()
@@ -41,14 +45,22 @@ def section() -> str:
                 if failure:
                     failure.join()
                 rows.append(
-                    [title, _jobs(output), _last_id(environment) - first, failure.lost if failure else 0, duration]
+                    [
+                        title,
+                        _jobs(output),
+                        _last_id(environment) - first,
+                        failure.lost if failure else 0,
+                        duration,
+                    ]
                 )
                 tables = same_tables(at / "results", place / "results")
     cells = [[str(cell) for cell in row] for row in rows]
-    table = markdown(("run", "jobs of rules", "Slurm jobs", "lost with the node", "duration (s)"), cells)
+    table = markdown(
+        ("run", "jobs of rules", "Slurm jobs", "lost with the node", "duration (s)"), cells
+    )
     return (
-        f"`{' '.join(GRID)}`, 36 points, from the shipped models. All {tables} tables of the three runs are equal to the last "
-        f"digit.\n\n{table}"
+        f"`{' '.join(GRID)}`, 36 points, from the shipped models. All {tables} tables of the three"
+        f" runs are equal to the last digit.\n\n{table}"
     )
 
 
@@ -65,13 +77,17 @@ class NodeFailure(threading.Thread):
 
     def run(self) -> None:
         node = told(["sinfo", "-h", "-o", "%n"], self.environment).strip()
-        while "predict" not in (running := told(["squeue", "-h", "-t", "R", "-o", "%i %k"], self.environment)):
+        while "predict" not in (
+            running := told(["squeue", "-h", "-t", "R", "-o", "%i %k"], self.environment)
+        ):
             time.sleep(0.5)
         self.lost = len(running.splitlines())
         change = ["scontrol", "update", f"nodename={node}", "reason=check"]
         subprocess.run([*change, "state=down"], env=self.environment, check=True)
         time.sleep(3)
-        if "down" in told(["sinfo", "-h", "-o", "%T"], self.environment):  # else it has registered again by itself
+        if "down" in told(
+            ["sinfo", "-h", "-o", "%T"], self.environment
+        ):  # else it has registered again by itself
             subprocess.run([*change, "state=resume"], env=self.environment, check=True)
 
 
@@ -82,4 +98,10 @@ def _jobs(output: str) -> int:
 
 def _last_id(environment: dict[str, str]) -> int:
     """The number of the newest Slurm job; they count from 1."""
-    return max((int(line) for line in told(["squeue", "-h", "-t", "all", "-o", "%A"], environment).split()), default=0)
+    return max(
+        (
+            int(line)
+            for line in told(["squeue", "-h", "-t", "all", "-o", "%A"], environment).split()
+        ),
+        default=0,
+    )

@@ -10,9 +10,18 @@ from benchmarks.cluster.services import object_store, s3_client
 
 BUCKET = "steptime"
 STORED = (
-    "--cores", "2", "--default-storage-provider", "s3", "--default-storage-prefix", f"s3://{BUCKET}",
-    "--shared-fs-usage", "persistence", "software-deployment", "sources", "source-cache",
-)  # fmt: skip
+    "--cores",
+    "2",
+    "--default-storage-provider",
+    "s3",
+    "--default-storage-prefix",
+    f"s3://{BUCKET}",
+    "--shared-fs-usage",
+    "persistence",
+    "software-deployment",
+    "sources",
+    "source-cache",
+)
 SMALL = ("gpu=V100", "model=dlrm_small")
 
 
@@ -23,7 +32,10 @@ def section() -> str:
             (folder / each).mkdir()
         run(command(folder / "local", "--cores", "2"))
         with object_store(folder / "s3", BUCKET) as environment:
-            stored = {**environment, "SNAKEMAKE_STORAGE_S3_ENDPOINT_URL": environment["AWS_ENDPOINT_URL"]}
+            stored = {
+                **environment,
+                "SNAKEMAKE_STORAGE_S3_ENDPOINT_URL": environment["AWS_ENDPOINT_URL"],
+            }
             run(command(folder / "stored", *STORED), stored)
             left = run(command(folder / "again", *STORED), stored)
             if "Nothing to be done" not in left:
@@ -36,9 +48,11 @@ def section() -> str:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 client.download_file(BUCKET, each["Key"], str(file))
                 size += each["Size"]
-            tables = same_tables(folder / "local" / "results", folder / "fetched" / "results", index=False)
+            tables = same_tables(
+                folder / "local" / "results", folder / "fetched" / "results", index=False
+            )
     return (
-        f"`{' '.join(GRID)}`, 36 points: {len(objects)} objects, {size / 1e6:.1f} MB. All {tables} tables are equal to "
-        "those of a run in a folder, to the last digit. A second run in an empty folder, as on another machine, finds nothing "
-        "to do."
+        f"`{' '.join(GRID)}`, 36 points: {len(objects)} objects, {size / 1e6:.1f} MB. All {tables}"
+        " tables are equal to those of a run in a folder, to the last digit. A second run in an"
+        " empty folder, as on another machine, finds nothing to do."
     )

@@ -25,7 +25,8 @@ from pipeline.paths import config_dir, datasets_dir
 from pipeline.workloads import make_step
 
 PUBLISHED_MILLIONS = {
-    "resnet50": (25.557, "torchvision"), "inception_v3": (27.161, "torchvision, with the auxiliary head"),
+    "resnet50": (25.557, "torchvision"),
+    "inception_v3": (27.161, "torchvision, with the auxiliary head"),
     "bert_large": (336.2, "Hugging Face, pre-training heads"), "gpt2_large": (774.0, "OpenAI"),
     "opt_13": (1315.8, "Meta, 1.3 B"),
 }  # fmt: skip
@@ -42,11 +43,16 @@ def model_config(name: str, **changes: Any) -> dict[str, Any]:
 def check_sequences(datasets: Path) -> None:
     """Compare top-level operator sequences of rebuilt models with execution traces."""
     print("trace | top-level operators, captured | in the trace | match %")
-    for folder, make, first in (("rtx2080ti_linear", linear_stack, False), ("gpt2_et", gpt2_large, True)):
+    for folder, make, first in (
+        ("rtx2080ti_linear", linear_stack, False),
+        ("gpt2_et", gpt2_large, True),
+    ):
         step = make()
         nodes, *_ = observe(step, False, step.config, first)
         ours = top_level_names(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
-        theirs = top_level_names(import_execution_trace(datasets / "traces" / folder / "execution_trace.json.gz"))
+        theirs = top_level_names(
+            import_execution_trace(datasets / "traces" / folder / "execution_trace.json.gz")
+        )
         print(f"{folder} | {len(ours)} | {len(theirs)} | {100 * sequence_match(ours, theirs):.1f}")
 
 
@@ -68,7 +74,10 @@ def check_flops() -> None:
         calls = map_calls(capture(config, batch))
         heavy = calls["family"].isin(["gemm", "bmm"]) | calls["family"].str.startswith("conv2d")
         ours, theirs = calls.loc[heavy, "flops"].sum(), counted_flops(config, batch)
-        print(f"{name} | {batch} | {ours / 1e9:.2f} | {theirs / 1e9:.2f} | {100 * (ours / theirs - 1):+.2f}")
+        print(
+            f"{name} | {batch} | {ours / 1e9:.2f} | {theirs / 1e9:.2f} |"
+            f" {100 * (ours / theirs - 1):+.2f}"
+        )
 
 
 def gpt2_parameters(config: dict[str, Any]) -> int:
@@ -80,7 +89,8 @@ def gpt2_parameters(config: dict[str, Any]) -> int:
 def check_models() -> None:
     """Print size, time and coverage of every model's capture, each in its own process."""
     print(
-        "\nmodel | parameters, M | published, M | operators | calls | unknown | CPU s, imports | CPU s, capture | peak MB"
+        "\nmodel | parameters, M | published, M | operators | calls | unknown | CPU s, imports |"
+        " CPU s, capture | peak MB"
     )
     for path in sorted((config_dir() / "model").glob("*.yaml")):
         if path.stem != "custom":
@@ -99,24 +109,34 @@ def check_model(name: str) -> None:
     Times are processor times since the start of this process, so other work on the machine does not count.
     """
     config = model_config(name)
-    make_step({**config, "layers": 1} if "positions" in config else config, 1, "meta")  # runs all imports
+    make_step(
+        {**config, "layers": 1} if "positions" in config else config, 1, "meta"
+    )  # runs all imports
     imported = time.process_time()
     graph = capture(config, int(config["batch_size"]))
     captured = time.process_time()
     peak = peak_megabytes()
     calls = map_calls(graph)
     step = make_step(config, 1, "meta")
-    millions = (sum(p.numel() for p in step.parameters()) + sum(t.numel() for t in step.in_kernel)) / 1e6
+    millions = (
+        sum(p.numel() for p in step.parameters()) + sum(t.numel() for t in step.in_kernel)
+    ) / 1e6
     published = PUBLISHED_MILLIONS.get(name)
     if config["architecture"] == "gpt2" and published is None:
         published = (round(gpt2_parameters(config) / 1e6, 3), "GPT-2's formula")
     known = f"{published[0]} ({published[1]})" if published else "-"
-    print(f"{name} | {millions:.3f} | {known} | {len(graph.table)} | {len(calls)} | {unknown_operators(graph, calls)} | "
-          f"{imported:.1f} | {captured - imported:.1f} | {peak:.0f}", flush=True)  # fmt: skip
+    print(
+        f"{name} | {millions:.3f} | {known} | {len(graph.table)} | {len(calls)} |"
+        f" {unknown_operators(graph, calls)} | {imported:.1f} | {captured - imported:.1f} |"
+        f" {peak:.0f}",
+        flush=True,
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--model", help="print size, time and coverage of this model only")
     args = parser.parse_args()

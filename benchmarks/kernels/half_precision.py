@@ -90,55 +90,95 @@ def squares() -> pd.DataFrame:
     rows = []
     for (gpu, dtype), published in SQUARES.items():
         size = np.array(SIZES)
-        calls = pd.DataFrame({"family": FAMILY, "op": "mm", "phase": "forward", "dtype": dtype, "B": 1.0,
-                              "M": size, "N": size, "K": size})  # fmt: skip
+        calls = pd.DataFrame(
+            {
+                "family": FAMILY,
+                "op": "mm",
+                "phase": "forward",
+                "dtype": dtype,
+                "B": 1.0,
+                "M": size,
+                "N": size,
+                "K": size,
+            }
+        )
         found = kernel_predictor(load_gpu(gpu), "auto", None).predict(calls)
         off = found["kernel_us"].to_numpy() / (2e-6 * size**3 / np.array(published)) - 1.0
-        rows.append({"GPU": gpu, "dtype": dtype, "evidence": found["evidence"].iloc[0],
-                     **{f"{int(width)}": value for width, value in zip(SIZES, off, strict=True)}})  # fmt: skip
+        rows.append(
+            {
+                "GPU": gpu,
+                "dtype": dtype,
+                "evidence": found["evidence"].iloc[0],
+                **{f"{int(width)}": value for width, value in zip(SIZES, off, strict=True)},
+            }
+        )
     return pd.DataFrame(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", nargs="+", default=list(TABLES), choices=list(TABLES))
-    parser.add_argument("--weights", action="store_true", help="also fit without a tenth of the weight sizes")
     parser.add_argument(
-        "--squares", action="store_true", help="also compare with published throughputs of GPUs without samples"
+        "--weights", action="store_true", help="also fit without a tenth of the weight sizes"
+    )
+    parser.add_argument(
+        "--squares",
+        action="store_true",
+        help="also compare with published throughputs of GPUs without samples",
     )
     chosen = parser.parse_args()
     model = tensor_model()
     left_out = {} if model is None else model.provenance["chip_left_out"]
     extra = " fitted, new weights, GMAE |" if chosen.weights else ""
     print(
-        "| GPU | from fp32, GMAE | MAPE | bias above 100 µs | chip left out, GMAE | MAPE | bias | inside p10-p90 |"
-        f" fitted, GMAE | MAPE | inside |{extra}"
+        "| GPU | from fp32, GMAE | MAPE | bias above 100 µs | chip left out, GMAE | MAPE | bias |"
+        f" inside p10-p90 | fitted, GMAE | MAPE | inside |{extra}"
     )
     print("|" + "---|" * (12 if chosen.weights else 11))
     table = []
     for gpu in chosen.gpus:
         before, without = from_fp32(gpu), left_out.get(gpu, {})
-        table.append([*(before[key] for key in ("gmae", "mape", "bias")),
-                      *(without.get(key, np.nan) for key in ("gmae", "mape", "bias", "coverage"))])  # fmt: skip
+        table.append(
+            [
+                *(before[key] for key in ("gmae", "mape", "bias")),
+                *(without.get(key, np.nan) for key in ("gmae", "mape", "bias", "coverage")),
+            ]
+        )
         own = ["", "", ""]
         if gpu in measured_gpus():
             description = packs_dir() / FOLDER / gpu / "kernels" / FAMILY / "family.json"
             after = json.loads(description.read_text(encoding="utf-8"))["metrics"]
-            own = [f"{100 * after[key]:.{digits}f}" for key, digits in (("gmae", 2), ("mape", 1), ("coverage", 0))]
+            own = [
+                f"{100 * after[key]:.{digits}f}"
+                for key, digits in (("gmae", 2), ("mape", 1), ("coverage", 0))
+            ]
         weights = [f"{100 * new_weights(gpu)['gmae']:.2f}"] if chosen.weights else []
         print(f"| {gpu} | {' | '.join([*_cells(table[-1]), *own, *weights])} |", flush=True)
-    means = np.mean([[abs(value) if at in (2, 5) else value for at, value in enumerate(row)] for row in table], axis=0)
-    print(f"| mean (of absolute biases) | {' | '.join(_cells(list(means)))} |" + " |" * (4 if chosen.weights else 3))
+    means = np.mean(
+        [[abs(value) if at in (2, 5) else value for at, value in enumerate(row)] for row in table],
+        axis=0,
+    )
+    print(
+        f"| mean (of absolute biases) | {' | '.join(_cells(list(means)))} |"
+        + " |" * (4 if chosen.weights else 3)
+    )
     if chosen.squares:
         found = squares()
         print(
-            "\n| GPU | dtype | evidence | " + " | ".join(f"{int(size)}" for size in SIZES) + " |\n|---|---|---|---|---|"
+            "\n| GPU | dtype | evidence | "
+            + " | ".join(f"{int(size)}" for size in SIZES)
+            + " |\n|---|---|---|---|---|"
         )
         for _, row in found.iterrows():
             values = " | ".join(f"{100 * row[str(int(size))]:+.0f}" for size in SIZES)
             print(f"| {row['GPU']} | {row['dtype']} | {row['evidence']} | {values} |")
         both = found[[str(int(size)) for size in SIZES]].to_numpy()
-        print(f"mean absolute error {100 * np.mean(np.abs(both)):.0f} %, mean {100 * np.mean(both):+.0f} %")
+        print(
+            f"mean absolute error {100 * np.mean(np.abs(both)):.0f} %, mean"
+            f" {100 * np.mean(both):+.0f} %"
+        )
 
 
 def _cells(row: list[float]) -> list[str]:

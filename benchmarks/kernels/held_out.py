@@ -51,7 +51,13 @@ def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[st
     inputs = np.column_stack([raw_features(name, rows)[0], *(kinds if len(kinds) > 1 else [])])
     target = np.log(rows["latency_us"].to_numpy(float))
     train = rows[~unseen].reset_index(drop=True)
-    problem = Problem(train, inputs[~unseen], target[~unseen], assign_folds(train, FOLDS, seed), lambda calls: inputs)
+    problem = Problem(
+        train,
+        inputs[~unseen],
+        target[~unseen],
+        assign_folds(train, FOLDS, seed),
+        lambda calls: inputs,
+    )
     network = train_network(problem.features, problem.target, seed, search_recipe(problem, seed))
     predicted, measured = np.exp(network.predict(inputs[unseen])), np.exp(target[unseen])
     return {
@@ -61,13 +67,17 @@ def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[st
     }
 
 
-def errors(samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str, seed: int) -> dict[str, float]:
+def errors(
+    samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str, seed: int
+) -> dict[str, float]:
     """Errors of one fit on its held-out shapes."""
     held = split_by_shape(samples, 0.2, seed)
     if variant == "mlp_paper":
         return paper_mlp(samples, name, held, seed)
     memory, offset_us, _ = calibrate_physics(samples[~held], gpu)
-    return fit_family(samples, gpu, name, variant, seed, memory=memory, offset_us=offset_us, held_out=held).metrics
+    return fit_family(
+        samples, gpu, name, variant, seed, memory=memory, offset_us=offset_us, held_out=held
+    ).metrics
 
 
 def show(path: Path) -> str:
@@ -78,7 +88,9 @@ def show(path: Path) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     order = {name: i for i, name in enumerate(PUBLIC_FAMILIES)}
-    for (gpu, name), rows in sorted(found.groupby(["gpu", "family"]), key=lambda item: (item[0][0], order[item[0][1]])):
+    for (gpu, name), rows in sorted(
+        found.groupby(["gpu", "family"]), key=lambda item: (item[0][0], order[item[0][1]])
+    ):
         cells = []
         for variant in VARIANTS:
             own = rows.loc[rows["variant"] == variant, "gmae"]
@@ -99,7 +111,9 @@ def shipped() -> str:
     for gpu in PUBLIC_KERNEL_GPUS:
         cells = []
         for name in PUBLIC_FAMILIES:
-            found = json.loads((packs_dir() / gpu / "kernels" / name / "family.json").read_text())["metrics"]
+            found = json.loads((packs_dir() / gpu / "kernels" / name / "family.json").read_text())[
+                "metrics"
+            ]
             cells.append(f"{100 * found['gmae']:.2f} ({100 * found['coverage']:.0f})")
         lines.append(f"| {gpu} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -119,21 +133,29 @@ def complete(out: Path, gpus: Iterable[str], fits: Iterable[tuple[int, str, str]
             if key in set(done[list(KEYS)].itertuples(index=False, name=None)):
                 continue
             found = errors(samples, gpu, name, variant, seed)
-            row = dict(zip(KEYS, key, strict=True)) | {k: round(found.get(k, np.nan), 5) for k in SHOWN}
+            row = dict(zip(KEYS, key, strict=True)) | {
+                k: round(found.get(k, np.nan), 5) for k in SHOWN
+            }
             print(row, flush=True)
             done = pd.read_csv(out) if out.is_file() else done
             pd.concat([done, pd.DataFrame([row])]).to_csv(out, index=False)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", nargs="+", default=["V100", "P100", "P4", "T4", "A100"])
-    parser.add_argument("--families", nargs="+", default=list(PUBLIC_FAMILIES), choices=PUBLIC_FAMILIES)
+    parser.add_argument(
+        "--families", nargs="+", default=list(PUBLIC_FAMILIES), choices=PUBLIC_FAMILIES
+    )
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="table (CSV) that is completed")
     parser.add_argument("--show", type=Path, help="print an existing table as Markdown")
-    parser.add_argument("--packs", action="store_true", help="print the errors of the shipped models")
+    parser.add_argument(
+        "--packs", action="store_true", help="print the errors of the shipped models"
+    )
     chosen = parser.parse_args()
     if chosen.packs:
         print(shipped())

@@ -16,12 +16,19 @@ from pipeline.paths import datasets_dir
 
 def main() -> None:
     """Print a table per trace."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
-    parser.add_argument("--convolutions", action="store_true", help="also print convolutions by window and stride")
+    parser.add_argument(
+        "--convolutions", action="store_true", help="also print convolutions by window and stride"
+    )
     options = parser.parse_args()
     for trace, gpu in TRACES.items():
-        print(f"\n{trace} as {gpu}\n{compare(trace, gpu, options.datasets).round(1).to_string(index=False)}")
+        print(
+            f"\n{trace} as"
+            f" {gpu}\n{compare(trace, gpu, options.datasets).round(1).to_string(index=False)}"
+        )
         if options.convolutions:
             print(convolutions(trace, gpu, options.datasets).round(1).to_string(index=False))
 

@@ -24,8 +24,11 @@ from pipeline.paths import measurements_dir
 
 HALVES = ("development", "report")
 
-SPLIT_DIMS = ("B", "M", "N", "K", "H", "E", "T", "L", "D", "F", "C", "HW", "bytes", "inputs", "outputs", "tensors", "in_channels",
-              "out_channels", "kernel_size", "input_size", "stride", "padding", "groups", "I", "layers")  # fmt: skip
+SPLIT_DIMS = (
+    "B", "M", "N", "K", "H", "E", "T", "L", "D", "F", "C", "HW", "bytes", "inputs", "outputs",
+    "tensors", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding",
+    "groups", "I", "layers",
+)  # fmt: skip
 """Dims that tell the shapes of a campaign apart, in the order of the hash."""
 
 CHOSEN = '{"chosen": true, '
@@ -34,7 +37,12 @@ CHOSEN = '{"chosen": true, '
 
 def half_of(samples: pd.DataFrame) -> pd.Series:
     """The half of each sample: whether the first byte of the SHA-256 of its family and dims is odd."""
-    dims = samples[[name for name in SPLIT_DIMS if name in samples]].astype("Float64").fillna(-1.0).astype(str)
+    dims = (
+        samples[[name for name in SPLIT_DIMS if name in samples]]
+        .astype("Float64")
+        .fillna(-1.0)
+        .astype(str)
+    )
     keys = samples["family"].astype(str) + "|" + dims.agg("|".join, axis=1)
     return keys.map(lambda key: HALVES[sha256(key.encode()).digest()[0] % 2])
 
@@ -49,9 +57,13 @@ def compare(gpu: str) -> pd.DataFrame:
     )
     calls = samples.drop(columns=["kernel_us", "latency_us"]).assign(attributes=attributes)
     stated = load_gpu(gpu)
-    peaks: dict[str, Any] = {field.name: None for field in fields(stated) if field.name.startswith("measured_")}
+    peaks: dict[str, Any] = {
+        field.name: None for field in fields(stated) if field.name.startswith("measured_")
+    }
     predicted = load_predictor(replace(stated, **peaks))
-    return samples.assign(predicted_kernel_us=predicted.predict(calls)["kernel_us"].to_numpy(), half=half_of(samples))
+    return samples.assign(
+        predicted_kernel_us=predicted.predict(calls)["kernel_us"].to_numpy(), half=half_of(samples)
+    )
 
 
 def errors(samples: pd.DataFrame) -> pd.DataFrame:
@@ -59,16 +71,26 @@ def errors(samples: pd.DataFrame) -> pd.DataFrame:
     groups = [*samples.groupby(["family", "dtype"], observed=True), (("all", ""), samples)]
     rows = []
     for (family, dtype), part in groups:
-        predicted, measured = (part[name].to_numpy(float) for name in ("predicted_kernel_us", "kernel_us"))
+        predicted, measured = (
+            part[name].to_numpy(float) for name in ("predicted_kernel_us", "kernel_us")
+        )
         bias = np.expm1(np.log(predicted / measured).mean())
-        rows.append({"family": f"{family} {dtype}".strip(), "samples": len(part),
-                     "GMAE %": f"{100 * gmae(predicted, measured):.0f}", "bias %": f"{100 * bias:+.0f}"})  # fmt: skip
+        rows.append(
+            {
+                "family": f"{family} {dtype}".strip(),
+                "samples": len(part),
+                "GMAE %": f"{100 * gmae(predicted, measured):.0f}",
+                "bias %": f"{100 * bias:+.0f}",
+            }
+        )
     return pd.DataFrame(rows)
 
 
 def main() -> None:
     """Print the table of one half."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpu", default="H100")
     parser.add_argument("--half", choices=HALVES, default="report")
     options = parser.parse_args()

@@ -34,8 +34,12 @@ ON_REQUEST = ("fits",)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}; default: all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}; default: all"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--page", type=Path, default=project_dir() / "docs" / "speed.md")
     given = parser.parse_args()

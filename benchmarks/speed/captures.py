@@ -12,7 +12,9 @@ from pipeline.question.compose import choices
 MODEL = "dlrm_default"
 """The workload that is asked again."""
 
-FIRST, AGAIN, OTHER = (f"{MODEL}: {what}" for what in ("first question", "asked again", "another batch size"))
+FIRST, AGAIN, OTHER = (
+    f"{MODEL}: {what}" for what in ("first question", "asked again", "another batch size")
+)
 """Questions about one workload, in this order."""
 
 
@@ -20,14 +22,17 @@ def section(rounds: int) -> str:
     """Costs of each question as medians over the rounds. Every round starts with an empty cache for each workload."""
     found = [_round(number) for number in range(rounds)]
     medians = {
-        name: Cost(median(each[name].cpu_s for each in found), median(each[name].peak_mb for each in found))
+        name: Cost(
+            median(each[name].cpu_s for each in found), median(each[name].peak_mb for each in found)
+        )
         for name in found[0]
     }
     tables = list(medians.values())[1]
     return (
-        f"{cost_table(medians)}\n\n"
-        f"Asked again, a question takes {medians[AGAIN].cpu_s / tables.cpu_s:.1f} times the CPU time of importing pandas and "
-        f"pyarrow. With a batch size that was never asked, it takes {medians[OTHER].cpu_s / tables.cpu_s:.1f} times."
+        f"{cost_table(medians)}\n\nAsked again, a question takes"
+        f" {medians[AGAIN].cpu_s / tables.cpu_s:.1f} times the CPU time of importing pandas and"
+        " pyarrow. With a batch size that was never asked, it takes"
+        f" {medians[OTHER].cpu_s / tables.cpu_s:.1f} times."
     )
 
 
@@ -45,4 +50,7 @@ def _round(number: int) -> Mapping[str, Cost]:
 
 def _asked(model: str, cache: str, *overrides: str) -> Cost:
     """Cost of a question with a cache folder."""
-    return measured(steptime("predict", "--json", "gpu=V100", f"model={model}", *overrides), {"STEPTIME_CACHE": cache})
+    return measured(
+        steptime("predict", "--json", "gpu=V100", f"model={model}", *overrides),
+        {"STEPTIME_CACHE": cache},
+    )

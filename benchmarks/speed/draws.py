@@ -8,7 +8,14 @@ from time import process_time
 
 import numpy as np
 
-from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python, steptime
+from benchmarks.speed.process_cost import (
+    IMPORTS,
+    cost_table,
+    measured,
+    median_costs,
+    python,
+    steptime,
+)
 from pipeline.answers.engine import STEPS, AvailableModels
 from pipeline.answers.step_prediction import StepParts
 from pipeline.question.question import expand
@@ -38,8 +45,9 @@ def section(rounds: int) -> str:
     torch, fewest, most = (found[name] for name in (next(iter(IMPORTS)), DRAWS[16], DRAWS[10_000]))
     draws = most.cpu_s - fewest.cpu_s
     return (
-        f"{cost_table(found)}\n\n10,000 draws of this step take {draws:.2f} s of CPU time, {draws / torch.cpu_s:.2f} times "
-        f"that of importing PyTorch, and {most.peak_mb - fewest.peak_mb:.0f} MB.\n\n{walks(rounds)}"
+        f"{cost_table(found)}\n\n10,000 draws of this step take {draws:.2f} s of CPU time,"
+        f" {draws / torch.cpu_s:.2f} times that of importing PyTorch, and"
+        f" {most.peak_mb - fewest.peak_mb:.0f} MB.\n\n{walks(rounds)}"
     )
 
 
@@ -47,17 +55,22 @@ def walks(rounds: int) -> str:
     """Times of the compiled and of the plain walk over the same draws of a long step."""
     question, models = expand(list(LONG))[0], AvailableModels(None)
     parts = StepParts.of(STEPS.graph(question), STEPS.calls(question))
-    program = assemble(parts.sequence, models.overheads(question), len(parts.which), workload=question.step_name)
+    program = assemble(
+        parts.sequence, models.overheads(question), len(parts.which), workload=question.step_name
+    )
     kernel_us = models.kernels(question).predict(parts.calls)["kernel_us"]
     which, scale = parts.which, np.ones(WALKED)
-    times = np.repeat(kernel_us.to_numpy(float)[:, None], WALKED, axis=1) * np.linspace(0.9, 1.1, WALKED)
+    times = np.repeat(kernel_us.to_numpy(float)[:, None], WALKED, axis=1) * np.linspace(
+        0.9, 1.1, WALKED
+    )
     walk(program, times, which, scale)  # loads the compiled code
     compiled = seconds(lambda: walk(program, times, which, scale), rounds)
     plain = seconds(lambda: simulate(program, times[which].T, host_scale=scale), rounds)
     return (
-        f"The compiled walk takes {1e9 * compiled / WALKED / len(program):.1f} ns per row of a program and draw, 1/"
-        f"{plain / compiled:.0f} of the plain one: {1e3 * compiled / WALKED * 1024:.0f} ms for the 1,024 simulations of a "
-        f"BERT-Large step of {len(program):,} rows. Its 24 equal layers are therefore walked row by row."
+        f"The compiled walk takes {1e9 * compiled / WALKED / len(program):.1f} ns per row of a"
+        f" program and draw, 1/{plain / compiled:.0f} of the plain one:"
+        f" {1e3 * compiled / WALKED * 1024:.0f} ms for the 1,024 simulations of a BERT-Large step"
+        f" of {len(program):,} rows. Its 24 equal layers are therefore walked row by row."
     )
 
 

@@ -42,4 +42,7 @@ def summary(fits: pd.DataFrame) -> str:
         means = of_family["gmae"].mean(), of_family["fit_s"].mean()
         rows.append((name, str(len(of_family)), f"{100 * means[0]:.2f}", f"{means[1]:.0f}"))
     total = fits.groupby(["gpu", "seed"])["fit_s"].sum().mean()
-    return f"{markdown(HEADER, rows)}\n\nFigures are means over the fits. All families of a GPU take {total:.0f} s of CPU time."
+    return (
+        f"{markdown(HEADER, rows)}\n\nFigures are means over the fits. All families of a GPU take"
+        f" {total:.0f} s of CPU time."
+    )

@@ -12,11 +12,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python, steptime
+from benchmarks.speed.process_cost import (
+    IMPORTS,
+    cost_table,
+    measured,
+    median_costs,
+    python,
+    steptime,
+)
 
 GPUS = "V100,A100,T4,P100,H100,L4,A10,RTX3090,RTX2080Ti,RTX4090"
 MODELS = "dlrm_default,resnet50,bert_large,gnmt"
-GRID = (f"gpu={GPUS}", f"model={MODELS}", "batch_size=" + ",".join(str(8 * place) for place in range(1, 26)))
+GRID = (
+    f"gpu={GPUS}",
+    f"model={MODELS}",
+    "batch_size=" + ",".join(str(8 * place) for place in range(1, 26)),
+)
 """1,000 points: GPUs with and without shipped models, a workload of each kind, 25 batch sizes."""
 
 SOME = ("gpu=V100,L4", f"model={MODELS}", "batch_size=8,64,200")
@@ -29,9 +40,10 @@ RELATIVE = 1e-9
 """Largest relative difference between a number of the grid and that of a single prediction."""
 
 ASKED, TOGETHER, ALONE = (
-    "`steptime predict` of a point that was asked before", "`steptime compare --json` of 1,000 points",
+    "`steptime predict` of a point that was asked before",
+    "`steptime compare --json` of 1,000 points",
     "24 of these points, `predict` one by one",
-)  # fmt: skip
+)
 
 ONE_BY_ONE = """
 import json, sys
@@ -54,28 +66,36 @@ def section(rounds: int) -> str:
         for name in (ASKED, TOGETHER):
             measured(parts[name])  # captures what the cache lacks
         found = median_costs({name: python(code) for name, code in IMPORTS.items()} | parts, rounds)
-        largest = largest_difference(json.loads(together.read_text()), json.loads(alone.read_text()))
+        largest = largest_difference(
+            json.loads(together.read_text()), json.loads(alone.read_text())
+        )
     if largest > RELATIVE:
-        raise SystemExit(f"a number of the grid differs from that of a single prediction by {largest:.1g}")
+        raise SystemExit(
+            f"a number of the grid differs from that of a single prediction by {largest:.1g}"
+        )
     torch, tables = list(found.values())[:2]
     per_point, single = found[TOGETHER].cpu_s, found[ALONE].cpu_s / 24 * 1000
     return (
-        "10 GPUs with and without shipped models, 4 workloads (`dlrm_default`, `resnet50`, `bert_large`, `gnmt`) and 25 batch "
-        "sizes: 1,000 points. The captured steps are in the user's cache.\n\n"
-        f"{cost_table(found)}\n\n"
-        f"A question that was asked before takes {found[ASKED].cpu_s / tables.cpu_s:.1f} times the CPU time of importing "
-        "pandas and pyarrow: it loads no PyTorch.\n\n"
-        f"The grid takes {found[TOGETHER].cpu_s / torch.cpu_s:.1f} times the CPU time of importing PyTorch, {per_point:.0f} "
-        f"ms per point, imports and intervals included. One by one, a point takes {single:.0f} ms. The numbers of the 24 "
-        f"points are equal to {RELATIVE:.0e}."
+        "10 GPUs with and without shipped models, 4 workloads (`dlrm_default`, `resnet50`,"
+        " `bert_large`, `gnmt`) and 25 batch sizes: 1,000 points. The captured steps are in the"
+        f" user's cache.\n\n{cost_table(found)}\n\nA question that was asked before takes"
+        f" {found[ASKED].cpu_s / tables.cpu_s:.1f} times the CPU time of importing pandas and"
+        " pyarrow: it loads no PyTorch.\n\nThe grid takes"
+        f" {found[TOGETHER].cpu_s / torch.cpu_s:.1f} times the CPU time of importing PyTorch,"
+        f" {per_point:.0f} ms per point, imports and intervals included. One by one, a point takes"
+        f" {single:.0f} ms. The numbers of the 24 points are equal to {RELATIVE:.0e}."
     )
 
 
 def largest_difference(together: dict[str, Any], alone: list[dict[str, Any]]) -> float:
     """Largest relative difference of a number between the grid and single predictions."""
-    grid = {(each["gpu"], each["model"], each["batch_size"]): each for each in together["predictions"]}
+    grid = {
+        (each["gpu"], each["model"], each["batch_size"]): each for each in together["predictions"]
+    }
     pairs = ((each, grid[each["gpu"], each["model"], each["batch_size"]]) for each in alone)
-    return max(difference(one, {key: row.get(key) for key in one}) for one, row in pairs)  # rows have prices besides
+    return max(
+        difference(one, {key: row.get(key) for key in one}) for one, row in pairs
+    )  # rows have prices besides
 
 
 def difference(one: Any, other: Any) -> float:

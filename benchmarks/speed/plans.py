@@ -10,11 +10,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.process_cost import IMPORTS, cost_table, measured, median_costs, python, steptime
+from benchmarks.speed.process_cost import (
+    IMPORTS,
+    cost_table,
+    measured,
+    median_costs,
+    python,
+    steptime,
+)
 from evaluation.pages.markdown import markdown
 
 GPUS = "V100,A100,T4,P100,H100,L4,A10,RTX3090,RTX2080Ti,RTX4090"
 MODELS = "dlrm_small,dlrm_default,resnet50"
+
+COLUMNS = ("plan", "points", "do not fit or have no price", "ruled out by bounds", "predicted")
 
 
 def space(models: str, batch_sizes: int) -> tuple[str, ...]:
@@ -40,7 +49,10 @@ def section(rounds: int) -> str:
     torch = '`python -c "import torch"`'
     with tempfile.TemporaryDirectory() as folder:
         outs = {name: Path(folder) / f"{number}.json" for number, name in enumerate(PLANS)}
-        plans = {name: steptime("plan", "--json", *words, out=str(outs[name])) for name, words in PLANS.items()}
+        plans = {
+            name: steptime("plan", "--json", *words, out=str(outs[name]))
+            for name, words in PLANS.items()
+        }
         for command in plans.values():
             measured(command)  # captures what the cache lacks
         found = median_costs({torch: python(IMPORTS[torch])} | plans, rounds)
@@ -48,15 +60,18 @@ def section(rounds: int) -> str:
     first = next(iter(PLANS))
     rows = [(name, f"{each['points']:,}", *_fates(each)) for name, each in told.items()]
     return (
-        f"10 GPUs, 3 workloads (`{MODELS.replace(',', '`, `')}`), fp32 and fp16, with and without CUDA graphs, and "
-        "420 batch sizes in steps of 8. The captured steps are in the user's cache.\n\n"
-        f"{cost_table(found)}\n\n"
-        f"{markdown(('plan', 'points', 'do not fit or have no price', 'ruled out by bounds', 'predicted'), rows)}\n\n"
-        f"A point takes {1000 * found[first].cpu_s / told[first]['points']:.2f} ms of CPU time."
+        f"10 GPUs, 3 workloads (`{MODELS.replace(',', '`, `')}`), fp32 and fp16, with and without"
+        " CUDA graphs, and 420 batch sizes in steps of 8. The captured steps are in the user's"
+        f" cache.\n\n{cost_table(found)}\n\n{markdown(COLUMNS, rows)}\n\nA"
+        f" point takes {1000 * found[first].cpu_s / told[first]['points']:.2f} ms of CPU time."
     )
 
 
 def _fates(found: dict[str, Any]) -> tuple[str, str, str]:
     """Points that are impossible, ruled out by bounds, and predicted."""
     impossible = sum(found["lost"].get(reason, 0) for reason in ("does not fit", "no price"))
-    return f"{impossible:,}", f"{found['points'] - impossible - found['predicted']:,}", f"{found['predicted']:,}"
+    return (
+        f"{impossible:,}",
+        f"{found['points'] - impossible - found['predicted']:,}",
+        f"{found['predicted']:,}",
+    )

@@ -68,9 +68,13 @@ def measured(command: Sequence[str], environment: Mapping[str, str] | None = Non
     given = os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {})
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "used"
-        code = subprocess.run([sys.executable, "-I", "-S", "-c", LAUNCHER, str(told), *command], env=given).returncode
+        code = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", LAUNCHER, str(told), *command], env=given
+        ).returncode
         if code:
-            raise SystemExit(f"a part of the benchmark failed with exit code {code}: {' '.join(command)[:200]}")
+            raise SystemExit(
+                f"a part of the benchmark failed with exit code {code}: {' '.join(command)[:200]}"
+            )
         cpu_s, peak_kb = map(float, told.read_text().split())
     return Cost(cpu_s, peak_kb / 1024)
 
@@ -79,7 +83,9 @@ def median_costs(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str
     """Median cost of each command; a round runs each of them once, in turn."""
     found = [{name: measured(command) for name, command in commands.items()} for _ in range(rounds)]
     return {
-        name: Cost(median(each[name].cpu_s for each in found), median(each[name].peak_mb for each in found))
+        name: Cost(
+            median(each[name].cpu_s for each in found), median(each[name].peak_mb for each in found)
+        )
         for name in commands
     }
 
@@ -88,7 +94,13 @@ def cost_table(found: Mapping[str, Cost]) -> str:
     """The costs as a Markdown table; ratios are to the first one."""
     base = next(iter(found.values()))
     rows = [
-        (name, f"{cost.cpu_s:.2f}", f"{cost.cpu_s / base.cpu_s:.2f}", f"{cost.peak_mb:.0f}", f"{cost.peak_mb / base.peak_mb:.2f}")
+        (
+            name,
+            f"{cost.cpu_s:.2f}",
+            f"{cost.cpu_s / base.cpu_s:.2f}",
+            f"{cost.peak_mb:.0f}",
+            f"{cost.peak_mb / base.peak_mb:.2f}",
+        )
         for name, cost in found.items()
-    ]  # fmt: skip
+    ]
     return markdown(("what", "CPU time (s)", "ratio", "peak memory (MB)", "ratio"), rows)

@@ -39,24 +39,33 @@ PREDICTED = TABLE + "assert predictor.predict(calls)['modelled'].all()\n"
 
 def section(rounds: int) -> str:
     """Costs as medians over the rounds, and the least time that the networks' arithmetic takes on this core."""
-    commands = {name: python(code.format(rows=ROWS, gpu=GPU)) for name, code in ((MADE, TABLE), (NAME, PREDICTED))}
+    commands = {
+        name: python(code.format(rows=ROWS, gpu=GPU))
+        for name, code in ((MADE, TABLE), (NAME, PREDICTED))
+    }
     measured(commands[MADE])
     found = median_costs({name: python(code) for name, code in IMPORTS.items()} | commands, rounds)
     torch, own = found[next(iter(IMPORTS))], found[NAME].cpu_s - found[MADE].cpu_s
     floor = 2e-9 * ROWS * multiply_adds() / product_rate()
     return (
-        "No two products have the same size. All are predicted by the fitted model of the V100, with features and intervals."
-        f"\n\n{cost_table(found)}\n\nThe predictions alone take {own:.1f} s of CPU time on one core, {own / torch.cpu_s:.1f} times "
-        f"that of importing PyTorch. The network of this model needs {multiply_adds() / 1e3:.0f} thousand multiply-adds per "
-        f"product. At the {product_rate():.0f} GFLOP/s that this core reaches in large float32 products, these alone take "
-        f"{floor:.1f} s."
+        "No two products have the same size. All are predicted by the fitted model of the V100,"
+        f" with features and intervals.\n\n{cost_table(found)}\n\nThe predictions alone take"
+        f" {own:.1f} s of CPU time on one core, {own / torch.cpu_s:.1f} times that of importing"
+        f" PyTorch. The network of this model needs {multiply_adds() / 1e3:.0f} thousand"
+        f" multiply-adds per product. At the {product_rate():.0f} GFLOP/s that this core reaches in"
+        f" large float32 products, these alone take {floor:.1f} s."
     )
 
 
 def multiply_adds() -> int:
     """Multiply-adds per row of the matrix products in the networks of the gemm model."""
     model = FittedModel.load(packs_dir() / GPU / "kernels" / "gemm", load_gpu(GPU))
-    return sum(each.size for network in model.members if isinstance(network, Network) for each in network.weights)
+    return sum(
+        each.size
+        for network in model.members
+        if isinstance(network, Network)
+        for each in network.weights
+    )
 
 
 _RATES: list[float] = []
@@ -65,7 +74,9 @@ _RATES: list[float] = []
 def product_rate() -> float:
     """Rate of large float32 products on one core, GFLOP/s; measured once."""
     if not _RATES:
-        one, other = (np.random.default_rng(0).random((2048, 2048), dtype=np.float32) for _ in range(2))
+        one, other = (
+            np.random.default_rng(0).random((2048, 2048), dtype=np.float32) for _ in range(2)
+        )
         times = []
         for _ in range(5):
             begin = process_time()

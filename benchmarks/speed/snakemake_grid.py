@@ -22,8 +22,11 @@ NO_DATA = {"STEPTIME_DATASETS": "none"}
 """The shipped models predict, so that no run fits models to public data."""
 
 IMPORT, PLAN, RUN, TABLE = (
-    '`python -c "import torch"`', "graph of jobs (`snakemake -n`)", "the run", "the same points by `predict_grid`",
-)  # fmt: skip
+    '`python -c "import torch"`',
+    "graph of jobs (`snakemake -n`)",
+    "the run",
+    "the same points by `predict_grid`",
+)
 
 
 def section(rounds: int) -> str:
@@ -46,12 +49,14 @@ def section(rounds: int) -> str:
                     TABLE: measured(table, NO_DATA),
                 }
             )
-    best = {name: min((each[name] for each in found), key=lambda cost: cost.cpu_s) for name in found[0]}
+    best = {
+        name: min((each[name] for each in found), key=lambda cost: cost.cpu_s) for name in found[0]
+    }
     overhead = (best[RUN].cpu_s - best[TABLE].cpu_s) / POINTS
     return (
-        f"{cost_table(best)}\n\n"
-        f"The run takes {overhead:.3f} s of CPU time per point more than `predict_grid`. It writes the graph, the device calls, "
-        "the prediction by operator and the timeline of each point."
+        f"{cost_table(best)}\n\nThe run takes {overhead:.3f} s of CPU time per point more than"
+        " `predict_grid`. It writes the graph, the device calls, the prediction by operator and"
+        " the timeline of each point."
     )
 
 
@@ -60,7 +65,17 @@ def _snakemake(folder: str, words: list[str]) -> list[str]:
     flags = [word for word in words if word.startswith("-")]
     overrides = [word for word in words if not word.startswith("-")]
     command = [
-        sys.executable, "-m", "snakemake", "--snakefile", str(project_dir() / "Snakefile"), "--directory", folder,
-        "--cores", "1", *flags, "--config", *overrides,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--snakefile",
+        str(project_dir() / "Snakefile"),
+        "--directory",
+        folder,
+        "--cores",
+        "1",
+        *flags,
+        "--config",
+        *overrides,
+    ]
     return ["/bin/sh", "-c", f"exec {shlex.join(command)} >/dev/null 2>&1"]

@@ -30,7 +30,10 @@ def section(rounds: int) -> str:
         enlarge(raw, COPIES, large)
         for path in (small, large):
             found = compare("convert", path, str(python), rounds)
-            tools = [f"{found[tool]['seconds']:.2f} s, {found[tool]['peak_mb']:.0f} MB" for tool in ("steptime", "hta")]
+            tools = [
+                f"{found[tool]['seconds']:.2f} s, {found[tool]['peak_mb']:.0f} MB"
+                for tool in ("steptime", "hta")
+            ]
             ratios = (f"{found['throughput_ratio']:.1f} x", f"{found['memory_ratio']:.2f} x")
             rows.append((f"{found['megabytes']:.0f} MB", *tools, *ratios))
     return markdown(("trace", "Steptime", "HTA", "throughput", "memory"), rows)

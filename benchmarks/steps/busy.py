@@ -27,7 +27,9 @@ from pipeline import predict
 
 LOOPS: dict[str, dict[str, object]] = {
     "their loop": DLRM_LOOP,
-    "their loop's waits alone": {name: DLRM_LOOP[name] for name in ("model.copies", "model.read_loss")},
+    "their loop's waits alone": {
+        name: DLRM_LOOP[name] for name in ("model.copies", "model.read_loss")
+    },
     "the default loop": {},
 }
 """Options of the predicted steps, by their name in the tables."""
@@ -37,7 +39,8 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, with a column of predicted busy shares for each of `LOOPS`."""
     for name, options in LOOPS.items():
         found = [
-            predict(gpu=row.gpu, model=row.model, batch_size=row.batch_size, **options) for row in rows.itertuples()
+            predict(gpu=row.gpu, model=row.model, batch_size=row.batch_size, **options)
+            for row in rows.itertuples()
         ]
         rows = rows.assign(**{name: [one.active_us / one.predicted_us for one in found]})
     return rows
@@ -46,10 +49,15 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
 def summary(rows: pd.DataFrame) -> str:
     """Table by prediction: mean, mean absolute and worst difference in percentage points."""
     lines = []
-    shown = {"Lin et al., overheads profiled on those hosts": "published_busy", **{f"Steptime, {n}": n for n in LOOPS}}
+    shown = {
+        "Lin et al., overheads profiled on those hosts": "published_busy",
+        **{f"Steptime, {n}": n for n in LOOPS},
+    }
     for name, column in shown.items():
         off = 100 * (rows[column] - rows["busy"])
-        lines.append([name, f"{off.mean():+.1f}", f"{off.abs().mean():.1f}", f"{off.abs().max():.0f}"])
+        lines.append(
+            [name, f"{off.mean():+.1f}", f"{off.abs().mean():.1f}", f"{off.abs().max():.0f}"]
+        )
     return markdown(["busy share predicted by", "mean difference", "mean absolute", "worst"], lines)
 
 
@@ -64,8 +72,12 @@ def table(rows: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, help="document in which the marked section is replaced")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write", type=Path, help="document in which the marked section is replaced"
+    )
     args = parser.parse_args()
     rows = predicted(read_dlrm())
     text = f"{summary(rows)}\n\n{table(rows)}"

@@ -39,13 +39,19 @@ def predicted(row: pd.Series, tables: Sequence[int]) -> Prediction:
     """Steptime's prediction of a row."""
     parts = row["version"] in SEPARATE_LOOKUP_VERSIONS
     options: dict[str, object] = {
-        "model.rows": list(tables), "model.loss": "bce_logits", "model.mode": row["mode"], "model.dtype": row["dtype"],
-        "model.embedding": "sparse" if parts else "joint_rows", "model.interaction": "by_parts" if parts else "fused",
+        "model.rows": list(tables),
+        "model.loss": "bce_logits",
+        "model.mode": row["mode"],
+        "model.dtype": row["dtype"],
+        "model.embedding": "sparse" if parts else "joint_rows",
+        "model.interaction": "by_parts" if parts else "fused",
         "predict.cuda_graph": bool(row["cuda_graph"]),
-    }  # fmt: skip
+    }
     if row["mode"] == "inference" and row["dtype"] == "fp16":
         options["model.precision"] = "pure"  # the example's `model.half()`
-    return predict(gpu=row["gpu"], model="dlrm_mlperf", batch_size=int(row["batch_size"]), **options)
+    return predict(
+        gpu=row["gpu"], model="dlrm_mlperf", batch_size=int(row["batch_size"]), **options
+    )
 
 
 def compare(rows: pd.DataFrame, tables: Sequence[int]) -> pd.DataFrame:
@@ -89,12 +95,25 @@ def summary(rows: pd.DataFrame) -> str:
         cells = [str(kind)]
         for part in parts:
             error = 100 * part["error"]
-            cells += [str(len(part)), *([f"{error.mean():+.1f}", f"{error.abs().mean():.1f}", f"{error.abs().max():.1f}"]
-                                        if len(part) else ["", "", ""])]  # fmt: skip
+            cells += [
+                str(len(part)),
+                *(
+                    [
+                        f"{error.mean():+.1f}",
+                        f"{error.abs().mean():.1f}",
+                        f"{error.abs().max():.1f}",
+                    ]
+                    if len(part)
+                    else ["", "", ""]
+                ),
+            ]
         cells.append(counted(group["inside"]))
         lines.append(cells)
     each = ("rows", "mean error %", "mean absolute %", "worst %")
-    return markdown(["step", *(f"V100: {c}" for c in each), *(f"A100: {c}" for c in each), "inside p10-p90"], lines)
+    return markdown(
+        ["step", *(f"V100: {c}" for c in each), *(f"A100: {c}" for c in each), "inside p10-p90"],
+        lines,
+    )
 
 
 def table(rows: pd.DataFrame) -> str:
@@ -102,10 +121,21 @@ def table(rows: pd.DataFrame) -> str:
     lines = []
     for row in rows.itertuples():
         graphs = ", CUDA graphs" if row.cuda_graph else ""
-        lines.append([str(row.gpu), f"{row.mode}{graphs}", str(row.version), str(row.dtype), str(row.batch_size),
-                      *(f"{value / 1e3:.2f}" for value in (row.measured_us, row.predicted_us)),
-                      f"{row.p10_us / 1e3:.2f} to {row.p90_us / 1e3:.2f}{'' if row.inside else ', outside'}",
-                      f"{100 * row.error:+.1f}"])  # fmt: skip
+        lines.append(
+            [
+                str(row.gpu),
+                f"{row.mode}{graphs}",
+                str(row.version),
+                str(row.dtype),
+                str(row.batch_size),
+                *(f"{value / 1e3:.2f}" for value in (row.measured_us, row.predicted_us)),
+                (
+                    f"{row.p10_us / 1e3:.2f} to"
+                    f" {row.p90_us / 1e3:.2f}{'' if row.inside else ', outside'}"
+                ),
+                f"{100 * row.error:+.1f}",
+            ]
+        )
     headings = [
         "GPU",
         "step",
@@ -121,10 +151,14 @@ def table(rows: pd.DataFrame) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--mode", choices=("train", "inference"), help="only these steps")
-    parser.add_argument("--write", type=Path, help="document in which the marked sections are replaced")
+    parser.add_argument(
+        "--write", type=Path, help="document in which the marked sections are replaced"
+    )
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)

@@ -33,12 +33,18 @@ from pipeline.paths import campaign_gpus, datasets_dir, measurements_dir
 TRACED = ("a100x8_dlrm", "a100_unrecorded_work")
 """Folders of traces of hosts of 2020 to 2022."""
 
-TRAINED = {"A100-PCIE-40GB": "tf32", "A100-PCIE-80GB": "tf32", "A100-SXM4-80GB": "tf32", "RTX3090": "tf32"}
+TRAINED = {
+    "A100-PCIE-40GB": "tf32",
+    "A100-PCIE-80GB": "tf32",
+    "A100-SXM4-80GB": "tf32",
+    "RTX3090": "tf32",
+}
 """GPUs whose BERT steps are read, and what `fp32` means there."""
 
 PROBED = {
-    "a100x8_dlrm": "kineto", "a100_unrecorded_work": "kineto", "rtx2080ti_linear": "kineto", "rtx2080ti_resnet": "kineto",
-    "v100dgx_resnet50": "kineto", "mi300": "resnet50_checkpointing_ddp bert_small", "h100_inference": "vit bert_small",
+    "a100x8_dlrm": "kineto", "a100_unrecorded_work": "kineto", "rtx2080ti_linear": "kineto",
+    "rtx2080ti_resnet": "kineto", "v100dgx_resnet50": "kineto",
+    "mi300": "resnet50_checkpointing_ddp bert_small", "h100_inference": "vit bert_small",
 }  # fmt: skip
 """Folders and files of traces of other hosts than the donor's."""
 
@@ -74,13 +80,25 @@ def probe_errors(datasets: Path) -> pd.DataFrame:
 def trained_factor(gpu: str, model: str, batch_size: int, measured_us: float) -> float:
     """The factor at which the predicted step of BERT takes the measured time; NaN if none does."""
     options = {
-        "model.target": "evaluation.workloads.squad_step:make_step", "+model.options.size": model,
-        "+model.options.zero": True, "model.optimizer": "none", "model.dtype": TRAINED[gpu], "predict.draws": 10,
-    }  # fmt: skip
+        "model.target": "evaluation.workloads.squad_step:make_step",
+        "+model.options.size": model,
+        "+model.options.zero": True,
+        "model.optimizer": "none",
+        "model.dtype": TRAINED[gpu],
+        "predict.draws": 10,
+    }
     ratios = [
-        predict(gpu, "custom", batch_size=batch_size, host="v100-traces", **options, **{"overheads.host_scale": scale})
-        .predicted_us / measured_us for scale in SCALES.tolist()
-    ]  # fmt: skip
+        predict(
+            gpu,
+            "custom",
+            batch_size=batch_size,
+            host="v100-traces",
+            **options,
+            **{"overheads.host_scale": scale},
+        ).predicted_us
+        / measured_us
+        for scale in SCALES.tolist()
+    ]
     log_scale = np.interp(0.0, np.log(ratios), np.log(SCALES), left=np.nan, right=np.nan)
     return float(np.exp(log_scale))
 
@@ -91,7 +109,10 @@ def campaign_factors(gpu: str) -> pd.DataFrame:
     cost = ProfilerCost(profiler_event_us(folder) or 0.0, launch_us=0.0)
     observations = corrected(extract_campaign(folder), cost)
     known = known_host(observations_in(shipped_overheads(DONOR)))
-    rows = [(name, "probe", probe_factor(part, known)) for name, part in observations.groupby("workload")]
+    rows = [
+        (name, "probe", probe_factor(part, known))
+        for name, part in observations.groupby("workload")
+    ]
     for step in read_step_times(folder).itertuples():
         if step.variant not in ("default", "embedding-joint_sparse", "optimizer-none"):
             continue
@@ -99,14 +120,24 @@ def campaign_factors(gpu: str) -> pd.DataFrame:
         options = {f"model.{key}": value} if value else {}
         ratios = []
         for scale in CAMPAIGN_SCALES.tolist():
-            found = predict(gpu, step.model, batch_size=step.batch_size, host="v100-traces",
-                            **options, **{"overheads.host_scale": scale, "predict.draws": 10})  # fmt: skip
+            found = predict(
+                gpu,
+                step.model,
+                batch_size=step.batch_size,
+                host="v100-traces",
+                **options,
+                **{"overheads.host_scale": scale, "predict.draws": 10},
+            )
             ratios.append(found.predicted_us / step.step_us)
             if found.active_us > 0.5 * step.step_us:
                 break  # the device takes most of it
         else:
-            factor = np.interp(0.0, np.log(ratios), np.log(CAMPAIGN_SCALES), left=np.nan, right=np.nan)
-            rows.append((f"{step.model}/{step.variant}/b{step.batch_size}", "step", float(np.exp(factor))))
+            factor = np.interp(
+                0.0, np.log(ratios), np.log(CAMPAIGN_SCALES), left=np.nan, right=np.nan
+            )
+            rows.append(
+                (f"{step.model}/{step.variant}/b{step.batch_size}", "step", float(np.exp(factor)))
+            )
     return pd.DataFrame(rows, columns=["workload", "from", "factor"])
 
 
@@ -117,26 +148,43 @@ def main() -> None:
         raise InputError("public data is not available: give its folder")
     rows = [(name, "trace", traced_factor(datasets / "traces" / name)) for name in TRACED]
     steps = pd.read_parquet(datasets / "multi_gpu" / "steps.parquet")
-    steps = steps[(steps["table"] == "lambda") & (steps["gpus"] == 1) & steps["precision"].str.startswith("fp32")]
+    steps = steps[
+        (steps["table"] == "lambda")
+        & (steps["gpus"] == 1)
+        & steps["precision"].str.startswith("fp32")
+    ]
     for name, gpu in LAMBDA_GPUS.items():
         for column, model in WORKLOADS.items():
             of_gpu = steps[(steps["gpu"] == name.replace("1x ", "")) & (steps["model"] == column)]
             if gpu in TRAINED and model != "resnet50" and len(of_gpu):
-                size, rate = int(float(of_gpu["batch_per_gpu"].iloc[0])), float(of_gpu["value"].iloc[0])
+                size, rate = (
+                    int(float(of_gpu["batch_per_gpu"].iloc[0])),
+                    float(of_gpu["value"].iloc[0]),
+                )
                 measured_us = 1e6 * size / rate * COUNTED_SHARE[model]
-                rows.append((gpu, f"{model} b{size}", trained_factor(gpu, model, size, measured_us)))
+                rows.append(
+                    (gpu, f"{model} b{size}", trained_factor(gpu, model, size, measured_us))
+                )
     table = pd.DataFrame(rows, columns=["host of", "from", "factor"]).dropna()
     print(table.to_string(index=False, float_format="{:.2f}".format))
     probes = probe_errors(datasets)
     print(probes.to_string(index=False, float_format="{:.2f}".format))
-    print(f"error of the probe: standard deviation of logs {np.log(probes['others'] / probes['probe']).std():.2f}")
+    print(
+        "error of the probe: standard deviation of logs"
+        f" {np.log(probes['others'] / probes['probe']).std():.2f}"
+    )
     for gpu in campaign_gpus():
         factors = np.log(campaign_factors(gpu).set_index(["from", "workload"])["factor"])
         print(f"host of the measured {gpu}, mean and standard deviation of logs:")
-        print(factors.groupby("from").agg(["count", lambda logs: np.exp(logs.mean()), "std"]).to_string())
+        print(
+            factors.groupby("from")
+            .agg(["count", lambda logs: np.exp(logs.mean()), "std"])
+            .to_string()
+        )
     hosts = np.log(table["factor"]).groupby(table["host of"]).mean()
     print(
-        f"{len(hosts)} hosts: geometric mean {np.exp(hosts.mean()):.2f}, standard deviation of logs {hosts.std():.2f}"
+        f"{len(hosts)} hosts: geometric mean {np.exp(hosts.mean()):.2f}, standard deviation of logs"
+        f" {hosts.std():.2f}"
     )
 
 

@@ -19,13 +19,19 @@ from pipeline.show.figures.layout import save
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", type=Path, help="document whose marked sections take the tables")
     parser.add_argument("--draw", type=Path, help="folder for networks.png")
     args = parser.parse_args()
     dlrm, cnn = predicted_dlrm(), predicted_cnn()
-    blocks = {"lin2022 dlrm": dlrm_summary(dlrm), "lin2022 cnn": cnn_summary(cnn), "lin2022 dlrm steps": table(dlrm),
-              "lin2022 cnn steps": table(cnn)}  # fmt: skip
+    blocks = {
+        "lin2022 dlrm": dlrm_summary(dlrm),
+        "lin2022 cnn": cnn_summary(cnn),
+        "lin2022 dlrm steps": table(dlrm),
+        "lin2022 cnn steps": table(cnn),
+    }
     print("\n\n".join(blocks.values()))
     if args.draw:
         save(published_networks(cnn), args.draw, "networks", kinds=("png",))

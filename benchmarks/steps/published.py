@@ -52,15 +52,20 @@ MIN_INFERENCE_BATCH = 16
 def predicted(row: pd.Series) -> Prediction:
     """Steptime's prediction of a row. NVIDIA's loops wait for the device in each step."""
     options: dict[str, object] = {
-        "model.mode": row["mode"], "model.dtype": row["dtype"], "predict.wait_each_step": True,
-    }  # fmt: skip
+        "model.mode": row["mode"],
+        "model.dtype": row["dtype"],
+        "predict.wait_each_step": True,
+    }
     name = "custom"
     if row["model"] == "resnet50":
         name = "resnet50"
     else:
-        options |= {"model.target": "evaluation.workloads.squad_step:make_step", "+model.options.size": row["model"],
-                    "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in PYTORCH_2_GPUS,
-                    "model.optimizer": "none"}  # fmt: skip
+        options |= {
+            "model.target": "evaluation.workloads.squad_step:make_step",
+            "+model.options.size": row["model"],
+            "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in PYTORCH_2_GPUS,
+            "model.optimizer": "none",
+        }
     if row["memory_format"] != "contiguous":
         options["model.memory_format"] = row["memory_format"]
     return predict(gpu=row["gpu"], model=name, batch_size=int(row["batch_size"]), **options)
@@ -68,7 +73,9 @@ def predicted(row: pd.Series) -> Prediction:
 
 def without_copies(found: Prediction) -> float:
     """Predicted step time in microseconds with inputs already on the device, as in the published runs."""
-    return found.predicted_us - (found.families_us.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0)
+    return found.predicted_us - (
+        found.families_us.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0
+    )
 
 
 def compare(rows: pd.DataFrame) -> pd.DataFrame:
@@ -81,8 +88,12 @@ def right_order(rows: pd.DataFrame) -> tuple[int, int]:
     """Number of GPU pairs predicted in the right order, and number of all pairs, by samples per second of a workload."""
     right = pairs = 0
     for _, group in rows.groupby(["model", "mode", "dtype_of_table"]):
-        speeds = [(gpu, size / a, size / b) for gpu, size, a, b in
-                  group[["gpu", "batch_size", "measured_us", "predicted_us"]].itertuples(index=False)]  # fmt: skip
+        speeds = [
+            (gpu, size / a, size / b)
+            for gpu, size, a, b in group[
+                ["gpu", "batch_size", "measured_us", "predicted_us"]
+            ].itertuples(index=False)
+        ]
         for one, other in combinations(speeds, 2):
             pairs += one[0] != other[0]
             right += one[0] != other[0] and (one[1] - other[1]) * (one[2] - other[2]) > 0
@@ -98,7 +109,9 @@ def picture(rows: pd.DataFrame) -> Figure:
     board = Board([rows_height(order, page)] * 2, page)
     models = sorted(training["model"].unique())
     colours, markers = series_colours(models), dict(zip(models, MARKERS, strict=False))
-    for axes, (precision, group) in zip(board.panels, training.groupby("dtype_of_table"), strict=True):
+    for axes, (precision, group) in zip(
+        board.panels, training.groupby("dtype_of_table"), strict=True
+    ):
         for model, own in group.groupby("model"):
             where = [order.index(gpu) for gpu in own["gpu"]]
             axes.plot(100 * own["error"], where, markers[model], color=colours[model])
@@ -111,44 +124,60 @@ def picture(rows: pd.DataFrame) -> Figure:
         board.title(axes, str(precision))
     within = 100 * float((training["error"].abs() <= 0.2).mean())
     mean = 100 * float(training["error"].abs().mean())
-    board.headline(f"{len(training)} published training steps on {len(order)} GPUs: mean error {mean:.1f} %, "
-                   f"{within:.0f} % of them within 20 %")  # fmt: skip
+    board.headline(
+        f"{len(training)} published training steps on {len(order)} GPUs: mean error {mean:.1f} %, "
+        f"{within:.0f} % of them within 20 %"
+    )
     board.legend(marks(colours.values()), models)
     board.note("Measured: Lambda Labs' benchmark. Grey: within 20 %.")
     return board.figure
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--model", nargs="+", help="only these workloads")
     parser.add_argument("--gpu", nargs="+", help="only these GPUs")
-    parser.add_argument("--write", type=Path, help="document in which the marked sections are replaced")
+    parser.add_argument(
+        "--write", type=Path, help="document in which the marked sections are replaced"
+    )
     parser.add_argument("--draw", type=Path, help="folder for published.svg")
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
         return 2
-    rows = pd.concat([read_training(args.datasets), read_resnet50(args.datasets)], ignore_index=True)
+    rows = pd.concat(
+        [read_training(args.datasets), read_resnet50(args.datasets)], ignore_index=True
+    )
     rows = rows[(rows["mode"] == "train") | (rows["batch_size"] >= MIN_INFERENCE_BATCH)]
     for name, chosen in (("model", args.model), ("gpu", args.gpu)):
         if strange := sorted(set(chosen or ()) - set(rows[name])):
             parser.error(
-                f"no step was published of {', '.join(strange)}; choose from {', '.join(sorted(set(rows[name])))}"
+                f"no step was published of {', '.join(strange)}; choose from"
+                f" {', '.join(sorted(set(rows[name])))}"
             )
         rows = rows[rows[name].isin(chosen)] if chosen else rows
     half = np.where(rows["memory_format"] == "channels_last", "fp16, NHWC", "fp16")
-    rows = compare(rows.assign(dtype_of_table=np.where(rows["dtype"] == "fp16", half, "fp32 or TF32")))
+    rows = compare(
+        rows.assign(dtype_of_table=np.where(rows["dtype"] == "fp16", half, "fp32 or TF32"))
+    )
     right, pairs = right_order(rows[rows["mode"] == "train"])
     order = f"Of {pairs} pairs of GPUs in training, {right} are predicted in the right order."
-    memory = f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in memory."
+    memory = (
+        f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in"
+        " memory."
+    )
     mean = mean_errors(rows[rows["mode"] == "train"], "training steps")
     short = [summary(rows), "", f"{mean} {order} {memory}", "", coverage(rows)]
     print("\n".join([*table(rows), "", *short]))
     if args.draw:
         save(picture(rows), args.draw, "published", kinds=("svg",))
     if args.write:
-        rewrite(args.write, {"published steps": "\n".join(table(rows)), "published": "\n".join(short)})
+        rewrite(
+            args.write, {"published steps": "\n".join(table(rows)), "published": "\n".join(short)}
+        )
     return 0
 
 

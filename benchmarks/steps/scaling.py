@@ -28,16 +28,26 @@ GNMT_TOKENS = 25
 def predicted(row: pd.Series) -> Prediction:
     """Steptime's prediction of a row. NVIDIA's examples wait for the device in each step."""
     options: dict[str, object] = {
-        "model.dtype": row["dtype"], "devices": row["devices"], "cluster": row["cluster"], "predict.wait_each_step": True,
-    }  # fmt: skip
+        "model.dtype": row["dtype"],
+        "devices": row["devices"],
+        "cluster": row["cluster"],
+        "predict.wait_each_step": True,
+    }
     name = row["model"]
     if name == "gnmt":
-        options |= {"model.seq_len": GNMT_TOKENS, "model.shared_embedding": True, "model.label_smoothing": 0.1,
-                    "model.normalised_attention": True}  # fmt: skip
+        options |= {
+            "model.seq_len": GNMT_TOKENS,
+            "model.shared_embedding": True,
+            "model.label_smoothing": 0.1,
+            "model.normalised_attention": True,
+        }
     elif name != "resnet50":
-        options |= {"model.target": "evaluation.workloads.squad_step:make_step", "+model.options.size": name,
-                    "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in PYTORCH_2_GPUS,
-                    "model.optimizer": "none"}  # fmt: skip
+        options |= {
+            "model.target": "evaluation.workloads.squad_step:make_step",
+            "+model.options.size": name,
+            "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in PYTORCH_2_GPUS,
+            "model.optimizer": "none",
+        }
         name = "custom"
     if row["memory_format"] != "contiguous":
         options["model.memory_format"] = row["memory_format"]
@@ -57,28 +67,63 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
 
 def tables(rows: pd.DataFrame) -> str:
     """Mean absolute difference by machine, then each row."""
-    head = ["machine", "what states its fabric", "rows", "mean difference (points)", "worst (points)"]
+    head = [
+        "machine",
+        "what states its fabric",
+        "rows",
+        "mean difference (points)",
+        "worst (points)",
+    ]
     means = []
-    for (_, machine), group in rows.assign(none=rows["stated"] == "").groupby(["none", "machine"], sort=True):
+    for (_, machine), group in rows.assign(none=rows["stated"] == "").groupby(
+        ["none", "machine"], sort=True
+    ):
         worst = group.loc[group["points"].abs().idxmax()]
-        means.append([
-            str(machine), group["stated"].iloc[0] or "nothing at hand", str(len(group)), f"{group['points'].abs().mean():.1f}",
-            f"{worst['points']:+.1f} ({worst['model']}, {worst['dtype']})",
-        ])  # fmt: skip
-    for name, group in (("all that state it", rows[rows["stated"] != ""]), ("the others", rows[rows["stated"] == ""])):
+        means.append(
+            [
+                str(machine),
+                group["stated"].iloc[0] or "nothing at hand",
+                str(len(group)),
+                f"{group['points'].abs().mean():.1f}",
+                f"{worst['points']:+.1f} ({worst['model']}, {worst['dtype']})",
+            ]
+        )
+    for name, group in (
+        ("all that state it", rows[rows["stated"] != ""]),
+        ("the others", rows[rows["stated"] == ""]),
+    ):
         if len(group):
-            means.append([f"**{name}**", "", str(len(group)), f"{group['points'].abs().mean():.1f}", ""])
+            means.append(
+                [f"**{name}**", "", str(len(group)), f"{group['points'].abs().mean():.1f}", ""]
+            )
     each = [
-        [row.machine, row.model, row.dtype, str(row.batch_size), f"{100 * row.efficiency:.1f}", f"{100 * row.predicted:.1f}",
-         f"{row.points:+.1f}"]
+        [
+            row.machine,
+            row.model,
+            row.dtype,
+            str(row.batch_size),
+            f"{100 * row.efficiency:.1f}",
+            f"{100 * row.predicted:.1f}",
+            f"{row.points:+.1f}",
+        ]
         for row in rows.itertuples()
-    ]  # fmt: skip
-    columns = ["machine", "model", "dtype", "batch of a GPU", "measured (%)", "predicted (%)", "difference"]
+    ]
+    columns = [
+        "machine",
+        "model",
+        "dtype",
+        "batch of a GPU",
+        "measured (%)",
+        "predicted (%)",
+        "difference",
+    ]
     return f"{markdown(head, means)}\n\n{markdown(columns, each)}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--model", nargs="+", help="only these workloads")
     parser.add_argument("--write", type=Path, help="document with a block `scaling`")

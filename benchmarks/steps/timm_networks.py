@@ -47,8 +47,13 @@ class KeptGraphs:
     def file(self, question: Question) -> Path:
         """Where the graph of a question is kept."""
         options = question.workload["options"]
-        parts = (question.workload["mode"], options["network"], question.workload["memory_format"], options["side"],
-                 question.batch_size)  # fmt: skip
+        parts = (
+            question.workload["mode"],
+            options["network"],
+            question.workload["memory_format"],
+            options["side"],
+            question.batch_size,
+        )
         return self.folder / f"{'-'.join(map(str, parts))}.parquet"
 
     def graph(self, question: Question) -> Graph:
@@ -71,17 +76,25 @@ class KeptGraphs:
 def question_of(row: pd.Series) -> Question:
     """The question about one measured step."""
     options = {
-        "model.target": "evaluation.workloads.timm_library:make_step", "+model.options.network": row["model"],
-        "+model.options.side": int(row["side"]), "+model.options.fused": row["torch"] >= FUSED_ATTENTION_SINCE,
-        "model.mode": row["mode"], "model.dtype": row["dtype"], "model.memory_format": row["memory_format"],
-        "model.optimizer": "none", "batch_size": int(row["batch_size"]), "predict.wait_each_step": True,
-    }  # fmt: skip
+        "model.target": "evaluation.workloads.timm_library:make_step",
+        "+model.options.network": row["model"],
+        "+model.options.side": int(row["side"]),
+        "+model.options.fused": row["torch"] >= FUSED_ATTENTION_SINCE,
+        "model.mode": row["mode"],
+        "model.dtype": row["dtype"],
+        "model.memory_format": row["memory_format"],
+        "model.optimizer": "none",
+        "batch_size": int(row["batch_size"]),
+        "predict.wait_each_step": True,
+    }
     return questions_of(row["gpu"], "custom", options)[0]
 
 
 def without_copies(found: Prediction) -> float:
     """Predicted step time in microseconds with inputs already on the device, as in the published runs."""
-    return found.predicted_us - (found.families_us.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0)
+    return found.predicted_us - (
+        found.families_us.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0
+    )
 
 
 def kind(calls: pd.DataFrame) -> str:
@@ -92,7 +105,13 @@ def kind(calls: pd.DataFrame) -> str:
     depthwise = conv["groups"] == conv["in_channels"]
     if ((conv["groups"] > 1) & ~depthwise).any():
         return "grouped convolutions"
-    return "depthwise convolutions" if depthwise.any() else "dense convolutions" if len(conv) > 1 else "other"
+    return (
+        "depthwise convolutions"
+        if depthwise.any()
+        else "dense convolutions"
+        if len(conv) > 1
+        else "other"
+    )
 
 
 def compared(rows: pd.DataFrame, steps: KeptGraphs) -> Iterator[dict[str, object]]:
@@ -119,22 +138,50 @@ def summary(rows: pd.DataFrame) -> str:
             for tuning in (False, True):
                 own = group[group["tuning"] == tuning]
                 error = 100 * own["error"].astype(float)
-                stated = f"{len(own)}: {error.mean():+.1f}, {error.abs().mean():.1f}, {error.abs().max():.0f}"
+                stated = (
+                    f"{len(own)}: {error.mean():+.1f}, {error.abs().mean():.1f},"
+                    f" {error.abs().max():.0f}"
+                )
                 cells += [stated if len(own) else "", counted(own["inside"].astype(bool))]
             lines.append(cells)
     told = "rows: mean, mean absolute, worst error %"
-    return markdown(["steps", "layout", "networks", f"report {told}", "inside p10-p90", f"tuning {told}",
-                     "inside p10-p90"], lines)  # fmt: skip
+    return markdown(
+        [
+            "steps",
+            "layout",
+            "networks",
+            f"report {told}",
+            "inside p10-p90",
+            f"tuning {told}",
+            "inside p10-p90",
+        ],
+        lines,
+    )
 
 
 def worst(rows: pd.DataFrame, count: int = 20) -> str:
     """The report rows with the largest errors."""
     report = rows[~rows["tuning"].astype(bool)]
-    chosen = report.loc[report["error"].astype(float).abs().sort_values(ascending=False).index[:count]]
-    lines = [[str(row.model), str(row.set), str(row.layout), str(row.batch_size), str(row.side),
-              f"{row.measured_us / 1e3:.0f}", f"{row.predicted_us / 1e3:.0f}", f"{100 * row.error:+.0f}"]
-             for row in chosen.itertuples()]  # fmt: skip
-    return markdown(["network", "step", "layout", "batch", "pixels", "measured ms", "predicted ms", "error %"], lines)
+    chosen = report.loc[
+        report["error"].astype(float).abs().sort_values(ascending=False).index[:count]
+    ]
+    lines = [
+        [
+            str(row.model),
+            str(row.set),
+            str(row.layout),
+            str(row.batch_size),
+            str(row.side),
+            f"{row.measured_us / 1e3:.0f}",
+            f"{row.predicted_us / 1e3:.0f}",
+            f"{100 * row.error:+.0f}",
+        ]
+        for row in chosen.itertuples()
+    ]
+    return markdown(
+        ["network", "step", "layout", "batch", "pixels", "measured ms", "predicted ms", "error %"],
+        lines,
+    )
 
 
 def drawn(models: pd.Series, count: int) -> pd.Series:
@@ -150,19 +197,35 @@ def chosen_rows(args: argparse.Namespace) -> pd.DataFrame:
     rows = rows[rows["tuning"].isin([name == "tuning" for name in args.rows])]
     if args.sample:
         parts = rows.groupby("tuning")
-        rows = pd.concat([part[drawn(part["model"], args.sample[int(tuning)])] for tuning, part in parts])
+        rows = pd.concat(
+            [part[drawn(part["model"], args.sample[int(tuning)])] for tuning, part in parts]
+        )
     return rows
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("datasets", nargs="?", type=Path, default=datasets_dir())
     parser.add_argument("--sets", nargs="+", choices=tuple(READERS), default=list(READERS))
-    parser.add_argument("--rows", nargs="+", choices=("tuning", "report"), default=["tuning", "report"])
-    parser.add_argument("--sample", type=int, nargs=2, metavar=("REPORT", "TUNING"), help="rows of only so many models")
-    parser.add_argument("--graphs", type=Path, default=Path("results/timm_graphs"), help="folder of captured graphs")
+    parser.add_argument(
+        "--rows", nargs="+", choices=("tuning", "report"), default=["tuning", "report"]
+    )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        nargs=2,
+        metavar=("REPORT", "TUNING"),
+        help="rows of only so many models",
+    )
+    parser.add_argument(
+        "--graphs", type=Path, default=Path("results/timm_graphs"), help="folder of captured graphs"
+    )
     parser.add_argument("--out", type=Path, help="parquet file for all rows with predictions")
-    parser.add_argument("--write", type=Path, help="document in which the marked sections are replaced")
+    parser.add_argument(
+        "--write", type=Path, help="document in which the marked sections are replaced"
+    )
     args = parser.parse_args()
     if args.datasets is None:
         print("no public data: set STEPTIME_DATASETS", file=sys.stderr)
@@ -179,7 +242,10 @@ def main() -> int:
     if args.write:
         names = ", ".join(sorted({f"`{name}`" for name in lost["model"]})) or "none"
         measured = sum(len(READERS[name](args.datasets)) for name in READERS)
-        told = f"{len(rows):,} of {measured:,} measured rows are in the table. Could not be captured: {names}."
+        told = (
+            f"{len(rows):,} of {measured:,} measured rows are in the table. Could not be captured:"
+            f" {names}."
+        )
         rewrite(args.write, {"timm": f"{summary(rows)}\n\n{told}", "timm worst": worst(rows)})
     return 0
 

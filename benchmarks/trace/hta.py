@@ -60,7 +60,10 @@ app(["trace", sys.argv[1], "--out", sys.argv[1] + ".parquet"], standalone_mode=F
         facts="facts = None",
     ),
     "critical_path": _MEASURE.format(
-        imports="from pipeline.simulate.replay import replay\nfrom pipeline.trace.host_activity import activity",
+        imports=(
+            "from pipeline.simulate.replay import replay\nfrom pipeline.trace.host_activity import"
+            " activity"
+        ),
         work="""result = replay(sys.argv[1])
 one = next(r for r in result.replayed if r.iteration.number == 1)
 path = one.timeline.critical.calls""",
@@ -88,7 +91,9 @@ facts = {int(c): float(d) for c, d in zip(frame["correlation"], frame["dur"])}""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--env", type=Path, default=ROOT / "build" / "hta-env")
     parser.add_argument("--copies", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
@@ -106,9 +111,12 @@ def main() -> int:
         small.write_bytes(raw)
         enlarge(raw, options.copies, large)
         for task, path, repeats in (
-            ("convert", small, options.repeats), ("convert", large, 1), ("command", small, 1), ("command", large, 1),
+            ("convert", small, options.repeats),
+            ("convert", large, 1),
+            ("command", small, 1),
+            ("command", large, 1),
             ("critical_path", small, 1),
-        ):  # fmt: skip
+        ):
             rows.append(compare(task, path, str(python), repeats))
             show(rows[-1])
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +128,9 @@ def compare(task: str, path: Path, python: str, repeats: int) -> dict[str, Any]:
     """Run one task with both tools. HTA has no counterpart to `command` (read, link and write parquet, start to end)."""
     rounds = []
     for _ in range(repeats):  # alternating, so that other work on the machine slows both
-        rounds.append((measured(sys.executable, OURS[task], path), measured(python, HTA.get(task), path)))
+        rounds.append(
+            (measured(sys.executable, OURS[task], path), measured(python, HTA.get(task), path))
+        )
     ours, theirs = (fastest([pair[tool] for pair in rounds]) for tool in (0, 1))
     row = {"task": task, "megabytes": path.stat().st_size / 1e6, "steptime": ours, "hta": theirs}
     if theirs:
@@ -129,7 +139,9 @@ def compare(task: str, path: Path, python: str, repeats: int) -> dict[str, Any]:
     if task == "critical_path" and theirs:
         mine, other = ours.pop("facts"), theirs.pop("facts")
         row["kernel_us"] = {"steptime": sum(mine.values()), "hta": sum(other.values())}
-        row["in_common"] = sum(us for key, us in mine.items() if key in other) / sum({**mine, **other}.values())
+        row["in_common"] = sum(us for key, us in mine.items() if key in other) / sum(
+            {**mine, **other}.values()
+        )
     return row
 
 
@@ -138,7 +150,9 @@ def environment(path: Path) -> Path:
     python = path / "bin" / "python"
     if not python.is_file():
         venv.create(path, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "HolisticTraceAnalysis", "pandas<3"], check=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "-q", "HolisticTraceAnalysis", "pandas<3"], check=True
+        )
     return python
 
 
@@ -167,7 +181,9 @@ def shifted(event: dict[str, Any], later: int, ids: int) -> dict[str, Any]:
     if "id" in event:
         moved["id"] = event["id"] + ids
     if args:
-        moved["args"] = {k: v + ids if k in ("External id", "correlation") else v for k, v in args.items()}
+        moved["args"] = {
+            k: v + ids if k in ("External id", "correlation") else v for k, v in args.items()
+        }
     return moved
 
 
@@ -175,7 +191,9 @@ def measured(python: str, code: str | None, path: Path) -> dict[str, Any]:
     """Result of one run; empty if the tool fails or does not have the task."""
     if code is None:
         return {}
-    run = subprocess.run([python, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT, check=False)
+    run = subprocess.run(
+        [python, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     found = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
     if not found:
         print(run.stderr.strip().splitlines()[-1:] or "no result", file=sys.stderr)
@@ -194,13 +212,19 @@ def show(row: dict[str, Any]) -> None:
     for tool in ("steptime", "hta"):
         if row[tool]:
             rate = row["megabytes"] / row[tool]["seconds"]
-            print(f"{row['task']:14s} {row['megabytes']:7.1f} MB {tool:9s} {row[tool]['seconds']:7.2f} s "
-                  f"{rate:7.1f} MB/s  peak {row[tool]['peak_mb']:7.0f} MB (imports {row[tool]['imports_mb']:.0f})")  # fmt: skip
+            print(
+                f"{row['task']:14s} {row['megabytes']:7.1f} MB {tool:9s}"
+                f" {row[tool]['seconds']:7.2f} s {rate:7.1f} MB/s  peak {row[tool]['peak_mb']:7.0f}"
+                f" MB (imports {row[tool]['imports_mb']:.0f})"
+            )
     if "in_common" in row:
         on_path = ", ".join(f"{tool} {us / 1e3:.1f} ms" for tool, us in row["kernel_us"].items())
         print(f"{'':14s} kernels on the path: {on_path}; {row['in_common']:.0%} in common")
     if "throughput_ratio" in row:
-        print(f"{'':14s} throughput {row['throughput_ratio']:.1f} x, memory {row['memory_ratio']:.2f} x")
+        print(
+            f"{'':14s} throughput {row['throughput_ratio']:.1f} x, memory"
+            f" {row['memory_ratio']:.2f} x"
+        )
 
 
 if __name__ == "__main__":

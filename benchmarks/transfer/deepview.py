@@ -28,18 +28,30 @@ from pipeline.paths import datasets_dir
 from pipeline.transfer.methods import by_auto
 
 PACKAGE = "deepview-predict==0.1.6.5"
-DEVICES = {"V100": "V100", "P100": "P100", "T4": "T4", "A100-PCIE-40GB": "A100", "A100-PCIE-80GB": "A100"}
+DEVICES = {
+    "V100": "V100",
+    "P100": "P100",
+    "T4": "T4",
+    "A100-PCIE-40GB": "A100",
+    "A100-PCIE-80GB": "A100",
+}
 NETWORKS = {
     "gemm": ("linear", lambda r: [np.ones(len(r)), r["M"], r["N"], r["K"]]),
     "bmm": ("bmm", lambda r: [r["B"], r["M"], r["N"], r["K"]]),
     "conv2d_forward": (
         "conv2d",
         lambda r: [
-            np.zeros(len(r)), r["B"], r["input_size"], r["in_channels"], r["out_channels"], r["kernel_size"],
-            r["stride"], r["padding"],
+            np.zeros(len(r)),
+            r["B"],
+            r["input_size"],
+            r["in_channels"],
+            r["out_channels"],
+            r["kernel_size"],
+            r["stride"],
+            r["padding"],
         ],
     ),
-}  # fmt: skip
+}
 """For each family: the network and the order of its inputs (the package's `features` lists)."""
 
 
@@ -47,7 +59,17 @@ def install(folder: Path) -> Path:
     """Install the package into its own folder, and return the folder of its data."""
     data = folder / "habitat"
     if not data.is_dir():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), PACKAGE]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(folder),
+            PACKAGE,
+        ]
         subprocess.run(command, check=True)
     return data
 
@@ -55,8 +77,13 @@ def install(folder: Path) -> Path:
 def load_network(path: Path) -> dict[str, object]:
     """Load a checkpoint without executing code: tensors, and two NumPy arrays for the scaling."""
     multiarray = sys.modules["numpy._core.multiarray"]
-    allowed = [(multiarray._reconstruct, "numpy.core.multiarray._reconstruct"), np.ndarray, np.dtype,
-               type(np.dtype("f8")), multiarray._reconstruct]  # fmt: skip
+    allowed = [
+        (multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
+        np.ndarray,
+        np.dtype,
+        type(np.dtype("f8")),
+        multiarray._reconstruct,
+    ]
     with torch.serialization.safe_globals(allowed):
         return torch.load(path, weights_only=True, map_location="cpu")
 
@@ -68,12 +95,18 @@ def predict(network: dict[str, object], inputs: np.ndarray) -> np.ndarray:
     x = torch.relu(x @ weights["fc1.weight"].T + weights["fc1.bias"])
     layers = sorted({int(key.split(".")[2]) for key in weights if key.startswith("mlp.layers.")})
     for layer in layers:
-        x = torch.relu(x @ weights[f"mlp.layers.{layer}.weight"].T + weights[f"mlp.layers.{layer}.bias"])
+        x = torch.relu(
+            x @ weights[f"mlp.layers.{layer}.weight"].T + weights[f"mlp.layers.{layer}.bias"]
+        )
     return (x @ weights["fc2.weight"].T + weights["fc2.bias"])[:, 0].numpy()
 
 
 def compare(
-    samples: pd.DataFrame, data: Path, rows: int, cache: Path | None = None, families: Sequence[str] = ()
+    samples: pd.DataFrame,
+    data: Path,
+    rows: int,
+    cache: Path | None = None,
+    families: Sequence[str] = (),
 ) -> pd.DataFrame:
     """MAPE above twice the floor, over the GPU pairs that both methods cover."""
     table = pd.read_csv(data / "analysis" / "mlp" / "devices.csv").set_index("device")
@@ -82,8 +115,12 @@ def compare(
         name, inputs_of = NETWORKS[family]
         network = load_network(data / "data" / name / "model.pth")
 
-        def theirs(part: pd.DataFrame, gpu: str, network: dict = network, inputs_of=inputs_of) -> np.ndarray:
-            device = table.loc[DEVICES[gpu], ["mem", "mem_bw", "num_sm", "single"]].to_numpy(dtype=np.float64)
+        def theirs(
+            part: pd.DataFrame, gpu: str, network: dict = network, inputs_of=inputs_of
+        ) -> np.ndarray:
+            device = table.loc[DEVICES[gpu], ["mem", "mem_bw", "num_sm", "single"]].to_numpy(
+                dtype=np.float64
+            )
             sizes = np.column_stack([np.asarray(c, dtype=np.float64) for c in inputs_of(part)])
             return predict(network, np.hstack([sizes, np.broadcast_to(device, (len(part), 4))]))
 
@@ -98,10 +135,14 @@ def compare(
             target = target.sample(min(rows, len(target)), random_state=0)
             for origin in sorted((set(own["gpu"]) & set(DEVICES)) - {destination}):
                 joined = own[own["gpu"] == origin].drop_duplicates(keys)
-                joined = joined.merge(target[[*keys, "latency_us"]], on=keys, suffixes=("", "_truth"))
+                joined = joined.merge(
+                    target[[*keys, "latency_us"]], on=keys, suffixes=("", "_truth")
+                )
                 truth = joined["latency_us_truth"].to_numpy()
                 ratio = theirs(joined, destination) / theirs(joined, origin)
-                auto = by_auto(joined, load_gpu(origin), fold.destination, {family: fold.utilisation})["predicted_us"]
+                auto = by_auto(
+                    joined, load_gpu(origin), fold.destination, {family: fold.utilisation}
+                )["predicted_us"]
                 predictions = {
                     "auto (destination unseen)": auto.to_numpy(),
                     "deepview-predict, ratio": joined["latency_us"].to_numpy() * ratio,
@@ -109,8 +150,16 @@ def compare(
                 }
                 for method, values in predictions.items():
                     mape = 100 * float(np.mean(np.abs(values - truth) / truth))
-                    found.append({"family": family, "origin": origin, "destination": destination, "method": method,
-                                  "mape": mape, "rows": len(joined)})  # fmt: skip
+                    found.append(
+                        {
+                            "family": family,
+                            "origin": origin,
+                            "destination": destination,
+                            "method": method,
+                            "mape": mape,
+                            "rows": len(joined),
+                        }
+                    )
     return pd.DataFrame(found)
 
 
@@ -119,13 +168,26 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where to install the package")
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
     parser.add_argument("--rows", type=int, default=2000, help="samples per pair")
-    parser.add_argument("--family", action="append", choices=list(NETWORKS), help="only this family; may be repeated")
-    parser.add_argument("--folds", type=Path, help="folder that `evaluation.training.build_models --folds` wrote")
+    parser.add_argument(
+        "--family",
+        action="append",
+        choices=list(NETWORKS),
+        help="only this family; may be repeated",
+    )
+    parser.add_argument(
+        "--folds", type=Path, help="folder that `evaluation.training.build_models --folds` wrote"
+    )
     options = parser.parse_args()
     data = datasets_dir()
     if data is None:
         raise InputError("no public data: set STEPTIME_DATASETS to the folder that holds neusight/")
-    errors = compare(read_samples(data), install(options.folder), options.rows, options.folds, options.family or ())
+    errors = compare(
+        read_samples(data),
+        install(options.folder),
+        options.rows,
+        options.folds,
+        options.family or (),
+    )
     errors.to_csv(options.out, index=False)
     print(errors.groupby(["family", "method"])["mape"].mean().unstack().round(1).to_string())
 

@@ -22,7 +22,9 @@ SECTION = "gpu choice"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--page", type=Path, default=project_dir() / "docs" / "codesign.md")
     options = parser.parse_args()
     points = expand(["experiment=surfer_choice"])
@@ -43,14 +45,19 @@ def main() -> None:
 def _cells(fastest: Plan, cheapest: Plan, points: list[Question]) -> list[str]:
     """Samples per second and per unit of the currency of each GPU, and the winner of both."""
     found = {each.question.gpu.name: each for each in fastest.contenders}
-    return [_cell(found.get(point.gpu.name)) for point in points] + [_winner(fastest), _winner(cheapest)]
+    return [_cell(found.get(point.gpu.name)) for point in points] + [
+        _winner(fastest),
+        _winner(cheapest),
+    ]
 
 
 def _cell(choice: Choice | None) -> str:
     if choice is None:
         return "does not fit"
     cost = choice.cost_per_sample
-    return f"{rate(1e6 / choice.us_per_sample)}; {'no price' if cost is None else compact(1 / cost)}"
+    return (
+        f"{rate(1e6 / choice.us_per_sample)}; {'no price' if cost is None else compact(1 / cost)}"
+    )
 
 
 def _winner(plan: Plan) -> str:

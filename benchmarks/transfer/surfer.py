@@ -17,7 +17,9 @@ from pipeline.paths import datasets_dir
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folds", type=Path, help="folder that `evaluation.training.build_models --folds` wrote")
+    parser.add_argument(
+        "--folds", type=Path, help="folder that `evaluation.training.build_models --folds` wrote"
+    )
     parser.add_argument("--quick", action="store_true", help="one network of 400 steps per family")
     options = parser.parse_args()
     data = datasets_dir()
@@ -27,7 +29,13 @@ def main() -> None:
     results.to_csv(options.out, index=False)
     record_file(options.out, new=False)
     error = 100 * results["error"].abs()
-    print(error.groupby([results["method"], results["destination"]]).mean().unstack().round(1).to_string())
+    print(
+        error.groupby([results["method"], results["destination"]])
+        .mean()
+        .unstack()
+        .round(1)
+        .to_string()
+    )
 
 
 if __name__ == "__main__":

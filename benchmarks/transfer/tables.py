@@ -18,7 +18,14 @@ from evaluation.training.left_out_gpu import PROBES
 from pipeline.paths import transfer_dir
 from pipeline.transfer.utilisation import UtilisationModel
 
-BARS = {"gemm": 20, "bmm": 20, "conv2d_forward": 15, "elementwise": 8, "softmax": 12, "layer_norm": 12}
+BARS = {
+    "gemm": 20,
+    "bmm": 20,
+    "conv2d_forward": 15,
+    "elementwise": 8,
+    "softmax": 12,
+    "layer_norm": 12,
+}
 """Target MAPE of `auto` in %, set by this project."""
 
 ORDER = ["auto", "auto, 10 probes", "mlp", "wave", "wave, exact", "roofline"]
@@ -86,7 +93,9 @@ def left_out(folder: Path) -> str:
     table["coverage"] *= 100.0
     mean = table.groupby(level=0, sort=False).mean()
     for key in ("gmae", "coverage"):
-        mean[f"{key}, worst"] = table.groupby(level=0, sort=False)[key].agg("max" if key == "gmae" else "min")
+        mean[f"{key}, worst"] = table.groupby(level=0, sort=False)[key].agg(
+            "max" if key == "gmae" else "min"
+        )
     return percents(mean[["mape", "gmae", "gmae, worst", "coverage", "coverage, worst"]], "family")
 
 
@@ -102,10 +111,15 @@ def probes(folder: Path) -> str:
 def probes_in_full(folder: Path) -> str:
     """All errors of left-out GPUs by number of probes: for each family, and for products on each GPU."""
     table, texts = _probed(folder), []
-    for part, by, corner in ((table, "family", "family, probes"), (table.loc[["gemm"]], "gpu", "`gemm`, probes")):
+    for part, by, corner in (
+        (table, "family", "family, probes"),
+        (table.loc[["gemm"]], "gpu", "`gemm`, probes"),
+    ):
         mean = part.groupby(level=[by, "probes"], sort=False).mean()
         names = list(dict.fromkeys(mean.index.get_level_values(0)))
-        mean = mean.reindex(pd.MultiIndex.from_product([names, sorted(set(mean.index.get_level_values(1)))]))
+        mean = mean.reindex(
+            pd.MultiIndex.from_product([names, sorted(set(mean.index.get_level_values(1)))])
+        )
         mean.index = pd.Index([f"{name}, {count}" for name, count in mean.index])
         texts.append(percents(mean[["mape", "gmae", "median", "coverage"]], corner))
     return "\n\n".join(texts)
@@ -115,7 +129,9 @@ def _probed(folder: Path) -> pd.DataFrame:
     """Errors of left-out GPUs in %, from the shipped models' metadata, by family, GPU and number of probes."""
     rows = {}
     for family in BARS:
-        facts = UtilisationModel.load(folder / f"{family}.safetensors").provenance.get("left_out", {})
+        facts = UtilisationModel.load(folder / f"{family}.safetensors").provenance.get(
+            "left_out", {}
+        )
         for gpu, found in facts.items():
             for count, errors in found.get("probes", {}).items():
                 rows[family, gpu, int(count)] = errors
@@ -126,12 +142,17 @@ def _probed(folder: Path) -> pd.DataFrame:
 
 def percents(table: pd.DataFrame, corner: str) -> str:
     """Markdown table with one decimal."""
-    rows = ([str(name), *("" if pd.isna(value) else f"{value:.1f}" for value in row)] for name, row in table.iterrows())
+    rows = (
+        [str(name), *("" if pd.isna(value) else f"{value:.1f}" for value in row)]
+        for name, row in table.iterrows()
+    )
     return markdown([corner, *map(str, table.columns)], rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--errors", type=Path, action="append", required=True)
     parser.add_argument("--models", type=Path)
     parser.add_argument("--peer", type=Path, help="CSV of deepview.py")
@@ -152,8 +173,12 @@ def main() -> None:
     if options.peer:
         blocks["peer"] = peer(pd.read_csv(options.peer))
     texts = {path: path.read_text(encoding="utf-8") for path in options.doc}
-    if lost := [name for name in blocks if not any(f"<!-- {name} -->" in text for text in texts.values())]:
-        parser.error(f"none of the documents has the markers <!-- {lost[0]} --> and <!-- /{lost[0]} -->")
+    if lost := [
+        name for name in blocks if not any(f"<!-- {name} -->" in text for text in texts.values())
+    ]:
+        parser.error(
+            f"none of the documents has the markers <!-- {lost[0]} --> and <!-- /{lost[0]} -->"
+        )
     for path, text in texts.items():
         rewrite(path, {name: block for name, block in blocks.items() if f"<!-- {name} -->" in text})
 

@@ -61,9 +61,13 @@ ENVIRONMENTS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     known = {each.name: each for each in ENVIRONMENTS}
-    parser.add_argument("names", nargs="*", metavar="ENVIRONMENT", help=f"one of {', '.join(known)}; default: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="ENVIRONMENT", help=f"one of {', '.join(known)}; default: all"
+    )
     parser.add_argument("--results", type=Path, default=Path("results/versions"))
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "trust.md")
     given = parser.parse_args()
@@ -75,8 +79,11 @@ def main() -> None:
         if not place.is_file():
             place.write_text(json.dumps(run(known[name]), indent=1) + "\n", encoding="utf-8")
         print(name, json.loads(place.read_text(encoding="utf-8")).get("outcomes"), flush=True)
-    found = {name: json.loads(place.read_text(encoding="utf-8")) for name in known
-             if (place := given.results / f"{name}.json").is_file()}  # fmt: skip
+    found = {
+        name: json.loads(place.read_text(encoding="utf-8"))
+        for name in known
+        if (place := given.results / f"{name}.json").is_file()
+    }
     rewrite(given.page, {"versions": table([(known[name], each) for name, each in found.items()])})
 
 
@@ -88,25 +95,51 @@ def run(environment: Environment) -> dict[str, Any]:
         (wheel,) = place.glob("*.whl")
         python = place / "venv" / "bin" / "python"
         _call("uv", "venv", "--python", environment.python, str(python.parents[1]))
-        command = ["uv", "pip", "install", "--no-cache", "--python", str(python), str(wheel),
-                   f"torch=={environment.torch}", *environment.also]  # fmt: skip
+        command = [
+            "uv",
+            "pip",
+            "install",
+            "--no-cache",
+            "--python",
+            str(python),
+            str(wheel),
+            f"torch=={environment.torch}",
+            *environment.also,
+        ]
         if environment.others == TESTED:
             command += ["--constraints", str(ROOT / "constraints.txt")]
         elif environment.others == OLDEST:
-            stated = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-            command += [*(each for each in stated if not each.startswith("torch")), "--resolution", "lowest-direct"]
+            stated = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+                "project"
+            ]["dependencies"]
+            command += [
+                *(each for each in stated if not each.startswith("torch")),
+                "--resolution",
+                "lowest-direct",
+            ]
         try:
             _call(*command)
         except subprocess.CalledProcessError as error:
-            return {"outcomes": {"install": " ".join(error.stderr.split())[-300:]}, "numbers": {}, "versions": {}}
+            return {
+                "outcomes": {"install": " ".join(error.stderr.split())[-300:]},
+                "numbers": {},
+                "versions": {},
+            }
         suite = Path(__file__).with_name("short_suite.py")
         told = _call(str(python), str(suite), cwd=folder, env={"SUITE_TRACE": str(TRACE)})
     return dict(json.loads(told.splitlines()[-1]))
 
 
-def _call(*command: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None) -> str:
+def _call(
+    *command: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None
+) -> str:
     done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
+        command,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
@@ -116,15 +149,32 @@ def _call(*command: str, cwd: str | Path | None = None, env: Mapping[str, str] |
 def table(results: Sequence[tuple[Environment, Mapping[str, Any]]]) -> str:
     """A row for each environment: its versions, and the checks that failed."""
     reference = results[0][1]["numbers"]
-    columns = ("Python", "PyTorch", "other packages", "pandas", "NumPy", "what works", "largest difference")
+    columns = (
+        "Python",
+        "PyTorch",
+        "other packages",
+        "pandas",
+        "NumPy",
+        "what works",
+        "largest difference",
+    )
     rows = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for environment, result in results:
         versions, outcomes = result["versions"], result["outcomes"]
         if "install" in outcomes:
-            rows.append(f"| {environment.python} | {environment.torch} | not installable: {outcomes['install']} |")
+            rows.append(
+                f"| {environment.python} | {environment.torch} | not installable:"
+                f" {outcomes['install']} |"
+            )
             continue
         failed = "; ".join(f"not {name}: {said}" for name, said in outcomes.items() if said != "ok")
-        facts = [result["python"], versions["torch"], environment.others, versions["pandas"], versions["numpy"]]
+        facts = [
+            result["python"],
+            versions["torch"],
+            environment.others,
+            versions["pandas"],
+            versions["numpy"],
+        ]
         facts += [failed or f"all {len(CHECKS)} checks", _difference(result["numbers"], reference)]
         rows.append(f"| {' | '.join(facts)} |")
     return "\n".join(rows)
@@ -136,7 +186,11 @@ def _difference(numbers: Mapping[str, float], reference: Mapping[str, float]) ->
     worst = max(off, key=lambda key: off[key], default=None)
     if worst is None or not math.isfinite(off[worst]):
         return "no numbers"
-    return "0" if off[worst] == 0 else f"{off[worst]:.1g}" + (f" ({worst})" if off[worst] > TOLERANCE else "")
+    return (
+        "0"
+        if off[worst] == 0
+        else f"{off[worst]:.1g}" + (f" ({worst})" if off[worst] > TOLERANCE else "")
+    )
 
 
 if __name__ == "__main__":

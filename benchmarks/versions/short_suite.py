@@ -50,7 +50,10 @@ def predicted(name: str) -> Callable[[], Numbers]:
 
         model, batch = WORKLOADS[name]
         found = predict(gpu="V100", model=model, batch_size=batch)
-        return {f"{model} {key}": getattr(found, key) for key in ("predicted_us", "active_us", "p10_us", "p90_us")}
+        return {
+            f"{model} {key}": getattr(found, key)
+            for key in ("predicted_us", "active_us", "p10_us", "p90_us")
+        }
 
     return check
 
@@ -90,16 +93,25 @@ def stored() -> Numbers:
     found = engine().predict_one(ask(["model=dlrm_small", "batch_size=256"])).whole()
     write_table(summary_row(found), Path("summary.parquet"), "summary", {"made_by": "suite"})
     assert read_provenance(Path("summary.parquet"))["made_by"] == "suite"
-    return {"stored predicted_us": float(read_table(Path("summary.parquet"), "summary").iloc[0]["predicted_us"])}
+    return {
+        "stored predicted_us": float(
+            read_table(Path("summary.parquet"), "summary").iloc[0]["predicted_us"]
+        )
+    }
 
 
 def run_pipeline() -> Numbers:
     """All stages of a point as Snakemake's jobs, with the fit of host overheads and its MLflow run."""
     words = ["run", "gpu=V100", "model=dlrm_small", "batch_size=256", "--cores", "1"]
-    done = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, (done.stderr.strip().splitlines() or ["no message"])[-1]
     shown = subprocess.run(
-        [sys.executable, "-m", "pipeline", "summary", "--json"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "pipeline", "summary", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return {"pipeline predicted_us": json.loads(shown.stdout)["predictions"][0]["predicted_us"]}
 
@@ -129,7 +141,14 @@ def main() -> None:
         os.chdir("/")
     found = {name: importlib.metadata.version(name) for name in REPORTED}
     print(
-        json.dumps({"python": platform.python_version(), "versions": found, "outcomes": outcomes, "numbers": numbers})
+        json.dumps(
+            {
+                "python": platform.python_version(),
+                "versions": found,
+                "outcomes": outcomes,
+                "numbers": numbers,
+            }
+        )
     )
 
 

@@ -17,7 +17,13 @@ import numpy as np
 import pandas as pd
 
 from evaluation.published.aiconfigurator import COLLECTIVES, read_collectives
-from evaluation.published.nccl_times import SEND_RECV, read_framework_times, read_nccl_tests, read_send_recv, read_v100
+from evaluation.published.nccl_times import (
+    SEND_RECV,
+    read_framework_times,
+    read_nccl_tests,
+    read_send_recv,
+    read_v100,
+)
 from evaluation.training.collective_fit import fitted_curves, predicted_over_measured
 from pipeline.hardware.clusters import AUTO, load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu
@@ -60,10 +66,14 @@ def samples_of(gpu: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[["op", "ranks", "bytes", "kernel_us"]]
 
 
-def model_of(gpu: str, cluster: str = AUTO, curves: Sequence[MeasuredCurves] | None = None) -> CollectiveModel:
+def model_of(
+    gpu: str, cluster: str = AUTO, curves: Sequence[MeasuredCurves] | None = None
+) -> CollectiveModel:
     """The model of a GPU on a cluster, from these curves; from the shipped ones if None."""
     spec = load_gpu(gpu)
-    model = collective_model(spec, usual_cluster(spec) if cluster == AUTO else load_cluster(cluster), curves)
+    model = collective_model(
+        spec, usual_cluster(spec) if cluster == AUTO else load_cluster(cluster), curves
+    )
     assert model is not None
     return model
 
@@ -81,20 +91,33 @@ def between(samples: pd.DataFrame) -> pd.Series:
 
 def row(*cells: object) -> None:
     """Print a row of a table."""
-    print("| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |")
+    print(
+        "| "
+        + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
+        + " |"
+    )
 
 
 def held_out_sizes(gpus: Sequence[str]) -> None:
     """Errors at sizes between the fitted ones, by decade of bytes: GMAE in %, mean over the curves of a GPU."""
     fitted = fitted_curves(lambda samples: samples[~between(samples)])
-    row("GPU", "curves", *(f"10^{decade}" for decade in DECADES), "worst curve and decade", "MAPE %", "inside %")
+    row(
+        "GPU",
+        "curves",
+        *(f"10^{decade}" for decade in DECADES),
+        "worst curve and decade",
+        "MAPE %",
+        "inside %",
+    )
     row(*["---"] * (len(DECADES) + 5))
     for gpu in gpus:
         unseen = samples_of(gpu)
         unseen = unseen[between(unseen)].reset_index(drop=True)
         ratio = ratios(gpu, unseen, fitted)
         unseen = unseen.assign(ratio=ratio, decade=np.floor(np.log10(unseen["bytes"])).astype(int))
-        errors = unseen.groupby(["op", "ranks", "decade"])["ratio"].agg(lambda part: gmae(part.to_numpy()))
+        errors = unseen.groupby(["op", "ranks", "decade"])["ratio"].agg(
+            lambda part: gmae(part.to_numpy())
+        )
         by_decade = errors.groupby("decade").mean().reindex(DECADES)
         top = errors.reset_index().loc[int(errors.to_numpy().argmax())]
         worst = f"{top['ratio']:.0f}: {top['op']}, {top['ranks']} ranks, 10^{top['decade']}"
@@ -123,7 +146,9 @@ def left_out(gpus: Sequence[str]) -> None:
     for gpu in gpus:
         cells: list[object] = []
         for other in others:
-            ratio = ratios(gpu, samples_of(gpu), [entry for entry in curves if other(entry.gpu.name, gpu)])
+            ratio = ratios(
+                gpu, samples_of(gpu), [entry for entry in curves if other(entry.gpu.name, gpu)]
+            )
             cells += [gmae(ratio), mape(ratio), inside(ratio, TRANSFERRED_SPREAD)]
         row(gpu, *cells)
 
@@ -132,31 +157,76 @@ def outside_checks() -> None:
     """Errors on machines that no curve was fitted to, with shipped curves and their intervals."""
     tests, times = read_nccl_tests(), read_framework_times()
     of_a100 = (tests["gpu"] == "A100") & (tests["source"] == "VIA-Research/vTrain")
-    engineering = tests[(tests["source"] == "stas00/ml-engineering") & ~tests["library"].str.contains("off|=0")]
+    engineering = tests[
+        (tests["source"] == "stas00/ml-engineering") & ~tests["library"].str.contains("off|=0")
+    ]
     # send-recv of vidur's pairs is left out: that of A100 equals that of H100, and exceeds the bridge
     times = times[(times["op"] == "all_reduce")]
     pairs, dgx = (times["folder"].str.contains(name) for name in ("pairwise", "_dgx"))
     one, a100 = times["nodes"] == 1, times["folder"].str.startswith("a100")
     cases = {
-        "A100, 2, 4, 8 ranks (vTrain)": ("A100-SXM4-80GB", AUTO, tests[of_a100 & tests["ranks"].isin([2, 4, 8])]),
-        "A100, 3, 5, 6, 7 ranks (vTrain)": ("A100-SXM4-80GB", AUTO, tests[of_a100 & ~tests["ranks"].isin([2, 4, 8])]),
-        "8 A100 (ml-engineering)": ("A100-SXM4-80GB", AUTO, engineering[engineering["gpu"] == "A100-SXM4-80GB"]),
+        "A100, 2, 4, 8 ranks (vTrain)": (
+            "A100-SXM4-80GB",
+            AUTO,
+            tests[of_a100 & tests["ranks"].isin([2, 4, 8])],
+        ),
+        "A100, 3, 5, 6, 7 ranks (vTrain)": (
+            "A100-SXM4-80GB",
+            AUTO,
+            tests[of_a100 & ~tests["ranks"].isin([2, 4, 8])],
+        ),
+        "8 A100 (ml-engineering)": (
+            "A100-SXM4-80GB",
+            AUTO,
+            engineering[engineering["gpu"] == "A100-SXM4-80GB"],
+        ),
         "4 to 8 H200 (ml-engineering)": ("H200", AUTO, engineering[engineering["gpu"] == "H200"]),
-        "4 to 8 B200 (ml-engineering)": ("B200", AUTO, engineering[(engineering["gpu"] == "B200") & (engineering["nodes"] == 1)]),
-        "32 B200 on four nodes (ml-engineering)": ("B200", "hgx-b200-efa", engineering[engineering["nodes"] == 4]),
-        "H100 behind switches (vidur)": ("H100", AUTO, times[dgx & ~a100 & one] ),
-        "8 H800 (pipeweave)": ("H800", AUTO, times[(times["folder"] == "H800")] ),
-        "2 A100 with a bridge (vidur)": ("A100-PCIE-80GB", "pairs-a100", times[pairs & a100 & (times["ranks"] == 2) & one]),
-        "4 A100 in pairs (vidur)": ("A100-PCIE-80GB", "pairs-a100", times[pairs & a100 & (times["ranks"] == 4)]),
-        "2 H100 with a bridge (vidur)": ("H100-NVL", "pairs-h100", times[pairs & ~a100 & (times["ranks"] == 2) & one]),
-        "4 H100 in pairs (vidur)": ("H100-NVL", "pairs-h100", times[pairs & ~a100 & (times["ranks"] == 4)]),
-        "2 and 4 RTX PRO 6000 (pipeweave)": ("RTXPRO6000", AUTO, times[times["folder"] == "RTX PRO 6000 S"]),
-    }  # fmt: skip
+        "4 to 8 B200 (ml-engineering)": (
+            "B200",
+            AUTO,
+            engineering[(engineering["gpu"] == "B200") & (engineering["nodes"] == 1)],
+        ),
+        "32 B200 on four nodes (ml-engineering)": (
+            "B200",
+            "hgx-b200-efa",
+            engineering[engineering["nodes"] == 4],
+        ),
+        "H100 behind switches (vidur)": ("H100", AUTO, times[dgx & ~a100 & one]),
+        "8 H800 (pipeweave)": ("H800", AUTO, times[(times["folder"] == "H800")]),
+        "2 A100 with a bridge (vidur)": (
+            "A100-PCIE-80GB",
+            "pairs-a100",
+            times[pairs & a100 & (times["ranks"] == 2) & one],
+        ),
+        "4 A100 in pairs (vidur)": (
+            "A100-PCIE-80GB",
+            "pairs-a100",
+            times[pairs & a100 & (times["ranks"] == 4)],
+        ),
+        "2 H100 with a bridge (vidur)": (
+            "H100-NVL",
+            "pairs-h100",
+            times[pairs & ~a100 & (times["ranks"] == 2) & one],
+        ),
+        "4 H100 in pairs (vidur)": (
+            "H100-NVL",
+            "pairs-h100",
+            times[pairs & ~a100 & (times["ranks"] == 4)],
+        ),
+        "2 and 4 RTX PRO 6000 (pipeweave)": (
+            "RTXPRO6000",
+            AUTO,
+            times[times["folder"] == "RTX PRO 6000 S"],
+        ),
+    }
     row("times of", "points", "from 1 MiB, GMAE %", "MAPE %", "bias %", "below, MAPE %", "inside %")
     row(*["---"] * 7)
     for name, (gpu, cluster, samples) in cases.items():
         model, samples = model_of(gpu, cluster), samples.reset_index(drop=True)
-        ratio, large = predicted_over_measured(model, samples), (samples["bytes"] >= LARGE).to_numpy()
+        ratio, large = (
+            predicted_over_measured(model, samples),
+            (samples["bytes"] >= LARGE).to_numpy(),
+        )
         estimate = model.predict(samples.assign(family=FAMILY))
         held = 100 * float(samples["kernel_us"].between(estimate.p10, estimate.p90).mean())
         bias = float(100 * np.expm1(np.log(ratio[large]).mean()))

@@ -31,7 +31,10 @@ COLUMNS = ["gpu", "workload", "part", "predicted_us", "measured_us"]
 
 
 def error_parts(
-    prediction: Prediction, active_us: float | None = None, own_us: float | None = None, shared_us: float | None = None
+    prediction: Prediction,
+    active_us: float | None = None,
+    own_us: float | None = None,
+    shared_us: float | None = None,
 ) -> pd.DataFrame:
     """Rows of one point, in the order of `PARTS`.
 
@@ -52,8 +55,11 @@ def error_parts(
         (SHARED_OVERHEADS, shared_us, step),
         (KERNEL_SUM, sum(prediction.families_us.values()) or None, step),
     )
-    rows = [(prediction.gpu, prediction.label, part, predicted, measured)
-            for part, predicted, measured in values if predicted is not None and measured is not None]  # fmt: skip
+    rows = [
+        (prediction.gpu, prediction.label, part, predicted, measured)
+        for part, predicted, measured in values
+        if predicted is not None and measured is not None
+    ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -80,7 +86,9 @@ def _median_active_us(trace: Path) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def parts_of(prediction: Prediction, evidence: Path, step: MeasuredStep, observations: pd.DataFrame) -> pd.DataFrame:
+def parts_of(
+    prediction: Prediction, evidence: Path, step: MeasuredStep, observations: pd.DataFrame
+) -> pd.DataFrame:
     """Rows of a point on a profiled host (see `error_parts`); only a step with a trace has overheads of its own.
 
     Args:
@@ -116,7 +124,10 @@ class MeasuredStep:
             return None
         settings = replace(question.overheads, observations="own" if own else "pooled")
         overheads = overheads_from(
-            overhead_statistics(chosen, question.host.observations, settings), settings, question.host, name
+            overhead_statistics(chosen, question.host.observations, settings),
+            settings,
+            question.host,
+            name,
         )
         program = assemble(self.parts.sequence, overheads, len(self.parts.which), workload=name)
         once = replace(question, predict=replace(question.predict, draws=1))

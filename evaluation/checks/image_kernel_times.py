@@ -22,11 +22,14 @@ from pipeline.trace.load import load_trace
 TRACES = {"v100_ddp": "V100-SXM2-32GB", "rtx2080ti_resnet": "RTX2080Ti"}
 
 OPERATORS = {
-    "aten::cudnn_batch_norm": "batch norm", "aten::cudnn_batch_norm_backward": "batch norm backward",
-    "aten::max_pool2d_with_indices": "max pool", "aten::max_pool2d_with_indices_backward": "max pool backward",
-    "aten::clamp_min_": "relu", "aten::relu_": "relu", "aten::threshold_backward": "relu backward",
-    "aten::add_": "add", "aten::add": "add", "aten::cudnn_convolution": "convolution", "aten::convolution": "convolution",
-    "aten::convolution_backward": "convolution backward", "aten::fill_": "max pool backward",
+    "aten::cudnn_batch_norm": "batch norm",
+    "aten::cudnn_batch_norm_backward": "batch norm backward",
+    "aten::max_pool2d_with_indices": "max pool",
+    "aten::max_pool2d_with_indices_backward": "max pool backward", "aten::clamp_min_": "relu",
+    "aten::relu_": "relu", "aten::threshold_backward": "relu backward", "aten::add_": "add",
+    "aten::add": "add", "aten::cudnn_convolution": "convolution",
+    "aten::convolution": "convolution", "aten::convolution_backward": "convolution backward",
+    "aten::fill_": "max pool backward",
 }  # fmt: skip
 """Common names for operators of traces and of captured graphs. Fills clear the gradient of the pooling."""
 
@@ -41,14 +44,18 @@ def predicted_calls(trace: str, gpu: str) -> pd.DataFrame:
     calls = map_calls(graph, spec)
     predicted = kernel_predictor(spec, "auto", None).predict(calls)
     names = calls["node_id"].map(graph.table.set_index("node_id")["name"])
-    return calls.assign(kernel_us=predicted["kernel_us"], evidence=predicted["evidence"], name=names)
+    return calls.assign(
+        kernel_us=predicted["kernel_us"], evidence=predicted["evidence"], name=names
+    )
 
 
 def traced_kernels(trace: str, datasets: Path) -> pd.DataFrame:
     """Device work of one iteration with the `operator` that it ran under, in launch order."""
     events = load_trace(datasets / "traces" / trace / "kineto.json.gz").events
     at = min(ITERATION, int(events["iteration"].max()))
-    work = events[events["category"].isin(DEVICE_CATEGORIES) & (events["iteration"] == at)].sort_values("ts_ns")
+    work = events[
+        events["category"].isin(DEVICE_CATEGORIES) & (events["iteration"] == at)
+    ].sort_values("ts_ns")
     return work.assign(operator=work["op"].map(events.set_index("event_id")["name"]).astype(str))
 
 
@@ -57,23 +64,48 @@ def compare(trace: str, gpu: str, datasets: Path) -> pd.DataFrame:
     kernels, calls = traced_kernels(trace, datasets), predicted_calls(trace, gpu)
     measured = kernels.groupby(kernels["operator"].map(OPERATORS))["dur_ns"].sum() / 1e3
     predicted = calls.groupby(calls["name"].map(OPERATORS))["kernel_us"].sum()
-    table = pd.DataFrame({"trace_us": measured, "predicted_us": predicted}).rename_axis("operator").reset_index()
-    return table.assign(gpu=gpu, error_percent=100.0 * (table["predicted_us"] / table["trace_us"] - 1.0))
+    table = (
+        pd.DataFrame({"trace_us": measured, "predicted_us": predicted})
+        .rename_axis("operator")
+        .reset_index()
+    )
+    return table.assign(
+        gpu=gpu, error_percent=100.0 * (table["predicted_us"] / table["trace_us"] - 1.0)
+    )
 
 
 def convolutions(trace: str, gpu: str, datasets: Path) -> pd.DataFrame:
     """Sums over convolutions by direction, window and stride, in the columns of `compare`."""
     kernels, calls = traced_kernels(trace, datasets), predicted_calls(trace, gpu)
     tables = []
-    for operator, name in (("aten::cudnn_convolution", "aten::convolution"), ("aten::convolution_backward",) * 2):
-        measured = kernels[kernels["operator"] == operator].groupby("op", sort=False)["dur_ns"].sum().to_numpy() / 1e3
+    for operator, name in (
+        ("aten::cudnn_convolution", "aten::convolution"),
+        ("aten::convolution_backward",) * 2,
+    ):
+        measured = (
+            kernels[kernels["operator"] == operator]
+            .groupby("op", sort=False)["dur_ns"]
+            .sum()
+            .to_numpy()
+            / 1e3
+        )
         own = calls[calls["name"] == name]
-        first = own[own["family"].astype(str).str.startswith("conv2d")].groupby("node_id", sort=False).first()
+        first = (
+            own[own["family"].astype(str).str.startswith("conv2d")]
+            .groupby("node_id", sort=False)
+            .first()
+        )
         table = first[["kernel_size", "stride", "in_channels"]].assign(
             trace_us=measured,
             predicted_us=own.groupby("node_id", sort=False)["kernel_us"].sum(),
             operator=OPERATORS[name],
         )
         tables.append(table)
-    sums = pd.concat(tables).groupby(["operator", "kernel_size", "stride"])[["trace_us", "predicted_us"]].sum()
-    return sums.assign(error_percent=100.0 * (sums["predicted_us"] / sums["trace_us"] - 1.0)).reset_index()
+    sums = (
+        pd.concat(tables)
+        .groupby(["operator", "kernel_size", "stride"])[["trace_us", "predicted_us"]]
+        .sum()
+    )
+    return sums.assign(
+        error_percent=100.0 * (sums["predicted_us"] / sums["trace_us"] - 1.0)
+    ).reset_index()

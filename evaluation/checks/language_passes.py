@@ -32,8 +32,14 @@ def read_passes(data: Path) -> pd.DataFrame:
     """
     file = data / "neusight" / "model_latency.parquet"
     table = read_columns(file, COLUMNS, "download the public data", "download it again")
-    kept = table["model"].isin(WORKLOADS) & table["option"].fillna("").astype(str).eq("") & table["mode"].isin(MODES)
-    return table[kept].sort_values(["model", "mode", "seq_len", "batch_size", "gpu"], ignore_index=True)
+    kept = (
+        table["model"].isin(WORKLOADS)
+        & table["option"].fillna("").astype(str).eq("")
+        & table["mode"].isin(MODES)
+    )
+    return table[kept].sort_values(
+        ["model", "mode", "seq_len", "batch_size", "gpu"], ignore_index=True
+    )
 
 
 def predict_passes(data: Path) -> pd.DataFrame:
@@ -45,11 +51,32 @@ def predict_passes(data: Path) -> pd.DataFrame:
     rows = []
     for row in read_passes(data).to_dict("records"):
         mode = MODES[str(row["mode"])]
-        overrides = {"gpu": row["gpu"], "model": row["model"], "batch_size": row["batch_size"], "model.mode": mode,
-                     "model.optimizer": "none", "model.seq_len": row["seq_len"]}  # fmt: skip
-        prediction = engine(None).predict_one(expand([f"{key}={value}" for key, value in overrides.items()])[0]).whole()
-        rows.append({"gpu": prediction.gpu, "model": row["model"], "mode": mode, "seq_len": row["seq_len"],
-                     "batch_size": row["batch_size"], "measured_us": row["e2e_latency_us"],
-                     "predicted_us": prediction.predicted_us, "p10_us": prediction.p10_us, "p90_us": prediction.p90_us,
-                     "active_us": prediction.active_us, "bound": prediction.bound})  # fmt: skip
+        overrides = {
+            "gpu": row["gpu"],
+            "model": row["model"],
+            "batch_size": row["batch_size"],
+            "model.mode": mode,
+            "model.optimizer": "none",
+            "model.seq_len": row["seq_len"],
+        }
+        prediction = (
+            engine(None)
+            .predict_one(expand([f"{key}={value}" for key, value in overrides.items()])[0])
+            .whole()
+        )
+        rows.append(
+            {
+                "gpu": prediction.gpu,
+                "model": row["model"],
+                "mode": mode,
+                "seq_len": row["seq_len"],
+                "batch_size": row["batch_size"],
+                "measured_us": row["e2e_latency_us"],
+                "predicted_us": prediction.predicted_us,
+                "p10_us": prediction.p10_us,
+                "p90_us": prediction.p90_us,
+                "active_us": prediction.active_us,
+                "bound": prediction.bound,
+            }
+        )
     return pd.DataFrame(rows)

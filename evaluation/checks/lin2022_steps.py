@@ -15,7 +15,11 @@ from pipeline.flow import key_of
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question, expand
 
-CNN_LOOP: dict[str, object] = {"model.copies": "pageable", "model.foreach": False, "model.set_to_none": False}
+CNN_LOOP: dict[str, object] = {
+    "model.copies": "pageable",
+    "model.foreach": False,
+    "model.set_to_none": False,
+}
 """Training loop of PyTorch 1.8: the host waits for copies, the optimizer updates one parameter at a time, and
 gradients are zeroed. `config/experiment/paper_cnn.yaml` has the same."""
 
@@ -27,12 +31,16 @@ DLRM_LOOP: dict[str, object] = {**CNN_LOOP, "model.read_loss": "before_backward"
 `config/experiment/paper_dlrm.yaml` has the same."""
 
 
-def predicted_dlrm(rows: pd.DataFrame | None = None, made: Sequence[Prediction] | None = None) -> pd.DataFrame:
+def predicted_dlrm(
+    rows: pd.DataFrame | None = None, made: Sequence[Prediction] | None = None
+) -> pd.DataFrame:
     """The DLRM steps (some rows of `read_dlrm`, or all) with predictions (see `_predicted`)."""
     return _predicted(read_dlrm() if rows is None else rows, DLRM_LOOP, made)
 
 
-def predicted_cnn(rows: pd.DataFrame | None = None, made: Sequence[Prediction] | None = None) -> pd.DataFrame:
+def predicted_cnn(
+    rows: pd.DataFrame | None = None, made: Sequence[Prediction] | None = None
+) -> pd.DataFrame:
     """The steps of convolutional networks (some rows of `read_cnn`, or all) with predictions (see `_predicted`)."""
     return _predicted(read_cnn() if rows is None else rows, CNN_LOOP, made)
 
@@ -41,8 +49,12 @@ def published_points(points: Iterable[Key]) -> set[Key]:
     """Those points of a grid that are published steps, in the loop of their authors."""
     keys = set(points)
     steps = {(key[0], key[1], key[3]) for key in keys}
-    questions = (_question(row, loop) for rows, loop in ((read_dlrm(), DLRM_LOOP), (read_cnn(), CNN_LOOP))
-                 for row in rows[list(KEYS)].itertuples(index=False, name=None) if row in steps)  # fmt: skip
+    questions = (
+        _question(row, loop)
+        for rows, loop in ((read_dlrm(), DLRM_LOOP), (read_cnn(), CNN_LOOP))
+        for row in rows[list(KEYS)].itertuples(index=False, name=None)
+        if row in steps
+    )
     return keys & {key_of(question) for question in questions}
 
 
@@ -73,6 +85,8 @@ def _predicted(
         made = [of_key[key] for key in of_key.keys() & published_points(of_key)]
     names = ("predicted_us", "active_us", "p10_us", "p90_us", "families_us")
     answers = [{name: getattr(p, name) for name in (*KEYS, *names)} for p in made]
-    rows = rows.merge(pd.DataFrame(answers, columns=[*KEYS, *names]).astype({"batch_size": int}), on=list(KEYS))
+    rows = rows.merge(
+        pd.DataFrame(answers, columns=[*KEYS, *names]).astype({"batch_size": int}), on=list(KEYS)
+    )
     inside = (rows["p10_us"] <= rows["measured_us"]) & (rows["measured_us"] <= rows["p90_us"])
     return rows.assign(error=rows["predicted_us"] / rows["measured_us"] - 1.0, inside=inside)

@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evaluation.checks.kineto_operators import FAMILY_KINDS, THIRD_PARTY, TracedOperators, read_operators
+from evaluation.checks.kineto_operators import (
+    FAMILY_KINDS,
+    THIRD_PARTY,
+    TracedOperators,
+    read_operators,
+)
 from evaluation.workloads.rebuilt_models import SHAPES
 from pipeline.graph.capture import observe
 from pipeline.graph.device_calls import map_calls, mapped_nodes
@@ -21,12 +26,17 @@ from pipeline.graph.table import Graph, Node, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 
 TRACES = {
-    "rtx2080ti_linear": "RTX2080Ti", "rtx2080ti_resnet": "RTX2080Ti", "v100_ddp": "V100", "v100x8_dlrm": "V100",
-    "a100x8_dlrm": "A100", "a100_alexnet": "A100", "a100_event_sync": "A100",
+    "rtx2080ti_linear": "RTX2080Ti", "rtx2080ti_resnet": "RTX2080Ti", "v100_ddp": "V100",
+    "v100x8_dlrm": "V100", "a100x8_dlrm": "A100", "a100_alexnet": "A100", "a100_event_sync": "A100",
 }  # fmt: skip
 """Folders of traces and the GPU each ran on."""
 
-SAME_TEMPLATE_KIND = {"loss": "elementwise", "memset": "elementwise", "index": "elementwise", "copy": "elementwise"}
+SAME_TEMPLATE_KIND = {
+    "loss": "elementwise",
+    "memset": "elementwise",
+    "index": "elementwise",
+    "copy": "elementwise",
+}
 """Kinds that share a kernel template with element-wise operators; the kernel name does not distinguish them."""
 
 
@@ -55,8 +65,14 @@ class Score:
         """Cells of the table in docs/operators.md."""
         error = self.predicted / self.seen - 1 if self.seen else 0.0
         precision, recall = self.matched / max(1, self.predicted), self.matched / max(1, self.seen)
-        return [f"{self.seen / self.steps:.0f}", f"{self.predicted / self.steps:.0f}", f"{100 * error:+.1f}",
-                f"{100 * precision:.1f}", f"{100 * recall:.1f}", f"{self.third_party / self.steps:.0f}"]  # fmt: skip
+        return [
+            f"{self.seen / self.steps:.0f}",
+            f"{self.predicted / self.steps:.0f}",
+            f"{100 * error:+.1f}",
+            f"{100 * precision:.1f}",
+            f"{100 * recall:.1f}",
+            f"{self.third_party / self.steps:.0f}",
+        ]
 
 
 def check(folder: Path, gpu_name: str) -> tuple[Score, dict[str, Counter[str]]]:
@@ -85,9 +101,14 @@ def check(folder: Path, gpu_name: str) -> tuple[Score, dict[str, Counter[str]]]:
             continue
         want, got = expected.get(node_id, Counter()), launched_kinds.get(node_id, Counter())
         matched = match(want, got)
-        score.predicted, score.seen = score.predicted + sum(want.values()), score.seen + sum(got.values())
+        score.predicted, score.seen = (
+            score.predicted + sum(want.values()),
+            score.seen + sum(got.values()),
+        )
         score.matched += matched
-        by_op[names[node_id]].update(predicted=sum(want.values()), seen=sum(got.values()), matched=matched)
+        by_op[names[node_id]].update(
+            predicted=sum(want.values()), seen=sum(got.values()), matched=matched
+        )
     return score, by_op
 
 
@@ -112,7 +133,11 @@ def owners_of(nodes: Iterable[Node]) -> dict[int, int]:
     owners: dict[int, int] = {}
     for node in nodes:
         above = owners.get(node.parent_id) if node.parent_id is not None else None
-        owners[node.node_id] = node.node_id if node.node_id in claims or above is None or above not in claims else above
+        owners[node.node_id] = (
+            node.node_id
+            if node.node_id in claims or above is None or above not in claims
+            else above
+        )
     return owners
 
 
@@ -143,8 +168,15 @@ def with_shapes(folder: Path, seen: TracedOperators) -> TracedOperators:
         source: dict[str, list[Node]] = defaultdict(list)
         for node in nodes:
             source[node.name].append(node)
-        if not any(counts[name] % len(found) for name, found in source.items() if name in IDENTIFYING_OPERATORS):
-            _take_shapes(seen.nodes, {name: found for name, found in source.items() if not counts[name] % len(found)})
+        if not any(
+            counts[name] % len(found)
+            for name, found in source.items()
+            if name in IDENTIFYING_OPERATORS
+        ):
+            _take_shapes(
+                seen.nodes,
+                {name: found for name, found in source.items() if not counts[name] % len(found)},
+            )
             break
     return seen
 
@@ -164,5 +196,9 @@ def _as_recorded(node: Node) -> Node:
     if node.name != "aten::convolution":
         return node
     stride, padding, dilation, groups = (node.value(i) for i in (3, 4, 5, 8))
-    return replace(node, name="aten::cudnn_convolution", inputs=node.inputs[:2],
-                   values=(None, None, padding, stride, dilation, groups))  # fmt: skip
+    return replace(
+        node,
+        name="aten::cudnn_convolution",
+        inputs=node.inputs[:2],
+        values=(None, None, padding, stride, dilation, groups),
+    )

@@ -49,13 +49,19 @@ def replay_spans(traces: Path) -> pd.DataFrame:
     Raises:
         TraceError: a trace is missing or damaged.
     """
-    sources = {name: [TraceSelection.of(load_trace(traces / name / "kineto.json.gz"))] for name in SINGLE_TRACES}
+    sources = {
+        name: [TraceSelection.of(load_trace(traces / name / "kineto.json.gz"))]
+        for name in SINGLE_TRACES
+    }
     sources[RANKS] = [
-        TraceSelection.of(load_trace(traces / RANKS / f"rank{n}_kineto.json.gz")) for n in range(RANK_COUNT)
+        TraceSelection.of(load_trace(traces / RANKS / f"rank{n}_kineto.json.gz"))
+        for n in range(RANK_COUNT)
     ]
     rows = [row for name, group in sources.items() for row in _own(name, group)]
     rows += [row for name in sources for row in _shared(name, sources)]
-    return pd.DataFrame(rows, columns=["trace", "device", "method", "number", "measured_us", "predicted_us"])
+    return pd.DataFrame(
+        rows, columns=["trace", "device", "method", "number", "measured_us", "predicted_us"]
+    )
 
 
 def _own(name: str, group: Sequence[TraceSelection]) -> Iterator[tuple[object, ...]]:
@@ -63,23 +69,43 @@ def _own(name: str, group: Sequence[TraceSelection]) -> Iterator[tuple[object, .
     for number, source in enumerate(group):
         others = [other for other in group if other is not source]
         full = replay_source(source, others)
-        for method, result in ((FULL, full), (PUBLISHED_FORM, replay_source(source, others, PUBLISHED))):
+        for method, result in (
+            (FULL, full),
+            (PUBLISHED_FORM, replay_source(source, others, PUBLISHED)),
+        ):
             yield from _rows(name, method, result, number if others else None)
         for replayed in full.replayed:
             place = number if others else replayed.iteration.number
             known = (name, full.trace.device)
             span, kernels = replayed.iteration.span_us, float(replayed.iteration.kernel_us.sum())
-            yield (*known, KERNEL_SUM, place, span, replayed.queued_us + kernels)  # all methods are given this work
+            yield (
+                *known,
+                KERNEL_SUM,
+                place,
+                span,
+                replayed.queued_us + kernels,
+            )  # all methods are given this work
             yield (*known, TRAIN_MEAN, place, span, replayed.train_mean_us)
 
 
-def _rows(name: str, method: str, result: ReplayResult, rank: int | None) -> Iterator[tuple[object, ...]]:
+def _rows(
+    name: str, method: str, result: ReplayResult, rank: int | None
+) -> Iterator[tuple[object, ...]]:
     for replayed in result.replayed:
         place = replayed.iteration.number if rank is None else rank
-        yield name, result.trace.device, method, place, replayed.iteration.span_us, replayed.predicted_us
+        yield (
+            name,
+            result.trace.device,
+            method,
+            place,
+            replayed.iteration.span_us,
+            replayed.predicted_us,
+        )
 
 
-def _shared(name: str, sources: Mapping[str, Sequence[TraceSelection]]) -> Iterator[tuple[object, ...]]:
+def _shared(
+    name: str, sources: Mapping[str, Sequence[TraceSelection]]
+) -> Iterator[tuple[object, ...]]:
     """Rows predicted with statistics of all other machines' traces and one factor; none for a trace of one iteration."""
     target = sources[name][0]
     after_warm_up = len(target.after_warm_up.chosen)
@@ -89,6 +115,8 @@ def _shared(name: str, sources: Mapping[str, Sequence[TraceSelection]]) -> Itera
     yield from _rows(
         name,
         SHARED,
-        replay_source(target, donors, calibrate=max(1, min(CALIBRATION_ITERATIONS, after_warm_up // 2))),
+        replay_source(
+            target, donors, calibrate=max(1, min(CALIBRATION_ITERATIONS, after_warm_up // 2))
+        ),
         None,
     )

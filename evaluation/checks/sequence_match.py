@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pipeline.graph.table import Graph
 
 ALIASES = {
-    "aten::add_": "aten::add", "aten::_reshape_alias": "aten::view", "aten::_index_put_impl_": "aten::index_put",
-    "aten::index_put_": "aten::index_put", "aten::reshape": "aten::view", "aten::_unsafe_view": "aten::view",
+    "aten::add_": "aten::add", "aten::_reshape_alias": "aten::view",
+    "aten::_index_put_impl_": "aten::index_put", "aten::index_put_": "aten::index_put",
+    "aten::reshape": "aten::view", "aten::_unsafe_view": "aten::view",
     "aten::clamp_min_": "aten::clamp_min", "aten::relu_": "aten::relu",
 }  # fmt: skip
 """Names that count as equal when operator sequences of different PyTorch versions are compared."""
@@ -23,7 +24,9 @@ def top_level_names(graph: Graph) -> list[str]:
 def plain_name(name: str) -> str:
     """Remove what differs between PyTorch versions from a name: in-place marks, view variants, overload numbers."""
     if name.startswith("autograd::"):
-        return name.replace("ReshapeAliasBackward0", "ViewBackward0").replace("UnsafeViewBackward0", "ViewBackward0")
+        return name.replace("ReshapeAliasBackward0", "ViewBackward0").replace(
+            "UnsafeViewBackward0", "ViewBackward0"
+        )
     return ALIASES.get(name, name)
 
 

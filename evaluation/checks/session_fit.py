@@ -54,7 +54,10 @@ def read_second(data: Path) -> pd.DataFrame:
         TableError: the table is missing, unreadable, or lacks columns.
     """
     table = read_columns(
-        data / SECOND_SESSION, ("gpu", "op", "latency_us"), "it is part of the public data", "get it again"
+        data / SECOND_SESSION,
+        ("gpu", "op", "latency_us"),
+        "it is part of the public data",
+        "get it again",
     )
     return to_samples(table, default_gpu="unknown")
 
@@ -68,35 +71,53 @@ def residuals(samples: pd.DataFrame, gpu: str) -> pd.DataFrame:
     predicted = predictor_of(load_gpu(gpu), find_families([pack_models(gpu)])).predict_rows(samples)
     centre = predicted["predicted_us"].to_numpy(float)
     ends = {}
-    for name, end, shared in (("low", "latency_p10_us", "session_low"), ("high", "latency_p90_us", "session_high")):
-        off, of_session = np.log(predicted[end].to_numpy(float) / centre), predicted[shared].to_numpy(float)
+    for name, end, shared in (
+        ("low", "latency_p10_us", "session_low"),
+        ("high", "latency_p90_us", "session_high"),
+    ):
+        off, of_session = (
+            np.log(predicted[end].to_numpy(float) / centre),
+            predicted[shared].to_numpy(float),
+        )
         ends[name] = np.sqrt(np.maximum(off**2 - of_session**2, 0.0))
     width = samples["H"].to_numpy(float, na_value=np.nan)
     error = np.log(samples["latency_us"].to_numpy(float) / centre)
-    return pd.DataFrame({"family": samples["family"].to_numpy(object), "width": width, "log_error": error, **ends})
+    return pd.DataFrame(
+        {"family": samples["family"].to_numpy(object), "width": width, "log_error": error, **ends}
+    )
 
 
 def as_cross_validated(first: pd.DataFrame, coverage: float) -> pd.DataFrame:
     """Residuals of rows that a model learned from, widened until the share inside is that of cross-validation."""
     factors = np.arange(1.0, 3.0, 0.01)
     inside = [
-        share_inside(first.assign(log_error=factor * first["log_error"]), Session(0.0, 0.0)) for factor in factors
+        share_inside(first.assign(log_error=factor * first["log_error"]), Session(0.0, 0.0))
+        for factor in factors
     ]
     enough = np.flatnonzero(np.array(inside) <= coverage)
-    return first.assign(log_error=first["log_error"] * (factors[enough[0]] if len(enough) else factors[-1]))
+    return first.assign(
+        log_error=first["log_error"] * (factors[enough[0]] if len(enough) else factors[-1])
+    )
 
 
 def share_inside(rows: pd.DataFrame, session: Session) -> float:
     """Share of rows inside p10 to p90."""
     error, low, high = (rows[name].to_numpy(float) for name in ("log_error", "low", "high"))
-    return float(np.mean((-np.hypot(low, session.low) <= error) & (error <= np.hypot(high, session.high))))
+    return float(
+        np.mean((-np.hypot(low, session.low) <= error) & (error <= np.hypot(high, session.high)))
+    )
 
 
 def fit_session(first: pd.DataFrame, second: pd.DataFrame) -> Session:
     """The error with which `TAIL` of the rows lies beyond each end, both sessions weighted equally."""
     return Session(
         *(
-            _reach([(sign * rows["log_error"].to_numpy(float), rows[end].to_numpy(float)) for rows in (first, second)])
+            _reach(
+                [
+                    (sign * rows["log_error"].to_numpy(float), rows[end].to_numpy(float))
+                    for rows in (first, second)
+                ]
+            )
             for sign, end in ((-1, "low"), (1, "high"))
         )
     )
@@ -123,10 +144,15 @@ def entries_of(data: Path, gpu: str, second: pd.DataFrame) -> dict[str, dict[str
         narrow = fit_session(learned, rows[~(rows["width"] > learned["width"].max())])
         shares = [share_inside(part, session) for part in (learned, rows)]
         entries[str(family)] = {
-            **vars(session), "rows": [len(learned), len(rows)], "inside": [round(share, 4) for share in shares],
-            "inside_without": [round(share_inside(part, Session(0.0, 0.0)), 4) for part in (learned, rows)],
-            "level": round(float(rows["log_error"].median()), 4), "clock": max(narrow.low, narrow.high),
-        }  # fmt: skip
+            **vars(session),
+            "rows": [len(learned), len(rows)],
+            "inside": [round(share, 4) for share in shares],
+            "inside_without": [
+                round(share_inside(part, Session(0.0, 0.0)), 4) for part in (learned, rows)
+            ],
+            "level": round(float(rows["log_error"].median()), 4),
+            "clock": max(narrow.low, narrow.high),
+        }
     return entries
 
 
@@ -146,11 +172,17 @@ def whole_models(data: Path) -> pd.DataFrame:
         and `session` (the session's error in the direction of `error`); both are standard deviations.
     """
     calls = model_calls(pd.read_parquet(data / "neusight" / "model_op_latency.parquet"))
-    passes = pd.read_parquet(data / "neusight" / "model_latency.parquet").drop_duplicates(CASE_COLUMNS)
-    calls = calls[calls["family"].isin(MODELLED_FAMILIES)].merge(passes[[*CASE_COLUMNS, "num_layer"]], on=CASE_COLUMNS)
+    passes = pd.read_parquet(data / "neusight" / "model_latency.parquet").drop_duplicates(
+        CASE_COLUMNS
+    )
+    calls = calls[calls["family"].isin(MODELLED_FAMILIES)].merge(
+        passes[[*CASE_COLUMNS, "num_layer"]], on=CASE_COLUMNS
+    )
     rows = []
     for (gpu, *_), part in calls.groupby(["gpu", *CASE_COLUMNS]):
-        predicted = predictor_of(load_gpu(str(gpu)), find_families([pack_models(str(gpu))])).predict_rows(part)
+        predicted = predictor_of(
+            load_gpu(str(gpu)), find_families([pack_models(str(gpu))])
+        ).predict_rows(part)
         count = np.where(part["in_layer"], part["num_layer"], 1.0)
         times, error = count * predicted["predicted_us"].to_numpy(float), residuals(part, str(gpu))
         total = np.log(count @ part["latency_us"].to_numpy(float) / times.sum())
@@ -174,14 +206,23 @@ def main() -> int:
         print(f"{SECOND_SESSION} is not at hand; packs/{FILE} stays as it is", file=sys.stderr)
         return 0
     second = read_second(data)
-    cards = {str(gpu): entries_of(data, str(gpu), rows) for gpu, rows in second.groupby("gpu", observed=True)}
+    cards = {
+        str(gpu): entries_of(data, str(gpu), rows)
+        for gpu, rows in second.groupby("gpu", observed=True)
+    }
     cards[OTHER_CARDS] = {
         name: {end: max(entry[end], entry["clock"]) for end in ("low", "high")}
         for name, entry in cards[REFERENCE].items()
     }
     of_others = cards[OTHER_CARDS]["gemm"]
-    cards[LOW_POWER_CARDS] = {"gemm": {k: max(v, of_others[k]) for k, v in low_power_products(data).items()}}
-    provenance = {"data": [SOURCES["neusight"]], "files": [SECOND_SESSION.name], "code": code_digest("fit_kernels")}
+    cards[LOW_POWER_CARDS] = {
+        "gemm": {k: max(v, of_others[k]) for k, v in low_power_products(data).items()}
+    }
+    provenance = {
+        "data": [SOURCES["neusight"]],
+        "files": [SECOND_SESSION.name],
+        "code": code_digest("fit_kernels"),
+    }
     write_by_gpu(path := packs_dir() / FILE, cards, provenance)
     record_file(path)
     print(path.read_text(encoding="utf-8"))

@@ -37,7 +37,15 @@ CASE_COLUMNS = ["model", "mode", "seq_len", "batch_size", "option"]
 """Columns that name one measured pass."""
 
 PASS_COLUMNS = ("gpu", *CASE_COLUMNS, "fw_latency_us", "num_layer")
-OPERATOR_COLUMNS = ("gpu", *CASE_COLUMNS, "fw_latency_us", "op", "target", "input_shapes", "output_shape")
+OPERATOR_COLUMNS = (
+    "gpu",
+    *CASE_COLUMNS,
+    "fw_latency_us",
+    "op",
+    "target",
+    "input_shapes",
+    "output_shape",
+)
 """Columns that are read: those of a pass, and those of an op in it."""
 
 MAX_IGNORED_US = 20.0
@@ -46,8 +54,10 @@ MAX_IGNORED_US = 20.0
 MODELLED_FAMILIES = ("gemm", "bmm", "elementwise", "softmax", "layer_norm")
 """Kernel families of the public language models."""
 
-_ELEMENTWISE = {"add": "add", "sub": "add", "mul": "mul", "truediv": "divu", "pow": "powu", "gelu": "gelu",
-                "relu": "relu", "tanh": "tanh", "where": "add", "to": "addu", "contiguous": "addu"}  # fmt: skip
+_ELEMENTWISE = {
+    "add": "add", "sub": "add", "mul": "mul", "truediv": "divu", "pow": "powu", "gelu": "gelu",
+    "relu": "relu", "tanh": "tanh", "where": "add", "to": "addu", "contiguous": "addu",
+}  # fmt: skip
 
 
 def model_calls(ops: pd.DataFrame) -> pd.DataFrame:
@@ -59,12 +69,15 @@ def model_calls(ops: pd.DataFrame) -> pd.DataFrame:
     layered = ops.assign(in_layer=in_layer(ops))
     kept = layered[layered["fw_latency_us"] > MAX_IGNORED_US].reset_index(drop=True)
     texts = zip(
-        kept["target"].astype(str), kept["input_shapes"].astype(str), kept["output_shape"].astype(str), strict=True
+        kept["target"].astype(str),
+        kept["input_shapes"].astype(str),
+        kept["output_shape"].astype(str),
+        strict=True,
     )
     calls = pd.DataFrame([_call(*row) for row in texts], index=kept.index)
-    return pd.concat([kept[["gpu", *CASE_COLUMNS, "in_layer"]].astype({"gpu": str}), calls], axis=1).assign(
-        latency_us=kept["fw_latency_us"].astype(float)
-    )
+    return pd.concat(
+        [kept[["gpu", *CASE_COLUMNS, "in_layer"]].astype({"gpu": str}), calls], axis=1
+    ).assign(latency_us=kept["fw_latency_us"].astype(float))
 
 
 def in_layer(ops: pd.DataFrame) -> pd.Series:
@@ -93,18 +106,38 @@ def _call(target: str, inputs: str, output: str) -> dict[str, Any]:
         out = ast.literal_eval(output)
     except (ValueError, SyntaxError, TypeError):
         return {"family": "other", "op": "unknown"}
-    name = target.removeprefix("<built-in ").split(" of ")[0].split(" at 0x")[0].split()[-1].strip("<>").lower()
+    name = (
+        target.removeprefix("<built-in ")
+        .split(" of ")[0]
+        .split(" at 0x")[0]
+        .split()[-1]
+        .strip("<>")
+        .lower()
+    )
     last = name.rsplit(".", 1)[-1]
     if not shapes or len(out) < 2:
         return {"family": "other", "op": last}
     rows, width = int(np.prod(out[:-1])), int(out[-1])
     if last in ("addmm", "linear") and len(shapes) >= 2:
         left, right = shapes[-2:]
-        return {"family": "gemm", "op": "linear", "B": 1, "M": int(np.prod(left[:-1])), "N": left[-1], "K": right[-1]}
+        return {
+            "family": "gemm",
+            "op": "linear",
+            "B": 1,
+            "M": int(np.prod(left[:-1])),
+            "N": left[-1],
+            "K": right[-1],
+        }
     if last in ("matmul", "bmm", "baddbmm") and len(shapes) >= 2:
         left, right = shapes[-2:]
-        return {"family": "bmm", "op": "bmm", "B": int(np.prod(left[:-2])), "M": left[-2], "N": left[-1],
-                "K": right[-1]}  # fmt: skip
+        return {
+            "family": "bmm",
+            "op": "bmm",
+            "B": int(np.prod(left[:-2])),
+            "M": left[-2],
+            "N": left[-1],
+            "K": right[-1],
+        }
     if "softmax" in last:
         return {"family": "softmax", "op": "softmax", "B": rows, "H": width}
     if "norm" in last or last.startswith("ln_"):
@@ -137,12 +170,16 @@ def scale_models(
         Columns `CASE, origin, destination, method, measured_us, predicted_us, error`, one row per pass, origin and
         method; only passes that were measured on both.
     """
-    truth = passes[passes["gpu"].astype(str) == destination.name].set_index(CASE_COLUMNS)["fw_latency_us"]
+    truth = passes[passes["gpu"].astype(str) == destination.name].set_index(CASE_COLUMNS)[
+        "fw_latency_us"
+    ]
     layers = passes.drop_duplicates(CASE_COLUMNS).set_index(CASE_COLUMNS)["num_layer"].astype(float)
     rows: list[dict[str, Any]] = []
     for (gpu, *case), part in calls.groupby(["gpu", *CASE_COLUMNS], observed=True, sort=True):
         origin = load_gpu(str(gpu))
-        measured = passes[(passes["gpu"].astype(str) == gpu)].set_index(CASE_COLUMNS)["fw_latency_us"]
+        measured = passes[(passes["gpu"].astype(str) == gpu)].set_index(CASE_COLUMNS)[
+            "fw_latency_us"
+        ]
         key: Any = tuple(case)
         if origin == destination or key not in truth.index or key not in measured.index:
             continue
@@ -151,14 +188,24 @@ def scale_models(
             scaled = float(measured.loc[key]) * ratio
             actual = float(truth.loc[key])
             rows.append(
-                {**dict(zip(CASE_COLUMNS, case, strict=True)), "origin": origin.name, "destination": destination.name,
-                 "method": method, "measured_us": actual, "predicted_us": scaled, "error": scaled / actual - 1.0}
-            )  # fmt: skip
+                {
+                    **dict(zip(CASE_COLUMNS, case, strict=True)),
+                    "origin": origin.name,
+                    "destination": destination.name,
+                    "method": method,
+                    "measured_us": actual,
+                    "predicted_us": scaled,
+                    "error": scaled / actual - 1.0,
+                }
+            )
     return pd.DataFrame(rows)
 
 
 def _ratios(
-    part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, models: Mapping[str, UtilisationModel]
+    part: pd.DataFrame,
+    origin: GpuSpec,
+    destination: GpuSpec,
+    models: Mapping[str, UtilisationModel],
 ) -> dict[str, float]:
     """Ratio of the time of a pass's calls on the destination to their time on the origin, by method."""
     measured, times = (part[name].to_numpy(dtype=np.float64) for name in ("latency_us", "times"))
@@ -174,7 +221,10 @@ def _ratios(
             both[at] = step_calls_us(model, calls, waves[at], origin, destination)
             there += float(times[at] @ model.kernel_and_latency(calls, destination)[0])
             here += float(
-                times[at] @ model.kernel_and_latency(calls, origin, correction=model.own_correction(origin.name))[0]
+                times[at]
+                @ model.kernel_and_latency(
+                    calls, origin, correction=model.own_correction(origin.name)
+                )[0]
             )
     return {
         TRACKER_METHOD: float(times @ both / (times @ measured)),
@@ -197,8 +247,13 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
         TableError: a public table is missing, unreadable, or lacks columns.
     """
     passes, ops = (
-        read_columns(data / "neusight" / name, columns, "download the public data", "download it again")
-        for name, columns in (("model_latency.parquet", PASS_COLUMNS), ("model_op_latency.parquet", OPERATOR_COLUMNS))
+        read_columns(
+            data / "neusight" / name, columns, "download the public data", "download it again"
+        )
+        for name, columns in (
+            ("model_latency.parquet", PASS_COLUMNS),
+            ("model_op_latency.parquet", OPERATOR_COLUMNS),
+        )
     )
     calls = model_calls(ops)
     samples = read_samples(data)
@@ -208,4 +263,6 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
         for fold in folds(samples, family, recipe, mlp_steps=0, cache=cache, probes=False):
             models.setdefault(fold.destination.name, {})[family] = fold.utilisation
     gpus = sorted(passes["gpu"].astype(str).unique())
-    return pd.concat([scale_models(passes, calls, load_gpu(gpu), models[gpu]) for gpu in gpus], ignore_index=True)
+    return pd.concat(
+        [scale_models(passes, calls, load_gpu(gpu), models[gpu]) for gpu in gpus], ignore_index=True
+    )

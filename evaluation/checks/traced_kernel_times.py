@@ -21,7 +21,13 @@ import numpy as np
 import pandas as pd
 
 from evaluation.checks.kineto_operators import kind_of_kernel, read_operators
-from evaluation.checks.operator_map_check import SAME_TEMPLATE_KIND, kind_of_call, owners_of, third_party, with_shapes
+from evaluation.checks.operator_map_check import (
+    SAME_TEMPLATE_KIND,
+    kind_of_call,
+    owners_of,
+    third_party,
+    with_shapes,
+)
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
@@ -45,16 +51,21 @@ def kernels_by_operator(path: Path, nodes: list[Node]) -> dict[int, list[tuple[s
     )
     # operators of equal start and length have no fixed order: the k-th of a name here is the k-th of that name there
     node_of = {
-        (node.name, k): node.node_id for node, k in zip(nodes, _occurrence([n.name for n in nodes]), strict=True)
+        (node.name, k): node.node_id
+        for node, k in zip(nodes, _occurrence([n.name for n in nodes]), strict=True)
     }
     names = ops["name"].astype(str).tolist()
     number = {
         event: node_of[name, k]
         for event, name, k in zip(ops["event_id"].tolist(), names, _occurrence(names), strict=True)
     }
-    work = events[events["category"].isin(DEVICE_CATEGORIES) & events["op"].notna()].sort_values("correlation")
+    work = events[events["category"].isin(DEVICE_CATEGORIES) & events["op"].notna()].sort_values(
+        "correlation"
+    )
     kernels: dict[int, list[tuple[str, float]]] = defaultdict(list)
-    for op, name, duration in zip(work["op"], work["name"].astype(str), work["dur_ns"], strict=True):
+    for op, name, duration in zip(
+        work["op"], work["name"].astype(str), work["dur_ns"], strict=True
+    ):
         kernels[number[op]].append((name, duration / 1e3))
     return kernels
 
@@ -64,7 +75,9 @@ def _occurrence(names: list[str]) -> list[int]:
     return pd.Series(names).groupby(names).cumcount().tolist()
 
 
-def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str, float]]]) -> pd.DataFrame:
+def mapped_calls(
+    nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str, float]]]
+) -> pd.DataFrame:
     """Calls of the operator map with the duration of their kernel, where the assignment is unambiguous."""
     calls = map_calls(Graph(write_nodes(nodes)), gpu)
     calls = calls[calls[["bytes_read", "bytes_written"]].sum(axis=1) > 0]
@@ -75,33 +88,54 @@ def mapped_calls(nodes: list[Node], gpu: Any, launched: dict[int, list[tuple[str
             for name, duration in kernels:
                 kind = kind_of_kernel(name)
                 seen[owners[node_id], SAME_TEMPLATE_KIND.get(kind, kind)].append((name, duration))
-    kinds = [kind_of_call(family, op) for family, op in zip(calls["family"], calls["op"], strict=True)]
-    groups = calls.groupby([calls["node_id"], pd.Series(kinds, index=calls.index)], sort=False).groups
+    kinds = [
+        kind_of_call(family, op) for family, op in zip(calls["family"], calls["op"], strict=True)
+    ]
+    groups = calls.groupby(
+        [calls["node_id"], pd.Series(kinds, index=calls.index)], sort=False
+    ).groups
     kernel_of: dict[Any, tuple[str, float]] = {}
     for (node_id, kind), places in groups.items():  # type: ignore[misc]
         kernels = seen.get((int(node_id), str(kind)), [])
-        if len(places) == 1 and kernels and str(calls.loc[places[0], "family"]).startswith("conv2d"):
-            kernels = [(kernels[0][0], sum(us for _, us in kernels))]  # a convolution includes its changes of layout
+        if (
+            len(places) == 1
+            and kernels
+            and str(calls.loc[places[0], "family"]).startswith("conv2d")
+        ):
+            kernels = [
+                (kernels[0][0], sum(us for _, us in kernels))
+            ]  # a convolution includes its changes of layout
         if len(kernels) == len(places):
             kernel_of |= zip(places, kernels, strict=True)
     timed = calls[calls.index.isin(list(kernel_of))]
     kernels_of_calls = [kernel_of[place] for place in timed.index]
     timed = timed.assign(
-        measured_us=[us for _, us in kernels_of_calls], kernel_name=[name for name, _ in kernels_of_calls]
+        measured_us=[us for _, us in kernels_of_calls],
+        kernel_name=[name for name, _ in kernels_of_calls],
     )
     # Kineto records neither the devices of a copy nor whether products may use TF32; the kernel names show both
     for pattern, name in COPIES.items():
         rows = timed["kernel_name"].str.contains(pattern)
         timed.loc[rows, "family"] = name
-        timed.loc[rows, "op"] = np.where(timed.loc[rows, "kernel_name"].str.contains("Pageable"), "pageable", "pinned")
+        timed.loc[rows, "op"] = np.where(
+            timed.loc[rows, "kernel_name"].str.contains("Pageable"), "pageable", "pinned"
+        )
     # Kineto records no element types of lists of tensors, and the reader then assumes fp32
     halves = (
-        (timed["family"] == "concat") & timed["kernel_name"].str.contains("OpaqueType<2u>") & (timed["dtype"] == "fp32")
+        (timed["family"] == "concat")
+        & timed["kernel_name"].str.contains("OpaqueType<2u>")
+        & (timed["dtype"] == "fp32")
     )
-    columns = [name for name in ("bytes", "bytes_read", "bytes_written", "inputs", "outputs") if name in timed]
+    columns = [
+        name
+        for name in ("bytes", "bytes_read", "bytes_written", "inputs", "outputs")
+        if name in timed
+    ]
     timed.loc[halves, columns] = timed.loc[halves, columns] // 2
     timed.loc[halves, "dtype"] = "bf16"
-    timed.loc[timed["kernel_name"].str.contains("1688gemm") & (timed["dtype"] == "fp32"), "dtype"] = "tf32"
+    timed.loc[
+        timed["kernel_name"].str.contains("1688gemm") & (timed["dtype"] == "fp32"), "dtype"
+    ] = "tf32"
     return timed
 
 
@@ -113,14 +147,23 @@ def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]
         kernels = launched.get(node.node_id, [])
         kind = next((key for key in LOOKUP if f"fbgemm::{key}_codegen_lookup" in node.name), None)
         if kind is not None:
-            inputs = [one for one in (node.inputs[i] for i in LOOKUP[kind]) if isinstance(one, Tensor)]
+            inputs = [
+                one for one in (node.inputs[i] for i in LOOKUP[kind]) if isinstance(one, Tensor)
+            ]
             if len(inputs) < len(LOOKUP[kind]):
                 continue
             weight, tables, indices, offsets = inputs
             count = tables.numel - (kind == "dense_embedding")  # its offsets also hold the end
             batch = (offsets.numel - 1) // count
-            open_.append({"batch": batch, "count": count, "weights": weight.numel, "indices": indices.numel,
-                          "us": sum(us for name, us in kernels if "forward" in name)})  # fmt: skip
+            open_.append(
+                {
+                    "batch": batch,
+                    "count": count,
+                    "weights": weight.numel,
+                    "indices": indices.numel,
+                    "us": sum(us for name, us in kernels if "forward" in name),
+                }
+            )
         elif node.name.startswith("torch::autograd::CppNode<SplitLookupFunction") and isinstance(
             node.inputs[0], Tensor
         ):
@@ -134,13 +177,33 @@ def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]
             if not updates:
                 continue
             open_.remove(match)
-            size = {"B": batch, "T": match["count"], "D": max(round(width / match["count"]), 1), "dtype": "fp32",
-                    "E": max(round(match["weights"] / width), 1), "api": "cuda",
-                    "L": max(round(match["indices"] / batch / match["count"]), 1)}  # fmt: skip
-            rows.append({**size, "family": "embedding_forward", "op": "fused", "phase": "forward",
-                         "measured_us": match["us"]})  # fmt: skip
-            rows.append({**size, "family": "embedding_backward", "op": "fused_sgd", "phase": "backward",
-                         "measured_us": sum(updates)})  # fmt: skip
+            size = {
+                "B": batch,
+                "T": match["count"],
+                "D": max(round(width / match["count"]), 1),
+                "dtype": "fp32",
+                "E": max(round(match["weights"] / width), 1),
+                "api": "cuda",
+                "L": max(round(match["indices"] / batch / match["count"]), 1),
+            }
+            rows.append(
+                {
+                    **size,
+                    "family": "embedding_forward",
+                    "op": "fused",
+                    "phase": "forward",
+                    "measured_us": match["us"],
+                }
+            )
+            rows.append(
+                {
+                    **size,
+                    "family": "embedding_backward",
+                    "op": "fused_sgd",
+                    "phase": "backward",
+                    "measured_us": sum(updates),
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -162,7 +225,9 @@ def compare_rank(folder: Path, gpu_name: str) -> pd.DataFrame:
     path = next(folder.glob("*kineto.json.gz"))
     nodes = with_shapes(folder, read_operators(path)).nodes
     launched = kernels_by_operator(path, nodes)
-    calls = pd.concat([mapped_calls(nodes, gpu, launched), lookup_calls(nodes, launched)], ignore_index=True)
+    calls = pd.concat(
+        [mapped_calls(nodes, gpu, launched), lookup_calls(nodes, launched)], ignore_index=True
+    )
     predictor = load_predictor(gpu, [pack_models(gpu.name)] if gpu.name in list_packs() else [])
     predicted = predictor.predict(calls)
     known = predicted["modelled"] & (calls["measured_us"] > 0)

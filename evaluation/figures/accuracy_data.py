@@ -19,7 +19,11 @@ def error_parts(summary: pd.DataFrame, computed_parts: pd.DataFrame | None = Non
         summary: `summary` table.
         computed_parts: rows of `evaluation.checks.error_parts.error_parts`, for some points or none.
     """
-    computed = pd.DataFrame(columns=parts.COLUMNS) if computed_parts is None or computed_parts.empty else computed_parts
+    computed = (
+        pd.DataFrame(columns=parts.COLUMNS)
+        if computed_parts is None or computed_parts.empty
+        else computed_parts
+    )
     done = set(zip(computed["gpu"], computed["workload"], strict=True))
     rest = [parts.error_parts(p) for p in predictions_of(summary) if (p.gpu, p.label) not in done]
     tables = [table for table in (computed, *rest) if len(table)]
@@ -35,10 +39,19 @@ def errors_by_part(rows: pd.DataFrame) -> pd.DataFrame:
     errors = []
     for part in (name for name in parts.PARTS if (rows["part"] == name).any()):
         of_part = rows[rows["part"] == part]
-        predicted, measured = of_part["predicted_us"].to_numpy(float), of_part["measured_us"].to_numpy(float)
-        errors.append({"method": part, "points": len(of_part), "gmae": gmae(predicted, measured),
-                      "mape": mape(predicted, measured),
-                      "worst": float(np.abs(predicted / measured - 1).max())})  # fmt: skip
+        predicted, measured = (
+            of_part["predicted_us"].to_numpy(float),
+            of_part["measured_us"].to_numpy(float),
+        )
+        errors.append(
+            {
+                "method": part,
+                "points": len(of_part),
+                "gmae": gmae(predicted, measured),
+                "mape": mape(predicted, measured),
+                "worst": float(np.abs(predicted / measured - 1).max()),
+            }
+        )
     return pd.DataFrame(errors, columns=["method", "points", "gmae", "mape", "worst"])
 
 
@@ -51,12 +64,16 @@ def mean_errors(spans: pd.DataFrame) -> pd.DataFrame:
     spans = spans.assign(error=(spans["predicted_us"] / spans["measured_us"] - 1).abs())
     groups = spans.groupby(["trace", "device", "method"], sort=False)
     table = groups.agg(
-        evaluated=("error", "size"), mean_error=("error", "mean"), mean_measured_us=("measured_us", "mean")
+        evaluated=("error", "size"),
+        mean_error=("error", "mean"),
+        mean_measured_us=("measured_us", "mean"),
     )
     order = {method: rank for rank, method in enumerate(REPLAY_METHODS)}
     traces = {trace: rank for rank, trace in enumerate(dict.fromkeys(spans["trace"]))}
     return table.reset_index().sort_values(
-        ["trace", "method"], key=lambda c: c.map(order if c.name == "method" else traces), ignore_index=True
+        ["trace", "method"],
+        key=lambda c: c.map(order if c.name == "method" else traces),
+        ignore_index=True,
     )
 
 
@@ -70,7 +87,9 @@ def model_transfer(errors: pd.DataFrame) -> pd.DataFrame:
     Returns:
         model, origin, destination, method, mape (%), passes.
     """
-    tracked = errors[errors["method"] == TRACKER_METHOD].assign(mape=lambda t: 100 * t["error"].abs())
+    tracked = errors[errors["method"] == TRACKER_METHOD].assign(
+        mape=lambda t: 100 * t["error"].abs()
+    )
     groups = tracked.groupby(["model", "origin", "destination", "method"], sort=True)["mape"]
     return groups.agg(mape="mean", passes="size").reset_index()
 
@@ -85,15 +104,23 @@ def passes_moved(errors: pd.DataFrame) -> pd.DataFrame:
         model, mode, seq_len, batch_size, option, origin, destination, measured_us, predicted_us, wave_us.
     """
     key = [
-        name for name in ("model", "mode", "seq_len", "batch_size", "option", "origin", "destination") if name in errors
+        name
+        for name in ("model", "mode", "seq_len", "batch_size", "option", "origin", "destination")
+        if name in errors
     ]
     keyed = errors.assign(**{name: errors[name].fillna("") for name in key})
     ours, waves = (keyed[keyed["method"] == method] for method in (TRACKER_METHOD, "wave"))
     waves = waves[[*key, "predicted_us"]].rename(columns={"predicted_us": "wave_us"})
-    return ours[[*key, "measured_us", "predicted_us"]].merge(waves, on=key, how="left", validate="one_to_one")
+    return ours[[*key, "measured_us", "predicted_us"]].merge(
+        waves, on=key, how="left", validate="one_to_one"
+    )
 
 
-OWN, SHARED, OURS = "Lin et al., own overheads", "Lin et al., shared overheads", "Steptime, other hosts"
+OWN, SHARED, OURS = (
+    "Lin et al., own overheads",
+    "Lin et al., shared overheads",
+    "Steptime, other hosts",
+)
 
 STEPS_OF_GPU = 12
 """DLRM steps of each GPU in the paper of Lin et al.: three models, four batch sizes."""
@@ -114,9 +141,12 @@ def published_means(dlrm: pd.DataFrame, steps: int = STEPS_OF_GPU) -> pd.DataFra
     if len(parts) == len(theirs) - 1:
         parts = {"all": dlrm, **parts}
     ours = [
-        100 * gmae(part["predicted_us"].to_numpy(float), part["measured_us"].to_numpy(float)) for part in parts.values()
+        100 * gmae(part["predicted_us"].to_numpy(float), part["measured_us"].to_numpy(float))
+        for part in parts.values()
     ]
-    means = theirs.reindex(list(parts)).rename(columns={"step": OWN, "step_shared": SHARED})[[OWN, SHARED]]
+    means = theirs.reindex(list(parts)).rename(columns={"step": OWN, "step_shared": SHARED})[
+        [OWN, SHARED]
+    ]
     return means.assign(**{OURS: ours}).rename_axis("GPU").reset_index()
 
 
@@ -132,5 +162,7 @@ def methods_by_family(errors: pd.DataFrame) -> pd.DataFrame:
     """
     if not set(METHODS) <= set(errors["method"]):
         return pd.DataFrame()
-    shown = errors[errors["method"].isin(METHODS)].pivot_table(index="family", columns="method", values="mape")
+    shown = errors[errors["method"].isin(METHODS)].pivot_table(
+        index="family", columns="method", values="mape"
+    )
     return shown[list(METHODS)].rename(columns=METHODS).reset_index()

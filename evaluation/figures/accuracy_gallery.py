@@ -37,7 +37,9 @@ def _measured(artifacts: Artifacts) -> pd.DataFrame:
 
 def _convnets(artifacts: Artifacts) -> pd.DataFrame:
     points = artifacts.steps()
-    return points[points["model_variant"].str.split().str[0].isin(measured.CONVNETS)].reset_index(drop=True)
+    return points[points["model_variant"].str.split().str[0].isin(measured.CONVNETS)].reset_index(
+        drop=True
+    )
 
 
 def _parts(artifacts: Artifacts) -> pd.DataFrame:
@@ -70,44 +72,148 @@ def _published_networks(artifacts: Artifacts) -> pd.DataFrame:
 
 def _beside_published(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     published_errors = published("active", "step", "step_shared")
-    theirs = pd.DataFrame([{"label": error.label, "percent": error.percent} for error in published_errors])
+    theirs = pd.DataFrame(
+        [{"label": error.label, "percent": error.percent} for error in published_errors]
+    )
     return measured.error_by_part(errors, theirs, page)
 
 
-_NOT_MEASURED = "no point of this grid has a measured step: only gpu=local and GPUs under measurements/ have one"
-_NO_DLRM = "no point is a DLRM step that Lin et al. measured, in their loop: use experiment=paper_dlrm"
-_NO_NETWORK = "no point is a step of a network that Lin et al. measured, in their loop: use experiment=paper_cnn"
-_NO_CHECKS = "the public data was not replayed: run `snakemake -- checks` where the data is available"
-_NO_PAIRS = "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public data)"
+_NOT_MEASURED = (
+    "no point of this grid has a measured step: only gpu=local and GPUs under measurements/"
+    " have one"
+)
+_NO_DLRM = (
+    "no point is a DLRM step that Lin et al. measured, in their loop: use experiment=paper_dlrm"
+)
+_NO_NETWORK = (
+    "no point is a step of a network that Lin et al. measured, in their loop: use"
+    " experiment=paper_cnn"
+)
+_NO_CHECKS = (
+    "the public data was not replayed: run `snakemake -- checks` where the data is available"
+)
+_NO_PAIRS = (
+    "errors between GPUs were not computed: run `snakemake -- transfer_errors` (needs the public"
+    " data)"
+)
 
 ACCURACY_FIGURES = (
-    Entry("published_steps", "Published steps beside predicted ones", ACCURACY, _published_dlrm,
-          paper.measured_beside_predicted, _NO_DLRM),
-    Entry("published_errors", "Errors with own and shared overheads", ACCURACY,
-          lambda a: tables.published_means(_published_dlrm(a)), paper.mean_step_errors, _NO_DLRM),
-    Entry("published_busy", "Published busy shares", ACCURACY, _published_dlrm, paper.busy_shares, _NO_DLRM),
-    Entry("published_networks", "Published steps of networks", ACCURACY, _published_networks, paper.published_networks,
-          _NO_NETWORK),
-    Entry("predicted_against_measured", "Predicted and measured steps", ACCURACY, _measured, measured.predicted_against_measured,
-          _NOT_MEASURED),
-    Entry("step_error_parts", "Error of each point by part", ACCURACY, _parts, measured.step_error_parts, _NOT_MEASURED),
-    Entry("errors_by_part", "Errors beside published ones", ACCURACY, lambda a: tables.errors_by_part(_parts(a)), _beside_published,
-          _NOT_MEASURED),
-    Entry("convolutional_networks", "Convolutional networks", ACCURACY, _convnets, measured.convolutional_networks,
-          "this grid has neither ResNet-50 nor Inception v3; use experiment=paper_cnn"),
-    Entry("replays", "Replayed traces", ACCURACY, _further("replays", tables.mean_errors),
-          measured.replay_errors, _NO_CHECKS),
-    Entry("whole_models", "Whole language models", ACCURACY, _further("passes"), measured.whole_models, _NO_CHECKS),
-    Entry("transfer_steps", "Whole models on another GPU", TRANSFER, _further("models_moved", tables.passes_moved),
-          transfer.steps_moved, _NO_PAIRS),
-    Entry("transfer_models", "Whole models by pair of GPUs", TRANSFER, _further("models_moved", tables.model_transfer),
-          transfer.errors_by_pair, _NO_PAIRS),
-    Entry("transfer_methods", "Wave scaling and networks", TRANSFER, _further("transfer", tables.methods_by_family),
-          paper.methods_between_gpus, _NO_PAIRS),
-    Entry("transfer_kernels", "Kernels by GPU", TRANSFER, _further("transfer", _by_auto), transfer.errors_by_destination,
-          _NO_PAIRS),
-)  # fmt: skip
+    Entry(
+        "published_steps",
+        "Published steps beside predicted ones",
+        ACCURACY,
+        _published_dlrm,
+        paper.measured_beside_predicted,
+        _NO_DLRM,
+    ),
+    Entry(
+        "published_errors",
+        "Errors with own and shared overheads",
+        ACCURACY,
+        lambda a: tables.published_means(_published_dlrm(a)),
+        paper.mean_step_errors,
+        _NO_DLRM,
+    ),
+    Entry(
+        "published_busy",
+        "Published busy shares",
+        ACCURACY,
+        _published_dlrm,
+        paper.busy_shares,
+        _NO_DLRM,
+    ),
+    Entry(
+        "published_networks",
+        "Published steps of networks",
+        ACCURACY,
+        _published_networks,
+        paper.published_networks,
+        _NO_NETWORK,
+    ),
+    Entry(
+        "predicted_against_measured",
+        "Predicted and measured steps",
+        ACCURACY,
+        _measured,
+        measured.predicted_against_measured,
+        _NOT_MEASURED,
+    ),
+    Entry(
+        "step_error_parts",
+        "Error of each point by part",
+        ACCURACY,
+        _parts,
+        measured.step_error_parts,
+        _NOT_MEASURED,
+    ),
+    Entry(
+        "errors_by_part",
+        "Errors beside published ones",
+        ACCURACY,
+        lambda a: tables.errors_by_part(_parts(a)),
+        _beside_published,
+        _NOT_MEASURED,
+    ),
+    Entry(
+        "convolutional_networks",
+        "Convolutional networks",
+        ACCURACY,
+        _convnets,
+        measured.convolutional_networks,
+        "this grid has neither ResNet-50 nor Inception v3; use experiment=paper_cnn",
+    ),
+    Entry(
+        "replays",
+        "Replayed traces",
+        ACCURACY,
+        _further("replays", tables.mean_errors),
+        measured.replay_errors,
+        _NO_CHECKS,
+    ),
+    Entry(
+        "whole_models",
+        "Whole language models",
+        ACCURACY,
+        _further("passes"),
+        measured.whole_models,
+        _NO_CHECKS,
+    ),
+    Entry(
+        "transfer_steps",
+        "Whole models on another GPU",
+        TRANSFER,
+        _further("models_moved", tables.passes_moved),
+        transfer.steps_moved,
+        _NO_PAIRS,
+    ),
+    Entry(
+        "transfer_models",
+        "Whole models by pair of GPUs",
+        TRANSFER,
+        _further("models_moved", tables.model_transfer),
+        transfer.errors_by_pair,
+        _NO_PAIRS,
+    ),
+    Entry(
+        "transfer_methods",
+        "Wave scaling and networks",
+        TRANSFER,
+        _further("transfer", tables.methods_by_family),
+        paper.methods_between_gpus,
+        _NO_PAIRS,
+    ),
+    Entry(
+        "transfer_kernels",
+        "Kernels by GPU",
+        TRANSFER,
+        _further("transfer", _by_auto),
+        transfer.errors_by_destination,
+        _NO_PAIRS,
+    ),
+)
 """The figures that compare with measured steps, public measurements and published errors."""
 
-ENTRIES = tuple(sorted((*GALLERY, *ACCURACY_FIGURES), key=lambda entry: CATEGORIES.index(entry.category)))
+ENTRIES = tuple(
+    sorted((*GALLERY, *ACCURACY_FIGURES), key=lambda entry: CATEGORIES.index(entry.category))
+)
 """Every figure, in the order of the report."""

@@ -22,7 +22,11 @@ REMEDIES = ("run the rule that makes it", "delete the file to rebuild it")
 
 def error_parts(flow: Flow) -> list[str]:
     """Error parts of the points that this machine or a campaign may have measured; what-ifs have none."""
-    return [f"{flow.folder(point)}/parts.parquet" for point in flow.points if point.local or in_campaign(point)]
+    return [
+        f"{flow.folder(point)}/parts.parquet"
+        for point in flow.points
+        if point.local or in_campaign(point)
+    ]
 
 
 def available_checks(root: str) -> dict[str, dict[str, str]]:
@@ -45,8 +49,10 @@ def available_checks(root: str) -> dict[str, dict[str, str]]:
         "transfer": pairs,
         "models_moved": [models if models.is_file() else shipped / MODEL_ERRORS],
     }
-    return {kind: {str(path): file_digest(path)[:16] for path in paths if path.is_file()}
-            for kind, paths in kinds.items()}  # fmt: skip
+    return {
+        kind: {str(path): file_digest(path)[:16] for path in paths if path.is_file()}
+        for kind, paths in kinds.items()
+    }
 
 
 def read_any(paths: Sequence[str]) -> pd.DataFrame:
@@ -58,7 +64,9 @@ def read_any(paths: Sequence[str]) -> pd.DataFrame:
     """
     for path in paths:
         check_if_shipped(path)
-    parts = [_read_csv(path) if path.endswith(".csv") else read_frame(path, *REMEDIES) for path in paths]
+    parts = [
+        _read_csv(path) if path.endswith(".csv") else read_frame(path, *REMEDIES) for path in paths
+    ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -67,4 +75,6 @@ def _read_csv(path: str) -> pd.DataFrame:
         return pd.read_csv(path)
     except (OSError, ValueError) as error:  # pandas' errors of CSV files are ValueErrors
         said = str(error).splitlines()[0]
-        raise TableError(f"{path}: not a readable CSV file ({said}); see docs/transfer.md to rebuild it") from None
+        raise TableError(
+            f"{path}: not a readable CSV file ({said}); see docs/transfer.md to rebuild it"
+        ) from None

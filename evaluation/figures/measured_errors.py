@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 CONVNETS = ("resnet50", "inception_v3")
 """Networks on which Lin et al. compare their method with Habitat and MLPredict."""
 
-PART_COLOURS = {ACTIVE_TIME: "#56B4E9", OWN_OVERHEADS: ACTIVE, SHARED_OVERHEADS: "#073763", KERNEL_SUM: "#999999"}
+PART_COLOURS = {
+    ACTIVE_TIME: "#56B4E9",
+    OWN_OVERHEADS: ACTIVE,
+    SHARED_OVERHEADS: "#073763",
+    KERNEL_SUM: "#999999",
+}
 """Colours of the parts of a step whose errors are drawn: what Steptime predicts is blue, the baseline grey."""
 
 PUBLISHED_BAR: dict[str, Any] = {"facecolor": "white", "edgecolor": "#444444", "hatch": "///"}
@@ -63,10 +68,21 @@ def predicted_against_measured(steps: pd.DataFrame, page: Page = WIDE) -> Figure
             rows.loc[rows["gpu"] == gpu, name].to_numpy(float) / 1000
             for name in ("measured_us", "predicted_us", "p10_us", "p90_us")
         )
-        axes.errorbar(measured, predicted, yerr=spread(predicted, low, high), fmt=marker, color=colour, capsize=2,
-                      markeredgecolor="white", markeredgewidth=0.6, elinewidth=1)  # fmt: skip
+        axes.errorbar(
+            measured,
+            predicted,
+            yerr=spread(predicted, low, high),
+            fmt=marker,
+            color=colour,
+            capsize=2,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            elinewidth=1,
+        )
     board.names(axes, "measured step, unprofiled (ms)", "predicted step (ms)")
-    board.headline(within_sentence(rows["predicted_us"] / rows["measured_us"] - 1, "measured steps", WITHIN))
+    board.headline(
+        within_sentence(rows["predicted_us"] / rows["measured_us"] - 1, "measured steps", WITHIN)
+    )
     board.legend(marks(colours.values()), list(colours))
     board.note("Line: equality; grey: within 10 %; whiskers: p10 to p90.")
     return board.figure
@@ -77,7 +93,10 @@ def within_sentence(errors: pd.Series, what: str, bound: float = WITHIN) -> str:
     inside = int((errors.abs() <= bound).sum())
     if len(errors) == 1:
         error = 100 * float(errors.iloc[0])
-        return f"The {what.removesuffix('s')} is predicted {abs(error):.0f} % too {'short' if error < 0 else 'long'}"
+        return (
+            f"The {what.removesuffix('s')} is predicted {abs(error):.0f} % too"
+            f" {'short' if error < 0 else 'long'}"
+        )
     return f"{inside} of {len(errors)} {what} are within {100 * bound:.0f} %"
 
 
@@ -88,14 +107,25 @@ def step_error_parts(parts: pd.DataFrame, page: Page = WIDE) -> Figure:
         parts: columns gpu, workload, part, predicted_us, measured_us; `part` is a name for the labels.
     """
     points = list(dict.fromkeys(zip(parts["gpu"], parts["workload"], strict=True)))
-    tables = [parts[(parts["gpu"] == gpu) & (parts["workload"] == workload)] for gpu, workload in points]
+    tables = [
+        parts[(parts["gpu"] == gpu) & (parts["workload"] == workload)] for gpu, workload in points
+    ]
     board = Board([rows_height(list(table["part"]), page) for table in tables], page, columns=1)
-    errors = [100 * (table["predicted_us"] / table["measured_us"] - 1).to_numpy(float) for table in tables]
+    errors = [
+        100 * (table["predicted_us"] / table["measured_us"] - 1).to_numpy(float) for table in tables
+    ]
     widest = max(1.0, float(np.abs(np.concatenate(errors)).max()))
-    room = 1.0 + 2.6 / page.width  # for the numbers left of negative bars, which must not touch the labels
-    for axes, (gpu, workload), table, error in zip(board.panels, points, tables, errors, strict=True):
+    room = (
+        1.0 + 2.6 / page.width
+    )  # for the numbers left of negative bars, which must not touch the labels
+    for axes, (gpu, workload), table, error in zip(
+        board.panels, points, tables, errors, strict=True
+    ):
         axes.barh(
-            np.arange(len(table)), error, height=0.62, color=[PART_COLOURS.get(part, ACTIVE) for part in table["part"]]
+            np.arange(len(table)),
+            error,
+            height=0.62,
+            color=[PART_COLOURS.get(part, ACTIVE) for part in table["part"]],
         )
         axes.axvline(0, color="black", linewidth=0.8)
         value_labels(axes, error, [f"{value:+.0f} %".replace("-", "−") for value in error])
@@ -113,7 +143,9 @@ def _times(steps: pd.DataFrame) -> str:
     shown = own_overheads if len(own_overheads) else steps
     if shown.empty:
         return ""
-    predicted, measured = (short_time(float(shown[name].iloc[0])) for name in ("predicted_us", "measured_us"))
+    predicted, measured = (
+        short_time(float(shown[name].iloc[0])) for name in ("predicted_us", "measured_us")
+    )
     return f": {predicted} predicted, {measured} measured"
 
 
@@ -127,7 +159,10 @@ def error_by_part(errors: pd.DataFrame, theirs: pd.DataFrame, page: Page = WIDE)
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    names = [f"{row.method} ({row.points} {'point' if row.points == 1 else 'points'})" for row in errors.itertuples()]
+    names = [
+        f"{row.method} ({row.points} {'point' if row.points == 1 else 'points'})"
+        for row in errors.itertuples()
+    ]
     labels = [*names, *theirs["label"]]
     board = Board([rows_height(labels, page)], page)
     (axes,) = board.panels
@@ -135,12 +170,16 @@ def error_by_part(errors: pd.DataFrame, theirs: pd.DataFrame, page: Page = WIDE)
     axes.barh(where, 100 * errors["gmae"], color=ACTIVE, height=0.6)
     many = bool((errors["points"] > 1).any())
     if many:
-        axes.plot(100 * errors["mape"], where, "|", color="black", markersize=11, markeredgewidth=1.5)
+        axes.plot(
+            100 * errors["mape"], where, "|", color="black", markersize=11, markeredgewidth=1.5
+        )
         axes.plot(100 * errors["worst"], where, ">", color="black", markersize=5)
     axes.barh(np.arange(len(theirs)) + len(errors), theirs["percent"], height=0.6, **PUBLISHED_BAR)
     ends = [*100 * errors[["gmae", "mape", "worst"]].max(axis=1), *theirs["percent"]]
     value_labels(
-        axes, ends, [*(f"{100 * gmae:.1f}" for gmae in errors["gmae"]), *(f"{p:g}" for p in theirs["percent"])]
+        axes,
+        ends,
+        [*(f"{100 * gmae:.1f}" for gmae in errors["gmae"]), *(f"{p:g}" for p in theirs["percent"])],
     )
     axes.set_xlim(left=0)
     board.label_rows(axes, labels)
@@ -148,7 +187,11 @@ def error_by_part(errors: pd.DataFrame, theirs: pd.DataFrame, page: Page = WIDE)
     board.names(axes, "|predicted / measured − 1| (%)")
     step = errors[errors["method"] == OWN_OVERHEADS]
     if len(step):
-        what = "The geometric mean error of predicted steps" if many else "The error of the predicted step"
+        what = (
+            "The geometric mean error of predicted steps"
+            if many
+            else "The error of the predicted step"
+        )
         board.headline(f"{what} is {100 * step['gmae'].iloc[0]:.1f} %")
     handles: list[Artist] = [Patch(color=ACTIVE)]
     shown = ["ours: geometric mean" if many else "ours"]
@@ -178,7 +221,9 @@ def convolutional_networks(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
     board.title(above, "Predicted steps")
     for row, (_, percent, theirs) in enumerate(errors):
         below.barh(row, percent, height=0.62, **(PUBLISHED_BAR if theirs else {"color": ACTIVE}))
-    value_labels(below, [percent for _, percent, _ in errors], [f"{percent:.1f}" for _, percent, _ in errors])
+    value_labels(
+        below, [percent for _, percent, _ in errors], [f"{percent:.1f}" for _, percent, _ in errors]
+    )
     board.label_rows(below, names)
     board.names(below, "mean error of a step (%)")
     below.set_xlim(left=0)
@@ -187,11 +232,16 @@ def convolutional_networks(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
     known = [percent for _, percent, theirs in errors if not theirs]
     best = min((percent, name) for name, percent, theirs in errors if theirs)
     ours = f"ours {np.mean(known):.1f} %" if known else "ours were not measured in this grid"
-    board.headline(f"Errors of convolutional networks: {ours}; the best published mean is {best[0]:.1f} % ({best[1]})")
+    board.headline(
+        f"Errors of convolutional networks: {ours}; the best published mean is {best[0]:.1f} %"
+        f" ({best[1]})"
+    )
     handles, shown = step_legend(bool(rows["measured_us"].notna().any()))
     board.legend([*handles, Patch(**PUBLISHED_BAR)], [*shown, "published"])
-    board.note("Published: Lin et al., HiPC 2022; means over V100, TITAN Xp and P100 and batch 16, 32 and 64, "
-               "on their hosts and software.")  # fmt: skip
+    board.note(
+        "Published: Lin et al., HiPC 2022; means over V100, TITAN Xp and P100 and batch 16, 32 and"
+        " 64, on their hosts and software."
+    )
     if missing := [network for network in _networks(rows) if not _measured(rows, network).any()]:
         board.note(f"No measured step in this grid: {', '.join(missing)}.")
     if short := [name for name, fits in zip(labels, rows["fits"], strict=True) if not fits]:
@@ -214,7 +264,9 @@ def _network_errors(rows: pd.DataFrame) -> list[tuple[str, float, bool]]:
     for network in _networks(rows):
         measured = rows[_measured(rows, network)]
         if len(measured):
-            error = 100 * float((measured["predicted_us"] / measured["measured_us"] - 1).abs().mean())
+            error = 100 * float(
+                (measured["predicted_us"] / measured["measured_us"] - 1).abs().mean()
+            )
             errors.append((f"ours, {network}", error, False))
         errors += [
             (f"{method}, {network}", published(f"{network} {method}")[0].percent, True)
@@ -238,11 +290,20 @@ def replay_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     handles: list[Artist] = []
     for number, (method, colour, marker) in enumerate(zip(methods, SERIES, MARKERS, strict=False)):
         of_method = errors[errors["method"] == method]
-        shift = 0.5 * ((number + 0.5) / len(methods) - 0.5)  # shifted, so that equal errors do not hide each other
+        shift = 0.5 * (
+            (number + 0.5) / len(methods) - 0.5
+        )  # shifted, so that equal errors do not hide each other
         where = np.array([traces.index(name) for name in of_method["trace"]]) + shift
         percent = np.maximum(100 * of_method["mean_error"].to_numpy(float), MIN_DRAWN_PERCENT)
-        handles += axes.plot(percent, where, marker, color=colour, markersize=7 if number == 0 else 5.5, markeredgecolor="white",
-                             markeredgewidth=0.5)  # fmt: skip
+        handles += axes.plot(
+            percent,
+            where,
+            marker,
+            color=colour,
+            markersize=7 if number == 0 else 5.5,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+        )
     for row in range(0, len(traces), 2):
         axes.axhspan(row - 0.5, row + 0.5, color="0.95", zorder=0)
     board.label_rows(axes, labels)
@@ -250,9 +311,15 @@ def replay_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     plain_ticks(axes.xaxis)
     board.names(axes, "mean |predicted / measured − 1| of an iteration's span (%)")
     ours = errors.loc[errors["method"] == methods[0], "mean_error"]
-    board.headline(f"Replayed public traces: {100 * ours.mean():.1f} % mean error, {100 * ours.max():.1f} % at worst")
+    board.headline(
+        f"Replayed public traces: {100 * ours.mean():.1f} % mean error, {100 * ours.max():.1f} % at"
+        " worst"
+    )
     board.legend(handles, methods)
-    board.note("Kernel times given, host time and waiting predicted, from other iterations, ranks or machines.")
+    board.note(
+        "Kernel times given, host time and waiting predicted, from other iterations, ranks or"
+        " machines."
+    )
     return board.figure
 
 
@@ -265,9 +332,13 @@ def whole_models(passes: pd.DataFrame, page: Page = WIDE) -> Figure:
     board = Board([3.2], page, grid="both")
     board.legend(*draw_passes(board, board.panels[0], passes))
     error = 100 * (passes["predicted_us"] / passes["measured_us"] - 1).abs()
-    board.headline(f"Whole language models: {error.mean():.1f} % mean error, {error.max():.1f} % at worst")
-    board.note("fp32, inference and training passes measured by NeuSight; none of them was used in fitting. Line: equality; "
-               "grey: within 10 %.")  # fmt: skip
+    board.headline(
+        f"Whole language models: {error.mean():.1f} % mean error, {error.max():.1f} % at worst"
+    )
+    board.note(
+        "fp32, inference and training passes measured by NeuSight; none of them was used in"
+        " fitting. Line: equality; grey: within 10 %."
+    )
     return board.figure
 
 
@@ -276,11 +347,20 @@ def draw_passes(board: Board, axes: Axes, passes: pd.DataFrame) -> tuple[list[Ar
     equality(axes, passes[["measured_us", "predicted_us"]].to_numpy(float) / 1e6)
     handles: list[Artist] = []
     names = []
-    for (gpu, colour), marker in zip(series_colours(sorted(set(passes["gpu"]))).items(), MARKERS * 4, strict=False):
+    for (gpu, colour), marker in zip(
+        series_colours(sorted(set(passes["gpu"]))).items(), MARKERS * 4, strict=False
+    ):
         rows = passes[passes["gpu"] == gpu]
         error = 100 * float((rows["predicted_us"] / rows["measured_us"] - 1).abs().mean())
-        handles += axes.plot(rows["measured_us"] / 1e6, rows["predicted_us"] / 1e6, marker, color=colour, markersize=6,
-                             markeredgecolor="white", markeredgewidth=0.4)  # fmt: skip
+        handles += axes.plot(
+            rows["measured_us"] / 1e6,
+            rows["predicted_us"] / 1e6,
+            marker,
+            color=colour,
+            markersize=6,
+            markeredgecolor="white",
+            markeredgewidth=0.4,
+        )
         names.append(f"{short_gpu(gpu)}: mean error {error:.1f} %")
     board.names(axes, "measured (s)", "predicted (s)")
     return handles, names

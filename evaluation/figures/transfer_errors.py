@@ -56,12 +56,15 @@ def errors_by_destination(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
         _error_axis(board, axes, rows, float(errors["mape"].max()))
         board.title(axes, family)
     mean = errors.groupby("family")["mape"].mean()
-    board.headline(f"Kernels on a GPU without samples: {mean.min():.0f} % mean error for {mean.idxmin()}, "
-                   f"{mean.max():.0f} % for {mean.idxmax()}")  # fmt: skip
+    board.headline(
+        f"Kernels on a GPU without samples: {mean.min():.0f} % mean error for {mean.idxmin()}, "
+        f"{mean.max():.0f} % for {mean.idxmax()}"
+    )
     if origin_matters:
         board.legend(marks(colours.values()), [f"from {short_name(gpu)}" for gpu in gpus])
     board.note(
-        "Mean |predicted / measured − 1| above twice the latency floor; the destination was left out of training."
+        "Mean |predicted / measured − 1| above twice the latency floor; the destination was left"
+        " out of training."
     )
     if equal := [family for family in families if family not in origin_matters]:
         board.note(f"The GPU that was measured makes no difference to {listed(equal)}.")
@@ -85,20 +88,31 @@ def errors_by_pair(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
         for model in models:
             errors_of = table[table["model"] == model]
             where = [rows.index(gpu) for gpu in errors_of["destination"]]
-            axes.plot(errors_of["mape"], where, markers[model], color=colours[model], markersize=5, markeredgecolor="black",
-                      markeredgewidth=0.5)  # fmt: skip
+            axes.plot(
+                errors_of["mape"],
+                where,
+                markers[model],
+                color=colours[model],
+                markersize=5,
+                markeredgecolor="black",
+                markeredgewidth=0.5,
+            )
         value_labels(axes, mape["max"], [f"{mean:.0f}" for mean in mape["mean"]])
         _error_axis(board, axes, rows, 1.04 * float(errors["mape"].max()))
         board.title(axes, f"from {short_name(origin)}")
     pairs = errors.groupby(["origin", "destination"])["mape"].mean()
     habitat = published("transfer")[0]
     inside = int((pairs <= habitat.percent).sum())
-    board.headline(f"Whole models on another GPU: {inside} of {len(pairs)} pairs err by less than the published "
-                   f"{habitat.percent:g} %")  # fmt: skip
+    board.headline(
+        f"Whole models on another GPU: {inside} of {len(pairs)} pairs err by less than the"
+        f" published {habitat.percent:g} %"
+    )
     board.legend(marks(colours.values()), models)
-    board.note(f"Bar and number: mean over the models, |predicted / measured − 1| of a pass in %, method "
-               f"{errors['method'].iloc[0]}; the destination was left out of training. Published, other models and GPUs: "
-               f"{habitat.percent:g} % ({habitat.source}).")  # fmt: skip
+    board.note(
+        "Bar and number: mean over the models, |predicted / measured − 1| of a pass in %, method"
+        f" {errors['method'].iloc[0]}; the destination was left out of training. Published, other"
+        f" models and GPUs: {habitat.percent:g} % ({habitat.source})."
+    )
     return board.figure
 
 
@@ -117,20 +131,35 @@ def steps_moved(passes: pd.DataFrame, page: Page = WIDE) -> Figure:
         of_origin = passes[passes["origin"] == origin]
         for gpu in gpus:
             moved = of_origin[of_origin["destination"] == gpu]
-            axes.plot(moved["measured_us"] / 1e6, moved["predicted_us"] / 1e6, markers[gpu], color=colours[gpu], markersize=5,
-                      markeredgecolor="white", markeredgewidth=0.4)  # fmt: skip
+            axes.plot(
+                moved["measured_us"] / 1e6,
+                moved["predicted_us"] / 1e6,
+                markers[gpu],
+                color=colours[gpu],
+                markersize=5,
+                markeredgecolor="white",
+                markeredgewidth=0.4,
+            )
         board.names(axes, "measured (s)", "predicted (s)")
         axes.margins(x=0)
         axes.set_ylim(axes.get_xlim())
         error = 100 * float((of_origin["predicted_us"] / of_origin["measured_us"] - 1).abs().mean())
         board.title(axes, f"from {short_name(origin)}: {error:.0f} % off")
-    error, waves = (100 * float((passes[name] / passes["measured_us"] - 1).abs().mean())
-                    for name in ("predicted_us", "wave_us"))  # fmt: skip
-    board.headline(f"Whole models on another GPU are {error:.1f} % off in the mean; wave scaling alone {waves:.1f} %")
+    error, waves = (
+        100 * float((passes[name] / passes["measured_us"] - 1).abs().mean())
+        for name in ("predicted_us", "wave_us")
+    )
+    board.headline(
+        f"Whole models on another GPU are {error:.1f} % off in the mean; wave scaling alone"
+        f" {waves:.1f} %"
+    )
     board.legend(marks(colours.values()), [_to(gpu) for gpu in gpus])
     habitat = published("transfer")[0]
-    board.note("Passes of language models; the destination was left out of training. Published, other models and GPUs: "
-               f"{habitat.percent:g} % ({habitat.source}). Line: equality; grey: within 10 %.")  # fmt: skip
+    board.note(
+        "Passes of language models; the destination was left out of training. Published, other"
+        f" models and GPUs: {habitat.percent:g} % ({habitat.source}). Line: equality; grey: within"
+        " 10 %."
+    )
     return board.figure
 
 
@@ -153,7 +182,11 @@ def _error_axis(board: Board, axes: Axes, rows: list[str], widest: float) -> Non
 
 
 def _origins(
-    axes: Axes, table: pd.DataFrame, rows: list[str], colours: dict[str, str], markers: dict[str, str]
+    axes: Axes,
+    table: pd.DataFrame,
+    rows: list[str],
+    colours: dict[str, str],
+    markers: dict[str, str],
 ) -> None:
     gpus = sorted(set(table["origin"]))
     for number, gpu in enumerate(gpus):
@@ -161,5 +194,12 @@ def _origins(
         where = np.array([rows.index(name) for name in from_gpu["destination"]]) + 0.5 * (
             (number + 0.5) / len(gpus) - 0.5
         )
-        axes.plot(from_gpu["mape"], where, markers[gpu], color=colours[gpu], markersize=4.5, markeredgecolor="white",
-                  markeredgewidth=0.5)  # fmt: skip
+        axes.plot(
+            from_gpu["mape"],
+            where,
+            markers[gpu],
+            color=colours[gpu],
+            markersize=4.5,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+        )

@@ -40,12 +40,26 @@ ROWS_SHOWN = 30
 
 def sweeps() -> list[list[str]]:
     """Overrides of the steps: every workload that needs no file of the user, then options that run other kernels."""
-    models = ",".join(name for name in choices("model") if name not in ("custom", "timm", "torchvision", "transformers"))
+    models = ",".join(
+        name
+        for name in choices("model")
+        if name not in ("custom", "timm", "torchvision", "transformers")
+    )
     return [
         [f"gpu={GPUS}", f"model={models}"],
-        ["gpu=V100,A100-PCIE-40GB", "model=dlrm_default", "batch_size=512,4096", "model.embedding=fused,sparse,dense"],
+        [
+            "gpu=V100,A100-PCIE-40GB",
+            "model=dlrm_default",
+            "batch_size=512,4096",
+            "model.embedding=fused,sparse,dense",
+        ],
         [f"gpu={NEWER_GPUS}", "model=resnet50,bert_large,gpt2_large", "model.dtype=tf32,bf16"],
-        ["gpu=V100,H100", "model=bert_large,opt_13", "model.mode=inference", "model.attention=eager,fused"],
+        [
+            "gpu=V100,H100",
+            "model=bert_large,opt_13",
+            "model.mode=inference",
+            "model.attention=eager,fused",
+        ],
         ["gpu=V100,A100-SXM4-80GB,H100", "model=resnet50,bert_large", "devices=2,8,16"],
         ["gpu=V100,H100", "model=dlrm_ddp,resnet50", "predict.cuda_graph=true"],
         ["gpu=V100,H100", "model=dlrm_ddp,resnet50", "predict.wait_each_step=true"],
@@ -82,16 +96,28 @@ def moved(before: pd.DataFrame, after: pd.DataFrame) -> pd.Series:
     return pd.concat([pd.Series(np.inf, index=alone), apart]).sort_values(ascending=False)
 
 
+def _change(row: str, before: pd.DataFrame, after: pd.DataFrame) -> str:
+    """What moved in a row, with the values before and after."""
+    if row not in before.index or row not in after.index:
+        return "a former row" if row in before.index else "a new row"
+    old, new = (table.loc[[row]].to_numpy(float)[0] for table in (before, after))
+    columns = before.columns[np.abs(new / old - 1) > SHOWN]
+    ends = dict(zip(before.columns, zip(old, new, strict=True), strict=True))
+    return ", ".join(
+        f"{column} {ends[column][0]:.6g} -> {ends[column][1]:.6g}" for column in columns
+    )
+
+
 def print_moved(name: str, before: pd.DataFrame, after: pd.DataFrame) -> float:
     """Print the rows that moved, and return the largest relative difference."""
     apart = moved(before, after)
     far = apart[apart > SHOWN]
-    print(f"{name}: {len(far)} of {len(apart)} rows moved by more than {SHOWN:.1%}, the most by {apart.iloc[0]:.2g}")
-    for row, change in far.iloc[:ROWS_SHOWN].items():
-        shown = [f"{column} {before.at[row, column]:.6g} -> {after.at[row, column]:.6g}" for column in before.columns
-                 if row in before.index and row in after.index
-                 and abs(after.at[row, column] / before.at[row, column] - 1) > SHOWN]  # fmt: skip
-        print(f"  {row}: {', '.join(shown[:3]) if shown else 'a new or a former row'} ({change:.1%})")
+    print(
+        f"{name}: {len(far)} of {len(apart)} rows moved by more than {SHOWN:.1%}, "
+        f"the most by {apart.iloc[0]:.2g}"
+    )
+    for row in map(str, far.index[:ROWS_SHOWN]):
+        print(f"  {row}: {_change(row, before, after)}")
     if len(far) > ROWS_SHOWN:
         print(f"  and {len(far) - ROWS_SHOWN} more")
     return float(apart.iloc[0])
@@ -105,16 +131,19 @@ def main() -> int:
     largest = 0.0
     if STEPS.is_file():
         largest = print_moved("steps", pd.read_csv(STEPS, index_col="step"), steps)
-        before = kernels.drop(columns=inputs)
-        labels = [f"{n} {' '.join(str(v) for v in row if v == v)}" for n, row in enumerate(kernels[inputs].to_numpy())]
-        largest = max(largest, print_moved("kernels", before.set_axis(labels), times.set_axis(labels)))
+        labels = kernels[inputs].fillna("").astype(str).agg(" ".join, axis=1)
+        before = kernels.drop(columns=inputs).set_axis(labels, axis=0)
+        largest = max(largest, print_moved("kernels", before, times.set_axis(labels, axis=0)))
     if "--write" in sys.argv:
         for path, table in ((STEPS, steps.reset_index()), (KERNELS, kernels[inputs].join(times))):
             with atomic_path(path) as part:
                 table.to_csv(part, index=False, float_format="%.10g")
         return 0
     if largest > EQUAL:
-        print("if they are meant to move: python -m evaluation.golden --write, and commit the tables with the change")
+        print(
+            "if they are meant to move: python -m evaluation.golden --write, and commit the tables"
+            " with the change"
+        )
     return int(largest > EQUAL)
 
 

@@ -14,7 +14,14 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.checks.method_names import FULL, KERNEL_SUM, PUBLISHED_FORM, REPLAY_METHODS, SHARED, TRACKER_METHOD
+from evaluation.checks.method_names import (
+    FULL,
+    KERNEL_SUM,
+    PUBLISHED_FORM,
+    REPLAY_METHODS,
+    SHARED,
+    TRACKER_METHOD,
+)
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.pages.markdown import block, markdown
 from evaluation.pages.published_rows import held_sentence, published_rows
@@ -24,14 +31,29 @@ from pipeline.model_files import REBUILD, check_if_shipped, read_arrays
 from pipeline.show.figures.layout import in_order
 
 KERNEL_BARS: dict[str, dict[str, float]] = {
-    "V100": {"gemm": 2.0, "bmm": 1.7, "conv2d_forward": 7.0, "elementwise": 0.35, "softmax": 0.6, "layer_norm": 0.5},
-    "A100-PCIE-40GB": {"gemm": 2.0, "bmm": 1.2, "conv2d_forward": 9.5, "elementwise": 0.45, "softmax": 0.85,
-                       "layer_norm": 0.7},
-}  # fmt: skip
+    "V100": {
+        "gemm": 2.0,
+        "bmm": 1.7,
+        "conv2d_forward": 7.0,
+        "elementwise": 0.35,
+        "softmax": 0.6,
+        "layer_norm": 0.5,
+    },
+    "A100-PCIE-40GB": {
+        "gemm": 2.0,
+        "bmm": 1.2,
+        "conv2d_forward": 9.5,
+        "elementwise": 0.45,
+        "softmax": 0.85,
+        "layer_norm": 0.7,
+    },
+}
 """Target GMAE of kernel models, in %, by GPU and family. Other GPUs have only the published bound of 10 %."""
 
-REPLAY_BARS: dict[str, float] = {"rtx2080ti_resnet": 2.5, "rtx2080ti_linear": 10.0, "a100x8_dlrm": 5.0, "v100_ddp": 0.5,
-                            "v100x8_dlrm": 2.5}  # fmt: skip
+REPLAY_BARS: dict[str, float] = {
+    "rtx2080ti_resnet": 2.5, "rtx2080ti_linear": 10.0, "a100x8_dlrm": 5.0, "v100_ddp": 0.5,
+    "v100x8_dlrm": 2.5,
+}  # fmt: skip
 """Target mean absolute error of an iteration's span, in %, by public trace."""
 
 SHARED_OVERHEADS_BAR = 10.0
@@ -40,8 +62,10 @@ SHARED_OVERHEADS_BAR = 10.0
 WHOLE_MODELS_BAR = 10.0
 """Target mean absolute error of whole language models, in %, on a GPU with kernel samples."""
 
-TRANSFER_BARS: dict[str, float] = {"gemm": 20.0, "bmm": 20.0, "conv2d_forward": 15.0, "elementwise": 8.0,
-                                   "softmax": 12.0, "layer_norm": 12.0}  # fmt: skip
+TRANSFER_BARS: dict[str, float] = {
+    "gemm": 20.0, "bmm": 20.0, "conv2d_forward": 15.0, "elementwise": 8.0, "softmax": 12.0,
+    "layer_norm": 12.0,
+}  # fmt: skip
 """Target MAPE on a GPU left out of training, in %, by family; only over latencies above twice the latency floor."""
 
 TRANSFER_MODELS_BAR = 8.0
@@ -110,16 +134,22 @@ def left_out_errors(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["family", "gpu", "mape", "gmae"])
 
 
-README_ROWS = ("kernel: matrix product", "step of a trace, kernel times given", "whole language model",
-               "published training step", "whole DLRM step")  # fmt: skip
+README_ROWS = (
+    "kernel: matrix product", "step of a trace, kernel times given", "whole language model",
+    "published training step", "whole DLRM step",
+)  # fmt: skip
 """Rows of the table of means that the README shows: the first of each name."""
 
 
 def readme_rows(means: str) -> str:
     """The README's table: the rows of `README_ROWS` of `mean_table`, and the sentence below it."""
     head, dashes, *lines = means.splitlines()
-    shown = [next((line for line in lines if line.startswith(f"| {name} |")), "") for name in README_ROWS]
-    return "\n".join([head, dashes, *filter(None, shown), *[line for line in lines if not line.startswith("|")]])
+    shown = [
+        next((line for line in lines if line.startswith(f"| {name} |")), "") for name in README_ROWS
+    ]
+    return "\n".join(
+        [head, dashes, *filter(None, shown), *[line for line in lines if not line.startswith("|")]]
+    )
 
 
 def mean_table(evidence: Evidence, page: str) -> str:
@@ -132,9 +162,16 @@ def mean_table(evidence: Evidence, page: str) -> str:
     Raises:
         InputError: the page lacks a table of published steps.
     """
-    rows = [*kernel_rows(evidence.kernels), *_mean_replays(evidence.spans), *_mean_passes(evidence.passes),
-            *carried_over_rows(evidence), *published_rows(page, evidence.missing)]  # fmt: skip
-    table = markdown(["what", "compared with", "our error (%)", "baseline or published (%)", "bar (%)"], rows)
+    rows = [
+        *kernel_rows(evidence.kernels),
+        *_mean_replays(evidence.spans),
+        *_mean_passes(evidence.passes),
+        *carried_over_rows(evidence),
+        *published_rows(page, evidence.missing),
+    ]
+    table = markdown(
+        ["what", "compared with", "our error (%)", "baseline or published (%)", "bar (%)"], rows
+    )
     return f"{table}\n\n{held_sentence(block(page, 'published'))}".strip()
 
 
@@ -147,9 +184,15 @@ def kernel_rows(kernels: pd.DataFrame) -> list[list[str]]:
         errors = 100 * rated.loc[row_family == family, "gmae"]
         if len(errors):
             gpus = rated.loc[row_family == family, "gpu"].nunique()
-            rows.append([OWN_ROW_TITLES.get(family, "kernel: other families"), f"held-out shapes, {_count(gpus, 'GPU')}",
-                         f"{errors.mean():.1f} (worst {errors.max():.1f})",
-                         f"Lin et al. state < {published('kernels')[0].percent:g} for theirs", f"{KERNEL_BOUND:g}"])  # fmt: skip
+            rows.append(
+                [
+                    OWN_ROW_TITLES.get(family, "kernel: other families"),
+                    f"held-out shapes, {_count(gpus, 'GPU')}",
+                    f"{errors.mean():.1f} (worst {errors.max():.1f})",
+                    f"Lin et al. state < {published('kernels')[0].percent:g} for theirs",
+                    f"{KERNEL_BOUND:g}",
+                ]
+            )
     return rows
 
 
@@ -157,16 +200,27 @@ def _mean_replays(spans: pd.DataFrame) -> Iterable[list[str]]:
     """Mean over public traces: with the trace's own overheads, and with those of other hosts."""
     table = mean_errors(spans).pivot(index="trace", columns="method", values="mean_error")
     wanted = [REPLAY_BARS[name] for name in table.index if name in REPLAY_BARS]
-    own = f"{min(wanted):g} to {max(wanted):g}" if len(wanted) > 1 else "".join(f"{bar:g}" for bar in wanted)
+    own = (
+        f"{min(wanted):g} to {max(wanted):g}"
+        if len(wanted) > 1
+        else "".join(f"{bar:g}" for bar in wanted)
+    )
     for title, method, key, bar in (
         ("step of a trace, kernel times given", FULL, "step", own),
         ("the same, overheads of other hosts", SHARED, "step_shared", f"{SHARED_OVERHEADS_BAR:g}"),
     ):
         known = table[table[method].notna()] if method in table else table.head(0)
         if len(known):
-            yield [title, _count(len(known), "public trace"), _mean_and_worst(known[method]),
-                   f"{KERNEL_SUM} {_percent(known[KERNEL_SUM].mean())}; Lin et al., GMAE of their DLRM steps "
-                   f"{published(key)[0].percent:g}", bar]  # fmt: skip
+            yield [
+                title,
+                _count(len(known), "public trace"),
+                _mean_and_worst(known[method]),
+                (
+                    f"{KERNEL_SUM} {_percent(known[KERNEL_SUM].mean())}; Lin et al., GMAE of their"
+                    f" DLRM steps {published(key)[0].percent:g}"
+                ),
+                bar,
+            ]
 
 
 def _mean_passes(passes: pd.DataFrame) -> Iterable[list[str]]:
@@ -174,8 +228,13 @@ def _mean_passes(passes: pd.DataFrame) -> Iterable[list[str]]:
     error = (passes["predicted_us"] / passes["measured_us"] - 1).abs()
     if len(error):
         gpus = _count(passes["gpu"].nunique(), "GPU")
-        yield ["whole language model", f"{_count(len(error), 'pass', 'passes')} on {gpus}", _mean_and_worst(error), "",
-               f"{WHOLE_MODELS_BAR:g}"]  # fmt: skip
+        yield [
+            "whole language model",
+            f"{_count(len(error), 'pass', 'passes')} on {gpus}",
+            _mean_and_worst(error),
+            "",
+            f"{WHOLE_MODELS_BAR:g}",
+        ]
 
 
 def carried_over_rows(evidence: Evidence) -> list[list[str]]:
@@ -184,11 +243,15 @@ def carried_over_rows(evidence: Evidence) -> list[list[str]]:
     rows = []
     if len(means):
         gpus = int(evidence.pairs.groupby("family")["destination"].nunique().max())
-        tested = f"{_count(len(means), 'family', 'families')}, {_count(gpus, 'GPU')} held out in turn"
+        tested = (
+            f"{_count(len(means), 'family', 'families')}, {_count(gpus, 'GPU')} held out in turn"
+        )
         bar = _range([TRANSFER_BARS[family] for family in means.index], "g")
         direct = evidence.left_out.groupby("family")["mape"].mean()
         wave = f"wave scaling {_range(means['wave'])}, from another GPU's measurement"
-        rows.append(["kernel on a GPU without samples, from its spec", tested, _range(direct), wave, bar])
+        rows.append(
+            ["kernel on a GPU without samples, from its spec", tested, _range(direct), wave, bar]
+        )
     for row in _model_rows(evidence.models, published("transfer")[0].percent):
         baseline = f"{row[3]}; Habitat, on its models {row[4]}"
         rows.append(["whole language model carried to another GPU", *row[1:3], baseline, row[5]])
@@ -276,8 +339,16 @@ def kernel_table(kernels: pd.DataFrame) -> str:
     for gpu in sorted(set(kernels["gpu"])):
         own = kernels[kernels["gpu"] == gpu].set_index("family")
         wanted = KERNEL_BARS.get(gpu, {})
-        cells = [f"{100 * own.loc[name, 'gmae']:.2f}" + (f" ({wanted[name]:g})" if name in wanted else "")
-                 + f" of {int(own.loc[name, 'samples']):,}" if name in own.index else "" for name in families]  # fmt: skip
+        cells = [
+            (
+                f"{100 * own.loc[name, 'gmae']:.2f}"
+                + (f" ({wanted[name]:g})" if name in wanted else "")
+                + f" of {int(own.loc[name, 'samples']):,}"
+                if name in own.index
+                else ""
+            )
+            for name in families
+        ]
         rows.append([gpu, *cells])
     bound = published("kernels")[0]
     rows.append([f"published, {bound.source}", *([f"< {bound.percent:g}"] * len(families))])
@@ -288,8 +359,14 @@ def _model_rows(models: pd.DataFrame, published_percent: float) -> Iterable[list
     if len(models):
         error = models.assign(error=100 * models["error"].abs()).groupby("method")["error"].mean()
         passes = int((models["method"] == TRACKER_METHOD).sum())
-        yield ["whole model, from one GPU to another", f"{passes} pairs of passes", f"{error[TRACKER_METHOD]:.1f}",
-               f"wave scaling {error['wave']:.1f}", f"{published_percent:g}", f"{TRANSFER_MODELS_BAR:g}"]  # fmt: skip
+        yield [
+            "whole model, from one GPU to another",
+            f"{passes} pairs of passes",
+            f"{error[TRACKER_METHOD]:.1f}",
+            f"wave scaling {error['wave']:.1f}",
+            f"{published_percent:g}",
+            f"{TRANSFER_MODELS_BAR:g}",
+        ]
 
 
 def _pair_means(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -309,16 +386,24 @@ def outdated_families(evidence: Evidence) -> list[str]:
     """
     means = _pair_means(evidence.pairs)
     direct = evidence.left_out.groupby("family")["mape"].mean()
-    return [family for family in in_order(set(means.index) & set(direct.index))
-            if family != "conv2d_forward" and abs(means.loc[family, "auto"] - direct[family]) > MAX_SPEC_DIFFERENCE]  # fmt: skip
+    return [
+        family
+        for family in in_order(set(means.index) & set(direct.index))
+        if family != "conv2d_forward"
+        and abs(means.loc[family, "auto"] - direct[family]) > MAX_SPEC_DIFFERENCE
+    ]
 
 
 def _coverage(kernels: pd.DataFrame) -> str:
     families = [name for name in in_order(kernels["family"]) if name in TRANSFER_BARS]
     table = kernels.pivot(index="gpu", columns="family", values="coverage")
-    rows = [[str(gpu), *("" if pd.isna(row[name]) else f"{100 * row[name]:.0f}" for name in families)]
-            for gpu, row in table.iterrows()]  # fmt: skip
-    return markdown(["inside p10 to p90", *(FAMILY_TITLES.get(name, name) for name in families)], rows)
+    rows = [
+        [str(gpu), *("" if pd.isna(row[name]) else f"{100 * row[name]:.0f}" for name in families)]
+        for gpu, row in table.iterrows()
+    ]
+    return markdown(
+        ["inside p10 to p90", *(FAMILY_TITLES.get(name, name) for name in families)], rows
+    )
 
 
 def _sessions(cards: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -327,17 +412,42 @@ def _sessions(cards: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     for card, families in sorted(cards.items()):
         for family in in_order([name for name, entry in families.items() if "inside" in entry]):
             entry = families[family]
-            shares = [f"{100 * share:.0f}" for share in (*entry["inside_without"], *entry["inside"])]
+            shares = [
+                f"{100 * share:.0f}" for share in (*entry["inside_without"], *entry["inside"])
+            ]
             both = 50 * sum(entry["inside"])
-            rows.append([card, FAMILY_TITLES.get(family, family), *(f"{count:,}" for count in entry["rows"]),
-                         f"{100 * math.expm1(entry['level']):+.1f} %", *shares, f"{both:.0f}"])  # fmt: skip
-    table = markdown(["GPU", "family", "rows, first", "rows, second", "level, second", "without: first", "second", "with: first",
-                      "second", "both"], rows)  # fmt: skip
+            rows.append(
+                [
+                    card,
+                    FAMILY_TITLES.get(family, family),
+                    *(f"{count:,}" for count in entry["rows"]),
+                    f"{100 * math.expm1(entry['level']):+.1f} %",
+                    *shares,
+                    f"{both:.0f}",
+                ]
+            )
+    table = markdown(
+        [
+            "GPU",
+            "family",
+            "rows, first",
+            "rows, second",
+            "level, second",
+            "without: first",
+            "second",
+            "with: first",
+            "second",
+            "both",
+        ],
+        rows,
+    )
     return f"{table}\n\n{SESSIONS_NOTE}"
 
 
 def _passes_inside(passes: pd.DataFrame) -> str:
-    inside = (passes["p10_us"] <= passes["measured_us"]) & (passes["measured_us"] <= passes["p90_us"])
+    inside = (passes["p10_us"] <= passes["measured_us"]) & (
+        passes["measured_us"] <= passes["p90_us"]
+    )
     groups = [("all", inside), *((str(gpu), inside[of.index]) for gpu, of in passes.groupby("gpu"))]
     return "; ".join(f"{name} {counted(of)}" for name, of in groups)
 
@@ -350,12 +460,28 @@ def _replays(spans: pd.DataFrame) -> str:
 
     def cells(row: pd.Series, bars: dict[str, float]) -> list[str]:
         texts = {name: "" if pd.isna(row[name]) else _percent(row[name]) for name in methods}
-        return [f"{text} ({bars[name]:g})" if text and name in bars else text for name, text in texts.items()]
+        return [
+            f"{text} ({bars[name]:g})" if text and name in bars else text
+            for name, text in texts.items()
+        ]
 
-    rows = [[f"`{trace}`", str(first.loc[trace, "device"]), str(first.loc[trace, "evaluated"]),
-             *cells(table.loc[trace], {FULL: REPLAY_BARS[trace]} if trace in REPLAY_BARS else {})]
-            for trace in first.index]  # fmt: skip
-    rows.append(["mean", "", "", *cells(table.loc[list(first.index)].mean(), {SHARED: SHARED_OVERHEADS_BAR})])
+    rows = [
+        [
+            f"`{trace}`",
+            str(first.loc[trace, "device"]),
+            str(first.loc[trace, "evaluated"]),
+            *cells(table.loc[trace], {FULL: REPLAY_BARS[trace]} if trace in REPLAY_BARS else {}),
+        ]
+        for trace in first.index
+    ]
+    rows.append(
+        [
+            "mean",
+            "",
+            "",
+            *cells(table.loc[list(first.index)].mean(), {SHARED: SHARED_OVERHEADS_BAR}),
+        ]
+    )
     return markdown(["trace", "device", "evaluated", *methods], rows)
 
 
@@ -364,17 +490,32 @@ def _passes(passes: pd.DataFrame) -> str:
     for row in passes.sort_values(["gpu", "model", "mode", "batch_size"]).to_dict("records"):
         measured, predicted = float(row["measured_us"]), float(row["predicted_us"])
         named = [str(row[name]) for name in ("gpu", "model", "mode", "seq_len", "batch_size")]
-        times = [f"{measured / 1e3:,.1f}", f"{predicted / 1e3:,.1f}", f"{100 * (predicted / measured - 1):+.1f}"]
+        times = [
+            f"{measured / 1e3:,.1f}",
+            f"{predicted / 1e3:,.1f}",
+            f"{100 * (predicted / measured - 1):+.1f}",
+        ]
         rows.append([*named, *times])
-    return markdown(["GPU", "model", "mode", "tokens", "batch", "measured (ms)", "predicted (ms)", "error (%)"], rows)
+    return markdown(
+        ["GPU", "model", "mode", "tokens", "batch", "measured (ms)", "predicted (ms)", "error (%)"],
+        rows,
+    )
 
 
 def _left_out(errors: pd.DataFrame, pairs: pd.DataFrame) -> str:
     counts = pairs.groupby(["destination", "family"])["rows"].max().to_dict()  # over the origins
     table = errors.pivot(index="gpu", columns="family", values="mape")
     families = in_order(errors["family"])
-    rows = [[str(gpu), *("" if pd.isna(row[name]) else f"{row[name]:.1f} of {counts[gpu, name]:,}" for name in families)]
-            for gpu, row in table.iterrows()]  # fmt: skip
+    rows = [
+        [
+            str(gpu),
+            *(
+                "" if pd.isna(row[name]) else f"{row[name]:.1f} of {counts[gpu, name]:,}"
+                for name in families
+            ),
+        ]
+        for gpu, row in table.iterrows()
+    ]
     rows.append(["mean", *(f"{table[name].mean():.1f}" for name in families)])
     rows.append(["bar", *(f"{TRANSFER_BARS[name]:g}" for name in families)])
     return markdown(["left out", *(FAMILY_TITLES.get(name, name) for name in families)], rows)
@@ -385,9 +526,14 @@ def _pairs(pairs: pd.DataFrame, left_out: pd.DataFrame) -> str:
     means.insert(0, "from the spec", left_out.groupby("family")["mape"].mean())
     methods = [str(name) for name in means.columns]
     counts = pairs[pairs["method"] == "auto"].groupby("family")["rows"].agg(["count", "sum"])
-    rows = [[FAMILY_TITLES.get(family, family), *(f"{count:,}" for count in counts.loc[family]),
-             *("" if pd.isna(v) else f"{v:.1f}" for v in values)]
-            for family, values in zip(means.index, means.to_numpy(float), strict=True)]  # fmt: skip
+    rows = [
+        [
+            FAMILY_TITLES.get(family, family),
+            *(f"{count:,}" for count in counts.loc[family]),
+            *("" if pd.isna(v) else f"{v:.1f}" for v in values),
+        ]
+        for family, values in zip(means.index, means.to_numpy(float), strict=True)
+    ]
     return markdown(["family", "pairs", "samples", *methods], rows)
 
 

@@ -18,8 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-extensions",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars")  # fmt: skip
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-extensions", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--hide-scrollbars",
+)  # fmt: skip
 
 ANSWER_S = 120
 """Seconds after which a browser that does not answer fails the test. A busy machine needs 20 s to start one."""
@@ -27,7 +30,11 @@ ANSWER_S = 120
 
 def program() -> str | None:
     """Path of Chromium; None where it is not installed."""
-    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    return (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
 
 
 class Page:
@@ -44,7 +51,9 @@ class Page:
         self.errors: list[str] = []
         self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -67,9 +76,17 @@ class Page:
     def size(self, width: int, height: int, *, dark: bool = False) -> None:
         """Set the size of the window in CSS pixels, and light or dark colours. Narrow windows are those of phones."""
         phone = width < 600
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
-        self.call("Emulation.setEmulatedMedia",
-                  features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=phone,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
 
     def open(self, address: str) -> None:
         """Open an address afresh (also where only the part after `#` differs) and wait until the page has loaded."""
@@ -79,7 +96,9 @@ class Page:
 
     def value(self, script: str) -> Any:
         """Value of a JavaScript expression in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, f"{script}: {found['exceptionDetails']}"
         return found["result"].get("value")
 
@@ -104,7 +123,9 @@ class Page:
 
     def picture(self, file: Path) -> None:
         """Write what the window shows as a PNG file."""
-        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+        file.write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        )
 
     def _note(self, seconds: float) -> None:
         """Note the events of the next moments."""
@@ -146,7 +167,10 @@ def running(profile: Path) -> Iterator[Page]:
     piped = ["/bin/sh", "-c", 'exec "$@" 3<&0 4>&1 </dev/null >/dev/null', "sh"]
     options = [*FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
     started = subprocess.Popen(
-        [*piped, command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*piped, command, *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     assert started.stdin is not None and started.stdout is not None
     try:

@@ -70,7 +70,10 @@ def texts_of(figure: Figure) -> list[str]:
 
     ticks = {label for axes in figure.axes for label in axes.get_xticklabels()}
     ticks |= {
-        label for axes in figure.axes if axes.get_yscale() == "log" for label in axes.get_yticklabels(which="both")
+        label
+        for axes in figure.axes
+        if axes.get_yscale() == "log"
+        for label in axes.get_yticklabels(which="both")
     }
     found = [text for text in figure.findobj(Text) if text not in ticks]
     return [" ".join(text.get_text().split()) for text in found if text.get_text().strip()]
@@ -88,7 +91,9 @@ def draw_timeline(file: Path) -> bool:
     question = ask(["gpu=V100", "model=dlrm_default", "batch_size=512"])
     answer = engine(None).predict_one(question)
     assert answer.timeline is not None
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Chromium may still write there
+    with tempfile.TemporaryDirectory(
+        ignore_cleanup_errors=True
+    ) as folder:  # Chromium may still write there
         page = Path(folder) / "timeline.html"
         write_timeline(answer.timeline, page, answer.calls, title=question.title)
         with chromium.running(Path(folder) / "browser") as opened:
@@ -105,7 +110,11 @@ def run_cell(source: str, names: dict[str, Any]) -> tuple[object, str]:
     printed = StringIO()
     with redirect_stdout(printed):
         exec(compile(tree, "cell", "exec"), names)
-        value = eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
+        value = (
+            eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+            if isinstance(last, ast.Expr)
+            else None
+        )
     return value, printed.getvalue()
 
 
@@ -118,7 +127,10 @@ def stored_forms(value: Any) -> dict[str, str]:
             value.savefig(stream, format="png", dpi=90)
             stream.seek(0)
             content = picture() if picture else stream.read()
-        return {"image/png": base64.b64encode(content).decode() + "\n", "text/plain": forms["text/plain"]}
+        return {
+            "image/png": base64.b64encode(content).decode() + "\n",
+            "text/plain": forms["text/plain"],
+        }
     html = value._repr_html_() if hasattr(value, "_repr_html_") else None
     return ({"text/html": html} if html else {}) | forms
 
@@ -132,9 +144,15 @@ def execute_tour(file: Path) -> None:
             continue
         count += 1
         value, printed = run_cell(cell.source, names)
-        outputs = [notebooks.v4.new_output("stream", name="stdout", text=printed)] if printed else []
+        outputs = (
+            [notebooks.v4.new_output("stream", name="stdout", text=printed)] if printed else []
+        )
         if value is not None:
-            outputs.append(notebooks.v4.new_output("execute_result", stored_forms(value), execution_count=count))
+            outputs.append(
+                notebooks.v4.new_output(
+                    "execute_result", stored_forms(value), execution_count=count
+                )
+            )
         cell.outputs, cell.execution_count = outputs, count
     notebooks.write(book, file)
 
@@ -144,7 +162,9 @@ def main() -> None:
     os.environ |= {"STEPTIME_DATASETS": "none", "MPLBACKEND": "agg"}
     docs = project_dir() / "docs"
     images = docs / "images"
-    says: dict[str, Any] = json.loads((images / SAYS).read_text()) if (images / SAYS).is_file() else {}
+    says: dict[str, Any] = (
+        json.loads((images / SAYS).read_text()) if (images / SAYS).is_file() else {}
+    )
     for name, figure in figures():
         save(figure, images, name, kinds=("svg",))
         says[f"{name}.svg"] = texts_of(figure)
@@ -159,7 +179,9 @@ def main() -> None:
             print(f"{TIMELINE}: left as it is, because this machine has no Chromium")
     execute_tour(docs / TOUR)
     print(docs / TOUR)
-    (images / SAYS).write_text(json.dumps(says, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (images / SAYS).write_text(
+        json.dumps(says, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ NONE_PUBLISHED = pd.DataFrame()
 def title_of(steps: pd.DataFrame) -> str:
     """Title of a grid: its GPUs, models and batch sizes in words."""
     sizes = ", ".join(f"{size:,}" for size in sorted(set(steps["batch_size"])))
-    gpus, models = (", ".join(dict.fromkeys(steps[name].astype(str))) for name in ("gpu", "model_variant"))
+    gpus, models = (
+        ", ".join(dict.fromkeys(steps[name].astype(str))) for name in ("gpu", "model_variant")
+    )
     return f"Accuracy on {gpus}: {models} at batch {sizes}"
 
 
@@ -53,26 +55,86 @@ def sections(
     """
     by_size = kernels[kernels[DECILES[0]].notna()]
     return [
-        _table("Steps", "Predicted step with its p10 to p90 interval; unprofiled measurements where there are any. "
-               "Evidence: the sources of the device time and the host time.", steps, _STEP),
-        _table("Errors of measured points", "Over the points above that have a measured step."
-               if len(errors) else "No point of this grid has a measured step.", errors, _ERROR),
-        *([_table("Measured points by part of the step", "Active time against the profiler's trace, steps against "
-                                                         "unprofiled time.",
-                  parts, _PART)] if len(parts) else []),
-        *([_table("Published steps", "Steps of this grid that Lin et al. (HiPC 2022) measured, in their loop, with the errors of "
-                  "published predictions (absolute for networks). Nothing was fitted to them.", published, _PUBLISHED)]
-          if len(published) else []),
-        _table("Kernel models", "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model was "
-               "not trained on; above the floor: calls longer than twice the latency floor."
-               if len(kernels) else "No kernel model of these GPUs was fitted here or shipped.", kernels, _KERNEL),
-        *([_table("Kernel models by size", "GMAE of each tenth of the calls, by the bytes that they move: smallest, then larger "
-                  "ones.", by_size, _BY_SIZE)] if len(by_size) else []),
-        Section("Published, for comparison", "Other models, GPUs and software; not measured by this project.",
-                ("figure", "error", "source"), tuple((p.what, f"{p.percent:g} %", p.source) for p in PUBLISHED)),
-        Section("What is missing", "" if missing else "Nothing.", ("evidence that is not available",) if missing else (),
-                tuple((line,) for line in missing)),
-    ]  # fmt: skip
+        _table(
+            "Steps",
+            "Predicted step with its p10 to p90 interval; unprofiled measurements where there are"
+            " any. Evidence: the sources of the device time and the host time.",
+            steps,
+            _STEP,
+        ),
+        _table(
+            "Errors of measured points",
+            (
+                "Over the points above that have a measured step."
+                if len(errors)
+                else "No point of this grid has a measured step."
+            ),
+            errors,
+            _ERROR,
+        ),
+        *(
+            [
+                _table(
+                    "Measured points by part of the step",
+                    "Active time against the profiler's trace, steps against unprofiled time.",
+                    parts,
+                    _PART,
+                )
+            ]
+            if len(parts)
+            else []
+        ),
+        *(
+            [
+                _table(
+                    "Published steps",
+                    "Steps of this grid that Lin et al. (HiPC 2022) measured, in their loop, with"
+                    " the errors of published predictions (absolute for networks). Nothing was"
+                    " fitted to them.",
+                    published,
+                    _PUBLISHED,
+                )
+            ]
+            if len(published)
+            else []
+        ),
+        _table(
+            "Kernel models",
+            (
+                "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model"
+                " was not trained on; above the floor: calls longer than twice the latency floor."
+                if len(kernels)
+                else "No kernel model of these GPUs was fitted here or shipped."
+            ),
+            kernels,
+            _KERNEL,
+        ),
+        *(
+            [
+                _table(
+                    "Kernel models by size",
+                    "GMAE of each tenth of the calls, by the bytes that they move: smallest, then"
+                    " larger ones.",
+                    by_size,
+                    _BY_SIZE,
+                )
+            ]
+            if len(by_size)
+            else []
+        ),
+        Section(
+            "Published, for comparison",
+            "Other models, GPUs and software; not measured by this project.",
+            ("figure", "error", "source"),
+            tuple((p.what, f"{p.percent:g} %", p.source) for p in PUBLISHED),
+        ),
+        Section(
+            "What is missing",
+            "" if missing else "Nothing.",
+            ("evidence that is not available",) if missing else (),
+            tuple((line,) for line in missing),
+        ),
+    ]
 
 
 def published_steps(predictions: Sequence[Prediction]) -> pd.DataFrame:
@@ -84,23 +146,39 @@ def published_steps(predictions: Sequence[Prediction]) -> pd.DataFrame:
 
 def missing_evidence(flow: Flow) -> list[str]:
     """One sentence per kind of evidence that a GPU of the grid lacks on this machine, with the way to get it."""
-    lines, published = flow.not_fitted(), {key[0] for key in published_points(map(key_of, flow.points))}
+    lines, published = (
+        flow.not_fitted(),
+        {key[0] for key in published_points(map(key_of, flow.points))},
+    )
     for gpu in flow.gpus:
         campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
         kernels = kernel_source(gpu)
-        inferred = sorted({point.host.name for point in flow.points if point.gpu.name == gpu and point.host.inferred})
+        inferred = sorted(
+            {
+                point.host.name
+                for point in flow.points
+                if point.gpu.name == gpu and point.host.inferred
+            }
+        )
         if kernels is Source.PACK:
             lines.append(
-                f"{gpu}: no kernel samples are available; the shipped pack is used. Set $STEPTIME_DATASETS to refit."
+                f"{gpu}: no kernel samples are available; the shipped pack is used. Set"
+                " $STEPTIME_DATASETS to refit."
             )
         if kernels is Source.TRANSFER:
             lines.append(
-                f"{gpu}: no kernel samples; models of other GPUs are scaled to it. To change that, {campaign}."
+                f"{gpu}: no kernel samples; models of other GPUs are scaled to it. To change that,"
+                f" {campaign}."
             )
         if inferred:
-            lines.append(f"{gpu}: its host ({', '.join(inferred)}) is inferred. To change that, {campaign}.")
+            lines.append(
+                f"{gpu}: its host ({', '.join(inferred)}) is inferred. To change that, {campaign}."
+            )
         if gpu != LOCAL_GPU and kernels is not Source.MEASUREMENTS and gpu not in published:
-            lines.append(f"{gpu}: no measured steps, so the error of the step is unknown. To change that, {campaign}.")
+            lines.append(
+                f"{gpu}: no measured steps, so the error of the step is unknown. To change that,"
+                f" {campaign}."
+            )
     return lines
 
 
@@ -117,14 +195,19 @@ def markdown(title: str, parts: Sequence[Section]) -> str:
 def write_sections(parts: Sequence[Section], path: str | Path) -> None:
     """Write the sections as JSON, for the report of the grid."""
     with atomic_path(Path(path)) as part:
-        part.write_text(json.dumps([asdict(each) for each in parts], indent=1) + "\n", encoding="utf-8")
+        part.write_text(
+            json.dumps([asdict(each) for each in parts], indent=1) + "\n", encoding="utf-8"
+        )
 
 
 def html(title: str, parts: Sequence[Section]) -> str:
     """The report as a single HTML page without other files."""
     body = [f"<h1>{escape(title)}</h1>"]
     for part in parts:
-        body += [f"<h2>{escape(part.title)}</h2>", f"<p>{escape(part.says)}</p>" if part.says else ""]
+        body += [
+            f"<h2>{escape(part.title)}</h2>",
+            f"<p>{escape(part.says)}</p>" if part.says else "",
+        ]
         if part.rows:
             head = "".join(f"<th>{escape(name)}</th>" for name in part.header)
             rows = "".join(f"<tr>{_cells(part.header, row)}</tr>" for row in part.rows)
@@ -132,13 +215,15 @@ def html(title: str, parts: Sequence[Section]) -> str:
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<body>{''.join(body)}</body></html>\n"
     )
 
 
 def _cells(header: Sequence[str], row: Sequence[str]) -> str:
     return "".join(
-        f"<td data-name='{escape(name)}'>{escape(cell)}</td>" for name, cell in zip(header, row, strict=True)
+        f"<td data-name='{escape(name)}'>{escape(cell)}</td>"
+        for name, cell in zip(header, row, strict=True)
     )
 
 
@@ -147,10 +232,13 @@ _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem auto;max-width:70rem;padding:0 1rem}"
     "h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.86rem;width:100%}"
-    "th,td{text-align:left;vertical-align:top;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #8886;overflow-wrap:anywhere}"
+    "th,td{text-align:left;vertical-align:top;padding:.3rem .7rem .3rem 0;border-bottom:1px solid"
+    " #8886;overflow-wrap:anywhere}"
     # on a phone a row becomes a block: every value beside its heading
-    "@media(max-width:760px){thead{display:none}tr{display:block;padding:.5rem 0;border-bottom:1px solid #8886}"
-    "td{display:flex;gap:.8rem;border:0;padding:.05rem 0}td::before{content:attr(data-name);flex:0 0 44%;opacity:.7}"
+    "@media(max-width:760px){thead{display:none}tr{display:block;padding:.5rem 0;border-bottom:1px"
+    " solid #8886}"
+    "td{display:flex;gap:.8rem;border:0;padding:.05rem 0}td::before{content:attr(data-name);flex:0"
+    " 0 44%;opacity:.7}"
     "td:empty{display:none}}"
 )
 
@@ -236,5 +324,8 @@ def _table(title: str, says: str, table: pd.DataFrame, columns: Mapping[str, Cel
     cells = [(name, [show(row) for _, row in table.iterrows()]) for name, show in columns.items()]
     told = [(name, column) for name, column in cells if any(column)]
     return Section(
-        title, says, tuple(name for name, _ in told), tuple(zip(*(column for _, column in told), strict=True))
+        title,
+        says,
+        tuple(name for name, _ in told),
+        tuple(zip(*(column for _, column in told), strict=True)),
     )

@@ -35,33 +35,82 @@ MAX_CPU_S, MAX_BYTES = 30, 1.5e9
 PICKED = 0.25
 """Share of its candidates that each selection of a detector keeps."""
 
-SMALL = ("_pico", "_nano", "_tiny", "_xxs", "_xs", "_xxt", "t2i", "_small", "_s_", "_s0", "s12", "_mini", "_t_", "_t0", "_b0",
-         "_m0", "18", "26", "50", "_base", "_b")  # fmt: skip
+SMALL = (
+    "_pico", "_nano", "_tiny", "_xxs", "_xs", "_xxt", "t2i", "_small", "_s_", "_s0", "s12", "_mini",
+    "_t_", "_t0", "_b0", "_m0", "18", "26", "50", "_base", "_b",
+)  # fmt: skip
 """Parts of names of smaller models, from which the first that a module of timm has is taken."""
 
 USUAL = {
-    "vision_transformer": "vit_base_patch16_224", "resnet": "resnet50", "convnext": "convnext_tiny", "vgg": "vgg16",
-    "efficientnet": "efficientnet_b0", "swin_transformer": "swin_tiny_patch4_window7_224", "densenet": "densenet121",
-    "swin_transformer_v2": "swinv2_tiny_window8_256", "deit": "deit3_small_patch16_224", "regnet": "regnety_008",
-    "mobilenetv3": "mobilenetv3_large_100", "beit": "beit_base_patch16_224", "maxxvit": "maxvit_tiny_tf_224",
+    "vision_transformer": "vit_base_patch16_224", "resnet": "resnet50", "convnext": "convnext_tiny",
+    "vgg": "vgg16", "efficientnet": "efficientnet_b0",
+    "swin_transformer": "swin_tiny_patch4_window7_224", "densenet": "densenet121",
+    "swin_transformer_v2": "swinv2_tiny_window8_256", "deit": "deit3_small_patch16_224",
+    "regnet": "regnety_008", "mobilenetv3": "mobilenetv3_large_100",
+    "beit": "beit_base_patch16_224", "maxxvit": "maxvit_tiny_tf_224",
 }  # fmt: skip
 """The model that stands for a module of timm which has a usual one."""
 
 LAYERS = {"num_hidden_layers": 2}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "LlamaConfig": {"hidden_size": 4096, "intermediate_size": 14336, "num_key_value_heads": 8, "vocab_size": 128256, **LAYERS},
+    "LlamaConfig": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        **LAYERS,
+    },
     **dict.fromkeys(
-        ("MistralConfig", "Qwen2Config", "Qwen3Config", "GemmaConfig", "Gemma3TextConfig", "MixtralConfig", "GPTNeoXConfig",
-         "FalconConfig", "MambaConfig", "Mamba2Config", "Phi3Config", "GptOssConfig", "Qwen3MoeConfig", "OPTConfig", "OlmoConfig",
-         "BertConfig", "RobertaConfig", "ElectraConfig", "AlbertConfig", "ModernBertConfig", "DebertaV2Config", "XLMRobertaConfig",
-         "ViTConfig", "Dinov2Config", "BeitConfig", "VideoMAEConfig", "ASTConfig", "Wav2Vec2Config", "HubertConfig"),
+        (
+            "MistralConfig",
+            "Qwen2Config",
+            "Qwen3Config",
+            "GemmaConfig",
+            "Gemma3TextConfig",
+            "MixtralConfig",
+            "GPTNeoXConfig",
+            "FalconConfig",
+            "MambaConfig",
+            "Mamba2Config",
+            "Phi3Config",
+            "GptOssConfig",
+            "Qwen3MoeConfig",
+            "OPTConfig",
+            "OlmoConfig",
+            "BertConfig",
+            "RobertaConfig",
+            "ElectraConfig",
+            "AlbertConfig",
+            "ModernBertConfig",
+            "DebertaV2Config",
+            "XLMRobertaConfig",
+            "ViTConfig",
+            "Dinov2Config",
+            "BeitConfig",
+            "VideoMAEConfig",
+            "ASTConfig",
+            "Wav2Vec2Config",
+            "HubertConfig",
+        ),
         LAYERS,
     ),
-    "GPT2Config": {"n_layer": 2}, "BloomConfig": {"n_layer": 2}, "DistilBertConfig": {"n_layers": 2}, "T5Config": {"num_layers": 2},
-    "BartConfig": {"encoder_layers": 2, "decoder_layers": 2}, "WhisperConfig": {"encoder_layers": 2, "decoder_layers": 2},
-    "DeepseekV3Config": {"n_routed_experts": 16, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, **LAYERS},
-    "SwinConfig": {}, "SegformerConfig": {}, "CLIPConfig": {},
-}  # fmt: skip
+    "GPT2Config": {"n_layer": 2},
+    "BloomConfig": {"n_layer": 2},
+    "DistilBertConfig": {"n_layers": 2},
+    "T5Config": {"num_layers": 2},
+    "BartConfig": {"encoder_layers": 2, "decoder_layers": 2},
+    "WhisperConfig": {"encoder_layers": 2, "decoder_layers": 2},
+    "DeepseekV3Config": {
+        "n_routed_experts": 16,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        **LAYERS,
+    },
+    "SwinConfig": {},
+    "SegformerConfig": {},
+    "CLIPConfig": {},
+}
 """Configurations of transformers -> options: two layers of those that repeat layers, the library's sizes otherwise."""
 
 
@@ -79,12 +128,25 @@ class Case:
         """The cells of the row of an answer."""
         if refusal := answer.get("refused"):
             return [f"`{self.name}`", self.group, str(self.batch_size), refusal, *[""] * 5]
-        shares = [f"{100 * answer['evidence'].get(kind, 0):.0f}" for kind in ("pack", "transferred", "roofline")]
+        shares = [
+            f"{100 * answer['evidence'].get(kind, 0):.0f}"
+            for kind in ("pack", "transferred", "roofline")
+        ]
         cost = f"{answer['cpu_s']:.1f}", f"{answer['bytes'] / 1e9:.1f}"
         return [f"`{self.name}`", self.group, str(self.batch_size), "yes", *cost, *shares]
 
 
-HEAD = ("model", "part", "batch", "captured", "CPU s", "GB", "pack %", "transferred %", "roofline %")
+HEAD = (
+    "model",
+    "part",
+    "batch",
+    "captured",
+    "CPU s",
+    "GB",
+    "pack %",
+    "transferred %",
+    "roofline %",
+)
 
 
 def cases(library: str) -> Iterator[Case]:
@@ -103,7 +165,11 @@ def cases(library: str) -> Iterator[Case]:
             )
             picked = {"picked": PICKED} if part == "detection" else {}
             yield Case(
-                library, name, part, 8 if part in ("classification", "quantization") else 2, {"name": name, **picked}
+                library,
+                name,
+                part,
+                8 if part in ("classification", "quantization") else 2,
+                {"name": name, **picked},
             )
     else:
         for part in module.list_modules():
@@ -128,7 +194,12 @@ def answer(case: Case) -> dict[str, Any]:
         kind = kind.split()[0]
         evidence[kind] = evidence.get(kind, 0) + share
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"evidence": evidence, "cpu_s": time.process_time() - began, "bytes": peak, "step": step.predicted_us}
+    return {
+        "evidence": evidence,
+        "cpu_s": time.process_time() - began,
+        "bytes": peak,
+        "step": step.predicted_us,
+    }
 
 
 def answer_apart(case: Case) -> dict[str, Any]:
@@ -153,7 +224,10 @@ def _send(case: Case, sender: Connection) -> None:
 
 def shown_rows(library: str) -> dict[str, dict[str, str]]:
     """The rows of a library on the page, by the name of the model."""
-    return {row["model"].strip("`"): row for row in table_rows(block(PAGE.read_text(encoding="utf-8"), library))}
+    return {
+        row["model"].strip("`"): row
+        for row in table_rows(block(PAGE.read_text(encoding="utf-8"), library))
+    }
 
 
 def main(libraries: Sequence[str]) -> None:

@@ -19,13 +19,24 @@ READINGS = 10_000
 
 def dlrm_summary(rows: pd.DataFrame) -> str:
     """A line per prediction over all DLRM steps, and how much of it the reading of the figure leaves open."""
-    predictions = {OURS: rows["error"], "Lin et al., overheads profiled on those hosts": rows["published_error"]}
+    predictions = {
+        OURS: rows["error"],
+        "Lin et al., overheads profiled on those hosts": rows["published_error"],
+    }
     lines = []
     for name, error in predictions.items():
         size = 100 * error.abs()
         own = counted(rows["inside"]) if name == OURS else ""
-        lines.append([name, f"{100 * gmae(1 + error.to_numpy(), np.ones(len(error))):.2f}", f"{size.mean():.1f}",
-                      f"{100 * error.mean():+.1f}", f"{size.max():.1f}", own])  # fmt: skip
+        lines.append(
+            [
+                name,
+                f"{100 * gmae(1 + error.to_numpy(), np.ones(len(error))):.2f}",
+                f"{size.mean():.1f}",
+                f"{100 * error.mean():+.1f}",
+                f"{size.max():.1f}",
+                own,
+            ]
+        )
     head = [
         f"{len(rows)} DLRM steps, predicted by",
         "GMAE %",
@@ -40,30 +51,45 @@ def dlrm_summary(rows: pd.DataFrame) -> str:
 def reading(rows: pd.DataFrame) -> str:
     """Errors if the measured steps differ from the readings by up to `DLRM_READING_MS`, drawn uniformly."""
     shape = (READINGS, len(rows))
-    measured = rows["measured_us"].to_numpy() + 1e3 * DLRM_READING_MS * np.random.default_rng(0).uniform(-1, 1, shape)
+    measured = rows["measured_us"].to_numpy() + 1e3 * DLRM_READING_MS * np.random.default_rng(
+        0
+    ).uniform(-1, 1, shape)
     predicted = rows["predicted_us"].to_numpy()
     errors = [[100 * figure(predicted, drawn) for drawn in measured] for figure in (gmae, mape)]
     (low, high), (lowest, highest) = (np.quantile(each, (0.1, 0.9)) for each in errors)
-    return (f"The measured steps are read off a figure, to {DLRM_READING_MS:g} ms. With uniform errors up to that size, 80 % of "
-            f"the draws give a GMAE\nof {low:.1f} to {high:.1f} % and a mean of {lowest:.1f} to {highest:.1f} %. "
-            f"The paper's abstract states a GMAE of {published('step')[0].percent:g} %.")  # fmt: skip
+    return (
+        f"The measured steps are read off a figure, to {DLRM_READING_MS:g} ms. With uniform errors"
+        f" up to that size, 80 % of the draws give a GMAE\nof {low:.1f} to {high:.1f} % and a mean"
+        f" of {lowest:.1f} to {highest:.1f} %. The paper's abstract states a GMAE of"
+        f" {published('step')[0].percent:g} %."
+    )
 
 
 def cnn_summary(rows: pd.DataFrame) -> str:
     """A line per prediction: mean absolute error over all steps of convolutional networks, by GPU and by network."""
-    parts = [rows.index, *(rows.index[rows[column] == value] for column in ("gpu", "model")
-                           for value in dict.fromkeys(rows[column]))]  # fmt: skip
+    parts = [
+        rows.index,
+        *(
+            rows.index[rows[column] == value]
+            for column in ("gpu", "model")
+            for value in dict.fromkeys(rows[column])
+        ),
+    ]
     sizes = {OURS: rows["error"].abs(), **{name: rows[name] for name in NETWORK_METHODS.values()}}
-    lines = [[name, *(f"{100 * size[part].mean():.1f}" for part in parts), f"{100 * size.max():.1f}"]
-             for name, size in sizes.items()]  # fmt: skip
+    lines = [
+        [name, *(f"{100 * size[part].mean():.1f}" for part in parts), f"{100 * size.max():.1f}"]
+        for name, size in sizes.items()
+    ]
     head = [
         f"{len(rows)} steps, mean absolute error %",
         "all",
         *dict.fromkeys(rows["gpu"]),
         *dict.fromkeys(rows["model"]),
     ]
-    low = f"Of our {len(rows)} predictions, {(rows['error'] < 0).sum()} are too short, and {counted(rows['inside'])} measured " \
-          f"steps lie inside p10 to p90."  # fmt: skip
+    low = (
+        f"Of our {len(rows)} predictions, {(rows['error'] < 0).sum()} are too short, and"
+        f" {counted(rows['inside'])} measured steps lie inside p10 to p90."
+    )
     return f"{markdown([*head, 'worst'], lines)}\n\n{low}"
 
 
@@ -75,8 +101,29 @@ def table(rows: pd.DataFrame) -> str:
     for row in rows.to_dict("records"):
         signed = "+" if "published_error" in theirs else ""
         times = [f"{row[name] / 1e3:.2f}" for name in ("measured_us", "predicted_us")]
-        inside = f"{row['p10_us'] / 1e3:.2f} to {row['p90_us'] / 1e3:.2f}{'' if row['inside'] else ', outside'}"
-        lines.append([row["gpu"], row["model"], str(row["batch_size"]), *times, inside, f"{100 * row['error']:+.1f}",
-                      *(f"{100 * row[name]:{signed}.1f}" for name in theirs)])  # fmt: skip
-    head = ["GPU", "model", "batch", "measured ms", "predicted ms", "p10 to p90", "error %", *theirs.values()]
+        inside = (
+            f"{row['p10_us'] / 1e3:.2f} to"
+            f" {row['p90_us'] / 1e3:.2f}{'' if row['inside'] else ', outside'}"
+        )
+        lines.append(
+            [
+                row["gpu"],
+                row["model"],
+                str(row["batch_size"]),
+                *times,
+                inside,
+                f"{100 * row['error']:+.1f}",
+                *(f"{100 * row[name]:{signed}.1f}" for name in theirs),
+            ]
+        )
+    head = [
+        "GPU",
+        "model",
+        "batch",
+        "measured ms",
+        "predicted ms",
+        "p10 to p90",
+        "error %",
+        *theirs.values(),
+    ]
     return markdown(head, lines)

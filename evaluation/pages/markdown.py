@@ -12,7 +12,9 @@ from pipeline.schemas import atomic_path
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def replaced(text: str, name: str, block: str) -> str:
@@ -48,9 +50,17 @@ def table_rows(text: str) -> list[dict[str, str]]:
     """Rows of the first Markdown table of a text, by column name. Cells with an escaped `|` are not supported."""
     lines = [line.strip() for line in text.splitlines()]
     first = next((place for place, line in enumerate(lines) if line.startswith("|")), len(lines))
-    last = next((place for place in range(first, len(lines)) if not lines[place].startswith("|")), len(lines))
-    cells = [[cell.strip() for cell in line[1:].removesuffix("|").split("|")] for line in lines[first:last]]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]  # cells[1] is the line of dashes
+    last = next(
+        (place for place in range(first, len(lines)) if not lines[place].startswith("|")),
+        len(lines),
+    )
+    cells = [
+        [cell.strip() for cell in line[1:].removesuffix("|").split("|")]
+        for line in lines[first:last]
+    ]
+    return [
+        dict(zip(cells[0], row, strict=True)) for row in cells[2:]
+    ]  # cells[1] is the line of dashes
 
 
 def rewrite(path: Path, blocks: Mapping[str, str]) -> None:
@@ -64,6 +74,8 @@ def rewrite(path: Path, blocks: Mapping[str, str]) -> None:
         try:
             text = replaced(text, name, block)
         except KeyError:
-            raise InputError(f"{path}: must have the lines <!-- {name} --> and <!-- /{name} --> exactly once") from None
+            raise InputError(
+                f"{path}: must have the lines <!-- {name} --> and <!-- /{name} --> exactly once"
+            ) from None
     with atomic_path(path) as part:
         part.write_text(text, encoding="utf-8")

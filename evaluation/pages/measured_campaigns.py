@@ -33,10 +33,16 @@ from pipeline.show.grid_inputs import fitted_models, with_gpus
 from pipeline.show.run_snakemake import run_snakemake
 
 PAGE, MARKER = Path("docs") / "accuracy.md", "measured"
-OPTION_PATTERN = re.compile(r"(embedding|optimizer|dtype)-(.*?)(?=_(?:embedding|optimizer|dtype)-|$)")
+OPTION_PATTERN = re.compile(
+    r"(embedding|optimizer|dtype)-(.*?)(?=_(?:embedding|optimizer|dtype)-|$)"
+)
 """Pattern of a model's options in a variant's name, as `pipeline.collect.campaign_grid` and grid points write them."""
-SHOWN_PARTS = ((parts.ACTIVE, "active"), (parts.OWN_OVERHEADS, "own overheads"), (parts.SHARED_OVERHEADS, "others' overheads"),
-         (parts.KERNEL_SUM, "kernels alone"))  # fmt: skip
+SHOWN_PARTS = (
+    (parts.ACTIVE, "active"),
+    (parts.OWN_OVERHEADS, "own overheads"),
+    (parts.SHARED_OVERHEADS, "others' overheads"),
+    (parts.KERNEL_SUM, "kernels alone"),
+)
 """Parts of the prediction that the table shows, with the names of their columns."""
 
 
@@ -72,10 +78,14 @@ def grids(gpu: str, folder: Path) -> list[Grid]:
         options = tuple(OPTION_PATTERN.findall(str(row["variant"])))
         if "dtype" not in dict(options) and row["model"] in choices("model"):
             batches[str(row["model"]), options].add(int(row["batch_size"]))
-    together: dict[tuple[tuple[tuple[str, str], ...], tuple[int, ...]], list[str]] = defaultdict(list)
+    together: dict[tuple[tuple[tuple[str, str], ...], tuple[int, ...]], list[str]] = defaultdict(
+        list
+    )
     for (model, options), sizes in batches.items():
         together[options, tuple(sorted(sizes))].append(model)
-    return [Grid(gpu, tuple(models), options, sizes) for (options, sizes), models in together.items()]
+    return [
+        Grid(gpu, tuple(models), options, sizes) for (options, sizes), models in together.items()
+    ]
 
 
 def collect(flows: Sequence[Flow]) -> pd.DataFrame:
@@ -86,16 +96,29 @@ def collect(flows: Sequence[Flow]) -> pd.DataFrame:
     found = []
     for flow in flows:
         for point in flow.points:
-            if measured_step(flow.campaign(wildcards_of(point))[0], point.step_name, point.section("model")) is None:
+            if (
+                measured_step(
+                    flow.campaign(wildcards_of(point))[0], point.step_name, point.section("model")
+                )
+                is None
+            ):
                 continue
             table = read_any([f"{flow.folder(point)}/parts.parquet"])
-            found.append(table.assign(model=point.model, variant=point.model_variant, batch_size=point.batch_size))
+            found.append(
+                table.assign(
+                    model=point.model, variant=point.model_variant, batch_size=point.batch_size
+                )
+            )
     columns = [*parts.COLUMNS, "model", "variant", "batch_size"]
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=columns)
 
 
 def block(
-    gpu: str, found: pd.DataFrame, kernels: pd.DataFrame, facts: Mapping[str, object], warnings: Sequence[str] = ()
+    gpu: str,
+    found: pd.DataFrame,
+    kernels: pd.DataFrame,
+    facts: Mapping[str, object],
+    warnings: Sequence[str] = (),
 ) -> str:
     """The tables of one GPU as Markdown.
 
@@ -106,30 +129,55 @@ def block(
         facts: device facts of the campaign's manifest.
         warnings: the campaign's warnings about the machine.
     """
-    software = ", ".join(f"{name} {facts[key]}" for name, key in
-                         (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn")) if facts.get(key))  # fmt: skip
-    lines = [f"## Measured steps: {gpu}", "",
-             f"Source: `measurements/{gpu}/` ({software}), PyTorch's default precision (products in fp32; "
-             "convolutions and RNNs in TF32 from Ampere on), unprofiled steps in a loop without waits. `make measured` writes "
-             "this. "
-             "Own overheads come from the workload's own trace, others' overheads from the traces of all other workloads.",
-             "",
-             _steps(found)]  # fmt: skip
+    software = ", ".join(
+        f"{name} {facts[key]}"
+        for name, key in (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"))
+        if facts.get(key)
+    )
+    lines = [
+        f"## Measured steps: {gpu}",
+        "",
+        (
+            f"Source: `measurements/{gpu}/` ({software}), PyTorch's default precision (products in"
+            " fp32; convolutions and RNNs in TF32 from Ampere on), unprofiled steps in a loop"
+            " without waits. `make measured` writes this. Own overheads come from the workload's"
+            " own trace, others' overheads from the traces of all other workloads."
+        ),
+        "",
+        _steps(found),
+    ]
     if warnings:
         told = "; ".join(warnings)
         lines[4:4] = [f"The campaign warned: {told}{'' if told.endswith('?') else '.'}", ""]
     if len(kernels):
-        rows = [[FAMILY_TITLES.get(row["family"], row["family"]), _percent(row["gmae"]), _tested_on(row)]
-                for row in kernels.to_dict("records")]  # fmt: skip
-        lines += ["", "Kernel models: GMAE on shapes that they were not trained on, over samples of all precisions. "
-                  "Families with few samples are tested by cross-validation, which tests each sample:", "",
-                  markdown(["family", "GMAE (%)", "tested on"], rows)]  # fmt: skip
+        rows = [
+            [
+                FAMILY_TITLES.get(row["family"], row["family"]),
+                _percent(row["gmae"]),
+                _tested_on(row),
+            ]
+            for row in kernels.to_dict("records")
+        ]
+        lines += [
+            "",
+            (
+                "Kernel models: GMAE on shapes that they were not trained on, over samples of all"
+                " precisions. Families with few samples are tested by cross-validation, which tests"
+                " each sample:"
+            ),
+            "",
+            markdown(["family", "GMAE (%)", "tested on"], rows),
+        ]
     return "\n".join(lines)
 
 
 def _tested_on(row: Mapping[Any, Any]) -> str:
     """Number of samples that a family's error covers: the held-out ones, or all if each was held out once."""
-    count = row.get("held_out") if pd.notna(row.get("held_out")) and row.get("held_out") else row.get("samples")
+    count = (
+        row.get("held_out")
+        if pd.notna(row.get("held_out")) and row.get("held_out")
+        else row.get("samples")
+    )
     return "" if count is None or pd.isna(count) else str(int(count))
 
 
@@ -139,17 +187,31 @@ def _steps(part_rows: pd.DataFrame) -> str:
         f"{name}: error (%)" for _, name in SHOWN_PARTS
     ]
     rows = []
-    for (model, variant, batch), of_step in part_rows.groupby(["model", "variant", "batch_size"], sort=True):
-        of = {str(r["part"]): (float(r["predicted_us"]), float(r["measured_us"])) for r in of_step.to_dict("records")}
+    for (model, variant, batch), of_step in part_rows.groupby(
+        ["model", "variant", "batch_size"], sort=True
+    ):
+        of = {
+            str(r["part"]): (float(r["predicted_us"]), float(r["measured_us"]))
+            for r in of_step.to_dict("records")
+        }
         name = model if variant == "default" else f"{model} {variant}"
         step = next(
-            (of[part][1] for part in (parts.OWN_OVERHEADS, parts.SHARED_OVERHEADS, parts.KERNEL_SUM) if part in of),
+            (
+                of[part][1]
+                for part in (parts.OWN_OVERHEADS, parts.SHARED_OVERHEADS, parts.KERNEL_SUM)
+                if part in of
+            ),
             None,
         )
         active = of[parts.ACTIVE][1] if parts.ACTIVE in of else None
         measured = ["" if us is None else f"{us / 1e3:,.2f}" for us in (active, step)]
-        predicted = [f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in SHOWN_PARTS[:3]]
-        errors = [f"{100 * (of[part][0] / of[part][1] - 1):+.1f}" if part in of else "" for part, _ in SHOWN_PARTS]
+        predicted = [
+            f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in SHOWN_PARTS[:3]
+        ]
+        errors = [
+            f"{100 * (of[part][0] / of[part][1] - 1):+.1f}" if part in of else ""
+            for part, _ in SHOWN_PARTS
+        ]
         rows.append([str(name), f"{batch:,}", *measured, *predicted, *errors])
     return markdown(head, [*rows, *_means(part_rows)])
 
@@ -182,7 +244,11 @@ def _percent(fraction: Any) -> str:
 
 def warnings_of(told: Mapping[str, Any]) -> list[str]:
     """Warnings of a campaign's runs, without duplicates: a shared or throttled device gives invalid measurements."""
-    every = [text for run in told.get("runs") or [] for text in (run.get("preflight") or {}).get("warnings") or []]
+    every = [
+        text
+        for run in told.get("runs") or []
+        for text in (run.get("preflight") or {}).get("warnings") or []
+    ]
     return list(dict.fromkeys(every))
 
 
@@ -194,18 +260,32 @@ def run(wanted: Sequence[Grid], results: str) -> Iterator[Flow]:
     """
     for grid in wanted:
         config = grid.config(results)
-        print(f"steptime: {grid.gpu} {', '.join(grid.models)} at {', '.join(map(str, grid.batches))}", flush=True)
+        print(
+            f"steptime: {grid.gpu} {', '.join(grid.models)} at {', '.join(map(str, grid.batches))}",
+            flush=True,
+        )
         if run_snakemake("accuracy", config) != 0:
-            raise SteptimeError(f"{', '.join(grid.models)} on {grid.gpu} did not finish; see the lines above")
+            raise SteptimeError(
+                f"{', '.join(grid.models)} on {grid.gpu} did not finish; see the lines above"
+            )
         yield Flow.from_config(config)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line: writes the tables of every available campaign, or of the named ones, into the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gpus", nargs="*", help="names of folders under measurements/ (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "gpus", nargs="*", help="names of folders under measurements/ (default: all)"
+    )
     parser.add_argument("--results", default="results")
-    parser.add_argument("--root", type=Path, default=project_dir(), help="checkout whose docs/accuracy.md is rewritten")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=project_dir(),
+        help="checkout whose docs/accuracy.md is rewritten",
+    )
     options = parser.parse_args(arguments)
     try:
         gpus = options.gpus or campaign_gpus()
@@ -218,13 +298,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device = manifest["device"] if isinstance(manifest["device"], dict) else {}
             if device.get("tiny"):
                 raise InputError(
-                    f"{folder}: a trial (--tiny) has no step at the published sizes; run the campaign without --tiny"
+                    f"{folder}: a trial (--tiny) has no step at the published sizes; run the"
+                    " campaign without --tiny"
                 )
             flows = list(run(grids(gpu, folder), options.results))
             part_rows = collect(flows)
             if part_rows.empty:
                 raise InputError(
-                    f"{folder}: no step of a known model in the default precision; measure with --parts steps"
+                    f"{folder}: no step of a known model in the default precision; measure with"
+                    " --parts steps"
                 )
             models = kernel_errors(with_gpus(fitted_models(flows[0])))
             blocks.append(block(gpu, part_rows, models, device, warnings_of(manifest)))

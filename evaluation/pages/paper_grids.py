@@ -25,7 +25,10 @@ def account(name: str, flow: Flow) -> Iterator[str]:
     """Results of an experiment's grid, line by line: points, report, figures that were not drawn, missing evidence."""
     root, grid = Path(flow.artifacts.root), flow.grid
     yield f"{name}: {len(flow.points)} points on {', '.join(flow.gpus)}"
-    yield f"  report: {root}/reports/{grid}.html    accuracy: {root}/accuracy/{grid}.md    figures: {root}/figures/{grid}/"
+    yield (
+        f"  report: {root}/reports/{grid}.html    accuracy: {root}/accuracy/{grid}.md    figures:"
+        f" {root}/figures/{grid}/"
+    )
     index = json.loads((root / "figures" / grid / INDEX).read_text(encoding="utf-8"))
     yield f"  drawn: {', '.join(index['drawn'])}"
     for figure, reason in index["not_drawn"].items():
@@ -36,10 +39,14 @@ def account(name: str, flow: Flow) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line: writes the page, runs each grid up to its report, then prints the results of all of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS))
     parser.add_argument("--results", default="results")
-    parser.add_argument("--page", action="store_true", help="only write docs/papers.md and its figures")
+    parser.add_argument(
+        "--page", action="store_true", help="only write docs/papers.md and its figures"
+    )
     options = parser.parse_args(arguments)
     for path in papers.write(project_dir()):
         print(path.relative_to(project_dir()), flush=True)

@@ -20,7 +20,12 @@ from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_a
 from evaluation.pages.lin2022_tables import cnn_summary, dlrm_summary
 from evaluation.pages.markdown import markdown, rewrite
 from evaluation.published.published_errors import published
-from evaluation.published.published_lin2022 import read_cnn, read_dlrm, read_kernel_errors, read_mean_errors
+from evaluation.published.published_lin2022 import (
+    read_cnn,
+    read_dlrm,
+    read_kernel_errors,
+    read_mean_errors,
+)
 from pipeline.answers.engine import engine
 from pipeline.answers.predict import predict
 from pipeline.kernels.error_metrics import gmae
@@ -67,7 +72,9 @@ def lin_sections(dlrm: pd.DataFrame, cnn: pd.DataFrame) -> Iterable[Section]:
         dlrm: `predicted_dlrm`, of all steps or some.
         cnn: `predicted_cnn`, of all steps or some.
     """
-    errors = figure_data.kernel_errors([(gpu, folder) for gpu in MEASURED_GPUS for folder in model_folders(gpu)])
+    errors = figure_data.kernel_errors(
+        [(gpu, folder) for gpu in MEASURED_GPUS for folder in model_folders(gpu)]
+    )
     yield Section(
         "kernels",
         kernel_table(errors, [*dlrm["families_us"], *cnn["families_us"]]),
@@ -75,18 +82,28 @@ def lin_sections(dlrm: pd.DataFrame, cnn: pd.DataFrame) -> Iterable[Section]:
     )
     yield Section("steps", step_table(dlrm), paper_figures.measured_beside_predicted(dlrm))
     means = published_means(dlrm, int(dlrm.groupby("gpu").size().max()))  # a test shows some steps
-    yield Section("errors", f"{error_table(means)}\n\n{dlrm_summary(dlrm)}", paper_figures.mean_step_errors(means))
+    yield Section(
+        "errors",
+        f"{error_table(means)}\n\n{dlrm_summary(dlrm)}",
+        paper_figures.mean_step_errors(means),
+    )
     yield Section("networks", cnn_summary(cnn), paper_figures.published_networks(cnn))
-    observations = read_any([str(shipped_file("V100", "overhead_samples.parquet"))]).assign(gpu="V100")
+    observations = read_any([str(shipped_file("V100", "overhead_samples.parquet"))]).assign(
+        gpu="V100"
+    )
     in_dlrm = observations["workload"].str.contains("dlrm")
     observations = observations[in_dlrm & observations["type"].isin(["T1", "T2", "T3", "T4", "T5"])]
     operators = figure_data.dominant_operators(observations)
-    yield Section("overheads", overhead_table(observations), overhead_plots.dominant_operators(operators))
+    yield Section(
+        "overheads", overhead_table(observations), overhead_plots.dominant_operators(operators)
+    )
     shares = operator_shares(list(dict.fromkeys(dlrm["model"])))
     figure = paper_figures.bars_by_group(
         shares.head(SHOWN_OPERATORS),
-        f"{shares.index[0]} takes {shares.iloc[0].min():.0f} to {shares.iloc[0].max():.0f} % of the device time",
-        f"Predicted, V100, batch {BREAKDOWN_BATCH:,}. The largest operators; all operators of a model add up to 100 %.",
+        f"{shares.index[0]} takes {shares.iloc[0].min():.0f} to {shares.iloc[0].max():.0f} % of the"
+        " device time",
+        f"Predicted, V100, batch {BREAKDOWN_BATCH:,}. The largest operators; all operators of a"
+        " model add up to 100 %.",
         name="share of device time (%)",
     )
     yield Section("operators", share_table(shares), figure)
@@ -99,7 +116,10 @@ def _gmae(predicted: pd.Series, measured: pd.Series) -> float:
 
 def error_table(means: pd.DataFrame) -> str:
     """`published_means` as Markdown."""
-    rows = [[str(gpu), *(f"{value:.2f}" for value in values)] for gpu, *values in means.itertuples(index=False)]
+    rows = [
+        [str(gpu), *(f"{value:.2f}" for value in values)]
+        for gpu, *values in means.itertuples(index=False)
+    ]
     return markdown(["GMAE of steps in %", *means.columns[1:]], rows)
 
 
@@ -107,14 +127,20 @@ def kernel_table(errors: pd.DataFrame, steps: Iterable[Mapping[str, float]]) -> 
     """GMAE by family and GPU, then the families of the steps that have no samples."""
     table = errors.pivot_table(index="family", columns="gpu", values="gmae")[list(MEASURED_GPUS)]
     bound = f"below {published('kernels')[0].percent:g}"
-    rows = [[str(family), bound, *(f"{100 * value:.2f}" for value in values)]
-            for family, values in paper_figures.in_family_order(table, {}).iterrows()]  # fmt: skip
+    rows = [
+        [str(family), bound, *(f"{100 * value:.2f}" for value in values)]
+        for family, values in paper_figures.in_family_order(table, {}).iterrows()
+    ]
     lookups = read_kernel_errors().set_index(["method", "tables"])["gmae_pct"]
     theirs = f"{lookups['enhanced', 'all']:g} (V100, later run)"
     rows.append(["embedding_forward", theirs, *["no samples"] * len(MEASURED_GPUS)])
     lacking = sorted({family for step in steps for family in step} - set(table.index))
-    said = f"Families of these steps without samples on these GPUs, predicted from formulas: {', '.join(lacking)}."
-    return f"{markdown(['family', 'Lin et al., GMAE %', *(f'ours, {gpu}' for gpu in table)], rows)}\n\n{said}"
+    said = (
+        "Families of these steps without samples on these GPUs, predicted from formulas:"
+        f" {', '.join(lacking)}."
+    )
+    columns = ["family", "Lin et al., GMAE %", *(f"ours, {gpu}" for gpu in table)]
+    return f"{markdown(columns, rows)}\n\n{said}"
 
 
 def step_table(dlrm: pd.DataFrame) -> str:
@@ -124,9 +150,21 @@ def step_table(dlrm: pd.DataFrame) -> str:
     for gpu, part in dlrm.groupby("gpu", sort=False):
         active = part["busy"] * part["measured_us"]
         idle = part["predicted_us"] - part["active_us"] - (part["measured_us"] - active)
-        ours = f"{_gmae(part['active_us'], active):.1f}", f"{_gmae(part['predicted_us'], part['measured_us']):.1f}"
+        ours = (
+            f"{_gmae(part['active_us'], active):.1f}",
+            f"{_gmae(part['predicted_us'], part['measured_us']):.1f}",
+        )
         means = (f"{(part['active_us'] - active).mean() / 1e3:+.2f}", f"{idle.mean() / 1e3:+.2f}")
-        lines.append([str(gpu), f"{theirs['active', gpu]:.1f}", ours[0], f"{theirs['step', gpu]:.1f}", ours[1], *means])
+        lines.append(
+            [
+                str(gpu),
+                f"{theirs['active', gpu]:.1f}",
+                ours[0],
+                f"{theirs['step', gpu]:.1f}",
+                ours[1],
+                *means,
+            ]
+        )
     head = ("GPU", "active: Lin et al. %", "active: ours %", "step: Lin et al. %", "step: ours %")
     return markdown([*head, "ours: mean difference of active ms", "of idle ms"], lines)
 
@@ -139,7 +177,9 @@ def overhead_table(observations: pd.DataFrame) -> str:
         [str(kind), f"{count:,}", *(f"{value:.1f}" for value in row)]
         for (kind, row), count in zip(times.iterrows(), counts, strict=True)
     ]
-    return markdown(["type", "times seen", "lower quartile µs", "median µs", "upper quartile µs"], rows)
+    return markdown(
+        ["type", "times seen", "lower quartile µs", "median µs", "upper quartile µs"], rows
+    )
 
 
 def operator_shares(models: Iterable[str]) -> pd.DataFrame:
@@ -158,7 +198,10 @@ def operator_shares(models: Iterable[str]) -> pd.DataFrame:
 def share_table(shares: pd.DataFrame) -> str:
     """The five operators with most device time of each model."""
     rows = [
-        [str(model), *(f"`{operator}` {share:.0f} %" for operator, share in column.nlargest(5).items())]
+        [
+            str(model),
+            *(f"`{operator}` {share:.0f} %" for operator, share in column.nlargest(5).items()),
+        ]
         for model, column in shares.items()
     ]
     return markdown(["model", *(f"{number}." for number in range(1, 6))], rows)
@@ -170,16 +213,22 @@ def busy_table(dlrm: pd.DataFrame) -> str:
     rows = []
     for name, share in (("Lin et al.", dlrm["published_busy"]), ("Steptime", ours)):
         off = 100 * (share - dlrm["busy"])
-        rows.append([name, f"{off.mean():+.1f}", f"{off.abs().mean():.1f}", f"{off.abs().max():.0f}"])
+        rows.append(
+            [name, f"{off.mean():+.1f}", f"{off.abs().mean():.1f}", f"{off.abs().max():.0f}"]
+        )
     return markdown(["busy share predicted by", "mean difference", "mean absolute", "worst"], rows)
 
 
 def habitat_sections() -> Iterable[Section]:
     """The figures of Habitat that can be had."""
     pairs, models = (read_any([str(transfer_dir() / name)]) for name in (PAIR_ERRORS, MODEL_ERRORS))
-    yield Section("pairs", pair_table(models), transfer_errors.errors_by_pair(model_transfer(models)))
+    yield Section(
+        "pairs", pair_table(models), transfer_errors.errors_by_pair(model_transfer(models))
+    )
     methods = methods_by_family(pairs)
-    by_family = paper_figures.in_family_order(methods.set_index("family"), paper_figures.FAMILY_NAMES)
+    by_family = paper_figures.in_family_order(
+        methods.set_index("family"), paper_figures.FAMILY_NAMES
+    )
     rows = [
         [str(family), *("" if np.isnan(value) else f"{value:.1f}" for value in values)]
         for family, values in by_family.iterrows()
@@ -196,14 +245,20 @@ def pair_table(models: pd.DataFrame) -> str:
     table = errors.pivot_table(index="model", columns="method", values="percent")[["both", "wave"]]
     pairs = errors[errors["method"] == "both"].groupby(["origin", "destination"])["percent"].mean()
     rows = [[str(model), *(f"{value:.1f}" for value in row)] for model, row in table.iterrows()]
-    said = f"{int((pairs <= published('transfer')[0].percent).sum())} of {len(pairs)} pairs are below the published mean of " \
-           f"{published('transfer')[0].percent:g} %; from {pairs.min():.1f} to {pairs.max():.1f} %."  # fmt: skip
-    return f"{markdown(['model', 'Steptime, mean absolute error %', 'wave scaling alone'], rows)}\n\n{said}"
+    said = (
+        f"{int((pairs <= published('transfer')[0].percent).sum())} of {len(pairs)} pairs are below"
+        f" the published mean of {published('transfer')[0].percent:g} %; from {pairs.min():.1f} to"
+        f" {pairs.max():.1f} %."
+    )
+    columns = ["model", "Steptime, mean absolute error %", "wave scaling alone"]
+    return f"{markdown(columns, rows)}\n\n{said}"
 
 
 def case_study(name: str, question: Iterable[str]) -> Section:
     """A choice of a GPU: throughput at each batch size, and samples per price at the best one."""
-    table = step_times.steps(engine(None).predict_one(point).whole() for point in expand(list(question)))
+    table = step_times.steps(
+        engine(None).predict_one(point).whole() for point in expand(list(question))
+    )
     best = figure_data.value_for_money(table)
     rows = [
         [
@@ -212,14 +267,22 @@ def case_study(name: str, question: Iterable[str]) -> Section:
             rate(row["samples_per_s"]) if row["fits"] else "does not fit",
             compact(row["samples_per_dollar"]) if row["samples_per_dollar"] > 0 else "no price",
         ]
-        for row in with_prices(table[["gpu", "batch_size", "samples_per_s", "fits"]]).to_dict("records")
+        for row in with_prices(table[["gpu", "batch_size", "samples_per_s", "fits"]]).to_dict(
+            "records"
+        )
     ]
     gpus = list(dict.fromkeys(table["gpu"]))
     notes = price_notes(prices_of(gpus), gpus)
     first, *others = best.to_dict("records")
-    said = "; ".join(f"{other['gpu']} {other['samples_per_s'] / first['samples_per_s']:.2f} times" for other in others)
+    said = "; ".join(
+        f"{other['gpu']} {other['samples_per_s'] / first['samples_per_s']:.2f} times"
+        for other in others
+    )
     text = markdown(["GPU", "batch", "samples/s", "samples per USD"], rows)
-    text += f"\n\nThroughput of the best batch against the {first['gpu']}: {said}.\nPrices: {'; '.join(notes)}."
+    text += (
+        f"\n\nThroughput of the best batch against the {first['gpu']}: {said}.\nPrices:"
+        f" {'; '.join(notes)}."
+    )
     return Section(name, text, costs.value_for_money(best))
 
 
@@ -236,7 +299,8 @@ def write(root: Path, *, tiny: bool = False) -> list[Path]:
     dlrm, cnn = read_dlrm(), read_cnn()
     if tiny:
         dlrm, cnn = (
-            rows[(rows["gpu"] == "V100") & rows["batch_size"].isin((16, BREAKDOWN_BATCH))] for rows in (dlrm, cnn)
+            rows[(rows["gpu"] == "V100") & rows["batch_size"].isin((16, BREAKDOWN_BATCH))]
+            for rows in (dlrm, cnn)
         )
         cnn = cnn.head(1)
     sections = [*lin_sections(predicted_dlrm(dlrm), predicted_cnn(cnn)), *habitat_sections()]

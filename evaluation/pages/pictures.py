@@ -44,10 +44,14 @@ def _kernel_dots(board: Board, axes: Axes, kernels: pd.DataFrame) -> None:
     # these GPUs have one family in one dtype, so they share a mark
     half = kernels["gpu"].astype(str).str.endswith("(bf16)")
     series = kernels["gpu"].astype(str).where(~half, "newer GPUs, bf16")
-    for (gpu, rows), colour, marker in zip(kernels.groupby(series, sort=True), SERIES, MARKERS, strict=False):
+    for (gpu, rows), colour, marker in zip(
+        kernels.groupby(series, sort=True), SERIES, MARKERS, strict=False
+    ):
         rows = rows[rows["family"].isin(families)]
         where = [families.index(name) for name in rows["family"]]
-        axes.plot(100 * rows["gmae"], where, marker, color=colour, markersize=6, label=short_gpu(str(gpu)))
+        axes.plot(
+            100 * rows["gmae"], where, marker, color=colour, markersize=6, label=short_gpu(str(gpu))
+        )
     bound = published("kernels")[0]
     axes.axvline(bound.percent, color="black", linestyle="--", linewidth=1, label="published bound")
     board.label_rows(axes, [FAMILY_NAMES.get(name, name) for name in families])
@@ -61,9 +65,14 @@ def _replay_bars(board: Board, axes: Axes, errors: pd.DataFrame) -> None:
     for method, colour, shift in ((FULL, ACTIVE, -0.2), (KERNEL_SUM, "#999999", 0.2)):
         of_method = errors[errors["method"] == method].set_index("trace").reindex(traces)
         percent = 100 * of_method["mean_error"].to_numpy(float)
-        bars = axes.barh(np.arange(len(traces)) + shift, percent, height=0.36, color=colour, label=method)
+        bars = axes.barh(
+            np.arange(len(traces)) + shift, percent, height=0.36, color=colour, label=method
+        )
         axes.bar_label(
-            bars, [f"{value:.1f}" if np.isfinite(value) else "" for value in percent], padding=4, fontsize=NOTE
+            bars,
+            [f"{value:.1f}" if np.isfinite(value) else "" for value in percent],
+            padding=4,
+            fontsize=NOTE,
         )
     board.label_rows(axes, [name.replace("_", "\n", 1) for name in traces])
     board.names(axes, "mean error of an iteration's span (%)")

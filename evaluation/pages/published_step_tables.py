@@ -28,7 +28,9 @@ PYTORCH_2_GPUS = ("B200",)
 zeros, whereas later versions drop them."""
 
 
-def with_errors(rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: Sequence[float]) -> pd.DataFrame:
+def with_errors(
+    rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: Sequence[float]
+) -> pd.DataFrame:
     """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside` (of p10 to p90), `evidence` and `fits`.
 
     Args:
@@ -39,13 +41,17 @@ def with_errors(rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: S
     rows = rows.assign(predicted_us=predicted_us)
     measured = rows["measured_us"].to_numpy()
     kept = rows["predicted_us"].to_numpy() / np.array([one.predicted_us for one in found])
-    low, high = (kept * np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us"))
+    low, high = (
+        kept * np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us")
+    )
     main = [main_evidence(one.evidence) for one in found]
     inside = (low <= measured) & (measured <= high)
     fits = [one.fits for one in found]
     off = rows["predicted_us"] / measured - 1.0
     bounds = [one.bound for one in found]
-    return rows.assign(error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits, bound=bounds)
+    return rows.assign(
+        error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits, bound=bounds
+    )
 
 
 def main_evidence(shares: Mapping[str, float]) -> str:
@@ -74,7 +80,9 @@ def counted(inside: pd.Series) -> str:
     """Rows inside p10 to p90 of all rows; marked where `holds` says no."""
     if not len(inside):
         return ""
-    return f"{inside.sum()} of {len(inside)}{'' if holds(int(inside.sum()), len(inside)) else ' (!)'}"
+    return (
+        f"{inside.sum()} of {len(inside)}{'' if holds(int(inside.sum()), len(inside)) else ' (!)'}"
+    )
 
 
 def summary(rows: pd.DataFrame) -> str:
@@ -86,13 +94,21 @@ def summary(rows: pd.DataFrame) -> str:
         for name in GROUPS:
             error = 100 * part.loc[part["group"] == name, "error"]
             cells.append(
-                f"{len(error)}: {error.mean():+.1f}, {error.abs().mean():.1f}, {error.abs().max():.1f}"
+                f"{len(error)}: {error.mean():+.1f}, {error.abs().mean():.1f},"
+                f" {error.abs().max():.1f}"
                 if len(error)
                 else ""
             )
         lines.append([*cells, f"{_width(part):.2f}"])
-    return markdown(["step", "precision", *(f"{name}: rows: mean, mean absolute, worst error %" for name in GROUPS),
-                     "p90 over p10"], lines)  # fmt: skip
+    return markdown(
+        [
+            "step",
+            "precision",
+            *(f"{name}: rows: mean, mean absolute, worst error %" for name in GROUPS),
+            "p90 over p10",
+        ],
+        lines,
+    )
 
 
 def _width(rows: pd.DataFrame) -> float:
@@ -105,9 +121,18 @@ def mean_errors(rows: pd.DataFrame, what: str) -> str:
     rows = with_groups(rows)
     parts = []
     for name in GROUPS:
-        by_precision = [(kind, rows.loc[(rows["group"] == name) & of, "error"].abs())
-                        for kind, of in (("fp32, TF32", rows["dtype"] != "fp16"), ("fp16", rows["dtype"] == "fp16"))]  # fmt: skip
-        said = [f"{100 * error.mean():.1f} ({kind}, {len(error)} rows)" for kind, error in by_precision if len(error)]
+        by_precision = [
+            (kind, rows.loc[(rows["group"] == name) & of, "error"].abs())
+            for kind, of in (
+                ("fp32, TF32", rows["dtype"] != "fp16"),
+                ("fp16", rows["dtype"] == "fp16"),
+            )
+        ]
+        said = [
+            f"{100 * error.mean():.1f} ({kind}, {len(error)} rows)"
+            for kind, error in by_precision
+            if len(error)
+        ]
         parts += [f"{name} {', '.join(said)}"] if said else []
     return f"Mean absolute error of {what} in %: {'; '.join(parts)}."
 
@@ -119,24 +144,34 @@ def coverage(rows: pd.DataFrame) -> str:
     kinds: list[tuple[str, pd.Series]] = [("all", pd.Series(True, rows.index))]
     for by in (precision, rows["bound"].map(lambda bound: f"{bound}-bound"), rows["evidence"]):
         kinds += [(str(kind), by == kind) for kind in sorted(set(by))]
-    lines = [[name, *(counted(rows.loc[of & (rows["group"] == group), "inside"]) for group in GROUPS),
-              f"{_width(rows[of]):.2f}"] for name, of in kinds]  # fmt: skip
+    lines = [
+        [
+            name,
+            *(counted(rows.loc[of & (rows["group"] == group), "inside"]) for group in GROUPS),
+            f"{_width(rows[of]):.2f}",
+        ]
+        for name, of in kinds
+    ]
     return markdown(["inside p10 to p90", *GROUPS, "p90 over p10"], lines)
 
 
 def table(rows: pd.DataFrame) -> list[str]:
     """Table with one line per published step."""
     lines = [
-        "| GPU | step | precision | batch | measured ms | predicted ms | p10 to p90 | error % | evidence |",
+        (
+            "| GPU | step | precision | batch | measured ms | predicted ms | p10 to p90 | error % |"
+            " evidence |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows.to_dict("records"):
         mark = " (seen)" if row["seen"] else ""
         layout = ", NHWC" if row["memory_format"] == "channels_last" else ""
         lines.append(
-            f"| {row['gpu']}{mark} | {row['model']}, {row['mode']} | {row['dtype']}{layout} | {row['batch_size']} | "
-            f"{row['measured_us'] / 1e3:.1f} | {row['predicted_us'] / 1e3:.1f} | "
-            f"{row['p10_us'] / 1e3:.1f} to {row['p90_us'] / 1e3:.1f}{'' if row['inside'] else ', outside'} | "
-            f"{100 * row['error']:+.1f} | {row['evidence']} |"
+            f"| {row['gpu']}{mark} | {row['model']}, {row['mode']} | {row['dtype']}{layout} |"
+            f" {row['batch_size']} | {row['measured_us'] / 1e3:.1f} |"
+            f" {row['predicted_us'] / 1e3:.1f} | {row['p10_us'] / 1e3:.1f} to"
+            f" {row['p90_us'] / 1e3:.1f}{'' if row['inside'] else ', outside'} |"
+            f" {100 * row['error']:+.1f} | {row['evidence']} |"
         )
     return lines

@@ -42,15 +42,18 @@ RULES_PAGE, RULES_MARKER = "ARCHITECTURE.md", "rules"
 
 
 STEP_SOURCES = {
-    "published": ("lambda", "multi_gpu/steps.parquet"), "translation": ("lambda/**/*gnmt*",),
+    "published": ("lambda", "multi_gpu/steps.parquet"),
+    "translation": ("lambda/**/*gnmt*",),
     "dlrm": ("nvidia/dlrm-README-*.md",),
-}  # fmt: skip
+}
 """Files below the datasets folder that a block of published steps is made from; one of them is enough."""
 
 
 def shipped_families() -> list[tuple[str, Path]]:
     """(GPU, model folder) of every shipped family. A GPU with samples of only one dtype has the dtype in its name."""
-    packs = {gpu: gpu for gpu in list_packs()} | {f"{gpu} (bf16)": f"{FOLDER}/{gpu}" for gpu in measured_gpus()}
+    packs = {gpu: gpu for gpu in list_packs()} | {
+        f"{gpu} (bf16)": f"{FOLDER}/{gpu}" for gpu in measured_gpus()
+    }
     return [(name, folder) for name, pack in packs.items() for folder in model_folders(pack)]
 
 
@@ -63,13 +66,25 @@ def gather(results: Path) -> Evidence:
     checks = {name: results / "checks" / f"{name}.parquet" for name in ("replays", "passes")}
     for path in checks.values():
         if not path.is_file():
-            raise InputError(f"{path}: no such file; it needs the public data: set $STEPTIME_DATASETS to its folder")
+            raise InputError(
+                f"{path}: no such file; it needs the public data: set $STEPTIME_DATASETS to its"
+                " folder"
+            )
     moved = transfer_dir()
-    pairs, models = (read_any([str(path)] if path.is_file() else []) for path in
-                     (moved / PAIR_ERRORS, moved / MODEL_ERRORS))  # fmt: skip
-    return Evidence(tables.kernel_errors(shipped_families()), read_any([str(checks["replays"])]),
-                    read_any([str(checks["passes"])]), left_out_errors(moved), pairs, models,
-                    read_by_gpu(packs_dir() / SESSIONS, dict), missing_sources(datasets_dir()))  # fmt: skip
+    pairs, models = (
+        read_any([str(path)] if path.is_file() else [])
+        for path in (moved / PAIR_ERRORS, moved / MODEL_ERRORS)
+    )
+    return Evidence(
+        tables.kernel_errors(shipped_families()),
+        read_any([str(checks["replays"])]),
+        read_any([str(checks["passes"])]),
+        left_out_errors(moved),
+        pairs,
+        models,
+        read_by_gpu(packs_dir() / SESSIONS, dict),
+        missing_sources(datasets_dir()),
+    )
 
 
 def missing_sources(datasets: Path | None) -> frozenset[str]:
@@ -133,9 +148,13 @@ def refresh(results: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line: reads the artifacts, writes the tables and pictures, and prints the names of the written files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--root", type=Path, default=project_dir(), help="checkout whose files are rewritten")
+    parser.add_argument(
+        "--root", type=Path, default=project_dir(), help="checkout whose files are rewritten"
+    )
     options = parser.parse_args(arguments)
     try:
         refresh(options.results)
@@ -143,8 +162,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in write(evidence, options.root):
             print(path.relative_to(options.root))
         if families := outdated_families(evidence):
-            print(f"steptime: {PAIR_ERRORS} does not belong to the shipped models ({', '.join(families)}): docs/transfer.md "
-                  "says how to rebuild it", file=sys.stderr)  # fmt: skip
+            print(
+                f"steptime: {PAIR_ERRORS} does not belong to the shipped models"
+                f" ({', '.join(families)}): docs/transfer.md says how to rebuild it",
+                file=sys.stderr,
+            )
     except SteptimeError as error:
         print(f"steptime: {error}", file=sys.stderr)
         return error.exit_code

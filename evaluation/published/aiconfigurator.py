@@ -99,7 +99,11 @@ _COLUMNS = ("device", "gemm_dtype", "m", "n", "k", "latency")
 def data_dir() -> Path | None:
     """Folder of the measurements within the installed package; None where it is not installed."""
     found = find_spec(PACKAGE)
-    folder = Path(str(found.origin)).parent / "systems" / "data" if found is not None and found.origin else None
+    folder = (
+        Path(str(found.origin)).parent / "systems" / "data"
+        if found is not None and found.origin
+        else None
+    )
     return folder if folder is not None and folder.is_dir() else None
 
 
@@ -143,17 +147,31 @@ def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:
         TableError: the package is missing, or its table is missing, unreadable, or lacks columns.
     """
     table = _read(table_path(gpu, folder), _COLUMNS)
-    rows = table[table["gemm_dtype"].astype(str) == "bfloat16"].drop_duplicates(["m", "n", "k"]).reset_index(drop=True)
+    rows = (
+        table[table["gemm_dtype"].astype(str) == "bfloat16"]
+        .drop_duplicates(["m", "n", "k"])
+        .reset_index(drop=True)
+    )
     micro = 1e3 * rows["latency"].astype("float64")  # the table is in milliseconds
     return pd.DataFrame(
         {
-            "gpu": gpu, "family": "gemm", "op": "linear", "phase": "forward", "dtype": "bf16",
-            "latency_us": micro, "kernel_us": micro, "source": SOURCE, "campaign_id": SOURCE,
+            "gpu": gpu,
+            "family": "gemm",
+            "op": "linear",
+            "phase": "forward",
+            "dtype": "bf16",
+            "latency_us": micro,
+            "kernel_us": micro,
+            "source": SOURCE,
+            "campaign_id": SOURCE,
             # the project's convention: (M, N) x (N, K), where N is the reduction
-            "B": 1, "M": rows["m"].astype("int64"), "N": rows["k"].astype("int64"), "K": rows["n"].astype("int64"),
+            "B": 1,
+            "M": rows["m"].astype("int64"),
+            "N": rows["k"].astype("int64"),
+            "K": rows["n"].astype("int64"),
             "cold": False,
         }
-    )  # fmt: skip
+    )
 
 
 def read_collectives(gpu: str, folder: Path | None = None) -> pd.DataFrame:
@@ -198,37 +216,76 @@ def read_attention(gpu: str, folder: Path | None = None) -> pd.DataFrame:
         UnknownNameError, TableError: as `read_products`.
     """
     if gpu not in ATTENTION:
-        raise UnknownNameError("GPU with public measurements of fused attention", gpu, list(ATTENTION))
+        raise UnknownNameError(
+            "GPU with public measurements of fused attention", gpu, list(ATTENTION)
+        )
     root = _root(gpu, folder)
-    parts = [_attention(root / f"{name}_attention_perf.parquet", kernel, cut) for name, kernel, cut in ATTENTION[gpu]]
+    parts = [
+        _attention(root / f"{name}_attention_perf.parquet", kernel, cut)
+        for name, kernel, cut in ATTENTION[gpu]
+    ]
     rows = pd.concat(parts, ignore_index=True)
     keys = ["causal", "B", "heads", "M", "K"]
-    found = rows.groupby(keys, as_index=False, sort=True)["kernel_us"].median()  # a few sizes were measured twice
+    found = rows.groupby(keys, as_index=False, sort=True)[
+        "kernel_us"
+    ].median()  # a few sizes were measured twice
     notes = found["causal"].map({True: '{"causal":true,"cached":true}', False: '{"causal":false}'})
     return pd.DataFrame(found.drop(columns="causal")).assign(
-        gpu=gpu, family="attention", op="flash", phase="forward", dtype="bf16", N=found["M"], attributes=notes,
-        latency_us=found["kernel_us"], source=SOURCE, campaign_id=SOURCE, cold=False,
-    )  # fmt: skip
+        gpu=gpu,
+        family="attention",
+        op="flash",
+        phase="forward",
+        dtype="bf16",
+        N=found["M"],
+        attributes=notes,
+        latency_us=found["kernel_us"],
+        source=SOURCE,
+        campaign_id=SOURCE,
+        cold=False,
+    )
 
 
 def _attention(file: Path, kernel: str, causal: bool) -> pd.DataFrame:
     """Rows of one table: B, heads, M, K, causal, kernel_us."""
-    columns = ("kernel_source", "batch_size", "isl", "num_heads", "head_dim", "attn_dtype", "latency")
+    columns = (
+        "kernel_source",
+        "batch_size",
+        "isl",
+        "num_heads",
+        "head_dim",
+        "attn_dtype",
+        "latency",
+    )
     only_causal = ("num_key_value_heads", "kv_cache_dtype", "step")
     table = _read(file, (*columns, *only_causal) if causal else columns)
-    keep = (table["kernel_source"].astype(str) == kernel) & (table["attn_dtype"].astype(str) == "bfloat16")
+    keep = (table["kernel_source"].astype(str) == kernel) & (
+        table["attn_dtype"].astype(str) == "bfloat16"
+    )
     keep &= table["isl"].between(MIN_TOKENS, MAX_TOKENS) & (table["head_dim"] <= MAX_HEAD_WIDTH)
     if causal:
         keep &= (table["kv_cache_dtype"].astype(str) == "bfloat16") & (table["step"] == 0)
         keep &= table["num_heads"] == table["num_key_value_heads"]
         keep &= table["window_size"] == 0 if "window_size" in table.columns else True
     rows = table[keep]
-    size = {name: rows[column].astype("int64") for name, column in
-            (("samples", "batch_size"), ("heads", "num_heads"), ("M", "isl"), ("K", "head_dim"))}  # fmt: skip
+    size = {
+        name: rows[column].astype("int64")
+        for name, column in (
+            ("samples", "batch_size"),
+            ("heads", "num_heads"),
+            ("M", "isl"),
+            ("K", "head_dim"),
+        )
+    }
     return pd.DataFrame(
-        {"causal": causal, "B": size["samples"] * size["heads"], "heads": size["heads"], "M": size["M"], "K": size["K"],
-         "kernel_us": 1e3 * rows["latency"].astype("float64")}
-    )  # fmt: skip
+        {
+            "causal": causal,
+            "B": size["samples"] * size["heads"],
+            "heads": size["heads"],
+            "M": size["M"],
+            "K": size["K"],
+            "kernel_us": 1e3 * rows["latency"].astype("float64"),
+        }
+    )
 
 
 def installed_release() -> str | None:

@@ -14,9 +14,16 @@ from pipeline.errors import TableError
 from pipeline.paths import datasets_dir
 from pipeline.schemas import read_columns
 
-REMEDY = "set $STEPTIME_DATASETS to a folder with multi_gpu/collectives.parquet and multi_gpu/nccl_curves.parquet"
+REMEDY = (
+    "set $STEPTIME_DATASETS to a folder with multi_gpu/collectives.parquet and"
+    " multi_gpu/nccl_curves.parquet"
+)
 
-SEND_RECV = {"A100-SXM4-80GB": ("pipeweave", "A100"), "H100": ("vidur", "h100_dgx"), "H800": ("pipeweave", "H800")}
+SEND_RECV = {
+    "A100-SXM4-80GB": ("pipeweave", "A100"),
+    "H100": ("vidur", "h100_dgx"),
+    "H800": ("pipeweave", "H800"),
+}
 """Source and folder of a GPU's send-recv over NVLink behind switches."""
 
 
@@ -47,15 +54,27 @@ def read_framework_times() -> pd.DataFrame:
 
     Send-recv of two ranks with one GPU a node crosses nodes.
     """
-    columns = ("source", "folder", "collective", "num_workers", "devices_per_node", "size", "max_rank_median_ms")
+    columns = (
+        "source",
+        "folder",
+        "collective",
+        "num_workers",
+        "devices_per_node",
+        "size",
+        "max_rank_median_ms",
+    )
     table = _read("nccl_curves.parquet", columns)
     return pd.DataFrame(
         {
-            "source": table["source"], "folder": table["folder"], "op": table["collective"],
-            "ranks": table["num_workers"], "nodes": table["num_workers"] // table["devices_per_node"],
-            "bytes": table["size"], "kernel_us": 1e3 * table["max_rank_median_ms"],
+            "source": table["source"],
+            "folder": table["folder"],
+            "op": table["collective"],
+            "ranks": table["num_workers"],
+            "nodes": table["num_workers"] // table["devices_per_node"],
+            "bytes": table["size"],
+            "kernel_us": 1e3 * table["max_rank_median_ms"],
         }
-    )  # fmt: skip
+    )
 
 
 def read_v100() -> pd.DataFrame:
@@ -65,7 +84,9 @@ def read_v100() -> pd.DataFrame:
     links of the hybrid cube mesh allow; behind switches they would not depend on the number of GPUs.
     """
     table = read_nccl_tests()
-    return table[(table["gpu"] == "V100") & (table["source"] == "VIA-Research/vTrain")].reset_index(drop=True)
+    return table[(table["gpu"] == "V100") & (table["source"] == "VIA-Research/vTrain")].reset_index(
+        drop=True
+    )
 
 
 def read_send_recv(gpu: str) -> pd.DataFrame:

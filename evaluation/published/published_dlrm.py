@@ -84,14 +84,27 @@ def read_rows(datasets: str | Path) -> list[int]:
 def _training(version: str, text: str) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     for gpu, part in sections(text, "Training", GPUS):
-        line = re.search(r"^\|\s*1\s*\|(?:\s*small\s*\|)?\s*(\d+)k\s*\|([^|]*)\|([^|]*)\|", part, flags=re.MULTILINE)
+        line = re.search(
+            r"^\|\s*1\s*\|(?:\s*small\s*\|)?\s*(\d+)k\s*\|([^|]*)\|([^|]*)\|",
+            part,
+            flags=re.MULTILINE,
+        )
         if line is None:
             continue
         batch = 1024 * int(line.group(1))
         for dtype, rate in zip((_full_precision(part), "fp16"), line.groups()[1:], strict=True):
             graphs = version == "2021-10"
             found.append(
-                (version, gpu, "train", dtype, batch, graphs, 1e6 * batch / positive(rate), gpu in TUNING_GPUS)
+                (
+                    version,
+                    gpu,
+                    "train",
+                    dtype,
+                    batch,
+                    graphs,
+                    1e6 * batch / positive(rate),
+                    gpu in TUNING_GPUS,
+                )
             )
     return found
 
@@ -101,7 +114,12 @@ def _inference(version: str, text: str) -> list[tuple[object, ...]]:
     for gpu, part in sections(text, "Inference", GPUS):
         plain = [re.findall(r"<td[^>]*>\s*([\d.,]+)\s*</td>", line) for line in part.splitlines()]
         cells = [[positive(cell) for cell in row] for row in plain if len(row) == 9]
-        kinds = [("fp16", True), ("fp16", False), (_full_precision(part), True), (_full_precision(part), False)]
+        kinds = [
+            ("fp16", True),
+            ("fp16", False),
+            (_full_precision(part), True),
+            (_full_precision(part), False),
+        ]
         for place, (dtype, graphs) in enumerate(kinds):
             times = {int(row[0]): 1e6 * row[2 + 2 * place] for row in cells}
             least = 0.0 if graphs else MIN_LATENCY_RATIO * min(times.values(), default=0.0)

@@ -28,10 +28,20 @@ _LIN = BOUND_SOURCE
 PUBLISHED = (
     Published("kernels", BOUND_PERCENT, "bound on the GMAE of every kernel family", _LIN),
     Published("active", 4.61, "GMAE of the GPU active time of DLRM", _LIN),
-    Published("active_first", 5.23, "GMAE of the GPU active time of DLRM", "Lin et al., first version, January 2022"),
+    Published(
+        "active_first",
+        5.23,
+        "GMAE of the GPU active time of DLRM",
+        "Lin et al., first version, January 2022",
+    ),
     Published("step", 7.96, "GMAE of the DLRM step, overheads of the same workload", _LIN),
     Published("step_shared", 10.15, "GMAE of the DLRM step, shared overheads", _LIN),
-    Published("transfer", 11.8, "mean error of a step scaled to another GPU", "Yu et al., ATC 2021 (Habitat)"),
+    Published(
+        "transfer",
+        11.8,
+        "mean error of a step scaled to another GPU",
+        "Yu et al., ATC 2021 (Habitat)",
+    ),
     Published("resnet50 Lin et al.", 8.0, "mean error of 9 steps of ResNet-50", _LIN),
     Published("resnet50 Habitat", 15.7, "mean error of 9 steps of ResNet-50", _LIN),
     Published("resnet50 MLPredict", 18.2, "mean error of 9 steps of ResNet-50", _LIN),
@@ -44,7 +54,11 @@ comparison of convolutional networks in Lin et al. (V100, TITAN Xp and P100, bat
 method). Habitat's own mean (`transfer`) is over ResNet-50, Inception v3, Transformer, GNMT and DCGAN."""
 
 
-NETWORK_METHODS = {"err_lin_pct": "Lin et al.", "err_habitat_pct": "Habitat", "err_mlpredict_pct": "MLPredict"}
+NETWORK_METHODS = {
+    "err_lin_pct": "Lin et al.",
+    "err_habitat_pct": "Habitat",
+    "err_mlpredict_pct": "MLPredict",
+}
 """Names of the published predictions of convolutional networks, by the column that holds their errors in %."""
 
 

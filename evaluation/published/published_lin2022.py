@@ -13,8 +13,10 @@ from evaluation.published.published_errors import NETWORK_METHODS
 
 FACTS = Path(__file__).parent / "facts"
 
-MODELS = {"DLRM_default": "dlrm_default", "DLRM_MLPerf": "dlrm_mlperf", "DLRM_DDP": "dlrm_ddp",
-          "ResNet50": "resnet50", "Inception-V3": "inception_v3"}  # fmt: skip
+MODELS = {
+    "DLRM_default": "dlrm_default", "DLRM_MLPerf": "dlrm_mlperf", "DLRM_DDP": "dlrm_ddp",
+    "ResNet50": "resnet50", "Inception-V3": "inception_v3",
+}  # fmt: skip
 """Our name of each of their models."""
 
 DLRM_READING_MS = 0.15
@@ -33,7 +35,9 @@ def read_dlrm() -> pd.DataFrame:
         predicted active time against the measured active time and against the measured step, whose quotient is `busy`.
     """
     table = _steps("lin2022_dlrm_steps.csv")
-    active, step, kernels_only = (1 + table[f"{what}_error_pct"] / 100 for what in ("active", "step", "kernels_only"))
+    active, step, kernels_only = (
+        1 + table[f"{what}_error_pct"] / 100 for what in ("active", "step", "kernels_only")
+    )
     return table[[*KEYS, "measured_us"]].assign(
         busy=kernels_only / active, published_busy=kernels_only / step, published_error=step - 1
     )

@@ -35,9 +35,18 @@ PROVIDERS = {"huggingface": "gather_2024", "torch_compile": "gather"}
 """Operation that each of Liger's providers ran. PyTorch 2.4 (`gather_2024`) copied element by element. The compiler's
 kernel (`gather`) copies whole rows; later versions of PyTorch do the same."""
 
-KERNELS = {"batched_embedding_forward_kernel_1": "fused", "batched_embedding_backward_sgd_kernel_1": "fused_atomic"}
+KERNELS = {
+    "batched_embedding_forward_kernel_1": "fused",
+    "batched_embedding_backward_sgd_kernel_1": "fused_atomic",
+}
 TABLE = "application/vnd.dataresource+json"
-NOTEBOOK_DIMS = {"batch_size": "B", "num_tables": "T", "num_embeddings": "E", "bag_size": "L", "embedding_dim": "D"}
+NOTEBOOK_DIMS = {
+    "batch_size": "B",
+    "num_tables": "T",
+    "num_embeddings": "E",
+    "bag_size": "L",
+    "embedding_dim": "D",
+}
 
 MAX_WIDTH = 256
 """Largest row width, in elements, that is read from the pull request. It does not state the number of rows of its
@@ -72,7 +81,9 @@ def read_lookups(datasets: str | Path) -> pd.DataFrame:
     """
     found = [_liger(Path(datasets) / LIGER), _notebook(Path(datasets) / NOTEBOOK)]
     found.append(_pull_request(Path(datasets) / PULL_REQUEST))
-    rows = pd.concat([pd.DataFrame(part, columns=list(COLUMNS)) for part in found], ignore_index=True)
+    rows = pd.concat(
+        [pd.DataFrame(part, columns=list(COLUMNS)) for part in found], ignore_index=True
+    )
     if not (np.isfinite(rows["measured_us"]) & (rows["measured_us"] > 0)).all():
         raise TableError(f"{datasets}: the time of a published lookup is not positive")
     return rows
@@ -83,24 +94,43 @@ def _liger(file: Path) -> list[tuple[Any, ...]]:
     with reading(file, SOURCE_PAGE):
         table = pd.read_csv(file)
         table = table[
-            (table["kernel_name"] == "embedding") & (table["metric_name"] == "speed") & (table["x_name"] == "V")
+            (table["kernel_name"] == "embedding")
+            & (table["metric_name"] == "speed")
+            & (table["x_name"] == "V")
         ]
         times = {
-            (gpu, provider, mode, int(sizes["B"]) * int(sizes["T"]), int(sizes["D"]), int(vocabulary)): 1e3 * float(ms)
+            (
+                gpu,
+                provider,
+                mode,
+                int(sizes["B"]) * int(sizes["T"]),
+                int(sizes["D"]),
+                int(vocabulary),
+            ): 1e3 * float(ms)
             for gpu, provider, mode, sizes, vocabulary, ms in zip(
-                table["gpu_name"], table["kernel_provider"], table["kernel_operation_mode"],
-                table["extra_benchmark_config_str"].map(json.loads), table["x_value"], table["y_value_50"], strict=True)
-        }  # fmt: skip
+                table["gpu_name"],
+                table["kernel_provider"],
+                table["kernel_operation_mode"],
+                table["extra_benchmark_config_str"].map(json.loads),
+                table["x_value"],
+                table["y_value_50"],
+                strict=True,
+            )
+        }
     found: list[tuple[Any, ...]] = []
     for (gpu, provider, mode, tokens, width, vocabulary), us in times.items():
         if gpu not in LIGER_GPUS or provider not in PROVIDERS:
             continue
         sizes = (tokens, 1, vocabulary, 1, width)
         if mode == "forward":
-            found.append(("liger", LIGER_GPUS[gpu], PROVIDERS[provider], *sizes, us, width in TUNING_WIDTHS))
+            found.append(
+                ("liger", LIGER_GPUS[gpu], PROVIDERS[provider], *sizes, us, width in TUNING_WIDTHS)
+            )
         forward = times.get((gpu, provider, "forward", tokens, width, vocabulary))
         if mode == "full" and provider == "huggingface" and forward is not None:
-            found.append(("liger", LIGER_GPUS[gpu], "dense", *sizes, us - forward, width in TUNING_WIDTHS))
+            found.append(
+                ("liger", LIGER_GPUS[gpu], "dense", *sizes, us - forward, width in TUNING_WIDTHS)
+            )
     if not found:
         raise TableError(f"{file}: has no embedding on {', '.join(LIGER_GPUS)}")
     return found
@@ -110,12 +140,25 @@ def _notebook(file: Path) -> list[tuple[Any, ...]]:
     """Kernels of the tables that the notebook prints, with sizes and nvprof's time, without duplicates."""
     with reading(file, SOURCE_PAGE):
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-        outputs = [out["data"] for cell in cells for out in cell.get("outputs", []) if TABLE in out.get("data", {})]
+        outputs = [
+            out["data"]
+            for cell in cells
+            for out in cell.get("outputs", [])
+            if TABLE in out.get("data", {})
+        ]
         rows = [
-            ("ml_perf_model", "V100", KERNELS[row["kernel_name"]], *(int(row[key]) for key in NOTEBOOK_DIMS),
-             float(row["kernel_runtime"]), False)
-            for output in outputs for row in output[TABLE]["data"] if row.get("kernel_name") in KERNELS
-        ]  # fmt: skip
+            (
+                "ml_perf_model",
+                "V100",
+                KERNELS[row["kernel_name"]],
+                *(int(row[key]) for key in NOTEBOOK_DIMS),
+                float(row["kernel_runtime"]),
+                False,
+            )
+            for output in outputs
+            for row in output[TABLE]["data"]
+            if row.get("kernel_name") in KERNELS
+        ]
     if not rows:
         raise TableError(f"{file}: has no printed table of embedding kernels")
     return list(dict.fromkeys(rows))
@@ -133,7 +176,16 @@ def _pull_request(file: Path) -> list[tuple[Any, ...]]:
         for tokens, width, seconds in re.findall(rf"^\|{number * 3}", text, flags=re.MULTILINE):
             if int(width) <= MAX_WIDTH:
                 sizes = (int(tokens), 1, VOCABULARY, 1, int(width))
-                found.append(("pytorch-49913", "A100-SXM4-80GB", "dense_few", *sizes, 1e6 * positive(seconds), False))
+                found.append(
+                    (
+                        "pytorch-49913",
+                        "A100-SXM4-80GB",
+                        "dense_few",
+                        *sizes,
+                        1e6 * positive(seconds),
+                        False,
+                    )
+                )
     if not found:
         raise TableError(f"{file}: has no table of tokens, features and times")
     return found

@@ -15,7 +15,16 @@ from pipeline.errors import TableError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import has_tf32
 
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, SyntaxError)
+UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    SyntaxError,
+)
 """What Python and pandas raise while they read a file of another form."""
 
 
@@ -57,7 +66,10 @@ def read_columns(file: Path, key: str, columns: Sequence[str]) -> dict[str, dict
     if not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError(f"a value of {', '.join(columns)} is not 0 or a positive number")
     names = table[key].astype(str).tolist()
-    return {name: dict(zip(columns, row, strict=True)) for name, row in zip(names, values.tolist(), strict=True)}
+    return {
+        name: dict(zip(columns, row, strict=True))
+        for name, row in zip(names, values.tolist(), strict=True)
+    }
 
 
 def positive(text: object) -> float:
@@ -83,7 +95,11 @@ def sections(text: str, what: str, gpu_names: Mapping[str, str]) -> list[tuple[s
     """
     parts = re.split(r"^#{2,5} ", text, flags=re.MULTILINE)
     title = f"{what} performance: "
-    named = [(part.splitlines()[0].removeprefix(title).strip(), part) for part in parts if part.startswith(title)]
+    named = [
+        (part.splitlines()[0].removeprefix(title).strip(), part)
+        for part in parts
+        if part.startswith(title)
+    ]
     return [(gpu_names[name], part) for name, part in named if name in gpu_names]
 
 

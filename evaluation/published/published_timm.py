@@ -22,10 +22,11 @@ INFERENCE = Path("multi_gpu") / "compile.parquet"
 """Inference of timm's models on an RTX 4090, eager and compiled: AMP, NCHW, PyTorch 2.4 and 2.9."""
 
 LOOKED_AT = (
-    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "resnext50_32x4d", "vgg11",
-    "vgg16", "vit_base_patch16_224", "mobilenetv3_large_100", "mobilenetv3_small_100", "mobilenetv2_100",
-    "efficientnet_b0", "efficientnet_lite0", "mnasnet_100", "fbnetc_100", "mixnet_s", "ghostnet_100", "xception41",
-    "convnext_tiny", "convnext_base", "resnext101_32x8d", "regnetx_002", "regnetx_008", "regnety_004", "regnety_016",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2",
+    "resnext50_32x4d", "vgg11", "vgg16", "vit_base_patch16_224", "mobilenetv3_large_100",
+    "mobilenetv3_small_100", "mobilenetv2_100", "efficientnet_b0", "efficientnet_lite0",
+    "mnasnet_100", "fbnetc_100", "mixnet_s", "ghostnet_100", "xception41", "convnext_tiny",
+    "convnext_base", "resnext101_32x8d", "regnetx_002", "regnetx_008", "regnety_004", "regnety_016",
     "regnety_032", "senet154",
 )  # fmt: skip
 """Models whose errors were known before the split: those of earlier versions of docs/accuracy.md. They are tuning rows."""
@@ -54,18 +55,20 @@ def read_training(datasets: str | Path) -> pd.DataFrame:
     """
     with reading(file := Path(datasets) / TRAINING):
         table = pd.read_parquet(file)
-        return pd.DataFrame({
-            "model": table["model"].astype(str),
-            "layout": table["layout"].str.upper(),
-            "memory_format": table["layout"].map(LAYOUTS),
-            "batch_size": table["train_batch_size"].astype(int),
-            "side": table["train_img_size"].astype(int),
-            "mode": "train",
-            "dtype": "fp16",
-            "torch": "1.12",
-            "measured_us": 1e3 * table["train_step_time"].astype(float),
-            "tuning": table["model"].astype(str).map(is_tuning),
-        })  # fmt: skip
+        return pd.DataFrame(
+            {
+                "model": table["model"].astype(str),
+                "layout": table["layout"].str.upper(),
+                "memory_format": table["layout"].map(LAYOUTS),
+                "batch_size": table["train_batch_size"].astype(int),
+                "side": table["train_img_size"].astype(int),
+                "mode": "train",
+                "dtype": "fp16",
+                "torch": "1.12",
+                "measured_us": 1e3 * table["train_step_time"].astype(float),
+                "tuning": table["model"].astype(str).map(is_tuning),
+            }
+        )
 
 
 def read_inference(datasets: str | Path) -> pd.DataFrame:
@@ -76,18 +79,22 @@ def read_inference(datasets: str | Path) -> pd.DataFrame:
     """
     with reading(file := Path(datasets) / INFERENCE):
         table = pd.read_parquet(file)
-        table = table[table["source"].str.endswith("pytorch-image-models") & (table["compile"] == "False")]
+        table = table[
+            table["source"].str.endswith("pytorch-image-models") & (table["compile"] == "False")
+        ]
         table = table.reset_index(drop=True)
         version = table["path"].str.extract(r"-(pt\d+)-", expand=False)
-        return pd.DataFrame({
-            "model": table["model"].astype(str),
-            "layout": "NCHW",
-            "memory_format": "contiguous",
-            "batch_size": table["batch_per_gpu"].astype(int),
-            "side": table["seq_len"].str.removeprefix("img ").astype(int),
-            "mode": "inference",
-            "dtype": "fp16",
-            "torch": version.map(VERSIONS),
-            "measured_us": 1e3 * table["value"].astype(float),
-            "tuning": table["model"].astype(str).map(is_tuning),
-        })  # fmt: skip
+        return pd.DataFrame(
+            {
+                "model": table["model"].astype(str),
+                "layout": "NCHW",
+                "memory_format": "contiguous",
+                "batch_size": table["batch_per_gpu"].astype(int),
+                "side": table["seq_len"].str.removeprefix("img ").astype(int),
+                "mode": "inference",
+                "dtype": "fp16",
+                "torch": version.map(VERSIONS),
+                "measured_us": 1e3 * table["value"].astype(float),
+                "tuning": table["model"].astype(str).map(is_tuning),
+            }
+        )

@@ -75,15 +75,32 @@ def read_translation(datasets: str | Path) -> pd.DataFrame:
         TableError: there are no logs, or one lacks its arguments or steps.
     """
     folder = Path(datasets) / "lambda"
-    files = [(gpu, file) for system, gpu in SYSTEMS.items()
-             for file in sorted(folder.glob(f"results*/{system}/PyTorch_gnmt_*/*.txt"))]  # fmt: skip
+    files = [
+        (gpu, file)
+        for system, gpu in SYSTEMS.items()
+        for file in sorted(folder.glob(f"results*/{system}/PyTorch_gnmt_*/*.txt"))
+    ]
     if not files:
-        raise TableError(f"{folder}: has no logs of GNMT; docs/accuracy.md says where they come from")
+        raise TableError(
+            f"{folder}: has no logs of GNMT; docs/accuracy.md says where they come from"
+        )
     found = []
     for gpu, file in files:
         dtype, batch, seconds = _log(file)
         dtype = full_precision(gpu) if dtype == "fp32" else dtype
-        found.append(("lambda", gpu, "gnmt", "train", dtype, "contiguous", batch, 1e6 * seconds, gpu in TUNING_GPUS))
+        found.append(
+            (
+                "lambda",
+                gpu,
+                "gnmt",
+                "train",
+                dtype,
+                "contiguous",
+                batch,
+                1e6 * seconds,
+                gpu in TUNING_GPUS,
+            )
+        )
     return pd.DataFrame(found, columns=list(COLUMNS))
 
 
@@ -99,12 +116,21 @@ def read_transformer(datasets: str | Path) -> pd.DataFrame:
     rows = []
     with reading(file):
         for gpu, part in sections(file.read_text(encoding="utf-8"), "Training", NVIDIA_GPUS):
-            line = re.search(r"^\|\s*1\s*\|\s*(\d+)(?:/(\d+))?\s*\|\s*(\d+)\s*\|\s*(\d+)", part, flags=re.MULTILINE)
+            line = re.search(
+                r"^\|\s*1\s*\|\s*(\d+)(?:/(\d+))?\s*\|\s*(\d+)\s*\|\s*(\d+)",
+                part,
+                flags=re.MULTILINE,
+            )
             if line is None:
                 continue
             most, least, full, half = line.groups()  # mixed precision has the larger batch
-            for kind, tokens, rate in ((full_precision(gpu), least or most, full), ("fp16", most, half)):
-                rows.append((gpu, kind, int(tokens), 1e6 * FILL_RATIO * positive(tokens) / positive(rate)))
+            for kind, tokens, rate in (
+                (full_precision(gpu), least or most, full),
+                ("fp16", most, half),
+            ):
+                rows.append(
+                    (gpu, kind, int(tokens), 1e6 * FILL_RATIO * positive(tokens) / positive(rate))
+                )
     if not rows:
         raise TableError(f"{file}: has no training results of a single GPU")
     return pd.DataFrame(rows, columns=["gpu", "dtype", "tokens", "measured_us"])
@@ -114,7 +140,9 @@ def _log(file: Path) -> tuple[str, int, float]:
     """(dtype, batch, mean seconds of a step) of one log."""
     with reading(file):
         text = file.read_text(encoding="utf-8")
-        math, size = (re.findall(rf"\b{key}='?(\w+)", text)[0] for key in ("math", "train_batch_size"))
+        math, size = (
+            re.findall(rf"\b{key}='?(\w+)", text)[0] for key in ("math", "train_batch_size")
+        )
         number, count, seconds = LOG_LINE.findall(text)[-1]
         if int(number) < int(count) // 2:
             raise ValueError(f"ends at step {number} of {count}; use the whole log")

@@ -19,7 +19,9 @@ with job(snakemake):
     steps, published = step_table(predictions), accuracy.published_steps(predictions)
     by_part = error_parts(summary, read_any(snakemake.input.parts))
     kernels = kernel_errors(with_gpus([*snakemake.input.models, *snakemake.params.shipped]))
-    parts = accuracy.sections(steps, errors_by_part(by_part), by_part, kernels, snakemake.params.missing, published)
+    parts = accuracy.sections(
+        steps, errors_by_part(by_part), by_part, kernels, snakemake.params.missing, published
+    )
     title = accuracy.title_of(steps)
     for path, text in (
         (snakemake.output.text, accuracy.markdown(title, parts)),

@@ -20,6 +20,9 @@ with job(snakemake):
         question.gpu, question.kernels_label, [*given.models, *shipped_models(question.gpu.name)]
     )
     prediction = predictions_of(read_table(given.summary, "summary"))[0]
-    evidence, observations = Path((given.trace or given.measured)[0]), observations_in(given.observations)
+    evidence, observations = (
+        Path((given.trace or given.measured)[0]),
+        observations_in(given.observations),
+    )
     table = parts_of(prediction, evidence, MeasuredStep(question, parts, kernels), observations)
     write_parquet(table, snakemake.output.parts, provenance=provenance(snakemake))

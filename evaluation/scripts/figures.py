@@ -26,7 +26,10 @@ with job(snakemake):
         operators=read_operators(given.graphs),
         detailed=grid_steps(Flow.from_config(snakemake.config)),
         workloads=tuple(params.workloads),
-        further={kind: read_any(list(files)) for kind, files in {"parts": given.parts, **params.checks}.items()},
+        further={
+            kind: read_any(list(files))
+            for kind, files in {"parts": given.parts, **params.checks}.items()
+        },
     )
     for name, reason in draw_all(artifacts, Path(snakemake.output.folder), ENTRIES).items():
         print(f"  {name}: not drawn, {reason}", flush=True)

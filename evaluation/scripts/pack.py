@@ -12,4 +12,6 @@ with job(snakemake):
     models = {folder.parent.name: folder for folder in folders if (folder / DESCRIPTION).is_file()}
     overheads = [Path(path) for path in snakemake.input.overheads]
     made = {**snakemake.params.provenance, "made_by": provenance(snakemake)["versions"]}
-    build_pack(snakemake.wildcards.gpu, models, overheads, made, Path(snakemake.output.manifest).parent)
+    build_pack(
+        snakemake.wildcards.gpu, models, overheads, made, Path(snakemake.output.manifest).parent
+    )

@@ -11,6 +11,7 @@ with job(snakemake):
 
     samples = read_samples(snakemake.input.latencies)
     errors = pd.concat(
-        [pair_errors(samples, fold) for fold in folds(samples, snakemake.wildcards.family)], ignore_index=True
+        [pair_errors(samples, fold) for fold in folds(samples, snakemake.wildcards.family)],
+        ignore_index=True,
     )
     write_parquet(errors, snakemake.output.errors, provenance=provenance(snakemake))

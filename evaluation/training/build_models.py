@@ -45,7 +45,9 @@ QUANTILE_COUNT = 100
 """Number of quantiles that represent a distribution."""
 
 
-def build_family(samples: pd.DataFrame, family: str, out: Path, cache: Path | None = None) -> pd.DataFrame:
+def build_family(
+    samples: pd.DataFrame, family: str, out: Path, cache: Path | None = None
+) -> pd.DataFrame:
     """Train and save one family's models, and return the errors over all ordered pairs of GPUs.
 
     The folder `cache` keeps the models without each GPU.
@@ -79,9 +81,14 @@ def add_interval_and_prior(
         errors_left_out[gpu] = left_out_errors(samples, fold.utilisation, gpu)
     low, high = interval_of_a_new_gpu(residuals)
     for gpu, own in residuals.items():
-        others = interval_of_a_new_gpu({name: values for name, values in residuals.items() if name != gpu})
+        others = interval_of_a_new_gpu(
+            {name: values for name, values in residuals.items() if name != gpu}
+        )
         direct[gpu]["coverage"] = float(np.mean((own >= others[0]) & (own <= others[1])))
-    provenance, prior = {**model.provenance, "left_out": direct}, learn_prior(errors_left_out).as_dict()
+    provenance, prior = (
+        {**model.provenance, "left_out": direct},
+        learn_prior(errors_left_out).as_dict(),
+    )
     done = replace(model, log_p10=low, log_p90=high, provenance=provenance, probe_prior=prior)
     return done, pd.concat(errors, ignore_index=True)
 
@@ -96,7 +103,9 @@ def interval_of_a_new_gpu(residuals: Mapping[str, Array]) -> tuple[float, float]
     """
     middle = (np.arange(QUANTILE_COUNT) + 0.5) / QUANTILE_COUNT
     levels = np.array([np.median(values) for values in residuals.values()])
-    within = np.concatenate([np.quantile(values, middle) - np.median(values) for values in residuals.values()])
+    within = np.concatenate(
+        [np.quantile(values, middle) - np.median(values) for values in residuals.values()]
+    )
     between = stats.t(len(levels)).ppf(middle) * np.sqrt(np.mean(levels**2))
     both = (between[:, None] + within[None, :]).ravel()
     return min(float(np.quantile(both, 0.1)), -0.02), max(float(np.quantile(both, 0.9)), 0.02)
@@ -108,12 +117,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=transfer_dir())
     parser.add_argument("--family", action="append", choices=COVERED_FAMILIES)
     parser.add_argument(
-        "--errors", type=Path, help="file for the errors of all pairs (CSV); rows of other families are kept"
+        "--errors",
+        type=Path,
+        help="file for the errors of all pairs (CSV); rows of other families are kept",
     )
     parser.add_argument(
-        "--folds", type=Path, help="folder for the models with each GPU left out, which the benchmarks use"
+        "--folds",
+        type=Path,
+        help="folder for the models with each GPU left out, which the benchmarks use",
     )
-    parser.add_argument("--published-mlp", action="store_true", help="train the 8 x 1024 networks instead")
+    parser.add_argument(
+        "--published-mlp", action="store_true", help="train the 8 x 1024 networks instead"
+    )
     options = parser.parse_args(arguments)
     data = datasets_dir()
     if data is None:
@@ -142,7 +157,9 @@ def merge_errors(path: Path, errors: pd.DataFrame) -> None:
         before = pd.read_csv(path)
         parts.append(before[~before["family"].isin(errors["family"])])
     order = {name: i for i, name in enumerate(COVERED_FAMILIES)}
-    table = pd.concat(parts, ignore_index=True).sort_values("family", key=lambda f: f.map(order), kind="stable")
+    table = pd.concat(parts, ignore_index=True).sort_values(
+        "family", key=lambda f: f.map(order), kind="stable"
+    )
     with atomic_path(path) as part:
         table.to_csv(part, index=False)
 

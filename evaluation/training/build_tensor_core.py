@@ -46,10 +46,14 @@ def chips(gpus: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(names) for names in by_chip.values()]
 
 
-def draw_sizes(products: Mapping[str, pd.DataFrame], rows: int, seed: int) -> dict[str, pd.DataFrame]:
+def draw_sizes(
+    products: Mapping[str, pd.DataFrame], rows: int, seed: int
+) -> dict[str, pd.DataFrame]:
     """Draw up to `rows` sizes of each GPU, as samples of the model's family."""
     return {
-        gpu: table.sample(min(rows, len(table)), random_state=seed).reset_index(drop=True).assign(family=FAMILY)
+        gpu: table.sample(min(rows, len(table)), random_state=seed)
+        .reset_index(drop=True)
+        .assign(family=FAMILY)
         for gpu, table in products.items()
     }
 
@@ -78,14 +82,19 @@ def error_summary(off: Array, measured: Array) -> dict[str, float]:
     }
 
 
-def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR_CORE_RECIPE) -> UtilisationModel:
+def build(
+    products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR_CORE_RECIPE
+) -> UtilisationModel:
     """Train the model of all GPUs, with its interval and the errors of each GPU when its chip is left out.
 
     Args:
         products: samples tables by GPU, of at least two chips.
         recipe: sizes and schedule; the shipped ones by default.
     """
-    trained, judged = draw_sizes(products, TRAINING_ROWS, seed=1), draw_sizes(products, TEST_ROWS, seed=2)
+    trained, judged = (
+        draw_sizes(products, TRAINING_ROWS, seed=1),
+        draw_sizes(products, TEST_ROWS, seed=2),
+    )
     off: dict[str, Array] = {}
     groups = chips(list(products))
     for chip in groups:
@@ -94,10 +103,17 @@ def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR_CORE_REC
     pooled = {chip[0]: np.concatenate([off[gpu] for gpu in chip]) for chip in groups}
     left_out = {}
     for chip in groups:
-        low, high = interval_of_a_new_gpu({name: own for name, own in pooled.items() if name != chip[0]})
+        low, high = interval_of_a_new_gpu(
+            {name: own for name, own in pooled.items() if name != chip[0]}
+        )
         for gpu in chip:
-            gpu_errors = error_summary(off[gpu], judged[gpu]["kernel_us"].to_numpy(dtype=np.float64))
-            left_out[gpu] = {**gpu_errors, "coverage": float(np.mean((off[gpu] >= low) & (off[gpu] <= high)))}
+            gpu_errors = error_summary(
+                off[gpu], judged[gpu]["kernel_us"].to_numpy(dtype=np.float64)
+            )
+            left_out[gpu] = {
+                **gpu_errors,
+                "coverage": float(np.mean((off[gpu] >= low) & (off[gpu] <= high))),
+            }
     low, high = interval_of_a_new_gpu(pooled)
     everything = train_utilisation(pd.concat(trained.values(), ignore_index=True), FAMILY, recipe)
     provenance = {**everything.provenance, "source": SOURCE, "chip_left_out": left_out}
@@ -106,14 +122,18 @@ def build(products: Mapping[str, pd.DataFrame], recipe: Recipe = TENSOR_CORE_REC
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: train, save, and print the errors of each GPU when its chip is left out."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=transfer_dir())
     options = parser.parse_args(arguments)
     model = build({gpu: read_products(gpu) for gpu in TABLES})
     path = options.out / f"{FAMILY}.safetensors"
     model.save(path)
     record_file(path)
-    print((100.0 * pd.DataFrame(model.provenance["chip_left_out"]).T).round(1).to_string(), flush=True)
+    print(
+        (100.0 * pd.DataFrame(model.provenance["chip_left_out"]).T).round(1).to_string(), flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,10 @@ def fit_curve(size: Array, time_us: Array, start_us: float = 0.0) -> TimeCurve:
     low, high = np.log2([size.min(), size.max()])
     knots = 2.0 ** np.append(np.arange(low, high - OCTAVES / 2.0, OCTAVES), high)
     # each column is what one step up from knot to knot adds
-    steps = [np.ones_like(size), *(np.interp(size, knots, np.arange(len(knots)) >= i) for i in range(1, len(knots)))]
+    steps = [
+        np.ones_like(size),
+        *(np.interp(size, knots, np.arange(len(knots)) >= i) for i in range(1, len(knots))),
+    ]
     rises, _ = nnls(np.column_stack(steps) / time_us[:, None], np.ones_like(time_us))
     us = np.cumsum(rises)
     if size.min() > SMALLEST_BYTES:
@@ -67,11 +70,15 @@ def fit_curves(samples: pd.DataFrame, start_us: Mapping[int, float] | None = Non
         rows = samples[(samples["op"] == op) & (samples["ranks"] == ranks)]
         size = rows["bytes"].to_numpy(np.float64) * bus_share(op, np.array([float(ranks)]))
         start = (start_us or {}).get(ranks, 0.0)
-        curves.setdefault(op, {})[int(ranks)] = fit_curve(size, rows["kernel_us"].to_numpy(np.float64), start)
+        curves.setdefault(op, {})[int(ranks)] = fit_curve(
+            size, rows["kernel_us"].to_numpy(np.float64), start
+        )
     return curves
 
 
-def write_curves(path: Path, curves: Sequence[MeasuredCurves], provenance: Mapping[str, Any]) -> None:
+def write_curves(
+    path: Path, curves: Sequence[MeasuredCurves], provenance: Mapping[str, Any]
+) -> None:
     """Write the curves of several GPUs and fabrics as JSON, atomically."""
     plain: dict[str, dict[str, Any]] = {}
     for measured in curves:
@@ -89,26 +96,42 @@ def predicted_over_measured(model: CollectiveModel, samples: pd.DataFrame) -> Ar
     return np.asarray(model.predict(calls).kernel / samples["kernel_us"].to_numpy(dtype=np.float64))
 
 
-def fitted_curves(rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda samples: samples) -> list[MeasuredCurves]:
+def fitted_curves(
+    rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda samples: samples,
+) -> list[MeasuredCurves]:
     """Curves of all measured GPUs. What is not at hand of the published tables beside the package keeps its shipped curves.
 
     Args:
         rows: which rows of a GPU's samples are used; all of them unless a check leaves some out.
     """
     curves = [
-        MeasuredCurves(load_gpu(gpu), fabric_of(gpu), fit_curves(rows(read_collectives(gpu)))) for gpu in COLLECTIVES
+        MeasuredCurves(load_gpu(gpu), fabric_of(gpu), fit_curves(rows(read_collectives(gpu))))
+        for gpu in COLLECTIVES
     ]
     if tables() is None:
         known = {(entry.gpu.name, entry.fabric, op) for entry in curves for op in entry.curves}
         for entry in measured_curves():
-            rest = {op: by for op, by in entry.curves.items() if (entry.gpu.name, entry.fabric, op) not in known}
+            rest = {
+                op: by
+                for op, by in entry.curves.items()
+                if (entry.gpu.name, entry.fabric, op) not in known
+            }
             curves += [replace(entry, curves=rest)] if rest else []
         return curves
     mesh = load_cluster("dgx1-v100")
-    start = {n: START_US + float(hops("all_reduce", np.array([n]))[0]) * mesh.latency_us for n in range(2, 9)}
-    curves.append(MeasuredCurves(load_gpu("V100-SXM2-32GB"), mesh.fabric, fit_curves(rows(read_v100()), start)))
+    start = {
+        n: START_US + float(hops("all_reduce", np.array([n]))[0]) * mesh.latency_us
+        for n in range(2, 9)
+    }
+    curves.append(
+        MeasuredCurves(
+            load_gpu("V100-SXM2-32GB"), mesh.fabric, fit_curves(rows(read_v100()), start)
+        )
+    )
     for gpu in SEND_RECV:
-        curves.append(MeasuredCurves(load_gpu(gpu), NVSWITCH, fit_curves(rows(read_send_recv(gpu)))))
+        curves.append(
+            MeasuredCurves(load_gpu(gpu), NVSWITCH, fit_curves(rows(read_send_recv(gpu))))
+        )
     return curves
 
 

@@ -16,13 +16,19 @@ import pandas as pd
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Quantiles, fit_quantiles
-from pipeline.kernels.fused_attention import AttentionModel, Constants, FittedAttention, Shape, attention_us
+from pipeline.kernels.fused_attention import (
+    AttentionModel,
+    Constants,
+    FittedAttention,
+    Shape,
+    attention_us,
+)
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.work import Array, Dims
 
 TILES: Mapping[str, tuple[float, float]] = {
-    "A100-SXM4-80GB": (128.0, 128.0), "L40S": (128.0, 64.0), "H100": (192.0, 128.0), "H200": (192.0, 128.0),
-    "B200": (256.0, 256.0),
+    "A100-SXM4-80GB": (128.0, 128.0), "L40S": (128.0, 64.0), "H100": (192.0, 128.0),
+    "H200": (192.0, 128.0), "B200": (256.0, 256.0),
 }  # fmt: skip
 """Queries per block for heads of width up to 96, and for wider heads.
 
@@ -38,7 +44,9 @@ CONSTANT_NAMES = tuple(entry.name for entry in fields(Constants))
 LOWER_BOUNDS = Constants(
     0.5, 0.01, 0.01, 0.01, 0.05, 0.02, 8.0, 0.1, 0.1, 0.1, 0.1, 0.8, 0.3, 0.05, 0.1, 0.01, 0.05, 0.2
 )
-UPPER_BOUNDS = Constants(15.0, 6.0, 6.0, 3.0, 1.5, 1.0, 128.0, 1.0, 1.0, 1.0, 1.0, 1.6, 1.0, 6.0, 2.0, 20.0, 8.0, 1.0)
+UPPER_BOUNDS = Constants(
+    15.0, 6.0, 6.0, 3.0, 1.5, 1.0, 128.0, 1.0, 1.0, 1.0, 1.0, 1.6, 1.0, 6.0, 2.0, 20.0, 8.0, 1.0
+)
 """Lower and upper bounds of the constants, in the order of `Constants`."""
 
 L2_EDGE_STARTS = (0.4, 0.8, 1.5)
@@ -53,7 +61,9 @@ TIME_RANGE_EDGES_US = (0.0, 20.0, 50.0, 200.0, 1000.0, np.inf)
 FOLDS = 5
 
 
-def fit_constants(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], start: Constants) -> Constants:
+def fit_constants(
+    samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], start: Constants
+) -> Constants:
     """Fit the constants to a GPU's samples.
 
     Args:
@@ -82,7 +92,9 @@ def fit_constants(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float
             error = weight * (np.log(attention_us(constants(p), tiles, gpu, peak, shape)) - target)
             return np.concatenate([error, pull * (p - first)])
 
-        found = least_squares(residual, first, bounds=(low, high), loss="soft_l1", f_scale=0.15, max_nfev=150)
+        found = least_squares(
+            residual, first, bounds=(low, high), loss="soft_l1", f_scale=0.15, max_nfev=150
+        )
         if best is None or found.cost < best[0]:
             best = (float(found.cost), found.x)
     assert best is not None
@@ -105,7 +117,9 @@ def folds_of(samples: pd.DataFrame, seed: int = 0) -> npt.NDArray[np.int64]:
     return np.asarray(order[kinds] % FOLDS, dtype=np.int64)
 
 
-def held_out(samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], start: Constants) -> Array:
+def held_out(
+    samples: pd.DataFrame, gpu: GpuSpec, tiles: tuple[float, float], start: Constants
+) -> Array:
     """Times by fits without any row of the same heads and sequence length; us, shape (rows,)."""
     fold, found = folds_of(samples), np.full(len(samples), np.nan)
     for number in range(FOLDS):
@@ -127,14 +141,23 @@ def fit_with_intervals(
     unseen = held_out(samples, gpu, tiles, start)
     residual = np.log(samples["kernel_us"].to_numpy(dtype=np.float64) / unseen)
     widths, causal = samples["K"].to_numpy(dtype=np.float64), Shape.of(samples).causal
-    return FittedAttention(fit_constants(samples, gpu, tiles, start), tiles, fit_quantiles(np.log(unseen), residual),
-                  (float(widths.min()), float(widths.max())), bool((~causal).any()))  # fmt: skip
+    return FittedAttention(
+        fit_constants(samples, gpu, tiles, start),
+        tiles,
+        fit_quantiles(np.log(unseen), residual),
+        (float(widths.min()), float(widths.max())),
+        bool((~causal).any()),
+    )
 
 
 def fit_gpus(samples: Mapping[str, pd.DataFrame]) -> dict[str, FittedAttention]:
     """Fitted constants and intervals of each GPU, as they are saved."""
     fitted: dict[str, FittedAttention] = {}
     for gpu in sorted(samples, key=lambda name: name in START_CONSTANTS_FROM):
-        start = fitted[START_CONSTANTS_FROM[gpu]].constants if gpu in START_CONSTANTS_FROM else Constants()
+        start = (
+            fitted[START_CONSTANTS_FROM[gpu]].constants
+            if gpu in START_CONSTANTS_FROM
+            else Constants()
+        )
         fitted[gpu] = fit_with_intervals(samples[gpu], load_gpu(gpu), TILES[gpu], start)
     return {gpu: fitted[gpu] for gpu in samples}

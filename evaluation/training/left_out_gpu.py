@@ -27,7 +27,13 @@ from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.kernels.families import FAMILIES
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.methods import by_auto, by_roofline
-from pipeline.transfer.probes import Calibration, CovarianceInputs, calibrate, choose_probes, covariance_inputs
+from pipeline.transfer.probes import (
+    Calibration,
+    CovarianceInputs,
+    calibrate,
+    choose_probes,
+    covariance_inputs,
+)
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.wave_scaling import DIMS, TransferMlp
 
@@ -101,7 +107,11 @@ def folds(
             partial(train_utilisation, rest, family, chosen),
         )
         if probes and len(gpus) > 2:
-            others = {other: left_out_errors(rest, without_both(gpu, other), other) for other in gpus if other != gpu}
+            others = {
+                other: left_out_errors(rest, without_both(gpu, other), other)
+                for other in gpus
+                if other != gpu
+            }
             model = replace(model, probe_prior=learn_prior(others).as_dict())
         mlp = None
         if family in DIMS and mlp_steps:
@@ -113,7 +123,9 @@ def folds(
         yield Fold(family, load_gpu(str(gpu)), model, mlp)
 
 
-def _cached(path: Path | None, load: Callable[[Path], Trained], train: Callable[[], Trained]) -> Trained:
+def _cached(
+    path: Path | None, load: Callable[[Path], Trained], train: Callable[[], Trained]
+) -> Trained:
     """Load the model at a path; where there is none, train it and save it there."""
     if path is not None and path.is_file():
         return load(path)
@@ -123,12 +135,16 @@ def _cached(path: Path | None, load: Callable[[Path], Trained], train: Callable[
     return model
 
 
-def left_out_errors(samples: pd.DataFrame, model: UtilisationModel, gpu: str) -> tuple[CovarianceInputs, Array]:
+def left_out_errors(
+    samples: pd.DataFrame, model: UtilisationModel, gpu: str
+) -> tuple[CovarianceInputs, Array]:
     """Calls of a GPU above `MIN_FLOOR_MULTIPLE` times the floor, and their log(measured / predicted), for `learn_prior`.
 
     The model must have been trained without this GPU.
     """
-    family_rows = _above_floor(samples[(samples["family"] == model.family) & (samples["gpu"] == gpu)])
+    family_rows = _above_floor(
+        samples[(samples["family"] == model.family) & (samples["gpu"] == gpu)]
+    )
     inputs = covariance_inputs(model, family_rows, load_gpu(gpu))
     return inputs, np.log(family_rows["latency_us"].to_numpy(dtype=np.float64)) - inputs.log_latency
 
@@ -151,15 +167,23 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
     target = family_rows[family_rows["gpu"] == fold.destination.name]
     floor = target.groupby("op")["latency_us"].min()
     keys = ["op", *(name for name in _DIMS[fold.family] if name in family_rows.columns)]
-    right = target[[*keys, "latency_us"]].drop_duplicates(keys).rename(columns={"latency_us": "truth"})
+    right = (
+        target[[*keys, "latency_us"]].drop_duplicates(keys).rename(columns={"latency_us": "truth"})
+    )
     probes = probe_rows(family_rows, keys, fold)
     calibration = calibrate(fold.utilisation, probes, fold.destination)
     models = {fold.family: fold.utilisation}
     rows = []
     for gpu in sorted(set(family_rows["gpu"]) - {fold.destination.name}):
         origin = load_gpu(str(gpu))
-        joined = family_rows[family_rows["gpu"] == gpu].drop_duplicates(keys).merge(right, on=keys, how="inner")
-        joined = joined[joined["truth"] > MIN_FLOOR_MULTIPLE * joined["op"].map(floor)].reset_index(drop=True)
+        joined = (
+            family_rows[family_rows["gpu"] == gpu]
+            .drop_duplicates(keys)
+            .merge(right, on=keys, how="inner")
+        )
+        joined = joined[joined["truth"] > MIN_FLOOR_MULTIPLE * joined["op"].map(floor)].reset_index(
+            drop=True
+        )
         held_out = _without_probes(joined, probes, keys)
         predictions = {
             "auto": _auto(joined, origin, fold, models, None),
@@ -174,24 +198,36 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
         for name, predicted in predictions.items():
             if not np.isfinite(predicted[held_out]).all():
                 continue
-            rows.append({
-                "family": fold.family, "origin": origin.name, "destination": fold.destination.name, "method": name,
-                **_percent(predicted[held_out], truth[held_out]), "rows": int(held_out.sum()),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "family": fold.family,
+                    "origin": origin.name,
+                    "destination": fold.destination.name,
+                    "method": name,
+                    **_percent(predicted[held_out], truth[held_out]),
+                    "rows": int(held_out.sum()),
+                }
+            )
     return pd.DataFrame(rows)
 
 
 _DIMS = {name: FAMILIES[name].required for name in RECIPES}
 
 
-def _without_probes(rows: pd.DataFrame, probes: pd.DataFrame, keys: list[str]) -> npt.NDArray[np.bool_]:
+def _without_probes(
+    rows: pd.DataFrame, probes: pd.DataFrame, keys: list[str]
+) -> npt.NDArray[np.bool_]:
     """Mask of the rows that are not probes."""
     return ~rows[keys].apply(tuple, axis=1).isin(set(probes[keys].apply(tuple, axis=1))).to_numpy()
 
 
-def probe_rows(family_rows: pd.DataFrame, keys: list[str], fold: Fold, count: int = PROBES) -> pd.DataFrame:
+def probe_rows(
+    family_rows: pd.DataFrame, keys: list[str], fold: Fold, count: int = PROBES
+) -> pd.DataFrame:
     """The destination's rows of the calls that `choose_probes` selects among `probe_candidates`."""
-    return choose_probes(fold.utilisation, probe_candidates(family_rows, keys, fold), fold.destination, count)
+    return choose_probes(
+        fold.utilisation, probe_candidates(family_rows, keys, fold), fold.destination, count
+    )
 
 
 def probe_candidates(family_rows: pd.DataFrame, keys: list[str], fold: Fold) -> pd.DataFrame:
@@ -207,7 +243,9 @@ def probe_candidates(family_rows: pd.DataFrame, keys: list[str], fold: Fold) -> 
 
 def log_residuals(samples: pd.DataFrame, fold: Fold) -> Array:
     """log(measured / predicted) of the left-out GPU above twice its floor, predicted from its spec; shape (rows,)."""
-    family_rows = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
+    family_rows = samples[
+        (samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)
+    ]
     family_rows = _above_floor(family_rows)
     _, latency = fold.utilisation.kernel_and_latency(family_rows, fold.destination)
     return np.log(family_rows["latency_us"].to_numpy(dtype=np.float64) / latency)
@@ -217,19 +255,25 @@ def probe_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, dict[str, float
     """`probed_errors` of the left-out GPU by number of probes; 0 means a prediction from the spec alone."""
     family_rows, keys, target = left_out_rows(samples, fold)
     return {
-        str(count): probed_errors(target, keys, fold, probe_rows(family_rows, keys, fold, count) if count else None)
+        str(count): probed_errors(
+            target, keys, fold, probe_rows(family_rows, keys, fold, count) if count else None
+        )
         for count in (0, *PROBE_COUNTS)
     }
 
 
-def left_out_rows(samples: pd.DataFrame, fold: Fold) -> tuple[pd.DataFrame, list[str], pd.DataFrame]:
+def left_out_rows(
+    samples: pd.DataFrame, fold: Fold
+) -> tuple[pd.DataFrame, list[str], pd.DataFrame]:
     """The family's samples, the columns that identify a call, and the left-out GPU's rows above twice its floor."""
     family_rows = samples[samples["family"] == fold.family]
     keys = ["op", *(name for name in _DIMS[fold.family] if name in family_rows.columns)]
     return (
         family_rows,
         keys,
-        _above_floor(family_rows[family_rows["gpu"] == fold.destination.name].drop_duplicates(keys)),
+        _above_floor(
+            family_rows[family_rows["gpu"] == fold.destination.name].drop_duplicates(keys)
+        ),
     )
 
 
@@ -256,7 +300,9 @@ def probed_errors(
 
 def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, Any]:
     """Errors in % on the left-out GPU, predicted from its spec: MAPE above twice the floor, GMAE over all rows."""
-    family_rows = samples[(samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)]
+    family_rows = samples[
+        (samples["family"] == fold.family) & (samples["gpu"] == fold.destination.name)
+    ]
     _, latency = fold.utilisation.kernel_and_latency(family_rows, fold.destination)
     truth = family_rows["latency_us"].to_numpy(dtype=np.float64)
     above = family_rows.index.isin(_above_floor(family_rows).index)
@@ -280,7 +326,9 @@ def _auto(
     calibration: Calibration | None,
 ) -> Array:
     calibrations = {fold.family: calibration} if calibration is not None else None
-    return by_auto(joined, origin, fold.destination, models, calibrations)["predicted_us"].to_numpy(dtype=np.float64)
+    return by_auto(joined, origin, fold.destination, models, calibrations)["predicted_us"].to_numpy(
+        dtype=np.float64
+    )
 
 
 def _wave(joined: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, exact: bool) -> Array:
@@ -292,7 +340,9 @@ def _wave(joined: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, exact: bo
 def _mlp(joined: pd.DataFrame, origin: GpuSpec, fold: Fold) -> Array:
     if fold.mlp is None:
         return np.full(len(joined), np.nan)
-    return joined["latency_us"].to_numpy(dtype=np.float64) * fold.mlp.ratio(joined, origin, fold.destination)
+    return joined["latency_us"].to_numpy(dtype=np.float64) * fold.mlp.ratio(
+        joined, origin, fold.destination
+    )
 
 
 def _bandwidth(joined: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> Array:

@@ -21,9 +21,14 @@ PUBLISHED_SIZE = (8, 1024)
 
 
 def train_mlp(
-    samples: pd.DataFrame, family: str, size: tuple[int, int] = SHIPPED_SIZE, steps: int = 1500, rows: int = 1024,
-    seed: int = 0, rate: float = 3e-3,
-) -> TransferMlp:  # fmt: skip
+    samples: pd.DataFrame,
+    family: str,
+    size: tuple[int, int] = SHIPPED_SIZE,
+    steps: int = 1500,
+    rows: int = 1024,
+    seed: int = 0,
+    rate: float = 3e-3,
+) -> TransferMlp:
     """Fit a network to samples of several GPUs (needs torch).
 
     Args:
@@ -41,13 +46,17 @@ def train_mlp(
     import torch
 
     if family not in DIMS:
-        raise InputError(f"no network for family {family}: choose one of {', '.join(sorted(COMPUTE_FAMILIES))}")
+        raise InputError(
+            f"no network for family {family}: choose one of {', '.join(sorted(COMPUTE_FAMILIES))}"
+        )
     rows_of_family = samples[samples["family"] == family]
     if rows_of_family.empty:
         raise InputError(f"no samples of family {family} to train on")
     groups = [(part, load_gpu(str(gpu))) for gpu, part in rows_of_family.groupby("gpu", sort=True)]
     x = np.concatenate([inputs(family, part, gpu) for part, gpu in groups])
-    y = np.concatenate([np.log(part["latency_us"].to_numpy(dtype=np.float64)) for part, _ in groups])
+    y = np.concatenate(
+        [np.log(part["latency_us"].to_numpy(dtype=np.float64)) for part, _ in groups]
+    )
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
     torch.manual_seed(seed)
     layers, width = size
@@ -74,5 +83,10 @@ def train_mlp(
     for index, layer in enumerate(network):
         arrays[f"weight{index}"] = np.ascontiguousarray(layer.weight.detach().numpy().T)
         arrays[f"bias{index}"] = layer.bias.detach().numpy()
-    facts = {"gpus": [gpu.name for _, gpu in groups], "samples": len(rows_of_family), "seed": seed, "steps": steps}
+    facts = {
+        "gpus": [gpu.name for _, gpu in groups],
+        "samples": len(rows_of_family),
+        "seed": seed,
+        "steps": steps,
+    }
     return TransferMlp(family, layers, arrays, facts)

@@ -27,7 +27,10 @@ def models_of(flow: Flow, gpu: str) -> list[str]:
 
 def packed_gpus() -> list[str]:
     """GPUs whose packs can be rebuilt here: from public data, or from this project's campaigns."""
-    return [*(gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC), *campaign_gpus()]
+    return [
+        *(gpu for gpu in PUBLIC_KERNEL_GPUS if kernel_source(gpu) is Source.PUBLIC),
+        *campaign_gpus(),
+    ]
 
 
 def overheads_of(flow: Flow, gpu: str) -> list[str]:
@@ -62,10 +65,18 @@ def pack_provenance(wildcards: Any) -> dict[str, Any]:
     """Params function: provenance of the measurements of a pack."""
     if kernel_source(wildcards.gpu) is Source.MEASUREMENTS:
         manifest = read_manifest(measurements_dir() / wildcards.gpu)
-        device = {key: manifest["device"].get(key) for key in ("driver_name", "torch", "cuda", "cudnn")}
-        data = {"source": f"measurements/{wildcards.gpu}", "campaign": manifest["campaign_id"], **device}
+        device = {
+            key: manifest["device"].get(key) for key in ("driver_name", "torch", "cuda", "cudnn")
+        }
+        data = {
+            "source": f"measurements/{wildcards.gpu}",
+            "campaign": manifest["campaign_id"],
+            **device,
+        }
         return {"data": [data], "code": [code_digest("fit_kernels")]}
-    names = ["neusight"] + (["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else [])
+    names = ["neusight"] + (
+        ["param", "hta"] if overhead_source(wildcards.gpu) is Source.PUBLIC else []
+    )
     return {
         "data": [SOURCES[name] for name in names],
         "code": [code_digest("fit_kernels"), code_digest("public_overheads")],

@@ -44,9 +44,15 @@ def learn_prior(errors: Mapping[str, tuple[CovarianceInputs, Array]], seed: int 
     axes = [group.shape[1] for group in next(iter(errors.values()))[0].groups]
     start = ProbePrior()
     p: dict[str, Any] = {
-        "effects": [-1.0] * len(start.effects), "level": -2.0, "op": -3.0, "noise": -2.0,
-        "spreads": [-1.5, -1.5, -2.0], "sizes": [0.0] * axes[0], "work": [0.0] * axes[1], "form": [1.5] * axes[2],
-    }  # fmt: skip
+        "effects": [-1.0] * len(start.effects),
+        "level": -2.0,
+        "op": -3.0,
+        "noise": -2.0,
+        "spreads": [-1.5, -1.5, -2.0],
+        "sizes": [0.0] * axes[0],
+        "work": [0.0] * axes[1],
+        "form": [1.5] * axes[2],
+    }
     p = {name: torch.tensor(value, dtype=torch.float64) for name, value in p.items()}
 
     def loss() -> Any:
@@ -55,11 +61,15 @@ def learn_prior(errors: Mapping[str, tuple[CovarianceInputs, Array]], seed: int 
         value = value + TYPICAL_PENALTY * ((few - float(np.log(TYPICAL_SPREAD))) ** 2).sum()
         for inputs, error in errors.values():
             drawn = random.choice(len(error), min(ROWS, len(error)), replace=False)
-            covariance = _covariance(p, inputs.rows(drawn)) + torch.exp(2 * p["noise"]) * torch.eye(len(drawn))
+            covariance = _covariance(p, inputs.rows(drawn)) + torch.exp(2 * p["noise"]) * torch.eye(
+                len(drawn)
+            )
             factor = torch.linalg.cholesky(covariance + 1e-9 * torch.eye(len(drawn)))
             y = torch.tensor(error[drawn])[:, None]
             solved = torch.cholesky_solve(y, factor)
-            value = value + (0.5 * (y * solved).sum() + torch.log(torch.diagonal(factor)).sum()) / len(drawn)
+            value = value + (
+                0.5 * (y * solved).sum() + torch.log(torch.diagonal(factor)).sum()
+            ) / len(drawn)
         return value
 
     minimise(loss, list(p.values()), STEPS, RATE, warm_up=None)
@@ -69,9 +79,13 @@ def learn_prior(errors: Mapping[str, tuple[CovarianceInputs, Array]], seed: int 
         return tuple(round(float(v), 5) for v in np.atleast_1d(fitted[name]))
 
     return ProbePrior(
-        effects=values("effects"), level=values("level")[0], op=values("op")[0], spreads=values("spreads"),
-        lengths=(values("sizes"), values("work"), values("form")), noise=values("noise")[0],
-    )  # fmt: skip
+        effects=values("effects"),
+        level=values("level")[0],
+        op=values("op")[0],
+        spreads=values("spreads"),
+        lengths=(values("sizes"), values("work"), values("form")),
+        noise=values("noise")[0],
+    )
 
 
 def _covariance(p: dict[str, Any], inputs: CovarianceInputs) -> Any:

@@ -49,11 +49,18 @@ RECIPES: dict[str, Recipe] = {
         prior=0.3,
     ),
     "conv2d_forward": Recipe(
-        Shape(width=12, depth=2, memory_low=0.2), steps=600, networks=4, rows=1024, memory_reward=0.0, prior=0.3
+        Shape(width=12, depth=2, memory_low=0.2),
+        steps=600,
+        networks=4,
+        rows=1024,
+        memory_reward=0.0,
+        prior=0.3,
     ),
     "elementwise": Recipe(replace(_ROWS, width=16), steps=600, networks=3, memory_reward=0.0),
     # linear in a few features (`gpu_features.softmax_features`): networks learn to tell the GPUs apart and differ between seeds
-    "softmax": Recipe(replace(_ROWS, depth=0, memory_low=0.7), steps=600, networks=3, memory_reward=0.0, prior=0.4),
+    "softmax": Recipe(
+        replace(_ROWS, depth=0, memory_low=0.7), steps=600, networks=3, memory_reward=0.0, prior=0.4
+    ),
     "layer_norm": Recipe(_ROWS, steps=600, networks=3, memory_reward=0.01),
 }
 """Recipe by family, chosen by leave-one-GPU-out errors (docs/transfer.md)."""

@@ -48,9 +48,12 @@ NETWORK_DECAY, CORRECTION_WEIGHT = 1e-2, 0.01
 
 
 def train_utilisation(
-    samples: pd.DataFrame, family: str, recipe: Recipe | None = None, seed: int = 0,
+    samples: pd.DataFrame,
+    family: str,
+    recipe: Recipe | None = None,
+    seed: int = 0,
     provenance: dict[str, Any] | None = None,
-) -> UtilisationModel:  # fmt: skip
+) -> UtilisationModel:
     """Fit one family's model to samples of several GPUs.
 
     Args:
@@ -66,25 +69,42 @@ def train_utilisation(
     recipe = recipe or RECIPES[family]
     own = samples[samples["family"] == family]
     if own.empty:
-        raise InputError(f"no samples of family {family}: measure some, or use the roofline for this family")
+        raise InputError(
+            f"no samples of family {family}: measure some, or use the roofline for this family"
+        )
     by_gpu = {str(gpu): part.reset_index(drop=True) for gpu, part in own.groupby("gpu", sort=True)}
     floors = {gpu: op_floors(part) for gpu, part in by_gpu.items()}
     ops = tuple(own["op"].value_counts().index.astype(str))
     terms_of = {gpu: terms(family, part, load_gpu(gpu)) for gpu, part in by_gpu.items()}
-    scales = {name: _scale([way.x for t in terms_of.values() for way in t.values() if way.network == name])
-              for name in networks_of(family)}  # fmt: skip
+    scales = {
+        name: _scale(
+            [way.x for t in terms_of.values() for way in t.values() if way.network == name]
+        )
+        for name in networks_of(family)
+    }
     ways = {name: (way.network, way.norm) for name, way in next(iter(terms_of.values())).items()}
-    tables = [_columns(family, by_gpu[gpu], terms_of[gpu], floors[gpu], ops, scales) for gpu in by_gpu]
+    tables = [
+        _columns(family, by_gpu[gpu], terms_of[gpu], floors[gpu], ops, scales) for gpu in by_gpu
+    ]
     fitted = [_fit_one(tables, ways, len(ops), recipe, seed + i) for i in range(recipe.networks)]
     parameters = {key: np.stack([network[key] for network, _ in fitted]) for key in fitted[0][0]}
     for name, (mean, scale) in scales.items():
-        parameters |= {f"{name}mean": mean.astype(np.float32), f"{name}scale": scale.astype(np.float32)}
+        parameters |= {
+            f"{name}mean": mean.astype(np.float32),
+            f"{name}scale": scale.astype(np.float32),
+        }
     corrections = np.mean([found for _, found in fitted], axis=0).astype(np.float64).tolist()
     facts = {"gpus": list(by_gpu), "samples": len(own), "recipe": asdict(recipe), "seed": seed}
     return UtilisationModel(
-        family, ops, recipe.shape, parameters, unknown_host_floors(floors), floors,
-        dict(zip(by_gpu, corrections, strict=True)), provenance=facts | (provenance or {}),
-    )  # fmt: skip
+        family,
+        ops,
+        recipe.shape,
+        parameters,
+        unknown_host_floors(floors),
+        floors,
+        dict(zip(by_gpu, corrections, strict=True)),
+        provenance=facts | (provenance or {}),
+    )
 
 
 def op_floors(samples: pd.DataFrame) -> dict[str, float]:
@@ -116,9 +136,13 @@ def _known_way(terms_of: dict[str, Terms], taken: npt.NDArray[np.int64]) -> npt.
 
 
 def _columns(
-    family: str, part: pd.DataFrame, terms_of: dict[str, Terms], floors: dict[str, float], ops: tuple[str, ...],
+    family: str,
+    part: pd.DataFrame,
+    terms_of: dict[str, Terms],
+    floors: dict[str, float],
+    ops: tuple[str, ...],
     scales: dict[str, tuple[Array, Array]],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One GPU's samples as tensors by name, each of shape (rows, ...)."""
     import torch
 
@@ -135,7 +159,10 @@ def _columns(
     for name, way in terms_of.items():
         mean, scale = scales[way.network]
         columns[f"{name} x"] = tensor(np.clip((way.x - mean) / scale, -FEATURE_CLIP, FEATURE_CLIP))
-        columns |= {f"{name} {key}": tensor(np.minimum(getattr(way, key), UNAVAILABLE_LOG_US)) for key in TIMES}
+        columns |= {
+            f"{name} {key}": tensor(np.minimum(getattr(way, key), UNAVAILABLE_LOG_US))
+            for key in TIMES
+        }
     return columns
 
 
@@ -175,22 +202,34 @@ def _fit_one(
 
     def loss() -> Any:
         centred = latent - latent.mean(dim=0, keepdim=True)
-        rows = torch.cat([torch.randint(0, count, (per_gpu,), generator=generator) + start
-                          for start, count in zip(starts, counts, strict=True)])  # fmt: skip
+        rows = torch.cat(
+            [
+                torch.randint(0, count, (per_gpu,), generator=generator) + start
+                for start, count in zip(starts, counts, strict=True)
+            ]
+        )
         batch = {key: value[rows] for key, value in pooled.items()}
         value = _batch_loss(p, batch, recipe, ways, centred[whose].T)
         return value + CORRECTION_WEIGHT * (centred**2).mean() / recipe.prior**2
 
     others = [value for key, value in p.items() if key not in layers]
     minimise(
-        loss, [p[key] for key in layers], recipe.steps, recipe.rate,
-        weight_decay=NETWORK_DECAY, undecayed=[*others, latent],
-    )  # fmt: skip
+        loss,
+        [p[key] for key in layers],
+        recipe.steps,
+        recipe.rate,
+        weight_decay=NETWORK_DECAY,
+        undecayed=[*others, latent],
+    )
     corrections = (latent - latent.mean(dim=0, keepdim=True)).detach().numpy()
-    return {key: value.detach().numpy().astype(np.float32) for key, value in p.items()}, -corrections
+    return {
+        key: value.detach().numpy().astype(np.float32) for key, value in p.items()
+    }, -corrections
 
 
-def _batch_loss(p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: Ways, latent: Any) -> Any:
+def _batch_loss(
+    p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: Ways, latent: Any
+) -> Any:
     """Mean absolute log error of a batch's latencies; `UtilisationModel` has the same formula in NumPy."""
     import torch
     from torch.nn.functional import log_softmax, logsigmoid
@@ -200,9 +239,13 @@ def _batch_loss(p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: 
     for prefix, norm in dict.fromkeys(ways.values()):
         # ways that share a network are evaluated together
         sharing = [way for way, network in ways.items() if network == (prefix, norm)]
-        call_terms = {key: torch.cat([batch[f"{way} {key}"] for way in sharing]) for key in (*TIMES, "x")}
+        call_terms = {
+            key: torch.cat([batch[f"{way} {key}"] for way in sharing]) for key in (*TIMES, "x")
+        }
         op = batch["op"].repeat(len(sharing))
-        kernels, uses = _log_kernel(p, prefix, call_terms, op, shape, norm, latent.repeat(1, len(sharing)))
+        kernels, uses = _log_kernel(
+            p, prefix, call_terms, op, shape, norm, latent.repeat(1, len(sharing))
+        )
         kernels_and_uses += zip(kernels.chunk(len(sharing)), uses.chunk(len(sharing)), strict=True)
     start = batch["floor"] + logsigmoid(p["launch"][batch["op"]])
 
@@ -224,7 +267,13 @@ def _batch_loss(p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: 
 
 
 def _log_kernel(
-    p: dict[str, Any], prefix: str, call_terms: dict[str, Any], op: Any, shape: Shape, norm: float | None, latent: Any
+    p: dict[str, Any],
+    prefix: str,
+    call_terms: dict[str, Any],
+    op: Any,
+    shape: Shape,
+    norm: float | None,
+    latent: Any,
 ) -> tuple[Any, Any]:
     """Log kernel time by one network and log memory utilisation, each of shape (rows,)."""
     import torch
@@ -233,15 +282,23 @@ def _log_kernel(
     hidden = call_terms["x"]
     for layer in range(shape.depth):
         hidden = silu(hidden @ p[f"{prefix}weight{layer}"] + p[f"{prefix}bias{layer}"])
-    z = hidden @ p[f"{prefix}weight{shape.depth}"] + p[f"{prefix}bias{shape.depth}"] + p[f"{prefix}op_bias"][op]
+    z = (
+        hidden @ p[f"{prefix}weight{shape.depth}"]
+        + p[f"{prefix}bias{shape.depth}"]
+        + p[f"{prefix}op_bias"][op]
+    )
     centre, steep = p[f"{prefix}l2"]
     use_compute = logsigmoid(z[:, 0]) + float(np.log(shape.compute_bound))
-    use_memory = torch.log(shape.memory_low + (shape.memory_high - shape.memory_low) * torch.sigmoid(z[:, 1]))
+    use_memory = torch.log(
+        shape.memory_low + (shape.memory_high - shape.memory_low) * torch.sigmoid(z[:, 1])
+    )
     missed = logsigmoid(torch.exp(steep) * (call_terms["per_l2"] - centre))
     reached = torch.logaddexp(missed, torch.full_like(missed, float(np.log(1e-6))))
     memory = _norm(shape.norm, call_terms["dram"] + reached, call_terms["l2"])
     kernel = _norm(
-        norm or shape.norm, call_terms["arithmetic"] - use_compute - latent[0], memory - use_memory - latent[1]
+        norm or shape.norm,
+        call_terms["arithmetic"] - use_compute - latent[0],
+        memory - use_memory - latent[1],
     )
     if shape.tile_reads:
         again = missed + logsigmoid(z[:, 3]) + float(np.log(shape.tile_reads))

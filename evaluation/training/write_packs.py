@@ -13,7 +13,15 @@ from typing import Any
 
 from pipeline.errors import SteptimeError
 from pipeline.kernels.fused_attention import FittedAttention
-from pipeline.model_files import FORMAT, MANIFEST, RESTORE, check_pack, file_digest, read_json, write_json
+from pipeline.model_files import (
+    FORMAT,
+    MANIFEST,
+    RESTORE,
+    check_pack,
+    file_digest,
+    read_json,
+    write_json,
+)
 from pipeline.paths import packs_dir
 
 
@@ -22,7 +30,9 @@ def write_by_gpu(path: Path, gpus: Mapping[str, Any], provenance: Mapping[str, A
     write_json(path, {"format": FORMAT, "provenance": provenance, "gpus": gpus})
 
 
-def write_fitted(path: Path, fitted: Mapping[str, FittedAttention], provenance: Mapping[str, Any]) -> None:
+def write_fitted(
+    path: Path, fitted: Mapping[str, FittedAttention], provenance: Mapping[str, Any]
+) -> None:
     """Write the constants fitted on several GPUs as JSON, and add the file to its folder's manifest."""
     write_by_gpu(path, {gpu: found.to_json() for gpu, found in fitted.items()}, provenance)
     record_file(path)
@@ -81,15 +91,22 @@ def build_pack(
     stage = Path(tempfile.mkdtemp(prefix=f".{gpu}.", dir=target.parent))
     try:
         for family, source in sorted(models.items()):
-            shutil.copytree(source, stage / "kernels" / family, ignore=shutil.ignore_patterns("*.parquet", ".*"))
+            shutil.copytree(
+                source, stage / "kernels" / family, ignore=shutil.ignore_patterns("*.parquet", ".*")
+            )
             description = stage / "kernels" / family / "family.json"
             # predictions use a pack, not a fit of this machine
             values = read_json(description, remedy="fit the family again")
             write_json(description, {**values, "evidence": "pack"}, sealed=True)
         for table in overheads:
             shutil.copy2(table, stage / table.name)
-        names = sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file())
-        files = {n: {"bytes": (stage / n).stat().st_size, "sha256": file_digest(stage / n)} for n in names}
+        names = sorted(
+            path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()
+        )
+        files = {
+            n: {"bytes": (stage / n).stat().st_size, "sha256": file_digest(stage / n)}
+            for n in names
+        }
         manifest = {"format": FORMAT, "gpu": gpu, "provenance": dict(provenance), "files": files}
         write_json(stage / MANIFEST, manifest)
         stage.chmod(0o755)

@@ -34,7 +34,9 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         masters = MasterWeights(model) if half else None
     if half:
         model.half()
-    source, target, label = (host_empty(batch_size, n, dtype=torch.long) for n in (tokens, tokens - 1, tokens - 1))
+    source, target, label = (
+        host_empty(batch_size, n, dtype=torch.long) for n in (tokens, tokens - 1, tokens - 1)
+    )
 
     def forward(source: Tensor, target: Tensor, label: Tensor) -> Tensor:
         output: Tensor = model(source, target)
@@ -70,4 +72,6 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
                         parameter.copy_(copy)
 
     modules = [model] if masters is None else [model, masters]
-    return Step(modules, [(source, target, label)], forward, None, device, config, procedure=procedure)
+    return Step(
+        modules, [(source, target, label)], forward, None, device, config, procedure=procedure
+    )

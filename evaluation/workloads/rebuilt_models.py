@@ -40,7 +40,10 @@ def linear_stack(layers: int = 21, width: int = 1024, batch: int = 512) -> Step:
         with phase("optimizer"):
             optimizers[0].step()
 
-    inputs = torch.empty(batch, width, device="meta"), torch.empty(batch, dtype=torch.long, device="meta")
+    inputs = (
+        torch.empty(batch, width, device="meta"),
+        torch.empty(batch, dtype=torch.long, device="meta"),
+    )
     return Step([model], [inputs], model, None, "meta", {"optimizer": "sgd"}, procedure=procedure)
 
 
@@ -65,10 +68,14 @@ class Block(nn.Module):
         q, k, v = self.qkv(x).split(self.width, dim=2)
         q, k, v = self._split(q), self._split(k), self._split(v)
         weights = torch.matmul(q, k.transpose(-1, -2))
-        weights = weights / torch.full([], v.size(-1) ** 0.5, dtype=weights.dtype, device=weights.device)
+        weights = weights / torch.full(
+            [], v.size(-1) ** 0.5, dtype=weights.dtype, device=weights.device
+        )
         queries, keys = q.size(-2), k.size(-2)
         causal = self.bias[:, :, keys - queries : keys, :keys]
-        lowest = torch.full([], torch.finfo(weights.dtype).min, dtype=weights.dtype, device=weights.device)
+        lowest = torch.full(
+            [], torch.finfo(weights.dtype).min, dtype=weights.dtype, device=weights.device
+        )
         weights = torch.where(causal, weights.to(weights.dtype), lowest)
         weights = self.drop(F.softmax(weights, dim=-1).type(v.dtype))
         merged = torch.matmul(weights, v).permute(0, 2, 1, 3).contiguous()
@@ -85,7 +92,9 @@ class Block(nn.Module):
 class Gpt2(nn.Module):
     """GPT-2 with its language-model head tied to the token embedding; returns the loss."""
 
-    def __init__(self, width: int = 1280, layers: int = 36, heads: int = 20, positions: int = 1024) -> None:
+    def __init__(
+        self, width: int = 1280, layers: int = 36, heads: int = 20, positions: int = 1024
+    ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(50257, width), nn.Embedding(positions, width)
         self.drop = nn.Dropout(0.1)
@@ -120,10 +129,21 @@ def resnet18(batch: int = 128) -> Step:
     """`rtx2080ti_resnet`: torchvision's ResNet-18; its copies hold 77,070,336 bytes of images and 1,024 of labels."""
     with torch.device("meta"):
         model = resnet((2, 2, 2, 2), False, 1, 64)
-    images = torch.empty(batch, 3, 224, 224, device="meta"), torch.empty(batch, dtype=torch.long, device="meta")
-    step = Step([model], [images], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), "meta",
-                {"optimizer": "sgd_momentum"})  # fmt: skip
-    step.optimizers[0].param_groups[0]["weight_decay"] = 1e-4  # the trace shows weight decay as `_foreach_add`
+    images = (
+        torch.empty(batch, 3, 224, 224, device="meta"),
+        torch.empty(batch, dtype=torch.long, device="meta"),
+    )
+    step = Step(
+        [model],
+        [images],
+        lambda x, y: model(x),
+        lambda z, x, y: F.cross_entropy(z, y),
+        "meta",
+        {"optimizer": "sgd_momentum"},
+    )
+    step.optimizers[0].param_groups[0]["weight_decay"] = (
+        1e-4  # the trace shows weight decay as `_foreach_add`
+    )
     return step
 
 
@@ -135,8 +155,14 @@ def resnet50(batch: int = 32) -> Step:
     with torch.device("meta"):
         model = resnet(*RESNET50)
     images = torch.empty(batch, 3, 224, 224, device="meta"), torch.empty(batch, 1000, device="meta")
-    return Step([model], [images], lambda x, y: model(x), lambda z, x, y: F.cross_entropy(z, y), "meta",
-                {"optimizer": "sgd_momentum"})  # fmt: skip
+    return Step(
+        [model],
+        [images],
+        lambda x, y: model(x),
+        lambda z, x, y: F.cross_entropy(z, y),
+        "meta",
+        {"optimizer": "sgd_momentum"},
+    )
 
 
 def alexnet(batch: int = 128) -> Step:
@@ -152,7 +178,15 @@ def alexnet(batch: int = 128) -> Step:
         for _number in range(2):
             model(x)
 
-    return Step([nn.Identity()], [(images,)], lambda x: x, None, "meta", {"optimizer": "none"}, procedure=procedure)
+    return Step(
+        [nn.Identity()],
+        [(images,)],
+        lambda x: x,
+        None,
+        "meta",
+        {"optimizer": "none"},
+        procedure=procedure,
+    )
 
 
 def three_products(width: int = 1024) -> Step:
@@ -166,21 +200,44 @@ def three_products(width: int = 1024) -> Step:
         for _number in range(3):
             torch.matmul(a, b)
 
-    return Step([nn.Identity()], [(a,)], lambda x: x, None, "meta", {"optimizer": "none"}, procedure=procedure)
+    return Step(
+        [nn.Identity()],
+        [(a,)],
+        lambda x: x,
+        None,
+        "meta",
+        {"optimizer": "none"},
+        procedure=procedure,
+    )
 
 
 SHAPES = {
-    "rtx2080ti_resnet": resnet18, "v100_ddp": resnet50, "a100_alexnet": alexnet, "a100_event_sync": three_products,
-}  # fmt: skip
+    "rtx2080ti_resnet": resnet18,
+    "v100_ddp": resnet50,
+    "a100_alexnet": alexnet,
+    "a100_event_sync": three_products,
+}
 """Traces without shapes, and the function that rebuilds the model of each."""
 
 
 def _alexnet() -> nn.Module:
-    sizes = [(3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1)]
+    sizes = [
+        (3, 64, 11, 4, 2),
+        (64, 192, 5, 1, 2),
+        (192, 384, 3, 1, 1),
+        (384, 256, 3, 1, 1),
+        (256, 256, 3, 1, 1),
+    ]
     layers: list[nn.Module] = []
     for i, size in enumerate(sizes):
         layers += [nn.Conv2d(*size), nn.ReLU(inplace=True)]
         layers += [nn.MaxPool2d(3, 2)] if i in (0, 1, 4) else []
-    layers += [nn.AdaptiveAvgPool2d(6), nn.Flatten(), nn.Dropout(), nn.Linear(9216, 4096), nn.ReLU(inplace=True)]
+    layers += [
+        nn.AdaptiveAvgPool2d(6),
+        nn.Flatten(),
+        nn.Dropout(),
+        nn.Linear(9216, 4096),
+        nn.ReLU(inplace=True),
+    ]
     layers += [nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Linear(4096, 1000)]
     return nn.Sequential(*layers)

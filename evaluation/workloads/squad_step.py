@@ -47,16 +47,27 @@ class MasterWeights(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.copies = nn.ParameterList([nn.Parameter(p.detach().float()) for p in model.parameters()])
+        self.copies = nn.ParameterList(
+            [nn.Parameter(p.detach().float()) for p in model.parameters()]
+        )
 
 
 class PlainAdam:
     """Adam without bias correction, unfused (`BertAdam`). Weight decay applies to weights, not to biases and norms."""
 
     def __init__(
-        self, parameters: Sequence[Tensor], first: float = 0.9, second: float = 0.999, small: float = 1e-6
+        self,
+        parameters: Sequence[Tensor],
+        first: float = 0.9,
+        second: float = 0.999,
+        small: float = 1e-6,
     ) -> None:
-        self.parameters, self.first, self.second, self.small = list(parameters), first, second, small
+        self.parameters, self.first, self.second, self.small = (
+            list(parameters),
+            first,
+            second,
+            small,
+        )
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
 
     @torch.no_grad()
@@ -87,7 +98,9 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     ids, kinds, mask = (host_empty(batch_size, TOKENS, dtype=torch.long) for _ in range(3))
     first, last = (host_empty(batch_size, dtype=torch.long) for _ in range(2))
     own: list[Tensor] = list(model.parameters())
-    optimizer = PlainAdam(own) if masters is None else torch.optim.Adam(masters.copies, RATE, fused=True)
+    optimizer = (
+        PlainAdam(own) if masters is None else torch.optim.Adam(masters.copies, RATE, fused=True)
+    )
 
     def forward(*batch: Tensor) -> tuple[Tensor, Tensor]:
         seen = (1.0 - batch[2][:, None, None, :].to(own[0].dtype)) * -10000.0
@@ -98,8 +111,10 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         with phase("forward"):
             logits = forward(*batch)
         with phase("loss"):
-            ends = [nn.functional.cross_entropy(found, end.clamp_(0, TOKENS), ignore_index=TOKENS)
-                    for found, end in zip(logits, batch[3:], strict=True)]  # fmt: skip
+            ends = [
+                nn.functional.cross_entropy(found, end.clamp_(0, TOKENS), ignore_index=TOKENS)
+                for found, end in zip(logits, batch[3:], strict=True)
+            ]
             loss = (ends[0] + ends[1]) / 2
         with phase("backward"):
             (loss.float() * SCALE if half else loss).backward()  # type: ignore[no-untyped-call]
@@ -122,12 +137,24 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             read(loss)
 
     modules = [model] if masters is None else [model, masters]
-    return Step(modules, [(ids, kinds, mask, first, last)], forward, None, device, config, procedure=procedure)
+    return Step(
+        modules,
+        [(ids, kinds, mask, first, last)],
+        forward,
+        None,
+        device,
+        config,
+        procedure=procedure,
+    )
 
 
 def unscaled(masters: MasterWeights, parameters: Sequence[Tensor]) -> list[Tensor]:
     """The master weights, with the gradients of the model. The host reads whether a gradient has overflowed."""
-    pairs = [(copy, p.grad) for copy, p in zip(masters.copies, parameters, strict=True) if p.grad is not None]
+    pairs = [
+        (copy, p.grad)
+        for copy, p in zip(masters.copies, parameters, strict=True)
+        if p.grad is not None
+    ]
     grads = [torch.empty_like(copy) for copy, _ in pairs]
     torch._foreach_copy_(grads, [grad for _, grad in pairs])
     for (copy, _), grad in zip(pairs, grads, strict=True):

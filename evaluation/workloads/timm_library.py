@@ -32,7 +32,9 @@ def network_of(name: str, side: int | None, device: str) -> tuple[nn.Module, tup
         channels, height, width = model.pretrained_cfg["input_size"]
         if side is None or side == height:
             return model, (channels, height, width)
-        with suppress(TypeError):  # networks of convolutions take images of any size, and have no such argument
+        with suppress(
+            TypeError
+        ):  # networks of convolutions take images of any size, and have no such argument
             model = timm.create_model(name, pretrained=False, img_size=side)
     return model, (channels, side, side)
 
@@ -44,7 +46,9 @@ def reparameterized(model: nn.Module, name: str, device: str) -> nn.Module:
     """
     from timm.utils.model import reparameterize_model
 
-    if not any(hasattr(part, "fuse") or hasattr(part, "reparameterize") for part in model.modules()):
+    if not any(
+        hasattr(part, "fuse") or hasattr(part, "reparameterize") for part in model.modules()
+    ):
         return model
     import timm
 
@@ -63,7 +67,9 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     if not training:
         model = reparameterized(model, options["network"], device)
         return Step([model], [(images,)], model, None, device, config)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False
+    )
 
     def procedure(batch: tuple[Tensor, ...], _: Sequence[torch.optim.Optimizer]) -> None:
         x, y = batch
@@ -75,5 +81,13 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             loss.backward()
         optimizer.step()
 
-    step = Step([model], [(images, labels)], lambda x, y: model(x), None, device, config, procedure=procedure)
+    step = Step(
+        [model],
+        [(images, labels)],
+        lambda x, y: model(x),
+        None,
+        device,
+        config,
+        procedure=procedure,
+    )
     return step

@@ -67,11 +67,19 @@ class Gain:
         drawn_us = before.draws_us - after.draws_us
         saved_us = before.predicted_us - after.predicted_us
         share = saved_us / before.predicted_us
-        (low, low_us), (high, high_us) = np.percentile([drawn_us / before.draws_us, drawn_us], [10, 90], axis=1)
+        (low, low_us), (high, high_us) = np.percentile(
+            [drawn_us / before.draws_us, drawn_us], [10, 90], axis=1
+        )
         return cls(
-            share, float(min(low, share)), float(max(high, share)), float(np.mean(drawn_us > 0)),
-            saved_us, float(min(low_us, saved_us)), float(max(high_us, saved_us)), after.memory_bytes - before.memory_bytes,
-        )  # fmt: skip
+            share,
+            float(min(low, share)),
+            float(max(high, share)),
+            float(np.mean(drawn_us > 0)),
+            saved_us,
+            float(min(low_us, saved_us)),
+            float(max(high_us, saved_us)),
+            after.memory_bytes - before.memory_bytes,
+        )
 
     def __str__(self) -> str:
         return f"{self.share:.1%} ({self.p10:.1%} to {self.p90:.1%})"
@@ -79,7 +87,9 @@ class Gain:
     @property
     def percent(self) -> str:
         """Share and interval in percent, for a column that names the unit."""
-        return f"{100 * self.share:.1f} ({100 * self.p10:.1f} to {100 * self.p90:.1f})".replace("-", "−")
+        return f"{100 * self.share:.1f} ({100 * self.p10:.1f} to {100 * self.p90:.1f})".replace(
+            "-", "−"
+        )
 
 
 @dataclass(frozen=True)
@@ -135,8 +145,18 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        kept = {"gpu", "host", "model", "variant", "batch_size", "predicted_us", "p10_us", "p90_us", "memory_bytes",
-                "bound"}  # fmt: skip
+        kept = {
+            "gpu",
+            "host",
+            "model",
+            "variant",
+            "batch_size",
+            "predicted_us",
+            "p10_us",
+            "p90_us",
+            "memory_bytes",
+            "bound",
+        }
         steps = {
             name: {key: value for key, value in step.as_dict().items() if key in kept}
             for name, step in (("before", self.before), ("after", self.after))
@@ -153,7 +173,9 @@ class Advice:
         before_us, changes = self.before.predicted_us, []
         for line in self.lines:
             gain, after_us = line.on_top, before_us - line.on_top.saved_us
-            changes.append(Change(line.change, before_us, after_us, -gain.saved_p90_us, -gain.saved_p10_us))
+            changes.append(
+                Change(line.change, before_us, after_us, -gain.saved_p90_us, -gain.saved_p10_us)
+            )
             before_us = after_us
         return changes
 
@@ -197,7 +219,9 @@ class Advice:
 
     def _repr_html_(self) -> str:
         rows = self.rows()
-        return html_table(self.summary, [list(row.values()) for row in rows], list(rows[0]) if rows else [])
+        return html_table(
+            self.summary, [list(row.values()) for row in rows], list(rows[0]) if rows else []
+        )
 
 
 @dataclass(frozen=True)
@@ -235,7 +259,9 @@ def take_best_first(
         if not taken:
             alone = {change: Gain.between(before, after) for change, after in steps.items()}
         limit = min(after.predicted_us for after in steps.values()) * (1 + SAME_STEP)
-        best = next(change for change in left if change in steps and steps[change].predicted_us <= limit)
+        best = next(
+            change for change in left if change in steps and steps[change].predicted_us <= limit
+        )
         gain = Gain.between(step, steps[best])
         if gain.share < MIN_GAIN:
             break
@@ -245,7 +271,9 @@ def take_best_first(
     return taken, alone
 
 
-def advise(gpu: str = "V100", model: Any = USUAL_MODEL, same_results: bool = False, **overrides: Any) -> Advice:
+def advise(
+    gpu: str = "V100", model: Any = USUAL_MODEL, same_results: bool = False, **overrides: Any
+) -> Advice:
     """What would make one training step faster.
 
     Args:
@@ -282,37 +310,69 @@ def advice_for(
         SteptimeError: the step cannot be predicted.
     """
     if asked.local:
-        raise ConfigError("advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100")
+        raise ConfigError(
+            "advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100"
+        )
 
     answering = predicting or partial(engine(results).predict, keep_draws=True)
     (first,) = answering([asked])
     before, failed = first.whole(), dict[Candidate, str]()
 
     def predicted(at: Question, candidates: Sequence[Candidate]) -> dict[Candidate, Prediction]:
-        ready = [candidate for candidate in candidates if candidate not in failed and applies(candidate, at)]
+        ready = [
+            candidate
+            for candidate in candidates
+            if candidate not in failed and applies(candidate, at)
+        ]
         questions = [changed(at, candidate) for candidate in ready]
         answers = dict(zip(ready, in_order(questions, answering(questions)), strict=True))
-        failed.update({candidate: answer.reason or "" for candidate, answer in answers.items() if answer.error})
-        return {candidate: answer.prediction for candidate, answer in answers.items() if answer.prediction}
+        failed.update(
+            {
+                candidate: answer.reason or ""
+                for candidate, answer in answers.items()
+                if answer.error
+            }
+        )
+        return {
+            candidate: answer.prediction
+            for candidate, answer in answers.items()
+            if answer.prediction
+        }
 
-    wanted = [candidate for candidate in CANDIDATES if not same_results or candidate.changes == SAME]
+    wanted = [
+        candidate for candidate in CANDIDATES if not same_results or candidate.changes == SAME
+    ]
     taken, alone = take_best_first(before, asked, wanted, predicted, changed)
     lines = [
         Line(
-            change.candidate.text, change.candidate.how, change.alone, change.on_top, change.candidate.changes,
-            change.after.evidence, command(change.at, change.candidate),
+            change.candidate.text,
+            change.candidate.how,
+            change.alone,
+            change.on_top,
+            change.candidate.changes,
+            change.after.evidence,
+            command(change.at, change.candidate),
         )
         for change in taken
-    ]  # fmt: skip
+    ]
     values = dict(line.change.split("=", 1) for line in lines)
     refused = [
         Refused(candidate.text, gain, _why(candidate, gain, values))
         for candidate, gain in alone.items()
         if values.get(candidate.key) != candidate.value
     ]
-    refused += [Refused(candidate.text, None, reason) for candidate, reason in failed.items()
-                if candidate not in alone]  # fmt: skip
-    return Advice(before, tuple(lines), taken[-1].after if taken else before, tuple(refused), _notes(before, lines))
+    refused += [
+        Refused(candidate.text, None, reason)
+        for candidate, reason in failed.items()
+        if candidate not in alone
+    ]
+    return Advice(
+        before,
+        tuple(lines),
+        taken[-1].after if taken else before,
+        tuple(refused),
+        _notes(before, lines),
+    )
 
 
 def _why(candidate: Candidate, gain: Gain, taken: Mapping[str, str]) -> str:
@@ -329,10 +389,14 @@ def _notes(before: Prediction, lines: Sequence[Line]) -> tuple[str, ...]:
     keys = {line.change.partition("=")[0] for line in lines}
     if "predict.cuda_graph" in keys:
         notes.append(
-            "CUDA graphs: whether PyTorch can capture this step is not checked, and their memory is not counted"
+            "CUDA graphs: whether PyTorch can capture this step is not checked, and their memory is"
+            " not counted"
         )
     if any(key.startswith("edit.") for key in keys):
-        notes.append("edits of operators do not change the memory need; what a fused kernel must keep is not counted")
+        notes.append(
+            "edits of operators do not change the memory need; what a fused kernel must keep is not"
+            " counted"
+        )
     return tuple(notes)
 
 

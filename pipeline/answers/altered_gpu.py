@@ -37,7 +37,15 @@ GPU."""
 LINK_FIGURES = frozenset({"pcie_gb_per_s", "nvlink_gb_per_s"})
 """Figures of links. They change only copies over PCIe and collectives."""
 
-ESTIMATE_COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us", "inside", "latency_p10_us", "latency_p90_us")
+ESTIMATE_COLUMNS = (
+    "predicted_us",
+    "kernel_us",
+    "p10_us",
+    "p90_us",
+    "inside",
+    "latency_p10_us",
+    "latency_p90_us",
+)
 """Columns of a prediction in the order of `Estimate`'s fields."""
 
 SESSION = ("session_low", "session_high", "least_us")
@@ -76,15 +84,22 @@ class AlteredPredictor(KernelPredictor):
             if self._concerns(family):
                 part = group.assign(family=family)
                 estimate = scaled_estimate(
-                    estimate, self._ratio(family, part), family, self.gpu, self.floor, Dims(part).text("op"),
+                    estimate,
+                    self._ratio(family, part),
+                    family,
+                    self.gpu,
+                    self.floor,
+                    Dims(part).text("op"),
                     np.where(sampled, SPREAD, 1.0),
-                )  # fmt: skip
+                )
                 evidence[at] = np.where(sampled, "transferred", evidence[at])
             values["least_us"][at] = np.fmin(self.physics.least_us(family, group), estimate.kernel)
             estimate = estimate.in_any_session(session.low, session.high, values["least_us"][at])
             for key, new in zip(ESTIMATE_COLUMNS, vars(estimate).values(), strict=True):
                 values[key][at] = new
-        return predicted.assign(**{key: values[key] for key in (*TIMES, *SESSION)}, evidence=evidence)
+        return predicted.assign(
+            **{key: values[key] for key in (*TIMES, *SESSION)}, evidence=evidence
+        )
 
     def _concerns(self, family: str) -> bool:
         """Whether an altered figure can change times of a family. Copies over PCIe depend on `pcie_gb_per_s` only."""
@@ -98,7 +113,9 @@ class AlteredPredictor(KernelPredictor):
         unknown.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = self.physics.kernel_us(family, calls) / self.stated.physics.kernel_us(family, calls)
+            ratio = self.physics.kernel_us(family, calls) / self.stated.physics.kernel_us(
+                family, calls
+            )
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
         model = load_models().get(family)
         forward = without_phase(family, calls)
@@ -108,7 +125,11 @@ class AlteredPredictor(KernelPredictor):
         if family in TENSOR_FAMILIES:
             # only if both specs have tensor cores for the call; otherwise the formulas' ratio stays
             rows = tensor_covered(calls, self.gpu) & tensor_covered(calls, self.stated.gpu)
-            own = time_ratio(calls[rows], self.gpu, calls[rows], self.stated.gpu) if rows.any() else None
+            own = (
+                time_ratio(calls[rows], self.gpu, calls[rows], self.stated.gpu)
+                if rows.any()
+                else None
+            )
             if own is not None:
                 ratio[rows] = own
         return np.clip(ratio, *time_factor_bounds(self.gpu, self.stated.gpu))

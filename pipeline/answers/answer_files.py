@@ -32,7 +32,9 @@ class AnswerFiles:
     summary: str
 
 
-def write_answer(answer: Answer, paths: AnswerFiles, trace: str | None, provenance: Mapping[str, Any]) -> None:
+def write_answer(
+    answer: Answer, paths: AnswerFiles, trace: str | None, provenance: Mapping[str, Any]
+) -> None:
     """Write the files of an answer with its timeline.
 
     Args:
@@ -83,14 +85,21 @@ def _row(answer: Answer) -> dict[str, object]:
     if answer.prediction is not None:
         return summary_values(answer.prediction)
     asked = answer.question
-    names = {"gpu": asked.gpu.name, "model": asked.model, "variant": asked.variant, "batch_size": asked.batch_size}
+    names = {
+        "gpu": asked.gpu.name,
+        "model": asked.model,
+        "variant": asked.variant,
+        "batch_size": asked.batch_size,
+    }
     return names | {"overrides": json.dumps(asked.overrides), "unpredicted": answer.reason}
 
 
 def _group(rows: list[dict[str, object]]) -> pd.DataFrame:
     """Rows as a table; numbers that some rows lack stay whole numbers."""
     table = pd.DataFrame(rows)
-    return table.astype({name: "Int64" for name in ("largest_batch", "memory_bytes") if name in table})
+    return table.astype(
+        {name: "Int64" for name in ("largest_batch", "memory_bytes") if name in table}
+    )
 
 
 class RowGroups:
@@ -115,7 +124,9 @@ class RowGroups:
         """Write a group of rows."""
         self.writer.write_table(to_arrow(frame, self.schema, str(self.path)))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         try:
             self.writer.close()
         except OSError as failure:

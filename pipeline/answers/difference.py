@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 MOST_CALLS = 10
 """Number of calls that a difference lists."""
 
-SHORT = {"in_channels": "in", "out_channels": "out", "kernel_size": "k", "kernel_size_w": "kw", "input_size": "size",
-         "input_size_w": "size_w"}  # fmt: skip
+SHORT = {
+    "in_channels": "in", "out_channels": "out", "kernel_size": "k", "kernel_size_w": "kw",
+    "input_size": "size", "input_size_w": "size_w",
+}  # fmt: skip
 """Names of sizes that are shorter than their columns."""
 
 HELPERS = ("trans_a", "trans_b", "inputs", "outputs")
@@ -90,7 +92,8 @@ class CallChange:
             what = self.family.partition("_backward_")[2]
             operator = f"{operator.removesuffix('Backward0')} backward {what}".rstrip()
         count = f"{self.calls} × " if self.calls > 1 else ""
-        return f"{count}{operator} {self.sizes or f'({self.family})' * (operator != self.family)}".rstrip()
+        sized = self.sizes or f"({self.family})" * (operator != self.family)
+        return f"{count}{operator} {sized}".rstrip()
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,7 +139,8 @@ class Difference:
         may = " may" if low is not None and high is not None and low < 0 < high else ""
         largest = sorted(self._points(share < 0).items(), key=lambda item: -item[1])[:2]
         why = ", ".join(
-            f"{name} {points:.0f}{' points' if at == 0 else ''}" for at, (name, points) in enumerate(largest)
+            f"{name} {points:.0f}{' points' if at == 0 else ''}"
+            for at, (name, points) in enumerate(largest)
         )
         much = f"{abs(share):.{0 if abs(share) >= 1 else 1}f} %"
         if told:
@@ -151,7 +155,9 @@ class Difference:
         points: dict[str, float] = {}
         for part in self.parts:
             name = "convolutions" if part.name.startswith("conv2d") else part.label
-            points[name] = points.get(name, 0.0) + (-1 if saved else 1) * 100 * part.us / self.a.predicted_us
+            points[name] = (
+                points.get(name, 0.0) + (-1 if saved else 1) * 100 * part.us / self.a.predicted_us
+            )
         return {name: value for name, value in points.items() if value >= 1}
 
     def __repr__(self) -> str:
@@ -170,22 +176,39 @@ class Difference:
         """A row of text per part, then that of the step; times in ms."""
         a, b = self.heads
         return [
-            {"part": change.label, f"{a}\nms": signed(change.a_us).lstrip("+"), f"{b}\nms": signed(change.b_us).lstrip("+"),
-             "change\nms": signed(change.us), "of the\nstep": percent_of(change.us, self.a),
-             "p10 to p90\nms": "" if change.p10_us is None or change.p90_us is None
-             else f"{signed(change.p10_us)} to {signed(change.p90_us)}"}
+            {
+                "part": change.label,
+                f"{a}\nms": signed(change.a_us).lstrip("+"),
+                f"{b}\nms": signed(change.b_us).lstrip("+"),
+                "change\nms": signed(change.us),
+                "of the\nstep": percent_of(change.us, self.a),
+                "p10 to p90\nms": (
+                    ""
+                    if change.p10_us is None or change.p90_us is None
+                    else f"{signed(change.p10_us)} to {signed(change.p90_us)}"
+                ),
+            }
             for change in (*self.parts, self.step)
-        ]  # fmt: skip
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
 
         def plain(change: Change | CallChange) -> dict[str, Any]:
-            return asdict(change) | {"change_us": change.us, "share_of_a": change.us / self.a.predicted_us}
+            return asdict(change) | {
+                "change_us": change.us,
+                "share_of_a": change.us / self.a.predicted_us,
+            }
 
-        return {"sentence": self.sentence, "a": self.a.as_dict(), "b": self.b.as_dict(), "step": plain(self.step),
-                "parts": [plain(part) for part in self.parts], "calls": [plain(call) for call in self.calls],
-                "notes": list(self.notes)}  # fmt: skip
+        return {
+            "sentence": self.sentence,
+            "a": self.a.as_dict(),
+            "b": self.b.as_dict(),
+            "step": plain(self.step),
+            "parts": [plain(part) for part in self.parts],
+            "calls": [plain(call) for call in self.calls],
+            "notes": list(self.notes),
+        }
 
 
 def percent_of(us: float, a: Prediction) -> str:
@@ -211,13 +234,16 @@ def difference(a: Prediction, b: Prediction) -> Difference:
     of_a, of_b = (_told_apart(_parts(p), a, b) for p in (a, b))
     drawn = _drawn_changes(a, b)
     names = [
-        name for name in dict.fromkeys([*of_a, *of_b])
+        name
+        for name in dict.fromkeys([*of_a, *of_b])
         if name != OVERLAP or max(abs(of_a[name]), abs(of_b[name])) > NOTHING_US
-    ]  # fmt: skip
+    ]
     parts = [_change(name, of_a.get(name, 0.0), of_b.get(name, 0.0), drawn) for name in names]
     step = _change("step", a.predicted_us, b.predicted_us, drawn)
     parts.sort(key=lambda part: -abs(part.us))
-    return Difference(a, b, step, tuple(parts), tuple(_calls(a, b)), tuple(_notes(a, b, drawn.get(SHARE))))
+    return Difference(
+        a, b, step, tuple(parts), tuple(_calls(a, b)), tuple(_notes(a, b, drawn.get(SHARE)))
+    )
 
 
 def _parts(p: Prediction) -> dict[str, float]:
@@ -230,7 +256,9 @@ def _parts(p: Prediction) -> dict[str, float]:
 def _told_apart(parts: Mapping[str, Any], a: Prediction, b: Prediction) -> dict[str, Any]:
     """Parts with the two gradients of a convolution as one where a step is traced: names of kernels do not tell them apart."""
     merged = dict(parts)
-    gradients = [merged.pop(name) for name in GRADIENTS if name in merged and (a.traced or b.traced)]
+    gradients = [
+        merged.pop(name) for name in GRADIENTS if name in merged and (a.traced or b.traced)
+    ]
     return merged | ({GRADIENT: sum(gradients)} if gradients else {})
 
 
@@ -252,7 +280,12 @@ def _drawn_changes(a: Prediction, b: Prediction) -> Mapping[str, Floats]:
     of_a, of_b = (_told_apart(parts, a, b) if parts else {} for parts in drawn)
     if not of_a or not of_b:
         return {}
-    none = np.zeros(min([size for parts in (of_a, of_b) if (size := len(next(iter(parts.values())))) > 1], default=1))
+    none = np.zeros(
+        min(
+            [size for parts in (of_a, of_b) if (size := len(next(iter(parts.values())))) > 1],
+            default=1,
+        )
+    )
     changes = {
         name: none + of_b.get(name, none)[: len(none)] - of_a.get(name, none)[: len(none)]
         for name in dict.fromkeys([*of_a, *of_b])
@@ -277,7 +310,11 @@ def _calls(a: Prediction, b: Prediction) -> Iterator[CallChange]:
     """
     if a.calls is None or b.calls is None:
         return
-    nodes = [p.calls[["node_id", "name"]].drop_duplicates().to_numpy().tolist() for p in (a, b) if p.calls is not None]
+    nodes = [
+        p.calls[["node_id", "name"]].drop_duplicates().to_numpy().tolist()
+        for p in (a, b)
+        if p.calls is not None
+    ]
     same = nodes[0] == nodes[1]
     keys = ["node_id", "name", "family", "nth"] if same else ["name", "family"]
     if a.traced or b.traced:
@@ -286,12 +323,22 @@ def _calls(a: Prediction, b: Prediction) -> Iterator[CallChange]:
     else:
         left, right = (_device_rows(p, keys) for p in (a, b))
     both = left.merge(right, on=keys, how="outer", suffixes=("_a", "_b"))
-    both["sizes"] = both["sizes_a"].where(both["sizes_a"].fillna("") != "", both["sizes_b"]).fillna("") if same else ""
+    both["sizes"] = (
+        both["sizes_a"].where(both["sizes_a"].fillna("") != "", both["sizes_b"]).fillna("")
+        if same
+        else ""
+    )
     times = both.fillna({"us_a": 0.0, "us_b": 0.0, "calls_a": 0, "calls_b": 0})
     times["calls"] = times[["calls_a", "calls_b"]].max(axis=1)
-    sums = times.groupby(["name", "family", "sizes"], sort=False)[["us_a", "us_b", "calls"]].sum().reset_index()
+    sums = (
+        times.groupby(["name", "family", "sizes"], sort=False)[["us_a", "us_b", "calls"]]
+        .sum()
+        .reset_index()
+    )
     change = (sums["us_b"] - sums["us_a"]).abs()
-    order = change[change > NOTHING_US].sort_values(ascending=False, kind="stable").index[:MOST_CALLS]
+    order = (
+        change[change > NOTHING_US].sort_values(ascending=False, kind="stable").index[:MOST_CALLS]
+    )
     for operator, family, sizes, a_us, b_us, count in sums.loc[order].to_numpy(object).tolist():
         yield CallChange(operator, family, sizes, int(count), a_us, b_us)
 
@@ -303,17 +350,29 @@ def _device_rows(p: Prediction, keys: list[str]) -> pd.DataFrame:
     sizes = _sizes(p.drawn.calls) if p.drawn is not None else None
     at = rows["call"].to_numpy(np.int64)
     table = rows[["node_id", "name", "family"]].assign(
-        us=rows["kernel_us"].to_numpy(float), sizes=[sizes[call] if sizes else "" for call in at.tolist()], calls=1
+        us=rows["kernel_us"].to_numpy(float),
+        sizes=[sizes[call] if sizes else "" for call in at.tolist()],
+        calls=1,
     )
     table["nth"] = table.groupby(["node_id", "family"]).cumcount()
-    return table.groupby(keys, sort=False).agg({"us": "sum", "sizes": "first", "calls": "sum"}).reset_index()
+    return (
+        table.groupby(keys, sort=False)
+        .agg({"us": "sum", "sizes": "first", "calls": "sum"})
+        .reset_index()
+    )
 
 
 def _by_operator(p: Prediction) -> pd.DataFrame:
     """Device time by operator and family, in the order of the step."""
-    rows = _device_rows(p, ["node_id", "name", "family"]).replace({"family": dict.fromkeys(GRADIENTS, GRADIENT)})
+    rows = _device_rows(p, ["node_id", "name", "family"]).replace(
+        {"family": dict.fromkeys(GRADIENTS, GRADIENT)}
+    )
     keys = ["node_id", "name", "family"]
-    table = rows.groupby(keys, sort=False).agg({"us": "sum", "sizes": "first", "calls": "first"}).reset_index()
+    table = (
+        rows.groupby(keys, sort=False)
+        .agg({"us": "sum", "sizes": "first", "calls": "first"})
+        .reset_index()
+    )
     return table.assign(calls=1).drop(columns="node_id")
 
 
@@ -324,17 +383,28 @@ def _in_pairs(left: pd.DataFrame, right: pd.DataFrame) -> list[pd.DataFrame]:
     """
     both = set(left["name"]) & set(right["name"])
     left, right = (
-        table.assign(name=table["name"].where(table["name"].isin(both), table["family"])) for table in (left, right)
+        table.assign(name=table["name"].where(table["name"].isin(both), table["family"]))
+        for table in (left, right)
     )
-    left, right = (table.assign(nth=table.groupby(["name", "family"]).cumcount()) for table in (left, right))
-    counts = pd.concat([table.groupby(["name", "family"]).size() for table in (left, right)], axis=1)
+    left, right = (
+        table.assign(nth=table.groupby(["name", "family"]).cumcount()) for table in (left, right)
+    )
+    counts = pd.concat(
+        [table.groupby(["name", "family"]).size() for table in (left, right)], axis=1
+    )
     unequal = counts[counts[0] != counts[1]].index
     summed = []
     for table in (left, right):
         alone = pd.MultiIndex.from_frame(table[["name", "family"]]).isin(unequal)
-        rows = table.assign(nth=table["nth"].where(~alone, 0), sizes=table["sizes"].where(~alone, ""))
+        rows = table.assign(
+            nth=table["nth"].where(~alone, 0), sizes=table["sizes"].where(~alone, "")
+        )
         keys = ["name", "family", "nth"]
-        summed.append(rows.groupby(keys, sort=False).agg({"us": "sum", "sizes": "first", "calls": "sum"}).reset_index())
+        summed.append(
+            rows.groupby(keys, sort=False)
+            .agg({"us": "sum", "sizes": "first", "calls": "sum"})
+            .reset_index()
+        )
     return summed
 
 
@@ -343,9 +413,13 @@ def _sizes(calls: pd.DataFrame) -> list[str]:
     texts: list[list[str]] = [[] for _ in range(len(calls))]
     for name in (name for name in DIMS if name in calls and name not in HELPERS):
         usual = WINDOW_DEFAULTS.get(name.removesuffix("_w"))
-        for text, value in zip(texts, calls[name].to_numpy(np.float64, na_value=np.nan).tolist(), strict=True):
+        for text, value in zip(
+            texts, calls[name].to_numpy(np.float64, na_value=np.nan).tolist(), strict=True
+        ):
             if value == value and value != usual:
-                text.append(gibibytes(value) if name == "bytes" else f"{SHORT.get(name, name)}={value:.0f}")
+                text.append(
+                    gibibytes(value) if name == "bytes" else f"{SHORT.get(name, name)}={value:.0f}"
+                )
     return [" ".join(text) for text in texts]
 
 
@@ -358,9 +432,14 @@ def _words(p: Prediction) -> list[str]:
 def _names(a: Prediction, b: Prediction) -> tuple[str, str]:
     if bool(a.traced) != bool(b.traced):
         first, second = (f"{p.gpu} " if a.gpu != b.gpu else "" for p in (a, b))
-        return f"{first}{'trace' if a.traced else 'prediction'}", f"{second}{'trace' if b.traced else 'prediction'}"
+        return (
+            f"{first}{'trace' if a.traced else 'prediction'}",
+            f"{second}{'trace' if b.traced else 'prediction'}",
+        )
     words = _words(a), _words(b)
-    first, second = (" ".join(word for word in words[at] if word not in words[1 - at]) for at in range(2))
+    first, second = (
+        " ".join(word for word in words[at] if word not in words[1 - at]) for at in range(2)
+    )
     if not first and not second:
         return "A", "B"
     return first or f"without {second}", second or f"without {first}"
@@ -369,21 +448,31 @@ def _names(a: Prediction, b: Prediction) -> tuple[str, str]:
 def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator[str]:
     if a.global_batch != b.global_batch:
         change = 100 * (a.samples_per_s / b.samples_per_s - 1)
-        yield f"{a.global_batch:,} and {b.global_batch:,} samples: time per sample {change:+.1f} %".replace("-", "−")
+        yield (
+            f"{a.global_batch:,} and {b.global_batch:,} samples: "
+            f"time per sample {change:+.1f} %".replace("-", "−")
+        )
     if drawn_share is None:
         yield "no intervals: one of the steps cannot be drawn again"
     else:
         share = b.predicted_us / a.predicted_us - 1
         low, high = np.percentile(drawn_share, [10, 90])
-        text = f"the step changes by {share:+.1%} ({min(low, share):+.1%} to {max(high, share):+.1%})"
+        text = (
+            f"the step changes by {share:+.1%} ({min(low, share):+.1%} to {max(high, share):+.1%})"
+        )
         yield text.replace("-", "−").replace("%", " %")
         if _measured(a) or _measured(b):
-            yield "the trace is measured, with the profiler's cost; intervals are those of the prediction"
+            yield (
+                "the trace is measured, with the profiler's cost; intervals are those of the"
+                " prediction"
+            )
         elif a.gpu != b.gpu:
             yield "intervals: the errors of the two GPUs' kernel models are drawn independently"
         else:
             yield "intervals: from paired draws, errors that both steps share cancel"
     if bool(a.traced) != bool(b.traced) and (a.several or b.several):
-        yield "collectives of the trace count whole, those of the prediction where nothing hides them"
+        yield (
+            "collectives of the trace count whole, those of the prediction where nothing hides them"
+        )
     yield from (f"{p.title} does not fit the GPU's memory" for p in (a, b) if not p.fits)
     yield from dict.fromkeys([*a.warnings, *b.warnings])

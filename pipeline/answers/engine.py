@@ -29,7 +29,13 @@ from pipeline.answers.step_prediction import (
     on_slowest_card,
     predict_step,
 )
-from pipeline.answers.who_answers import available_models, kernel_predictor, overhead_model, overheads_from, run_command
+from pipeline.answers.who_answers import (
+    available_models,
+    kernel_predictor,
+    overhead_model,
+    overheads_from,
+    run_command,
+)
 from pipeline.errors import InputError, SteptimeError
 from pipeline.graph.step_store import StepStore, between_ranks, read_graph
 from pipeline.graph.table import Graph
@@ -168,7 +174,9 @@ class AvailableModels:
         gpu, label, cluster = device_key(question)
         return self._once(
             (gpu, label, cluster),
-            lambda: kernel_predictor(gpu, label, available_models(gpu.name, label, self.results), cluster),
+            lambda: kernel_predictor(
+                gpu, label, available_models(gpu.name, label, self.results), cluster
+            ),
         )
 
     def overheads(self, question: Question) -> OverheadModel:
@@ -192,11 +200,20 @@ class AvailableModels:
         if not question.local:
             return None
         artifacts = Artifacts(str(self.results or "results"))
-        folder = artifacts.point(question.gpu.name, question.model, question.variant, question.batch_size)
+        folder = artifacts.point(
+            question.gpu.name, question.model, question.variant, question.batch_size
+        )
         path = Path(folder) / "summary.parquet"
         if not path.is_file():
-            words = ["gpu=local", f"model={question.model}", f"batch_size={question.batch_size}", *question.overrides]
-            raise InputError(f"gpu=local must be measured first: run `{run_command(self.results, *words)}`")
+            words = [
+                "gpu=local",
+                f"model={question.model}",
+                f"batch_size={question.batch_size}",
+                *question.overrides,
+            ]
+            raise InputError(
+                f"gpu=local must be measured first: run `{run_command(self.results, *words)}`"
+            )
         return predictions_of(read_table(path, "summary"), path)[0]
 
     def _once(self, key: object, read: Callable[[], Value]) -> Value:
@@ -312,11 +329,20 @@ class Engine:
                     kernel_us = on_slowest_card(kernel_us, parts.calls, question.devices)
                 program = self._program(question, parts, programs)
                 prediction, timeline = predict_step(
-                    question, parts, kernel_us, kernels.folders, program, measured_us, keep_draws, detail
+                    question,
+                    parts,
+                    kernel_us,
+                    kernels.folders,
+                    program,
+                    measured_us,
+                    keep_draws,
+                    detail,
                 )
                 calls = parts.shown_calls(kernel_us) if detail else None
                 if detail:
-                    prediction = replace(prediction, calls=timeline.to_frame(calls), parameters=parts.parameters)
+                    prediction = replace(
+                        prediction, calls=timeline.to_frame(calls), parameters=parts.parameters
+                    )
                 if not prediction.fits:
                     prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
                 prediction = self._with_efficiency(prediction, question)
@@ -331,17 +357,23 @@ class Engine:
         alone = question.alone()
         if alone not in self._alone_us:
             (answer,) = replace(self, steps=STEPS).predict([alone])
-            self._alone_us[alone] = None if answer.prediction is None else answer.prediction.predicted_us
+            self._alone_us[alone] = (
+                None if answer.prediction is None else answer.prediction.predicted_us
+            )
         alone_us = self._alone_us[alone]
         efficiency = None if alone_us is None else alone_us / prediction.predicted_us
         return replace(prediction, several=replace(prediction.several, efficiency=efficiency))
 
-    def _program(self, question: Question, parts: StepParts, programs: dict[tuple[int, int, str], Program]) -> Program:
+    def _program(
+        self, question: Question, parts: StepParts, programs: dict[tuple[int, int, str], Program]
+    ) -> Program:
         """The step with host times, shared by GPUs with the same calls and the same host."""
         overheads = self.models.overheads(question)
         key = id(parts), id(overheads), question.step_name
         if key not in programs:
-            programs[key] = assemble(parts.sequence, overheads, len(parts.which), workload=question.step_name)
+            programs[key] = assemble(
+                parts.sequence, overheads, len(parts.which), workload=question.step_name
+            )
         return programs[key]
 
 

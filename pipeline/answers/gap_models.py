@@ -50,7 +50,13 @@ from pipeline.kernels.tensor_cores import (
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.model_files import MANIFEST, SHARED, TRANSFER, pack_models, read_by_gpu, shipped_file
 from pipeline.paths import packs_dir
-from pipeline.transfer.shipped_models import TENSOR_FILE, kernel_us, sampled_architectures, tensor_model, time_ratio
+from pipeline.transfer.shipped_models import (
+    TENSOR_FILE,
+    kernel_us,
+    sampled_architectures,
+    tensor_model,
+    time_ratio,
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,11 @@ class FallbackModel(KernelModel):
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
         """Evidence of each row, shape (rows,)."""
         first, other = self.first.evidence_of(calls), self._others(calls)
-        return np.where(other, self.other.evidence_of(calls), first).astype(object) if other.any() else first
+        return (
+            np.where(other, self.other.evidence_of(calls), first).astype(object)
+            if other.any()
+            else first
+        )
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that either model covers."""
@@ -81,20 +91,29 @@ class FallbackModel(KernelModel):
         if other.all() and len(other):
             return self.other.predict(calls)
         kernel_times = self.first.predict(calls)
-        return merge(kernel_times, self.other.predict(calls[other]), other) if other.any() else kernel_times
+        return (
+            merge(kernel_times, self.other.predict(calls[other]), other)
+            if other.any()
+            else kernel_times
+        )
 
     def _others(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         rest = ~self.first.covers(calls)
         return rest if not rest.any() else np.asarray(rest & self.other.covers(calls))
 
 
-def with_fallback(models: Mapping[str, KernelModel], others: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+def with_fallback(
+    models: Mapping[str, KernelModel], others: Mapping[str, KernelModel]
+) -> dict[str, KernelModel]:
     """Models by family. Each model of `others` predicts the calls that the family's own model does not cover, if it has
     one.
     """
     return {
         **models,
-        **{name: FallbackModel(models[name], model) if name in models else model for name, model in others.items()},
+        **{
+            name: FallbackModel(models[name], model) if name in models else model
+            for name, model in others.items()
+        },
     }
 
 
@@ -120,7 +139,12 @@ def among_others(estimate: Estimate, products: pd.DataFrame, gpu: GpuSpec) -> Es
     """Products among other kernels (`LAUNCH_CYCLES`), thin ones, and misaligned operands that move element by element."""
     launch = np.where(Dims(products).flag("looped"), 0.0, LAUNCH_CYCLES / gpu.boost_clock_mhz)
     small = small_products_us(Dims(products), gpu)
-    slower = np.where(np.isfinite(small), small, np.maximum(estimate.kernel, by_element_us(products, gpu))) + launch
+    slower = (
+        np.where(
+            np.isfinite(small), small, np.maximum(estimate.kernel, by_element_us(products, gpu))
+        )
+        + launch
+    )
     return estimate.scale(slower / estimate.kernel).widen(1.0 + LAUNCH_SPREAD * launch / slower)
 
 
@@ -153,7 +177,9 @@ class TensorCoreTransferModel(KernelModel):
         inside = np.ones(len(calls), dtype=bool)
         estimate = Estimate(kernel_times, kernel_times, low, high, inside, low, high)
         extra = np.where(
-            is_one_of(Dims(calls).text("dtype"), ("tf32",)) | (self.family == BATCHED), UNSAMPLED_SPREAD, 1.0
+            is_one_of(Dims(calls).text("dtype"), ("tf32",)) | (self.family == BATCHED),
+            UNSAMPLED_SPREAD,
+            1.0,
         )
         extra = extra * np.where(misaligned(plain), MISALIGNED_SPREAD, 1.0)
         if self.gpu.architecture not in sampled_architectures(tuple(model.gpu_corrections)):
@@ -161,7 +187,9 @@ class TensorCoreTransferModel(KernelModel):
         return among_others(estimate, plain, self.gpu).widen(extra)
 
 
-def tensor_core_transfer_models(gpu: GpuSpec, like: str | None = None) -> dict[str, TensorCoreTransferModel]:
+def tensor_core_transfer_models(
+    gpu: GpuSpec, like: str | None = None
+) -> dict[str, TensorCoreTransferModel]:
     """The cross-GPU model by family, read at its first use; empty for a device without specified limits, or if no model
     ships.
     """
@@ -222,12 +250,16 @@ class TensorCoreGemmModel(KernelModel):
         ratio = time_ratio(calls.assign(B=1.0), self.gpu, plain, self.measured)
         if ratio is None:
             # without the cross-GPU model: scaled by the ratio of the peaks
-            here, there = (Physics.of(gpu).peak_flop_per_us(Dims(rows)) for gpu, rows in
-                           ((self.gpu, calls), (self.measured, plain)))  # fmt: skip
+            here, there = (
+                Physics.of(gpu).peak_flop_per_us(Dims(rows))
+                for gpu, rows in ((self.gpu, calls), (self.measured, plain))
+            )
             ratio = there / here
         spread = np.where(half, 1.0, UNSAMPLED_SPREAD) * np.where(uneven, MISALIGNED_SPREAD, 1.0)
         moved_times = kernel_times.scale(np.where(moved, ratio, 1.0))
-        return among_others(moved_times, calls, self.gpu).widen(spread * (SIBLING_SPREAD if sister else 1.0))
+        return among_others(moved_times, calls, self.gpu).widen(
+            spread * (SIBLING_SPREAD if sister else 1.0)
+        )
 
     def _half(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         return is_one_of(Dims(calls).text("dtype", "fp32"), HALF_DTYPES)
@@ -252,7 +284,9 @@ def tensor_core_gemm_model(gpu: GpuSpec) -> TensorCoreGemmModel | None:
     return TensorCoreGemmModel(gpu, measured, FittedModel.load(folder, measured))
 
 
-def with_tensor_core_gemm(gpu: GpuSpec, models: Mapping[str, KernelModel]) -> dict[str, KernelModel]:
+def with_tensor_core_gemm(
+    gpu: GpuSpec, models: Mapping[str, KernelModel]
+) -> dict[str, KernelModel]:
     """Models of a GPU, with tensor-core products added for calls that its own models of these families do not cover.
 
     Raises:
@@ -327,7 +361,13 @@ def with_gaps_filled(
     Raises:
         PackError: a shipped file is damaged.
     """
-    others, collectives, attention = dict(models), collective_model(gpu, cluster), attention_model(gpu)
+    others, collectives, attention = (
+        dict(models),
+        collective_model(gpu, cluster),
+        attention_model(gpu),
+    )
     if collectives is not None:
         others.setdefault(COLLECTIVE, collectives)
-    return with_fallback(with_tensor_core_gemm(gpu, others), {} if attention is None else {ATTENTION: attention})
+    return with_fallback(
+        with_tensor_core_gemm(gpu, others), {} if attention is None else {ATTENTION: attention}
+    )

@@ -21,7 +21,9 @@ LEAST_SHARE = 0.02
 """Smallest relative change of a step by its host that is named."""
 
 
-def host_note(questions: Sequence[Question], predictions: Sequence[Prediction], engine: Engine) -> str | None:
+def host_note(
+    questions: Sequence[Question], predictions: Sequence[Prediction], engine: Engine
+) -> str | None:
     """One line that says which hosts several predictions assume, and what the steps would take with the first one's host.
 
     Args:
@@ -37,25 +39,41 @@ def host_note(questions: Sequence[Question], predictions: Sequence[Prediction], 
         gpus_of.setdefault(question.host.name, []).append(question.gpu.name)
     if len({frozenset(gpus) for gpus in gpus_of.values()}) < 2:
         return None
-    named = "; ".join(f"{host} ({', '.join(dict.fromkeys(gpus))})" for host, gpus in gpus_of.items())
+    named = "; ".join(
+        f"{host} ({', '.join(dict.fromkeys(gpus))})" for host, gpus in gpus_of.items()
+    )
     first = questions[0].host
-    elsewhere = {question: prediction for question, prediction in zip(questions, predictions, strict=True)
-             if question.host != first and not question.local}  # fmt: skip
+    elsewhere = {
+        question: prediction
+        for question, prediction in zip(questions, predictions, strict=True)
+        if question.host != first and not question.local
+    }
     if not elsewhere or len(elsewhere) > MOST_PREDICTED:
         return f"hosts differ: {named}; one host for all: host={first.name}"
-    asked = {middle_alone(replace(question, host=first)): prediction for question, prediction in elsewhere.items()}
+    asked = {
+        middle_alone(replace(question, host=first)): prediction
+        for question, prediction in elsewhere.items()
+    }
     changes = []
     for answer in engine.predict(asked):
         if answer.prediction is not None:
             here_us = asked[answer.question].predicted_us
-            changes.append((abs(answer.prediction.predicted_us / here_us - 1), answer.prediction, here_us))
-    shown = sorted((change for change in changes if change[0] >= LEAST_SHARE), key=lambda change: -change[0])
+            changes.append(
+                (abs(answer.prediction.predicted_us / here_us - 1), answer.prediction, here_us)
+            )
+    shown = sorted(
+        (change for change in changes if change[0] >= LEAST_SHARE), key=lambda change: -change[0]
+    )
     batches = len({question.batch_size for question in questions}) > 1
     steps = [
-        f"{moved.gpu}{f' b{moved.batch_size}' if batches else ''} {milliseconds(moved.predicted_us)} instead of "
-        f"{milliseconds(here_us)}"
+        f"{moved.gpu}{f' b{moved.batch_size}' if batches else ''}"
+        f" {milliseconds(moved.predicted_us)} instead of {milliseconds(here_us)}"
         for _, moved, here_us in shown[:MOST_NAMED]
     ]
     more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
-    with_first = f"with {first.name}: {', '.join(steps)}{more}" if steps else "this changes no step by 2 % or more"
+    with_first = (
+        f"with {first.name}: {', '.join(steps)}{more}"
+        if steps
+        else "this changes no step by 2 % or more"
+    )
     return f"hosts differ: {named}; {with_first} (one host for all: host={first.name})"

@@ -20,7 +20,14 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.families import OP_NAMES, family
 from pipeline.kernels.family_model import find_families, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
-from pipeline.kernels.samples import CALL_COLUMNS, check_calls, clean_samples, read_table, with_families, with_launches
+from pipeline.kernels.samples import (
+    CALL_COLUMNS,
+    check_calls,
+    clean_samples,
+    read_table,
+    with_families,
+    with_launches,
+)
 from pipeline.model_files import list_packs, pack_models
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all
@@ -29,7 +36,15 @@ from pipeline.transfer.shipped_models import load_models
 MAX_WORKERS = 8
 """Largest number of processes of a fit. Each fits one family at a time, in 400 MB to 1.5 GB."""
 
-ADDED_COLUMNS = ("predicted_us", "kernel_us", "p10_us", "p90_us", "kernel_p10_us", "kernel_p90_us", "evidence")
+ADDED_COLUMNS = (
+    "predicted_us",
+    "kernel_us",
+    "p10_us",
+    "p90_us",
+    "kernel_p10_us",
+    "kernel_p90_us",
+    "evidence",
+)
 """Columns that a prediction adds. `p10_us` and `p90_us` bracket `predicted_us`, the latency as samples measure it;
 `kernel_p10_us` and `kernel_p90_us` bracket `kernel_us`."""
 
@@ -52,11 +67,16 @@ def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
         names = table["gpu"].astype(object).where(table["gpu"].notna(), "no GPU").astype(str)
         samples = select_gpu(table.assign(gpu=names.map(_canonical_names(names))), spec.name)
         if samples.empty:
-            raise TableError(f"{where}: no samples of {spec.name}: the table has {', '.join(sorted(names.unique()))}")
+            raise TableError(
+                f"{where}: no samples of {spec.name}: the table has"
+                f" {', '.join(sorted(names.unique()))}"
+            )
         table = samples
     table = with_families(table, where)
     if "source" not in table.columns:
-        table["source"] = SOURCE if {"main_kernel", "cudnn_version"} <= set(table.columns) else Path(path).name
+        table["source"] = (
+            SOURCE if {"main_kernel", "cudnn_version"} <= set(table.columns) else Path(path).name
+        )
     return clean_samples(with_launches(table), where), spec
 
 
@@ -102,15 +122,24 @@ def fit_command(
     for name in wanted:
         family(name)
     count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
-    best = fit_gpu(samples, spec, out, list(dict.fromkeys(wanted)) or None, workers=count, on_fit=on_fit)
+    best = fit_gpu(
+        samples, spec, out, list(dict.fromkeys(wanted)) or None, workers=count, on_fit=on_fit
+    )
     return [
-        {"gpu": spec.name, "family": name, "variant": fitted.model.variant,
-         "samples": fitted.model.description["samples"],
-         **{key: round(fitted.metrics[key], 5) if np.isfinite(fitted.metrics[key]) else None
-            for key in ("gmae", "mape", "coverage")},
-         "fit_s": round(fitted.metrics["fit_s"], 1), "folder": str(Path(out) / name)}
+        {
+            "gpu": spec.name,
+            "family": name,
+            "variant": fitted.model.variant,
+            "samples": fitted.model.description["samples"],
+            **{
+                key: round(fitted.metrics[key], 5) if np.isfinite(fitted.metrics[key]) else None
+                for key in ("gmae", "mape", "coverage")
+            },
+            "fit_s": round(fitted.metrics["fit_s"], 1),
+            "folder": str(Path(out) / name),
+        }
         for name, fitted in best.items()
-    ]  # fmt: skip
+    ]
 
 
 def predict_command(
@@ -145,7 +174,9 @@ def predict_command(
     check_fabric(joined, spec)
     refuse_overwriting(out_path, in_path, probes)
     if models_dir is not None and not Path(models_dir).is_dir():
-        raise InputError(f"{models_dir}: no such folder; fit models into it with `steptime kernels fit`")
+        raise InputError(
+            f"{models_dir}: no such folder; fit models into it with `steptime kernels fit`"
+        )
     if models_dir is not None:
         _check_models(Path(models_dir), spec)
     table = read_table(in_path)
@@ -154,12 +185,14 @@ def predict_command(
     _check_ranks(calls, joined, str(in_path))
     shipped = [pack_models(spec.name)] if spec.name in list_packs() else []
     directories = [*([] if models_dir is None else [Path(models_dir)]), *shipped]
-    predictor = load_predictor(spec, directories, corrections=_corrections(probes, spec), cluster=joined)
+    predictor = load_predictor(
+        spec, directories, corrections=_corrections(probes, spec), cluster=joined
+    )
     # a `flops` or `bytes_read` column of the user's file is not used
     predicted = predictor.predict(calls[[name for name in CALL_COLUMNS if name in calls.columns]])
-    renamed = predicted.rename(columns={"p10_us": "kernel_p10_us", "p90_us": "kernel_p90_us"}).rename(
-        columns={"latency_p10_us": "p10_us", "latency_p90_us": "p90_us"}
-    )
+    renamed = predicted.rename(
+        columns={"p10_us": "kernel_p10_us", "p90_us": "kernel_p90_us"}
+    ).rename(columns={"latency_p10_us": "p10_us", "latency_p90_us": "p90_us"})
     result = table.assign(**{name: renamed[name].to_numpy() for name in ADDED_COLUMNS})
     write_parquet(result, out_path, labels=True)
     share = predicted["evidence"].value_counts(normalize=True)
@@ -176,11 +209,17 @@ def _check_ranks(calls: pd.DataFrame, cluster: Cluster, where: str) -> None:
     """Raise for a collective of one rank, or of more ranks than the nodes that the row names hold."""
     stated = calls.reindex(columns=["ranks", "nodes"]).astype(float)
     ranks, nodes = stated["ranks"], stated["nodes"]
-    wrong = (calls["family"] == "collective") & ((ranks < 2) | (ranks > nodes * cluster.gpus_per_node))
+    wrong = (calls["family"] == "collective") & (
+        (ranks < 2) | (ranks > nodes * cluster.gpus_per_node)
+    )
     if wrong.any():
         row = int(np.flatnonzero(wrong.to_numpy())[0])
         room = f"; a node of {cluster.name} holds {cluster.gpus_per_node}"
-        text = "a collective needs 2 ranks" if ranks[row] < 2 else f"{ranks[row]:g} ranks on {nodes[row]:g} nodes{room}"
+        text = (
+            "a collective needs 2 ranks"
+            if ranks[row] < 2
+            else f"{ranks[row]:g} ranks on {nodes[row]:g} nodes{room}"
+        )
         raise TableError(f"{where}: row {row}: {text}")
 
 
@@ -199,7 +238,9 @@ def _check_models(folder: Path, gpu: GpuSpec) -> None:
     """Raise for a folder without models, or with models of another GPU, which would give wrong predictions."""
     families = find_families([folder])
     if not families:
-        raise InputError(f"{folder}: has no fitted family; fit models into it with `steptime kernels fit`")
+        raise InputError(
+            f"{folder}: has no fitted family; fit models into it with `steptime kernels fit`"
+        )
     for name, place in families.items():
         fitted = read_description(place).get("gpu", gpu.name)
         if fitted != gpu.name:

@@ -106,7 +106,10 @@ class KernelPredictor:
         if not PLACES.issubset(calls.columns):
             return with_extrapolated(self.predict_rows(calls))
         distinct, which = distinct_calls(model_columns(calls))
-        blocks = [distinct.iloc[at : at + ROWS_IN_DOUBLE] for at in range(0, len(distinct), ROWS_IN_DOUBLE)]
+        blocks = [
+            distinct.iloc[at : at + ROWS_IN_DOUBLE]
+            for at in range(0, len(distinct), ROWS_IN_DOUBLE)
+        ]
         predicted = pd.concat([self.predict_rows(block) for block in blocks or [distinct]])
         return with_extrapolated(predicted).iloc[which].set_axis(calls.index)
 
@@ -145,7 +148,12 @@ class KernelPredictor:
                 ("latency_p90_us", estimate.latency_p90, floor * 10.0),
             ):
                 times[key][at] = np.where(usable, values, fallback)
-        columns = {**times, "session_low": shared_low, "session_high": shared_high, "least_us": least}
+        columns = {
+            **times,
+            "session_low": shared_low,
+            "session_high": shared_high,
+            "least_us": least,
+        }
         columns |= {"evidence": evidence, "modelled": modelled, "inside": inside}
         return pd.DataFrame(columns, index=calls.index, copy=False)
 
@@ -179,7 +187,9 @@ class KernelPredictor:
             return self._in_small_tiles(calls, estimate)
         if name == "softmax" and self.gpu.limits is not None:
             # PyTorch 2.11 and older ones differ that much: the middle, and both in the interval
-            half_way = np.sqrt(np.maximum(unaligned_rows_us(Dims(calls), self.gpu) / estimate.kernel, 1.0))
+            half_way = np.sqrt(
+                np.maximum(unaligned_rows_us(Dims(calls), self.gpu) / estimate.kernel, 1.0)
+            )
             if (half_way > 1.0).any():
                 return estimate.scale(half_way).widen(half_way)
         return estimate
@@ -194,7 +204,11 @@ class KernelPredictor:
         far = (small & ~estimate.inside) | isinstance(self.models.get("bmm"), TransferredModel)
         small_us = self.physics.thin_products_us(d, work_of("bmm", calls))
         shorter = far & (small_us < estimate.kernel)
-        return estimate.scale(np.where(shorter, small_us / estimate.kernel, 1.0)) if shorter.any() else estimate
+        return (
+            estimate.scale(np.where(shorter, small_us / estimate.kernel, 1.0))
+            if shorter.any()
+            else estimate
+        )
 
     def _derived(
         self, name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]
@@ -245,10 +259,14 @@ def substitute_spread(calls: pd.DataFrame) -> Array:
     """
     d = Dims(calls)
     family, op, dtype = d.text("family"), d.text("op"), d.text("dtype", "fp32")
-    computing = is_one_of(family, [name for name, entry in FAMILIES.items() if entry.law is Law.COMPUTE])
+    computing = is_one_of(
+        family, [name for name, entry in FAMILIES.items() if entry.law is Law.COMPUTE]
+    )
     foreign = computing & ~is_one_of(dtype, MODELLED_DTYPES)
     unknown = (family == "other") & (op == "unknown")
-    return np.select([unknown, op == "fft", foreign], [UNKNOWN_SPREAD, FFT_SPREAD, FOREIGN_SPREAD], 1.0)
+    return np.select(
+        [unknown, op == "fft", foreign], [UNKNOWN_SPREAD, FFT_SPREAD, FOREIGN_SPREAD], 1.0
+    )
 
 
 def with_extrapolated(predicted: pd.DataFrame) -> pd.DataFrame:
@@ -269,10 +287,16 @@ def model_columns(calls: pd.DataFrame) -> pd.DataFrame:
     large = len(calls) > ROWS_IN_BLOCK
     columns: dict[str, pd.Series] = {}
     for name in (name for name in MODEL_COLUMNS if name in calls.columns):
-        values: Any = pd.Categorical(calls[name]) if name in TEXT_COLUMNS and large else calls[name].to_numpy(object)
+        values: Any = (
+            pd.Categorical(calls[name])
+            if name in TEXT_COLUMNS and large
+            else calls[name].to_numpy(object)
+        )
         if name not in TEXT_COLUMNS and pd.api.types.is_numeric_dtype(calls[name]):
             values = calls[name].to_numpy(np.float64, na_value=np.nan)
-        columns[name] = pd.Series(values, dtype=values.dtype)  # pandas would turn text into its own type
+        columns[name] = pd.Series(
+            values, dtype=values.dtype
+        )  # pandas would turn text into its own type
     return pd.DataFrame(columns, copy=False)
 
 
@@ -283,7 +307,9 @@ def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, npt.NDArray[np.in
     which they first occur.
     """
     keys = calls.drop(columns=list(PLACES), errors="ignore")
-    which = np.asarray(keys.groupby(list(keys), sort=False, dropna=False, observed=True).ngroup(), np.int64)
+    which = np.asarray(
+        keys.groupby(list(keys), sort=False, dropna=False, observed=True).ngroup(), np.int64
+    )
     return calls.iloc[np.unique(which, return_index=True)[1]], which
 
 
@@ -331,7 +357,9 @@ def predictor_of(
                     floor = Floor.from_json(description["floor"])
         if "variant" in description and description["variant"] != "curve":
             models[name] = fitted = FittedModel.load(folder, gpu)
-            own |= {name} if "fp32" in fitted.scope.dtypes else set()  # cross-GPU models answer for fp32
+            own |= (
+                {name} if "fp32" in fitted.scope.dtypes else set()
+            )  # cross-GPU models answer for fp32
     if not own >= set(COVERED_FAMILIES):
         models = with_fallback(models, transferred_models(gpu, own, corrections))
     physics = physics if calibrated else physics.streaming()

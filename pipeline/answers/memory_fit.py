@@ -21,10 +21,14 @@ MAX_TRIES = 8
 """Batch sizes that an estimate asks for, beside the first two."""
 
 
-def with_what_fits(prediction: Prediction, question: Question, memory_bytes: MemoryBytes) -> Prediction:
+def with_what_fits(
+    prediction: Prediction, question: Question, memory_bytes: MemoryBytes
+) -> Prediction:
     """A prediction that does not fit, with the largest batch that fits, and the GPUs that its own batch fits on."""
     enough = [spec for spec in list_gpus() if spec.usable_memory_bytes >= prediction.memory_bytes]
-    names = tuple(spec.name for spec in sorted(enough, key=lambda spec: (spec.memory_bytes, spec.name)))
+    names = tuple(
+        spec.name for spec in sorted(enough, key=lambda spec: (spec.memory_bytes, spec.name))
+    )
     largest = largest_fitting(
         prediction.batch_size,
         prediction.memory_bytes,
@@ -34,7 +38,9 @@ def with_what_fits(prediction: Prediction, question: Question, memory_bytes: Mem
     return replace(prediction, largest_batch=largest, fitting_gpus=names)
 
 
-def largest_fitting(batch_size: int, memory_bytes: int, room: int, memory_of: Callable[[int], int]) -> int | None:
+def largest_fitting(
+    batch_size: int, memory_bytes: int, room: int, memory_of: Callable[[int], int]
+) -> int | None:
     """The largest batch below `batch_size` whose memory need is at most `room`; None where not even one sample fits.
 
     Memory is nearly a line over the batch size. Each try is where the line through the two nearest known sizes meets
@@ -81,7 +87,9 @@ def estimated_largest_batch(question: Question, memory_bytes: MemoryBytes) -> in
     )  # a sample takes a byte or more
     needs = {size: memory_bytes(question, size) for size in (batch // 2, batch)}
     for _ in range(MAX_TRIES):
-        low, high = sorted(needs, key=lambda size: (needs[size] > room, abs(needs[size] - room)))[:2]
+        low, high = sorted(needs, key=lambda size: (needs[size] > room, abs(needs[size] - room)))[
+            :2
+        ]
         too_large = [size for size in needs if needs[size] > room]
         if too_large and len(too_large) < len(needs):
             low, high = max(set(needs).difference(too_large)), min(too_large)

@@ -20,8 +20,10 @@ from pipeline.prediction import Prediction
 COMMUNICATION, OUTSIDE = "communication", "outside modules"
 """Rows of collectives, and of operators that belong to no module."""
 
-COLUMNS = ("module", "depth", "parameters", "forward_us", "backward_us", "active_us", "share", "flops", "peak_share", "bytes",
-           "evidence", "kernels")  # fmt: skip
+COLUMNS = (
+    "module", "depth", "parameters", "forward_us", "backward_us", "active_us", "share", "flops",
+    "peak_share", "bytes", "evidence", "kernels",
+)  # fmt: skip
 """Columns of `module_table`."""
 
 
@@ -43,19 +45,31 @@ def module_table(prediction: Prediction) -> pd.DataFrame:
     p = prediction
     if p.calls is None or p.calls["module"].isna().all():
         raise InputError(
-            "no modules: the step was traced, read from a table, or uses none; ask predict() about a model"
+            "no modules: the step was traced, read from a table, or uses none; ask predict() about"
+            " a model"
         )
     calls = p.calls[p.calls["device_end_us"].notna()]
     peaks = dict(p.arithmetic.peaks_tflop_per_s) if p.arithmetic else {}
     flops = product_flops(calls)
-    sums = pd.DataFrame({
-        "module": np.where(calls["family"] == "collective", COMMUNICATION, calls["module"].fillna(OUTSIDE).to_numpy(object)),
-        "us": alone_us(calls), "back": calls["phase"].to_numpy() == "backward", "flops": flops,
-        "ideal_us": flops / calls["dtype"].map(peaks).fillna(1.0).to_numpy(np.float64) / 1e6,
-        "bytes": (calls["bytes_read"] + calls["bytes_written"]).to_numpy(np.float64),
-        "evidence": calls["evidence"].to_numpy(object),
-    })  # fmt: skip
-    rows = [_row(path, sums[_within(sums["module"], path)], p) for path in _in_order(sums["module"], p.parameters)]
+    sums = pd.DataFrame(
+        {
+            "module": np.where(
+                calls["family"] == "collective",
+                COMMUNICATION,
+                calls["module"].fillna(OUTSIDE).to_numpy(object),
+            ),
+            "us": alone_us(calls),
+            "back": calls["phase"].to_numpy() == "backward",
+            "flops": flops,
+            "ideal_us": flops / calls["dtype"].map(peaks).fillna(1.0).to_numpy(np.float64) / 1e6,
+            "bytes": (calls["bytes_read"] + calls["bytes_written"]).to_numpy(np.float64),
+            "evidence": calls["evidence"].to_numpy(object),
+        }
+    )
+    rows = [
+        _row(path, sums[_within(sums["module"], path)], p)
+        for path in _in_order(sums["module"], p.parameters)
+    ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -72,7 +86,9 @@ def alone_us(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
     return us
 
 
-def _first_us(begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _first_us(
+    begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
     """Time of each interval that none of those that begin before it covers."""
     order = np.argsort(begin, kind="stable")
     reached = np.maximum.accumulate(np.append(-np.inf, end[order]))[:-1]
@@ -96,7 +112,9 @@ def _in_order(modules: pd.Series, parameters: Mapping[str, int]) -> list[str]:
 
 
 def _within(modules: pd.Series, path: str) -> npt.NDArray[np.bool_]:
-    inside: npt.NDArray[np.bool_] = ((modules == path) | modules.str.startswith(f"{path}.")).to_numpy(bool)
+    inside: npt.NDArray[np.bool_] = (
+        (modules == path) | modules.str.startswith(f"{path}.")
+    ).to_numpy(bool)
     return inside
 
 
@@ -104,11 +122,22 @@ def _row(path: str, calls: pd.DataFrame, p: Prediction) -> dict[str, Any]:
     us, back = calls["us"].to_numpy(), calls["back"].to_numpy(bool)
     total, ideal = float(us.sum()), float(calls["ideal_us"].sum())
     evidence = calls.groupby("evidence", sort=False)["us"].sum().sort_values(ascending=False)
-    held = sum(count for name, count in p.parameters.items() if name == path or name.startswith(f"{path}."))
+    held = sum(
+        count for name, count in p.parameters.items() if name == path or name.startswith(f"{path}.")
+    )
     return {
-        "module": path, "depth": path.count("."), "parameters": held, "forward_us": float(us[~back].sum()),
-        "backward_us": float(us[back].sum()), "active_us": total, "share": total / p.predicted_us,
-        "flops": float(calls["flops"].sum()), "peak_share": ideal / total if ideal and total else None,
-        "bytes": float(calls["bytes"].sum()), "kernels": len(calls),
-        "evidence": {str(kind): float(value) / total for kind, value in evidence.items()} if total else {},
-    }  # fmt: skip
+        "module": path,
+        "depth": path.count("."),
+        "parameters": held,
+        "forward_us": float(us[~back].sum()),
+        "backward_us": float(us[back].sum()),
+        "active_us": total,
+        "share": total / p.predicted_us,
+        "flops": float(calls["flops"].sum()),
+        "peak_share": ideal / total if ideal and total else None,
+        "bytes": float(calls["bytes"].sum()),
+        "kernels": len(calls),
+        "evidence": (
+            {str(kind): float(value) / total for kind, value in evidence.items()} if total else {}
+        ),
+    }

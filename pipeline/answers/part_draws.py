@@ -34,7 +34,9 @@ def parts_of_step(
         active_us: time in which any kernel runs.
         exposed_us: time in which collectives alone run; None for one GPU.
     """
-    families = {name: us for name, us in families_us.items() if name != "collective" or exposed_us is None}
+    families = {
+        name: us for name, us in families_us.items() if name != "collective" or exposed_us is None
+    }
     exposed = {} if exposed_us is None else {COMMUNICATION: exposed_us}
     overlap = active_us - sum([*families.values(), *exposed.values()], np.zeros(()))
     return {**families, **exposed, OVERLAP: overlap, IDLE: step_us - active_us}
@@ -71,9 +73,15 @@ class DrawnStep:
             more: added to the seed; steps with different ones are drawn independently.
         """
         normals = keyed_normals(self.errors.sources.names, self.draws, self.seed + more)
-        times, host = self.errors.times(normals), host_factors(self.errors, self.program, self.draws, self.seed + more)
+        times, host = (
+            self.errors.times(normals),
+            host_factors(self.errors, self.program, self.draws, self.seed + more),
+        )
         size = max(BLOCK_VALUES // max(len(self.program), 1), 64)
-        blocks = [self._block(times[:, at : at + size], host[at : at + size]) for at in range(0, self.draws, size)]
+        blocks = [
+            self._block(times[:, at : at + size], host[at : at + size])
+            for at in range(0, self.draws, size)
+        ]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
     def _block(self, times: Floats, host: Floats) -> dict[str, Floats]:
@@ -86,6 +94,8 @@ class DrawnStep:
         sums = np.zeros((len(names), times.shape[1]))
         np.add.at(sums, group, launches[:, None] * times)
         communicates = self.program.communicates
-        exposed = timeline.active_us - timeline.active_of(~communicates) if communicates.any() else None
+        exposed = (
+            timeline.active_us - timeline.active_of(~communicates) if communicates.any() else None
+        )
         families = {str(name): row for name, row in zip(names, sums, strict=True)}
         return parts_of_step(families, timeline.step_us, timeline.active_us, exposed)

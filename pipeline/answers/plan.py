@@ -62,7 +62,10 @@ class PlanRequest:
         constraints = {key: config[key] for key in CONSTRAINTS if config.get(key) is not None}
         if OBJECTIVE not in config:
             if constraints:
-                raise InputError(f"{next(iter(constraints))}=...: this constrains a plan: give plan=OBJECTIVE too")
+                raise InputError(
+                    f"{next(iter(constraints))}=...: this constrains a plan: give"
+                    " plan=OBJECTIVE too"
+                )
             return cls()
         limits: dict[str, Any] = {}
         for key, value in constraints.items():
@@ -80,9 +83,17 @@ class PlanRequest:
 
 
 def plan(
-    objective: str, gpu: str, model: object = USUAL_MODEL, *, samples: int | None = None, memory_gib: float | None = None,
-    budget: float | None = None, deadline_s: float | None = None, global_batch: int | None = None, **overrides: Any,
-) -> Plan:  # fmt: skip
+    objective: str,
+    gpu: str,
+    model: object = USUAL_MODEL,
+    *,
+    samples: int | None = None,
+    memory_gib: float | None = None,
+    budget: float | None = None,
+    deadline_s: float | None = None,
+    global_batch: int | None = None,
+    **overrides: Any,
+) -> Plan:
     """The best point of a space.
 
     Args:
@@ -105,9 +116,14 @@ def plan(
 
 
 def make_plan(
-    objective: Objective, points: Sequence[Question], limits: Limits, predicting: Predict | None = None, prune: bool = True,
-    told: Told = lambda _stage, _points: None, results: str | Path | None = "results",
-) -> Plan:  # fmt: skip
+    objective: Objective,
+    points: Sequence[Question],
+    limits: Limits,
+    predicting: Predict | None = None,
+    prune: bool = True,
+    told: Told = lambda _stage, _points: None,
+    results: str | Path | None = "results",
+) -> Plan:
     """Search a space.
 
     Args:
@@ -138,12 +154,25 @@ def make_plan(
     front = front_of(ranked)
     contenders = search.contenders(ranked)
     contender_of = {choice.question: choice for choice in contenders}
-    lost = search.lost + Counter(search.why(choice, ranked[0]) for choice in search.choices if choice is not ranked[0])
+    lost = search.lost + Counter(
+        search.why(choice, ranked[0]) for choice in search.choices if choice is not ranked[0]
+    )
     front = [contender_of.get(choice.question, choice) for choice in front]
     hosts = host_note(
-        [choice.question for choice in contenders], [choice.prediction for choice in contenders], answering
+        [choice.question for choice in contenders],
+        [choice.prediction for choice in contenders],
+        answering,
     )
     return Plan(
-        objective, limits, contenders[0], tuple(front), tuple(contenders), dict(lost.most_common()), len(points),
-        len(search.choices), search.currency, search.notes, hosts,
-    )  # fmt: skip
+        objective,
+        limits,
+        contenders[0],
+        tuple(front),
+        tuple(contenders),
+        dict(lost.most_common()),
+        len(points),
+        len(search.choices),
+        search.currency,
+        search.notes,
+        hosts,
+    )

@@ -64,7 +64,8 @@ def roofline_us(calls: pd.DataFrame, gpu: GpuSpec) -> Floats:
         gpu: the GPU with its peak rates.
     """
     written, read, flops = (
-        calls[name].to_numpy(float, na_value=0.0) for name in ("bytes_written", "bytes_read", "flops")
+        calls[name].to_numpy(float, na_value=0.0)
+        for name in ("bytes_written", "bytes_read", "flops")
     )
     family, moved = calls["family"].astype(str), read + written
     gb_per_s = np.where(moved <= gpu.l2_bytes, gpu.peak_l2_gb_per_s(), gpu.peak_dram_gb_per_s())
@@ -76,7 +77,9 @@ def roofline_us(calls: pd.DataFrame, gpu: GpuSpec) -> Floats:
     saved = np.where(family.str.startswith("conv2d"), WINOGRAD, 1.0)
     arithmetic_us = np.where(family.isin(PRODUCTS), flops, 0.0) / (peak * saved) / 1e3
     physics = Physics.of(gpu)
-    start_us = family.map({name: physics.start_us(name) for name in family.unique()}).to_numpy(float)
+    start_us = family.map({name: physics.start_us(name) for name in family.unique()}).to_numpy(
+        float
+    )
     return np.asarray(np.maximum(np.maximum(memory_us, arithmetic_us), start_us))
 
 
@@ -104,7 +107,9 @@ class StepBounds:
         for number, size in enumerate(self.knots, 1):
             for kind, question in kinds.items():
                 with suppress(SteptimeError):
-                    self._calls[kind, size] = self.engine.steps.calls(replace(question, batch_size=size))
+                    self._calls[kind, size] = self.engine.steps.calls(
+                        replace(question, batch_size=size)
+                    )
             told(number / len(self.knots))
 
     def bounds_us(self, question: Question, batch_sizes: Sequence[int]) -> Floats:
@@ -122,7 +127,9 @@ class StepBounds:
                 rooflines.append((call_us.sum(), call_us[~update].sum()))
         if not sizes:
             return np.zeros((len(batch_sizes), 2))
-        bounds = np.stack([np.interp(batch_sizes, sizes, column) for column in np.transpose(rooflines)], axis=-1)
+        bounds = np.stack(
+            [np.interp(batch_sizes, sizes, column) for column in np.transpose(rooflines)], axis=-1
+        )
         bounds[:, 0] = np.maximum(bounds[:, 0], self._host_time_us(question, sizes[0]))
         return bounds
 

@@ -36,7 +36,9 @@ class Objective(StrEnum):
         try:
             return cls(name)
         except ValueError:
-            raise InputError(f"unknown objective {name!r}: choose one of {', '.join(cls)}") from None
+            raise InputError(
+                f"unknown objective {name!r}: choose one of {', '.join(cls)}"
+            ) from None
 
     @property
     def of_cost(self) -> bool:
@@ -61,15 +63,25 @@ class Limits:
 
     @classmethod
     def of(
-        cls, samples: int | None = None, memory_gib: float | None = None, budget: float | None = None,
-        deadline_s: float | None = None, global_batch: int | None = None,
-    ) -> Limits:  # fmt: skip
+        cls,
+        samples: int | None = None,
+        memory_gib: float | None = None,
+        budget: float | None = None,
+        deadline_s: float | None = None,
+        global_batch: int | None = None,
+    ) -> Limits:
         """From what people give: memory is in GiB.
 
         Raises:
             InputError: a constraint is not above 0, or an epoch has no number of samples.
         """
-        room = None if memory_gib is None else int(memory_gib * 2**30) if np.isfinite(memory_gib) else 0
+        room = (
+            None
+            if memory_gib is None
+            else int(memory_gib * 2**30)
+            if np.isfinite(memory_gib)
+            else 0
+        )
         return cls(samples, room, budget, deadline_s, global_batch)
 
     def __post_init__(self) -> None:
@@ -81,8 +93,10 @@ class Limits:
             raise InputError("--budget and --deadline hold for an epoch: give its --samples")
 
 
-_LIMIT_NAMES = {"samples": "--samples", "memory_bytes": "--memory", "budget": "--budget", "deadline_s": "--deadline",
-                "global_batch": "--global-batch"}  # fmt: skip
+_LIMIT_NAMES = {
+    "samples": "--samples", "memory_bytes": "--memory", "budget": "--budget",
+    "deadline_s": "--deadline", "global_batch": "--global-batch",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,16 +123,33 @@ class Choice:
         """Plain values for JSON and tables."""
         prediction, question = self.prediction, self.question
         epoch = None if samples is None else samples * self.us_per_sample / 1e6
-        priced = None if samples is None or self.cost_per_sample is None else samples * self.cost_per_sample
+        priced = (
+            None
+            if samples is None or self.cost_per_sample is None
+            else samples * self.cost_per_sample
+        )
         return {
-            "gpu": question.gpu.name, "model": question.model, "batch_size": question.batch_size,
-            "overrides": list(question.overrides), "accumulated": self.batches, "step_us": prediction.predicted_us,
-            "p10_us": prediction.p10_us, "p90_us": prediction.p90_us, "samples_per_s": 1e6 / self.us_per_sample,
-            "samples_per_dollar": None if self.cost_per_sample is None else 1 / self.cost_per_sample,
-            "time_per_epoch_s": epoch, "cost_per_epoch": priced, "memory_bytes": prediction.memory_bytes,
-            "tight": prediction.tight, "bound": prediction.bound, "host": prediction.host,
-            "evidence": prediction.evidence, "wins": self.wins,
-        }  # fmt: skip
+            "gpu": question.gpu.name,
+            "model": question.model,
+            "batch_size": question.batch_size,
+            "overrides": list(question.overrides),
+            "accumulated": self.batches,
+            "step_us": prediction.predicted_us,
+            "p10_us": prediction.p10_us,
+            "p90_us": prediction.p90_us,
+            "samples_per_s": 1e6 / self.us_per_sample,
+            "samples_per_dollar": (
+                None if self.cost_per_sample is None else 1 / self.cost_per_sample
+            ),
+            "time_per_epoch_s": epoch,
+            "cost_per_epoch": priced,
+            "memory_bytes": prediction.memory_bytes,
+            "tight": prediction.tight,
+            "bound": prediction.bound,
+            "host": prediction.host,
+            "evidence": prediction.evidence,
+            "wins": self.wins,
+        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,13 +178,18 @@ class Plan:
         """Plain values for JSON."""
         samples = self.limits.samples
         return {
-            "objective": str(self.objective), "points": self.points, "predicted": self.predicted,
-            "currency": self.currency, "best": self.best.as_dict(samples),
+            "objective": str(self.objective),
+            "points": self.points,
+            "predicted": self.predicted,
+            "currency": self.currency,
+            "best": self.best.as_dict(samples),
             "front": [choice.as_dict(samples) for choice in self.front],
-            "contenders": [choice.as_dict(samples) for choice in self.contenders], "lost": self.lost,
-            "prices": list(self.prices), "hosts": self.hosts,
+            "contenders": [choice.as_dict(samples) for choice in self.contenders],
+            "lost": self.lost,
+            "prices": list(self.prices),
+            "hosts": self.hosts,
             "tie": None if self.tie is None else self.tie.as_dict(),
-        }  # fmt: skip
+        }
 
     def table(self) -> pd.DataFrame:
         """The contenders, a row each."""
@@ -173,7 +209,10 @@ class Plan:
                 "options": " ".join(choice.question.overrides),
             }
             row |= {"accumulated": f"{choice.batches} ×"} if self.limits.global_batch else {}
-            row |= {"step\nms": choice.prediction.step_ms, "samples/s": rate(values["samples_per_s"])}
+            row |= {
+                "step\nms": choice.prediction.step_ms,
+                "samples/s": rate(values["samples_per_s"]),
+            }
             if self.currency:
                 dollars = values["samples_per_dollar"]
                 row[f"{prefix} samples".strip() + f"\nper {self.currency}"] = (
@@ -182,8 +221,14 @@ class Plan:
             if values["time_per_epoch_s"] is not None:
                 row["epoch"] = duration(values["time_per_epoch_s"])
                 cost = values["cost_per_epoch"]
-                row |= {f"{self.currency}\nan epoch": "" if cost is None else amount(cost)} if self.currency else {}
-            memory = in_gib(choice.prediction.memory_bytes) + (", tight" if choice.prediction.tight else "")
+                row |= (
+                    {f"{self.currency}\nan epoch": "" if cost is None else amount(cost)}
+                    if self.currency
+                    else {}
+                )
+            memory = in_gib(choice.prediction.memory_bytes) + (
+                ", tight" if choice.prediction.tight else ""
+            )
             row |= {"memory\nGiB": memory, "bound": choice.prediction.bound}
             rows.append(row | {"wins": "" if choice.wins is None else f"{choice.wins:.0%}"})
         return rows
@@ -191,22 +236,35 @@ class Plan:
     @property
     def tie(self) -> Tie | None:
         """The contenders that tie with the best; None where it wins surely."""
-        rivals = [choice for choice in self.contenders[1:] if (choice.beats_first or 0.0) >= TIE_SHARE]
+        rivals = [
+            choice for choice in self.contenders[1:] if (choice.beats_first or 0.0) >= TIE_SHARE
+        ]
         tied = [choice.prediction for choice in (self.best, *rivals)]
-        return Tie(tuple(tied), max(choice.beats_first or 0.0 for choice in rivals), why_tied(tied)) if rivals else None
+        return (
+            Tie(tuple(tied), max(choice.beats_first or 0.0 for choice in rivals), why_tied(tied))
+            if rivals
+            else None
+        )
 
     @property
     def summary(self) -> str:
         """One sentence: the winner or those that tie, and how much was searched."""
         wins = "" if self.best.wins is None else f", best in {self.best.wins:.0%} of the draws"
-        wins += f"; a lower bound, without {listed(lacking)}" if (lacking := self.best.prediction.lower_bound) else ""
+        wins += (
+            f"; a lower bound, without {listed(lacking)}"
+            if (lacking := self.best.prediction.lower_bound)
+            else ""
+        )
         question = self.best.question
         options = " ".join((f"batch_size={question.batch_size}", *question.overrides))
         if (tie := self.tie) is not None:
-            others = ", ".join(f"{p.gpu} batch_size={p.batch_size} {p.named}".rstrip() for p in tie.predictions[1:])
+            others = ", ".join(
+                f"{p.gpu} batch_size={p.batch_size} {p.named}".rstrip() for p in tie.predictions[1:]
+            )
             return (
-                f"a tie in {self.objective}: {question.model} on {question.gpu.name} {options}, {others}; another wins in "
-                f"{tie.share:.0%} of the draws, {tie.why} ({self.points:,} points, {self.predicted:,} predicted)"
+                f"a tie in {self.objective}: {question.model} on {question.gpu.name} {options},"
+                f" {others}; another wins in {tie.share:.0%} of the draws, {tie.why}"
+                f" ({self.points:,} points, {self.predicted:,} predicted)"
             )
         return (
             f"best {self.objective}: {question.model} on {question.gpu.name} {options}{wins} "

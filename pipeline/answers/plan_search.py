@@ -49,7 +49,12 @@ fewer: another batch may run other kernels. See docs/codesign.md for how often i
 CONTENDERS = 12
 """Number of points, best first, among which the draws decide how often the winner wins."""
 
-OVER_DEADLINE, OVER_BUDGET, SLOWER, DEARER = "over the deadline", "over the budget", "slower", "too dear"
+OVER_DEADLINE, OVER_BUDGET, SLOWER, DEARER = (
+    "over the deadline",
+    "over the budget",
+    "slower",
+    "too dear",
+)
 """Why points lose."""
 
 BOUNDING, SEARCHING = "bounding", "searching"
@@ -95,7 +100,10 @@ class Search:
     def look_at(self, questions: Sequence[Question]) -> None:
         """Rule out what does not fit or has no price, and compute bounds of the rest, step by step."""
         prices = prices_of(list(dict.fromkeys(question.gpu.name for question in questions)))
-        per_us = {gpu: price / 3600e6 for gpu, price in zip(prices["gpu"], prices["price_per_hour"], strict=True)}
+        per_us = {
+            gpu: price / 3600e6
+            for gpu, price in zip(prices["gpu"], prices["price_per_hour"], strict=True)
+        }
         self.notes = tuple(price_notes(prices, [question.gpu.name for question in questions]))
         self.currency = "" if prices.empty else str(prices["currency"].iloc[0])
         if not per_us and (self.objective.of_cost or self.limits.budget is not None):
@@ -109,13 +117,17 @@ class Search:
         for same_step in steps.values():
             needs: dict[tuple[str, int], int] = {}
             ascending = sorted(same_step, key=lambda question: question.batch_size)
-            possible = [question for question in ascending if self._possible(question, per_us, needs)]
+            possible = [
+                question for question in ascending if self._possible(question, per_us, needs)
+            ]
             if possible:
                 self._bound(possible, per_us, looked_at, len(same_step))
             looked_at += len(same_step)
             self.told(BOUNDING, looked_at)
 
-    def _possible(self, question: Question, per_us: Mapping[str, float], needs: dict[tuple[str, int], int]) -> bool:
+    def _possible(
+        self, question: Question, per_us: Mapping[str, float], needs: dict[tuple[str, int], int]
+    ) -> bool:
         """Whether a question divides the global batch, can be made, fits, and has a price if it needs one.
 
         `needs` holds memory needs of the step by GPU and batch size. What does not fit with fewer samples is not asked for.
@@ -125,7 +137,10 @@ class Search:
             self.lost["batch does not divide the global batch"] += 1
             return False
         room = min(gpu.usable_memory_bytes, self.limits.memory_bytes or gpu.usable_memory_bytes)
-        need, smaller = max(((need, size) for (name, size), need in needs.items() if name == gpu.name), default=(0, 0))
+        need, smaller = max(
+            ((need, size) for (name, size), need in needs.items() if name == gpu.name),
+            default=(0, 0),
+        )
         if need <= room:
             try:
                 if question.edit and not needs:
@@ -140,12 +155,16 @@ class Search:
             text = f"{gpu.name} batch_size={smaller} needs {gibibytes(need)} of {gibibytes(room)}"
             self.nearest = min((need / room, text), self.nearest or (np.inf, ""))
             return False
-        if per_us.get(question.gpu.name) is None and (self.objective.of_cost or self.limits.budget is not None):
+        if per_us.get(question.gpu.name) is None and (
+            self.objective.of_cost or self.limits.budget is not None
+        ):
             self.lost["no price"] += 1
             return False
         return True
 
-    def _bound(self, questions: Sequence[Question], per_us: Mapping[str, float], looked_at: int, count: int) -> None:
+    def _bound(
+        self, questions: Sequence[Question], per_us: Mapping[str, float], looked_at: int, count: int
+    ) -> None:
         """Bounds of one step's questions; `looked_at` others came before those of this step, which are `count`."""
         devices: dict[object, list[Question]] = {}
         for question in questions:
@@ -156,11 +175,15 @@ class Search:
         step.map_calls(firsts, lambda share: self.told(BOUNDING, looked_at + int(share * count)))
         total = self.limits.global_batch
         for same_device in devices.values():
-            bounds = step.bounds_us(same_device[0], [question.batch_size for question in same_device])
+            bounds = step.bounds_us(
+                same_device[0], [question.batch_size for question in same_device]
+            )
             for question, (whole_us, part_us) in zip(same_device, bounds.tolist(), strict=True):
                 batches = 1 if total is None else total // (question.batch_size * question.devices)
                 price = per_us.get(question.gpu.name, np.inf) * question.devices
-                self.open.append(_Open(question, batches, price, whole_us + (batches - 1) * part_us))
+                self.open.append(
+                    _Open(question, batches, price, whole_us + (batches - 1) * part_us)
+                )
 
     def run(self, prune: bool) -> None:
         """Predict points, those with the lowest bounds first, until each of the others is ruled out."""
@@ -170,7 +193,9 @@ class Search:
         series = _series(self.open)
         series_us, unpredicted = np.zeros(len(self.open)), np.ones(len(self.open), dtype=bool)
         while True:
-            costs = self._costs(np.maximum(bound_us * self.ratio, series_us * MONOTONE), samples, price)
+            costs = self._costs(
+                np.maximum(bound_us * self.ratio, series_us * MONOTONE), samples, price
+            )
             rows = np.flatnonzero(unpredicted)
             if prune:  # what is ruled out stays open: a lower ratio may bring it back
                 rows = rows[self._may_win(costs[rows])]
@@ -183,12 +208,16 @@ class Search:
             chunk = ranked[:POINTS_AT_ONCE]
             predicted_us = self._predict([self.open[row] for row in chunk])
             comparable = (predicted_us > 0) & (bound_us[chunk] > 0)  # NaN without a prediction
-            self.ratio = min(self.ratio, (predicted_us / bound_us[chunk])[comparable].min(initial=np.inf))
+            self.ratio = min(
+                self.ratio, (predicted_us / bound_us[chunk])[comparable].min(initial=np.inf)
+            )
             unpredicted[chunk] = False
             for row, us in zip(chunk[comparable], predicted_us[comparable], strict=True):
                 # a predicted point bounds the others of its series
                 same = np.flatnonzero(series == series[row])
-                series_us[same] = np.maximum(series_us[same], us * np.minimum(samples[same] / samples[row], 1.0))
+                series_us[same] = np.maximum(
+                    series_us[same], us * np.minimum(samples[same] / samples[row], 1.0)
+                )
         self._tell_why(costs[unpredicted])
 
     def _costs(self, us: Floats, samples: Floats, price: Floats) -> Floats:
@@ -225,7 +254,11 @@ class Search:
     def _predict(self, chunk: Sequence[_Open]) -> Floats:
         """Predict points. Times of one update in µs, shape (points,); NaN where there is no prediction."""
         quick = [middle_alone(point.question) for point in chunk]  # the best points get all draws
-        parts = [_accumulating(question) for point, question in zip(chunk, quick, strict=True) if point.batches > 1]
+        parts = [
+            _accumulating(question)
+            for point, question in zip(chunk, quick, strict=True)
+            if point.batches > 1
+        ]
         answers = in_order([*quick, *parts], self.predicting([*quick, *parts], False))
         updates, accumulated = answers[: len(chunk)], iter(answers[len(chunk) :])
         update_us = np.full(len(chunk), np.nan)
@@ -235,14 +268,26 @@ class Search:
                 self.lost[f"no prediction: {answer.reason or (part.reason if part else '')}"] += 1
                 continue
             us = answer.prediction.predicted_us
-            us += (point.batches - 1) * part.prediction.predicted_us if part and part.prediction else 0.0
+            us += (
+                (point.batches - 1) * part.prediction.predicted_us
+                if part and part.prediction
+                else 0.0
+            )
             update_us[row] = us
             per_sample = us / point.samples
             time = us if self.objective is Objective.step else per_sample
             cost = per_sample * point.price if np.isfinite(point.price) else None
             prediction = answer.prediction
             self.choices.append(
-                Choice(point.question, prediction, point.batches, per_sample, cost, time, time * point.price)
+                Choice(
+                    point.question,
+                    prediction,
+                    point.batches,
+                    per_sample,
+                    cost,
+                    time,
+                    time * point.price,
+                )
             )
         return update_us
 
@@ -262,7 +307,9 @@ class Search:
         """Ratio to the constraint that a point breaks most, and its name; None if it meets all."""
         samples, ratios = self.limits.samples or 0, []
         if self.limits.deadline_s is not None:
-            ratios.append((samples * choice.us_per_sample / 1e6 / self.limits.deadline_s, "--deadline"))
+            ratios.append(
+                (samples * choice.us_per_sample / 1e6 / self.limits.deadline_s, "--deadline")
+            )
         if self.limits.budget is not None and choice.cost_per_sample is not None:
             ratios.append((samples * choice.cost_per_sample / self.limits.budget, "--budget"))
         worst = max(ratios, default=(0.0, ""))
@@ -275,15 +322,27 @@ class Search:
             near = f"; the nearest: {self.nearest[1]}" if self.nearest else ""
             return f"no point is left: {reasons}{near}"
         (ratio, name), choice = min(
-            ((self.excess(choice) or (1.0, ""), choice) for choice in self.choices), key=lambda pair: pair[0][0]
+            ((self.excess(choice) or (1.0, ""), choice) for choice in self.choices),
+            key=lambda pair: pair[0][0],
         )
         values = choice.as_dict(self.limits.samples)
         cost = values["cost_per_epoch"]
-        has = duration(values["time_per_epoch_s"]) if name == "--deadline" else f"{amount(cost)} {self.currency}"
-        where = " ".join(
-            (choice.question.gpu.name, f"batch_size={choice.question.batch_size}", *choice.question.overrides)
+        has = (
+            duration(values["time_per_epoch_s"])
+            if name == "--deadline"
+            else f"{amount(cost)} {self.currency}"
         )
-        return f"no point meets {name}; the nearest is {where} with {has} an epoch, {rate(ratio)} times as much"
+        where = " ".join(
+            (
+                choice.question.gpu.name,
+                f"batch_size={choice.question.batch_size}",
+                *choice.question.overrides,
+            )
+        )
+        return (
+            f"no point meets {name}; the nearest is {where} with {has} an epoch, {rate(ratio)}"
+            " times as much"
+        )
 
     def why(self, choice: Choice, best: Choice) -> str:
         """Why a predicted point lost to the best."""
@@ -300,10 +359,14 @@ class Search:
         ranked = ranked[:CONTENDERS]
         gpus: list[GpuSpec] = list(dict.fromkeys(choice.question.gpu for choice in ranked))
         seeded = [reseeded(choice.question, gpus.index(choice.question.gpu)) for choice in ranked]
-        parts = [_accumulating(question) if choice.batches > 1 else None
-                 for choice, question in zip(ranked, seeded, strict=True)]  # fmt: skip
+        parts = [
+            _accumulating(question) if choice.batches > 1 else None
+            for choice, question in zip(ranked, seeded, strict=True)
+        ]
         asked = [*seeded, *(part for part in parts if part is not None)]
-        predictions = {answer.question: answer.prediction for answer in self.predicting(asked, True)}
+        predictions = {
+            answer.question: answer.prediction for answer in self.predicting(asked, True)
+        }
         drawn, shown = [], []
         for choice, question, part in zip(ranked, seeded, parts, strict=True):
             prediction = predictions[question]
@@ -311,24 +374,41 @@ class Search:
             us, accumulated = prediction.draws_us, None if part is None else predictions[part]
             if accumulated is not None and accumulated.draws_us is not None:
                 us = us + (choice.batches - 1) * accumulated.draws_us
-            update_us = choice.us_per_sample * choice.question.batch_size * choice.question.devices * choice.batches
+            update_us = (
+                choice.us_per_sample
+                * choice.question.batch_size
+                * choice.question.devices
+                * choice.batches
+            )
             drawn.append(us * self.value(choice) / update_us)
             shown.append(replace(prediction, draws_us=None))
         best = np.array(drawn) == np.min(drawn, axis=0)
         wins = np.mean(best / best.sum(axis=0), axis=1).tolist()  # equal points share a win
         several = len(ranked) > 1
         return [
-            replace(choice, prediction=new, wins=won if several else None,
-                    beats_first=max(beats, 0.5 * lacks(shown[0], new)) if several else None)
-            for choice, new, won, beats in zip(ranked, shown, wins, shares_of_wins(drawn), strict=True)
-        ]  # fmt: skip
+            replace(
+                choice,
+                prediction=new,
+                wins=won if several else None,
+                beats_first=max(beats, 0.5 * lacks(shown[0], new)) if several else None,
+            )
+            for choice, new, won, beats in zip(
+                ranked, shown, wins, shares_of_wins(drawn), strict=True
+            )
+        ]
 
 
 def _series(points: Sequence[_Open]) -> npt.NDArray[np.int64]:
     """A number for each point that points share if they differ in their batch size alone, shape (points,)."""
     numbers: dict[object, int] = {}
-    keys = ((replace(point.question, batch_size=0), point.batches > 1, point.question.batch_size * (point.batches > 1))
-            for point in points)  # fmt: skip
+    keys = (
+        (
+            replace(point.question, batch_size=0),
+            point.batches > 1,
+            point.question.batch_size * (point.batches > 1),
+        )
+        for point in points
+    )
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 

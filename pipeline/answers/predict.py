@@ -92,7 +92,9 @@ class Unpredicted:
     @classmethod
     def of(cls, question: Question, reason: str) -> Unpredicted:
         """A question, and why it has no prediction."""
-        return cls(question.gpu.name, question.model, question.batch_size, question.overrides, reason)
+        return cls(
+            question.gpu.name, question.model, question.batch_size, question.overrides, reason
+        )
 
 
 def grid_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -104,7 +106,9 @@ def grid_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     table = pd.json_normalize([dict(row) for row in rows], max_level=1)
     kinds = [name for name in table if "." in str(name)]
     predicted = table["unpredicted"].isna()
-    table.loc[predicted, kinds] = table.loc[predicted, kinds].fillna(0.0)  # kinds that only other points have
+    table.loc[predicted, kinds] = table.loc[predicted, kinds].fillna(
+        0.0
+    )  # kinds that only other points have
     if "samples_per_s" in table and (priced := with_prices(table))["price_per_hour"].notna().any():
         table = priced
     return table[[name for name in table if name not in _LAST] + _LAST]
@@ -117,7 +121,11 @@ _LAST = ["overrides", "unpredicted"]
 def _row(answer: Answer) -> dict[str, Any]:
     """A row of `predict_grid`."""
     question = answer.question
-    names = {"gpu": question.gpu.name, "model": question.model, "variant": question.variant,
-             "batch_size": question.batch_size}  # fmt: skip
+    names = {
+        "gpu": question.gpu.name,
+        "model": question.model,
+        "variant": question.variant,
+        "batch_size": question.batch_size,
+    }
     values = {} if answer.prediction is None else answer.prediction.as_dict()
     return names | values | {"overrides": list(question.overrides), "unpredicted": answer.reason}

@@ -40,63 +40,139 @@ class Candidate:
 
 
 SIZES_FROM_DATA = {
-    "model.embedding": ("joint_sparse", "joint_rows", "sparse"), "model.optimizer": ("adagrad", "adam"),
-}  # fmt: skip
+    "model.embedding": ("joint_sparse", "joint_rows", "sparse"),
+    "model.optimizer": ("adagrad", "adam"),
+}
 """Options with which the number of updated rows depends on the batch: CUDA graphs cannot capture such a step."""
 
 CANDIDATES = (
-    Candidate("model.read_loss", "never", ("before_backward", "at_end"), "do not call loss.item() in each step"),
-    Candidate("model.copies", "pinned", ("pageable",), "DataLoader(pin_memory=True), .to(device, non_blocking=True)"),
+    Candidate(
+        "model.read_loss",
+        "never",
+        ("before_backward", "at_end"),
+        "do not call loss.item() in each step",
+    ),
+    Candidate(
+        "model.copies",
+        "pinned",
+        ("pageable",),
+        "DataLoader(pin_memory=True), .to(device, non_blocking=True)",
+    ),
     Candidate("model.set_to_none", "true", ("false",), "optimizer.zero_grad(set_to_none=True)"),
     Candidate("model.foreach", "true", ("false",), "torch.optim's foreach=True"),
     Candidate(
-        "model.foreach", "fused", ("true", "false"), "torch.optim's fused=True",
-        given={"model.optimizer": ("sgd", "sgd_momentum", "adam", "adamw"), "model.mode": ("train",)},
-        unless={"model.embedding": ("joint_sparse", "joint_rows", "sparse"), "model.optimizer": ("sgd",)},
+        "model.foreach",
+        "fused",
+        ("true", "false"),
+        "torch.optim's fused=True",
+        given={
+            "model.optimizer": ("sgd", "sgd_momentum", "adam", "adamw"),
+            "model.mode": ("train",),
+        },
+        unless={
+            "model.embedding": ("joint_sparse", "joint_rows", "sparse"),
+            "model.optimizer": ("sgd",),
+        },
     ),
     Candidate("model.attention", "fused", ("eager",), "F.scaled_dot_product_attention"),
-    Candidate("model.memory_format", "channels_last", ("contiguous",), "model.to(memory_format=torch.channels_last)"),
     Candidate(
-        "model.embedding", "fused", ("joint_sparse", "joint_rows", "sparse", "dense"),
-        "FBGEMM's SplitTableBatchedEmbeddingBagsCodegen", given={"model.optimizer": ("sgd",)},
+        "model.memory_format",
+        "channels_last",
+        ("contiguous",),
+        "model.to(memory_format=torch.channels_last)",
     ),
     Candidate(
-        "model.embedding", "fused", ("joint_sparse", "joint_rows", "sparse", "dense"),
-        "FBGEMM's SplitTableBatchedEmbeddingBagsCodegen", "the optimizer updates the rows in use only",
+        "model.embedding",
+        "fused",
+        ("joint_sparse", "joint_rows", "sparse", "dense"),
+        "FBGEMM's SplitTableBatchedEmbeddingBagsCodegen",
+        given={"model.optimizer": ("sgd",)},
+    ),
+    Candidate(
+        "model.embedding",
+        "fused",
+        ("joint_sparse", "joint_rows", "sparse", "dense"),
+        "FBGEMM's SplitTableBatchedEmbeddingBagsCodegen",
+        "the optimizer updates the rows in use only",
         given={"model.optimizer": ("adagrad", "adam")},
     ),
-    Candidate("model.interaction", "fused", ("by_parts",), "one kernel for all dot products, as in NVIDIA's example"),
     Candidate(
-        "predict.cuda_graph", "true", ("false",), "torch.cuda.make_graphed_callables", unless=SIZES_FROM_DATA,
+        "model.interaction",
+        "fused",
+        ("by_parts",),
+        "one kernel for all dot products, as in NVIDIA's example",
     ),
-    Candidate("ddp.gradient_as_bucket_view", "true", ("false",), "DistributedDataParallel(gradient_as_bucket_view=True)"),
     Candidate(
-        "ddp.broadcast_buffers", "false", ("true",), "DistributedDataParallel(broadcast_buffers=False)",
+        "predict.cuda_graph",
+        "true",
+        ("false",),
+        "torch.cuda.make_graphed_callables",
+        unless=SIZES_FROM_DATA,
+    ),
+    Candidate(
+        "ddp.gradient_as_bucket_view",
+        "true",
+        ("false",),
+        "DistributedDataParallel(gradient_as_bucket_view=True)",
+    ),
+    Candidate(
+        "ddp.broadcast_buffers",
+        "false",
+        ("true",),
+        "DistributedDataParallel(broadcast_buffers=False)",
         "each GPU keeps its own running statistics of batch norm",
     ),
     Candidate(
-        "ddp.compression", "fp16", ("none",), "register_comm_hook(None, default_hooks.fp16_compress_hook)",
+        "ddp.compression",
+        "fp16",
+        ("none",),
+        "register_comm_hook(None, default_hooks.fp16_compress_hook)",
         "gradients are exchanged in fp16, with its small range",
     ),
-    Candidate("edit.fuse", "elementwise", (), "a kernel of your own for each chain; torch.compile gains more"),
     Candidate(
-        "model.dtype", "tf32", ("default", "fp32"), "torch.set_float32_matmul_precision('high')",
+        "edit.fuse",
+        "elementwise",
+        (),
+        "a kernel of your own for each chain; torch.compile gains more",
+    ),
+    Candidate(
+        "model.dtype",
+        "tf32",
+        ("default", "fp32"),
+        "torch.set_float32_matmul_precision('high')",
         "products have 10 bits of mantissa",
     ),
     Candidate(
-        "model.dtype", "bf16", ("default", "fp32", "tf32"), "torch.autocast('cuda', torch.bfloat16)",
+        "model.dtype",
+        "bf16",
+        ("default", "fp32", "tf32"),
+        "torch.autocast('cuda', torch.bfloat16)",
         "products have 7 bits of mantissa",
     ),
     Candidate(
-        "model.dtype", "fp16", ("default", "fp32", "tf32"), "torch.autocast('cuda', torch.float16) with a gradient scaler",
+        "model.dtype",
+        "fp16",
+        ("default", "fp32", "tf32"),
+        "torch.autocast('cuda', torch.float16) with a gradient scaler",
         "products are in fp16, with its small range",
     ),
     Candidate(
-        "model.precision", "pure", ("autocast",), "model.to(dtype)", "weights and optimizer state are in half precision",
+        "model.precision",
+        "pure",
+        ("autocast",),
+        "model.to(dtype)",
+        "weights and optimizer state are in half precision",
         given={"model.dtype": ("bf16", "fp16")},
     ),
-    Candidate("edit.remove", "aten::dropout", (), "dropout=0", "training has no dropout", given={"model.mode": ("train",)}),
-)  # fmt: skip
+    Candidate(
+        "edit.remove",
+        "aten::dropout",
+        (),
+        "dropout=0",
+        "training has no dropout",
+        given={"model.mode": ("train",)},
+    ),
+)
 """All that can be advised; what keeps the results comes first."""
 
 
@@ -123,7 +199,9 @@ def _values(at: Question, key: str) -> tuple[str, ...]:
     section, _, name = key.partition(".")
     value = at.section(section).get(name)
     several = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-    return tuple(written(each).lower() if isinstance(each, bool) else written(each) for each in several)
+    return tuple(
+        written(each).lower() if isinstance(each, bool) else written(each) for each in several
+    )
 
 
 def changed(at: Question, candidate: Candidate) -> Question:
@@ -137,7 +215,9 @@ def command(at: Question, candidate: Candidate) -> str:
     old = written(list(before)) if len(before) > 1 else before[0] if before else NO_EDIT
     texts = _texts(at, candidate.key, f"{old},{_after(at, candidate)}")
     if is_given(at.workload):
-        pairs = (text.split("=", 1) for text in texts if not text.startswith(("model=", "model.target=")))
+        pairs = (
+            text.split("=", 1) for text in texts if not text.startswith(("model=", "model.target="))
+        )
         arguments = ", ".join(f"{key.replace('.', '__')}={value!r}" for key, value in pairs)
         return f"compare({shown_target(at.workload['target'])}, ..., {arguments})"
     return shlex.join(["steptime", "compare", *texts])
@@ -154,5 +234,9 @@ def _texts(at: Question, key: str, value: str) -> list[str]:
     """The overrides of a point with another value of one option."""
     kept = [text for text in at.overrides if text.partition("=")[0].lstrip("+") != key]
     target = at.workload.get("target")
-    model = ["model=custom", f"model.target='{target}'"] if is_given(at.workload) else [f"model={at.model}"]
+    model = (
+        ["model=custom", f"model.target='{target}'"]
+        if is_given(at.workload)
+        else [f"model={at.model}"]
+    )
     return [f"gpu={at.gpu.name}", *model, f"batch_size={at.batch_size}", *kept, f"{key}={value}"]

@@ -104,7 +104,9 @@ class ErrorSources:
             np.array(["conv2d" if name.startswith("conv2d") else name for name in names], object)
         )
         launch, keys = pd.factorize(np.array(launch_keys(calls), object))
-        shares = np.array([FAMILY_VARIANCE_SHARE.get(name, OTHER_VARIANCE_SHARE) for name in families], float)
+        shares = np.array(
+            [FAMILY_VARIANCE_SHARE.get(name, OTHER_VARIANCE_SHARE) for name in families], float
+        )
         first = HOST + 1 + len(families)
         named = (*(f"family {name}" for name in families), *(f"launch {key}" for key in keys))
         return cls(("step", HOST_SOURCE, *named), group + HOST + 1, launch + first, shares[group])
@@ -142,19 +144,37 @@ class StepErrors:
     ) -> StepErrors:
         """From what the kernel models predict for the calls, the shares of host time by evidence, and `Host.log_sd`."""
         centre = predicted["kernel_us"].to_numpy(float)
-        least = predicted["least_us"].to_numpy(float) if "least_us" in predicted else np.zeros(len(centre))
+        least = (
+            predicted["least_us"].to_numpy(float)
+            if "least_us" in predicted
+            else np.zeros(len(centre))
+        )
         session, widths = [], []
         for end, shared in (("p10_us", "session_low"), ("p90_us", "session_high")):
-            off = np.log(np.maximum(predicted[end].to_numpy(float), 1e-9) / np.maximum(centre, 1e-9))
-            session.append(predicted[shared].to_numpy(float) if shared in predicted else np.zeros(len(centre)))
-            widths.append(np.sqrt(np.maximum(off**2 - session[-1] ** 2, 0.0)))  # the model's own width on this side
-        known = np.where(least > 0, widths[1], (widths[0] + widths[1]) / 2)  # p10 does not go below `least`
+            off = np.log(
+                np.maximum(predicted[end].to_numpy(float), 1e-9) / np.maximum(centre, 1e-9)
+            )
+            session.append(
+                predicted[shared].to_numpy(float) if shared in predicted else np.zeros(len(centre))
+            )
+            widths.append(
+                np.sqrt(np.maximum(off**2 - session[-1] ** 2, 0.0))
+            )  # the model's own width on this side
+        known = np.where(
+            least > 0, widths[1], (widths[0] + widths[1]) / 2
+        )  # p10 does not go below `least`
         sigma = np.where(centre > 0, np.clip(known / NORMAL_P90, 0.0, MAX_KERNEL_SIGMA), 0.0)
         faster, slower = (np.hypot(STEP_SIGMA_RATIO * sigma, part / NORMAL_P90) for part in session)
         return cls(
-            sources, centre, np.sqrt(sources.share) * sigma, np.sqrt(1 - sources.share) * sigma,
-            (faster + slower) / 2, (slower - faster) / 2, least, host_sigma(host_evidence or {}, host_log_sd),
-        )  # fmt: skip
+            sources,
+            centre,
+            np.sqrt(sources.share) * sigma,
+            np.sqrt(1 - sources.share) * sigma,
+            (faster + slower) / 2,
+            (slower - faster) / 2,
+            least,
+            host_sigma(host_evidence or {}, host_log_sd),
+        )
 
     def log_errors(self, normals: Floats) -> Floats:
         """Errors of log times without skew, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
@@ -181,7 +201,9 @@ class StepErrors:
             which: row of these errors for each device call of the step.
         """
         path = timeline.critical
-        on_path = np.bincount(which, weights=path.calls * self.centre[which], minlength=len(self.centre))
+        on_path = np.bincount(
+            which, weights=path.calls * self.centre[which], minlength=len(self.centre)
+        )
         found = np.zeros(len(self.sources.names))
         np.add.at(found, self.sources.family, on_path * self.common)
         np.add.at(found, self.sources.launch, on_path * self.own)
@@ -216,7 +238,9 @@ def step_interval(
     return float(np.exp(low)), float(np.exp(high))
 
 
-def _log_times(errors: StepErrors, timeline: Timeline, which: Ints, draws: int, seed: int, form: Form) -> Floats:
+def _log_times(
+    errors: StepErrors, timeline: Timeline, which: Ints, draws: int, seed: int, form: Form
+) -> Floats:
     """Log of the step time at `MAIN_ERRORS` for draws of all other errors, shape (draws, 4)."""
     direction = errors.direction(timeline, which)
     rest = keyed_normals(errors.sources.names, draws, seed)
@@ -257,7 +281,9 @@ def host_sigma(evidence: Mapping[str, float], host_log_sd: float = 0.0) -> float
     """
     if host_log_sd > 0:
         return math.hypot(HOST_SIGMA["shared"], host_log_sd)
-    return sum(share * HOST_SIGMA.get(kind, max(HOST_SIGMA.values())) for kind, share in evidence.items())
+    return sum(
+        share * HOST_SIGMA.get(kind, max(HOST_SIGMA.values())) for kind, share in evidence.items()
+    )
 
 
 def paired_draws(
@@ -277,7 +303,9 @@ def paired_draws(
         form: form of the critical path.
     """
     normals = keyed_normals(errors.sources.names, draws, seed)
-    return step_times(program, errors.times(normals), which, host_factors(errors, program, draws, seed), form)
+    return step_times(
+        program, errors.times(normals), which, host_factors(errors, program, draws, seed), form
+    )
 
 
 def host_factors(errors: StepErrors, program: Program, draws: int, seed: int) -> Floats:
@@ -291,10 +319,14 @@ def host_factors(errors: StepErrors, program: Program, draws: int, seed: int) ->
     names, item = np.unique(items.astype(str), return_inverse=True)
     rows_us = program.lead_us + program.gap_us + program.api_us + program.tail_us
     weights: Floats = np.bincount(item, rows_us, len(names)).astype(float)
-    host, *operators = keyed_normals([HOST_SOURCE, *(f"host {name}" for name in names)], draws, seed)
+    host, *operators = keyed_normals(
+        [HOST_SOURCE, *(f"host {name}" for name in names)], draws, seed
+    )
     weights /= max(float(np.linalg.norm(weights)), 1e-9)
     own = min(HOST_SIGMA["shared"], errors.host) if weights.any() else 0.0
-    factors: Floats = np.exp(math.sqrt(errors.host**2 - own**2) * host + own * (weights @ np.array(operators)))
+    factors: Floats = np.exp(
+        math.sqrt(errors.host**2 - own**2) * host + own * (weights @ np.array(operators))
+    )
     return factors
 
 
@@ -325,13 +357,19 @@ def launch_keys(calls: pd.DataFrame) -> list[str]:
 
     Calls without sizes (operators that the map does not know) are distinguished by their bytes.
     """
-    words = [_stated(calls, name, "{}={}") for name in ("family", "op", "phase", "dtype", "attributes")]
+    words = [
+        _stated(calls, name, "{}={}") for name in ("family", "op", "phase", "dtype", "attributes")
+    ]
     sizes = [_stated(calls, name, "{}={:.0f}") for name in DIMS]
     traffic = [_stated(calls, name, "{}={:.0f}") for name in ("bytes_read", "bytes_written")]
-    named, sized, moved = ([column for column in columns if column] for columns in (words, sizes, traffic))
+    named, sized, moved = (
+        [column for column in columns if column] for columns in (words, sizes, traffic)
+    )
     keys = []
     for row in range(len(calls)):
-        told = [column[row] for column in sized if column[row]] or [column[row] for column in moved if column[row]]
+        told = [column[row] for column in sized if column[row]] or [
+            column[row] for column in moved if column[row]
+        ]
         keys.append(";".join([*(column[row] for column in named if column[row]), *told]))
     return keys
 
@@ -348,7 +386,10 @@ def _stated(calls: pd.DataFrame, name: str, form: str) -> list[str]:
         values = column.to_numpy(np.float64, na_value=np.nan).tolist()
     else:
         values = column.to_numpy(object).tolist()
-    return [form.format(name, value) if known else "" for value, known in zip(values, present.tolist(), strict=True)]
+    return [
+        form.format(name, value) if known else ""
+        for value, known in zip(values, present.tolist(), strict=True)
+    ]
 
 
 def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:

@@ -14,7 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.kernel_predictor import TIMES, KernelPredictor, distinct_calls, substitute_spread
+from pipeline.answers.kernel_predictor import (
+    TIMES,
+    KernelPredictor,
+    distinct_calls,
+    substitute_spread,
+)
 from pipeline.answers.part_draws import DrawnStep
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
 from pipeline.answers.who_answers import host_name
@@ -50,10 +55,13 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
         calls: device calls, `calls` schema.
     """
     notes: list[str] = []
-    if gpu.fp64_gflop_per_s is None and (calls["dtype"] == "fp64").to_numpy(bool, na_value=False).any():
+    if (
+        gpu.fp64_gflop_per_s is None
+        and (calls["dtype"] == "fp64").to_numpy(bool, na_value=False).any()
+    ):
         notes.append(
-            f"the file of {gpu.name} has no fp64_tflop_per_s: 1/{1 / gpu.fp64_share:.0f} of the rate of fp32 is assumed, "
-            "as in its architecture"
+            f"the file of {gpu.name} has no fp64_tflop_per_s: 1/{1 / gpu.fp64_share:.0f} of the"
+            " rate of fp32 is assumed, as in its architecture"
         )
     if gpu.limits is None:  # a CPU
         return notes
@@ -67,7 +75,9 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
         text = f"{gpu.name} has no bf16: PyTorch stores 2 bytes and computes in fp32"
         if (half["op"] == "im2col").any():
             text += ", convolutions one sample at a time without cuDNN"
-        lacking = [name for family, name in UNMATCHED_FAMILIES.items() if (half["family"] == family).any()]
+        lacking = [
+            name for family, name in UNMATCHED_FAMILIES.items() if (half["family"] == family).any()
+        ]
         if lacking:
             text += f"; {' and '.join(lacking)} would be slower than predicted"
         notes.append(f"{text} (model.dtype=fp16 is faster)")
@@ -79,8 +89,9 @@ def lower_bound_notes(unmodelled: Iterable[str]) -> list[str]:
     if not (names := sorted(unmodelled)):
         return []
     return [
-        f"lower bound: {listed(names)} {'has' if len(names) == 1 else 'have'} no model; only the bytes (of products: the "
-        "arithmetic as in fp32) are counted, and the step may take much longer"
+        f"lower bound: {listed(names)} {'has' if len(names) == 1 else 'have'} no model; only the"
+        " bytes (of products: the arithmetic as in fp32) are counted, and the step may take much"
+        " longer"
     ]
 
 
@@ -91,7 +102,9 @@ arXiv:2205.14135, algorithm 4)."""
 
 def product_flops(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
     """FLOPs that each call executes in products, shape (calls,); 0 for other families."""
-    flops: npt.NDArray[np.float64] = np.where(calls["family"].isin(PRODUCTS), calls["flops"].to_numpy(np.float64), 0.0)
+    flops: npt.NDArray[np.float64] = np.where(
+        calls["family"].isin(PRODUCTS), calls["flops"].to_numpy(np.float64), 0.0
+    )
     return flops
 
 
@@ -109,13 +122,21 @@ def model_flops(operators: pd.DataFrame, calls: pd.DataFrame) -> dict[str, float
     flops = product_flops(calls)
     fused = (calls["family"] == "attention").to_numpy()
     if fused.any():
-        causal = calls["attributes"].astype(str).str.contains('"causal":true', regex=False).to_numpy()
+        causal = (
+            calls["attributes"].astype(str).str.contains('"causal":true', regex=False).to_numpy()
+        )
         backward = (calls["phase"] == "backward").to_numpy()
-        flops = flops * np.where(fused & causal, 2.0, 1.0) * np.where(fused & backward, ATTENTION_BACKWARD, 1.0)
+        flops = (
+            flops
+            * np.where(fused & causal, 2.0, 1.0)
+            * np.where(fused & backward, ATTENTION_BACKWARD, 1.0)
+        )
     again = operators["attributes"].str.contains('"recomputed":true', regex=False).to_numpy(bool)
     if again.any():
         flops[calls["node_id"].isin(operators.loc[again, "node_id"])] = 0.0
-    sums = pd.Series(flops).groupby(calls["dtype"].to_numpy(object)).sum().sort_values(ascending=False)
+    sums = (
+        pd.Series(flops).groupby(calls["dtype"].to_numpy(object)).sum().sort_values(ascending=False)
+    )
     return {str(dtype): float(value) for dtype, value in sums.items() if value > 0}
 
 
@@ -171,18 +192,39 @@ class StepParts:
         row = pd.Index(operators["node_id"]).get_indexer(calls["node_id"])
         names, modules = (operators[name].to_numpy(object)[row] for name in ("name", "module"))
         flops, computed = model_flops(operators, calls), graph.computed
-        if "dtype" in computed and flops and not {computed["dtype"], next(iter(flops))} <= {"default", "fp32", "tf32"}:
+        if (
+            "dtype" in computed
+            and flops
+            and not {computed["dtype"], next(iter(flops))} <= {"default", "fp32", "tf32"}
+        ):
             computed = {**computed, "dtype": next(iter(flops))}
         return cls(
-            step_sequence(operators, calls), calls, distinct, which, names, asks_tf32(operators),
-            ErrorSources.of(distinct), substitute_spread(distinct) > 1.0, graph.memory, graph.warnings, modules,
-            graph.parameters, flops, computed,
-        )  # fmt: skip
+            step_sequence(operators, calls),
+            calls,
+            distinct,
+            which,
+            names,
+            asks_tf32(operators),
+            ErrorSources.of(distinct),
+            substitute_spread(distinct) > 1.0,
+            graph.memory,
+            graph.warnings,
+            modules,
+            graph.parameters,
+            flops,
+            computed,
+        )
 
     def shown_calls(self, predicted: pd.DataFrame) -> pd.DataFrame:
         """All device calls with their modules, and p10, p90 and evidence of their predicted times."""
-        told = predicted[["p10_us", "p90_us", "evidence"]].iloc[self.which].set_axis(self.all_calls.index)
-        return self.all_calls.assign(module=self.modules, **{str(name): told[name] for name in told})
+        told = (
+            predicted[["p10_us", "p90_us", "evidence"]]
+            .iloc[self.which]
+            .set_axis(self.all_calls.index)
+        )
+        return self.all_calls.assign(
+            module=self.modules, **{str(name): told[name] for name in told}
+        )
 
 
 PLAIN_WALKS = 5_600
@@ -192,7 +234,9 @@ two walks for each of fourteen hosts, each with the fixed cost of 200 draws."""
 
 def load_walk_if_it_pays(steps: Iterable[tuple[StepParts, PredictSettings]]) -> None:
     """Load the compiled walk where it pays for these steps."""
-    load_if_it_pays(sum(len(parts.which) * (settings.draws + PLAIN_WALKS) for parts, settings in steps))
+    load_if_it_pays(
+        sum(len(parts.which) * (settings.draws + PLAIN_WALKS) for parts, settings in steps)
+    )
 
 
 def predict_step(
@@ -223,16 +267,23 @@ def predict_step(
     settings = question.predict
     form: Form = "published" if settings.critical_path == "published" else "full"
     if settings.cuda_graph:
-        program, measured_us = as_cuda_graphs(program), None  # the measured step launched each kernel separately
+        program, measured_us = (
+            as_cuda_graphs(program),
+            None,
+        )  # the measured step launched each kernel separately
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
     program = replace(program, loop=form == "full" and not settings.wait_each_step)
     timeline = simulate(program, central_us, form=form)
     errors = StepErrors.of(step.sources, predicted, program.host_evidence, question.host.log_sd)
-    drawn = DrawnStep(errors, program, step.which, step.all_calls, settings.draws, settings.seed, form)
+    drawn = DrawnStep(
+        errors, program, step.which, step.all_calls, settings.draws, settings.seed, form
+    )
     low, high = step_interval(errors, timeline, step.which, settings.draws, settings.seed, form)
     step_us, device_time = float(timeline.step_us[0]), _device_time(step, predicted, timeline)
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
-    notes = dtype_notes(question.gpu, explicit_tf32, step.calls) + lower_bound_notes(device_time["unmodelled_us"])
+    notes = dtype_notes(question.gpu, explicit_tf32, step.calls) + lower_bound_notes(
+        device_time["unmodelled_us"]
+    )
     prediction = Prediction(
         **_as_asked(question, step.computed),
         predicted_us=step_us,
@@ -242,15 +293,23 @@ def predict_step(
         p90_us=max(high, step_us),
         **_memory(question.gpu, needed_on(step.memory, question.gpu)),
         **device_time,
-        host_evidence={kind: float(share) for kind, share in program.host_evidence.items() if share > 0},
+        host_evidence={
+            kind: float(share) for kind, share in program.host_evidence.items() if share > 0
+        },
         bound=timeline.bound,
-        device_bound_from=device_bound_from(program, central_us, form) if timeline.bound == "host" else None,
+        device_bound_from=(
+            device_bound_from(program, central_us, form) if timeline.bound == "host" else None
+        ),
         measured_us=measured_us,
         several=_several(question, timeline),
         arithmetic=_arithmetic(question.gpu, step.model_flops),
         models_from=folders,
         warnings=(*step.warnings, *_unused_dtype(question, step), *notes),
-        draws_us=paired_draws(errors, program, step.which, settings.draws, settings.seed, form) if keep_draws else None,
+        draws_us=(
+            paired_draws(errors, program, step.which, settings.draws, settings.seed, form)
+            if keep_draws
+            else None
+        ),
         drawn=drawn if keep_errors else None,
     )
     return prediction, timeline
@@ -267,11 +326,15 @@ def _unused_dtype(question: Question, step: StepParts) -> list[str]:
 def _as_asked(question: Question, computed: Mapping[str, str]) -> dict[str, Any]:
     """Fields of a `Prediction` that say what was asked, with what the code of the step computes with."""
     return {
-        "gpu": question.gpu.name, "model": question.model, "variant": question.variant,
-        "batch_size": question.batch_size, "host": host_name(question.host, question.overheads),
-        "overrides": question.overrides, "asked": {**question.asked, **computed},
+        "gpu": question.gpu.name,
+        "model": question.model,
+        "variant": question.variant,
+        "batch_size": question.batch_size,
+        "host": host_name(question.host, question.overheads),
+        "overrides": question.overrides,
+        "asked": {**question.asked, **computed},
         "notes": (*question.notes, *clock_notes(question.gpu)),
-    }  # fmt: skip
+    }
 
 
 def _memory(gpu: GpuSpec, need: int) -> dict[str, Any]:
@@ -302,7 +365,9 @@ def _device_time(step: StepParts, predicted: pd.DataFrame, timeline: Timeline) -
     ran = ~np.isnan(timeline.device_start[:, 0])
     busy_us = np.where(ran, kernel_us[step.which], 0.0)
     total_us = float(busy_us.sum()) or 1.0
-    distinct_us = np.asarray(np.bincount(step.which, weights=busy_us, minlength=len(kernel_us)), np.float64)
+    distinct_us = np.asarray(
+        np.bincount(step.which, weights=busy_us, minlength=len(kernel_us)), np.float64
+    )
     without_model = step.substitute | ~predicted["modelled"].to_numpy(bool)
     rows = without_model[step.which]
     return {
@@ -338,7 +403,10 @@ def kernel_times(kernels: KernelPredictor, steps: Sequence[StepParts]) -> dict[i
     distinct = list({id(step): step for step in steps}.values())
     times = kernels.predict(pd.concat([step.calls for step in distinct], ignore_index=True))
     ends = np.cumsum([len(step.calls) for step in distinct])
-    return {id(step): times.iloc[end - len(step.calls) : end] for step, end in zip(distinct, ends, strict=True)}
+    return {
+        id(step): times.iloc[end - len(step.calls) : end]
+        for step, end in zip(distinct, ends, strict=True)
+    }
 
 
 def _sums(us: Floats, keys: npt.NDArray[np.object_], factor: float = 1.0) -> dict[str, float]:

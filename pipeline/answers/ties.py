@@ -41,12 +41,17 @@ class Tie:
     """What decides between them, in a few words."""
 
     def __str__(self) -> str:
-        points = ", ".join(f"{p.gpu} {p.named} b{p.batch_size}".replace("  ", " ") for p in self.predictions)
+        points = ", ".join(
+            f"{p.gpu} {p.named} b{p.batch_size}".replace("  ", " ") for p in self.predictions
+        )
         return f"{points} (another wins in {self.share:.0%} of draws); {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        points = [{"gpu": p.gpu, "batch_size": p.batch_size, "overrides": list(p.overrides)} for p in self.predictions]
+        points = [
+            {"gpu": p.gpu, "batch_size": p.batch_size, "overrides": list(p.overrides)}
+            for p in self.predictions
+        ]
         return {"points": points, "runner_up_wins": self.share, "why": self.why}
 
 
@@ -109,7 +114,9 @@ def why_tied(points: Iterable[Any]) -> str:
 
 
 def find_ties(
-    points: Mapping[Question, Prediction], compared: Mapping[str, Mapping[Question, float]], engine: Engine
+    points: Mapping[Question, Prediction],
+    compared: Mapping[str, Mapping[Question, float]],
+    engine: Engine,
 ) -> dict[str, Tie]:
     """The ties of the best point with others, by what is compared; none where the best wins surely.
 
@@ -119,14 +126,21 @@ def find_ties(
         engine: predicts the nearest points on the best one's GPU again, once for all comparisons, with their draws.
     """
     near = {what: _nearest(points, per_sample) for what, per_sample in compared.items()}
-    drawn = _draws([question for nearest in near.values() for question in _on_one_gpu(nearest)], engine)
+    drawn = _draws(
+        [question for nearest in near.values() for question in _on_one_gpu(nearest)], engine
+    )
     ties = {}
     for what, nearest in near.items():
         if not nearest:
             continue
         best, *rivals = nearest
-        shares = {question: _share(points, compared[what], drawn, best, question) for question in rivals}
-        tied = [points[best], *(points[question] for question, share in shares.items() if share >= TIE_SHARE)]
+        shares = {
+            question: _share(points, compared[what], drawn, best, question) for question in rivals
+        }
+        tied = [
+            points[best],
+            *(points[question] for question, share in shares.items() if share >= TIE_SHARE),
+        ]
         if len(tied) > 1:
             ties[what] = Tie(tuple(tied), max(shares.values()), why_tied(tied))
     return ties
@@ -139,16 +153,21 @@ def _on_one_gpu(nearest: Sequence[Question]) -> list[Question]:
 
 
 def _share(
-    points: Mapping[Question, Prediction], per_sample: Mapping[Question, float], drawn: Mapping[Question, Floats],
-    best: Question, other: Question,
-) -> float:  # fmt: skip
+    points: Mapping[Question, Prediction],
+    per_sample: Mapping[Question, float],
+    drawn: Mapping[Question, Floats],
+    best: Question,
+    other: Question,
+) -> float:
     """Share of draws in which another point beats the best: paired ones on the same GPU, else what the intervals say."""
     if lacks(points[best], points[other]):
         return 0.5
     if best.gpu != other.gpu:
         one, two = (
             (p.predicted_us * factor, p.p10_us * factor, p.p90_us * factor)
-            for p, factor in ((points[question], per_sample[question]) for question in (best, other))
+            for p, factor in (
+                (points[question], per_sample[question]) for question in (best, other)
+            )
         )
         return independent_share(one, two)
     if best not in drawn or other not in drawn:
@@ -157,7 +176,10 @@ def _share(
 
 
 def grid_ties(
-    questions: Sequence[Question], predictions: Sequence[Prediction], hourly: Mapping[str, float], engine: Engine
+    questions: Sequence[Question],
+    predictions: Sequence[Prediction],
+    hourly: Mapping[str, float],
+    engine: Engine,
 ) -> dict[tuple[str, str], Tie]:
     """The ties among points that fit, by model and what is compared (`THROUGHPUT`, `PER_PRICE`).
 
@@ -168,25 +190,41 @@ def grid_ties(
         engine: predicts the nearest points on the best one's GPU again, with their draws.
     """
     ties: dict[tuple[str, str], Tie] = {}
-    fitting = {question: p for question, p in zip(questions, predictions, strict=True) if p.fits and not question.local}
+    fitting = {
+        question: p
+        for question, p in zip(questions, predictions, strict=True)
+        if p.fits and not question.local
+    }
     for model in dict.fromkeys(question.model for question in fitting):
         points = {question: p for question, p in fitting.items() if question.model == model}
-        per_sample = {question: 1.0 / (question.batch_size * question.devices) for question in points}
-        cost = {question: hourly[question.gpu.name] * question.devices * share for question, share in per_sample.items()
-                if question.gpu.name in hourly}  # fmt: skip
+        per_sample = {
+            question: 1.0 / (question.batch_size * question.devices) for question in points
+        }
+        cost = {
+            question: hourly[question.gpu.name] * question.devices * share
+            for question, share in per_sample.items()
+            if question.gpu.name in hourly
+        }
         of_model = find_ties(points, {THROUGHPUT: per_sample, PER_PRICE: cost}, engine)
         ties |= {(model, what): tie for what, tie in of_model.items()}
     return ties
 
 
-def _nearest(points: Mapping[Question, Prediction], per_sample: Mapping[Question, float]) -> list[Question]:
+def _nearest(
+    points: Mapping[Question, Prediction], per_sample: Mapping[Question, float]
+) -> list[Question]:
     """The best point and those whose interval reaches its own, best first; nothing if it is alone."""
     if not per_sample:
         return []
-    ranked = sorted(per_sample, key=lambda question: points[question].predicted_us * per_sample[question])
+    ranked = sorted(
+        per_sample, key=lambda question: points[question].predicted_us * per_sample[question]
+    )
     best, limit = points[ranked[0]], points[ranked[0]].p90_us * per_sample[ranked[0]]
-    near = [question for question in ranked
-            if points[question].p10_us * per_sample[question] <= limit or lacks(best, points[question])]  # fmt: skip
+    near = [
+        question
+        for question in ranked
+        if points[question].p10_us * per_sample[question] <= limit or lacks(best, points[question])
+    ]
     return near[: MOST_RIVALS + 1] if len(near) > 1 else []
 
 
@@ -194,4 +232,8 @@ def _draws(questions: Sequence[Question], engine: Engine) -> dict[Question, Floa
     """Step times of paired draws."""
     answers = engine.predict(list(dict.fromkeys(questions)), keep_draws=True) if questions else ()
     predictions = ((answer.question, answer.prediction) for answer in answers)
-    return {question: p.draws_us for question, p in predictions if p is not None and p.draws_us is not None}
+    return {
+        question: p.draws_us
+        for question, p in predictions
+        if p is not None and p.draws_us is not None
+    }

@@ -61,25 +61,38 @@ def advise_trace(step: ChangeableStep, traced: Prediction, same_results: bool = 
     scale = traced.predicted_us / _step_us(step)
     before = _predicted(step, traced, scale)
 
-    def predicted(at: ChangeableStep, changes: Sequence[TraceChange]) -> dict[TraceChange, Prediction]:
+    def predicted(
+        at: ChangeableStep, changes: Sequence[TraceChange]
+    ) -> dict[TraceChange, Prediction]:
         return {change: _predicted(change.apply(at), traced, scale) for change in changes}
 
     wanted = [change for change in changes_of(step) if not same_results or change.changes == SAME]
-    taken, alone_of = take_best_first(before, step, wanted, predicted, lambda at, change: change.apply(at))
+    taken, alone_of = take_best_first(
+        before, step, wanted, predicted, lambda at, change: change.apply(at)
+    )
     lines = [
         Line(
-            change.candidate.name, change.candidate.how, change.alone, change.on_top, change.candidate.changes,
-            traced.evidence, "",
+            change.candidate.name,
+            change.candidate.how,
+            change.alone,
+            change.on_top,
+            change.candidate.changes,
+            traced.evidence,
+            "",
         )
         for change in taken
-    ]  # fmt: skip
+    ]
     chosen = {line.change for line in lines}
     refused = tuple(
-        Refused(change.name, gain, "does not help") for change, gain in alone_of.items() if change.name not in chosen
+        Refused(change.name, gain, "does not help")
+        for change, gain in alone_of.items()
+        if change.name not in chosen
     )
     notes = [*traced.notes, *traced.warnings, "kernel times are those of the trace"]
     if traced.traced is not None and traced.traced.time_per_batch_us is None:
-        notes.append("the trace has one iteration: its host times may include work that is done once")
+        notes.append(
+            "the trace has one iteration: its host times may include work that is done once"
+        )
     return Advice(before, tuple(lines), taken[-1].after if taken else before, refused, tuple(notes))
 
 
@@ -90,13 +103,19 @@ def changes_of(step: ChangeableStep) -> Iterator[TraceChange]:
     for name in dict.fromkeys(names[program.kind == Kind.SYNC]):
         waits = (names == name) & (program.kind == Kind.SYNC)
         change = _changed(partial(_without_waits, waits=waits))
-        yield TraceChange(f"no wait in {name}", f"do not read results of the device in {name}", change)
+        yield TraceChange(
+            f"no wait in {name}", f"do not read results of the device in {name}", change
+        )
     if program.blocking.any():
         how = "DataLoader(pin_memory=True), .to(device, non_blocking=True)"
         unblocked = np.zeros_like(program.blocking)
-        yield TraceChange("non-blocking copies", how, _changed(lambda before: replace(before, blocking=unblocked)))
+        yield TraceChange(
+            "non-blocking copies", how, _changed(lambda before: replace(before, blocking=unblocked))
+        )
     if program.further is None:
-        yield TraceChange("CUDA graphs", "torch.cuda.make_graphed_callables", _changed(as_cuda_graphs))
+        yield TraceChange(
+            "CUDA graphs", "torch.cuda.make_graphed_callables", _changed(as_cuda_graphs)
+        )
     dropout = np.array(["dropout" in str(name).lower() for name in names], dtype=bool)
     if (dropout & (program.call >= 0)).any():
         yield TraceChange("no dropout", "dropout=0", _without(dropout), "training has no dropout")
@@ -107,7 +126,10 @@ def _changed(change: Callable[[Program], Program]) -> Callable[[ChangeableStep],
 
 
 def _without_waits(program: Program, waits: Rows) -> Program:
-    kind, api_us = np.where(waits, int(Kind.HOST), program.kind), np.where(waits, 0.0, program.api_us)
+    kind, api_us = (
+        np.where(waits, int(Kind.HOST), program.kind),
+        np.where(waits, 0.0, program.api_us),
+    )
     return replace(program, kind=kind, api_us=api_us)
 
 
@@ -119,11 +141,23 @@ def _without(rows: Rows) -> Callable[[ChangeableStep], ChangeableStep]:
         kernel_us[program.call[rows & (program.call >= 0)]] = 0.0
         lead, gap, api, tail, latency, kernel_gap = (
             np.where(rows, 0.0, times)
-            for times in (program.lead_us, program.gap_us, program.api_us, program.tail_us, program.latency_us,
-                          program.kernel_gap_us)
-        )  # fmt: skip
+            for times in (
+                program.lead_us,
+                program.gap_us,
+                program.api_us,
+                program.tail_us,
+                program.latency_us,
+                program.kernel_gap_us,
+            )
+        )
         shorter = replace(
-            program, lead_us=lead, gap_us=gap, api_us=api, tail_us=tail, latency_us=latency, kernel_gap_us=kernel_gap
+            program,
+            lead_us=lead,
+            gap_us=gap,
+            api_us=api,
+            tail_us=tail,
+            latency_us=latency,
+            kernel_gap_us=kernel_gap,
         )
         return ChangeableStep(shorter, kernel_us)
 
@@ -143,6 +177,12 @@ def _predicted(step: ChangeableStep, traced: Prediction, scale: float) -> Predic
     us = float(timeline.step_us[0]) * scale
     low, high = np.percentile(drawn, [10, 90])
     return replace(
-        traced, predicted_us=us, p10_us=float(min(low, us)), p90_us=float(max(high, us)), draws_us=drawn,
-        active_us=float(timeline.active_us[0]) * scale, host_us=float(timeline.host_us[0]) * scale, bound=timeline.bound,
-    )  # fmt: skip
+        traced,
+        predicted_us=us,
+        p10_us=float(min(low, us)),
+        p90_us=float(max(high, us)),
+        draws_us=drawn,
+        active_us=float(timeline.active_us[0]) * scale,
+        host_us=float(timeline.host_us[0]) * scale,
+        bound=timeline.bound,
+    )

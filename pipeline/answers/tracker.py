@@ -43,7 +43,13 @@ from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trac
 from pipeline.trace.linked_trace import UNNAMED, Trace
 from pipeline.trace.load import load_trace as read_trace
 from pipeline.transfer.probes import P90_SIGMAS
-from pipeline.transfer.trace_calls import named_families, precision_notes, trace_calls, traced_arithmetic, transferred
+from pipeline.transfer.trace_calls import (
+    named_families,
+    precision_notes,
+    trace_calls,
+    traced_arithmetic,
+    transferred,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -84,7 +90,9 @@ class TrackedTrace:
             InputError: nothing ran on a GPU, or there is no specification of it.
         """
         if self.trace.device in ("", "cpu"):
-            raise InputError(f"{self.trace.path}: nothing ran on a GPU, so there is no kernel time to scale")
+            raise InputError(
+                f"{self.trace.path}: nothing ran on a GPU, so there is no kernel time to scale"
+            )
         try:
             return load_gpu(self.gpu or self.trace.device)
         except UnknownNameError:
@@ -95,7 +103,10 @@ class TrackedTrace:
             like = " (the nearest by multiprocessors and memory)" if near else ""
             if near is None and device != UNNAMED and (near := nearest_name(device)):
                 like = " (the nearest name)"
-            say = f'say which GPU it is, load_trace(path, gpu="{near or "V100"}"){like}, for commands gpu=NAME; '
+            say = (
+                f'say which GPU it is, load_trace(path, gpu="{near or "V100"}"){like}, for commands'
+                " gpu=NAME; "
+            )
             named = f"no GPU file has the name {device}: {say if near else ''}"
             named = named if device != UNNAMED else f"the trace does not name its GPU: {say}"
             raise InputError(f"{self.trace.path}: {named}{describe_gpu()}") from None
@@ -127,7 +138,10 @@ class TrackedTrace:
         predicted = moved["predicted_us"].to_numpy(dtype=np.float64)
         # traces contain events of zero duration
         upper = moved["p90_us"].to_numpy(dtype=np.float64)
-        log_sigma = np.log(np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0)) / P90_SIGMAS
+        log_sigma = (
+            np.log(np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0))
+            / P90_SIGMAS
+        )
         random = np.random.default_rng(0)
         common = np.sqrt(SHARED_SHARE) * random.standard_normal((DRAWS, 1))
         independent = np.sqrt(1.0 - SHARED_SHARE) * random.standard_normal((DRAWS, len(predicted)))
@@ -143,27 +157,62 @@ class TrackedTrace:
         families = pd.Series(predicted).groupby(family).sum().sort_values(ascending=False)
         at_origin = destination == self.origin
         evidence = {"measured" if at_origin else "transferred": 1.0}
-        calls = pd.DataFrame({
-            "node_id": steps.calls["step_event"], "name": steps.calls["step_op"], "module": None,
-            "family": family, "call": np.arange(len(steps.calls)), "kernel_us": predicted, "device_end_us": 0.0,
-        })  # fmt: skip
+        calls = pd.DataFrame(
+            {
+                "node_id": steps.calls["step_event"],
+                "name": steps.calls["step_op"],
+                "module": None,
+                "family": family,
+                "call": np.arange(len(steps.calls)),
+                "kernel_us": predicted,
+                "device_end_us": 0.0,
+            }
+        )
         return Prediction(
-            gpu=destination.name, model=self.model, variant="traced", batch_size=self.batch_size,
-            predicted_us=float(times[0]), active_us=float(min(there.active_us[0], times[0])),
+            gpu=destination.name,
+            model=self.model,
+            variant="traced",
+            batch_size=self.batch_size,
+            predicted_us=float(times[0]),
+            active_us=float(min(there.active_us[0], times[0])),
             host_us=float(min(there.host_us[0], times[0])),
             p10_us=float(min(np.quantile(times[1:], 0.1), times[0])),
-            p90_us=float(max(np.quantile(times[1:], 0.9), times[0])), bound=there.bound,
-            memory_bytes=0, fits=True, evidence=evidence, host_evidence=dict(evidence),
-            unmodelled_share=float(predicted[(moved["method"] == "unchanged").to_numpy()].sum()
-                                   / max(predicted.sum(), 1e-12)) if not at_origin else 0.0,
+            p90_us=float(max(np.quantile(times[1:], 0.9), times[0])),
+            bound=there.bound,
+            memory_bytes=0,
+            fits=True,
+            evidence=evidence,
+            host_evidence=dict(evidence),
+            unmodelled_share=(
+                float(
+                    predicted[(moved["method"] == "unchanged").to_numpy()].sum()
+                    / max(predicted.sum(), 1e-12)
+                )
+                if not at_origin
+                else 0.0
+            ),
             families_us={str(name): float(value) for name, value in families.items()},
-            measured_us=steps.step_us if at_origin else None, host=AS_TRACED, asked=dict.fromkeys(ASKED[:2], AS_TRACED),
-            device_bound_from=device_bound_from(steps.program, predicted) if there.bound == "host" else None,
-            traced=TracedStep(self.origin.name, steps.queued_us + steps.step_us, steps.queued_us, steps.step_us,
-                              steps.time_per_batch_us),
-            arithmetic=traced_arithmetic(steps.calls, destination), calls=calls,
-            notes=(*self.trace.notes, *(() if at_origin else precision_notes(steps.calls, destination))), warnings=notes,
-        )  # fmt: skip
+            measured_us=steps.step_us if at_origin else None,
+            host=AS_TRACED,
+            asked=dict.fromkeys(ASKED[:2], AS_TRACED),
+            device_bound_from=(
+                device_bound_from(steps.program, predicted) if there.bound == "host" else None
+            ),
+            traced=TracedStep(
+                self.origin.name,
+                steps.queued_us + steps.step_us,
+                steps.queued_us,
+                steps.step_us,
+                steps.time_per_batch_us,
+            ),
+            arithmetic=traced_arithmetic(steps.calls, destination),
+            calls=calls,
+            notes=(
+                *self.trace.notes,
+                *(() if at_origin else precision_notes(steps.calls, destination)),
+            ),
+            warnings=notes,
+        )
 
     @property
     def measured(self) -> Prediction:
@@ -180,7 +229,9 @@ class TrackedTrace:
             InputError: the trace holds no work of a GPU that has a specification.
         """
         measured = self._steps.calls["latency_us"].to_numpy(dtype=np.float64)
-        return advise_trace(ChangeableStep(self._steps.program, measured), self.measured, same_results)
+        return advise_trace(
+            ChangeableStep(self._steps.program, measured), self.measured, same_results
+        )
 
     def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
         """Every GPU side by side, fastest first.
@@ -190,10 +241,16 @@ class TrackedTrace:
             (`prices` names another price list).
         """
         # a single name is a string, which is also a sequence
-        names = [gpus] if isinstance(gpus, str) and gpus else list(gpus) or [spec.name for spec in list_gpus()]
+        names = (
+            [gpus]
+            if isinstance(gpus, str) and gpus
+            else list(gpus) or [spec.name for spec in list_gpus()]
+        )
         predictions = list(map(self.to, names))
         columns = ("gpu", "predicted_us", "p10_us", "p90_us", "samples_per_s", "bound")
-        table = pd.DataFrame([{name: getattr(prediction, name) for name in columns} for prediction in predictions])
+        table = pd.DataFrame(
+            [{name: getattr(prediction, name) for name in columns} for prediction in predictions]
+        )
         return with_prices(table, prices).sort_values("predicted_us", ignore_index=True)
 
 
@@ -239,15 +296,24 @@ class _Steps:
         if 1.0 / (1.0 + MAX_SCALE) < scale < 1.0 + MAX_SCALE:
             return list(self.not_in_trace)
         simulated, measured = milliseconds(self.step_us / scale), milliseconds(self.step_us)
-        text = f"simulated from its recorded work, the traced step takes {simulated}, measured {measured}"
+        text = (
+            f"simulated from its recorded work, the traced step takes {simulated}, measured"
+            f" {measured}"
+        )
         return [f"{text}: its prediction is scaled by that ratio, {scale:.2f}", *self.not_in_trace]
 
     @classmethod
     def of(cls, trace: Trace) -> _Steps:
         source = TraceSelection.of(trace)
-        chosen = [iteration for iteration in source.chosen if iteration.span_us > 0 and len(iteration.calls)]
+        chosen = [
+            iteration
+            for iteration in source.chosen
+            if iteration.span_us > 0 and len(iteration.calls)
+        ]
         if not chosen:
-            raise InputError(f"{trace.path}: no iteration has device events; trace at least one whole step")
+            raise InputError(
+                f"{trace.path}: no iteration has device events; trace at least one whole step"
+            )
         per_batch = time_per_batch_us(chosen)
         source = source.only(chosen).after_warm_up
         samples, waits = learn([source])
@@ -260,7 +326,14 @@ class _Steps:
         program = replace(program, backlog_us=np.zeros_like(program.backlog_us))
         queued = queued_before_us(source.act, middle)
         lacking = tuple(not_in_trace(source.only([middle])))
-        return cls(program, trace_calls(source.act, middle.calls), own_us(middle), queued, per_batch, lacking)
+        return cls(
+            program,
+            trace_calls(source.act, middle.calls),
+            own_us(middle),
+            queued,
+            per_batch,
+            lacking,
+        )
 
 
 @dataclass(repr=False)
@@ -307,7 +380,9 @@ class MovableTrace(Trace):
         return TrackedTrace(self, self.batch_size, self.model, self.gpu)
 
 
-def load_trace(path: str | Path, batch_size: int = 1, model: str = "", gpu: str = "") -> MovableTrace:
+def load_trace(
+    path: str | Path, batch_size: int = 1, model: str = "", gpu: str = ""
+) -> MovableTrace:
     """Read and link a profiler trace; the public function of `pipeline`.
 
     Args:
@@ -348,7 +423,9 @@ class Tracker:
 
     def _done(self) -> TrackedTrace:
         if self.tracked is None:
-            raise InputError("nothing was tracked yet; use the result after the `with track(...)` block")
+            raise InputError(
+                "nothing was tracked yet; use the result after the `with track(...)` block"
+            )
         return self.tracked
 
 
@@ -367,10 +444,14 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     _check_batch_size(batch_size)
     on_cuda = str(device).startswith("cuda")
     if not on_cuda and str(device) != "cpu":
-        raise InputError(f"track(device={device!r}): give 'cuda' or 'cpu', the device that the block runs on")
+        raise InputError(
+            f"track(device={device!r}): give 'cuda' or 'cpu', the device that the block runs on"
+        )
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # hides its log messages
     if on_cuda and not torch.cuda.is_available():
-        raise InputError("track(device='cuda'): this machine has no CUDA device; use load_trace(path).to(gpu)")
+        raise InputError(
+            "track(device='cuda'): this machine has no CUDA device; use load_trace(path).to(gpu)"
+        )
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
     tracker = Tracker(device, batch_size, model)
     with profile(activities=activities, record_shapes=True) as profiler:

@@ -38,12 +38,16 @@ PROBE_TRUST = 3.0
 """Number of probes at which a level measured on this GPU gets weight 1/2. With n probes the weight is n / (n + 3)."""
 
 
-def ratio_between(model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, measured: GpuSpec) -> Array:
+def ratio_between(
+    model: UtilisationModel, calls: pd.DataFrame, gpu: GpuSpec, measured: GpuSpec
+) -> Array:
     """Ratio of the kernel time on `gpu` to that on `measured`, by the family's cross-GPU model, shape (rows,)."""
     own = model.own_correction(measured.name)
     # graphs contain calls on empty tensors, which move no bytes on either GPU
     with np.errstate(divide="ignore", invalid="ignore"):
-        here, there = (model.kernel_and_latency(calls, g, correction=own)[0] for g in (gpu, measured))
+        here, there = (
+            model.kernel_and_latency(calls, g, correction=own)[0] for g in (gpu, measured)
+        )
         ratio = here / there
     return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
 
@@ -70,7 +74,10 @@ def scaled_estimate(
         spread: growth of the intervals' log half-widths.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        raised = raised_to_min_duration(estimate.kernel * factor, family, gpu, estimate.kernel) / estimate.kernel
+        raised = (
+            raised_to_min_duration(estimate.kernel * factor, family, gpu, estimate.kernel)
+            / estimate.kernel
+        )
     factor = np.where(np.isfinite(raised), raised, factor)
     scaled = estimate.scale(factor, spread)
     moved = floor.latency(estimate.kernel * factor, ops) / floor.latency(estimate.kernel, ops)
@@ -110,7 +117,9 @@ class SameChipModel(KernelModel):
         """The measured GPU's estimate with scaled kernel times. Latencies do not fall below the measured host's floor."""
         factor = self.ratio(calls) * np.exp(self.log_level)
         ops = Dims(calls).text("op")
-        return scaled_estimate(self.base.predict(calls), factor, self.model.family, self.gpu, self.base.floor, ops)
+        return scaled_estimate(
+            self.base.predict(calls), factor, self.model.family, self.gpu, self.base.floor, ops
+        )
 
     def ratio(self, calls: pd.DataFrame) -> Array:
         """Ratio of the kernel time on this GPU to that on the measured GPU, shape (rows,)."""
@@ -120,12 +129,16 @@ class SameChipModel(KernelModel):
 
     def levelled(self, probes: pd.DataFrame) -> SameChipModel:
         """The same model with a level from a few calls measured on the GPU, shrunk towards the measured GPU's level."""
-        errors = np.log(probes["latency_us"].to_numpy(dtype=np.float64) / self.predict(probes).latency)
+        errors = np.log(
+            probes["latency_us"].to_numpy(dtype=np.float64) / self.predict(probes).latency
+        )
         weight = len(errors) / (len(errors) + PROBE_TRUST)
         return replace(self, log_level=float(weight * np.median(errors)))
 
 
-def same_chip_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None = None) -> dict[str, SameChipModel]:
+def same_chip_models(
+    gpu: GpuSpec, calibrations: Mapping[str, Calibration] | None = None
+) -> dict[str, SameChipModel]:
     """Models by family from the pack of a GPU with the same chip; empty if there is no such pack.
 
     Raises:
@@ -140,7 +153,9 @@ def same_chip_models(gpu: GpuSpec, calibrations: Mapping[str, Calibration] | Non
         folder = models / name
         if not folder.is_dir() or read_description(folder).get("variant") == "curve":
             continue
-        scaled = SameChipModel(gpu, _measured(model, sibling), FittedModel.load(folder, sibling), model)
+        scaled = SameChipModel(
+            gpu, _measured(model, sibling), FittedModel.load(folder, sibling), model
+        )
         calibration = (calibrations or {}).get(name)
         scaled_models[name] = scaled if calibration is None else scaled.levelled(calibration.probes)
     return scaled_models
@@ -150,7 +165,9 @@ def _measured(model: UtilisationModel, sibling: GpuSpec) -> GpuSpec:
     """The GPU that the samples of a pack's family come from. The A100's convolutions were measured on the 80 GB GPU."""
     if sibling.name in model.gpu_corrections:
         return sibling
-    return next((gpu for gpu in map(load_gpu, model.gpu_corrections) if same_chip(gpu, sibling)), sibling)
+    return next(
+        (gpu for gpu in map(load_gpu, model.gpu_corrections) if same_chip(gpu, sibling)), sibling
+    )
 
 
 @dataclass(frozen=True)
@@ -168,9 +185,12 @@ class TransferredModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times from the cross-GPU models; NaN for rows they do not cover."""
-        predicted = predict_calls(without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {}))
+        predicted = predict_calls(
+            without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {})
+        )
         latency, kernel, low, high = (
-            predicted[name].to_numpy(dtype=np.float64) for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
+            predicted[name].to_numpy(dtype=np.float64)
+            for name in ("predicted_us", "kernel_us", "p10_us", "p90_us")
         )
         rest = latency - kernel
         inside = np.ones(len(calls), dtype=bool)
@@ -186,7 +206,9 @@ def transferred_models(
 
     # layer norm of current PyTorch reads its rows once; that of the samples read them twice
     shared = [name for name in load_models() if name != "layer_norm" or not is_recent(gpu)]
-    models: dict[str, KernelModel] = {name: TransferredModel(gpu, name, corrections) for name in shared}
+    models: dict[str, KernelModel] = {
+        name: TransferredModel(gpu, name, corrections) for name in shared
+    }
     # a GPU with the same chip and samples of its own predicts better than the cross-GPU models
     models |= same_chip_models(gpu, corrections)
     return {name: model for name, model in models.items() if name not in present}

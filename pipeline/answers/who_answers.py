@@ -72,7 +72,11 @@ def kernel_source(gpu: str) -> Source:
     if (measurements_dir() / gpu / CAMPAIGN).is_file():
         return Source.MEASUREMENTS
     data = datasets_dir()
-    if gpu in PUBLIC_KERNEL_GPUS and data is not None and (data / "neusight" / "kernels.parquet").is_file():
+    if (
+        gpu in PUBLIC_KERNEL_GPUS
+        and data is not None
+        and (data / "neusight" / "kernels.parquet").is_file()
+    ):
         return Source.PUBLIC
     return Source.PACK if (packs_dir() / gpu / "kernels").is_dir() else Source.TRANSFER
 
@@ -97,8 +101,12 @@ def shipped_overheads(gpu: str) -> Path:
     """
     path = _pack_overheads(gpu)
     if not path.is_file():
-        names = sorted(folder.parent.name for folder in packs_dir().glob("*/overhead_samples.parquet"))
-        raise InputError(f"a host states observations: {gpu}, which has none; take one of {', '.join(names)}")
+        names = sorted(
+            folder.parent.name for folder in packs_dir().glob("*/overhead_samples.parquet")
+        )
+        raise InputError(
+            f"a host states observations: {gpu}, which has none; take one of {', '.join(names)}"
+        )
     return path
 
 
@@ -154,7 +162,10 @@ def available_models(gpu: str, variant: str, results: str | Path | None) -> list
 
 
 def kernel_predictor(
-    gpu: GpuSpec, variant: str, models: Sequence[str | Path] | None = None, cluster: Cluster | None = None
+    gpu: GpuSpec,
+    variant: str,
+    models: Sequence[str | Path] | None = None,
+    cluster: Cluster | None = None,
 ) -> KernelPredictor:
     """Kernel models of a GPU, from exactly the `models` given; else cross-GPU models and physics.
 
@@ -183,7 +194,11 @@ def kernel_predictor(
     for manifest in (path for path in declared if path.name == MANIFEST):
         families = find_families([pack_models(manifest.parent.name)]) | families
     choice = variant.partition("-")[0]
-    folders = tuple(dict.fromkeys(str(p.parent.parent if p in fitted else p.parent) for p in declared if p.exists()))
+    folders = tuple(
+        dict.fromkeys(
+            str(p.parent.parent if p in fitted else p.parent) for p in declared if p.exists()
+        )
+    )
     if fitted or choice in CHOOSING_VARIANTS:
         return replace(predictor_of(gpu, families, cluster=cluster), folders=folders)
     if choice == "roofline":
@@ -191,8 +206,9 @@ def kernel_predictor(
         formulas = {} if by_formula is None else {FAMILY: by_formula}
         return replace(predictor_of(gpu, families), models=formulas, complete=None, folders=folders)
     raise InputError(
-        f"kernels={choice}: no such models were fitted for {gpu.name}: use kernels=auto, or run "
-        f"`{run_command(None, f'gpu={gpu.name}', f'kernels={choice}')}` if samples of it are available"
+        f"kernels={choice}: no such models were fitted for {gpu.name}: use kernels=auto, or run"
+        f" `{run_command(None, f'gpu={gpu.name}', f'kernels={choice}')}` if samples of it are"
+        " available"
     )
 
 
@@ -200,7 +216,10 @@ def _with_measured_peaks(gpu: GpuSpec, stated: GpuSpec) -> GpuSpec:
     """`gpu` with measured peaks where it states none, from this project's campaign on the catalogue's `stated`."""
     if kernel_source(gpu.name) is not Source.MEASUREMENTS:
         return gpu
-    peaks = {f"measured_{name}": value for name, value in measured_peaks(measurements_dir() / gpu.name).items()}
+    peaks = {
+        f"measured_{name}": value
+        for name, value in measured_peaks(measurements_dir() / gpu.name).items()
+    }
     missing: dict[str, Any] = {
         name: value * proportional_factor(name, gpu, stated)
         for name, value in peaks.items()
@@ -209,13 +228,17 @@ def _with_measured_peaks(gpu: GpuSpec, stated: GpuSpec) -> GpuSpec:
     return replace(gpu, **missing) if missing else gpu
 
 
-def overhead_model(host: Host, settings: OverheadSettings, results: str | Path | None, workload: str) -> OverheadModel:
+def overhead_model(
+    host: Host, settings: OverheadSettings, results: str | Path | None, workload: str
+) -> OverheadModel:
     """Overheads of a host, from the same observations that the pipeline's rules would use now (`observations_file`)."""
     gpu = host.observations
     observations = observations_file(gpu, results)
     check_if_shipped(observations)  # statistics of these bytes may be in the cache
     version = overhead_source(gpu), observations.stat().st_mtime_ns
-    return overheads_from(_kept_statistics(observations, gpu, version, settings), settings, host, workload)
+    return overheads_from(
+        _kept_statistics(observations, gpu, version, settings), settings, host, workload
+    )
 
 
 def observations_in(path: str | Path) -> pd.DataFrame:
@@ -236,7 +259,9 @@ def host_name(host: Host, settings: OverheadSettings) -> str:
 
 
 @lru_cache(maxsize=16)
-def _kept_statistics(path: Path, gpu: str, _version: tuple[Source, int], settings: OverheadSettings) -> pd.DataFrame:
+def _kept_statistics(
+    path: Path, gpu: str, _version: tuple[Source, int], settings: OverheadSettings
+) -> pd.DataFrame:
     """Statistics of a file of observations, computed once while the file is unchanged, and kept between runs."""
     parts = {
         "observations": file_digest(path),
@@ -255,7 +280,9 @@ def _kept_statistics(path: Path, gpu: str, _version: tuple[Source, int], setting
     )
 
 
-def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: OverheadSettings) -> pd.DataFrame:
+def overhead_statistics(
+    observations: pd.DataFrame, gpu: str, settings: OverheadSettings
+) -> pd.DataFrame:
     """Statistics of a host's observations with the configured estimator, less the profiler's cost."""
     measured = gpu == LOCAL or overhead_source(gpu) is Source.MEASUREMENTS
     evidence = "measured" if measured else "shared"
@@ -264,7 +291,10 @@ def overhead_statistics(observations: pd.DataFrame, gpu: str, settings: Overhead
         return summarise(observations, estimator, cost, "shared", signatures=False)
     if settings.observations == "all":
         return summarise(observations, estimator, cost, evidence, signatures=measured)
-    each = [summarise(part, estimator, cost, evidence) for _, part in observations.groupby("workload", sort=True)]
+    each = [
+        summarise(part, estimator, cost, evidence)
+        for _, part in observations.groupby("workload", sort=True)
+    ]
     return pd.concat(each, ignore_index=True)
 
 
@@ -272,10 +302,14 @@ def _profiler_cost(gpu: str, settings: OverheadSettings) -> ProfilerCost:
     """The profiler's cost on the host: as a campaign on that GPU's host measured it, else as configured."""
     measured = overhead_source(gpu) is Source.MEASUREMENTS
     event_us = profiler_event_us(measurements_dir() / gpu) if measured else None
-    return ProfilerCost(settings.profiler_event_us if event_us is None else event_us, settings.profiler_launch_us)
+    return ProfilerCost(
+        settings.profiler_event_us if event_us is None else event_us, settings.profiler_launch_us
+    )
 
 
-def overheads_from(table: pd.DataFrame, settings: OverheadSettings, host: Host, workload: str) -> OverheadModel:
+def overheads_from(
+    table: pd.DataFrame, settings: OverheadSettings, host: Host, workload: str
+) -> OverheadModel:
     """The overhead model of a statistics table, scaled to the host; where a host is inferred, its evidence is `transferred`.
 
     Raises:
@@ -284,6 +318,8 @@ def overheads_from(table: pd.DataFrame, settings: OverheadSettings, host: Host, 
     if settings.observations == "own":
         table = table[table["workloads"] == workload]
         if table.empty:
-            raise InputError(f"{workload}: no trace of it exists on this host; use overheads=shared")
+            raise InputError(
+                f"{workload}: no trace of it exists on this host; use overheads=shared"
+            )
     table = table.assign(evidence="transferred") if host.inferred else table
     return OverheadModel(table, settings.host_scale * host.scale)

@@ -26,7 +26,9 @@ USUAL_BUCKET_MB = 25
 
 
 _PARAMETERS = signature(distributed.DistributedDataParallel).parameters
-_SYNC_BUFFERS = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in _PARAMETERS)
+_SYNC_BUFFERS = next(
+    name for name in ("forward_sync_buffers", "broadcast_buffers") if name in _PARAMETERS
+)
 """Name of the argument that sends the first rank's buffers; the first from PyTorch 2.13 on."""
 
 
@@ -34,7 +36,11 @@ class _KeepHostCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Leaves the reducer's own lists of numbers as the host wrote them: it reads them back from the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.copy_.default and args[1].device.type == "meta" and args[0].device.type == "cpu":
+        if (
+            func is torch.ops.aten.copy_.default
+            and args[1].device.type == "meta"
+            and args[0].device.type == "cpu"
+        ):
             return args[0]
         return func(*args, **(kwargs or {}))
 
@@ -46,7 +52,12 @@ def exchanges_recorded() -> Iterator[None]:
     init = kind.__init__
 
     def begin(
-        self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
+        self: Any,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         with replaced(distributed, **dict.fromkeys(FIRST_EXCHANGES, lambda *_, **__: None)):
             init(self, module, None, None, *args, **kwargs)
@@ -91,7 +102,10 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    given = {key: options[key] for key in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")}
+    given = {
+        key: options[key]
+        for key in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+    }
     if options["bucket_cap_mb"] != USUAL_BUCKET_MB:
         given["bucket_cap_mb"] = options["bucket_cap_mb"]
     if not options["broadcast_buffers"]:

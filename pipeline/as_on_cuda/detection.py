@@ -28,13 +28,15 @@ def _operators() -> Any:
     return meta_operators(
         "steptime_boxes",
         {
-            "nms(Tensor boxes, Tensor scores, int kept) -> Tensor": lambda boxes, scores, kept: scores.new_empty(
-                kept, dtype=torch.long
+            "nms(Tensor boxes, Tensor scores, int kept) -> Tensor": lambda boxes, scores, kept: (
+                scores.new_empty(kept, dtype=torch.long)
             ),
-            f"roi_align(Tensor x, {_BOXES}) -> Tensor": lambda x, boxes, scale, height, width, *_: x.new_empty(
-                boxes.shape[0], x.shape[1], height, width
+            f"roi_align(Tensor x, {_BOXES}) -> Tensor": lambda x, boxes, scale, height, width, *_: (
+                x.new_empty(boxes.shape[0], x.shape[1], height, width)
             ),
-            f"roi_align_backward(Tensor g, {_BOXES}, int[] shape) -> Tensor": lambda g, *rest: g.new_empty(rest[-1]),
+            f"roi_align_backward(Tensor g, {_BOXES}, int[] shape) -> Tensor": lambda g, *rest: (
+                g.new_empty(rest[-1])
+            ),
         },
     )
 
@@ -59,47 +61,84 @@ class RoiAlign(torch.autograd.Function):
 @contextmanager
 def boxes_as_on_cuda() -> Iterator[None]:
     """While the body runs, detectors of torchvision run on the meta device. Nothing is done if they are not loaded."""
-    detection = {name.rpartition(".")[2]: module for name, module in sys.modules.items()
-                 if name.startswith(("torchvision.ops.", "torchvision.models.detection."))}  # fmt: skip
+    detection = {
+        name.rpartition(".")[2]: module
+        for name, module in sys.modules.items()
+        if name.startswith(("torchvision.ops.", "torchvision.models.detection."))
+    }
     if not {"boxes", "poolers", "roi_heads", "rpn", "_utils"} <= set(detection):
         yield
         return
     boxes, heads, network = (detection[name] for name in ("boxes", "roi_heads", "rpn"))
-    usual_nms, usual_align, usual_samples = boxes.nms, detection["poolers"].roi_align, heads.RoIHeads.subsample
+    usual_nms, usual_align, usual_samples = (
+        boxes.nms,
+        detection["poolers"].roi_align,
+        heads.RoIHeads.subsample,
+    )
 
     def nms(candidates: Tensor, scores: Tensor, threshold: float) -> Any:
         if not is_empty(candidates):
             return usual_nms(candidates, scores, threshold)
         return _operators().nms(candidates, scores, picked_count(candidates.shape[0], "nms"))
 
-    def align(input: Tensor, boxes: Any, output_size: Any, spatial_scale: float = 1.0, sampling_ratio: int = -1,
-              aligned: bool = False) -> Any:  # fmt: skip
+    def align(
+        input: Tensor,
+        boxes: Any,
+        output_size: Any,
+        spatial_scale: float = 1.0,
+        sampling_ratio: int = -1,
+        aligned: bool = False,
+    ) -> Any:
         if not is_empty(input):
             return usual_align(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
         if not isinstance(boxes, Tensor):
-            images = [part.new_full((part.shape[0], 1), number) for number, part in enumerate(boxes)]
+            images = [
+                part.new_full((part.shape[0], 1), number) for number, part in enumerate(boxes)
+            ]
             boxes = torch.cat([torch.cat(images), torch.cat(list(boxes))], 1)
         height, width = (output_size, output_size) if isinstance(output_size, int) else output_size
         return apply(RoiAlign, input, boxes, spatial_scale, height, width, sampling_ratio, aligned)
 
     def subsample(self: Any, labels: Any) -> Any:
         with share_of_masks(1.0):
-            return [picked[: self.fg_bg_sampler.batch_size_per_image] for picked in usual_samples(self, labels)]
+            return [
+                picked[: self.fg_bg_sampler.batch_size_per_image]
+                for picked in usual_samples(self, labels)
+            ]
 
     matcher, proposals = detection["_utils"].Matcher, network.RegionProposalNetwork
     ways: list[tuple[Any, dict[str, Any]]] = [
-        (boxes, {"nms": nms, "remove_small_boxes": _with_share(boxes.remove_small_boxes, lambda *_: 1.0)}),
+        (
+            boxes,
+            {
+                "nms": nms,
+                "remove_small_boxes": _with_share(boxes.remove_small_boxes, lambda *_: 1.0),
+            },
+        ),
         (detection["poolers"], {"roi_align": align}),
         (heads, {"roi_align": align}),
         (heads.RoIHeads, {"subsample": subsample}),
-        (matcher, {"set_low_quality_matches_": _with_share(
-            matcher.set_low_quality_matches_, lambda _, matches, *__: 1.0 / matches.shape[0])}),
-        (proposals, {
-            "filter_proposals": _with_share(proposals.filter_proposals, lambda *_: 1.0),
-            "compute_loss": _with_share(proposals.compute_loss, lambda self, _, __, labels, *___: min(
-                1.0, self.fg_bg_sampler.batch_size_per_image / labels[0].numel())),
-        }),
-    ]  # fmt: skip
+        (
+            matcher,
+            {
+                "set_low_quality_matches_": _with_share(
+                    matcher.set_low_quality_matches_, lambda _, matches, *__: 1.0 / matches.shape[0]
+                )
+            },
+        ),
+        (
+            proposals,
+            {
+                "filter_proposals": _with_share(proposals.filter_proposals, lambda *_: 1.0),
+                "compute_loss": _with_share(
+                    proposals.compute_loss,
+                    lambda self, _, __, labels, *___: min(
+                        1.0, self.fg_bg_sampler.batch_size_per_image / labels[0].numel()
+                    ),
+                ),
+            },
+        ),
+    ]
     with ExitStack() as stack:
         for owner, functions in ways:
             stack.enter_context(replaced(owner, **functions))

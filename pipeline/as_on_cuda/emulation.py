@@ -39,7 +39,9 @@ CUDA_NAMES = {
     "steptime_loss::read": "aten::_local_scalar_dense",
     "steptime_attention::flash_backward": "aten::_scaled_dot_product_flash_attention_backward",
     "steptime_attention::flash": "aten::_scaled_dot_product_flash_attention",
-    "steptime_attention::efficient_backward": "aten::_scaled_dot_product_efficient_attention_backward",
+    "steptime_attention::efficient_backward": (
+        "aten::_scaled_dot_product_efficient_attention_backward"
+    ),
     "steptime_attention::efficient": "aten::_scaled_dot_product_efficient_attention",
 }
 """Name of each stand-in -> name of the CUDA operator or autograd node that it replaces."""
@@ -65,7 +67,7 @@ def run_as_on_cuda() -> Iterator[None]:
         optimizers,
         recurrent_layers,
         wrappers,
-    )  # fmt: skip
+    )
 
     with ExitStack() as stack:
         for context in (

@@ -31,7 +31,14 @@ class SteptimeEfficient(torch.autograd.Function):
 
     @classmethod
     def forward(
-        cls, ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float
+        cls,
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        dropout: float,
     ) -> Tensor:
         """q, k, v (B, heads, T, D), mask (in its stored shape) -> (B, heads, T, D)."""
         output: Tensor = getattr(_attention_operators(), cls.name)(q, k, v, mask, causal, dropout)
@@ -76,9 +83,14 @@ def fused_attention() -> Iterator[None]:
     plain = F.scaled_dot_product_attention
 
     def attention(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, **options: Any,
-    ) -> Any:  # fmt: skip
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Any:
         if query.device.type != "meta" or query.dim() != 4 or query.dtype == torch.float64:
             return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
         mask = _added(attn_mask, lowered([query])[0].dtype)
@@ -86,7 +98,9 @@ def fused_attention() -> Iterator[None]:
         half = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= MAX_HEAD_WIDTH
         flash = half and mask is None and value.shape[-1] == query.shape[-1]
         if not flash and key.shape[1] != query.shape[1]:
-            return plain(query, key, value, masks[0] if masks else None, dropout_p, is_causal, **options)
+            return plain(
+                query, key, value, masks[0] if masks else None, dropout_p, is_causal, **options
+            )
         kernel = SteptimeFlash if flash else SteptimeEfficient
         return apply(kernel, query, key, value, masks[0] if masks else None, is_causal, dropout_p)
 
@@ -106,7 +120,9 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 @cache
 def _attention_operators() -> Any:
-    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float
+    ) -> Tensor:
         return q.new_empty(*q.shape[:-1], v.shape[-1])
 
     def backward(
@@ -118,9 +134,10 @@ def _attention_operators() -> Any:
     operators: dict[str, Any] = {}
     for name in (SteptimeFlash.name, SteptimeEfficient.name):
         operators[f"{name}({inputs}, bool causal, float dropout) -> Tensor"] = forward
-        operators[f"{name}_backward(Tensor g, {inputs}, Tensor out, bool causal) -> (Tensor, Tensor, Tensor)"] = (
-            backward
-        )
+        operators[
+            f"{name}_backward(Tensor g, {inputs}, Tensor out, bool causal) -> (Tensor, Tensor,"
+            " Tensor)"
+        ] = backward
     return meta_operators("steptime_attention", operators)
 
 
@@ -140,7 +157,9 @@ class SteptimeRms(torch.autograd.Function):
         """Gradients of x and of the weight in one operator."""
         x, divisor, *weights = ctx.saved_tensors
         weight = weights[0] if weights else None
-        of_x, of_weight = _norm_operators().rms_backward(gradients[0], x, ctx.shape, divisor, weight)
+        of_x, of_weight = _norm_operators().rms_backward(
+            gradients[0], x, ctx.shape, divisor, weight
+        )
         return of_x, of_weight if weights else None, None
 
 
@@ -154,11 +173,18 @@ def fused_norm() -> Iterator[None]:
     plain = F.rms_norm
 
     def rms_norm(
-        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
     ) -> Tensor:
         cast, *others = raised(torch.rms_norm, [input, *([] if weight is None else [weight])])
         alike = all(tensor.dtype == cast.dtype for tensor in others) and not cast.is_complex()
-        images = cast.dim() == 4 and cast.is_contiguous(memory_format=torch.channels_last) and not cast.is_contiguous()
+        images = (
+            cast.dim() == 4
+            and cast.is_contiguous(memory_format=torch.channels_last)
+            and not cast.is_contiguous()
+        )
         if input.device.type != "meta" or not alike or images:
             return plain(input, normalized_shape, weight, eps)
         return apply(SteptimeRms, cast, others[0] if others else None, tuple(normalized_shape))
@@ -183,7 +209,8 @@ def _norm_operators() -> Any:
         "steptime_norm",
         {
             f"rms({inputs}, Tensor? weight) -> (Tensor, Tensor)": forward,
-            f"rms_backward(Tensor g, {inputs}, Tensor divisor, Tensor? weight) -> (Tensor, Tensor)": backward,
+            f"rms_backward(Tensor g, {inputs}, Tensor divisor, Tensor? weight)"
+            " -> (Tensor, Tensor)": (backward),
         },
     )
 
@@ -209,7 +236,11 @@ def weighted_bags() -> Iterator[None]:
 
     def embedding_bag(*arguments: Any, **options: Any) -> Any:
         weights = options.get("per_sample_weights", arguments[6] if len(arguments) > 6 else None)
-        with replaced(meta_shapes(), device_hint=lambda _: "cuda") if weights is not None else nullcontext():
+        with (
+            replaced(meta_shapes(), device_hint=lambda _: "cuda")
+            if weights is not None
+            else nullcontext()
+        ):
             return plain(*arguments, **options)
 
     with replaced(torch, embedding_bag=embedding_bag):
@@ -224,11 +255,16 @@ def lengths_on_host() -> Iterator[None]:
     """
     plain = torch.ctc_loss
 
-    def ctc_loss(x: Tensor, targets: Tensor, lengths: Any, target_lengths: Any, *options: Any) -> Tensor:
-        known = [not isinstance(part, Tensor) or not is_empty(part) for part in (lengths, target_lengths)]
+    def ctc_loss(
+        x: Tensor, targets: Tensor, lengths: Any, target_lengths: Any, *options: Any
+    ) -> Tensor:
+        known = [
+            not isinstance(part, Tensor) or not is_empty(part) for part in (lengths, target_lengths)
+        ]
         if x.device.type == "meta" and all(known):
             lengths, target_lengths = (
-                part.tolist() if isinstance(part, Tensor) else part for part in (lengths, target_lengths)
+                part.tolist() if isinstance(part, Tensor) else part
+                for part in (lengths, target_lengths)
             )
         elif x.device.type == "meta" and known[1]:
             target_lengths = torch.as_tensor(target_lengths).to(x.device)
@@ -250,7 +286,9 @@ def grouped_products() -> Iterator[None]:
         yield
         return
 
-    def product(mat_a: Tensor, mat_b: Tensor, scale_a: Tensor | None, *args: Any, **kwargs: Any) -> Any:
+    def product(
+        mat_a: Tensor, mat_b: Tensor, scale_a: Tensor | None, *args: Any, **kwargs: Any
+    ) -> Any:
         offsets, dtype = kwargs.get("offs"), kwargs.get("out_dtype") or mat_a.dtype
         if scale_a is not None or mat_a.dtype == torch.bfloat16 or mat_a.dtype != mat_b.dtype:
             return usual(mat_a, mat_b, scale_a, *args, **kwargs)

@@ -43,7 +43,11 @@ ASSUMED_CHECKS = {
 """Assumed result of each check, as in a run without problems: values are valid and finite, and no error flag is set."""
 
 
-READS: dict[str, Callable[[Any], Any]] = {"item": lambda value: value, "__bool__": bool, "__float__": float}
+READS: dict[str, Callable[[Any], Any]] = {
+    "item": lambda value: value,
+    "__bool__": bool,
+    "__float__": float,
+}
 """Methods by which the host reads a number -> the type of what they return."""
 
 
@@ -85,7 +89,10 @@ def assumed_reads() -> Iterator[None]:
         stack.enter_context(replaced(Tensor, cpu=cpu, **answers))
         for owner in (torch, Tensor):
             checks = {name: usual for name, usual in ASSUMED_CHECKS.items() if hasattr(owner, name)}
-            wrapped = {name: _with_assumed_result(getattr(owner, name), usual) for name, usual in checks.items()}
+            wrapped = {
+                name: _with_assumed_result(getattr(owner, name), usual)
+                for name, usual in checks.items()
+            }
             stack.enter_context(replaced(owner, **wrapped))
         yield
 
@@ -96,7 +103,9 @@ def _answer(value: Tensor) -> bool | float | int | None:
     None if the tensor has a real value, or if there is no usual answer.
     """
     usual: bool | int | None = getattr(value, "_steptime_usual", None)
-    has_value = not is_empty(value) or getattr(value, "constant", None) is not None  # a fake tensor with a known number
+    has_value = (
+        not is_empty(value) or getattr(value, "constant", None) is not None
+    )  # a fake tensor with a known number
     if has_value or value.numel() != 1 or (usual is None and not value.is_floating_point()):
         return None
     read(value)
@@ -159,13 +168,20 @@ def assuming_true_share(share: object) -> Iterator[None]:
         yield
         return
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise ConfigError(f"model.picked={share}: give the share of mask elements that are true, above 0 and at most 1")
+        raise ConfigError(
+            f"model.picked={share}: give the share of mask elements that are true, above 0 and at"
+            " most 1"
+        )
     _replace_nonzero()
     with ExitStack() as stack:
         for owner in (torch, Tensor):
             select: Any = vars(owner).get("masked_select", Tensor.masked_select)
-            stack.enter_context(replaced(owner, masked_select=_by_index(select), sum=_counting(owner.sum)))
-        comparisons = {name: _of_counts(getattr(Tensor, name), getattr(operator, name)) for name in COMPARISONS}
+            stack.enter_context(
+                replaced(owner, masked_select=_by_index(select), sum=_counting(owner.sum))
+            )
+        comparisons = {
+            name: _of_counts(getattr(Tensor, name), getattr(operator, name)) for name in COMPARISONS
+        }
         stack.enter_context(replaced(Tensor, **comparisons))
         _SHARE.append(float(share))
         try:
@@ -221,12 +237,18 @@ def _replace_nonzero() -> Any:
 
     def nonzero(x: Tensor) -> Tensor:
         if not _SHARE and not assumes_all_nonzero():
-            raise NotImplementedError("torch.nonzero: the number of elements that it finds depends on data")
+            raise NotImplementedError(
+                "torch.nonzero: the number of elements that it finds depends on data"
+            )
         count = math.ceil(x.numel() * (_SHARE[-1] if _SHARE else 1.0))
-        return torch.empty_strided((count, x.dim()), (1, max(count, 1)), dtype=torch.long, device=x.device)
+        return torch.empty_strided(
+            (count, x.dim()), (1, max(count, 1)), dtype=torch.long, device=x.device
+        )
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the warning that PyTorch's own function, which only raises, is replaced
+        warnings.simplefilter(
+            "ignore"
+        )  # the warning that PyTorch's own function, which only raises, is replaced
         try:
             library.impl("nonzero", nonzero, "Meta", allow_override=True)
         except TypeError:  # this PyTorch version has no `allow_override` and always overrides
@@ -246,7 +268,9 @@ def whole_sequences() -> Iterator[None]:
     masking_utils: Any = sys.modules.get("transformers.masking_utils")
     with ExitStack() as stack:
         if hasattr(masking_utils, "find_packed_sequence_indices"):
-            stack.enter_context(replaced(masking_utils, find_packed_sequence_indices=lambda position_ids: None))
+            stack.enter_context(
+                replaced(masking_utils, find_packed_sequence_indices=lambda position_ids: None)
+            )
         if hasattr(masking_utils, "is_tracing"):
             asked = masking_utils.is_tracing
 

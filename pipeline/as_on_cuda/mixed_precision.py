@@ -57,14 +57,18 @@ _upsample_bicubic2d_aa
 """
 """Functions that run in fp32."""
 
-WIDEST_NAMES = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot"
+WIDEST_NAMES = (
+    "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot"
+)
 """Functions that run in the widest dtype of their arguments."""
 
 
 def _functions(names: str) -> set[Any]:
     """All Python functions and methods of PyTorch with these names."""
     owners: tuple[Any, ...] = (torch, Tensor, F, *FUNCTIONS_OF_AUTOCAST)
-    return {getattr(owner, name) for name in names.split() for owner in owners if hasattr(owner, name)}
+    return {
+        getattr(owner, name) for name in names.split() for owner in owners if hasattr(owner, name)
+    }
 
 
 LOWER = _functions(LOWER_NAMES)
@@ -92,7 +96,10 @@ class MetaAutocast(TorchFunctionMode):
         target = None if lower is None else _target(func, lower, (args, kwargs))
         if target is None:
             return func(*args, **kwargs)
-        return func(*self._cast(args, target), **{key: self._cast(value, target) for key, value in kwargs.items()})
+        return func(
+            *self._cast(args, target),
+            **{key: self._cast(value, target) for key, value in kwargs.items()},
+        )
 
     def cast(self, tensor: Tensor) -> Tensor:
         """One tensor in the lower precision."""
@@ -121,7 +128,9 @@ def _target(func: Any, lower: torch.dtype, arguments: Any) -> torch.dtype | None
         return torch.float32
     if func not in WIDEST:
         return None
-    floating = [t.dtype for t in tree_leaves(arguments) if isinstance(t, Tensor) and t.is_floating_point()]
+    floating = [
+        t.dtype for t in tree_leaves(arguments) if isinstance(t, Tensor) and t.is_floating_point()
+    ]
     return max(floating, key=lambda dtype: dtype.itemsize, default=None)
 
 
@@ -151,7 +160,9 @@ def _on_meta(dtype: torch.dtype | None) -> Iterator[None]:
     """
     mode = MetaAutocast(dtype)
     _ACTIVE.append(mode)
-    questions: Any = {f"has_torch_function{kind}": lambda *_: False for kind in ("", "_unary", "_variadic")}
+    questions: Any = {
+        f"has_torch_function{kind}": lambda *_: False for kind in ("", "_unary", "_variadic")
+    }
     try:
         with mode, replaced(F, **questions):
             yield
@@ -177,11 +188,25 @@ def own_autocast() -> Iterator[None]:
     kind: Any = torch.amp.autocast_mode.autocast
     init, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
 
-    def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+    def begin(
+        self: Any,
+        device_type: str,
+        dtype: Any = None,
+        enabled: bool = True,
+        cache_enabled: Any = None,
+    ) -> None:
         replayed = stands_for_gpu(device_type)
-        init(self, "cuda" if replayed else device_type, dtype, enabled and not replayed, cache_enabled)
+        init(
+            self,
+            "cuda" if replayed else device_type,
+            dtype,
+            enabled and not replayed,
+            cache_enabled,
+        )
         if replayed:
-            self._enabled = enabled and torch.cuda.is_available()  # for a later use outside a capture
+            self._enabled = (
+                enabled and torch.cuda.is_available()
+            )  # for a later use outside a capture
             wanted = torch.get_autocast_dtype("cuda") if dtype is None else dtype
             self.lower = wanted if enabled and wanted in DTYPES.values() else None
             self.entered = []
@@ -196,9 +221,15 @@ def own_autocast() -> Iterator[None]:
         return self
 
     def on_exit(self: Any, *error: Any) -> Any:
-        return self.entered.pop().__exit__(*error) if hasattr(self, "entered") else leave(self, *error)
+        return (
+            self.entered.pop().__exit__(*error) if hasattr(self, "entered") else leave(self, *error)
+        )
 
-    available, enabled, dtype_of = torch.amp.is_autocast_available, torch.is_autocast_enabled, torch.get_autocast_dtype
+    available, enabled, dtype_of = (
+        torch.amp.is_autocast_available,
+        torch.is_autocast_enabled,
+        torch.get_autocast_dtype,
+    )
 
     def is_available(device: str) -> bool:
         return stands_for_gpu(device) or available(device)
@@ -231,8 +262,8 @@ def own_scaler() -> Iterator[None]:
     def multiply(self: Any, outputs: Any) -> Any:
         if not (self.is_enabled() or hasattr(self, "made_in_capture") or torch.cuda.is_available()):
             warnings.warn(
-                "GradScaler: it was made before the step, where PyTorch disables it without a GPU, and is left out; make it in "
-                "the step's function",
+                "GradScaler: it was made before the step, where PyTorch disables it without a GPU,"
+                " and is left out; make it in the step's function",
                 SteptimeWarning,
                 stacklevel=2,
             )
@@ -251,10 +282,12 @@ def _lower_of_earlier(context: Any) -> torch.dtype | None:
     """The lower precision of a `torch.autocast("cuda")` that was created before the capture, by PyTorch's own code."""
     if not context._enabled and context.device == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            "torch.autocast('cuda') was created before the step, where PyTorch disables it without a GPU; create it "
-            "where it is entered, or in the function of model.target"
+            "torch.autocast('cuda') was created before the step, where PyTorch disables it without"
+            " a GPU; create it where it is entered, or in the function of model.target"
         )
-    return context.fast_dtype if context._enabled and context.fast_dtype in DTYPES.values() else None
+    return (
+        context.fast_dtype if context._enabled and context.fast_dtype in DTYPES.values() else None
+    )
 
 
 def _lower() -> torch.dtype | None:

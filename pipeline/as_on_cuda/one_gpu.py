@@ -25,12 +25,18 @@ from pipeline.as_on_cuda.recording_group import is_recording
 from pipeline.as_on_cuda.shape_operators import is_empty
 from pipeline.errors import InputError, SteptimeWarning
 
-NOTHING_TO_DO = ("set_device", "empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all")
+NOTHING_TO_DO = (
+    "set_device",
+    "empty_cache",
+    "reset_peak_memory_stats",
+    "manual_seed",
+    "manual_seed_all",
+)
 """Functions of `torch.cuda` that change no step."""
 
 ALONE = {
-    "destroy_process_group": None, "barrier": None, "all_reduce": None, "broadcast": None, "reduce": None,
-    "get_rank": 0, "get_world_size": 1, "get_backend": "nccl",
+    "destroy_process_group": None, "barrier": None, "all_reduce": None, "broadcast": None,
+    "reduce": None, "get_rank": 0, "get_world_size": 1, "get_backend": "nccl",
 }  # fmt: skip
 """Functions of `torch.distributed` -> what they return to the only process of a group."""
 
@@ -42,7 +48,9 @@ _IN_PLACE_OF_GPU: list[str] = []
 
 def stands_for_gpu(kind: str) -> bool:
     """Whether a type of device means the GPU in a step that is captured: also "cpu", where a script found no GPU here."""
-    found_none = kind == "cpu" and _IN_PLACE_OF_GPU[-1:] == ["meta"] and not torch.cuda.is_available()
+    found_none = (
+        kind == "cpu" and _IN_PLACE_OF_GPU[-1:] == ["meta"] and not torch.cuda.is_available()
+    )
     return kind in ("cuda", "meta") or found_none
 
 
@@ -54,9 +62,13 @@ def one_gpu(device: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.cuda, current_device=lambda: 0, **idle))
         if torch.distributed.is_available():
-            recorded = torch.distributed.is_initialized()  # a step of several ranks: its group is there
+            recorded = (
+                torch.distributed.is_initialized()
+            )  # a step of several ranks: its group is there
             there: Any = {"init_process_group": lambda *_, **__: None}
-            stack.enter_context(replaced(torch.distributed, **there) if recorded else _only_process())
+            stack.enter_context(
+                replaced(torch.distributed, **there) if recorded else _only_process()
+            )
         stack.enter_context(_wrappers_left_out())
         stack.enter_context(OnOneDevice(device))
         _IN_PLACE_OF_GPU.append(device)
@@ -82,7 +94,10 @@ class OnOneDevice(TorchFunctionMode):
         if func is Tensor.to:
             args = (args[0], *(self._renamed(value, args[0]) for value in args[1:]))
         if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": self._renamed(kwargs["device"], args[0] if args else None)}
+            kwargs = {
+                **kwargs,
+                "device": self._renamed(kwargs["device"], args[0] if args else None),
+            }
         return func(*args, **kwargs)
 
     def _renamed(self, value: Any, moved: Any) -> Any:
@@ -111,7 +126,9 @@ def _only_process() -> Iterator[None]:
     def answering(usual: Callable[..., Any], value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value if begun else usual(*args, **kwargs)
 
-    answers: dict[str, Any] = {name: answering(getattr(group, name), value) for name, value in ALONE.items()}
+    answers: dict[str, Any] = {
+        name: answering(getattr(group, name), value) for name, value in ALONE.items()
+    }
     with replaced(group, init_process_group=begin, is_initialized=is_initialized, **answers):
         yield
 
@@ -120,12 +137,18 @@ def _only_process() -> Iterator[None]:
 def _wrappers_left_out() -> Iterator[None]:
     """While the body runs, wrappers for several GPUs hold or return the module alone; for a step of several GPUs they raise."""
     sync: Any = nn.SyncBatchNorm
-    usual_sync, usual_parallel, fsdp = sync.forward, nn.DataParallel.__init__, sys.modules.get("torch.distributed.fsdp")
+    usual_sync, usual_parallel, fsdp = (
+        sync.forward,
+        nn.DataParallel.__init__,
+        sys.modules.get("torch.distributed.fsdp"),
+    )
 
     def normalise(self: Any, x: Tensor) -> Any:
         if not is_empty(x):
             return usual_sync(self, x)
-        _warn("SyncBatchNorm: the batch norm of one GPU is predicted, without exchange between GPUs")
+        _warn(
+            "SyncBatchNorm: the batch norm of one GPU is predicted, without exchange between GPUs"
+        )
         return nn.BatchNorm2d.forward(self, x)
 
     def hold(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -133,7 +156,10 @@ def _wrappers_left_out() -> Iterator[None]:
             usual_parallel(self, module, *args, **kwargs)
             return
         if is_recording():
-            raise InputError("DataParallel trains in one process: leave out devices=, or take DistributedDataParallel")
+            raise InputError(
+                "DataParallel trains in one process: leave out devices=, or take"
+                " DistributedDataParallel"
+            )
         nn.Module.__init__(self)
         self.module, self.device_ids = module, []
         _warn("DataParallel: the step of one GPU is predicted, with the whole batch")
@@ -141,13 +167,19 @@ def _wrappers_left_out() -> Iterator[None]:
     def whole(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         if is_recording():
             raise InputError(
-                "fully_shard: FSDP is not predicted yet: leave out devices=, or take DistributedDataParallel"
+                "fully_shard: FSDP is not predicted yet: leave out devices=, or take"
+                " DistributedDataParallel"
             )
-        _warn("fully_shard: the step of one GPU is predicted, with all weights on it and without exchange between GPUs")
+        _warn(
+            "fully_shard: the step of one GPU is predicted, with all weights on it and without"
+            " exchange between GPUs"
+        )
         return module
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(sync, forward=normalise, _check_input_dim=lambda self, x: None))
+        stack.enter_context(
+            replaced(sync, forward=normalise, _check_input_dim=lambda self, x: None)
+        )
         stack.enter_context(replaced(nn.DataParallel, __init__=hold))
         if fsdp is not None and hasattr(fsdp, "fully_shard"):
             stack.enter_context(replaced(fsdp, fully_shard=whole))

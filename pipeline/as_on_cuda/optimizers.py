@@ -21,12 +21,22 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.shape_operators import WITHOUT_SHAPES, is_fake
-from pipeline.as_on_cuda.torch_names import CAPTURABLE, DEVICE_LIST_MODULES, DEVICE_LISTS, has_kernel
+from pipeline.as_on_cuda.torch_names import (
+    CAPTURABLE,
+    DEVICE_LIST_MODULES,
+    DEVICE_LISTS,
+    has_kernel,
+)
 
 UPDATES_IN_PLACE = (
-    *(f"{name}_.{kind}" for name in ("add", "mul", "div") for kind in ("Scalar", "List", "ScalarList")),
-    *(f"{name}_.{kind}" for name in ("addcmul", "addcdiv") for kind in ("Scalar", "ScalarList")), "lerp_.Scalar",
-)  # fmt: skip
+    *(
+        f"{name}_.{kind}"
+        for name in ("add", "mul", "div")
+        for kind in ("Scalar", "List", "ScalarList")
+    ),
+    *(f"{name}_.{kind}" for name in ("addcmul", "addcdiv") for kind in ("Scalar", "ScalarList")),
+    "lerp_.Scalar",
+)
 """Operators of optimizers over lists of tensors (`aten::_foreach_add_.Scalar`) that change their first list in place."""
 
 
@@ -34,11 +44,15 @@ UPDATES_IN_PLACE = (
 def foreach_on_meta() -> Iterator[None]:
     """While the body runs, optimizers and gradient clipping treat the meta device like CUDA."""
     _register_shapes()
-    optimizers = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")]
+    optimizers = [
+        module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")
+    ]
     with ExitStack() as stack:
         for module in (*DEVICE_LIST_MODULES, *optimizers):
             names = [name for name in (*DEVICE_LISTS, CAPTURABLE) if name in vars(module)]
-            stack.enter_context(replaced(module, **{name: _with_meta(getattr(module, name)) for name in names}))
+            stack.enter_context(
+                replaced(module, **{name: _with_meta(getattr(module, name)) for name in names})
+            )
         yield
 
 
@@ -71,7 +85,9 @@ def sparse_updates_shown() -> Iterator[None]:
     """
     with ExitStack() as stack:
         for kind in (torch.optim.SparseAdam, torch.optim.Adagrad):
-            stack.enter_context(replaced(kind, step=Optimizer.profile_hook_step(_adding(kind.step))))
+            stack.enter_context(
+                replaced(kind, step=Optimizer.profile_hook_step(_adding(kind.step)))
+            )
         yield
 
 
@@ -84,7 +100,9 @@ def _adding(usual: Callable[..., Any]) -> Callable[..., Any]:
             for weight in sparse:
                 gradient, weight.grad = weight.grad, None
                 if isinstance(self, torch.optim.SparseAdam) and not self.state[weight]:
-                    self.state[weight] = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+                    self.state[weight] = {
+                        name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")
+                    }
                 weight.add_(gradient, alpha=-1.0)  # type: ignore[arg-type]
         return usual(self, closure) if isinstance(self, torch.optim.Adagrad) else None
 
@@ -99,7 +117,10 @@ def _sparse_parameters(optimizer: Optimizer) -> list[Tensor]:
 def update_of(optimizers: Sequence[Optimizer]) -> str:
     """The update that a step's own optimizers apply to sparse gradients, as a value of the option `optimizer`."""
     names = {torch.optim.SparseAdam: "adam", torch.optim.Adagrad: "adagrad"}
-    return next((name for kind, name in names.items() if any(isinstance(one, kind) for one in optimizers)), "sgd")
+    return next(
+        (name for kind, name in names.items() if any(isinstance(one, kind) for one in optimizers)),
+        "sgd",
+    )
 
 
 def state_tensors(optimizers: Sequence[Optimizer]) -> list[Tensor]:

@@ -77,7 +77,9 @@ class RecordingGroup(dist.ProcessGroup):
         super().__init__(0, ranks)  # type: ignore[call-arg]
         self._ranks, self._count = ranks, 0
         self._running: list[int] = []
-        self._works: list[_Started] = []  # PyTorch 2.6 waits for ever for a work that Python has let go
+        self._works: list[
+            _Started
+        ] = []  # PyTorch 2.6 waits for ever for a work that Python has let go
         self._reported = True
 
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch calls it so
@@ -130,7 +132,9 @@ class RecordingGroup(dist.ProcessGroup):
     alltoall = _between("all_to_all")
     # from PyTorch 2.13 on, and before
     all_gather_single = _allgather_base = allgather_into_tensor_coalesced = _between("all_gather")
-    reduce_scatter_single = _reduce_scatter_base = reduce_scatter_tensor_coalesced = _between("reduce_scatter")
+    reduce_scatter_single = _reduce_scatter_base = reduce_scatter_tensor_coalesced = _between(
+        "reduce_scatter"
+    )
     all_to_all_single = alltoall_base = _between("all_to_all")
 
 

@@ -57,8 +57,11 @@ class CudnnTanh(CudnnRnn):
 
 
 LAYERS: dict[str, tuple[type[CudnnRnn], int]] = {
-    "lstm": (CudnnLstm, 4), "gru": (CudnnGru, 3), "rnn_tanh": (CudnnTanh, 1), "rnn_relu": (CudnnTanh, 1),
-}  # fmt: skip
+    "lstm": (CudnnLstm, 4),
+    "gru": (CudnnGru, 3),
+    "rnn_tanh": (CudnnTanh, 1),
+    "rnn_relu": (CudnnTanh, 1),
+}
 """PyTorch's functions of recurrent layers -> stand-in and number of gates."""
 
 
@@ -66,15 +69,20 @@ LAYERS: dict[str, tuple[type[CudnnRnn], int]] = {
 def cudnn_layers() -> Iterator[None]:
     """While the body runs, recurrent layers on the meta device are cuDNN's; packed sequences still run as cells."""
     stand_ins: dict[str, Any] = {
-        name: partial(_layer, getattr(RECURRENT_FUNCTIONS, name), kind, gates) for name, (kind, gates) in LAYERS.items()
+        name: partial(_layer, getattr(RECURRENT_FUNCTIONS, name), kind, gates)
+        for name, (kind, gates) in LAYERS.items()
     }
     with replaced(RECURRENT_FUNCTIONS, **stand_ins):
         yield
 
 
-def _layer(plain: Callable[..., Any], kind: type[CudnnRnn], gates: int, x: Tensor, *rest: Any) -> Any:
+def _layer(
+    plain: Callable[..., Any], kind: type[CudnnRnn], gates: int, x: Tensor, *rest: Any
+) -> Any:
     """Output and last states of a recurrent layer."""
-    if x.device.type != "meta" or not isinstance(rest[1], list):  # for a packed sequence, the lengths come first
+    if x.device.type != "meta" or not isinstance(
+        rest[1], list
+    ):  # for a packed sequence, the lengths come first
         return plain(x, *rest)
     first, weights, _, layers, _, _, bidirectional, batch_first = rest
     states = [first] if isinstance(first, Tensor) else list(first)
@@ -90,14 +98,24 @@ def _operators() -> Any:
     sizes = "int gates, int hidden, int layers, int directions, int first"
 
     def forward(
-        x: Tensor, weights: Any, states: list[Tensor], trained: int, g: int, h: int, n: int, directions: int, f: int
+        x: Tensor,
+        weights: Any,
+        states: list[Tensor],
+        trained: int,
+        g: int,
+        h: int,
+        n: int,
+        directions: int,
+        f: int,
     ) -> Any:
         output = x.new_empty(*x.shape[:-1], states[0].shape[-1] * directions)
         # the reserve space: the gates of each layer, its cells, and its output, which the gradient of the layer needs
         reserve = x.new_empty(*x.shape[:-1], trained * n * directions * h * (g + 2))
         return output, [t.new_empty(t.shape) for t in states], reserve
 
-    def backward(gradients: Any, x: Tensor, weights: list[Tensor], states: list[Tensor], *sizes: int) -> list[Tensor]:
+    def backward(
+        gradients: Any, x: Tensor, weights: list[Tensor], states: list[Tensor], *sizes: int
+    ) -> list[Tensor]:
         return [t.new_empty(t.shape) for t in (x, *weights, *states)]
 
     return meta_operators(

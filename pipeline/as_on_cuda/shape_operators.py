@@ -49,7 +49,9 @@ def apply(function: Any, *arguments: Any) -> Tensor:
     return result
 
 
-def _ctc_loss(log_probs: Tensor, targets: Tensor, lengths: Any, target_lengths: Any, *_: Any, **__: Any) -> Any:
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, lengths: Any, target_lengths: Any, *_: Any, **__: Any
+) -> Any:
     """Losses (batch), and the alphas (batch, frames, 2 x longest target + 1) that the backward pass reads."""
     frames, batch, _classes = log_probs.shape
     if isinstance(target_lengths, Tensor):
@@ -75,13 +77,20 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 WITHOUT_SHAPES: Mapping[str, Callable[..., Any]] = {
-    "_ctc_loss": _ctc_loss, "_ctc_loss.Tensor": _ctc_loss,
+    "_ctc_loss": _ctc_loss,
+    "_ctc_loss.Tensor": _ctc_loss,
     **dict.fromkeys(("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), _like(1)),
     **dict.fromkeys(("multi_margin_loss_backward", "multilabel_margin_loss_backward"), _like(1)),
     **dict.fromkeys(("fractional_max_pool3d_backward", "_masked_softmax_backward"), _like(1)),
-    **dict.fromkeys(("_logcumsumexp", "_masked_softmax", "_sample_dirichlet", "_dirichlet_grad"), _like(0)),
+    **dict.fromkeys(
+        ("_logcumsumexp", "_masked_softmax", "_sample_dirichlet", "_dirichlet_grad"), _like(0)
+    ),
     **dict.fromkeys(("_standard_gamma_grad", "binomial"), _like(0)),
     **dict.fromkeys(("_cummax_helper", "_cummin_helper"), _nothing),
-    **{f"_fused_{name}_{kind}": _nothing for name in ("sgd", "adagrad", "adam", "adamw") for kind in ("", ".tensor_lr")},
-}  # fmt: skip
+    **{
+        f"_fused_{name}_{kind}": _nothing
+        for name in ("sgd", "adagrad", "adam", "adamw")
+        for kind in ("", ".tensor_lr")
+    },
+}
 """Operators of training steps without a shape function in PyTorch (2.6 to 2.13) -> a shape function."""

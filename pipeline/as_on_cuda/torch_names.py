@@ -34,30 +34,74 @@ class PrivateName:
 ALL = (2, 6)
 
 NAMES = (
-    PrivateName("torch.utils._python_dispatch.TorchDispatchMode", ALL, "sees every operator: the memory of a step"),
+    PrivateName(
+        "torch.utils._python_dispatch.TorchDispatchMode",
+        ALL,
+        "sees every operator: the memory of a step",
+    ),
     PrivateName("torch.utils._pytree.tree_leaves", ALL, "tensors in nested arguments"),
     PrivateName("torch.utils._pytree.tree_flatten", ALL, "the tensors of a batch in any nesting"),
-    PrivateName("torch.utils._pytree.tree_unflatten", ALL, "the batch in the form in which the user gave it"),
-    PrivateName("torch._subclasses.fake_tensor.FakeTensorMode", ALL, "steps with sparse gradients; symbolic sizes"),
-    PrivateName("torch._C._dispatch_has_kernel_for_dispatch_key", ALL, "which devices implement an operator"),
-    PrivateName("torch._C._is_any_autocast_enabled", ALL, "recomputation asks whether autocast is on"),
+    PrivateName(
+        "torch.utils._pytree.tree_unflatten", ALL, "the batch in the form in which the user gave it"
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+        ALL,
+        "steps with sparse gradients; symbolic sizes",
+    ),
+    PrivateName(
+        "torch._C._dispatch_has_kernel_for_dispatch_key", ALL, "which devices implement an operator"
+    ),
+    PrivateName(
+        "torch._C._is_any_autocast_enabled", ALL, "recomputation asks whether autocast is on"
+    ),
     PrivateName("torch._C._nn", ALL, "functions that autocast casts"),
     PrivateName("torch._C._linalg", ALL, "functions that autocast casts"),
     PrivateName("torch._VF", ALL, "recurrent layers call their functions there"),
-    PrivateName("torch._log_softmax", ALL, "the loss of NVIDIA's GNMT, which casts within its kernel"),
+    PrivateName(
+        "torch._log_softmax", ALL, "the loss of NVIDIA's GNMT, which casts within its kernel"
+    ),
     PrivateName("torch._refs.constant_pad_nd", ALL, "`F.pad` for symbolic sizes"),
     PrivateName("torch._dynamo.source.ConstantSource", ALL, "the name of a symbolic batch size"),
-    PrivateName("torch._meta_registrations._meta_grouped_mm_common", (2, 8), "grouped products in every dtype"),
-    PrivateName("torch._meta_registrations.device_hint", ALL, "shapes as on CUDA of fake CPU tensors"),
-    PrivateName("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero", ALL, "selections by masks"),
-    PrivateName("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", ALL, "foreach on the meta device"),
-    PrivateName("torch.utils._foreach_utils._get_fused_kernels_supported_devices", ALL, "fused on the meta device"),
-    PrivateName("torch.optim.adam._get_capturable_supported_devices", ALL, "counters on the meta device"),
-    PrivateName("torch.amp.GradScaler._maybe_opt_step", ALL, "the host reads whether gradients are finite"),
+    PrivateName(
+        "torch._meta_registrations._meta_grouped_mm_common",
+        (2, 8),
+        "grouped products in every dtype",
+    ),
+    PrivateName(
+        "torch._meta_registrations.device_hint", ALL, "shapes as on CUDA of fake CPU tensors"
+    ),
+    PrivateName(
+        "torch.fx.experimental._config.meta_nonzero_assume_all_nonzero", ALL, "selections by masks"
+    ),
+    PrivateName(
+        "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
+        ALL,
+        "foreach on the meta device",
+    ),
+    PrivateName(
+        "torch.utils._foreach_utils._get_fused_kernels_supported_devices",
+        ALL,
+        "fused on the meta device",
+    ),
+    PrivateName(
+        "torch.optim.adam._get_capturable_supported_devices", ALL, "counters on the meta device"
+    ),
+    PrivateName(
+        "torch.amp.GradScaler._maybe_opt_step", ALL, "the host reads whether gradients are finite"
+    ),
     PrivateName("torch._C._current_graph_task_id", ALL, "whether a backward pass runs"),
-    PrivateName("torch.autograd.Variable._execution_engine", ALL, "calls at the end of a backward pass"),
-    PrivateName("torch.nn.parallel.DistributedDataParallel._check_comm_hook", ALL, "hooks with annotations as text"),
-    PrivateName("torch.cuda._sleep", ALL, "a kernel that waits: measurements fill the queue with it"),
+    PrivateName(
+        "torch.autograd.Variable._execution_engine", ALL, "calls at the end of a backward pass"
+    ),
+    PrivateName(
+        "torch.nn.parallel.DistributedDataParallel._check_comm_hook",
+        ALL,
+        "hooks with annotations as text",
+    ),
+    PrivateName(
+        "torch.cuda._sleep", ALL, "a kernel that waits: measurements fill the queue with it"
+    ),
     PrivateName("torch.UntypedStorage._cdata", ALL, "identity of a tensor's memory"),
 )
 
@@ -175,7 +219,9 @@ def grouped_products_module() -> Any:
 DEVICE_LISTS = ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices")
 """Functions that tell optimizers and gradient clipping which devices have `foreach` and fused kernels."""
 
-DEVICE_LIST_MODULES = tuple(import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"))
+DEVICE_LIST_MODULES = tuple(
+    import_module(name) for name in ("torch.optim.optimizer", "torch.utils._foreach_utils")
+)
 """Modules in which they are looked up."""
 
 CAPTURABLE = "_get_capturable_supported_devices"

@@ -13,10 +13,15 @@ from typing import Any
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
-    "int sampling_ratio, bool aligned) -> Tensor",
-    "_roi_align_backward(Tensor grad, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
-    "SymInt batch_size, SymInt channels, SymInt height, SymInt width, int sampling_ratio, bool aligned) -> Tensor",
+    (
+        "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt"
+        " pooled_width, int sampling_ratio, bool aligned) -> Tensor"
+    ),
+    (
+        "_roi_align_backward(Tensor grad, Tensor rois, float spatial_scale, SymInt pooled_height,"
+        " SymInt pooled_width, SymInt batch_size, SymInt channels, SymInt height, SymInt width, int"
+        " sampling_ratio, bool aligned) -> Tensor"
+    ),
 )
 """Schemas in torchvision/csrc/ops of the operators that its Python code gives shapes (0.21 to 0.28)."""
 

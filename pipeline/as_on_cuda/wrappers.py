@@ -52,13 +52,18 @@ def unwrapped() -> Iterator[None]:
         nn.Module.__init__(self)
         self.module = module
         warnings.warn(
-            "DistributedDataParallel: the step of one GPU is predicted, without the exchange of gradients",
+            "DistributedDataParallel: the step of one GPU is predicted, without the exchange of"
+            " gradients",
             SteptimeWarning,
             stacklevel=2,
         )
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs) if _without_data(self.module) else forward(self, *args, **kwargs)
+        return (
+            self.module(*args, **kwargs)
+            if _without_data(self.module)
+            else forward(self, *args, **kwargs)
+        )
 
     def without_exchange(self: Any) -> Any:
         return nullcontext() if _without_data(self.module) else no_sync(self)
@@ -82,11 +87,14 @@ def compiled_as_written() -> Iterator[None]:
 
     def reported(*args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):  # such as `Module.compile`
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(
+            _TORCH
+        ):  # such as `Module.compile`
             frame = frame.f_back
         if "site-packages" not in frame.f_code.co_filename:
             warnings.warn(
-                "torch.compile: predicted is the code as it is written; compiled code has fewer kernels and is faster",
+                "torch.compile: predicted is the code as it is written; compiled code has fewer"
+                " kernels and is faster",
                 SteptimeWarning,
                 stacklevel=2,
             )
@@ -96,7 +104,9 @@ def compiled_as_written() -> Iterator[None]:
         yield
 
 
-_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the first from PyTorch 2.13 on
+_gather: Any = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)  # the first from PyTorch 2.13 on
 
 
 class SteptimeSyncNorm(torch.autograd.Function):
@@ -163,12 +173,18 @@ def _operators() -> Any:
         "steptime_sync",
         {
             "stats(Tensor x) -> (Tensor, Tensor)": lambda x: (channels(x), channels(x)),
-            "gather(Tensor x, Tensor received) -> (Tensor, Tensor)": lambda x, received: (channels(x), channels(x)),
-            "normalise(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor deviation) -> Tensor":
-                lambda x, *_: torch.empty_like(x),
-            "reduce(Tensor g, Tensor x, Tensor mean, Tensor deviation) -> (Tensor, Tensor, Tensor, Tensor)":
-                lambda g, x, *_: tuple(channels(x) for _ in range(4)),
-            "spread(Tensor g, Tensor x, Tensor mean, Tensor deviation, Tensor sums) -> Tensor":
-                lambda g, x, *_: torch.empty_like(x),
+            "gather(Tensor x, Tensor received) -> (Tensor, Tensor)": lambda x, received: (
+                channels(x),
+                channels(x),
+            ),
+            "normalise(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor deviation)"
+            " -> Tensor": lambda x, *_: torch.empty_like(x),
+            "reduce(Tensor g, Tensor x, Tensor mean, Tensor deviation)"
+            " -> (Tensor, Tensor, Tensor, Tensor)": lambda g, x, *_: tuple(
+                channels(x) for _ in range(4)
+            ),
+            "spread(Tensor g, Tensor x, Tensor mean, Tensor deviation, Tensor sums) -> Tensor": (
+                lambda g, x, *_: torch.empty_like(x)
+            ),
         },
-    )  # fmt: skip
+    )

@@ -22,25 +22,27 @@ BF16_FAMILIES = {*TF32_FAMILIES, "elementwise", "softmax", "layer_norm", "attent
 """Families that mixed precision runs in bf16."""
 
 LINEARS = (
-    (2048, 512, 512), (2048, 512, 64), (2048, 100, 1024), (2048, 1024, 1024), (2048, 1024, 1), (2048, 479, 1024),
-    (2048, 13, 512), (1024, 1024, 4096), (1024, 4096, 1024), (1024, 1024, 1024), (1024, 1280, 5120), (3200, 512, 2048),
-    (3200, 512, 32000), (64, 1024, 4096), (64, 2048, 1000),
+    (2048, 512, 512), (2048, 512, 64), (2048, 100, 1024), (2048, 1024, 1024), (2048, 1024, 1),
+    (2048, 479, 1024), (2048, 13, 512), (1024, 1024, 4096), (1024, 4096, 1024), (1024, 1024, 1024),
+    (1024, 1280, 5120), (3200, 512, 2048), (3200, 512, 32000), (64, 1024, 4096), (64, 2048, 1000),
 )  # fmt: skip
 """(rows, reduction, outputs) of linear layers: DLRM's MLPs, BERT, GPT-2, Transformer, LSTM gates, a classifier."""
 PRODUCTS = (
-    (2048, 9, 64, 9), (2048, 27, 128, 27), (32, 512, 64, 512), (32, 512, 512, 64), (20, 1024, 64, 1024), (512, 50, 64, 50),
+    (2048, 9, 64, 9), (2048, 27, 128, 27), (32, 512, 64, 512), (32, 512, 512, 64),
+    (20, 1024, 64, 1024), (512, 50, 64, 50),
 )  # fmt: skip
 """(B, M, N reduction, K): DLRM's interactions and attention."""
 CONVS = (
-    (32, 3, 64, 7, 224, 2, 3), (32, 64, 64, 1, 56, 1, 0), (32, 64, 64, 3, 56, 1, 1), (32, 256, 128, 1, 56, 1, 0),
-    (32, 128, 128, 3, 28, 1, 1), (32, 256, 256, 3, 14, 1, 1), (32, 1024, 512, 1, 14, 1, 0), (32, 512, 512, 3, 7, 1, 1),
-    (32, 256, 512, 1, 56, 2, 0), (32, 80, 192, 3, 73, 1, 0), (32, 48, 64, 5, 35, 1, 2), (64, 64, 128, 4, 32, 2, 1),
+    (32, 3, 64, 7, 224, 2, 3), (32, 64, 64, 1, 56, 1, 0), (32, 64, 64, 3, 56, 1, 1),
+    (32, 256, 128, 1, 56, 1, 0), (32, 128, 128, 3, 28, 1, 1), (32, 256, 256, 3, 14, 1, 1),
+    (32, 1024, 512, 1, 14, 1, 0), (32, 512, 512, 3, 7, 1, 1), (32, 256, 512, 1, 56, 2, 0),
+    (32, 80, 192, 3, 73, 1, 0), (32, 48, 64, 5, 35, 1, 2), (64, 64, 128, 4, 32, 2, 1),
 )  # fmt: skip
 """(B, in, out, kernel, size, stride, padding): ResNet-50, Inception v3, DCGAN."""
 CONV_DIMS = ("B", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
 TABLES = (
-    (2048, 1_000_000, 8, 100, 64), (2048, 80_000, 8, 10, 128), (2048, 1_000_000, 1, 100, 64), (2048, 500_000, 1, 1, 128),
-    (2048, 10_000, 4, 20, 32),
+    (2048, 1_000_000, 8, 100, 64), (2048, 80_000, 8, 10, 128), (2048, 1_000_000, 1, 100, 64),
+    (2048, 500_000, 1, 1, 128), (2048, 10_000, 4, 20, 32),
 )  # fmt: skip
 """(B, E, T, L, D) of embedding lookups."""
 ROWS = ((2048, 1024), (4096, 512), (16384, 1024), (1024, 50257), (65536, 64), (4096, 1))
@@ -60,10 +62,10 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(CONVOLUTIONS, ("B", "in_channels", "out_channels", "input_size")),
     "embedding_forward": ("B", "E", "L"), "embedding_backward": ("B", "E", "L"),
     "tril_index_forward": ("B", "F"), "tril_index_backward": ("B", "F"), "index": ("B", "E"),
-    "elementwise": ("B", "H"), "softmax": ("B", "H"), "layer_norm": ("B", "H"), "dropout": ("B", "H"),
-    "reduction": ("B", "H"), "loss": ("B", "H"), "batch_norm": ("B", "C"), "pooling": ("B", "C"),
-    "rnn": ("B", "T"), "concat": ("B",), "copy": (), "memset": (), "memcpy_h2d": (), "memcpy_d2h": (), "memcpy_d2d": (),
-    "optimizer": (), "sort": (),
+    "elementwise": ("B", "H"), "softmax": ("B", "H"), "layer_norm": ("B", "H"),
+    "dropout": ("B", "H"), "reduction": ("B", "H"), "loss": ("B", "H"), "batch_norm": ("B", "C"),
+    "pooling": ("B", "C"), "rnn": ("B", "T"), "concat": ("B",), "copy": (), "memset": (),
+    "memcpy_h2d": (), "memcpy_d2h": (), "memcpy_d2d": (), "optimizer": (), "sort": (),
 }  # fmt: skip
 """Dimensions that are scaled independently. Dims in bytes follow from them, or are scaled if a family has no others."""
 
@@ -79,8 +81,12 @@ def seeds() -> Iterator[Spec]:
     plain = [*_matrix(), *_lookups(), *_rows(), *_movement(), *_composite()]
     yield from plain
     for spec in plain:
-        for dtype in ("tf32",) * (spec.family in TF32_FAMILIES) + ("bf16",) * (spec.family in BF16_FAMILIES):
-            bytes_of = {name: spec.dims[name] for name in ("inputs", "outputs") if name in spec.dims}
+        for dtype in ("tf32",) * (spec.family in TF32_FAMILIES) + ("bf16",) * (
+            spec.family in BF16_FAMILIES
+        ):
+            bytes_of = {
+                name: spec.dims[name] for name in ("inputs", "outputs") if name in spec.dims
+            }
             scaled = {name: size * FLOAT_BYTES[dtype] // 4 for name, size in bytes_of.items()}
             yield replace(spec, dtype=dtype, dims={**spec.dims, **scaled})
 
@@ -97,7 +103,9 @@ def _matrix() -> Iterator[Spec]:
     for sizes in CONVS:
         dims = dict(zip(CONV_DIMS, sizes, strict=True)) | {"groups": 1, "dilation": 1}
         for family in CONVOLUTIONS:
-            yield _spec(family, "conv", "forward" if family == "conv2d_forward" else "backward", **dims)
+            yield _spec(
+                family, "conv", "forward" if family == "conv2d_forward" else "backward", **dims
+            )
 
 
 def _lookups() -> Iterator[Spec]:
@@ -105,7 +113,9 @@ def _lookups() -> Iterator[Spec]:
         for distribution in ("uniform", "zipf:1.05"):
             notes = {"distribution": distribution}
             dims = {"B": b, "E": e, "T": t, "L": lookups, "D": d}
-            yield Spec("embedding_forward", "fused" if t > 1 else "bag", "forward", "fp32", dims, notes)
+            yield Spec(
+                "embedding_forward", "fused" if t > 1 else "bag", "forward", "fp32", dims, notes
+            )
             for op in ("fused_sgd",) if t > 1 else ("sparse", "dense"):
                 yield Spec("embedding_backward", op, "backward", "fp32", dims, notes)
     for b in (512, 2048, 4096):
@@ -118,12 +128,19 @@ def _rows() -> Iterator[Spec]:
     for b, h in ROWS:
         size = 4 * b * h
         for op in ("relu", "sigmoid", "gelu", "tanh", "mulu", "addu", "fill"):
-            yield _spec("elementwise", op, B=b, H=h, inputs=0 if op == "fill" else size, outputs=size)
+            yield _spec(
+                "elementwise", op, B=b, H=h, inputs=0 if op == "fill" else size, outputs=size
+            )
         for op in ("add", "mul", "div"):
             yield _spec("elementwise", op, B=b, H=h, inputs=2 * size, outputs=size)
         for op in ("relu_backward", "sigmoid_backward", "gelu_backward", "tanh_backward"):
             yield _spec("elementwise", op, "backward", B=b, H=h, inputs=2 * size, outputs=size)
-        for op, out in (("sum_rows", 4 * h), ("sum_columns", 4 * b), ("sum_all", 4), ("mean_columns", 4 * b)):
+        for op, out in (
+            ("sum_rows", 4 * h),
+            ("sum_columns", 4 * b),
+            ("sum_all", 4),
+            ("mean_columns", 4 * b),
+        ):
             yield _spec("reduction", op, B=b, H=h, inputs=size, outputs=out)
         yield _spec("loss", "mse_loss", "loss", B=b * h, H=1)
         yield _spec("loss", "mse_loss", "backward", B=b * h, H=1)
@@ -139,7 +156,9 @@ def _rows() -> Iterator[Spec]:
     for b, c, hw in IMAGES:
         for phase in ("forward", "backward"):
             yield _spec("batch_norm", "batch_norm", phase, B=b, C=c, HW=hw)
-            yield _spec("pooling", "max", phase, B=b, C=c, HW=hw, kernel_size=3, stride=2, padding=1)
+            yield _spec(
+                "pooling", "max", phase, B=b, C=c, HW=hw, kernel_size=3, stride=2, padding=1
+            )
             yield _spec("pooling", "adaptive", phase, B=b, C=c, HW=hw)
 
 
@@ -164,7 +183,14 @@ def _composite() -> Iterator[Spec]:
         yield _spec("rnn", "lstm", phase, B=64, T=50, I=1024, H=1024, layers=1)
         yield _spec("attention", "flash", phase, B=32, M=512, N=512, K=64)
     for size, tensors in LISTS:
-        for op in ("foreach_add", "foreach_mul", "foreach_addcmul", "foreach_addcdiv", "foreach_sqrt", "foreach_lerp"):
+        for op in (
+            "foreach_add",
+            "foreach_mul",
+            "foreach_addcmul",
+            "foreach_addcdiv",
+            "foreach_sqrt",
+            "foreach_lerp",
+        ):
             yield _spec("optimizer", op, "optimizer", bytes=size, tensors=tensors)
 
 
@@ -181,7 +207,12 @@ def interleaved(specs: Sequence[Spec]) -> list[Spec]:
     """Reorder the calls so that families take turns; each family keeps its order, and any prefix is balanced."""
     families = _by_family(specs)
     longest = max(map(len, families.values()), default=0)
-    return [members[turn] for turn in range(longest) for members in families.values() if turn < len(members)]
+    return [
+        members[turn]
+        for turn in range(longest)
+        for members in families.values()
+        if turn < len(members)
+    ]
 
 
 def sizes_around(specs: Sequence[Spec], seed: int) -> Iterator[Spec]:
@@ -201,10 +232,16 @@ def _by_family(specs: Sequence[Spec]) -> dict[str, list[Spec]]:
 
 def vary(spec: Spec, rng: random.Random) -> Spec:
     """One call like `spec` with other sizes."""
-    names = [name for name in SIZES.get(spec.family, ()) if spec.dims.get(name, 0) >= DIMS_WITHOUT_CHOICE]
+    names = [
+        name for name in SIZES.get(spec.family, ()) if spec.dims.get(name, 0) >= DIMS_WITHOUT_CHOICE
+    ]
     if not names and "bytes" in spec.dims:
-        stale = () if SIZES.get(spec.family) else ("B", "H")  # bytes alone are the size of such calls
-        sized = replace(spec, dims={name: size for name, size in spec.dims.items() if name not in stale})
+        stale = (
+            () if SIZES.get(spec.family) else ("B", "H")
+        )  # bytes alone are the size of such calls
+        sized = replace(
+            spec, dims={name: size for name, size in spec.dims.items() if name not in stale}
+        )
         return _follow(sized, {}, _factor(rng, MAX_FACTOR))
     budget = MAX_WORK_FACTOR
     chosen: dict[str, int] = {}
@@ -226,7 +263,9 @@ def _follow(spec: Spec, chosen: Mapping[str, int], factor: float) -> Spec:
     shape, widths = attributes.get("shape"), attributes.get("widths")
     if shape and "bytes" in dims:
         longest = max(range(len(shape)), key=lambda axis: shape[axis])
-        grown = [max(round(n * factor), 1) if axis == longest else n for axis, n in enumerate(shape)]
+        grown = [
+            max(round(n * factor), 1) if axis == longest else n for axis, n in enumerate(shape)
+        ]
         attributes["shape"] = grown
         factor = math.prod(grown) / max(math.prod(shape), 1)
     if widths and "B" in dims and "bytes" in dims:
@@ -243,7 +282,9 @@ def _follow(spec: Spec, chosen: Mapping[str, int], factor: float) -> Spec:
     return replace(spec, dims=dims, attributes=attributes)
 
 
-def _operand_bytes(spec: Spec, dims: Mapping[str, int], name: str, factor: float, element: int) -> int:
+def _operand_bytes(
+    spec: Spec, dims: Mapping[str, int], name: str, factor: float, element: int
+) -> int:
     """Bytes of the operands after scaling; a sum of B x H, B and H terms remains such a sum."""
     old, old_b, old_h = spec.dims[name], spec.dims.get("B"), spec.dims.get("H")
     if old_b is None or old_h is None:

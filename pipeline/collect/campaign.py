@@ -52,19 +52,30 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m pipeline.collect.campaign",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit codes: 0 done or out of time, 1 a file of the folder is damaged, 2 bad arguments, "
-        "3 the profiler sees no kernels, 4 device lost, 5 a unit hung, 128 + n signal n ended the process; 4 and 5 if "
-        "no further process could go on. After each of them the folder holds what was measured so far.",
+        epilog=(
+            "exit codes: 0 done or out of time, 1 a file of the folder is damaged, 2 bad arguments,"
+            " 3 the profiler sees no kernels, 4 device lost, 5 a unit hung, 128 + n signal n ended"
+            " the process; 4 and 5 if no further process could go on. After each of them the folder"
+            " holds what was measured so far."
+        ),
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder of the results, new or of an interrupted campaign"
+        "--out",
+        type=Path,
+        required=True,
+        help="folder of the results, new or of an interrupted campaign",
     )
-    parser.add_argument("--minutes", type=_minutes, default=10.0, help="time limit, imports included (default 10)")
+    parser.add_argument(
+        "--minutes", type=_minutes, default=10.0, help="time limit, imports included (default 10)"
+    )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="DIR",
-        help="interrupted campaign to continue; if --out is another folder, its results are copied there first",
+        help=(
+            "interrupted campaign to continue; if --out is another folder, its results are copied"
+            " there first"
+        ),
     )
     parser.add_argument(
         "--only",
@@ -77,12 +88,18 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--calls",
         type=Path,
         metavar="FILE",
-        help="the workloads' calls, as `python -m pipeline.collect.campaign_calls FILE` writes them on any machine: "
-        "the campaign then spends no time on finding them",
+        help=(
+            "the workloads' calls, as `python -m pipeline.collect.campaign_calls FILE` writes them"
+            " on any machine: the campaign then spends no time on finding them"
+        ),
     )
-    parser.add_argument("--parts", type=_parts, default=PARTS, help="parts in order (default peaks,steps,kernels)")
+    parser.add_argument(
+        "--parts", type=_parts, default=PARTS, help="parts in order (default peaks,steps,kernels)"
+    )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    parser.add_argument("--tiny", action="store_true", help="very small sizes: a trial, not a measurement")
+    parser.add_argument(
+        "--tiny", action="store_true", help="very small sizes: a trial, not a measurement"
+    )
     return parser.parse_args(argv)
 
 
@@ -134,9 +151,17 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     folder = CampaignFolder(args.out, about | {"tiny": args.tiny})
     identity = folder.manifest.setdefault("campaign_id", f"{about['gpu']}-{int(time.time())}")
     deadline = begin + 60 * args.minutes
-    campaign = Campaign(folder, device, about["gpu"], deadline, args.only, args.tiny, identity, calls=calls)
-    run: dict[str, Any] = {"command": _published_options(args), "started_unix": int(time.time()), "status": "running"}
-    run["minutes"] = round(args.minutes, 2)  # a restarted process records the minutes that were left
+    campaign = Campaign(
+        folder, device, about["gpu"], deadline, args.only, args.tiny, identity, calls=calls
+    )
+    run: dict[str, Any] = {
+        "command": _published_options(args),
+        "started_unix": int(time.time()),
+        "status": "running",
+    }
+    run["minutes"] = round(
+        args.minutes, 2
+    )  # a restarted process records the minutes that were left
     folder.manifest["runs"].append(run)
     folder.save()
     code = EXIT_DONE
@@ -159,7 +184,9 @@ def _run(args: argparse.Namespace, begin: float) -> int:
     return EXIT_DAMAGED if problems and code == EXIT_DONE else code
 
 
-def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: dict[str, Any]) -> None:
+def _measure(
+    campaign: Campaign, args: argparse.Namespace, begin: float, run: dict[str, Any]
+) -> None:
     """Check whether measurements on the device can be trusted, then measure each part within its share of the time."""
     from pipeline.collect.campaign_kernels import run_kernels
     from pipeline.collect.campaign_steps import run_steps, run_times
@@ -172,7 +199,9 @@ def _measure(campaign: Campaign, args: argparse.Namespace, begin: float, run: di
     for warning in run["preflight"]["warnings"]:
         report(f"warning: {warning}")
     if device.type == "cuda":  # what must run before the first profile
-        campaign.part_deadline = begin + 60 * args.minutes * (TIME_SHARES["times"] if several else 0.5)
+        campaign.part_deadline = begin + 60 * args.minutes * (
+            TIME_SHARES["times"] if several else 0.5
+        )
         if "peaks" in args.parts:
             run_peaks(campaign, (PLAIN_UNIT,))
         if "steps" in args.parts:
@@ -204,9 +233,14 @@ def _copy_earlier_campaign(args: argparse.Namespace) -> None:
         return
     read_manifest(args.resume)  # raises an error if this is not a campaign's folder
     if args.out.exists() and any(args.out.iterdir()):
-        raise InputError(f"--out {args.out}: the folder is not empty; give only --resume, or a new folder as --out")
+        raise InputError(
+            f"--out {args.out}: the folder is not empty; give only --resume, or a new folder as"
+            " --out"
+        )
     args.out.mkdir(parents=True, exist_ok=True)
-    files = sorted(args.resume.iterdir(), key=lambda file: file.name == "manifest.json")  # the manifest last
+    files = sorted(
+        args.resume.iterdir(), key=lambda file: file.name == "manifest.json"
+    )  # the manifest last
     for file in files:
         if file.is_file() and not file.name.startswith("."):
             shutil.copyfile(file, args.out / file.name)
@@ -217,7 +251,8 @@ def _summary(manifest: dict[str, Any], folder: Path, seconds: float) -> str:
     size = sum(file.stat().st_size for file in folder.iterdir())
     units = ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) or "none"
     return (
-        f"{folder}: units {units}; {size / 1e6:.1f} MB after {seconds:.0f} s. Run the same command again to continue."
+        f"{folder}: units {units}; {size / 1e6:.1f} MB after {seconds:.0f} s. Run the same command"
+        " again to continue."
     )
 
 
@@ -239,7 +274,9 @@ def _pattern(text: str) -> str:
 def _parts(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if unknown := [name for name in names if name not in PARTS]:
-        raise argparse.ArgumentTypeError(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
+        raise argparse.ArgumentTypeError(
+            f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}"
+        )
     return names
 
 

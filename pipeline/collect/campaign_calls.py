@@ -64,7 +64,11 @@ def workload_calls(campaign: Campaign) -> list[Spec]:
             notes[plan.unit] = "no time"
         else:
             try:
-                calls += _traced(member, campaign.device.type) if member is not None else calls_of_plan(plan)
+                calls += (
+                    _traced(member, campaign.device.type)
+                    if member is not None
+                    else calls_of_plan(plan)
+                )
             except Exception as error:  # the calls of the other workloads and the seeds remain
                 notes[plan.unit] = f"{type(error).__name__}: {error}"[:200]
     campaign.folder.manifest["calls_not_known"] = notes
@@ -87,12 +91,18 @@ def _traced(member: TraceMember, device: str) -> list[Spec]:
 
 
 def _specs(calls: pd.DataFrame) -> list[Spec]:
-    return [spec_from_row(row) for row in calls.to_dict("records") if not str(row["api"]).endswith("Synchronize")]
+    return [
+        spec_from_row(row)
+        for row in calls.to_dict("records")
+        if not str(row["api"]).endswith("Synchronize")
+    ]
 
 
 def write_calls(calls: Mapping[str, Sequence[Spec]], path: Path) -> None:
     """Write the calls of workloads by unit, completely or not at all."""
-    text = json.dumps({unit: [asdict(spec) for spec in specs] for unit, specs in calls.items()}, sort_keys=True)
+    text = json.dumps(
+        {unit: [asdict(spec) for spec in specs] for unit, specs in calls.items()}, sort_keys=True
+    )
     with atomic_path(path) as part:
         part.write_text(text)
 

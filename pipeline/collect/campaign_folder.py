@@ -63,14 +63,21 @@ class CampaignFolder:
 
     def __init__(self, path: Path, device: Mapping[str, Any]) -> None:
         self.path = path
-        self.manifest: dict[str, Any] = {"schema": SCHEMA_VERSION, "device": dict(device), "units": {}, "runs": []}
+        self.manifest: dict[str, Any] = {
+            "schema": SCHEMA_VERSION,
+            "device": dict(device),
+            "units": {},
+            "runs": [],
+        }
         self.samples = pd.DataFrame()
         self.step_times = pd.DataFrame()
         self.peaks = pd.DataFrame()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"--out {path}: {error.strerror or error}; give the path of a folder") from None
+            raise InputError(
+                f"--out {path}: {error.strerror or error}; give the path of a folder"
+            ) from None
         if (path / CAMPAIGN).exists():
             self._open(device)
         elif any(not entry.name.startswith(".") for entry in path.iterdir()):
@@ -86,7 +93,9 @@ class CampaignFolder:
 
     def room(self) -> int:
         """Bytes that may still be written."""
-        return MAX_FOLDER_BYTES - sum(entry.stat().st_size for entry in self.path.iterdir() if entry.is_file())
+        return MAX_FOLDER_BYTES - sum(
+            entry.stat().st_size for entry in self.path.iterdir() if entry.is_file()
+        )
 
     def save(self) -> None:
         """Write the manifest."""
@@ -98,7 +107,9 @@ class CampaignFolder:
 
     def add_step_times(self, row: Mapping[str, Any]) -> None:
         """Append one step-times row and write the table."""
-        self.step_times = self._written(joined_tables([self.step_times, pd.DataFrame([dict(row)])]), STEP_TIMES)
+        self.step_times = self._written(
+            joined_tables([self.step_times, pd.DataFrame([dict(row)])]), STEP_TIMES
+        )
 
     def add_peaks(self, rows: pd.DataFrame) -> None:
         """Append peaks and write the table."""
@@ -116,7 +127,9 @@ class CampaignFolder:
         self.step_times = self._written(self.step_times.assign(config=texts), STEP_TIMES)
 
     def _steps(self) -> list[dict[str, Any]]:
-        return [json.loads(text) for text in self.step_times["config"]] if len(self.step_times) else []
+        return (
+            [json.loads(text) for text in self.step_times["config"]] if len(self.step_times) else []
+        )
 
     def _written(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """The table after it was written. Callers set it only then: rows that do not fit must not block later rows."""
@@ -126,7 +139,9 @@ class CampaignFolder:
     def samples_full(self) -> bool:
         """Whether the table of samples has reached its size limit."""
         file = self.path / SAMPLES
-        return (file.stat().st_size if file.exists() else 0) > MAX_FILE_BYTES - 300_000 or self.room() < 500_000
+        return (
+            file.stat().st_size if file.exists() else 0
+        ) > MAX_FILE_BYTES - 300_000 or self.room() < 500_000
 
     def archive_room(self) -> int:
         """Bytes of traces that still fit."""
@@ -135,7 +150,9 @@ class CampaignFolder:
 
     def archive(self, members: Mapping[str, bytes]) -> str | None:
         """Add files to the first trace archive with room for all of them; returns its name, or None if all are full."""
-        need = sum(1024 + len(data) for data in members.values()) + 10240  # headers, padding, end of the archive
+        need = (
+            sum(1024 + len(data) for data in members.values()) + 10240
+        )  # headers, padding, end of the archive
         for target, size in self._archives().items():
             # keep room for the samples: they are worth more than one more trace
             if size + need > MAX_FILE_BYTES or need > self.room() - MAX_FILE_BYTES:
@@ -160,11 +177,16 @@ class CampaignFolder:
         self.manifest = read_manifest(self.path)
         before, now = self.manifest["device"].get("gpu"), device.get("gpu")
         if before != now:
-            raise InputError(f"--out {self.path}: has a campaign of {before}, but this GPU is {now}; give a new folder")
+            raise InputError(
+                f"--out {self.path}: has a campaign of {before}, but this GPU is {now}; give a new"
+                " folder"
+            )
         done = {name for name, unit in self.units.items() if unit.get("status") == "done"}
         if (self.path / SAMPLES).exists():
             samples = read_table(self.path / SAMPLES, "samples")
-            self.samples = samples[[text.partition(":")[2] in done for text in samples["campaign_id"]]]
+            self.samples = samples[
+                [text.partition(":")[2] in done for text in samples["campaign_id"]]
+            ]
         if (self.path / STEP_TIMES).exists():
             steps = read_table(self.path / STEP_TIMES, "step_times")
             units = [json.loads(text)["unit"] for text in steps["config"]]
@@ -204,12 +226,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise InputError(f"{path}: {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed")
         manifest = json.loads(path.read_text())
     except FileNotFoundError:
-        raise InputError(f"{folder}: {CAMPAIGN} is missing; give the folder of a campaign") from None
+        raise InputError(
+            f"{folder}: {CAMPAIGN} is missing; give the folder of a campaign"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({error}); measure again") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("units"), dict) or "device" not in manifest:
+    if (
+        not isinstance(manifest, dict)
+        or not isinstance(manifest.get("units"), dict)
+        or "device" not in manifest
+    ):
         raise InputError(f"{path}: not the manifest of a campaign; measure again")
-    if not all(isinstance(part, dict) for part in (manifest["device"], *manifest["units"].values())):
+    if not all(
+        isinstance(part, dict) for part in (manifest["device"], *manifest["units"].values())
+    ):
         raise InputError(f"{path}: its device or units are damaged; measure again")
     if manifest.get("schema") != SCHEMA_VERSION:
         layout = f"layout {manifest.get('schema')!r}, but this Steptime reads {SCHEMA_VERSION}"
@@ -235,7 +265,10 @@ def read_peaks(path: Path) -> pd.DataFrame:
     wrong = ~((peaks["value"] >= 0) & (peaks["value"] <= MAX_PEAK))
     if wrong.any():
         row = peaks[wrong].iloc[0]
-        raise TableError(f"{path}: {row['name']} is {row['value']:g} {row['unit']}, which no device has; measure again")
+        raise TableError(
+            f"{path}: {row['name']} is {row['value']:g} {row['unit']}, which no device has; measure"
+            " again"
+        )
     return peaks
 
 
@@ -251,7 +284,9 @@ def check_table(path: Path) -> None:
         return
     size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     if size > MAX_TABLE_BYTES:
-        raise TableError(f"{path}: {size} bytes after decompression; at most {MAX_TABLE_BYTES} are allowed")
+        raise TableError(
+            f"{path}: {size} bytes after decompression; at most {MAX_TABLE_BYTES} are allowed"
+        )
 
 
 @contextmanager
@@ -286,16 +321,23 @@ def member_names(path: Path) -> list[str]:
     with _open_archive(path) as tar, path.open("rb") as file:
         for number, info in enumerate(tar, 1):
             if number > MAX_MEMBERS:
-                raise TraceError(f"{path}: more than {MAX_MEMBERS} files; this is not the archive of a campaign")
+                raise TraceError(
+                    f"{path}: more than {MAX_MEMBERS} files; this is not the archive of a campaign"
+                )
             if info.size > MAX_MEMBER_BYTES:
-                raise TraceError(f"{path}: {info.name} has {info.size} bytes; at most {MAX_MEMBER_BYTES} are allowed")
+                raise TraceError(
+                    f"{path}: {info.name} has {info.size} bytes; at most {MAX_MEMBER_BYTES} are"
+                    " allowed"
+                )
             if info.isreg() and not any(part in ("", ".", "..") for part in info.name.split("/")):
                 names.append(info.name)
         file.seek(tar.offset)
         end = file.read(tarfile.RECORDSIZE)
     # tarfile takes a damaged header for the end of the archive, and would lose all files behind it
     if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
-        raise TraceError(f"{path}: damaged or cut archive (after {len(names)} files); measure again")
+        raise TraceError(
+            f"{path}: damaged or cut archive (after {len(names)} files); measure again"
+        )
     return names
 
 
@@ -330,11 +372,16 @@ def check(folder: Path) -> list[str]:
     files = [entry for entry in folder.iterdir() if entry.is_file()]
     total = sum(file.stat().st_size for file in files)
     if len(files) > 8 or total > 20_000_000:
-        problems.append(f"{folder}: {len(files)} files with {total} bytes; at most 8 files and 20 MB are allowed")
+        problems.append(
+            f"{folder}: {len(files)} files with {total} bytes; at most 8 files and 20 MB are"
+            " allowed"
+        )
     readers: dict[str, Any] = {
-        CAMPAIGN: lambda path: read_manifest(path.parent), PEAKS: read_peaks,
-        STEP_TIMES: lambda path: read_table(path, "step_times"), SAMPLES: lambda path: read_table(path, "samples"),
-    }  # fmt: skip
+        CAMPAIGN: lambda path: read_manifest(path.parent),
+        PEAKS: read_peaks,
+        STEP_TIMES: lambda path: read_table(path, "step_times"),
+        SAMPLES: lambda path: read_table(path, "samples"),
+    }
     for file in sorted(files):
         try:
             if file.suffix == ".tar":

@@ -44,11 +44,20 @@ class Grid:
     tiny: Mapping[str, Any] | None = None
 
 
-_DLRM_OPTIONS: tuple[Mapping[str, Any], ...] = tuple({"embedding": e} for e in ("joint_sparse", "sparse", "dense"))
+_DLRM_OPTIONS: tuple[Mapping[str, Any], ...] = tuple(
+    {"embedding": e} for e in ("joint_sparse", "sparse", "dense")
+)
 """Embedding variants of DLRM. `fused` is left out: it is an operator of FBGEMM, which campaigns do not have. A measured
 substitute under this name would be compared with predictions of the real operator."""
 _TINY_DLRM = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
-_TINY_LANGUAGE = {"width": 32, "layers": 1, "heads": 2, "vocabulary": 100, "seq_len": 16, "positions": 16}
+_TINY_LANGUAGE = {
+    "width": 32,
+    "layers": 1,
+    "heads": 2,
+    "vocabulary": 100,
+    "seq_len": 16,
+    "positions": 16,
+}
 _LARGE = ("default", "tf32", "bf16")
 
 GRIDS: Mapping[str, Grid] = {
@@ -60,7 +69,9 @@ GRIDS: Mapping[str, Grid] = {
     "transformer": Grid((64, 32), 9, _LARGE, tiny=_TINY_LANGUAGE),
     "inception_v3": Grid(IMAGE_BATCHES, 11, _LARGE, iterations=5),
     "gpt2_large": Grid((1, 4), 20, _LARGE, ({"optimizer": "none"}, {}), 2, _TINY_LANGUAGE),
-    "gnmt": Grid((64, 128), 10, _LARGE, iterations=6, tiny={"width": 16, "vocabulary": 100, "seq_len": 8}),
+    "gnmt": Grid(
+        (64, 128), 10, _LARGE, iterations=6, tiny={"width": 16, "vocabulary": 100, "seq_len": 8}
+    ),
     "dcgan": Grid((64, 128), 8, _LARGE, tiny={"width": 4, "noise": 8}),
 }
 """The grid of the paper (Lin et al.), the five workloads of Surfer, BERT and GPT-2. Language models are also measured
@@ -98,7 +109,11 @@ class StepPlan:
     @property
     def variant(self) -> str:
         """`default`, or the overrides that change the result, in the format of grid-point names (`config.Point`)."""
-        shown = {key: value for key, value in self.overrides.items() if key in ("embedding", "optimizer", "dtype")}
+        shown = {
+            key: value
+            for key, value in self.overrides.items()
+            if key in ("embedding", "optimizer", "dtype")
+        }
         return "_".join(f"{key}-{value}" for key, value in sorted(shown.items())) or "default"
 
     @property
@@ -121,11 +136,17 @@ def plans(tiny: bool = False) -> list[StepPlan]:
     """All steps, the most valuable first: every workload once, then more batch sizes, variants and dtypes."""
     steps = []
     for model, grid in GRIDS.items():
-        for o, d, b in product(*(range(len(axis)) for axis in (grid.options, grid.dtypes, grid.batches))):
+        for o, d, b in product(
+            *(range(len(axis)) for axis in (grid.options, grid.dtypes, grid.batches))
+        ):
             rank = b + 1.5 * o + (2.5 if d else 0.0) + d
             overrides = dict(grid.options[o]) | ({"dtype": grid.dtypes[d]} if d else {})
             first = not d and not b
-            steps.append(StepPlan(model, grid.batches[b], overrides, rank, grid.seconds, grid.iterations, first))
+            steps.append(
+                StepPlan(
+                    model, grid.batches[b], overrides, rank, grid.seconds, grid.iterations, first
+                )
+            )
     return sorted(filter(None, map(_tiny, steps)) if tiny else steps, key=lambda plan: plan.rank)
 
 

@@ -42,23 +42,36 @@ def run_kernels(campaign: Campaign) -> None:
     campaign = replace(campaign, only="")  # the families are filtered already
     exact = [calls[i : i + ROUND_CALLS] for i in range(0, len(calls), ROUND_CALLS)]
     for number in range(TINY_ROUNDS) if campaign.tiny else count():
-        if campaign.left() <= (1 if campaign.tiny else ROUND_SECONDS) or campaign.folder.samples_full():
+        if (
+            campaign.left() <= (1 if campaign.tiny else ROUND_SECONDS)
+            or campaign.folder.samples_full()
+        ):
             return
         # rounds of exact calls and of sampled sizes alternate; after all exact calls they repeat with another cache
         specs = _sampled(calls, number) if number % 2 else exact[number // 2 % len(exact)]
         unit = f"kernels/r{number:04d}{suffix}"
-        campaign.run(unit, 0.0, partial(measure_round, campaign, unit, specs, number, cache_state(number)))
+        campaign.run(
+            unit, 0.0, partial(measure_round, campaign, unit, specs, number, cache_state(number))
+        )
 
 
-def measure_round(campaign: Campaign, unit: str, specs: Sequence[Spec], seed: int, cache: Cache) -> Outcome:
+def measure_round(
+    campaign: Campaign, unit: str, specs: Sequence[Spec], seed: int, cache: Cache
+) -> Outcome:
     """Measure one round and add its rows.
 
     Raises:
         DeviceLostError: the device is gone.
     """
-    labels = {"gpu": campaign.gpu, "campaign_id": f"{campaign.identity}:{unit}", "source": campaign.identity}
+    labels = {
+        "gpu": campaign.gpu,
+        "campaign_id": f"{campaign.identity}:{unit}",
+        "source": campaign.identity,
+    }
     try:
-        frame = measure_specs(specs, campaign.device, campaign.left() - 2, cache=cache, seed=seed, **labels)
+        frame = measure_specs(
+            specs, campaign.device, campaign.left() - 2, cache=cache, seed=seed, **labels
+        )
     except MeasurementError as error:
         raise DeviceLostError(str(error)) from error
     campaign.folder.add_samples(frame)
@@ -82,14 +95,32 @@ def measure_round(campaign: Campaign, unit: str, specs: Sequence[Spec], seed: in
 def cache_state(number: int) -> Cache:
     """The state of the cache in a round; reproducible, and equal for an exact round and the sampled one after it."""
     draw = random.Random(number // 2).random()
-    return Cache.COLD if draw < COLD_SHARE else Cache.WARM if draw < COLD_SHARE + WARM_SHARE else Cache.STEP
+    return (
+        Cache.COLD
+        if draw < COLD_SHARE
+        else Cache.WARM
+        if draw < COLD_SHARE + WARM_SHARE
+        else Cache.STEP
+    )
 
 
 def shrink_for_trial(spec: Spec) -> Spec:
     """The call at a size that is fast in a trial on a CPU."""
-    large = {"bytes": 1 << 14, "inputs": 1 << 14, "outputs": 1 << 14, "E": 1000, "B": 32, "HW": 64, "input_size": 16}
+    large = {
+        "bytes": 1 << 14,
+        "inputs": 1 << 14,
+        "outputs": 1 << 14,
+        "E": 1000,
+        "B": 32,
+        "HW": 64,
+        "input_size": 16,
+    }
     dims = {name: min(value, large.get(name, TINY_LIMIT)) for name, value in spec.dims.items()}
-    kept = {key: value for key, value in spec.attributes.items() if key in ("distribution", "index_bytes")}
+    kept = {
+        key: value
+        for key, value in spec.attributes.items()
+        if key in ("distribution", "index_bytes")
+    }
     return replace(spec, dims=dims, attributes=kept)
 
 

@@ -59,7 +59,9 @@ class TraceMember:
         """
         folder.mkdir(parents=True, exist_ok=True)
         kineto = read_member(self.archive, self.kineto)
-        execution = read_member(self.archive, self.execution_trace) if self.execution_trace else None
+        execution = (
+            read_member(self.archive, self.execution_trace) if self.execution_trace else None
+        )
         (folder / KINETO).write_bytes(kineto)
         if execution is None:
             return folder / KINETO, None
@@ -93,9 +95,13 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     share = samples["bytes"] / samples["outputs"].where(samples["outputs"] > 0)
     changed = ((samples["family"] == "copy") & (share != 1.0)).fillna(False)
     operands, share = samples.loc[changed, ["inputs", "outputs"]], share[changed]
-    samples.loc[changed, ["inputs", "outputs"]] = operands.mul(share, axis=0).round().astype("Int64")
+    samples.loc[changed, ["inputs", "outputs"]] = (
+        operands.mul(share, axis=0).round().astype("Int64")
+    )
     samples.loc[changed, ["B", "H"]] = pd.NA
-    substitutes = samples["attributes"].fillna("").str.contains(json.dumps(SUBSTITUTE)[1:-1], regex=False)
+    substitutes = (
+        samples["attributes"].fillna("").str.contains(json.dumps(SUBSTITUTE)[1:-1], regex=False)
+    )
     return samples[timed & ~substitutes].reset_index(drop=True)
 
 
@@ -118,7 +124,9 @@ def _plausible(steps: pd.DataFrame, path: Path) -> pd.DataFrame:
     for name in ("step_us", "p10_us", "p90_us"):
         for row, us in enumerate(steps[name]):
             if not 0 < us <= MAX_TIME_US:
-                raise TableError(f"{path}: {name} of row {row} is {us:g}, no time of a step; measure again")
+                raise TableError(
+                    f"{path}: {name} of row {row} is {us:g}, no time of a step; measure again"
+                )
     return steps
 
 
@@ -152,7 +160,11 @@ def measured_step(path: str | Path, workload: str, config: Mapping[str, Any]) ->
     path = Path(path)
     if path.name != CAMPAIGN:
         return read_step_time(path)
-    matching = [us for us, facts in _steps_of(path.parent, workload) if _same_config(facts["config"], config)]
+    matching = [
+        us
+        for us, facts in _steps_of(path.parent, workload)
+        if _same_config(facts["config"], config)
+    ]
     return matching[-1] if matching else None
 
 
@@ -167,7 +179,9 @@ def profiled_kernel_us(folder: str | Path, workload: str) -> float | None:
         workload: `model/variant/b<batch>`.
     """
     times = [
-        facts.get("profiled_kernel_us") for _, facts in _steps_of(folder, workload) if not facts.get("kernels_lost")
+        facts.get("profiled_kernel_us")
+        for _, facts in _steps_of(folder, workload)
+        if not facts.get("kernels_lost")
     ]
     profiled = [float(us) for us in times if us]
     return profiled[-1] if profiled else None
@@ -177,12 +191,18 @@ def _steps_of(folder: str | Path, workload: str) -> list[tuple[float, dict[str, 
     """Step time (µs) and the facts in `config` of every row of a workload, in the order of the table."""
     steps = read_step_times(folder)
     model, variant, batch_size = _identity_of(workload) or ("", "", 0)
-    rows = steps[(steps["model"] == model) & (steps["variant"] == variant) & (steps["batch_size"] == batch_size)]
+    rows = steps[
+        (steps["model"] == model)
+        & (steps["variant"] == variant)
+        & (steps["batch_size"] == batch_size)
+    ]
     try:
         facts = [dict(json.loads(text)) for text in rows["config"].fillna("{}")]
         whole = [known | {"config": dict(known.get("config") or {})} for known in facts]
     except (ValueError, TypeError):
-        raise TableError(f"{folder}: the `config` of {workload} in {STEP_TIMES} is damaged; measure again") from None
+        raise TableError(
+            f"{folder}: the `config` of {workload} in {STEP_TIMES} is damaged; measure again"
+        ) from None
     return list(zip(map(float, rows["step_us"]), whole, strict=True))
 
 
@@ -210,7 +230,9 @@ def read_traces(folder: str | Path) -> Iterator[TraceMember]:
             identity = _identity_of(prefix)
             if file == KINETO and identity is not None:
                 pair = f"{prefix}/{EXECUTION_TRACE}"
-                members[identity] = TraceMember(*identity, archive, name, pair if pair in names else None)
+                members[identity] = TraceMember(
+                    *identity, archive, name, pair if pair in names else None
+                )
     yield from members.values()
 
 
@@ -238,7 +260,10 @@ def measured_peaks(folder: str | Path) -> dict[str, float]:
         """The largest value of a peak; NaN without one."""
         return float(peaks.loc[(peaks["name"] == name) & where, "value"].max())
 
-    figures = {f"{dtype}_gflop_per_s": 1e3 * best(f"gemm_{dtype}") for dtype in ("fp32", "tf32", "bf16", "fp16")}
+    figures = {
+        f"{dtype}_gflop_per_s": 1e3 * best(f"gemm_{dtype}")
+        for dtype in ("fp32", "tf32", "bf16", "fp16")
+    }
     figures |= {
         "dram_gb_per_s": best("warm_triad", size >= 4 * cache),
         "l2_gb_per_s": best("warm_scale", 2 * size <= cache / 2),

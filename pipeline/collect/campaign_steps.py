@@ -13,7 +13,13 @@ import torch
 
 from pipeline.collect.campaign_folder import times_unit
 from pipeline.collect.campaign_grid import StepPlan, plans
-from pipeline.collect.device import free_bytes, gpu_state, reporting_unsupported, set_tf32, still_computes
+from pipeline.collect.device import (
+    free_bytes,
+    gpu_state,
+    reporting_unsupported,
+    set_tf32,
+    still_computes,
+)
 from pipeline.collect.measured_steps import StepTimes, time_steps, warm_up
 from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps
 from pipeline.collect.unit_runner import Campaign, Outcome
@@ -78,7 +84,9 @@ def time_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
     step, facts, step_seconds = _warmed_up(campaign, plan, 4 * seconds)
     times = time_steps(step.run, campaign.device, 2 * seconds, step_seconds)
-    _add_row(campaign, plan, times, {**facts, "state": gpu_state()})  # now, to get the clocks during the steps
+    _add_row(
+        campaign, plan, times, {**facts, "state": gpu_state()}
+    )  # now, to get the clocks during the steps
     return {"note": f"{times.median_us:.0f} us"}
 
 
@@ -100,19 +108,29 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         members, traced = _traces(step.run, device, plan, Path(scratch))
     prefix = plan.unit.removeprefix("steps/")
-    kept = {f"{prefix}/{name}": data for name, data in members.items()} if has_room(campaign, plan) else {}
+    kept = (
+        {f"{prefix}/{name}": data for name, data in members.items()}
+        if has_room(campaign, plan)
+        else {}
+    )
     traced["trace"] = folder.archive(kept) if kept else None
     if timed:
         folder.add_step_facts(plan.unit, traced)
     else:
         times.add(time_steps(step.run, device, seconds, step_seconds))
         _add_row(campaign, plan, times, facts | traced)
-    profiled = "{profiled_step_us:.0f} us, kernels {profiled_kernel_us:.0f} us".format(**traced) if members else ""
+    profiled = (
+        "{profiled_step_us:.0f} us, kernels {profiled_kernel_us:.0f} us".format(**traced)
+        if members
+        else ""
+    )
     unprofiled = "" if timed else f"{times.median_us:.0f} us, "
     return {"trace": traced["trace"], "note": f"{unprofiled}profiled {profiled or traced['note']}"}
 
 
-def _warmed_up(campaign: Campaign, plan: StepPlan, limit_s: float) -> tuple[Any, dict[str, Any], float]:
+def _warmed_up(
+    campaign: Campaign, plan: StepPlan, limit_s: float
+) -> tuple[Any, dict[str, Any], float]:
     """The warmed-up step of a plan in its precision, facts about it, and the seconds of its last run."""
     device = campaign.device
     torch.manual_seed(0)
@@ -120,15 +138,24 @@ def _warmed_up(campaign: Campaign, plan: StepPlan, limit_s: float) -> tuple[Any,
     set_tf32(str(config.get("dtype", "default")))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    with reporting_unsupported(plan.unit.removeprefix("steps/"), str(config.get("dtype", "fp32")), device):
+    with reporting_unsupported(
+        plan.unit.removeprefix("steps/"), str(config.get("dtype", "fp32")), device
+    ):
         step = make_step(config, plan.batch_size, device.type)
         step_seconds = warm_up(step.run, device, limit_s=limit_s)
     return step, {"unit": plan.unit, "config": config, "rows_capped": capped}, step_seconds
 
 
-def _add_row(campaign: Campaign, plan: StepPlan, times: StepTimes, facts: Mapping[str, Any]) -> None:
+def _add_row(
+    campaign: Campaign, plan: StepPlan, times: StepTimes, facts: Mapping[str, Any]
+) -> None:
     row = times.row(facts, campaign.device)
-    identity = {"gpu": campaign.gpu, "model": plan.model, "variant": plan.variant, "batch_size": plan.batch_size}
+    identity = {
+        "gpu": campaign.gpu,
+        "model": plan.model,
+        "variant": plan.variant,
+        "batch_size": plan.batch_size,
+    }
     campaign.folder.add_step_times({**row, **identity, "source": campaign.identity})
 
 
@@ -139,13 +166,19 @@ def has_room(campaign: Campaign, plan: StepPlan) -> bool:
     """
     if plan.overrides.get("dtype") is None:
         return True
-    closed = {name for name, unit in campaign.folder.units.items() if unit.get("status") not in ("started", "partial")}
+    closed = {
+        name
+        for name, unit in campaign.folder.units.items()
+        if unit.get("status") not in ("started", "partial")
+    }
     in_default = [step for step in plans(campaign.tiny) if step.overrides.get("dtype") is None]
     waiting = [step for step in in_default if step.unit not in closed]
     return campaign.folder.archive_room() > sum(step.trace_bytes for step in [*waiting, plan])
 
 
-def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+def _traces(
+    run: Step, device: torch.device, plan: StepPlan, scratch: Path
+) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Compressed traces of a step by name, and facts about them.
 
     There are no traces if the step cannot be profiled; then only its times are kept.
@@ -164,12 +197,18 @@ def _traces(run: Step, device: torch.device, plan: StepPlan, scratch: Path) -> t
         except (SteptimeError, RuntimeError, OSError, TypeError) as error:
             note = f"no execution trace: {error}"[:200]
     return members, {
-        "note": note, "profiled_step_us": profile.step_us, "profiled_kernel_us": profile.kernel_us,
-        "iterations": iterations, "device_calls": profile.device_calls, "kernels_lost": profile.lost,
-    }  # fmt: skip
+        "note": note,
+        "profiled_step_us": profile.step_us,
+        "profiled_kernel_us": profile.kernel_us,
+        "iterations": iterations,
+        "device_calls": profile.device_calls,
+        "kernels_lost": profile.lost,
+    }
 
 
-def _profile(run: Step, device: torch.device, plan: StepPlan, path: Path) -> tuple[Profile, bytes, int]:
+def _profile(
+    run: Step, device: torch.device, plan: StepPlan, path: Path
+) -> tuple[Profile, bytes, int]:
     """A profile of the step, its compressed trace, and its iterations (fewer if the trace would be too large)."""
     iterations, attempts = plan.iterations, 0
     while True:
@@ -193,8 +232,14 @@ def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, 
     rows, dim = config.get("rows"), config.get("dim")
     if rows is None or dim is None:
         return config, None
-    sizes = [int(r) for r in rows] if isinstance(rows, list) else [int(rows)] * int(config.get("tables") or 1)
-    copies = 2 if config.get("embedding") == "dense" else 1  # a dense gradient is as large as its table
+    sizes = (
+        [int(r) for r in rows]
+        if isinstance(rows, list)
+        else [int(rows)] * int(config.get("tables") or 1)
+    )
+    copies = (
+        2 if config.get("embedding") == "dense" else 1
+    )  # a dense gradient is as large as its table
     free = free_bytes(device)
     free = free - min(RESERVED_BYTES, free // 2) if device.type == "cuda" else free // 4
     cap = largest = max(sizes)

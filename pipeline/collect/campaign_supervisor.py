@@ -45,7 +45,10 @@ POLL_SECONDS = 0.25
 CHILD_COMMAND = (
     sys.executable,
     "-c",
-    "import sys; from pipeline.collect.campaign import run_child; sys.exit(run_child(sys.argv[1:]))",
+    (
+        "import sys; from pipeline.collect.campaign import run_child;"
+        " sys.exit(run_child(sys.argv[1:]))"
+    ),
 )
 """Command of the campaign's process. The first argument is the id of the parent; the process ends with the parent."""
 
@@ -53,7 +56,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def supervise(
-    arguments: Sequence[str], out: Path, minutes: float, begin: float, command: Sequence[str] = CHILD_COMMAND
+    arguments: Sequence[str],
+    out: Path,
+    minutes: float,
+    begin: float,
+    command: Sequence[str] = CHILD_COMMAND,
 ) -> int:
     """Run a campaign to its end, in one or more processes; returns its exit code.
 
@@ -69,7 +76,14 @@ def supervise(
     for number in range(1, MAX_PROCESSES + 1):
         left = (deadline - time.monotonic()) / 60
         again = ["--resume", str(out)] if number > 1 and (out / CAMPAIGN).exists() else []
-        child = [*command, str(os.getpid()), *arguments, *again, "--minutes", f"{max(left, 0.05):.4f}"]
+        child = [
+            *command,
+            str(os.getpid()),
+            *arguments,
+            *again,
+            "--minutes",
+            f"{max(left, 0.05):.4f}",
+        ]
         code = _wait(subprocess.Popen(child), out / CAMPAIGN, deadline, stall)
         lost = code in (EXIT_DEVICE_LOST, EXIT_HUNG, EXIT_UNEXPECTED) or code < 0
         late = deadline - time.monotonic() < MIN_RESTART_SECONDS or number == MAX_PROCESSES
@@ -79,7 +93,10 @@ def supervise(
     remove_parts(out)  # incomplete files must not count among the results of a rented machine
     if code >= 0:
         return code
-    report(f"error: the process was lost ({_exit_reason(code)}). Run the same command again to continue")
+    report(
+        f"error: the process was lost ({_exit_reason(code)}). Run the same command again to"
+        " continue"
+    )
     return 128 - code
 
 
@@ -106,7 +123,8 @@ def _wait(process: subprocess.Popen[bytes], manifest: Path, deadline: float, sta
                 return _kill(process, manifest, f"no progress for {now - changed:.0f} s")
             if now > deadline + LAST_WAIT_SECONDS:
                 report(
-                    "error: the process exceeded the time limit and was ended. Run the same command again to continue"
+                    "error: the process exceeded the time limit and was ended. Run the same command"
+                    " again to continue"
                 )
                 return _kill(process, manifest, "")
             time.sleep(POLL_SECONDS)
@@ -121,7 +139,9 @@ def _wait(process: subprocess.Popen[bytes], manifest: Path, deadline: float, sta
 def _kill(process: subprocess.Popen[bytes], manifest: Path, reason: str) -> int:
     """Kill a process. If a reason is given, its current unit is not tried again, because it would hang again."""
     process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may block the kill; then the GPU is lost too
+    with contextlib.suppress(
+        subprocess.TimeoutExpired
+    ):  # a driver may block the kill; then the GPU is lost too
         process.wait(20)
     if reason and manifest.exists():
         values = read_manifest(manifest.parent)

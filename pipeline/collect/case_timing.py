@@ -24,9 +24,22 @@ import torch
 from torch.profiler import record_function
 
 from pipeline.collect.cases import Case
-from pipeline.collect.device import between_us, cache_bytes, mark, set_tf32, synchronise, undisturbed
+from pipeline.collect.device import (
+    between_us,
+    cache_bytes,
+    mark,
+    set_tf32,
+    synchronise,
+    undisturbed,
+)
 from pipeline.collect.profiling import SESSIONS, profiled
-from pipeline.collect.trace_windows import REPETITION_LABEL, Window, attribute, counted_kernels, load_events
+from pipeline.collect.trace_windows import (
+    REPETITION_LABEL,
+    Window,
+    attribute,
+    counted_kernels,
+    load_events,
+)
 
 EVENT_REPETITIONS = 5
 """Unprofiled repetitions of a call on CUDA; the first two warm it up."""
@@ -75,7 +88,12 @@ class Timing:
         longest = max(launched, key=lambda k: float(k["dur"]), default={})
         arguments = longest.get("args", {})
         spec = self.case.spec
-        note = {**spec.attributes, **self.case.note, "cache": self.cache.value, "repetitions": len(kernels)}
+        note = {
+            **spec.attributes,
+            **self.case.note,
+            "cache": self.cache.value,
+            "repetitions": len(kernels),
+        }
         return {
             "family": spec.family,
             "op": spec.op,
@@ -104,9 +122,13 @@ class Bench:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._folder = tempfile.TemporaryDirectory(prefix="steptime_bench_")  # deleted together with the bench
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="steptime_bench_"
+        )  # deleted together with the bench
         self.scratch = Path(self._folder.name)
-        self._flush = torch.zeros(cache_bytes(device), device=device)  # 4 bytes per element: four times the cache
+        self._flush = torch.zeros(
+            cache_bytes(device), device=device
+        )  # 4 bytes per element: four times the cache
 
     def measure(self, timings: Sequence[Timing], repetitions: int) -> None:
         """Add repetitions to timings. The cases take turns, so that each one finds the others' data in the cache.
@@ -142,7 +164,9 @@ class Bench:
             set_tf32(case.spec.dtype)
         if case.prepare is not None:
             case.prepare()
-        if timing.cache is not Cache.WARM and (self.device.type == "cuda" or timing.cache is Cache.COLD):
+        if timing.cache is not Cache.WARM and (
+            self.device.type == "cuda" or timing.cache is Cache.COLD
+        ):
             self._flush.sum()  # reading evicts the cache and leaves no lines to write back
         if timing.cache is Cache.STEP:
             for tensor in case.produced:
@@ -188,7 +212,11 @@ class Bench:
         for index, timing in enumerate(timings):
             repeated = [by_label.get(f"s{index}r{repetition}") for repetition in range(repetitions)]
             pattern = counted_kernels(timing.case.spec.family, timing.case.spec.name)
-            windows = [window.only(pattern) for window in repeated if window and window.kernels and not window.lost]
+            windows = [
+                window.only(pattern)
+                for window in repeated
+                if window and window.kernels and not window.lost
+            ]
             timing.kernels += [window.device_us for window in windows]
             if windows:  # launch geometry and names come from the repetition closest to the median
                 middle = statistics.median(window.device_us for window in windows)

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 FLOAT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 """Bytes of one element per floating-point dtype string."""
 TORCH_NAMES = {
-    "fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64",
+    "fp32": "float32",
+    "tf32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp64": "float64",
     **{name: name for name in ("int64", "int32", "int8", "uint8", "bool")},
-}  # fmt: skip
+}
 """PyTorch's name of the tensor dtype per dtype string; TF32 is a mode of fp32 tensors."""
 
 DEFAULT_CPU_CACHE_BYTES = 32 << 20
@@ -37,7 +41,15 @@ DEFAULT_CPU_CACHE_BYTES = 32 << 20
 DEFAULT_FREE_BYTES = 4 << 30
 """Bytes of free memory that are assumed if the host does not report it."""
 
-VERSIONED_PACKAGES = ("numpy", "pandas", "pyarrow", "torchvision", "transformers", "triton", "nvidia-cuda-cupti")
+VERSIONED_PACKAGES = (
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "torchvision",
+    "transformers",
+    "triton",
+    "nvidia-cuda-cupti",
+)
 """Packages whose versions are recorded in the provenance; the profiler records kernels with CUPTI."""
 
 SMI_SECONDS = 8
@@ -79,7 +91,9 @@ def select_device(name: str | None) -> torch.device:
     if name not in ("cuda", "cpu"):
         raise InputError(f"unknown device {name!r}: choose one of auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device cuda: torch sees no CUDA device; use cpu, or install a CUDA build of torch")
+        raise InputError(
+            "device cuda: torch sees no CUDA device; use cpu, or install a CUDA build of torch"
+        )
     return torch.device(name)
 
 
@@ -183,7 +197,9 @@ def mark(device: torch.device) -> Any:
 
 def between_us(first: Any, second: Any) -> float:
     """Microseconds between two marks."""
-    return float((second - first) * 1e6 if isinstance(first, float) else first.elapsed_time(second) * 1e3)
+    return float(
+        (second - first) * 1e6 if isinstance(first, float) else first.elapsed_time(second) * 1e3
+    )
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -207,7 +223,9 @@ def name_of_gpu(driver_name: str) -> str:
     """
     try:
         return str(load_gpu(driver_name).name)
-    except Exception:  # no PyYAML on a bare GPU machine, or no file for a new GPU: use the driver's name
+    except (
+        Exception
+    ):  # no PyYAML on a bare GPU machine, or no file for a new GPU: use the driver's name
         short = re.sub(r"\b(NVIDIA|Tesla|GeForce)\b", "", driver_name)
         return re.sub(r"[^A-Za-z0-9.-]+", "", short) or "gpu"
 
@@ -221,14 +239,29 @@ def gpu_state() -> dict[str, str]:
         return {"error": _SILENT[0]}
     # nvidia-smi accepts the index or UUID in CUDA_VISIBLE_DEVICES
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
-    core = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,power.draw,temperature.gpu,pstate"
-    more = "utilization.gpu,memory.total,memory.used,pcie.link.gen.current,pcie.link.width.current,mig.mode.current"
+    core = (
+        "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,"
+        "power.limit,power.draw,temperature.gpu,pstate"
+    )
+    more = (
+        "utilization.gpu,memory.total,memory.used,"
+        "pcie.link.gen.current,pcie.link.width.current,mig.mode.current"
+    )
     state: dict[str, str] = {}
     for keys in (f"{core},{more}", core):  # some drivers refuse some fields
-        command = ["nvidia-smi", f"--query-gpu={keys}", "--format=csv,noheader,nounits", f"--id={gpu}"]
+        command = [
+            "nvidia-smi",
+            f"--query-gpu={keys}",
+            "--format=csv,noheader,nounits",
+            f"--id={gpu}",
+        ]
         try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True).stdout
-            return dict(zip(keys.split(","), (field.strip() for field in answer.split(",")), strict=False))
+            answer = subprocess.run(
+                command, capture_output=True, text=True, timeout=SMI_SECONDS, check=True
+            ).stdout
+            return dict(
+                zip(keys.split(","), (field.strip() for field in answer.split(",")), strict=False)
+            )
         except subprocess.TimeoutExpired:
             _SILENT.append(f"nvidia-smi did not answer in {SMI_SECONDS} s")
             return {"error": _SILENT[0]}
@@ -242,15 +275,27 @@ def describe(device: torch.device) -> dict[str, Any]:
     import torch
 
     facts: dict[str, Any] = {
-        "gpu": "cpu", "device": device.type, "python": platform.python_version(), "torch": torch.__version__,
-        "cuda": torch.version.cuda, "kernel": platform.release(), "cpus": os.cpu_count(), "cpu": _cpu_model(),
-        "torch_threads": torch.get_num_threads(), "cache_bytes": cache_bytes(device),
-    }  # fmt: skip
+        "gpu": "cpu",
+        "device": device.type,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "cpu": _cpu_model(),
+        "torch_threads": torch.get_num_threads(),
+        "cache_bytes": cache_bytes(device),
+    }
     facts |= {name: _version(name) for name in VERSIONED_PACKAGES}
     if device.type == "cuda":
         p = torch.cuda.get_device_properties(device)
-        facts |= {"gpu": name_of_gpu(str(p.name)), "driver_name": p.name, "sms": p.multi_processor_count,
-                  "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"}  # fmt: skip
+        facts |= {
+            "gpu": name_of_gpu(str(p.name)),
+            "driver_name": p.name,
+            "sms": p.multi_processor_count,
+            "memory_bytes": p.total_memory,
+            "capability": f"{p.major}.{p.minor}",
+        }
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return facts
 
@@ -322,12 +367,18 @@ class UnsupportedByDeviceError(MeasurementError):
 def is_unsupported(error: BaseException) -> bool:
     """Whether an error of PyTorch says that the device cannot run an operator in this dtype at all."""
     text = first_line(error)
-    return isinstance(error, RuntimeError) and not CUDA_STATUS.search(text) and (
-        isinstance(error, NotImplementedError) or UNSUPPORTED_MESSAGES.search(text) is not None
-    )  # fmt: skip
+    return (
+        isinstance(error, RuntimeError)
+        and not CUDA_STATUS.search(text)
+        and (
+            isinstance(error, NotImplementedError) or UNSUPPORTED_MESSAGES.search(text) is not None
+        )
+    )
 
 
-def unsupported(what: str, dtype: str, device: torch.device, error: BaseException) -> UnsupportedByDeviceError:
+def unsupported(
+    what: str, dtype: str, device: torch.device, error: BaseException
+) -> UnsupportedByDeviceError:
     """The error in one line, with a remedy.
 
     Args:
@@ -336,7 +387,11 @@ def unsupported(what: str, dtype: str, device: torch.device, error: BaseExceptio
         device: device on which it did not run.
         error: error that PyTorch raised.
     """
-    remedy = "use another model or device" if dtype == "fp32" else "use model.dtype=fp32, another model or device"
+    remedy = (
+        "use another model or device"
+        if dtype == "fp32"
+        else "use model.dtype=fp32, another model or device"
+    )
     return UnsupportedByDeviceError(
         f"{what}: {device_name(device)} cannot run it in {dtype} ({first_line(error)}); {remedy}"
     )

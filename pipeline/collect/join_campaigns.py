@@ -25,7 +25,13 @@ from pipeline.collect.campaign_folder import (
     read_manifest,
     write_manifest,
 )
-from pipeline.collect.campaign_reader import TraceMember, read_peaks_of, read_samples, read_step_times, read_traces
+from pipeline.collect.campaign_reader import (
+    TraceMember,
+    read_peaks_of,
+    read_samples,
+    read_step_times,
+    read_traces,
+)
 from pipeline.errors import InputError, SteptimeError
 from pipeline.schemas import write_table
 
@@ -47,14 +53,19 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
     gpus = [str(manifest["device"].get("gpu")) for manifest in manifests]
     for folder, gpu in zip(folders, gpus, strict=True):
         if gpu != gpus[0]:
-            raise InputError(f"{folder}: measured on {gpu}, but {folders[0]} on {gpus[0]}; join campaigns of one GPU")
+            raise InputError(
+                f"{folder}: measured on {gpu}, but {folders[0]} on {gpus[0]}; join campaigns of"
+                " one GPU"
+            )
     if out.exists() and any(out.iterdir()):
         raise InputError(f"--out {out}: the folder is not empty; give a new folder")
     traces = {member.workload: member for folder in folders for member in read_traces(folder)}
     device = {**manifests[-1]["device"], "gpu": gpus[0]}
     target = CampaignFolder(out, device)
     samples = joined_tables([read_samples(folder) for folder in folders])
-    steps = joined_tables([read_step_times(folder) for folder in folders]).drop_duplicates(STEP_COLUMNS, keep="last")
+    steps = joined_tables([read_step_times(folder) for folder in folders]).drop_duplicates(
+        STEP_COLUMNS, keep="last"
+    )
     for table, file, schema in ((samples, SAMPLES, "samples"), (steps, STEP_TIMES, "step_times")):
         if len(table):
             write_table(table.assign(gpu=gpus[0]), out / file, schema, {"device": device})
@@ -64,9 +75,16 @@ def join(folders: Sequence[Path], out: Path) -> list[str]:
     in_order = sorted(traces.values(), key=lambda member: "dtype-" in member.variant)
     left_out = [member.workload for member in in_order if not _archived(target, member)]
     identity = "+".join(str(manifest.get("campaign_id")) for manifest in manifests)
-    joined = {"schema": SCHEMA_VERSION, "device": device, "units": _units(manifests), "campaign_id": identity}
+    joined = {
+        "schema": SCHEMA_VERSION,
+        "device": device,
+        "units": _units(manifests),
+        "campaign_id": identity,
+    }
     # the manifest last: without it, the folder is not a campaign's
-    write_manifest(joined | {"runs": [run for manifest in manifests for run in manifest.get("runs", [])]}, out)
+    write_manifest(
+        joined | {"runs": [run for manifest in manifests for run in manifest.get("runs", [])]}, out
+    )
     return left_out
 
 
@@ -84,7 +102,10 @@ def _archived(target: CampaignFolder, member: TraceMember) -> bool:
     """Put a step's traces into the archives; False if these are full."""
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         files = [path for path in member.extract(Path(scratch)) if path is not None]
-        return target.archive({f"{member.workload}/{path.name}": path.read_bytes() for path in files}) is not None
+        return (
+            target.archive({f"{member.workload}/{path.name}": path.read_bytes() for path in files})
+            is not None
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,7 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     for step in left_out:
-        print(f"warning: {step}: its traces do not fit into {MAX_NEW_ARCHIVES} archives", file=sys.stderr)
+        print(
+            f"warning: {step}: its traces do not fit into {MAX_NEW_ARCHIVES} archives",
+            file=sys.stderr,
+        )
     print(f"{args.out}: {len(args.folders)} campaigns joined")
     return 0
 

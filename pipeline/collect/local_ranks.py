@@ -65,7 +65,9 @@ def run_ranks(work: str, task: Mapping[str, Any], ranks: int, limit_s: float = L
     """
     with tempfile.TemporaryDirectory(prefix="steptime_ranks_") as scratch:
         folder = Path(scratch)
-        (folder / TASK).write_text(json.dumps({"work": work, "ranks": ranks, "task": task}), encoding="utf-8")
+        (folder / TASK).write_text(
+            json.dumps({"work": work, "ranks": ranks, "task": task}), encoding="utf-8"
+        )
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if LOOPBACK.exists():
             environment.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK.name)
@@ -73,10 +75,15 @@ def run_ranks(work: str, task: Mapping[str, Any], ranks: int, limit_s: float = L
         try:
             for rank in range(ranks):
                 with (folder / f"{rank}.log").open("wb") as log:
-                    processes.append(subprocess.Popen(
-                        [sys.executable, "-P", "-m", MODULE, scratch, str(rank)], stdin=subprocess.PIPE,
-                        stdout=log, stderr=subprocess.STDOUT, env=environment,
-                    ))  # fmt: skip
+                    processes.append(
+                        subprocess.Popen(
+                            [sys.executable, "-P", "-m", MODULE, scratch, str(rank)],
+                            stdin=subprocess.PIPE,
+                            stdout=log,
+                            stderr=subprocess.STDOUT,
+                            env=environment,
+                        )
+                    )
             wait_for_ranks(processes, folder, time.monotonic() + limit_s)
         finally:
             for process in processes:
@@ -87,7 +94,9 @@ def run_ranks(work: str, task: Mapping[str, Any], ranks: int, limit_s: float = L
         return json.loads((folder / RESULT).read_text(encoding="utf-8"))
 
 
-def wait_for_ranks(processes: Sequence[subprocess.Popen[bytes]], folder: Path, until: float) -> None:
+def wait_for_ranks(
+    processes: Sequence[subprocess.Popen[bytes]], folder: Path, until: float
+) -> None:
     """Wait until all processes have ended well.
 
     Raises:
@@ -98,12 +107,15 @@ def wait_for_ranks(processes: Sequence[subprocess.Popen[bytes]], folder: Path, u
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed:  # the first one is the cause of the others' errors
             rank = min(failed, key=lambda rank: _failed_ns(folder, rank))
-            raise MeasurementError(f"rank {rank} of {len(processes)} on this CPU: {_reason(codes[rank], folder, rank)}")
+            raise MeasurementError(
+                f"rank {rank} of {len(processes)} on this CPU: {_reason(codes[rank], folder, rank)}"
+            )
         if None not in codes:
             return
         if time.monotonic() > until:
             raise MeasurementError(
-                f"{len(processes)} ranks on this CPU did not finish in time; take a smaller batch_size"
+                f"{len(processes)} ranks on this CPU did not finish in time; take a smaller"
+                " batch_size"
             )
         time.sleep(0.05)
 
@@ -117,7 +129,9 @@ def _failed_ns(folder: Path, rank: int) -> int:
 def _reason(code: int | None, folder: Path, rank: int) -> str:
     if code is not None and code < 0:
         return f"ended by {signal.Signals(-code).name}"
-    lines = (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = (
+        (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    )
     return lines[-1][:300] if lines else f"exit code {code}"
 
 
@@ -132,20 +146,36 @@ def measure_collectives(calls: Sequence[pd.DataFrame], ranks: Sequence[int]) -> 
         Rows of the `samples` schema; none if no table has a collective.
     """
     names = ["op", "phase", "dtype", "bytes"]
-    tables = [table.loc[table["family"] == "collective", names].assign(ranks=count)
-              for table, count in zip(calls, ranks, strict=True)]  # fmt: skip
+    tables = [
+        table.loc[table["family"] == "collective", names].assign(ranks=count)
+        for table, count in zip(calls, ranks, strict=True)
+    ]
     of_steps = pd.concat(tables).drop_duplicates()
     parts = []
     for count, part in of_steps.groupby("ranks"):
         kinds = part[["op", "phase", "dtype"]].drop_duplicates()
-        asked = pd.concat([part[["op", "bytes"]], kinds[["op"]].merge(pd.Series(SIZES, name="bytes"), how="cross")])
+        asked = pd.concat(
+            [
+                part[["op", "bytes"]],
+                kinds[["op"]].merge(pd.Series(SIZES, name="bytes"), how="cross"),
+            ]
+        )
         cases = sorted({(str(op), int(size)) for op, size in asked.itertuples(index=False)})
         times = pd.DataFrame(cases, columns=["op", "bytes"])
         times["latency_us"] = run_ranks(COLLECTIVES, {"cases": cases}, int(part["ranks"].iloc[0]))
         parts.append(kinds.merge(times, on="op").assign(ranks=count))
-    rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*names, "ranks", "latency_us"])
+    rows = (
+        pd.concat(parts, ignore_index=True)
+        if parts
+        else pd.DataFrame(columns=[*names, "ranks", "latency_us"])
+    )
     rows = rows.assign(
-        family="collective", nodes=1, kernel_us=rows["latency_us"], gpu="local", source="collect", campaign_id="local"
+        family="collective",
+        nodes=1,
+        kernel_us=rows["latency_us"],
+        gpu="local",
+        source="collect",
+        campaign_id="local",
     )
     return rows.reindex(columns=SCHEMAS["samples"].names).astype(dict.fromkeys(DIMS, "Int64"))
 
@@ -216,8 +246,13 @@ def _take_part(folder: Path, rank: int) -> None:
 
     asked = json.loads((folder / TASK).read_text(encoding="utf-8"))
     torch.set_num_threads(CPU_THREADS)
-    dist.init_process_group("gloo", init_method=f"file://{folder / MEETING}", rank=rank, world_size=asked["ranks"],
-                            timeout=timedelta(seconds=LIMIT_S))  # fmt: skip
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / MEETING}",
+        rank=rank,
+        world_size=asked["ranks"],
+        timeout=timedelta(seconds=LIMIT_S),
+    )
     module, _, function = asked["work"].partition(":")
     measured = getattr(importlib.import_module(module), function)(asked["task"])
     if rank == 0:

@@ -97,9 +97,13 @@ class StepTimes:
     def row(self, facts: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         """The measured columns of a `step_times` row; `facts` go to its `config` column."""
         kept = self.kept
-        quantiles = statistics.quantiles(kept, n=10, method="inclusive") if len(kept) > 1 else kept * 10
+        quantiles = (
+            statistics.quantiles(kept, n=10, method="inclusive") if len(kept) > 1 else kept * 10
+        )
         cuda = device.type == "cuda"
-        clock = "cpu" if self.core and kept == self.core else "wall"  # too few steps were undisturbed on a CPU
+        clock = (
+            "cpu" if self.core and kept == self.core else "wall"
+        )  # too few steps were undisturbed on a CPU
         return {
             "step_us": self.median_us,
             "p10_us": quantiles[0],
@@ -108,11 +112,15 @@ class StepTimes:
             "device_us": self.median_us if cuda else None,
             "host_us": statistics.median(self.host) if cuda else self.median_us,
             "memory_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
-            "config": json.dumps({**facts, "steps": len(self.step), "clock": clock}, default=str, sort_keys=True),
+            "config": json.dumps(
+                {**facts, "steps": len(self.step), "clock": clock}, default=str, sort_keys=True
+            ),
         }
 
 
-def warm_up(step: Step, device: torch.device, min_steps: int = 3, max_steps: int = 20, limit_s: float = 20.0) -> float:
+def warm_up(
+    step: Step, device: torch.device, min_steps: int = 3, max_steps: int = 20, limit_s: float = 20.0
+) -> float:
     """Run steps until two in a row agree within 5 % and a GPU's clocks are up; returns the last step's seconds."""
     seconds: list[float] = []
     begin, awake_s = time.perf_counter(), CLOCK_WARM_UP_S if device.type == "cuda" else 0.0
@@ -121,7 +129,10 @@ def warm_up(step: Step, device: torch.device, min_steps: int = 3, max_steps: int
         step(len(seconds))
         synchronise(device)
         seconds.append(time.perf_counter() - start)
-        agree, spent = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) < 0.05, time.perf_counter() - begin
+        agree, spent = (
+            len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) < 0.05,
+            time.perf_counter() - begin,
+        )
         if len(seconds) >= min_steps and ((agree and spent > awake_s) or spent > limit_s):
             break
     return seconds[-1]
@@ -148,7 +159,9 @@ def time_steps(step: Step, device: torch.device, seconds: float, step_seconds: f
             synchronise(device)
             intervals = [between_us(a, b) for a, b in pairwise(marks)]
             # the first interval starts on an idle device, so it lacks the overlap of later steps
-            times.step += intervals[1:] if device.type == "cuda" and count > MIN_STEPS else intervals
+            times.step += (
+                intervals[1:] if device.type == "cuda" and count > MIN_STEPS else intervals
+            )
     finally:
         gc.enable()
     return times
@@ -162,10 +175,15 @@ def steadiness(device: torch.device) -> dict[str, Any]:
     state = gpu_state() if device.type == "cuda" else {}
     spread, warnings = _spread(device), []
     if spread > NOISY_SPREAD:
-        warnings.append(f"a repeated product varies by {100 * spread:.0f} %; the device may be shared or throttled")
+        warnings.append(
+            f"a repeated product varies by {100 * spread:.0f} %; the device may be shared or"
+            " throttled"
+        )
     busy = state.get("utilization.gpu", "")
     if busy.isdigit() and int(busy) > MAX_BUSY_PERCENT:
-        warnings.append(f"the GPU was {busy} % busy before the campaign; stop the other process that uses it")
+        warnings.append(
+            f"the GPU was {busy} % busy before the campaign; stop the other process that uses it"
+        )
     return {"state": state, "warnings": warnings, "spread": spread}
 
 
@@ -232,18 +250,30 @@ def collect_step(
     keep_memory_mapped()
     set_tf32(dtype)
     title = f"{config.get('name', model)} at batch {batch_size}"
-    together = _timed_together(config, batch_size, ranks, seconds, measured_on) if ranks > 1 else None
+    together = (
+        _timed_together(config, batch_size, ranks, seconds, measured_on) if ranks > 1 else None
+    )
     try:
         with as_first_rank(config), reporting_unsupported(title, dtype, measured_on):
             step = make_step(dict(config), batch_size, measured_on.type)
             if "ddp" in config:
                 exchanging_gradients(step, config["ddp"])
             step_seconds = warm_up(step.run, measured_on)
-            times, facts = _measure(step.run, measured_on, folder, iterations, seconds, step_seconds)
+            times, facts = _measure(
+                step.run, measured_on, folder, iterations, seconds, step_seconds
+            )
     except (RuntimeError, MemoryError) as error:
         raise MeasurementError(f"{title} on {device}: {error}") from error
-    row = (together or times).row({"config": dict(config), "torch_threads": threads} | facts, measured_on)
-    row |= {"gpu": gpu, "model": name, "variant": variant, "batch_size": batch_size, "source": "collect"}
+    row = (together or times).row(
+        {"config": dict(config), "torch_threads": threads} | facts, measured_on
+    )
+    row |= {
+        "gpu": gpu,
+        "model": name,
+        "variant": variant,
+        "batch_size": batch_size,
+        "source": "collect",
+    }
     origin = {**(provenance or {}), "device": describe(measured_on)}
     write_table(pd.DataFrame([row]), folder / STEP_TIMES, "step_times", origin)
     del step
@@ -278,7 +308,10 @@ def _timed_together(
 ) -> StepTimes:
     """Times of steps of the first of several ranks."""
     if device.type != "cpu":
-        raise InputError(f"{ranks} processes of gpu=local share a CPU, and this machine's device is {device.type}")
+        raise InputError(
+            f"{ranks} processes of gpu=local share a CPU, and this machine's device is"
+            f" {device.type}"
+        )
     task = {"config": dict(config), "batch_size": batch_size, "seconds": seconds}
     times = list(run_ranks(STEPS_OF_RANK, task, ranks))
     return StepTimes(times, times)
@@ -288,7 +321,12 @@ STEPS_OF_RANK = "pipeline.collect.measured_steps:steps_of_rank"
 
 
 def _measure(
-    step: Step, device: torch.device, folder: Path, iterations: int, seconds: float, step_seconds: float
+    step: Step,
+    device: torch.device,
+    folder: Path,
+    iterations: int,
+    seconds: float,
+    step_seconds: float,
 ) -> tuple[StepTimes, dict[str, Any]]:
     """Time and profile a step and write its traces; returns the times and facts about them."""
     before = gpu_state() if device.type == "cuda" else {}
@@ -297,7 +335,11 @@ def _measure(
         write_gzip(profile.path.read_bytes(), folder / KINETO)
         try:
             data = execution_trace(step, device, Path(scratch))
-        except (RuntimeError, OSError, TypeError) as error:  # the Kineto trace can be used without it
+        except (
+            RuntimeError,
+            OSError,
+            TypeError,
+        ) as error:  # the Kineto trace can be used without it
             note = f"none: {str(error)[:200]}"
         else:
             write_gzip(data, folder / EXECUTION_TRACE)
@@ -312,7 +354,12 @@ def _measure(
 
 
 def _rounds(
-    step: Step, device: torch.device, iterations: int, seconds: float, step_seconds: float, scratch: Path
+    step: Step,
+    device: torch.device,
+    iterations: int,
+    seconds: float,
+    step_seconds: float,
+    scratch: Path,
 ) -> tuple[StepTimes, Profile]:
     """Run unprofiled and profiled passes in turn; returns all unprofiled steps and the least disturbed profile."""
     times = StepTimes()

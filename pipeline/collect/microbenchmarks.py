@@ -93,7 +93,9 @@ def measure_calls(
     variants = sizes_around([spec for spec, _ in exact], seed=0) if sampled else iter(())
     rows: list[dict[str, Any]] = []
     for timings, share in _chunks(work, exact):
-        rows += _measure_exact(work, timings, variants, time.monotonic() + share * max(work.left(), 0.0))
+        rows += _measure_exact(
+            work, timings, variants, time.monotonic() + share * max(work.left(), 0.0)
+        )
     frame = samples_frame(rows, gpu="local", source="collect", campaign_id="local")
     frame.attrs["unmeasured"] = work.unmeasured
     for reason in dict.fromkeys(work.unsupported):
@@ -125,9 +127,15 @@ def measure_specs(
     runs = EVENT_REPETITIONS + REPETITIONS[device.type]
     group: list[Timing] = []
     while (rest or group) and work.left() > 0:
-        full = not rest or len(group) >= MAX_CASES_IN_MEMORY or waiting + table_bytes(rest[0]) > work.budget_bytes
+        full = (
+            not rest
+            or len(group) >= MAX_CASES_IN_MEMORY
+            or waiting + table_bytes(rest[0]) > work.budget_bytes
+        )
         # slow calls form small groups, so that no group runs far past the deadline
-        full |= runs * sum(timing.took_us for timing in group) > 1e6 * min(GROUP_SECONDS, work.left())
+        full |= runs * sum(timing.took_us for timing in group) > 1e6 * min(
+            GROUP_SECONDS, work.left()
+        )
         if group and (full or work.left() < 1):
             rows += _measured_together(work, group)
             group, waiting = [], 0
@@ -158,7 +166,9 @@ class Workbench:
         self.bench = Bench(device)
         # bytes that all cases together may hold: a part of the free memory, so that a shared machine stays usable
         cuda = device.type == "cuda"
-        self.budget_bytes = int(0.5 * free_bytes(device)) if cuda else min(int(0.3 * free_bytes(device)), 4 << 30)
+        self.budget_bytes = (
+            int(0.5 * free_bytes(device)) if cuda else min(int(0.3 * free_bytes(device)), 4 << 30)
+        )
         self.unmeasured: dict[str, int] = {}
         self.unsupported: list[str] = []
 
@@ -174,7 +184,9 @@ class Workbench:
             timing = Timing(self._case(spec, node, make), cache)
             timing.took_us = self.bench.warm_up(timing, MAX_CASE_US)
             if node is None and timing.took_us > MAX_CASE_US:
-                raise UnsupportedCallError(f"{spec.family} {spec.op}: one call takes more than {MAX_CASE_US / 1e6:g} s")
+                raise UnsupportedCallError(
+                    f"{spec.family} {spec.op}: one call takes more than {MAX_CASE_US / 1e6:g} s"
+                )
             return timing, make.bytes
         except UnsupportedCallError as error:
             self.count(str(error))
@@ -199,10 +211,14 @@ class Workbench:
             MeasurementError: the device was lost in the call.
         """
         if not still_computes(self.device):
-            raise MeasurementError(f"the device was lost in {spec.family} {spec.op}: {error}") from error
+            raise MeasurementError(
+                f"the device was lost in {spec.family} {spec.op}: {error}"
+            ) from error
         reason = "out of memory" if out_of_memory(error) else str(error)
         if is_unsupported(error):
-            reason = f"{device_name(self.device)} cannot run it in {spec.dtype} ({first_line(error)})"
+            reason = (
+                f"{device_name(self.device)} cannot run it in {spec.dtype} ({first_line(error)})"
+            )
             self.unsupported.append(f"{spec.family} {spec.op}: {reason}")
         self.count(f"{spec.family} {spec.op}: {reason}")
 
@@ -229,7 +245,9 @@ def _measured_together(work: Workbench, group: list[Timing]) -> list[dict[str, A
     return [row for row in rows if row]
 
 
-def _distinct(tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]) -> list[tuple[Spec, GraphNode | None]]:
+def _distinct(
+    tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]
+) -> list[tuple[Spec, GraphNode | None]]:
     """Each call once, in order of first use, with the operator that makes it if a graph was given."""
     calls: dict[Any, tuple[Spec, GraphNode | None]] = {}
     for number, table in enumerate(tables):
@@ -240,7 +258,9 @@ def _distinct(tables: Sequence[pd.DataFrame], replayers: Sequence[Replayer]) -> 
     return list(calls.values())
 
 
-def _chunks(work: Workbench, exact: Sequence[tuple[Spec, GraphNode | None]]) -> Iterator[tuple[list[Timing], float]]:
+def _chunks(
+    work: Workbench, exact: Sequence[tuple[Spec, GraphNode | None]]
+) -> Iterator[tuple[list[Timing], float]]:
     """Exact cases in groups that fit the memory, each with its share of the remaining time."""
     index = 0
     while index < len(exact):
@@ -258,7 +278,9 @@ def _chunks(work: Workbench, exact: Sequence[tuple[Spec, GraphNode | None]]) -> 
         release(work.device)
 
 
-def _measure_exact(work: Workbench, exact: list[Timing], variants: Iterator[Spec], end: float) -> list[dict[str, Any]]:
+def _measure_exact(
+    work: Workbench, exact: list[Timing], variants: Iterator[Spec], end: float
+) -> list[dict[str, Any]]:
     """Run rounds over the exact cases until `end`, with chunks of sampled cases between them."""
     cuda, begin = work.device.type == "cuda", time.monotonic()
     work.bench.measure(exact, REPETITIONS["cuda"] if cuda else FIRST_ROUNDS)
@@ -292,7 +314,9 @@ def _sampled(work: Workbench, variants: Iterator[Spec]) -> Iterator[Timing]:
             return
 
 
-def samples_frame(rows: Sequence[dict[str, Any]], gpu: str, source: str, campaign_id: str) -> pd.DataFrame:
+def samples_frame(
+    rows: Sequence[dict[str, Any]], gpu: str, source: str, campaign_id: str
+) -> pd.DataFrame:
     """Measured rows as a table of the `samples` schema."""
     frame = pd.DataFrame(rows).assign(gpu=gpu, source=source, campaign_id=campaign_id)
     return frame.reindex(columns=SCHEMAS["samples"].names).astype(dict.fromkeys(DIMS, "Int64"))
@@ -302,5 +326,7 @@ def table_bytes(spec: Spec) -> int:
     """Bytes of the embedding tables that a call needs, known before it is built; 0 without tables."""
     if not spec.family.startswith("embedding"):
         return 0
-    rows = sum(int(n) for n in spec.attributes.get("rows", [])) or spec.get("E", 0) * spec.get("T", 1)
+    rows = sum(int(n) for n in spec.attributes.get("rows", [])) or spec.get("E", 0) * spec.get(
+        "T", 1
+    )
     return rows * spec.get("D", 1) * FLOAT_BYTES.get(spec.dtype, 4)

@@ -21,10 +21,23 @@ from pipeline.graph.table import Tensor as TensorInfo
 if TYPE_CHECKING:
     import pandas as pd
 
-PRODUCED_INPUTS = {"aten::addmm": (1,), "aten::baddbmm": (1, 2), "aten::linear": (0,), "aten::bmm": (0, 1)}
+PRODUCED_INPUTS = {
+    "aten::addmm": (1,),
+    "aten::baddbmm": (1, 2),
+    "aten::linear": (0,),
+    "aten::bmm": (0, 1),
+}
 """Positions of the inputs that the previous op has just written; for other operators it is the first tensor."""
 
-REPEATABLE_OPERATORS = ("add_", "sub_", "zero_", "fill_", "copy_", "_foreach_add_", "_foreach_zero_")
+REPEATABLE_OPERATORS = (
+    "add_",
+    "sub_",
+    "zero_",
+    "fill_",
+    "copy_",
+    "_foreach_add_",
+    "_foreach_zero_",
+)
 """In-place operators that can be repeated without values becoming infinite or denormal."""
 
 
@@ -46,13 +59,19 @@ class Replayer:
         """
         node = self._nodes.get(node_id)
         if node is None:
-            raise UnsupportedCallError(f"{spec.family} {spec.op}: node {node_id} is not in the graph")
+            raise UnsupportedCallError(
+                f"{spec.family} {spec.op}: node {node_id} is not in the graph"
+            )
         if node.name == "aten::_embedding_bag_backward":
             return _bag_backward(spec, node, make)
         operator = _operator(node.name)
-        arguments = [self._argument(node, i, make) for i in range(max(len(node.inputs), len(node.values)))]
+        arguments = [
+            self._argument(node, i, make) for i in range(max(len(node.inputs), len(node.values)))
+        ]
         call, tensors = _bind_overload(operator, node.name, arguments)
-        produced = _tensors([arguments[i] for i in PRODUCED_INPUTS.get(node.name, ())]) or _tensors(arguments[:1])
+        produced = _tensors([arguments[i] for i in PRODUCED_INPUTS.get(node.name, ())]) or _tensors(
+            arguments[:1]
+        )
         if node.phase == "optimizer":  # parameters, gradients and state were not written recently
             produced = []
         if not node.name.endswith("_") or node.name.endswith(REPEATABLE_OPERATORS):
@@ -76,11 +95,18 @@ class Replayer:
 
 def _tensor(info: TensorInfo, make: Maker, operator: str) -> Tensor:
     dtype = torch_dtype(info.dtype)
-    if not dtype.is_floating_point and operator not in ("aten::copy_", "aten::clone", "aten::cat", "aten::zero_"):
+    if not dtype.is_floating_point and operator not in (
+        "aten::copy_",
+        "aten::clone",
+        "aten::cat",
+        "aten::zero_",
+    ):
         raise UnsupportedCallError(f"{operator}: it cannot run on random {info.dtype} operands")
     if info.contiguous or not info.strides:
         return make.tensor(*info.shape, dtype=info.dtype)
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(info.shape, info.strides, strict=True))
+    reach = 1 + sum(
+        (size - 1) * stride for size, stride in zip(info.shape, info.strides, strict=True)
+    )
     return torch.as_strided(make.tensor(max(reach, 1), dtype=info.dtype), info.shape, info.strides)
 
 
@@ -89,10 +115,14 @@ def _operator(name: str) -> Any:
     try:
         return getattr(getattr(torch.ops, namespace), plain.split(".")[0])
     except (AttributeError, RuntimeError):
-        raise UnsupportedCallError(f"{name}: this version of torch does not have the operator") from None
+        raise UnsupportedCallError(
+            f"{name}: this version of torch does not have the operator"
+        ) from None
 
 
-def _bind_overload(operator: Any, name: str, arguments: list[Any]) -> tuple[Callable[[], Any], list[Tensor]]:
+def _bind_overload(
+    operator: Any, name: str, arguments: list[Any]
+) -> tuple[Callable[[], Any], list[Tensor]]:
     """The call of the overload that accepts these arguments, in the order of traces (keyword-only arguments last)."""
     reason = "no overload takes its recorded arguments"
     for overload in operator.overloads():
@@ -101,7 +131,11 @@ def _bind_overload(operator: Any, name: str, arguments: list[Any]) -> tuple[Call
         if len(arguments) > len(declared) or overload.endswith("out"):
             continue
         positional = [v for v, a in zip(arguments, declared, strict=False) if not a.kwarg_only]
-        named = {a.name: v for v, a in zip(arguments, declared, strict=False) if a.kwarg_only and v is not None}
+        named = {
+            a.name: v
+            for v, a in zip(arguments, declared, strict=False)
+            if a.kwarg_only and v is not None
+        }
         call = partial(chosen, *positional, **named)
         try:
             call()
@@ -125,10 +159,18 @@ def _bag_backward(spec: Spec, node: Node, make: Maker) -> Case:
     grad = make.tensor(bags, gradient.shape[-1], dtype=gradient.dtype)
     backward = aten._embedding_bag_backward.default
     return Case(
-        spec, lambda: backward(grad, indices, offsets, bag_of, sizes, most, rows, False, 0, sparse, None, -1), (grad,)
+        spec,
+        lambda: backward(
+            grad, indices, offsets, bag_of, sizes, most, rows, False, 0, sparse, None, -1
+        ),
+        (grad,),
     )
 
 
 def _tensors(arguments: list[Any]) -> list[Tensor]:
-    flat = [item for argument in arguments for item in (argument if isinstance(argument, list) else [argument])]
+    flat = [
+        item
+        for argument in arguments
+        for item in (argument if isinstance(argument, list) else [argument])
+    ]
     return [item for item in flat if hasattr(item, "is_floating_point")]

@@ -71,7 +71,11 @@ def run_peaks(campaign: Campaign, only: Sequence[str] = ()) -> None:
     )
     for name, measurement, seconds in [unit for unit in units if not only or unit[0] in only]:
         unit = f"peaks/{name}"
-        campaign.run(unit, 0.5 if campaign.tiny else seconds, partial(measure_peaks, campaign, unit, measurement))
+        campaign.run(
+            unit,
+            0.5 if campaign.tiny else seconds,
+            partial(measure_peaks, campaign, unit, measurement),
+        )
 
 
 def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Outcome:
@@ -110,7 +114,13 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
                 print(f"warning: {reason}; skipped", file=sys.stderr)
                 continue
             for us in times_us.values():  # empty if the profiler recorded no kernel
-                yield Peak(f"gemm_{dtype}", 2 * n**3 / us / 1e6, "TFLOP/s", "median kernel time, random data", n)
+                yield Peak(
+                    f"gemm_{dtype}",
+                    2 * n**3 / us / 1e6,
+                    "TFLOP/s",
+                    "median kernel time, random data",
+                    n,
+                )
     set_tf32("fp32")
 
 
@@ -125,12 +135,19 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
     x, y = make.tensor(max(sizes) // 4), make.tensor(max(sizes) // 4)
     views = {size: (x[: size // 4], y[: size // 4]) for size in sizes}
     kinds: dict[str, tuple[int, Callable[[Tensor, Tensor], Callable[[], object]]]] = {
-        "scale": (2, lambda a, b: lambda: torch.mul(a, 2.0, out=b)), "sum": (1, lambda a, b: a.sum),
+        "scale": (2, lambda a, b: lambda: torch.mul(a, 2.0, out=b)),
+        "sum": (1, lambda a, b: a.sum),
         "triad": (3, lambda a, b: lambda: torch.add(a, b, out=b)),
-    }  # fmt: skip
+    }
     for name, (factor, call_on) in kinds.items():
         for size, us in _measured(bench, {size: call_on(*views[size]) for size in sizes}).items():
-            yield Peak(f"warm_{name}", factor * size / us / 1e3, "GB/s", "read and written; size of one buffer", size)
+            yield Peak(
+                f"warm_{name}",
+                factor * size / us / 1e3,
+                "GB/s",
+                "read and written; size of one buffer",
+                size,
+            )
 
 
 def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
@@ -145,7 +162,10 @@ def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
         source, target = (here, there) if kind.startswith("d2h") else (there, here)
         sizes = [1 << e for e in range(10, top + 1)]
         asynchronous = "pageable" not in kind
-        runs = {size: partial(target[:size].copy_, source[:size], non_blocking=asynchronous) for size in sizes}
+        runs = {
+            size: partial(target[:size].copy_, source[:size], non_blocking=asynchronous)
+            for size in sizes
+        }
         factor, note = (2, "read and written") if kind == "d2d" else (1, "")
         for size, us in _measured(bench, runs).items():
             yield Peak(f"copy_{kind}", factor * size / us / 1e3, "GB/s", note, size)
@@ -157,7 +177,9 @@ def plain_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
     """Host time of a small training step, which runs before any profile."""
     step, count = _small_step(bench.device), 3 if tiny else STEPS
     call_us(bench.device, step, count)
-    yield Peak(PLAIN_STEP, call_us(bench.device, step, count), "us", "host time of a step, unprofiled")
+    yield Peak(
+        PLAIN_STEP, call_us(bench.device, step, count), "us", "host time of a step, unprofiled"
+    )
 
 
 def profiler_costs(bench: Bench, tiny: bool, plain_us: float | None = None) -> Iterator[Peak]:
@@ -182,17 +204,25 @@ def profiler_costs(bench: Bench, tiny: bool, plain_us: float | None = None) -> I
     ):
         with profile(activities=recorded, record_shapes=shapes) as profiler:
             profiled_us = call_us(device, step, count)
-        yield Peak(f"mlp_step_profiled_{name}", profiled_us, "us", "host time of a step while profiled")
+        yield Peak(
+            f"mlp_step_profiled_{name}", profiled_us, "us", "host time of a step while profiled"
+        )
     profiler.export_chrome_trace(str(path))  # of the last mode
     categories = [event.get("cat") for event in load_events(path)]
     per_step = {
-        kind: categories.count(kind) / (BATCHES * count) for kind in ("cpu_op", "cuda_runtime", "cuda_driver", "kernel")
+        kind: categories.count(kind) / (BATCHES * count)
+        for kind in ("cpu_op", "cuda_runtime", "cuda_driver", "kernel")
     }
     for category, events in per_step.items():
         yield Peak(f"mlp_step_events_{category}", events, "events/step")
     if ops := per_step["cpu_op"]:
         extra_us = max(profiled_us - plain, 0.0) / ops
-        yield Peak("profiler_event_us", extra_us, "us", "extra host time per recorded op, launches included")
+        yield Peak(
+            "profiler_event_us",
+            extra_us,
+            "us",
+            "extra host time per recorded op, launches included",
+        )
 
 
 def call_us(device: torch.device, function: Callable[[], Any], count: int) -> float:
@@ -229,7 +259,9 @@ def _plain_step_us(campaign: Campaign) -> float | None:
     return float(values[-1]) if values else None
 
 
-def _measured(bench: Bench, runs: Mapping[int, Callable[[], object]], dtype: str = "fp32") -> dict[int, float]:
+def _measured(
+    bench: Bench, runs: Mapping[int, Callable[[], object]], dtype: str = "fp32"
+) -> dict[int, float]:
     """Warm device time (µs) of each call by its size; calls without a device time are left out."""
     timings = {
         size: Timing(Case(Spec("peak", "peak", "forward", dtype, {"bytes": size}), run), Cache.WARM)

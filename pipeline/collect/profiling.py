@@ -21,11 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function, schedule
+from torch.profiler import (
+    ExecutionTraceObserver,
+    ProfilerActivity,
+    profile,
+    record_function,
+    schedule,
+)
 
 from pipeline.as_on_cuda.torch_names import wait_on_device
 from pipeline.collect.device import synchronise
-from pipeline.collect.trace_windows import REPETITION_LABEL, STEP_LABEL, Window, attribute, load_events
+from pipeline.collect.trace_windows import (
+    REPETITION_LABEL,
+    STEP_LABEL,
+    Window,
+    attribute,
+    load_events,
+)
 from pipeline.errors import MeasurementError
 from pipeline.schemas import atomic_path
 
@@ -63,7 +75,9 @@ class ProfilerSessions:
         self.sessions += 1
         if device.type != "cuda":
             return
-        for _ in range(min(self.scale * (FIRST_SPARE + SPARE_PER_SESSION * self.sessions), MAX_SPARE)):
+        for _ in range(
+            min(self.scale * (FIRST_SPARE + SPARE_PER_SESSION * self.sessions), MAX_SPARE)
+        ):
             wait_on_device(0)
             synchronise(device)
 
@@ -102,7 +116,9 @@ class Profile:
     lost: int = 0
 
 
-def profile_steps(step: Step, device: torch.device, iterations: int, path: Path, observer: Any = None) -> Profile:
+def profile_steps(
+    step: Step, device: torch.device, iterations: int, path: Path, observer: Any = None
+) -> Profile:
     """Profile `iterations` steps, each in its `ProfilerStep#k`, after one step that warms up the profiler.
 
     Raises:
@@ -115,9 +131,13 @@ def profile_steps(step: Step, device: torch.device, iterations: int, path: Path,
         for number in range(iterations + 1):
             step(number)
             if number in (0, iterations):
-                synchronise(device)  # finish the warm-up's work first; include the last step's kernels
+                synchronise(
+                    device
+                )  # finish the warm-up's work first; include the last step's kernels
             profiler.step()
-    windows = sorted(attribute(load_events(path), STEP_LABEL).windows.values(), key=lambda window: window.start)
+    windows = sorted(
+        attribute(load_events(path), STEP_LABEL).windows.values(), key=lambda window: window.start
+    )
     lost = sum(window.lost for window in windows)
     SESSIONS.record_lost(lost)
     if not windows:
@@ -181,7 +201,8 @@ def preflight(device: torch.device, scratch: Path) -> dict[str, Any]:
             return {"device_events": trace.device_events}
         SESSIONS.record_lost(1)
     raise ProfilerError(
-        f"the profiler recorded no kernel of a matmul ({trace.device_events} device events): kernel times cannot be "
-        "measured here. Check that this user may use CUPTI (NVreg_RestrictProfilingToAdminUsers=0, container rights). "
-        "KINETO_LOG_LEVEL=0 shows the profiler's messages"
+        f"the profiler recorded no kernel of a matmul ({trace.device_events} device events): kernel"
+        " times cannot be measured here. Check that this user may use CUPTI"
+        " (NVreg_RestrictProfilingToAdminUsers=0, container rights). KINETO_LOG_LEVEL=0 shows the"
+        " profiler's messages"
     )

@@ -87,7 +87,11 @@ class Window:
 
     def only(self, pattern: str) -> Window:
         """The window with only the kernels whose name matches, or with all kernels if none matches."""
-        matching = [kernel for kernel in self.kernels if re.search(pattern, str(kernel["name"]), re.IGNORECASE)]
+        matching = [
+            kernel
+            for kernel in self.kernels
+            if re.search(pattern, str(kernel["name"]), re.IGNORECASE)
+        ]
         return Window(self.start, self.end, matching or self.kernels, self.lost)
 
 
@@ -199,12 +203,15 @@ def _launches_without_kernel(events: Sequence[dict[str, Any]]) -> list[float]:
         return []
     kernels = {_correlation(event) for event in events if event.get("cat") == Category.KERNEL}
     linked = kernels <= {_correlation(event) for event in api_calls}
-    total, absent = (Counter(str(launch["name"]) for launch in group) for group in (launches, missing))
+    total, absent = (
+        Counter(str(launch["name"]) for launch in group) for group in (launches, missing)
+    )
     inner = _nested_calls(launches)
     return [
         float(launch["ts"])
         for launch in missing
-        if id(launch) not in inner and (linked or 2 * absent[str(launch["name"])] <= total[str(launch["name"])])
+        if id(launch) not in inner
+        and (linked or 2 * absent[str(launch["name"])] <= total[str(launch["name"])])
     ]
 
 

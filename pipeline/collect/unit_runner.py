@@ -71,11 +71,17 @@ class Campaign:
         """Whether a unit matches `--only`, is not done, has not failed permanently, and fits the time."""
         status = self.folder.units.get(unit, {}).get("status")
         open_ = status in (None, "started", "partial")
-        return open_ and re.search(self.only, unit) is not None and self.left() >= seconds * self.slowness()
+        return (
+            open_
+            and re.search(self.only, unit) is not None
+            and self.left() >= seconds * self.slowness()
+        )
 
     def slowness(self) -> float:
         """Median ratio of the units' times to their estimates for a data-centre GPU; at least 1."""
-        ratios = [u["seconds"] / u["estimate"] for u in self.folder.units.values() if u.get("estimate")]
+        ratios = [
+            u["seconds"] / u["estimate"] for u in self.folder.units.values() if u.get("estimate")
+        ]
         return max(1.0, statistics.median(ratios)) if len(ratios) > 2 else 1.0
 
     def run(self, unit: str, seconds: float, work: Callable[[], Outcome]) -> bool:
@@ -89,7 +95,11 @@ class Campaign:
         attempts = int(self.folder.units.get(unit, {}).get("attempts", 0)) + 1
         entry: dict[str, Any] = {"status": "started", "attempts": attempts}
         if attempts > 2:  # it ended the process twice, so it would probably do so again
-            entry = {"status": "error", "attempts": attempts - 1, "error": "ended the process twice"}
+            entry = {
+                "status": "error",
+                "attempts": attempts - 1,
+                "error": "ended the process twice",
+            }
         self.folder.units[unit] = entry
         self.folder.save()
         if entry["status"] == "error":
@@ -102,7 +112,9 @@ class Campaign:
         # CUDA's errors end in four lines of advice
         note = _first_line(str(entry.get("error") or entry.get("note") or ""))[:140]
         begun = time.monotonic() - self.begin
-        print(f"{begun:7.1f} s  {unit}: {entry['status']} in {entry['seconds']} s  {note}", flush=True)
+        print(
+            f"{begun:7.1f} s  {unit}: {entry['status']} in {entry['seconds']} s  {note}", flush=True
+        )
         if lost:
             raise DeviceLostError(f"{unit}: {_first_line(lost)}")
         return True
@@ -114,7 +126,11 @@ class Campaign:
             entry.update({"status": "done", **work()})
         except (TraceError, TableError) as error:  # a fault of the measured data
             entry.update(status="error", error=str(error)[:300])
-        except (InputError, ImportError, UnsupportedByDeviceError) as error:  # of installed packages or device support
+        except (
+            InputError,
+            ImportError,
+            UnsupportedByDeviceError,
+        ) as error:  # of installed packages or device support
             entry.update(status="skipped", error=str(error)[:300])
         except Exception as error:  # one failing unit must not end the run
             status = "out_of_memory" if out_of_memory(error) else "error"
@@ -142,7 +158,10 @@ def watchdog(deadline: float, out: Path) -> Iterator[None]:
     """
 
     def give_up() -> None:
-        report("error: a unit exceeded the time limit and was ended. Run the same command again to continue")
+        report(
+            "error: a unit exceeded the time limit and was ended. Run the same command again to"
+            " continue"
+        )
         remove_parts(out)
         os._exit(EXIT_HUNG)
 
@@ -150,7 +169,9 @@ def watchdog(deadline: float, out: Path) -> Iterator[None]:
     timer = threading.Timer(left, give_up)
     timer.daemon = True
     timer.start()
-    if sys.__stderr__ is not None:  # a separate thread without the interpreter: works even if the GIL is never released
+    if (
+        sys.__stderr__ is not None
+    ):  # a separate thread without the interpreter: works even if the GIL is never released
         faulthandler.dump_traceback_later(left + LAST_RESORT_S, exit=True, file=sys.__stderr__)
     try:
         yield

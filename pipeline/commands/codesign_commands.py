@@ -43,17 +43,23 @@ from pipeline.trace.linked_trace import UNNAMED
 app = typer.Typer()
 
 
-@app.command(epilog=examples("advise gpu=V100 model=dlrm_ddp", "advise --trace trace.json.gz --same-results"))
+@app.command(
+    epilog=examples("advise gpu=V100 model=dlrm_ddp", "advise --trace trace.json.gz --same-results")
+)
 def advise(
     overrides: Overrides = None,
     trace: Annotated[
-        Path | None, typer.Option(help="a PyTorch profiler trace, .json or .json.gz, instead of a workload")
+        Path | None,
+        typer.Option(help="a PyTorch profiler trace, .json or .json.gz, instead of a workload"),
     ] = None,
     same_results: Annotated[
-        bool, typer.Option("--same-results", help="leave out what changes results by more than rounding")
+        bool,
+        typer.Option("--same-results", help="leave out what changes results by more than rounding"),
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="also list what does not help")] = False,
-    plot: Annotated[Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")
+    ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -65,10 +71,13 @@ def advise(
         named = [override for point in parse_grid(given) for override in point]
         if len(named) > 1 or any(override.key != "gpu" for override in named):
             raise InputError(
-                "--trace: the trace is the step; leave the overrides away, but for gpu=NAME of the traced GPU"
+                "--trace: the trace is the step; leave the overrides away, but for gpu=NAME of the"
+                " traced GPU"
             )
         with working("simulating the trace"):
-            advice = load_trace(trace, gpu="".join(str(override.value) for override in named)).advise(same_results)
+            advice = load_trace(
+                trace, gpu="".join(str(override.value) for override in named)
+            ).advise(same_results)
     else:
         advice = _of_question(ask(given), same_results, results)
     if plot is not None:
@@ -93,19 +102,28 @@ def plan(
     budget: Annotated[
         float | None, typer.Option(help="largest cost of an epoch, in the currency of the prices")
     ] = None,
-    deadline: Annotated[str | None, typer.Option(help="longest time of an epoch: 90s, 30min, 2h or 1.5d")] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="samples of one update of the weights; smaller batches are accumulated")
+    deadline: Annotated[
+        str | None, typer.Option(help="longest time of an epoch: 90s, 30min, 2h or 1.5d")
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="draw time against cost to this .svg or .png file")] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="samples of one update of the weights; smaller batches are accumulated"),
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="draw time against cost to this .svg or .png file")
+    ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
     """Find the best GPU, batch size and options for an objective, with the front of time against cost."""
     given, results = split_results(space)
     if not given:
-        raise InputError("the space is empty: give its axes, for example gpu=V100,A100 batch_size=512,1024")
-    limits = Limits.of(samples, memory, budget, None if deadline is None else seconds(deadline), global_batch)
+        raise InputError(
+            "the space is empty: give its axes, for example gpu=V100,A100 batch_size=512,1024"
+        )
+    limits = Limits.of(
+        samples, memory, budget, None if deadline is None else seconds(deadline), global_batch
+    )
     points = expand(given)
     if figure is not None:
         check_file(figure, "--figure")
@@ -131,9 +149,14 @@ def plan(
 def diff(
     overrides: Overrides = None,
     trace: Annotated[
-        Path | None, typer.Option(help="step A is that of this PyTorch profiler trace; the overrides are step B")
+        Path | None,
+        typer.Option(
+            help="step A is that of this PyTorch profiler trace; the overrides are step B"
+        ),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")
+    ] = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -177,7 +200,8 @@ def two_points(given: Sequence[str]) -> list[Question]:
     for key, texts in values.items():
         if len(texts) > 2:
             raise InputError(
-                f"{key} has {len(texts)} values: diff takes two points, A and B, and so at most two values"
+                f"{key} has {len(texts)} values: diff takes two points, A and B, and so at most two"
+                " values"
             )
     sides = [[texts[side] for texts in values.values()] for side in (0, -1)]
     repeated = any(len(texts) == 2 for texts in values.values())
@@ -185,7 +209,10 @@ def two_points(given: Sequence[str]) -> list[Question]:
     asked = [question for side in points for question in side]
     if len(asked) != 2 or not all(points):
         what = "one point" if len(asked) == 1 else f"{len(asked)} points"
-        raise InputError(f"diff takes two points, but this is {what}: give what differs twice, as in gpu=V100 gpu=H100")
+        raise InputError(
+            f"diff takes two points, but this is {what}: give what differs twice, as in gpu=V100"
+            " gpu=H100"
+        )
     return asked
 
 
@@ -197,14 +224,25 @@ def show_difference(difference: Difference) -> None:
         screen.print(Text(f"{side}: {p}", style="dim"))
     rows = difference.rows()
     shown = [row for part, row in zip(difference.parts, rows, strict=False) if abs(part.us) >= 0.5]
-    parts = Catalogue([*shown, rows[-1]], ("of the\nstep",), folded=(), right=list(rows[-1])[1:], last="bold")
+    parts = Catalogue(
+        [*shown, rows[-1]], ("of the\nstep",), folded=(), right=list(rows[-1])[1:], last="bold"
+    )
     screen.print(parts, crop=False)
     a, b = difference.heads
-    calls = [{"calls that changed most": call.label, f"{a}\nms": f"{call.a_us / 1000:.3f}", f"{b}\nms": f"{call.b_us / 1000:.3f}",
-              "change\nms": signed(call.us)} for call in difference.calls]  # fmt: skip
+    calls = [
+        {
+            "calls that changed most": call.label,
+            f"{a}\nms": f"{call.a_us / 1000:.3f}",
+            f"{b}\nms": f"{call.b_us / 1000:.3f}",
+            "change\nms": signed(call.us),
+        }
+        for call in difference.calls
+    ]
     if calls:
         screen.print()
-        screen.print(Catalogue(calls, (), folded=list(calls[0])[:1], right=list(calls[0])[1:]), crop=False)
+        screen.print(
+            Catalogue(calls, (), folded=list(calls[0])[:1], right=list(calls[0])[1:]), crop=False
+        )
     for note in difference.notes:
         screen.print(Text(note, style="dim"))
 
@@ -242,15 +280,23 @@ def show_advice(advice: Advice, everything: bool = False) -> None:
         numbers = ("", "saves\nms", "step\nms", "on top\n%", "alone\n%", "memory")
         screen.print(Catalogue(rows, least, folded=(), right=numbers), crop=False)
         say(
-            "Gains are the share of the step that is saved, with p10 and p90 of paired draws; each is on top of those above.",
+            "Gains are the share of the step that is saved, with p10 and p90 of paired draws; each"
+            " is on top of those above.",
             "dim",
         )
         say(f"The step above the first line has {advice.before.assumed}.", "dim")
         for number, line in enumerate(advice.lines, 1):
-            say(f"{number}  {line.how}" + ("" if line.changes_results == SAME else f"; {line.changes_results}"))
+            say(
+                f"{number}  {line.how}"
+                + ("" if line.changes_results == SAME else f"; {line.changes_results}")
+            )
             if line.command:
                 say(f"   {line.command}", "dim", whole=True)  # it can be copied
     for change in advice.not_helping if everything else ():
-        say(f"{change.change}: {change.reason}" + ("" if change.gain is None else f", alone {change.gain}"), "dim")
+        say(
+            f"{change.change}: {change.reason}"
+            + ("" if change.gain is None else f", alone {change.gain}"),
+            "dim",
+        )
     for note in advice.warnings:
         say(f"warning: {note}", "yellow")

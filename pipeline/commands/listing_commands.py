@@ -49,14 +49,16 @@ def clusters(as_json: Json = False, as_csv: Csv = False) -> None:
 
 @app.command(epilog=examples("host", "host --out lab.yaml"))
 def host(
-    out: Annotated[Path, typer.Option(help="the file to write; its name is the name of the host")] = Path(
-        "my_host.yaml"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="the file to write; its name is the name of the host")
+    ] = Path("my_host.yaml"),
     as_json: Json = False,
 ) -> None:
     """Probe this machine's CPU in a minute or two, without a GPU, and write a file for host=FILE."""
     if out.suffix != ".yaml" or not re.fullmatch(NAME, out.stem):
-        raise InputError(f"--out {out}: name a .yaml file with letters, digits, - and _; the host gets its name")
+        raise InputError(
+            f"--out {out}: name a .yaml file with letters, digits, - and _; the host gets its name"
+        )
     if out.exists():
         raise InputError(f"--out {out}: exists already; give another name, or remove it")
     from pipeline.overheads.host_probe import DONOR, probe_host, write_host
@@ -69,19 +71,27 @@ def host(
     if as_json:
         print_json(facts)
         return
-    print(f"{out}: host times are {probed.scale:.2f} (p10-p90: {low:.2f} to {high:.2f}) of those of v100-traces")
+    print(
+        f"{out}: host times are {probed.scale:.2f} (p10-p90: {low:.2f} to {high:.2f}) of those of"
+        " v100-traces"
+    )
     print(f"use it: steptime predict gpu=H100 model=dlrm_default host={out}")
 
 
-@app.command(epilog=examples("models", "models dlrm_default", "models timm", "models timm --options"))
+@app.command(
+    epilog=examples("models", "models dlrm_default", "models timm", "models timm --options")
+)
 def models(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="list the options of this workload, or the models of this library", autocompletion=complete_model
+            help="list the options of this workload, or the models of this library",
+            autocompletion=complete_model,
         ),
     ] = None,
-    options: Annotated[bool, typer.Option("--options", help="list the options of a library's models")] = False,
+    options: Annotated[
+        bool, typer.Option("--options", help="list the options of a library's models")
+    ] = False,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -124,7 +134,10 @@ def examine(say: Callable[[str], object] = lambda _: None) -> list[dict[str, Any
         try:
             status, detail = check()
         except Exception as error:  # every kind of failure is reported
-            status, detail = "broken", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            status, detail = (
+                "broken",
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            )
         rows.append({"what": name, "status": status, "detail": detail})
     return rows
 
@@ -153,7 +166,9 @@ def _profiler() -> tuple[str, str]:
     events = [event for event in profiler.events() or [] if "mm" in event.name]
     if not events:
         return "broken", "the profiler did not record the matmul"
-    if device == "cuda" and not any(str(e.device_type).endswith("CUDA") for e in profiler.events() or []):
+    if device == "cuda" and not any(
+        str(e.device_type).endswith("CUDA") for e in profiler.events() or []
+    ):
         return "broken", "the profiler records no kernels; check that this user may profile"
     return "ok", f"records {'kernels' if device == 'cuda' else 'operators'} on {device}"
 
@@ -176,12 +191,18 @@ def _packs() -> tuple[str, str]:
 
 def _data() -> tuple[str, str]:
     folder = datasets_dir()
-    return ("ok", str(folder)) if folder else ("absent", "shipped packs are used; set $STEPTIME_DATASETS to refit")
+    return (
+        ("ok", str(folder))
+        if folder
+        else ("absent", "shipped packs are used; set $STEPTIME_DATASETS to refit")
+    )
 
 
 def _measurements() -> tuple[str, str]:
     names = campaign_gpus()
-    return ("ok", ", ".join(names)) if names else ("absent", "none yet; see docs/measure_your_gpu.md")
+    return (
+        ("ok", ", ".join(names)) if names else ("absent", "none yet; see docs/measure_your_gpu.md")
+    )
 
 
 def _disk() -> tuple[str, str]:

@@ -36,7 +36,10 @@ def run(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="overrides and targets (default target: the table of all predictions), then options of Snakemake",
+            help=(
+                "overrides and targets (default target: the table of all predictions), then options"
+                " of Snakemake"
+            ),
             metavar="[KEY=VALUE | TARGET]... [OPTION]...",
             autocompletion=complete_override,
         ),
@@ -51,7 +54,10 @@ def run(
 @app.command(epilog=examples("summary", "summary --json"))
 def summary(
     where: Annotated[
-        str, typer.Argument(help="results=FOLDER of a run, or its summary.parquet", metavar="results=FOLDER | FILE")
+        str,
+        typer.Argument(
+            help="results=FOLDER of a run, or its summary.parquet", metavar="results=FOLDER | FILE"
+        ),
     ] = "results=results",
     as_json: Json = False,
     as_csv: Csv = False,
@@ -60,7 +66,9 @@ def summary(
     key, _, folder = where.rpartition("=")
     path = Path(folder) if key == "results" else Path(where)
     file = path / "summary.parquet" if (path / "summary.parquet").is_file() else path
-    predictions = predictions_in(path) if file.is_dir() else predictions_of(read_table(file, "summary"), file)
+    predictions = (
+        predictions_in(path) if file.is_dir() else predictions_of(read_table(file, "summary"), file)
+    )
     if as_json:
         print_json({"predictions": [p.as_dict() for p in predictions]})
     elif as_csv:

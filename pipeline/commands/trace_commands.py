@@ -26,17 +26,27 @@ from pipeline.trace.load import load_trace
 app = typer.Typer()
 
 
-@app.command(epilog=examples("replay trace.json.gz --timeline step.html", "replay rank0.json.gz --rank rank1.json.gz"))
+@app.command(
+    epilog=examples(
+        "replay trace.json.gz --timeline step.html", "replay rank0.json.gz --rank rank1.json.gz"
+    )
+)
 def replay(
     trace: Annotated[Path, typer.Argument(help="PyTorch profiler trace, .json or .json.gz")],
     overheads: Annotated[
         list[Path] | None, typer.Option(help="take host overheads from this trace; may be repeated")
     ] = None,
     calibrate: Annotated[
-        int, typer.Option(help="number of iterations of TRACE from which one factor on those overheads is fitted")
+        int,
+        typer.Option(
+            help="number of iterations of TRACE from which one factor on those overheads is fitted"
+        ),
     ] = 0,
     rank: Annotated[
-        list[Path] | None, typer.Option(help="trace of another rank of the same step; all ranks are simulated together")
+        list[Path] | None,
+        typer.Option(
+            help="trace of another rank of the same step; all ranks are simulated together"
+        ),
     ] = None,
     timeline: Annotated[
         Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
@@ -46,7 +56,9 @@ def replay(
     """Predict the iterations of a trace from overheads of other iterations, and compare with the measured times."""
     if rank:
         if overheads or calibrate or timeline:
-            raise InputError("--rank takes overheads from the other ranks; remove the other options")
+            raise InputError(
+                "--rank takes overheads from the other ranks; remove the other options"
+            )
         if len({path.resolve() for path in (trace, *rank)}) <= len(rank):
             raise InputError("--rank: the same trace is given twice; give one trace of each rank")
         _replay_ranks([trace, *rank], as_json)
@@ -99,6 +111,9 @@ def trace(
     if as_json:
         print_json(facts)
     else:
-        print(f"{facts['events']:,} events, {facts['iterations']} iterations on {facts['device']} -> {out}")
+        print(
+            f"{facts['events']:,} events, {facts['iterations']} iterations on {facts['device']} ->"
+            f" {out}"
+        )
         for note in loaded.notes:
             print(f"note: {note}")

@@ -29,7 +29,19 @@ KERNELS_FILE = Path("neusight") / "kernels.parquet"
 SIBLINGS = {"A100-PCIE-40GB": "A100-PCIE-80GB"}
 """GPU whose samples replace ops that a GPU lacks: A100 convolutions were measured only on the GPU with 80 GB."""
 
-DIMS = ("B", "M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+DIMS = (
+    "B",
+    "M",
+    "N",
+    "K",
+    "H",
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "input_size",
+    "stride",
+    "padding",
+)
 """Columns that hold dimensions of ops; in each row, columns of other ops are empty."""
 
 
@@ -54,7 +66,10 @@ def read_samples(path: str | Path, gpu: str | None = None) -> pd.DataFrame:
     """
     file = kernels_path(path)
     table = read_columns(
-        file, ("op", "latency_us"), remedy := "give the path of NeuSight's kernels.parquet, or download it", remedy
+        file,
+        ("op", "latency_us"),
+        remedy := "give the path of NeuSight's kernels.parquet, or download it",
+        remedy,
     )
     if gpu is not None and "gpu" in table.columns:
         table = select_gpu(table, load_gpu(gpu).name)
@@ -81,7 +96,9 @@ def to_samples(table: pd.DataFrame, default_gpu: str) -> pd.DataFrame:
     family = op.map(NEUSIGHT_OPS)
     if family.isna().any():
         unknown = sorted(set(op[family.isna()]))[:3]
-        raise TableError(f"unknown op {', '.join(map(repr, unknown))}: choose one of {', '.join(NEUSIGHT_OPS)}")
+        raise TableError(
+            f"unknown op {', '.join(map(repr, unknown))}: choose one of {', '.join(NEUSIGHT_OPS)}"
+        )
     samples = pd.DataFrame(
         {
             "gpu": table["gpu"].astype(str) if "gpu" in table.columns else default_gpu,

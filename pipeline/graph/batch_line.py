@@ -81,17 +81,27 @@ class MemoryLine:
                 hull.pop()
             hull.append(pair)
         return cls(
-            low.batch_size, high.batch_size, low.memory, high.memory, tuple((one, one + more) for one, more in hull)
+            low.batch_size,
+            high.batch_size,
+            low.memory,
+            high.memory,
+            tuple((one, one + more) for one, more in hull),
         )
 
     def __contains__(self, batch_size: int) -> bool:
-        return self.low <= batch_size  # the step does the same at any batch size: the high end is a sample
+        return (
+            self.low <= batch_size
+        )  # the step does the same at any batch size: the high end is a sample
 
     def at(self, batch_size: int) -> Memory:
         """Memory at a batch size from the low one on."""
         position = _Position(self.low, self.high, batch_size)
-        facts = _on_line({**self.at_low.facts(), "peak": 0}, {**self.at_high.facts(), "peak": 0}, position)
-        return Memory(**facts | {"peak": max((position.number(*pair) for pair in self.peaks), default=0)})
+        facts = _on_line(
+            {**self.at_low.facts(), "peak": 0}, {**self.at_high.facts(), "peak": 0}, position
+        )
+        return Memory(
+            **facts | {"peak": max((position.number(*pair) for pair in self.peaks), default=0)}
+        )
 
 
 def _is_below(pair: tuple[int, int], left: tuple[int, int], right: tuple[int, int]) -> bool:
@@ -124,8 +134,12 @@ class GraphLine:
             NotOnALineError: the graphs differ in more than whole numbers with a whole slope.
         """
         place = _Position(self.low.batch_size, self.high.batch_size, batch_size)
-        table = self.low.table.assign(**{name: part.at(place) for name, part in self._moving.items()})
-        return replace(self.low, table=table, memory=self.memory.at(batch_size), batch_size=batch_size)
+        table = self.low.table.assign(
+            **{name: part.at(place) for name, part in self._moving.items()}
+        )
+        return replace(
+            self.low, table=table, memory=self.memory.at(batch_size), batch_size=batch_size
+        )
 
     def holds(self, graph: Graph) -> bool:
         """Whether a captured graph is the one that the line gives at its batch size."""
@@ -133,7 +147,9 @@ class GraphLine:
             computed = self.at(graph.batch_size)
         except NotOnALineError:
             return False
-        facts = [(each.memory, each.device, each.model, each.warnings) for each in (computed, graph)]
+        facts = [
+            (each.memory, each.device, each.model, each.warnings) for each in (computed, graph)
+        ]
         same = all(computed.table[name].to_list() == graph.table[name].to_list() for name in TEXTS)
         fixed = [name for name in graph.table if name not in TEXTS]
         return same and facts[0] == facts[1] and _equal(computed.table[fixed], graph.table[fixed])
@@ -173,14 +189,19 @@ class _Moving:
         texts, others = (each.to_numpy(dtype=object) for each in (low, high))
         rows = np.flatnonzero(texts != others)
         codes: dict[tuple[str, str], int] = {}
-        which = [codes.setdefault(pair, len(codes)) for pair in zip(texts[rows], others[rows], strict=True)]
+        which = [
+            codes.setdefault(pair, len(codes))
+            for pair in zip(texts[rows], others[rows], strict=True)
+        ]
         pairs = [(json.loads(one), json.loads(other)) for one, other in codes]
         return cls(texts, rows, np.array(which, dtype=int), pairs)
 
     def at(self, place: _Position) -> np.ndarray:
         if not len(self.rows):
             return self.texts
-        distinct = np.array([dump(_on_line(low, high, place)) for low, high in self.pairs], dtype=object)
+        distinct = np.array(
+            [dump(_on_line(low, high, place)) for low, high in self.pairs], dtype=object
+        )
         texts = self.texts.copy()
         texts[self.rows] = distinct[self.which]
         return texts
@@ -255,5 +276,13 @@ def _decisions(config: Mapping[str, Any]) -> list[str]:
         with run_as_on_cuda():
             step.run(0)
     values = sizes.var_to_range[symbol]
-    narrowed = [] if values.lower == 2 and values.upper > torch.iinfo(torch.int64).max - 1 else [str(values)]
-    return narrowed + [str(guard.expr) for guard in sizes.guards] + [str(one) for one in sizes.replacements]
+    narrowed = (
+        []
+        if values.lower == 2 and values.upper > torch.iinfo(torch.int64).max - 1
+        else [str(values)]
+    )
+    return (
+        narrowed
+        + [str(guard.expr) for guard in sizes.guards]
+        + [str(one) for one in sizes.replacements]
+    )

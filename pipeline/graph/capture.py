@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.as_on_cuda.emulation import create_as_on_cuda, run_as_on_cuda
 from pipeline.as_on_cuda.patches import replaced, stderr_silenced
-from pipeline.errors import InputError, SteptimeError, SteptimeWarning, TraceError, collected_warnings
+from pipeline.errors import (
+    InputError,
+    SteptimeError,
+    SteptimeWarning,
+    TraceError,
+    collected_warnings,
+)
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace, read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
@@ -82,7 +88,9 @@ computes with (`Graph.computed`)."""
 def record(config: Mapping[str, Any], batch_size: int) -> Recorded:
     """Record one step."""
     of_others = not _is_shipped(config)
-    explained: tuple[type[BaseException], ...] = (Exception, SystemExit) if of_others else SIZE_ERRORS
+    explained: tuple[type[BaseException], ...] = (
+        (Exception, SystemExit) if of_others else SIZE_ERRORS
+    )
     try:
         try:
             return _attempt(config, batch_size, needs_fake_tensors(config))
@@ -120,14 +128,24 @@ def _attempt(config: Mapping[str, Any], batch_size: int, fake: bool) -> Recorded
                 recorded = observe(step, fake, config)
         if options is not None:
             given = str(config.get("optimizer"))
-            unused = ["optimizer", "foreach"] * (given not in recorded[3].get("optimizer", given).split(" and "))
+            unused = ["optimizer", "foreach"] * (
+                given not in recorded[3].get("optimizer", given).split(" and ")
+            )
             unused += ["dtype"] * step.ignores_half_precision
-            unused += ["memory_format"] * all(tensor.dim() != 4 for tensor in (*step.pool[0], *step.parameters()))
+            unused += ["memory_format"] * all(
+                tensor.dim() != 4 for tensor in (*step.pool[0], *step.parameters())
+            )
             options.read.difference_update(unused)
             for name in unread_options(options):
-                use = "; use `with step.autocast():` in its procedure" if name == "model.dtype" else ""
+                use = (
+                    "; use `with step.autocast():` in its procedure"
+                    if name == "model.dtype"
+                    else ""
+                )
                 of = shown_target(config.get("target")).removeprefix("model.target=")
-                warnings.warn(f"{name}: the step of {of} does not use it{use}", SteptimeWarning, stacklevel=2)
+                warnings.warn(
+                    f"{name}: the step of {of} does not use it{use}", SteptimeWarning, stacklevel=2
+                )
         return recorded
 
 
@@ -140,7 +158,13 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.graph.memory import memory_need, with_states
 
     parallel = step.training and "ddp" in config
-    prepared = not fake and not first and not parallel and _is_shipped(config) and with_states(step, config)
+    prepared = (
+        not fake
+        and not first
+        and not parallel
+        and _is_shipped(config)
+        and with_states(step, config)
+    )
     reads: AbstractContextManager[object] = nullcontext()
     with run_as_on_cuda(), stepping() as stepped:
         if parallel:
@@ -156,23 +180,28 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         paths = module_paths(step.modules)
         with _recording(path), reads, module_calls_marked(paths):
             step.run(0)
-        states = (0 if unused else step.optimizer_bytes) + sum(state.nbytes for state in state_tensors(others))
+        states = (0 if unused else step.optimizer_bytes) + sum(
+            state.nbytes for state in state_tensors(others)
+        )
         with reads:
             memory = memory_need(step, states, others)
         if memory.peak > MAX_STEP_BYTES:
             raise InputError(
-                f"the step needs {memory.peak / 1e12:,.0f} TB of memory, more than any machine has; check its sizes"
+                f"the step needs {memory.peak / 1e12:,.0f} TB of memory, more than any machine has;"
+                " check its sizes"
             )
         try:
             raw = read_execution_trace(path)
         except TraceError:  # this process wrote the file, so it can only be truncated
             raise SteptimeError(
-                f"{tempfile.gettempdir()}: the recording of the step could not be written completely; free some space, "
-                "or set $TMPDIR to another folder"
+                f"{tempfile.gettempdir()}: the recording of the step could not be written"
+                " completely; free some space, or set $TMPDIR to another folder"
             ) from None
     if unused:
         config = {**config, "optimizer": update_of(others)}
-    config = _with_allowed_tf32({**config, "dtype": "default"} if step.ignores_half_precision else config)
+    config = _with_allowed_tf32(
+        {**config, "dtype": "default"} if step.ignores_half_precision else config
+    )
     nodes = build_nodes(prune(raw) if fake else prune_meta(raw), sequential=fake)
     nodes = normalise(nodes, config, fake)
     used = [str(step.config.get("optimizer", "sgd"))] * (len(others) < len(stepped)) + [
@@ -182,13 +211,24 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     return nodes, memory, held_parameters(paths), computed
 
 
-def computed_with(step: Step, nodes: Sequence[Node], used: Sequence[str], config: Mapping[str, Any]) -> dict[str, str]:
+def computed_with(
+    step: Step, nodes: Sequence[Node], used: Sequence[str], config: Mapping[str, Any]
+) -> dict[str, str]:
     """`Graph.computed` of a step that has run with the optimizers `used`."""
-    computed = {"dtype": str(config.get("dtype") or "default")} if config.get("architecture") == "custom" else {}
-    if step.training and (used or (step.procedure is not None and step.config.get("optimizer") != "none")):
+    computed = (
+        {"dtype": str(config.get("dtype") or "default")}
+        if config.get("architecture") == "custom"
+        else {}
+    )
+    if step.training and (
+        used or (step.procedure is not None and step.config.get("optimizer") != "none")
+    ):
         computed["optimizer"] = " and ".join(dict.fromkeys(used)) or "the step's own"
     softmax = ("aten::_softmax", "aten::_safe_softmax")
-    fused = any(node.name.startswith("aten::_scaled_dot") and not node.name.endswith("_math") for node in nodes)
+    fused = any(
+        node.name.startswith("aten::_scaled_dot") and not node.name.endswith("_math")
+        for node in nodes
+    )
     eager = any(node.name in softmax and "att" in (node.module or "").lower() for node in nodes)
     if kinds := ["fused"] * fused + ["eager"] * eager:
         computed["attention"] = " and ".join(kinds)
@@ -211,14 +251,23 @@ def exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractCont
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    from pipeline.as_on_cuda.data_parallel import WRAPPED, exchange_gradients, no_exchange, reducers_reads, warm_up
+    from pipeline.as_on_cuda.data_parallel import (
+        WRAPPED,
+        exchange_gradients,
+        no_exchange,
+        reducers_reads,
+        warm_up,
+    )
 
     if step.in_kernel or step.sparse_gradient_bytes:
         raise InputError(
-            "devices: NCCL reduces no sparse gradients, and tables that their backward pass updates have none; take "
-            "model.embedding=dense (tables that are spread over GPUs are not predicted yet)"
+            "devices: NCCL reduces no sparse gradients, and tables that their backward pass updates"
+            " have none; take model.embedding=dense (tables that are spread over GPUs are not"
+            " predicted yet)"
         )
-    if not WRAPPED and not any(isinstance(module, DistributedDataParallel) for module in step.modules):
+    if not WRAPPED and not any(
+        isinstance(module, DistributedDataParallel) for module in step.modules
+    ):
         for module in step.modules:
             if any(weight.requires_grad for weight in module.parameters()):
                 exchange_gradients(module, options)
@@ -318,7 +367,9 @@ def _with_allowed_tf32(config: Mapping[str, Any]) -> Mapping[str, Any]:
     matmul: Any = torch.backends.cuda.matmul
     try:
         allowed = bool(matmul.allow_tf32)
-    except RuntimeError:  # TF32 was set through PyTorch's newer names: reading the older name then raises
+    except (
+        RuntimeError
+    ):  # TF32 was set through PyTorch's newer names: reading the older name then raises
         allowed = matmul.fp32_precision == "tf32"
     if allowed:
         return {**config, "dtype": "tf32"}
@@ -332,5 +383,6 @@ def _with_allowed_tf32(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def needs_fake_tensors(config: Mapping[str, Any]) -> bool:
     """Whether a step has sparse gradients, which tensors on the meta device cannot have."""
     return (
-        config.get("embedding") in ("sparse", "joint_sparse", "joint_rows") and config.get("mode", "train") == "train"
+        config.get("embedding") in ("sparse", "joint_sparse", "joint_rows")
+        and config.get("mode", "train") == "train"
     )

@@ -56,18 +56,26 @@ def map_calls(graph: Graph, gpu: GpuSpec | None = None, device: str = "cuda") ->
     Raises:
         ConfigError: the step multiplies matrices in bf16, and PyTorch refuses this on the GPU.
     """
-    if not _LAST_MAPPED or _LAST_MAPPED[0].graph is not graph.table or _LAST_MAPPED[0].device != device:
+    if (
+        not _LAST_MAPPED
+        or _LAST_MAPPED[0].graph is not graph.table
+        or _LAST_MAPPED[0].device != device
+    ):
         _LAST_MAPPED[:] = [_Mapped(graph, device)]
     mapped = _LAST_MAPPED[0]
     tf32, bf16 = gpu is None or has_tf32(gpu), gpu is None or device == "cpu" or has_bf16(gpu)
-    sms, capability = (gpu.sms, gpu.compute_capability) if gpu else (DEFAULT_SMS, DEFAULT_CAPABILITY)
+    sms, capability = (
+        (gpu.sms, gpu.compute_capability) if gpu else (DEFAULT_SMS, DEFAULT_CAPABILITY)
+    )
     target = {"sms": sms, "capability": capability, "native_bf16": bf16}
     records = [_records(node, row, device, tf32, target) for node, row in mapped.distinct]
-    multiplies = any(call["dtype"] == "bf16" and call["family"] in PRODUCTS for call in chain(*records))
+    multiplies = any(
+        call["dtype"] == "bf16" and call["family"] in PRODUCTS for call in chain(*records)
+    )
     if gpu is not None and device == "cuda" and refuses_bf16(gpu) and multiplies:
         raise ConfigError(
-            f"bf16 on {gpu.name}: PyTorch refuses it, because cuBLAS has no bf16 products before Volta; "
-            "take model.dtype=fp32 or fp16"
+            f"bf16 on {gpu.name}: PyTorch refuses it, because cuBLAS has no bf16 products before"
+            " Volta; take model.dtype=fp32 or fp16"
         )
     return mapped.calls(records)
 
@@ -77,7 +85,9 @@ class _Mapped:
 
     def __init__(self, graph: Graph, device: str) -> None:
         self.graph, self.device = graph.table, device
-        nodes = [pair for pair in mapped_nodes(graph.nodes()) if device != "cuda" or not pair[0].on_host]
+        nodes = [
+            pair for pair in mapped_nodes(graph.nodes()) if device != "cuda" or not pair[0].on_host
+        ]
         signatures = [_signature(node) for node, _ in nodes]
         of_signature: dict[Any, tuple[Node, Row]] = {}
         for signature, pair in zip(signatures, nodes, strict=True):
@@ -85,7 +95,9 @@ class _Mapped:
         self.distinct = list(of_signature.values())
         """Operators of which no two make the same calls, with their rows of the map."""
         index = {signature: number for number, signature in enumerate(of_signature)}
-        self.operators = [(node, index[signature]) for (node, _), signature in zip(nodes, signatures, strict=True)]
+        self.operators = [
+            (node, index[signature]) for (node, _), signature in zip(nodes, signatures, strict=True)
+        ]
         """All operators in host order, with the index in `distinct` of the one that makes the same calls."""
         self._tables: list[tuple[Sequence[object], pd.DataFrame]] = []
 
@@ -94,9 +106,15 @@ class _Mapped:
         for earlier, table in self._tables:
             if earlier == records:
                 return table
-        launches = [(node, index, call) for node, index in self.operators for call in range(len(records[index]))]
+        launches = [
+            (node, index, call)
+            for node, index in self.operators
+            for call in range(len(records[index]))
+        ]
         first = np.cumsum([0, *map(len, records)])
-        table = _frame([*chain(*records)]).iloc[[first[index] + call for _, index, call in launches]]
+        table = _frame([*chain(*records)]).iloc[
+            [first[index] + call for _, index, call in launches]
+        ]
         table = table.reset_index(drop=True).assign(
             node_id=np.array([node.node_id for node, _, _ in launches], np.int64),
             phase=[node.phase for node, _, _ in launches],
@@ -124,7 +142,9 @@ def mapped_nodes(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
     parents = {node.parent_id for node in nodes}
     names = {node.node_id: node.name for node in nodes}
     wrappers = {
-        node.parent_id for node in nodes if node.parent_id is not None and names.get(node.parent_id) == node.name
+        node.parent_id
+        for node in nodes
+        if node.parent_id is not None and names.get(node.parent_id) == node.name
     }
     closed: set[int] = set()
     for node in nodes:
@@ -133,24 +153,36 @@ def mapped_nodes(nodes: Sequence[Node]) -> Iterator[tuple[Node, Row]]:
             continue
         if node.node_id in wrappers:  # an overload that calls another overload of the same name
             continue
-        if node.name == "aten::where" and len(node.inputs) == 1:  # with a condition only, it calls `nonzero` as a child
+        if (
+            node.name == "aten::where" and len(node.inputs) == 1
+        ):  # with a condition only, it calls `nonzero` as a child
             continue
         row = find_row(f"{node.name} (sparse)" if "sparse_rows" in node.attributes else node.name)
         if row is None or (row.leaf and node.node_id in parents):
             continue
         if not row.descend:
             closed.add(node.node_id)
-        calls = tuple(rule for rule in row.calls if not (rule.options.get("leaf") and node.node_id in parents))
+        calls = tuple(
+            rule for rule in row.calls if not (rule.options.get("leaf") and node.node_id in parents)
+        )
         if calls:
             yield node, row if len(calls) == len(row.calls) else replace(row, calls=calls)
 
 
 def _signature(node: Node) -> Any:
-    return (node.name, node.inputs, repr(node.values), node.outputs, repr(node.attributes.get("tf32")),
-            json.dumps({k: v for k, v in node.attributes.items() if k != "sequence"}, sort_keys=True))  # fmt: skip
+    return (
+        node.name,
+        node.inputs,
+        repr(node.values),
+        node.outputs,
+        repr(node.attributes.get("tf32")),
+        json.dumps({k: v for k, v in node.attributes.items() if k != "sequence"}, sort_keys=True),
+    )
 
 
-def _records(node: Node, row: Row, device: str, tf32: bool, target: dict[str, Any]) -> list[dict[str, Any]]:
+def _records(
+    node: Node, row: Row, device: str, tf32: bool, target: dict[str, Any]
+) -> list[dict[str, Any]]:
     """The calls of one operator; `target` has the fields of `Rule` that describe the GPU."""
     found: list[dict[str, Any]] = []
     for rule in row.calls:
@@ -165,17 +197,34 @@ def _records(node: Node, row: Row, device: str, tf32: bool, target: dict[str, An
         works = [] if result is None else [result] if isinstance(result, Work) else result
         for work in works:
             dtype = "fp32" if work.dtype == "tf32" and not tf32 else work.dtype
-            found.append({
-                "api": work.api or rule.api, "family": work.family or rule.family, "op": work.op or rule.op,
-                "stream": COMMUNICATION_STREAM if rule.family == "collective" else 0,
-                "dtype": dtype, "flops": float(work.flops), "bytes_read": float(work.read),
-                "bytes_written": float(work.written), "blocking": work.blocking, "evidence": rule.evidence,
-                "attributes": json.dumps(work.attributes, separators=(",", ":")) if work.attributes else None,
-                **work.dims,
-            })  # fmt: skip
-    apart = device != "cpu" or any(call["family"] == "collective" for call in found)  # gloo has threads of its own
+            found.append(
+                {
+                    "api": work.api or rule.api,
+                    "family": work.family or rule.family,
+                    "op": work.op or rule.op,
+                    "stream": COMMUNICATION_STREAM if rule.family == "collective" else 0,
+                    "dtype": dtype,
+                    "flops": float(work.flops),
+                    "bytes_read": float(work.read),
+                    "bytes_written": float(work.written),
+                    "blocking": work.blocking,
+                    "evidence": rule.evidence,
+                    "attributes": (
+                        json.dumps(work.attributes, separators=(",", ":"))
+                        if work.attributes
+                        else None
+                    ),
+                    **work.dims,
+                }
+            )
+    apart = device != "cpu" or any(
+        call["family"] == "collective" for call in found
+    )  # gloo has threads of its own
     calls = found if apart or not found else [_merged_on_cpu(found, row.calls[0].family)]
-    return [{"node_id": node.node_id, "call": i, "phase": node.phase, **call} for i, call in enumerate(calls)]
+    return [
+        {"node_id": node.node_id, "call": i, "phase": node.phase, **call}
+        for i, call in enumerate(calls)
+    ]
 
 
 def _merged_on_cpu(records: list[dict[str, Any]], family: str) -> dict[str, Any]:
@@ -184,15 +233,18 @@ def _merged_on_cpu(records: list[dict[str, Any]], family: str) -> dict[str, Any]
     Its other fields are those of the largest call in the operator's own family.
     """
     own = [record for record in records if record["family"] == family] or records
-    main = max(own, key=lambda record: record["bytes_read"] + record["bytes_written"] + record["flops"])
+    main = max(
+        own, key=lambda record: record["bytes_read"] + record["bytes_written"] + record["flops"]
+    )
     sums = {name: sum(record[name] for record in records) for name in WORK_COLUMNS}
     return {**main, **sums, "api": "cpu", "blocking": True}
 
 
 _TYPES: dict[str, str] = {
-    "node_id": "int64", "call": "int64", "api": "", "family": "", "op": "", "phase": "", "stream": "int64", "dtype": "",
-    **dict.fromkeys(WORK_COLUMNS, "float64"), "blocking": "bool", **dict.fromkeys(DIMS, "Int64"), "attributes": "object",
-    "kernel_name": "object", "measured_us": "float64", "evidence": "",
+    "node_id": "int64", "call": "int64", "api": "", "family": "", "op": "", "phase": "",
+    "stream": "int64", "dtype": "", **dict.fromkeys(WORK_COLUMNS, "float64"), "blocking": "bool",
+    **dict.fromkeys(DIMS, "Int64"), "attributes": "object", "kernel_name": "object",
+    "measured_us": "float64", "evidence": "",
 }  # fmt: skip
 """Columns of a table of calls and their types; empty: text."""
 
@@ -200,7 +252,9 @@ _TYPES: dict[str, str] = {
 def _frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """The table of calls, made column by column: much faster than from a list of rows."""
     columns = {name: [record.get(name) for record in records] for name in _TYPES}
-    return pd.DataFrame({name: pd.Series(values, dtype=_TYPES[name] or None) for name, values in columns.items()})
+    return pd.DataFrame(
+        {name: pd.Series(values, dtype=_TYPES[name] or None) for name, values in columns.items()}
+    )
 
 
 WAIT = "c10d::wait"
@@ -226,7 +280,9 @@ def stream_waits(graph: pd.DataFrame, calls: pd.DataFrame) -> dict[int, tuple[in
     for row, last in zip(collectives.tolist(), before.tolist(), strict=True):
         if last >= 0:
             waits[row] = (int(computing[last]),)
-    named = graph[graph["name"].str.startswith("nccl:") | (graph["name"] == WAIT)].sort_values("order")
+    named = graph[graph["name"].str.startswith("nccl:") | (graph["name"] == WAIT)].sort_values(
+        "order"
+    )
     row_at = dict(zip(position[collectives].tolist(), collectives.tolist(), strict=True))
     row_of: dict[int, int] = {}
     for at, text in zip(named["order"].tolist(), named["attributes"].tolist(), strict=True):

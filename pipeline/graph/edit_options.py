@@ -87,13 +87,21 @@ class _Tree:
     @cached_property
     def families(self) -> dict[int, set[str]]:
         """Kernel families of each operator that makes device calls."""
-        return {node.node_id: {rule.family for rule in row.calls} for node, row in mapped_nodes(self.nodes)}
+        return {
+            node.node_id: {rule.family for rule in row.calls}
+            for node, row in mapped_nodes(self.nodes)
+        }
 
     @cached_property
     def backward(self) -> dict[int, list[Node]]:
         """Holders of the backward pass of each operator that autograd recorded."""
-        parents = ((node, self.by_id.get(-1 if node.parent_id is None else node.parent_id)) for node in self.nodes)
-        holders = [(node, parent) for node, parent in parents if parent is not None and _is_holder(parent)]
+        parents = (
+            (node, self.by_id.get(-1 if node.parent_id is None else node.parent_id))
+            for node in self.nodes
+        )
+        holders = [
+            (node, parent) for node, parent in parents if parent is not None and _is_holder(parent)
+        ]
         autograd = {node.node_id for node, _ in holders}
         owner = {
             node.attributes["sequence"]: node.node_id
@@ -117,7 +125,9 @@ class _Tree:
 
     def backward_of(self, node: Node) -> list[Node]:
         """Holders of the backward pass of an operator and of all operators below it, in host order."""
-        held = [holder for each in self.inside(node) for holder in self.backward.get(each.node_id, [])]
+        held = [
+            holder for each in self.inside(node) for holder in self.backward.get(each.node_id, [])
+        ]
         return sorted(held, key=lambda holder: holder.order)
 
     def matching(self, pattern: str) -> list[Node]:
@@ -162,7 +172,10 @@ def _substitute(graph: Graph, name: str, by: str) -> Graph:
         raise InputError(f"edit.substitute={name}/{by}: {_no_such(tree, [name])}")
     for new in names:
         if find_row(new) in (None, UNKNOWN_ROW):
-            raise InputError(f"edit.substitute={name}/{by}: {new} is not in the operator map: {_near(new, rows())}")
+            raise InputError(
+                f"edit.substitute={name}/{by}: {new} is not in the operator map:"
+                f" {_near(new, rows())}"
+            )
     placed: dict[int, Sequence[Node]] = {}
     for node in matches:
         result = node.outputs[:1]
@@ -170,32 +183,45 @@ def _substitute(graph: Graph, name: str, by: str) -> Graph:
         later = replace(first, inputs=result, values=(None,), attributes={})
         placed[node.node_id] = [first, *(replace(later, name=each) for each in names[1:])]
         backward = [
-            Node(0, f"{each}_backward" if f"{each}_backward" in rows() else GRADIENT,
-                 inputs=result + node.inputs[:1], values=(None, None), outputs=node.inputs[:1])
+            Node(
+                0,
+                f"{each}_backward" if f"{each}_backward" in rows() else GRADIENT,
+                inputs=result + node.inputs[:1],
+                values=(None, None),
+                outputs=node.inputs[:1],
+            )
             for each in reversed(names)
-        ]  # fmt: skip
+        ]
         holders = tree.backward_of(node)
         old = [each for holder in holders for each in tree.device.get(holder.node_id, ())]
         old = old or [each for holder in holders for each in tree.children.get(holder.node_id, ())]
-        placed |= {each.node_id: () for each in old[1:]} | {each.node_id: backward for each in old[:1]}
+        placed |= {each.node_id: () for each in old[1:]} | {
+            each.node_id: backward for each in old[:1]
+        }
     return rewrite(graph, placed)
 
 
 def _fuse(graph: Graph, text: str) -> Graph:
     """Fuse chains of elementwise operators, and the kernels of their backward pass."""
     tree, wanted = _Tree(graph.nodes()), None if text == FUSE_ALL else text.split("+")
-    chains = [chain for siblings in tree.children.values() for chain in _chains(tree, siblings, wanted)]
+    chains = [
+        chain for siblings in tree.children.values() for chain in _chains(tree, siblings, wanted)
+    ]
     if not chains:
         raise InputError(f"edit.fuse={text}: {_no_chain(tree, wanted)}")
     placed: dict[int, Sequence[Node]] = {}
     for chain in chains:
-        placed[chain[0].node_id] = [fused([each for node in chain for each in tree.device[node.node_id]])]
+        placed[chain[0].node_id] = [
+            fused([each for node in chain for each in tree.device[node.node_id]])
+        ]
         placed |= {node.node_id: () for node in chain[1:]}
         placed |= _fused_backward(tree, chain)
     return rewrite(graph, placed)
 
 
-def _chains(tree: _Tree, siblings: Sequence[Node], wanted: Sequence[str] | None) -> list[list[Node]]:
+def _chains(
+    tree: _Tree, siblings: Sequence[Node], wanted: Sequence[str] | None
+) -> list[list[Node]]:
     """Chains among the children of one operator; operators without device calls between them do not count.
 
     Args:
@@ -237,12 +263,16 @@ def _named(node: Node, wanted: Sequence[str] | None, place: int) -> bool:
 
 def _fused_backward(tree: _Tree, chain: Sequence[Node]) -> Mapping[int, Sequence[Node]]:
     """One kernel for the backward pass of a chain; nothing changes if it also has other kernels, such as sums."""
-    holders = sorted((each for node in chain for each in tree.backward_of(node)), key=lambda each: each.order)
+    holders = sorted(
+        (each for node in chain for each in tree.backward_of(node)), key=lambda each: each.order
+    )
     made = [each for holder in holders for each in tree.device.get(holder.node_id, ())]
     if not made or not all(tree.fusable(each) for each in made):
         return {}
     first = next(holder for holder in holders if holder.node_id in tree.device)
-    placed: dict[int, Sequence[Node]] = {holder.node_id: () for holder in holders if holder is not first}
+    placed: dict[int, Sequence[Node]] = {
+        holder.node_id: () for holder in holders if holder is not first
+    }
     if len(made) > 1:
         own = tree.device[first.node_id]
         placed |= {own[0].node_id: [fused(made)]} | {each.node_id: () for each in own[1:]}
@@ -252,7 +282,9 @@ def _fused_backward(tree: _Tree, chain: Sequence[Node]) -> Mapping[int, Sequence
 def _no_such(tree: _Tree, names: Sequence[str]) -> str:
     """Why an edit matches nothing, with the nearest operators of the step."""
     missing = next((name for name in names if not tree.matching(name)), names[0])
-    return f"the step has no operator {missing}: {_near(missing, [node.name for node in tree.nodes])}"
+    return (
+        f"the step has no operator {missing}: {_near(missing, [node.name for node in tree.nodes])}"
+    )
 
 
 def _no_chain(tree: _Tree, wanted: Sequence[str] | None) -> str:
@@ -263,14 +295,20 @@ def _no_chain(tree: _Tree, wanted: Sequence[str] | None) -> str:
     whole = [name for name in wanted if not any(map(tree.fusable, tree.matching(name)))]
     if whole:
         return f"{whole[0]} is not elementwise, so it cannot be part of one kernel"
-    return "these operators do not follow each other in the step, each on the result of the one before"
+    return (
+        "these operators do not follow each other in the step, each on the result of the one before"
+    )
 
 
 def _near(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
     """The names that are most similar, else those that occur most often."""
     own = [each for each in dict.fromkeys(names) if each.startswith("aten::")]
     close = get_close_matches(name.lower(), own, n=MAX_NAMED, cutoff=0.5)
-    close += [each for each in own if name.strip("*:").rpartition("::")[2].lower() in each and each not in close]
+    close += [
+        each
+        for each in own
+        if name.strip("*:").rpartition("::")[2].lower() in each and each not in close
+    ]
     if close:
         return f"near are {', '.join(close[:MAX_NAMED])}"
     usual = [each for each, _ in Counter(names).most_common() if each in set(own)]

@@ -44,13 +44,16 @@ def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
         InputError: the graphs have equal batch sizes or differ in more than numbers.
     """
     if one.batch_size == other.batch_size:
-        raise InputError(f"rescale: both graphs have batch size {one.batch_size}; capture the step at a second size")
+        raise InputError(
+            f"rescale: both graphs have batch size {one.batch_size}; capture the step at a second"
+            " size"
+        )
     if len(one.table) != len(other.table) or any(
         list(one.table[name]) != list(other.table[name]) for name in _SAME_COLUMNS
     ):
         raise InputError(
-            "rescale: the graphs have different operators, so sizes cannot be interpolated; capture the step at this "
-            "size"
+            "rescale: the graphs have different operators, so sizes cannot be interpolated; capture"
+            " the step at this size"
         )
     part = Fraction(batch_size - one.batch_size, other.batch_size - one.batch_size)
     cache: dict[tuple[str, str], str] = {}
@@ -67,8 +70,12 @@ def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
     for name in _TEXT_COLUMNS:
         table[name] = [text(a, b) for a, b in zip(one.table[name], other.table[name], strict=True)]
     before, after = one.memory.facts(), other.memory.facts()
-    facts: dict[str, Any] = {name: int(_number(before[name], after[name], part)) for name in before if name != "peak"}
-    moments = zip(*(graph.memory.peaks or (graph.memory.peak,) for graph in (one, other)), strict=True)
+    facts: dict[str, Any] = {
+        name: int(_number(before[name], after[name], part)) for name in before if name != "peak"
+    }
+    moments = zip(
+        *(graph.memory.peaks or (graph.memory.peak,) for graph in (one, other)), strict=True
+    )
     peak = int(max(low + (high - low) * part for low, high in moments))
     return Graph(table, Memory(**facts, peak=peak), one.device, one.model, batch_size)
 
@@ -134,7 +141,9 @@ def fuse(graph: Graph, node_ids: Sequence[int]) -> Graph:
         raise InputError(f"fuse: needs two or more operators of the graph, got {list(node_ids)}")
     if len({(node.parent_id, node.thread) for node in chosen}) > 1:
         raise InputError("fuse: the operators have different parents")
-    return rewrite(graph, {chosen[0].node_id: [fused(chosen)]} | {node.node_id: () for node in chosen[1:]})
+    return rewrite(
+        graph, {chosen[0].node_id: [fused(chosen)]} | {node.node_id: () for node in chosen[1:]}
+    )
 
 
 def fused(chain: Sequence[Node]) -> Node:
@@ -159,9 +168,15 @@ def _interpolate(a: Any, b: Any, part: Fraction) -> Any:
         return {key: _interpolate(a[key], b[key], part) for key in a}
     if a == b:
         return a
-    if isinstance(a, bool) or isinstance(b, bool) or not isinstance(a, int | float) or not isinstance(b, int | float):
+    if (
+        isinstance(a, bool)
+        or isinstance(b, bool)
+        or not isinstance(a, int | float)
+        or not isinstance(b, int | float)
+    ):
         raise InputError(
-            f"rescale: {a!r} and {b!r} are not numbers: the step does something else at another batch size"
+            f"rescale: {a!r} and {b!r} are not numbers: the step does something else at another"
+            " batch size"
         )
     return _number(a, b, part)
 

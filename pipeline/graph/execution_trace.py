@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import TraceError
-from pipeline.graph.table import BACKWARD_THREAD, FORWARD_THREAD, Argument, Graph, Node, Tensor, write_nodes
+from pipeline.graph.table import (
+    BACKWARD_THREAD,
+    FORWARD_THREAD,
+    Argument,
+    Graph,
+    Node,
+    Tensor,
+    write_nodes,
+)
 
 USER_SCOPE = 7
 MODULE_MARK = re.compile(r"^## module (.*) ##$")
@@ -32,16 +40,32 @@ TRANSPARENT_NODES = ("PythonDispatchMode", "PythonSubclass", "PythonTLSSnapshot"
 """Names of nodes that Python's dispatch modes add around operators."""
 
 DTYPES = {
-    "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "long int": "int64",
-    "long": "int64", "int": "int32", "short": "int16", "signed char": "int8", "unsigned char": "uint8",
-    "bool": "bool", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
-    **{f"c10::Float8_{kind}": "fp8" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
-}  # fmt: skip
+    "float": "fp32",
+    "double": "fp64",
+    "c10::Half": "fp16",
+    "c10::BFloat16": "bf16",
+    "long int": "int64",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+    **{
+        f"c10::Float8_{kind}": "fp8"
+        for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+    },
+}
 """Type names of tensors in execution traces (and in Kineto's traces) -> dtype names of this project."""
 
 PHASES = (
     (re.compile(r"Optimizer\.(step|zero_grad)#|^## (optimizer|zero_grad) ##"), "optimizer"),
-    (re.compile(r"^## (data|copy_batch_to_gpu|wait_for_batch) ##|^enumerate\(DataLoader\)"), "data"),
+    (
+        re.compile(r"^## (data|copy_batch_to_gpu|wait_for_batch) ##|^enumerate\(DataLoader\)"),
+        "data",
+    ),
     (re.compile(r"^## loss ##"), "loss"),
     (re.compile(r"^## backward ##"), "backward"),
     (re.compile(r"^## forward ##"), "forward"),
@@ -64,7 +88,10 @@ def import_execution_trace(path: str | Path) -> Graph:
     except _NodeError as error:
         raise TraceError(f"{path}: {error}") from None
     accelerator = any(
-        _is_on_accelerator(value) for node in raw for side in ("inputs", "outputs") for value in node[side]["values"]
+        _is_on_accelerator(value)
+        for node in raw
+        for side in ("inputs", "outputs")
+        for value in node[side]["values"]
     )
     if not accelerator:  # the trace of a CPU run: host memory is device memory
         nodes = [_on_device(node) for node in nodes]
@@ -78,11 +105,15 @@ def describe_collective(node: Node) -> Node:
     Attributes: `collective`, its number, and `ranks`; or `awaits`, the number of the last collective that is awaited.
     """
     if node.name == "steptime_comm::wait":
-        return replace(node, name="c10d::wait", values=(), attributes={"awaits": max(node.values[0])})
+        return replace(
+            node, name="c10d::wait", values=(), attributes={"awaits": max(node.values[0])}
+        )
     if node.name != "steptime_comm::issue":
         return node
     op, number, ranks = node.values[-3:]
-    return replace(node, name=f"nccl:{op}", values=(), attributes={"collective": number, "ranks": ranks})
+    return replace(
+        node, name=f"nccl:{op}", values=(), attributes={"collective": number, "ranks": ranks}
+    )
 
 
 def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
@@ -99,9 +130,13 @@ def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise TraceError(f"{path}: not a complete execution trace ({str(error).splitlines()[0]})") from None
+        raise TraceError(
+            f"{path}: not a complete execution trace ({str(error).splitlines()[0]})"
+        ) from None
     except (KeyError, TypeError, AttributeError):
-        raise TraceError(f"{path}: key `nodes` is missing, which PyTorch's ExecutionTraceObserver writes") from None
+        raise TraceError(
+            f"{path}: key `nodes` is missing, which PyTorch's ExecutionTraceObserver writes"
+        ) from None
     _check(path, raw)
     return raw
 
@@ -127,16 +162,28 @@ def _check(path: Path, raw: Sequence[Mapping[str, Any]]) -> None:
     """Check that every node has the required keys and that no id occurs twice."""
     for place, node in enumerate(raw):
         for key, kind in _FIELDS.items():
-            if type(node.get(key)) is not kind or (kind is int and not -(2**63) <= node[key] < 2**64):
-                raise TraceError(f"{path}: nodes[{place}] has no {key}, which PyTorch's ExecutionTraceObserver writes")
-        sides = [node[side].get(key) for side in ("inputs", "outputs") for key in ("values", "shapes", "types")]
+            if type(node.get(key)) is not kind or (
+                kind is int and not -(2**63) <= node[key] < 2**64
+            ):
+                raise TraceError(
+                    f"{path}: nodes[{place}] has no {key}, which PyTorch's ExecutionTraceObserver"
+                    " writes"
+                )
+        sides = [
+            node[side].get(key)
+            for side in ("inputs", "outputs")
+            for key in ("values", "shapes", "types")
+        ]
         if not all(isinstance(side, list) for side in sides):
             raise TraceError(
-                f"{path}: nodes[{place}] has inputs or outputs that are not lists of values, shapes and types"
+                f"{path}: nodes[{place}] has inputs or outputs that are not lists of values, shapes"
+                " and types"
             )
     ids = [node["id"] for node in raw]
     if len(set(ids)) < len(ids):
-        raise TraceError(f"{path}: several nodes have the same id; give the execution trace of one process")
+        raise TraceError(
+            f"{path}: several nodes have the same id; give the execution trace of one process"
+        )
 
 
 NODES, NODE_END = b'"nodes": [', b"\n      },\n"
@@ -192,15 +239,21 @@ def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> l
         phase = current if sequential else phase
         node = _node(raw_node, parent, len(kept))
         under = kept[parent] if parent is not None else None
-        backward = node.name.startswith(AUTOGRAD) or (under is not None and under.thread == BACKWARD_THREAD)
+        backward = node.name.startswith(AUTOGRAD) or (
+            under is not None and under.thread == BACKWARD_THREAD
+        )
         node.thread = BACKWARD_THREAD if backward or threads[raw_node["tid"]] else FORWARD_THREAD
-        node.phase = phase or (under.phase if under is not None else "backward" if node.thread else "forward")
+        node.phase = phase or (
+            under.phase if under is not None else "backward" if node.thread else "forward"
+        )
         _set_module(node, under, module, module_of)
         kept[node.node_id] = node
     return list(kept.values())
 
 
-def _set_module(node: Node, under: Node | None, module: str | None, module_of: dict[int, str | None]) -> None:
+def _set_module(
+    node: Node, under: Node | None, module: str | None, module_of: dict[int, str | None]
+) -> None:
     """Set the module of an operator: the one that runs; in the backward pass, that of the forward operator.
 
     Args:
@@ -215,9 +268,13 @@ def _set_module(node: Node, under: Node | None, module: str | None, module_of: d
         node.module = module
         if node.thread == BACKWARD_THREAD:
             node.attributes["recomputed"] = True
-    elif node.name.startswith(AUTOGRAD):  # what adds up a gradient has no number, and follows what computes it
+    elif node.name.startswith(
+        AUTOGRAD
+    ):  # what adds up a gradient has no number, and follows what computes it
         node.module = module_of.get(LAST)
-    elif under is not None and under.phase == node.phase:  # an exception leaves PyTorch's recorder inside an operator
+    elif (
+        under is not None and under.phase == node.phase
+    ):  # an exception leaves PyTorch's recorder inside an operator
         if under.name.startswith(AUTOGRAD) and sequence in module_of:
             under.module = module_of[LAST] = module_of[sequence]
         node.module = under.module
@@ -232,7 +289,11 @@ def flatten(node: dict[str, Any]) -> dict[str, Any]:
     """Convert one node to the keys id, parent, name, rf_id, scope, tid, seq_id, op_schema, inputs and outputs."""
     if "attrs" not in node:  # schema 1.0.1
         sides = {
-            side: {"values": node[side], "shapes": node[f"{side[:-1]}_shapes"], "types": node[f"{side[:-1]}_types"]}
+            side: {
+                "values": node[side],
+                "shapes": node[f"{side[:-1]}_shapes"],
+                "types": node[f"{side[:-1]}_types"],
+            }
             for side in ("inputs", "outputs")
         }
         return {**node, **sides}
@@ -266,17 +327,30 @@ def _node(raw: Mapping[str, Any], parent: int | None, order: int) -> Node:
     try:
         return _described(raw, parent, order)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise _NodeError(f"node {raw['id']} ({raw['name']}) has invalid inputs, outputs or attributes") from None
+        raise _NodeError(
+            f"node {raw['id']} ({raw['name']}) has invalid inputs, outputs or attributes"
+        ) from None
 
 
 def _described(raw: Mapping[str, Any], parent: int | None, order: int) -> Node:
     inputs, values = _arguments(raw["inputs"])
     outputs, _ = _arguments(raw["outputs"])
-    attributes: dict[str, Any] = {"schema": raw["op_schema"].split("(")[0]} if raw.get("op_schema") else {}
+    attributes: dict[str, Any] = (
+        {"schema": raw["op_schema"].split("(")[0]} if raw.get("op_schema") else {}
+    )
     if raw.get("seq_id", -1) >= 0:
         attributes["sequence"] = raw["seq_id"]
-    return Node(int(raw["id"]), raw["name"], parent, order, inputs=inputs, values=values, outputs=outputs,
-                attributes=attributes, is_top_level=parent is None)  # fmt: skip
+    return Node(
+        int(raw["id"]),
+        raw["name"],
+        parent,
+        order,
+        inputs=inputs,
+        values=values,
+        outputs=outputs,
+        attributes=attributes,
+        is_top_level=parent is None,
+    )
 
 
 def _arguments(side: Mapping[str, Any]) -> tuple[tuple[Argument, ...], tuple[Any, ...]]:
@@ -289,7 +363,13 @@ def _arguments(side: Mapping[str, Any]) -> tuple[tuple[Argument, ...], tuple[Any
         stride = strides[i] if i < len(strides) else None
         argument = _argument(kind, shape, contents[i] if i < len(contents) else None, stride)
         arguments.append(argument)
-        plain = None if argument is not None or "Tensor(" in kind else contents[i] if i < len(contents) else None
+        plain = (
+            None
+            if argument is not None or "Tensor(" in kind
+            else contents[i]
+            if i < len(contents)
+            else None
+        )
         values.append(_plain(plain))
     return tuple(arguments), tuple(values)
 
@@ -299,8 +379,16 @@ def _argument(kind: str, shape: Any, content: Any, stride: Any) -> Argument:
         return _tensor(kind, shape, content, stride)
     if kind.startswith("GenericList[") and "Tensor(" in kind:
         inner = kind[len("GenericList[") : -1].split(",")
-        strides = stride if isinstance(stride, list) and len(stride) == len(inner) else [None] * len(inner)
-        found = [_tensor(*one) for one in zip(inner, shape, content, strides, strict=False) if one[0] != "None"]
+        strides = (
+            stride
+            if isinstance(stride, list) and len(stride) == len(inner)
+            else [None] * len(inner)
+        )
+        found = [
+            _tensor(*one)
+            for one in zip(inner, shape, content, strides, strict=False)
+            if one[0] != "None"
+        ]
         return tuple(tensor for tensor in found if tensor is not None)
     return None
 
@@ -317,7 +405,11 @@ def _tensor(kind: str, shape: Any, content: Any, stride: Any) -> Tensor | None:
 
 
 def _plain(content: Any) -> Any:
-    return None if content == "<None>" or (isinstance(content, str) and len(content) > 200) else content
+    return (
+        None
+        if content == "<None>" or (isinstance(content, str) and len(content) > 200)
+        else content
+    )
 
 
 def _is_on_accelerator(content: Any) -> bool:
@@ -332,10 +424,15 @@ def _is_on_accelerator(content: Any) -> bool:
 def _on_device(node: Node) -> Node:
     def move(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
         return tuple(
-            Tensor(a.shape, a.dtype, a.strides) if isinstance(a, Tensor)
-            else None if a is None else tuple(Tensor(t.shape, t.dtype, t.strides) for t in a)
+            (
+                Tensor(a.shape, a.dtype, a.strides)
+                if isinstance(a, Tensor)
+                else None
+                if a is None
+                else tuple(Tensor(t.shape, t.dtype, t.strides) for t in a)
+            )
             for a in arguments
-        )  # fmt: skip
+        )
 
     node.inputs, node.outputs = move(node.inputs), move(node.outputs)
     return node

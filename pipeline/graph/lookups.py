@@ -32,16 +32,17 @@ Line = tuple[str, str]
 """
 
 SPARSE_ADAGRAD: Sequence[Line] = (
-    ("aten::coalesce", "g"), ("aten::_indices", "r"), ("aten::_values", "r"), ("aten::pow", "rs"), ("aten::add_", "w"),
-    ("aten::sparse_mask", "w"), ("aten::_values", "r"), ("aten::sqrt_", "r"), ("aten::add_", "rs"),
-    ("aten::div", "rr"), ("aten::add_", "w"),
+    ("aten::coalesce", "g"), ("aten::_indices", "r"), ("aten::_values", "r"), ("aten::pow", "rs"),
+    ("aten::add_", "w"), ("aten::sparse_mask", "w"), ("aten::_values", "r"), ("aten::sqrt_", "r"),
+    ("aten::add_", "rs"), ("aten::div", "rr"), ("aten::add_", "w"),
 )  # fmt: skip
 
 SPARSE_ADAM: Sequence[Line] = (
-    ("aten::coalesce", "g"), ("aten::_indices", "r"), ("aten::_values", "r"), ("aten::sparse_mask", "w"),
-    ("aten::_values", "r"), ("aten::sub", "rr"), ("aten::mul_", "rs"), ("aten::add_", "w"), ("aten::sparse_mask", "w"),
-    ("aten::_values", "r"), ("aten::pow", "rs"), ("aten::sub_", "rr"), ("aten::mul_", "rs"), ("aten::add_", "w"),
-    ("aten::add_", "rr"), ("aten::add_", "rr"), ("aten::sqrt_", "r"), ("aten::add_", "rs"), ("aten::div_", "rr"),
+    ("aten::coalesce", "g"), ("aten::_indices", "r"), ("aten::_values", "r"),
+    ("aten::sparse_mask", "w"), ("aten::_values", "r"), ("aten::sub", "rr"), ("aten::mul_", "rs"),
+    ("aten::add_", "w"), ("aten::sparse_mask", "w"), ("aten::_values", "r"), ("aten::pow", "rs"),
+    ("aten::sub_", "rr"), ("aten::mul_", "rs"), ("aten::add_", "w"), ("aten::add_", "rr"),
+    ("aten::add_", "rr"), ("aten::sqrt_", "r"), ("aten::add_", "rs"), ("aten::div_", "rr"),
     ("aten::mul", "rs"), ("aten::add_", "w"),
 )  # fmt: skip
 
@@ -66,12 +67,24 @@ def name_fused_lookups(nodes: Sequence[Node], config: Mapping[str, Any]) -> list
         if node.parent_id in skipped and not node.name.startswith("steptime::"):
             node = replace(node, parent_id=None, is_top_level=True)
         if node.name == "FusedLookup":
-            skipped.add(node.node_id)  # the Python function around the operator; FBGEMM's C++ operator has none
+            skipped.add(
+                node.node_id
+            )  # the Python function around the operator; FBGEMM's C++ operator has none
         elif node.name == "steptime::lookup":
-            check = replace(node, node_id=fresh, name=BOUNDS_CHECK, inputs=node.inputs[1:3], values=(), outputs=(),
-                            parent_id=None)  # fmt: skip
+            check = replace(
+                node,
+                node_id=fresh,
+                name=BOUNDS_CHECK,
+                inputs=node.inputs[1:3],
+                values=(),
+                outputs=(),
+                parent_id=None,
+            )
             fresh += 1
-            named += [check, replace(node, name=FUSED_FORWARD.format(optimizer=optimizer), parent_id=None)]
+            named += [
+                check,
+                replace(node, name=FUSED_FORWARD.format(optimizer=optimizer), parent_id=None),
+            ]
         elif node.name == "steptime::lookup_backward":
             named.append(replace(node, name=FUSED_BACKWARD.format(optimizer=optimizer)))
         elif "FusedLookupBackward" in node.name:
@@ -91,7 +104,9 @@ def fused_optimizer(config: Mapping[str, Any]) -> str:
 def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]:
     """Add to lookups what their shapes do not show: rows per table, lookups, and the distribution of indices."""
     if "embedding" not in config:
-        return sparse_updates(nodes, tables_of_custom_step(nodes), str(config.get("optimizer", "sgd")))
+        return sparse_updates(
+            nodes, tables_of_custom_step(nodes), str(config.get("optimizer", "sgd"))
+        )
     from pipeline.workloads.dlrm import JOINT, tables
 
     rows, lookups = tables(config)
@@ -99,7 +114,9 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
     states = {"adagrad": 1, "adam": 2}.get(fused_optimizer(config), 0)
     for node in nodes:
         if node.name.startswith(("fbgemm::split_embedding", BOUNDS_CHECK)):
-            node.attributes.update(rows=rows, lookups=lookups, distribution=distribution, index_bytes=8)
+            node.attributes.update(
+                rows=rows, lookups=lookups, distribution=distribution, index_bytes=8
+            )
             if states and node.name == FUSED_BACKWARD.format(optimizer=fused_optimizer(config)):
                 node.attributes["states"] = states
         elif "embedding_bag" in node.name or node.name == "aten::embedding":
@@ -110,10 +127,14 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
         "aten::_embedding_bag": 2,
         "aten::embedding": 1,
     }  # input (offsets or indices) with one element per result
-    bags = next((node.tensor(outputs[node.name]).numel for node in nodes if node.name in outputs), 0)
+    bags = next(
+        (node.tensor(outputs[node.name]).numel for node in nodes if node.name in outputs), 0
+    )
     width, joint = config["dim"], config["embedding"] in JOINT
     batch = bags // len(rows) if joint else bags
-    sizes = [Lookup(batch, e, n, int(width), distribution) for e, n in zip(rows, lookups, strict=True)]
+    sizes = [
+        Lookup(batch, e, n, int(width), distribution) for e, n in zip(rows, lookups, strict=True)
+    ]
     if joint:  # one table; its rows are used as often as the rows of the tables that it contains
         used, each = sum(size.distinct_rows() for size in sizes), sum(lookups) / len(lookups)
         sizes = [Lookup(bags, sum(rows), each, int(width), distribution, used)]
@@ -168,7 +189,9 @@ def _joined(nodes: Sequence[Node], lookups: Mapping[int, Lookup]) -> list[Lookup
             if shape == (int(last.rows), int(last.width)) and open_:
                 groups.remove(open_[-1])
                 groups[-1] += open_[-1]
-                node.attributes["sparse_rows"] = round(sum(lookups[each].accesses for each in groups[-1]))
+                node.attributes["sparse_rows"] = round(
+                    sum(lookups[each].accesses for each in groups[-1])
+                )
         elif node.name.endswith("AccumulateGrad") and groups and node.tensors():
             shape = node.tensors()[0].shape
             if complete < len(groups) and shape == (
@@ -230,8 +253,20 @@ def _node(addition: Node, line: Line, table: Lookup) -> Node:
     weight, used = addition.tensors()[0], round(table.distinct_rows())
     rows = Tensor((used, int(table.width)), weight.dtype, (int(table.width), 1))
     if takes in ("g", "w"):
-        attributes = {"sparse_rows": round(table.accesses) if takes == "g" else used, "distinct_rows": used}
-        return replace(addition, name=name, inputs=(weight,), values=(None,), outputs=(weight,), attributes=attributes)
+        attributes = {
+            "sparse_rows": round(table.accesses) if takes == "g" else used,
+            "distinct_rows": used,
+        }
+        return replace(
+            addition,
+            name=name,
+            inputs=(weight,),
+            values=(None,),
+            outputs=(weight,),
+            attributes=attributes,
+        )
     inputs = (rows, *([rows] if takes == "rr" else []), *([None] if takes == "rs" else []))
     values = (*([None] * (len(inputs) - 1)), 1.0 if takes == "rs" else None)
-    return replace(addition, name=name, inputs=inputs, values=values, outputs=(rows,), attributes={})
+    return replace(
+        addition, name=name, inputs=inputs, values=values, outputs=(rows,), attributes={}
+    )

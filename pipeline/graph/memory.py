@@ -30,7 +30,9 @@ def _flash_backward(_: Tensor, query: Tensor, *rest: Any) -> int:
     return 4 * (query.numel() + query.numel() // query.shape[-1])
 
 
-KERNEL_BYTES: Mapping[str, Callable[..., int]] = {"steptime_attention::flash_backward": _flash_backward}
+KERNEL_BYTES: Mapping[str, Callable[..., int]] = {
+    "steptime_attention::flash_backward": _flash_backward
+}
 """Operators whose CUDA kernel needs memory while it runs, beside inputs and results -> its bytes, from their arguments."""
 
 
@@ -85,7 +87,10 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peaks(self) -> list[int]:
         """Bytes alive each time before something is freed. When that happens does not depend on sizes."""
-        alive, frees = sum(self._earlier) + np.cumsum(self._changes), np.array(self._frees, dtype=bool)
+        alive, frees = (
+            sum(self._earlier) + np.cumsum(self._changes),
+            np.array(self._frees, dtype=bool),
+        )
         return [int(size) for size in alive[~frees & np.append(frees[1:], True)]]
 
     @property
@@ -122,7 +127,9 @@ def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) ->
     kept = step.parameters_bytes + step.buffers_bytes
     beside = kept + optimizer + step.sparse_gradient_bytes
     peaks = tuple(beside + size for size in live.peaks)
-    return Memory(kept, step.gradient_bytes, optimizer, step.input_bytes, live.blocks, max(peaks), peaks)
+    return Memory(
+        kept, step.gradient_bytes, optimizer, step.input_bytes, live.blocks, max(peaks), peaks
+    )
 
 
 def memory_of_workload(config: Mapping[str, Any], batch_size: int) -> Memory:
@@ -148,7 +155,9 @@ def with_states(step: Step, config: Mapping[str, Any]) -> bool:
         return False
     with run_as_on_cuda():
         for optimizer in step.optimizers:
-            for parameter in (weight for group in optimizer.param_groups for weight in group["params"]):
+            for parameter in (
+                weight for group in optimizer.param_groups for weight in group["params"]
+            ):
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
             optimizer.step()
             optimizer.zero_grad()

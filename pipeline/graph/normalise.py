@@ -37,12 +37,18 @@ NEUTRAL_NAMES = {
 """Device-neutral names -> names that CUDA records (source: v100_ddp and rtx2080ti_resnet traces)."""
 
 TF32_OPERATORS = (
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::convolution_backward",
-    "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_grouped_mm",
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution",
+    "aten::convolution_backward", "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward",
+    "aten::_grouped_mm",
 )  # fmt: skip
 """Operators that use TF32 if it is allowed."""
 
-CUDNN_OPERATORS = ("aten::convolution", "aten::convolution_backward", "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
+CUDNN_OPERATORS = (
+    "aten::convolution",
+    "aten::convolution_backward",
+    "aten::_cudnn_rnn",
+    "aten::_cudnn_rnn_backward",
+)
 """Those to which PyTorch allows TF32 in a script that sets nothing (`torch.backends.cudnn.allow_tf32`)."""
 
 LAYOUT_DEPENDENT = ("convolution", "batch_norm", "_pool2d")
@@ -65,25 +71,32 @@ def normalise(nodes: Sequence[Node], config: Mapping[str, Any], fake: bool = Fal
             node.attributes["tf32"] = True
     if config.get("memory_format") == "channels_last":
         for node in nodes:
-            if node.name.startswith("aten::") and any(part in node.name for part in LAYOUT_DEPENDENT):
+            if node.name.startswith("aten::") and any(
+                part in node.name for part in LAYOUT_DEPENDENT
+            ):
                 node.attributes["memory_format"] = "channels_last"
     return renumber(nodes)
 
 
 def renumber(nodes: Sequence[Node]) -> list[Node]:
     """Renumber ids, orders and autograd's sequence numbers from 0, in the given order of nodes."""
-    first = min((node.attributes["sequence"] for node in nodes if "sequence" in node.attributes), default=0)
+    first = min(
+        (node.attributes["sequence"] for node in nodes if "sequence" in node.attributes), default=0
+    )
     for node in nodes:
         if first and "sequence" in node.attributes:
             node.attributes = {**node.attributes, "sequence": node.attributes["sequence"] - first}
     ids = {node.node_id: i for i, node in enumerate(nodes)}
     return [
         replace(
-            node, node_id=i, order=i, parent_id=None if node.parent_id is None else ids[node.parent_id],
+            node,
+            node_id=i,
+            order=i,
+            parent_id=None if node.parent_id is None else ids[node.parent_id],
             is_top_level=node.parent_id is None,
         )
         for i, node in enumerate(nodes)
-    ]  # fmt: skip
+    ]
 
 
 @cache
@@ -103,7 +116,9 @@ def has_same_children_on_cuda(schema: str) -> bool:
     """
     from pipeline.as_on_cuda.torch_names import has_kernel
 
-    explicit = any(has_kernel(schema, f"CompositeExplicitAutograd{kind}") for kind in ("", "NonFunctional"))
+    explicit = any(
+        has_kernel(schema, f"CompositeExplicitAutograd{kind}") for kind in ("", "NonFunctional")
+    )
     return explicit and schema.split(".")[0] not in rows() and not has_kernel(schema, "Meta")
 
 
@@ -137,7 +152,9 @@ def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     Operators on wrapped tensors (of `torch.vmap` and similar transforms) are removed first. They have the shape of one
     sample, and the operators that run are their children.
     """
-    sparse = any("sparse_coo_tensor" in node["name"] for node in raw)  # such tensors have no storage either
+    sparse = any(
+        "sparse_coo_tensor" in node["name"] for node in raw
+    )  # such tensors have no storage either
     operators = [] if sparse else [node for node in raw if node["name"].startswith("aten::")]
     wrapped = {node["id"]: node["parent"] for node in operators if _is_wrapped(node)}
 
@@ -146,7 +163,11 @@ def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             parent = wrapped[parent]
         return parent
 
-    kept = [{**node, "parent": above(node["parent"])} for node in raw if node["id"] not in wrapped] if wrapped else raw
+    kept = (
+        [{**node, "parent": above(node["parent"])} for node in raw if node["id"] not in wrapped]
+        if wrapped
+        else raw
+    )
     return prune(kept, meta=not sparse)
 
 
@@ -200,10 +221,15 @@ def _nested_again(raw: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any
         ):
             parent = parents[parent]
         parents[node["id"]] = parent
-        if begins or (parent in autograd and node["name"][-1:].isdigit()):  # `AddmmBackward0`, which Python cannot call
+        if begins or (
+            parent in autograd and node["name"][-1:].isdigit()
+        ):  # `AddmmBackward0`, which Python cannot call
             autograd.add(node["id"])
         last = node["id"] if begins else last
-    return [node if node["parent"] == parents[node["id"]] else {**node, "parent": parents[node["id"]]} for node in raw]
+    return [
+        node if node["parent"] == parents[node["id"]] else {**node, "parent": parents[node["id"]]}
+        for node in raw
+    ]
 
 
 def _on_cuda(node: Node, fake: bool) -> Node:
@@ -213,7 +239,12 @@ def _on_cuda(node: Node, fake: bool) -> Node:
     node.attributes.pop("schema", None)
     if fake:
         counters = node.phase == "optimizer"  # optimizers count their steps on the host
-        return replace(node, name=name, inputs=_moved(node.inputs, counters), outputs=_moved(node.outputs, counters))
+        return replace(
+            node,
+            name=name,
+            inputs=_moved(node.inputs, counters),
+            outputs=_moved(node.outputs, counters),
+        )
     return replace(node, name=name)
 
 
@@ -221,11 +252,16 @@ def _moved(arguments: Sequence[Argument], counters: bool = False) -> tuple[Argum
     """Move fake tensors, which are all on the host, to the device; tensors that stand for plain numbers stay."""
 
     def move(tensor: Tensor) -> Tensor:
-        number = not tensor.shape and tensor.host and (counters or tensor.dtype in ("fp64", "int64", "bool"))
+        number = (
+            not tensor.shape
+            and tensor.host
+            and (counters or tensor.dtype in ("fp64", "int64", "bool"))
+        )
         return tensor if number else replace(tensor, host=False)
 
     return tuple(
-        move(a) if isinstance(a, Tensor) else None if a is None else tuple(move(t) for t in a) for a in arguments
+        move(a) if isinstance(a, Tensor) else None if a is None else tuple(move(t) for t in a)
+        for a in arguments
     )
 
 
@@ -246,13 +282,24 @@ def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
             real.append(node)
         elif above.node_id in taken_over:
             taken_over.add(node.node_id)
-        elif above.name.endswith("AccumulateGrad") and above.node_id in sparse and node.name == "aten::clone":
+        elif (
+            above.name.endswith("AccumulateGrad")
+            and above.node_id in sparse
+            and node.name == "aten::clone"
+        ):
             taken_over.add(node.node_id)
             real.append(replace(node, name="aten::_sparse_coo_tensor_unsafe"))
         elif above.name in SAME_CHILDREN and node.name == "aten::detach":
             target, source = node.tensor(0), above.tensor(0)
-            real.append(replace(node, name="aten::copy_", inputs=(target, source, None), values=(None, None, False),
-                                outputs=(target,)))  # fmt: skip
+            real.append(
+                replace(
+                    node,
+                    name="aten::copy_",
+                    inputs=(target, source, None),
+                    values=(None, None, False),
+                    outputs=(target,),
+                )
+            )
         else:
             real.append(node)
     return real
@@ -267,11 +314,22 @@ def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
             shown.append(node)
         elif node.name == "aten::copy_":
             target, source = node.tensor(0), replace(node.tensor(1), host=True)
-            outer = replace(node, node_id=fresh, name="aten::to", inputs=(source,), values=(None,), outputs=(target,),
-                            parent_id=None, attributes={})  # fmt: skip
+            outer = replace(
+                node,
+                node_id=fresh,
+                name="aten::to",
+                inputs=(source,),
+                values=(None,),
+                outputs=(target,),
+                parent_id=None,
+                attributes={},
+            )
             inner = replace(outer, node_id=fresh + 1, name="aten::_to_copy", parent_id=fresh)
             copy = replace(
-                node, inputs=(target, source, None), values=(None, None, node.value(2, True)), parent_id=fresh + 1
+                node,
+                inputs=(target, source, None),
+                values=(None, None, node.value(2, True)),
+                parent_id=fresh + 1,
             )
             shown += [outer, inner, copy]
             fresh += 2
@@ -288,7 +346,9 @@ def _name_standins(nodes: Sequence[Node]) -> list[Node]:
             operator.attributes["rnn"] = _describe_rnn(operator)
         operator = describe_collective(operator)
         if node.name in CUDA_PARENTS:
-            named.append(replace(operator, node_id=fresh, name=CUDA_PARENTS[node.name], attributes={}))
+            named.append(
+                replace(operator, node_id=fresh, name=CUDA_PARENTS[node.name], attributes={})
+            )
             operator.parent_id, operator.is_top_level = fresh, False
             fresh += 1
         named.append(operator)
@@ -309,7 +369,16 @@ def _describe_rnn(node: Node) -> dict[str, Any]:
     gates, hidden, layers, directions, batch_first = (int(v) for v in node.values[-5:])
     weights: Sequence[Tensor] = node.tensor_list(2 if backward else 1)
     batch, tokens = x.shape[:2] if batch_first else x.shape[1::-1]
-    output = weights[1].shape[-1]  # width of the recurrent input: the hidden width, unless the layer projects it
-    return {"gates": gates, "hidden": hidden, "layers": layers, "directions": directions, "batch": batch,
-            "tokens": tokens, "weight_bytes": sum(w.bytes for w in weights),
-            **({"projected": output} if output != hidden else {})}  # fmt: skip
+    output = weights[1].shape[
+        -1
+    ]  # width of the recurrent input: the hidden width, unless the layer projects it
+    return {
+        "gates": gates,
+        "hidden": hidden,
+        "layers": layers,
+        "directions": directions,
+        "batch": batch,
+        "tokens": tokens,
+        "weight_bytes": sum(w.bytes for w in weights),
+        **({"projected": output} if output != hidden else {}),
+    }

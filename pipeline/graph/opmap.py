@@ -36,7 +36,9 @@ UNKNOWN_ROW = Row("", (Rule("other", "unknown", "nothing_known", evidence="none"
 """The row of an operator without a row in the map: its bytes are known, and it is counted as not modelled."""
 
 
-FUSED_ROW = Row("", (Rule("elementwise", "fused", "elementwise", evidence="assumed"),), evidence=("what-if",))
+FUSED_ROW = Row(
+    "", (Rule("elementwise", "fused", "elementwise", evidence="assumed"),), evidence=("what-if",)
+)
 """The row of operators that a what-if edit has fused into one kernel."""
 
 

@@ -23,7 +23,15 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from pipeline.errors import SteptimeError, TableError
-from pipeline.graph.batch_line import LOW, MIDDLE, GraphLine, MemoryLine, NotOnALineError, highest, same_at_any_batch
+from pipeline.graph.batch_line import (
+    LOW,
+    MIDDLE,
+    GraphLine,
+    MemoryLine,
+    NotOnALineError,
+    highest,
+    same_at_any_batch,
+)
 from pipeline.graph.capture import capture, needs_fake_tensors
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
@@ -41,7 +49,9 @@ from pipeline.workloads.user_errors import SIZE_ERRORS
 from pipeline.workloads.workload_files import NAMING_FILES, file_digests
 
 
-def write_graph(graph: Graph, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
+def write_graph(
+    graph: Graph, path: str | Path, provenance: Mapping[str, Any] | None = None
+) -> None:
     """Write a graph atomically: the file is complete or does not exist."""
     facts = {
         "memory": graph.memory.facts(),
@@ -65,10 +75,16 @@ def read_graph(path: str | Path) -> Graph:
     try:
         facts = read_provenance(path)["graph"]
         memory, said = Memory(**facts["memory"]), tuple(facts["warnings"])
-        more = [dict(facts.get(key, {})) for key in ("parameters", "computed")]  # a file of an earlier version has none
-        return Graph(table, memory, facts["device"], facts["model"], int(facts["batch_size"]), said, *more)
+        more = [
+            dict(facts.get(key, {})) for key in ("parameters", "computed")
+        ]  # a file of an earlier version has none
+        return Graph(
+            table, memory, facts["device"], facts["model"], int(facts["batch_size"]), said, *more
+        )
     except (KeyError, TypeError, ValueError):
-        raise TableError(f"{path}: the description of the graph is missing; delete the file to rebuild it") from None
+        raise TableError(
+            f"{path}: the description of the graph is missing; delete the file to rebuild it"
+        ) from None
 
 
 Value = TypeVar("Value")
@@ -159,12 +175,16 @@ class StepStore:
                 f"{kind}.json",
                 key,
                 lambda: _first_alike(kinds, mapped(), kind),
-                lambda path: str(read_json(path, "the step is mapped again", ("kind", DIGEST_KEY))["kind"]),
+                lambda path: str(
+                    read_json(path, "the step is mapped again", ("kind", DIGEST_KEY))["kind"]
+                ),
                 lambda name, path: write_json(path, {"kind": name}, sealed=True),
             )
             if same not in kinds:
                 read: Callable[[Path], pd.DataFrame] = partial(read_table, schema="calls")
-                calls = kept(f"{same}.parquet", key, mapped, read, partial(write_table, schema="calls"))
+                calls = kept(
+                    f"{same}.parquet", key, mapped, read, partial(write_table, schema="calls")
+                )
                 kinds[same] = {ONE_GPU: calls}
             kinds[kind] = kinds[same]
         tables, ranks = kinds[kind], (question.devices, question.nodes)
@@ -196,7 +216,13 @@ def needed_on(memory: Memory, gpu: GpuSpec) -> int:
     if gpu.limits is None or not memory.peak:  # a CPU, or the graph of a trace
         return memory.peak
     workspaces = CUBLAS_BYTES[gpu.compute_capability >= HOPPER] * (2 if memory.gradients else 1)
-    return memory.peak + BLOCK_BYTES * memory.blocks + SEGMENT_BYTES + workspaces + CONTEXT_BYTES_PER_SM * gpu.sms
+    return (
+        memory.peak
+        + BLOCK_BYTES * memory.blocks
+        + SEGMENT_BYTES
+        + workspaces
+        + CONTEXT_BYTES_PER_SM * gpu.sms
+    )
 
 
 def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:
@@ -251,7 +277,11 @@ def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO
     """
 
     def make() -> Graph:
-        return edited(captured(config, batch_size), edit) if edit else _computed_or_captured(config, batch_size)
+        return (
+            edited(captured(config, batch_size), edit)
+            if edit
+            else _computed_or_captured(config, batch_size)
+        )
 
     return kept(GRAPH, _key_if_kept(config, batch_size, edit), make, read_graph, write_graph)
 
@@ -272,7 +302,9 @@ def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
         state = _find_line(config, first) if first is not None else None
     if isinstance(state, MemoryLine) and state.low < batch_size < state.high:
         try:
-            return _line(graph_key(config, state.low), graph_key(config, state.high), state, cache_dir()).at(batch_size)
+            return _line(
+                graph_key(config, state.low), graph_key(config, state.high), state, cache_dir()
+            ).at(batch_size)
         except (LookupError, NotOnALineError):  # the graphs of its ends are gone
             pass
     graph = capture(config, batch_size)
@@ -285,8 +317,15 @@ def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
 
 
 def _may_have_line(config: Mapping[str, Any]) -> bool:
-    of_others = config.get("architecture") in FREE_OPTIONS  # the user's own step, or a library's model
-    return cache_dir() is not None and not of_others and not needs_fake_tensors(config) and "ddp" not in config
+    of_others = (
+        config.get("architecture") in FREE_OPTIONS
+    )  # the user's own step, or a library's model
+    return (
+        cache_dir() is not None
+        and not of_others
+        and not needs_fake_tensors(config)
+        and "ddp" not in config
+    )
 
 
 def _find_line(config: Mapping[str, Any], graph: Graph) -> LineState:
@@ -327,7 +366,9 @@ def _line_state(config: Mapping[str, Any]) -> LineState:
     return find(LINE, graph_key(config, 0), _read_state)
 
 
-def _first_alike(kinds: Mapping[str, dict[tuple[int, int], pd.DataFrame]], calls: pd.DataFrame, kind: str) -> str:
+def _first_alike(
+    kinds: Mapping[str, dict[tuple[int, int], pd.DataFrame]], calls: pd.DataFrame, kind: str
+) -> str:
     """The first kind of GPU with these calls, which are those of `kind`."""
     return next((other for other, tables in kinds.items() if tables[ONE_GPU].equals(calls)), kind)
 
@@ -362,7 +403,9 @@ def gpu_kind(gpu: GpuSpec) -> str:
 
 def graph_key(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO_EDITS) -> str:
     """Hash of everything that a captured graph and its calls depend on, besides the GPU."""
-    users_own, of_library = (config.get("architecture") in kinds for kinds in (("custom",), NAMED_BY))
+    users_own, of_library = (
+        config.get("architecture") in kinds for kinds in (("custom",), NAMED_BY)
+    )
     packages = LIBRARIES + (MODEL_PACKAGES if of_library else ())
     return key_of(
         {

@@ -74,7 +74,9 @@ class Tensor:
         if not self.strides:
             return True
         expected = 1
-        for stride, size in sorted((st, sz) for st, sz in zip(self.strides, self.shape, strict=True) if sz != 1):
+        for stride, size in sorted(
+            (st, sz) for st, sz in zip(self.strides, self.shape, strict=True) if sz != 1
+        ):
             if stride != expected:
                 return False
             expected *= size
@@ -235,17 +237,46 @@ def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
 
     Rows with equal texts are read once, because layers repeat. Their nodes share what is inside `values` and `attributes`.
     """
-    names = ("node_id", "parent_id", "name", "order", "thread", "phase", "is_top_level", "module",
-             "input_shapes", "input_dtypes", "output_shapes", "attributes")  # fmt: skip
-    columns = (table[name].astype(object) for name in names)  # lists hold Python's own numbers, and None
+    names = (
+        "node_id",
+        "parent_id",
+        "name",
+        "order",
+        "thread",
+        "phase",
+        "is_top_level",
+        "module",
+        "input_shapes",
+        "input_dtypes",
+        "output_shapes",
+        "attributes",
+    )
+    columns = (
+        table[name].astype(object) for name in names
+    )  # lists hold Python's own numbers, and None
     details: dict[tuple[str, ...], tuple[Any, ...]] = {}
-    for row in zip(*(column.where(column.notna(), None).tolist() for column in columns), strict=True):
+    for row in zip(
+        *(column.where(column.notna(), None).tolist() for column in columns), strict=True
+    ):
         node_id, parent, name, order, thread, phase, top, module, *texts = row
         key = tuple(texts)
         if key not in details:
             details[key] = _read_details(*key)
         inputs, values, outputs, attributes = details[key]
-        yield Node(node_id, name, parent, order, thread, phase, inputs, values, outputs, dict(attributes), top, module)
+        yield Node(
+            node_id,
+            name,
+            parent,
+            order,
+            thread,
+            phase,
+            inputs,
+            values,
+            outputs,
+            dict(attributes),
+            top,
+            module,
+        )
 
 
 def _read_details(shapes: str, dtypes: str, results: str, text: str) -> tuple[Any, ...]:
@@ -260,9 +291,17 @@ def _read_arguments(shapes: str, dtypes: str, results: str, text: str) -> tuple[
     extra = json.loads(text)
     devices, strides = extra.get("host"), extra.get("strides")
     kinds, sizes = json.loads(dtypes), json.loads(shapes)
-    inputs = tuple(_argument(sizes[i], kinds[i], _at(strides, i), _at(devices, i)) for i in range(len(kinds)))
-    out_sizes, out_kinds, out_host = json.loads(results), extra.get("output_dtypes"), extra.get("output_host")
-    outputs = tuple(_argument(s, _at(out_kinds, i), None, _at(out_host, i)) for i, s in enumerate(out_sizes))
+    inputs = tuple(
+        _argument(sizes[i], kinds[i], _at(strides, i), _at(devices, i)) for i in range(len(kinds))
+    )
+    out_sizes, out_kinds, out_host = (
+        json.loads(results),
+        extra.get("output_dtypes"),
+        extra.get("output_host"),
+    )
+    outputs = tuple(
+        _argument(s, _at(out_kinds, i), None, _at(out_host, i)) for i, s in enumerate(out_sizes)
+    )
     return inputs, tuple(extra.get("values", ())), outputs
 
 
@@ -352,5 +391,11 @@ def _argument(shape: Any, dtype: Any, strides: Any, host: Any) -> Argument:
 
 def _tensor(shape: Any, dtype: str, strides: Any, host: Any) -> Tensor:
     size = tuple(shape)
-    known = None if strides == 0 else tuple(strides) if strides is not None else contiguous_strides(size)
+    known = (
+        None
+        if strides == 0
+        else tuple(strides)
+        if strides is not None
+        else contiguous_strides(size)
+    )
     return Tensor(size, dtype, known, bool(host))

@@ -31,8 +31,8 @@ PCIE_HOSTS = (3, 4, 5)
 _TEXTS = ("name", "what", "fabric")
 _COUNTS = ("gpus_per_node", "nics_per_node")
 _RATES = {
-    "nvlink_bidirectional_gb_per_s": 0.5, "pcie_gb_per_s": 1.0, "latency_us": 1.0, "nic_gbit_per_s": 0.125,
-    "nic_latency_us": 1.0,
+    "nvlink_bidirectional_gb_per_s": 0.5, "pcie_gb_per_s": 1.0, "latency_us": 1.0,
+    "nic_gbit_per_s": 0.125, "nic_latency_us": 1.0,
 }  # fmt: skip
 """Keys of figures, with the factor to the unit of `Cluster`: GB/s in one direction, µs."""
 _OPTIONAL = ("nvlink_bidirectional_gb_per_s", "in_switch_reduction", "host", "usual_for", "sources")
@@ -72,7 +72,11 @@ class Cluster:
 
     def link_gb_per_s(self, gpu: GpuSpec) -> float:
         """Rate of one GPU's links to the fabric: NVLink where there is one, else PCIe."""
-        return self.pcie_gb_per_s if self.fabric == PCIE else self.nvlink_gb_per_s or gpu.nvlink_gb_per_s or 0.0
+        return (
+            self.pcie_gb_per_s
+            if self.fabric == PCIE
+            else self.nvlink_gb_per_s or gpu.nvlink_gb_per_s or 0.0
+        )
 
 
 def load_cluster(name: str) -> Cluster:
@@ -85,7 +89,10 @@ def load_cluster(name: str) -> Cluster:
     name = name_of_config("cluster", name, _read)
     files = config_files("cluster")
     if name not in files:
-        remedy = "; for another cluster give a file with its figures, cluster=FILE.yaml (docs/many_gpus.md)"
+        remedy = (
+            "; for another cluster give a file with its figures, cluster=FILE.yaml"
+            " (docs/many_gpus.md)"
+        )
         raise UnknownNameError("cluster", name, [*files, AUTO], remedy=remedy)
     return _read(files[name])
 
@@ -119,8 +126,8 @@ def check_fabric(cluster: Cluster, gpu: GpuSpec) -> None:
     """
     if not cluster.link_gb_per_s(gpu):
         raise ConfigError(
-            f"cluster={cluster.name}: its GPUs are joined by NVLink ({cluster.fabric}), which {gpu.name} has not; "
-            f"take a PCIe host, such as cluster={usual_cluster(gpu).name}"
+            f"cluster={cluster.name}: its GPUs are joined by NVLink ({cluster.fabric}), which"
+            f" {gpu.name} has not; take a PCIe host, such as cluster={usual_cluster(gpu).name}"
         )
 
 
@@ -133,16 +140,23 @@ def _read(path: Path) -> Cluster:
 def _parsed(path: Path, _stamp: int) -> Cluster:
     cluster = _checked(read_mapping(path, "values, as in config/cluster/dgx-a100.yaml"), path)
     if cluster.name != path.stem:
-        raise ConfigError(f"{path}: name is {cluster.name!r}, expected {path.stem!r}, the name of the file")
+        raise ConfigError(
+            f"{path}: name is {cluster.name!r}, expected {path.stem!r}, the name of the file"
+        )
     if cluster.name == AUTO:
-        raise ConfigError(f"{path}: {AUTO} means the usual cluster of a GPU; call the file and the cluster otherwise")
+        raise ConfigError(
+            f"{path}: {AUTO} means the usual cluster of a GPU; call the file and the cluster"
+            " otherwise"
+        )
     return cluster
 
 
 def _checked(values: Mapping[str, Any], path: Path) -> Cluster:
     """The cluster of a file's values."""
     if unknown := [key for key in values if key not in _KEYS]:
-        raise ConfigError(f"{path}: unknown key {', '.join(map(repr, unknown))}; a cluster has {', '.join(_KEYS)}")
+        raise ConfigError(
+            f"{path}: unknown key {', '.join(map(repr, unknown))}; a cluster has {', '.join(_KEYS)}"
+        )
     if missing := [key for key in _KEYS if values.get(key) is None and key not in _OPTIONAL]:
         raise ConfigError(f"{path}: {', '.join(missing)} is missing")
     texts = {key: values[key] for key in (*_TEXTS, "host") if values.get(key) is not None}
@@ -152,16 +166,24 @@ def _checked(values: Mapping[str, Any], path: Path) -> Cluster:
     if not all(character.isalnum() or character in "-_" for character in texts["name"]):
         raise ConfigError(f"{path}: folders get this name: give it letters, digits, - and _ alone")
     if texts["fabric"] not in FABRICS:
-        raise ConfigError(f"{path}: fabric is {texts['fabric']!r}: choose one of {', '.join(FABRICS)}")
+        raise ConfigError(
+            f"{path}: fabric is {texts['fabric']!r}: choose one of {', '.join(FABRICS)}"
+        )
     for key in _COUNTS:
         if type(values[key]) is not int or not 1 <= values[key] <= 1024:
-            raise ConfigError(f"{path}: {key} is {values[key]!r}: give a whole number from 1 to 1024")
+            raise ConfigError(
+                f"{path}: {key} is {values[key]!r}: give a whole number from 1 to 1024"
+            )
     for key in (key for key in _RATES if values.get(key) is not None):
         rate = values[key]
         number = isinstance(rate, (int, float)) and not isinstance(rate, bool) and isfinite(rate)
         if not number or not 0 < rate <= _LARGEST:
-            raise ConfigError(f"{path}: {key} is {rate!r}: give a number above 0, in the unit that the key names")
-    reduces, names, sources = (values.get(key) for key in ("in_switch_reduction", "usual_for", "sources"))
+            raise ConfigError(
+                f"{path}: {key} is {rate!r}: give a number above 0, in the unit that the key names"
+            )
+    reduces, names, sources = (
+        values.get(key) for key in ("in_switch_reduction", "usual_for", "sources")
+    )
     if not isinstance(reduces, (bool, type(None))):
         raise ConfigError(f"{path}: in_switch_reduction is {reduces!r}: give true or false")
     if not isinstance(names or [], (list, tuple)):

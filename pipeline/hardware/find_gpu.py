@@ -22,14 +22,30 @@ import numpy as np
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.occupancy import ARCHITECTURE_NAMES, ARCHITECTURES
-from pipeline.hardware.spec import MIB, PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec, check_plausible, read_figures
+from pipeline.hardware.spec import (
+    MIB,
+    PCIE_EFFICIENCY,
+    PCIE_LANE_GB_PER_S,
+    GpuSpec,
+    check_plausible,
+    read_figures,
+)
 from pipeline.paths import config_files, name_of_config, user_config_dir
 from pipeline.yaml_text import read_mapping
 
 LOCAL = "local"
 """Name of the device of this machine."""
 
-SIBLINGS = {6.0: "P100", 6.1: "P4", 7.0: "V100", 7.5: "T4", 8.0: "A100", 8.6: "A10", 8.9: "L4", 9.0: "H100"}
+SIBLINGS = {
+    6.0: "P100",
+    6.1: "P4",
+    7.0: "V100",
+    7.5: "T4",
+    8.0: "A100",
+    8.6: "A10",
+    8.9: "L4",
+    9.0: "H100",
+}
 """GPU from which the figures of an unlisted GPU are scaled, by compute capability; B200 for newer ones."""
 
 NEAR_SMS = 1.25
@@ -87,8 +103,16 @@ def is_known(name: str) -> bool:
 def nearest_name(name: str) -> str:
     """The known GPU with the name or alias most like this one, best of its series (`RTX 40..`); empty where none is like it."""
     wanted, name_by_alias = _comparable_name(name), _gpu_files()[1]
-    letters, close = len(wanted) - len(wanted.lstrip(ascii_lowercase)), get_close_matches(wanted, name_by_alias, n=20)
-    alike = [alias for shared in (letters + 1, letters) for alias in close if alias[:shared] == wanted[:shared]]
+    letters, close = (
+        len(wanted) - len(wanted.lstrip(ascii_lowercase)),
+        get_close_matches(wanted, name_by_alias, n=20),
+    )
+    alike = [
+        alias
+        for shared in (letters + 1, letters)
+        for alias in close
+        if alias[:shared] == wanted[:shared]
+    ]
     alike += get_close_matches(wanted, name_by_alias, n=1, cutoff=SLIP)
     return name_by_alias[alike[0]] if alike else ""
 
@@ -97,15 +121,24 @@ def nearest_gpu(properties: Any, device: str) -> str | None:
     """The known GPU nearest to a device of a trace's `deviceProperties`: of its maker and compute capability, by multiprocessors
     and memory. Empty where none has about as many multiprocessors (`NEAR_SMS`); None where the figures are not stated.
     """
-    stated = [each for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
+    stated = (
+        [each for each in properties if isinstance(each, dict)]
+        if isinstance(properties, list)
+        else []
+    )
     own = min(stated, key=lambda each: str(each.get("name")) != device, default={})
     keys = ("computeMajor", "computeMinor", "numSms", "totalGlobalMem")
     if not all(type(own.get(key)) is int and own[key] >= 0 for key in keys):
         return None
     major, minor, sms, memory = (own[key] for key in keys)
     amd, sms = own.get("warpSize") == 64, max(sms, 1)  # AMD counts its architectures in another way
-    alike = [spec for spec in list_gpus() if spec.compute_capability == float(f"{major}.{minor}")
-             and spec.architecture.startswith("cdna") == amd and 1 / NEAR_SMS < spec.sms / sms < NEAR_SMS]  # fmt: skip
+    alike = [
+        spec
+        for spec in list_gpus()
+        if spec.compute_capability == float(f"{major}.{minor}")
+        and spec.architecture.startswith("cdna") == amd
+        and 1 / NEAR_SMS < spec.sms / sms < NEAR_SMS
+    ]
 
     def distance(spec: GpuSpec) -> float:
         return abs(log(spec.sms / sms)) + abs(log(spec.memory_bytes / max(memory, 1)))
@@ -120,7 +153,11 @@ def list_gpus() -> list[GpuSpec]:
 
 def same_chip(a: GpuSpec, b: GpuSpec) -> bool:
     """Whether two GPUs have the same chip and number of SMs, so that the same kernels run in the same waves."""
-    return a.architecture == b.architecture and a.compute_capability == b.compute_capability and a.sms == b.sms
+    return (
+        a.architecture == b.architecture
+        and a.compute_capability == b.compute_capability
+        and a.sms == b.sms
+    )
 
 
 def same_chip_gpu(gpu: GpuSpec, measured: Iterable[str]) -> GpuSpec | None:
@@ -128,8 +165,14 @@ def same_chip_gpu(gpu: GpuSpec, measured: Iterable[str]) -> GpuSpec | None:
 
     Example: the A100 with 40 GB for the A100 with 80 GB.
     """
-    siblings = [spec for spec in map(load_gpu_file, measured) if spec.name != gpu.name and same_chip(spec, gpu)]
-    return min(siblings, key=lambda spec: abs(log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None)
+    siblings = [
+        spec
+        for spec in map(load_gpu_file, measured)
+        if spec.name != gpu.name and same_chip(spec, gpu)
+    ]
+    return min(
+        siblings, key=lambda spec: abs(log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None
+    )
 
 
 @lru_cache(maxsize=1)
@@ -158,19 +201,30 @@ def cuda_spec(properties: Any) -> GpuSpec:
         return _unlisted_cuda_spec(properties, read)
     sources = {**listed.sources, "memory_gib": read}
     aliases, memory = (listed.name, device_name), int(properties.total_memory)
-    return replace(listed, name=LOCAL, aliases=aliases, memory_bytes=memory, usable_memory_share=1.0, sources=sources)
+    return replace(
+        listed,
+        name=LOCAL,
+        aliases=aliases,
+        memory_bytes=memory,
+        usable_memory_share=1.0,
+        sources=sources,
+    )
 
 
 def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
     """Spec of a GPU without a file: SMs, clocks, bus and L2 from the driver; tensor-core rates from a similar GPU, scaled."""
     capability = float(f"{properties.major}.{properties.minor}")
-    capability = max((c for c in ARCHITECTURE_NAMES if c <= capability), default=min(ARCHITECTURE_NAMES))
+    capability = max(
+        (c for c in ARCHITECTURE_NAMES if c <= capability), default=min(ARCHITECTURE_NAMES)
+    )
     architecture = ARCHITECTURE_NAMES[capability]
     like = load_gpu_file(SIBLINGS.get(capability, "B200"))
     clock_khz = getattr(properties, "clock_rate", None)
     clock = clock_khz / 1e3 if clock_khz else like.boost_clock_mhz
     sms = int(properties.multi_processor_count)
-    memory_khz, bus_bits = (getattr(properties, key, None) for key in ("memory_clock_rate", "memory_bus_width"))
+    memory_khz, bus_bits = (
+        getattr(properties, key, None) for key in ("memory_clock_rate", "memory_bus_width")
+    )
     # memory transfers data twice per clock of the driver's memory clock, on the whole bus
     dram = 2 * memory_khz * bus_bits / 8 / 1e6 if memory_khz and bus_bits else like.dram_gb_per_s
     scale = sms * clock / (like.sms * like.boost_clock_mhz)
@@ -178,7 +232,9 @@ def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
         f"{dtype}_gflop_per_s": getattr(like, f"{dtype}_gflop_per_s")
         for dtype in ("tf32", "fp16", "bf16", "fp64", "fp64_tensor")
     }
-    scaled: dict[str, Any] = {key: None if rate is None else scale * rate for key, rate in rates.items()}
+    scaled: dict[str, Any] = {
+        key: None if rate is None else scale * rate for key, rate in rates.items()
+    }
     return replace(
         like,
         name=LOCAL,
@@ -192,7 +248,11 @@ def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
         boost_clock_mhz=clock,
         base_clock_mhz=clock,
         dram_gb_per_s=dram,
-        fp32_gflop_per_s=2 * sms * ARCHITECTURES[architecture, capability].fp32_lanes_per_sm * clock / 1e3,
+        fp32_gflop_per_s=2
+        * sms
+        * ARCHITECTURES[architecture, capability].fp32_lanes_per_sm
+        * clock
+        / 1e3,
         **scaled,
         measured_fp32_gflop_per_s=None,
         measured_dram_gb_per_s=None,
@@ -204,9 +264,13 @@ def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
 
 def cpu_spec() -> GpuSpec:
     """The CPU as a device, with one "SM" per core and no separate memory, so that every stage runs without a GPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     cpu = Path("/sys/devices/system/cpu/cpu0")
-    clock_khz, cache_kib = (_number_in(cpu / name) for name in ("cpufreq/cpuinfo_max_freq", "cache/index3/size"))
+    clock_khz, cache_kib = (
+        _number_in(cpu / name) for name in ("cpufreq/cpuinfo_max_freq", "cache/index3/size")
+    )
     clock = clock_khz / 1e3 if clock_khz else CPU_CLOCK_MHZ
     flops = CPU_FLOP_PER_CLOCK * cores * clock / 1e3
     return GpuSpec(
@@ -264,7 +328,9 @@ def _gpu_files() -> tuple[dict[str, GpuSpec], dict[str, str]]:
 
 
 @lru_cache(maxsize=4)
-def _load_files(files: tuple[Path, ...], _stamps: tuple[int, ...]) -> tuple[dict[str, GpuSpec], dict[str, str]]:
+def _load_files(
+    files: tuple[Path, ...], _stamps: tuple[int, ...]
+) -> tuple[dict[str, GpuSpec], dict[str, str]]:
     """The specs of files by name, and these names by every name and alias (`_comparable_name`).
 
     Names count before aliases, and aliases of a user's files, which are last, before those of shipped ones. `_stamps`
@@ -285,9 +351,14 @@ def _load_files(files: tuple[Path, ...], _stamps: tuple[int, ...]) -> tuple[dict
 def _read_spec(path: Path) -> GpuSpec:
     spec = GpuSpec.from_mapping(read_mapping(path, "figures"), str(path))
     if spec.name == LOCAL:
-        raise ConfigError(f"{path}: {LOCAL} is the name of this machine's device; call the file and the GPU otherwise")
+        raise ConfigError(
+            f"{path}: {LOCAL} is the name of this machine's device; call the file and the GPU"
+            " otherwise"
+        )
     if spec.name != path.stem:
-        raise ConfigError(f"{path}: name is {spec.name!r}, expected {path.stem!r}, the name of the file")
+        raise ConfigError(
+            f"{path}: name is {spec.name!r}, expected {path.stem!r}, the name of the file"
+        )
     return spec
 
 
@@ -315,7 +386,14 @@ PROPORTIONAL_TO = {
 }
 """Figures that are proportional to other figures, which are the values. A figure stands before those that depend on it."""
 
-TIME_INDEPENDENT = ("name", "aliases", "sources", "memory_bytes", "usable_memory_share", "base_clock_mhz")
+TIME_INDEPENDENT = (
+    "name",
+    "aliases",
+    "sources",
+    "memory_bytes",
+    "usable_memory_share",
+    "base_clock_mhz",
+)
 """Fields on which no time depends. Memory determines only what fits, and no formula uses the base clock."""
 
 
@@ -330,7 +408,11 @@ def catalogue_spec(name: str) -> GpuSpec | None:
 
 def proportional_factor(key: str, gpu: GpuSpec, stated: GpuSpec) -> float:
     """Factor from `stated` to `gpu` on a figure, from the figures that it is proportional to; exactly 1 if those are equal."""
-    return float(np.prod([getattr(gpu, name) / getattr(stated, name) for name in PROPORTIONAL_TO.get(key, ())]))
+    return float(
+        np.prod(
+            [getattr(gpu, name) / getattr(stated, name) for name in PROPORTIONAL_TO.get(key, ())]
+        )
+    )
 
 
 def with_proportional_figures(gpu: GpuSpec, stated: GpuSpec) -> GpuSpec:

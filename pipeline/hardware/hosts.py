@@ -96,7 +96,9 @@ def host_of(usual: Host, name: str) -> Host:
     if name in (USUAL, usual.name):
         return usual
     if usual.name == LOCAL:
-        raise ConfigError(f"host={name}: gpu=local is measured with the host of this machine; leave host out")
+        raise ConfigError(
+            f"host={name}: gpu=local is measured with the host of this machine; leave host out"
+        )
     return load_host(name)
 
 
@@ -113,14 +115,18 @@ def _read(path: Path) -> Host:
 def _parsed(path: Path, _stamp: int) -> Host:
     host = _checked(read_mapping(path, f"values, as in config/host/{NEWEST}.yaml"), path)
     if host.name != path.stem:
-        raise ConfigError(f"{path}: name is {host.name!r}, expected {path.stem!r}, the name of the file")
+        raise ConfigError(
+            f"{path}: name is {host.name!r}, expected {path.stem!r}, the name of the file"
+        )
     return host
 
 
 def _checked(values: Mapping[str, Any], path: Path) -> Host:
     """The host of a file's values."""
     if unknown := [key for key in values if key not in _KEYS]:
-        raise ConfigError(f"{path}: unknown key {', '.join(map(repr, unknown))}; a host has {', '.join(_KEYS)}")
+        raise ConfigError(
+            f"{path}: unknown key {', '.join(map(repr, unknown))}; a host has {', '.join(_KEYS)}"
+        )
     texts = {key: values.get(key) for key in ("name", "what", "observations")}
     if missing := [key for key, text in texts.items() if not isinstance(text, str) or not text]:
         raise ConfigError(f"{path}: {', '.join(missing)} is missing; give a text for each")
@@ -128,9 +134,14 @@ def _checked(values: Mapping[str, Any], path: Path) -> Host:
         raise ConfigError(f"{path}: folders get this name: give it letters, digits, - and _ alone")
     numbers = {"scale": values.get("scale", 1.0), "log_sd": values.get("log_sd", 0.0)}
     for key, number in numbers.items():
-        usable = isinstance(number, (int, float)) and not isinstance(number, bool) and isfinite(number)
+        usable = (
+            isinstance(number, (int, float)) and not isinstance(number, bool) and isfinite(number)
+        )
         if not usable or number < 0 or (key == "scale" and number == 0) or number > 1000:
-            raise ConfigError(f"{path}: {key} is {number!r}: give a number {'0 or' if key == 'log_sd' else ''} above 0")
+            raise ConfigError(
+                f"{path}: {key} is {number!r}: give a number {'0 or' if key == 'log_sd' else ''}"
+                " above 0"
+            )
     architectures = values.get("usual_for", ())
     if not isinstance(architectures, (list, tuple)):
         raise ConfigError(f"{path}: usual_for is {architectures!r}: give a list of architectures")

@@ -62,8 +62,12 @@ class Architecture:
     shared_reserved_bytes: int = 0
 
 
-def _nvidia(threads: int, blocks: int, shared_kib: int, lanes: int, fp64: int, **units: int) -> Architecture:
-    return Architecture(threads, threads // 32, blocks, 65536, shared_kib * 1024, lanes, fp64 / lanes, **units)
+def _nvidia(
+    threads: int, blocks: int, shared_kib: int, lanes: int, fp64: int, **units: int
+) -> Architecture:
+    return Architecture(
+        threads, threads // 32, blocks, 65536, shared_kib * 1024, lanes, fp64 / lanes, **units
+    )
 
 
 _AMPERE_UNITS = {"shared_unit_bytes": 128, "shared_reserved_bytes": 1024}
@@ -81,13 +85,19 @@ ARCHITECTURES: dict[tuple[str, float], Architecture] = {
     ("blackwell", 10.3): _nvidia(2048, 32, 228, 128, 2, **_AMPERE_UNITS),
     ("blackwell", 12.0): _nvidia(1536, 24, 100, 128, 2, **_AMPERE_UNITS),
     # gfx90a: 4 SIMDs of 8 wavefronts of 64 threads, 512 KiB of vector registers and 64 KiB of local data share
-    ("cdna2", 9.0): Architecture(2048, 32, 32, 131072, 65536, 64, 1.0, warp_size=64, register_unit=512),
+    ("cdna2", 9.0): Architecture(
+        2048, 32, 32, 131072, 65536, 64, 1.0, warp_size=64, register_unit=512
+    ),
     # gfx942: as gfx90a, with two fp32 multiply-adds per lane and clock
-    ("cdna3", 9.4): Architecture(2048, 32, 32, 131072, 65536, 128, 0.5, warp_size=64, register_unit=512),
+    ("cdna3", 9.4): Architecture(
+        2048, 32, 32, 131072, 65536, 128, 0.5, warp_size=64, register_unit=512
+    ),
 }
 """Limits by (architecture, compute capability)."""
 
-ARCHITECTURE_NAMES = {capability: name for name, capability in ARCHITECTURES if not name.startswith("cdna")}
+ARCHITECTURE_NAMES = {
+    capability: name for name, capability in ARCHITECTURES if not name.startswith("cdna")
+}
 """NVIDIA architecture name by compute capability, for detected devices without a file."""
 
 DEFAULT_LIMITS = Architecture(2048, 64, 32, 65536, 98304, 64)
@@ -111,7 +121,10 @@ def limits_of_device(properties: Mapping[str, int]) -> Architecture:
 
 
 def resident_blocks(
-    limits: Architecture, threads: Array, registers: Array | None = None, shared_bytes: Array | None = None
+    limits: Architecture,
+    threads: Array,
+    registers: Array | None = None,
+    shared_bytes: Array | None = None,
 ) -> Array:
     """Blocks that one SM holds at once.
 
@@ -125,16 +138,31 @@ def resident_blocks(
         Blocks per SM, shape (rows,). At least 1, because a block of a kernel that ran fits on an SM.
     """
     threads = np.maximum(np.asarray(threads, dtype=np.float64), 1.0)
-    stated = np.full(threads.shape, np.nan) if registers is None else np.asarray(registers, dtype=np.float64)
+    stated = (
+        np.full(threads.shape, np.nan)
+        if registers is None
+        else np.asarray(registers, dtype=np.float64)
+    )
     per_thread = np.where(np.isnan(stated), TYPICAL_REGISTERS, np.maximum(stated, 1.0))
-    shared = np.zeros(threads.shape) if shared_bytes is None else np.nan_to_num(np.asarray(shared_bytes, np.float64))
+    shared = (
+        np.zeros(threads.shape)
+        if shared_bytes is None
+        else np.nan_to_num(np.asarray(shared_bytes, np.float64))
+    )
     warps = np.ceil(threads / limits.warp_size)
     by_threads = np.floor(limits.max_threads_per_sm / (warps * limits.warp_size))
     by_warps = np.floor(limits.max_warps_per_sm / warps)
     per_warp = np.ceil(per_thread * limits.warp_size / limits.register_unit) * limits.register_unit
-    warps_with_registers = np.floor(limits.registers_per_sm / limits.partitions / per_warp) * limits.partitions
+    warps_with_registers = (
+        np.floor(limits.registers_per_sm / limits.partitions / per_warp) * limits.partitions
+    )
     by_registers = np.floor(warps_with_registers / warps)
-    taken = np.ceil((shared + limits.shared_reserved_bytes) / limits.shared_unit_bytes) * limits.shared_unit_bytes
-    by_shared = np.where(taken > 0, np.floor(limits.shared_memory_per_sm_bytes / np.maximum(taken, 1.0)), np.inf)
+    taken = (
+        np.ceil((shared + limits.shared_reserved_bytes) / limits.shared_unit_bytes)
+        * limits.shared_unit_bytes
+    )
+    by_shared = np.where(
+        taken > 0, np.floor(limits.shared_memory_per_sm_bytes / np.maximum(taken, 1.0)), np.inf
+    )
     least = np.minimum.reduce([by_threads, by_warps, by_registers, by_shared])
     return np.asarray(np.clip(least, 1.0, limits.max_blocks_per_sm))

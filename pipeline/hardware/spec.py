@@ -96,7 +96,9 @@ class GpuSpec:
     @property
     def sm_limits(self) -> Architecture:
         """Limits of one SM: those of the architecture, replaced by those that the GPU file states."""
-        return replace(self.limits or DEFAULT_LIMITS, **{key: getattr(self, key) for key in _PER_SM})
+        return replace(
+            self.limits or DEFAULT_LIMITS, **{key: getattr(self, key) for key in _PER_SM}
+        )
 
     @property
     def usable_memory_bytes(self) -> int:
@@ -116,7 +118,11 @@ class GpuSpec:
     @property
     def notes(self) -> tuple[str, ...]:
         """What an answer about this GPU must say: a user's file may lack sources."""
-        return () if self.sources else (f"the figures of {self.name} have no source: its file has no `sources`",)
+        return (
+            ()
+            if self.sources
+            else (f"the figures of {self.name} have no source: its file has no `sources`",)
+        )
 
     def peak_gflop_per_s(self, dtype: str = "fp32") -> float:
         """Attainable matrix throughput of a dtype, GFLOP/s: measured, else the datasheet's times `FP32_DERATE`.
@@ -125,7 +131,9 @@ class GpuSpec:
         """
         if dtype in ("fp64", "fp64_tensor"):
             tensor = self.fp64_tensor_gflop_per_s if dtype == "fp64_tensor" else None
-            return FP32_DERATE * (tensor or self.fp64_gflop_per_s or self.fp64_share * self.fp32_gflop_per_s)
+            return FP32_DERATE * (
+                tensor or self.fp64_gflop_per_s or self.fp64_share * self.fp32_gflop_per_s
+            )
         if dtype in ("fp16", "bf16", "tf32"):
             datasheet = getattr(self, f"{dtype}_gflop_per_s")
             return self.peak_gflop_per_s() if datasheet is None else FP32_DERATE * float(datasheet)
@@ -134,7 +142,11 @@ class GpuSpec:
     def datasheet_gflop_per_s(self, dtype: str) -> float:
         """The datasheet's throughput of products in a dtype, GFLOP/s; that of fp32 for one without hardware of its own."""
         if dtype == "fp64":
-            return self.fp64_tensor_gflop_per_s or self.fp64_gflop_per_s or self.fp64_share * self.fp32_gflop_per_s
+            return (
+                self.fp64_tensor_gflop_per_s
+                or self.fp64_gflop_per_s
+                or self.fp64_share * self.fp32_gflop_per_s
+            )
         return getattr(self, f"{dtype}_gflop_per_s", None) or self.fp32_gflop_per_s
 
     def peak_dram_gb_per_s(self) -> float:
@@ -143,7 +155,10 @@ class GpuSpec:
 
     def peak_l2_gb_per_s(self) -> float:
         """Attainable L2 bandwidth, GB/s: measured, else from SMs and clock."""
-        return self.measured_l2_gb_per_s or L2_BYTES_PER_SM_CLOCK * self.sms * self.boost_clock_mhz / 1e3
+        return (
+            self.measured_l2_gb_per_s
+            or L2_BYTES_PER_SM_CLOCK * self.sms * self.boost_clock_mhz / 1e3
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "GPU specification") -> GpuSpec:
@@ -162,25 +177,28 @@ class GpuSpec:
 
 
 _REQUIRED = (
-    "name", "architecture", "compute_capability", "sms", "l2_mib", "memory_gib", "boost_clock_mhz", "dram_gb_per_s",
-    "fp32_tflop_per_s", "fp16_tflop_per_s", "pcie_generation", "tdp_w",
+    "name", "architecture", "compute_capability", "sms", "l2_mib", "memory_gib", "boost_clock_mhz",
+    "dram_gb_per_s", "fp32_tflop_per_s", "fp16_tflop_per_s", "pcie_generation", "tdp_w",
 )  # fmt: skip
 _PER_SM = (
-    "max_threads_per_sm", "max_warps_per_sm", "max_blocks_per_sm", "registers_per_sm", "shared_memory_per_sm_bytes",
+    "max_threads_per_sm", "max_warps_per_sm", "max_blocks_per_sm", "registers_per_sm",
+    "shared_memory_per_sm_bytes",
 )  # fmt: skip
 _OPTIONAL = (
-    "aliases", "sources", "base_clock_mhz", "usable_memory_share", "tf32_tflop_per_s", "bf16_tflop_per_s", "pcie_lanes",
-    "fp64_tflop_per_s", "fp64_tensor_tflop_per_s",
-    "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s", "measured_l2_gb_per_s",
-    *_PER_SM,
+    "aliases", "sources", "base_clock_mhz", "usable_memory_share", "tf32_tflop_per_s",
+    "bf16_tflop_per_s", "pcie_lanes", "fp64_tflop_per_s", "fp64_tensor_tflop_per_s",
+    "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s",
+    "measured_l2_gb_per_s", *_PER_SM,
 )  # fmt: skip
 _DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
 _CONVERTED = {
-    "boost_clock_mhz": ("boost_clock_mhz", 1.0), "dram_gb_per_s": ("dram_gb_per_s", 1.0), "tdp_w": ("tdp_w", 1.0),
+    "boost_clock_mhz": ("boost_clock_mhz", 1.0),
+    "dram_gb_per_s": ("dram_gb_per_s", 1.0),
+    "tdp_w": ("tdp_w", 1.0),
     **{f"{dtype}_tflop_per_s": (f"{dtype}_gflop_per_s", 1e3) for dtype in _DTYPES},
     **{key: (key, 1.0) for key in _OPTIONAL if key.startswith("measured_")},
     "nvlink_bidirectional_gb_per_s": ("nvlink_gb_per_s", 0.5),
-}  # fmt: skip
+}
 """Keys of a file with the field of `GpuSpec` and the factor to its unit; a key without a value is None."""
 
 
@@ -211,10 +229,14 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     per_sm: dict[str, Any] = {key: getattr(limits, key, None) for key in _PER_SM}
     per_sm |= {key: values[key] for key in _PER_SM if values.get(key) is not None}
     if without := [key for key, value in per_sm.items() if value is None]:
-        raise ConfigError(f"{where}: unknown architecture {architecture} {capability}: state {', '.join(without)}")
+        raise ConfigError(
+            f"{where}: unknown architecture {architecture} {capability}: state {', '.join(without)}"
+        )
     generation, generations = int(values["pcie_generation"]), sorted(PCIE_LANE_GB_PER_S)
     if generation not in generations:
-        raise ConfigError(f"{where}: pcie_generation {generation} is unknown: choose one of {generations}")
+        raise ConfigError(
+            f"{where}: pcie_generation {generation} is unknown: choose one of {generations}"
+        )
     aliases, sources = values.get("aliases") or [], values.get("sources") or {}
     if not isinstance(aliases, (list, tuple)):
         raise ConfigError(f"{where}: aliases must be a list of names")
@@ -234,7 +256,9 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
         memory_bytes=int(float(values["memory_gib"]) * GIB),
         usable_memory_share=float(values.get("usable_memory_share") or USABLE_SHARE),
         base_clock_mhz=float(values.get("base_clock_mhz") or values["boost_clock_mhz"]),
-        pcie_gb_per_s=PCIE_EFFICIENCY * PCIE_LANE_GB_PER_S[generation] * int(values.get("pcie_lanes") or 16),
+        pcie_gb_per_s=PCIE_EFFICIENCY
+        * PCIE_LANE_GB_PER_S[generation]
+        * int(values.get("pcie_lanes") or 16),
         **{key: int(value) for key, value in per_sm.items()},
         **figures,
         sources={str(key): str(text) for key, text in sources.items()},
@@ -265,7 +289,11 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
         clocked = 2 * spec.sms * spec.limits.fp32_lanes_per_sm * spec.boost_clock_mhz / 1e6
         ranges["fp32_tflop_per_s"] = (spec.fp32_gflop_per_s / 1e3, 0.85 * clocked, 1.15 * clocked)
     # boards of one name differ in boost clock by up to about 10 %, so a measured peak may exceed the datasheet a little
-    ranges |= {key: (value, 0.4 * peak, 1.15 * peak) for key, (value, peak) in measured.items() if value is not None}
+    ranges |= {
+        key: (value, 0.4 * peak, 1.15 * peak)
+        for key, (value, peak) in measured.items()
+        if value is not None
+    }
     plain, dram = spec.fp32_gflop_per_s / 1e3, spec.dram_gb_per_s
     for dtype in ("fp16", "bf16", "tf32"):
         if (rate := getattr(spec, f"{dtype}_gflop_per_s")) is not None:
@@ -279,7 +307,9 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
         ranges["measured_l2_gb_per_s"] = (spec.measured_l2_gb_per_s, 0.5 * dram, 20 * dram)
     for key, (value, low, high) in ranges.items():
         if not low <= value <= high:
-            raise ConfigError(f"{where}: {key} = {value:g} is implausible, expected {low:g} to {high:g}")
+            raise ConfigError(
+                f"{where}: {key} = {value:g} is implausible, expected {low:g} to {high:g}"
+            )
 
 
 def has_tf32(gpu: GpuSpec) -> bool:

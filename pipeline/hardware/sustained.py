@@ -46,7 +46,9 @@ def _figures() -> dict[str, dict[str, dict[str, Any]]]:
 def figure(section: str, name: str, gpu: GpuSpec) -> float:
     """A figure of a GPU's architecture."""
     rows = _figures()[section]
-    return float(rows.get(f"{gpu.architecture} {gpu.compute_capability:.1f}", rows["unknown"])[name])
+    return float(
+        rows.get(f"{gpu.architecture} {gpu.compute_capability:.1f}", rows["unknown"])[name]
+    )
 
 
 def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
@@ -56,7 +58,9 @@ def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
     therefore run at full clock, and long ones at the throughput that the power budget sustains. A higher clock or power
     budget never increases this time.
     """
-    full = np.asarray(flops, dtype=np.float64) / (figure("fp32", "share", gpu) * gpu.fp32_gflop_per_s * 1e3)
+    full = np.asarray(flops, dtype=np.float64) / (
+        figure("fp32", "share", gpu) * gpu.fp32_gflop_per_s * 1e3
+    )
     return throttled_us(full, np.asarray(flops, dtype=np.float64) / (power_gflop_per_s(gpu) * 1e3))
 
 

@@ -71,7 +71,10 @@ class TimeCurve:
 
     def to_json(self) -> dict[str, str]:
         """Both rows of numbers as text, with four digits: a line of the file each."""
-        return {key: " ".join(f"{value:.4g}" for value in values) for key, values in asdict(self).items()}
+        return {
+            key: " ".join(f"{value:.4g}" for value in values)
+            for key, values in asdict(self).items()
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, str]) -> TimeCurve:
@@ -100,7 +103,11 @@ class MeasuredCurves:
 
     def link_gb_per_s(self) -> float:
         """GB/s of the GPU's link to this fabric, in one direction."""
-        return usual_cluster(self.gpu).pcie_gb_per_s if self.fabric == PCIE else link_gb_per_s(self.gpu)
+        return (
+            usual_cluster(self.gpu).pcie_gb_per_s
+            if self.fabric == PCIE
+            else link_gb_per_s(self.gpu)
+        )
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,9 @@ class CollectiveModel(KernelModel):
     def evidence(self) -> str:
         """`pack` on a GPU that was measured, else `transferred` or `roofline`."""
         kinds_of_evidence = [source.evidence for source in self.sources.values()] or ["roofline"]
-        return next((kind for kind in ("pack", "transferred") if kind in kinds_of_evidence), "roofline")
+        return next(
+            (kind for kind in ("pack", "transferred") if kind in kinds_of_evidence), "roofline"
+        )
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
         """`pack`, `transferred` or `roofline`, shape (rows,)."""
@@ -151,7 +160,9 @@ class CollectiveModel(KernelModel):
             time[rows] = self.inside_us(op, ranks[rows], size[rows])
             rows = np.flatnonzero((ops == op) & (nodes > 1.0))
             if self.cluster is not None and len(rows):
-                time[rows] = nodes_us(op, ranks[rows], nodes[rows], size[rows], self.cluster, self.inside_us)
+                time[rows] = nodes_us(
+                    op, ranks[rows], nodes[rows], size[rows], self.cluster, self.inside_us
+                )
         spreads = {"pack": SPREAD, "transferred": TRANSFERRED_SPREAD, "roofline": FORMULA_SPREAD}
         spread = np.array([spreads[kind] for kind in self.evidence_of(calls)])
         return Estimate.around(time, time, spread, np.zeros(len(calls)))
@@ -194,7 +205,10 @@ def read_curves(path: Path) -> dict[str, dict[str, Curves]]:
     return read_by_gpu(
         path,
         lambda by_fabric: {
-            fabric: {op: {int(n): TimeCurve.from_json(curve) for n, curve in by.items()} for op, by in by_op.items()}
+            fabric: {
+                op: {int(n): TimeCurve.from_json(curve) for n, curve in by.items()}
+                for op, by in by_op.items()
+            }
             for fabric, by_op in by_fabric.items()
         },
     )
@@ -236,7 +250,9 @@ def collective_model(
         return CollectiveModel(gpu, _in_cluster(gpu, cluster, known), cluster)
     candidates = _by_distance(gpu, NVSWITCH, link_gb_per_s(gpu), known)
     sources = {
-        op: _source(op, gpu, link_gb_per_s(gpu), candidates) for op in OPS if op not in ("broadcast", "send_recv")
+        op: _source(op, gpu, link_gb_per_s(gpu), candidates)
+        for op in OPS
+        if op not in ("broadcast", "send_recv")
     }
     return (
         CollectiveModel(gpu, {op: source for op, source in sources.items() if source})
@@ -245,7 +261,9 @@ def collective_model(
     )
 
 
-def _in_cluster(gpu: GpuSpec, cluster: Cluster, known: Sequence[MeasuredCurves]) -> dict[str, Source]:
+def _in_cluster(
+    gpu: GpuSpec, cluster: Cluster, known: Sequence[MeasuredCurves]
+) -> dict[str, Source]:
     """The curves of each operation that has any on the cluster's fabric.
 
     Bridges between two GPUs each are NVLink for two ranks, and PCIe for more.
@@ -254,7 +272,9 @@ def _in_cluster(gpu: GpuSpec, cluster: Cluster, known: Sequence[MeasuredCurves])
     link = cluster.link_gb_per_s(gpu)
     fabric = NVSWITCH if cluster.fabric == PAIRS else cluster.fabric
     candidates = _by_distance(gpu, fabric, link, known, cluster.in_switch_reduction)
-    over_pcie = _by_distance(gpu, PCIE, cluster.pcie_gb_per_s, known) if cluster.fabric == PAIRS else []
+    over_pcie = (
+        _by_distance(gpu, PCIE, cluster.pcie_gb_per_s, known) if cluster.fabric == PAIRS else []
+    )
     for op in OPS:
         source = _source(op, gpu, link, candidates)
         more = _source(op, gpu, cluster.pcie_gb_per_s, over_pcie)
@@ -267,24 +287,41 @@ def _in_cluster(gpu: GpuSpec, cluster: Cluster, known: Sequence[MeasuredCurves])
 
 
 def _by_distance(
-    gpu: GpuSpec, fabric: str, link: float, known: Sequence[MeasuredCurves], in_switch: bool | None = None
+    gpu: GpuSpec,
+    fabric: str,
+    link: float,
+    known: Sequence[MeasuredCurves],
+    in_switch: bool | None = None,
 ) -> list[MeasuredCurves]:
     """Curves on a fabric: of the GPU itself, then of its architecture, of switches that add as well, the nearest link."""
 
     def distance(curves: MeasuredCurves) -> tuple[bool, bool, bool, float]:
         other = curves.gpu.architecture != gpu.architecture
-        differs = in_switch is not None and usual_cluster(curves.gpu).in_switch_reduction != in_switch
-        return curves.gpu.name != gpu.name, other, differs, abs(float(np.log(curves.link_gb_per_s() / link)))
+        differs = (
+            in_switch is not None and usual_cluster(curves.gpu).in_switch_reduction != in_switch
+        )
+        return (
+            curves.gpu.name != gpu.name,
+            other,
+            differs,
+            abs(float(np.log(curves.link_gb_per_s() / link))),
+        )
 
     return sorted((curves for curves in known if curves.fabric == fabric), key=distance)
 
 
-def _source(op: str, gpu: GpuSpec, link: float, candidates: Sequence[MeasuredCurves]) -> Source | None:
+def _source(
+    op: str, gpu: GpuSpec, link: float, candidates: Sequence[MeasuredCurves]
+) -> Source | None:
     """The curves that answer for an operation: of the first candidate with it, or with a related operation."""
     for measured in candidates:
         scale = measured.link_gb_per_s() / link
         for named in (name for name in (op, *RELATED.get(op, ())) if name in measured.curves):
-            own = named == op and (measured.gpu.name == gpu.name or (same_chip(measured.gpu, gpu) and scale == 1.0))
-            curves = {ranks: curve.with_link(scale) for ranks, curve in measured.curves[named].items()}
+            own = named == op and (
+                measured.gpu.name == gpu.name or (same_chip(measured.gpu, gpu) and scale == 1.0)
+            )
+            curves = {
+                ranks: curve.with_link(scale) for ranks, curve in measured.curves[named].items()
+            }
             return Source(named, curves, "pack" if own else "transferred")
     return None

@@ -55,7 +55,13 @@ Inside = Callable[[str, Array, Array], Array]
 def bus_share(op: str, ranks: Array) -> Array:
     """Bytes that each rank sends per byte of its buffer."""
     share = (ranks - 1.0) / ranks
-    return 2.0 * share if op == "all_reduce" else np.ones_like(share) if op in ("broadcast", "send_recv") else share
+    return (
+        2.0 * share
+        if op == "all_reduce"
+        else np.ones_like(share)
+        if op in ("broadcast", "send_recv")
+        else share
+    )
 
 
 def hops(op: str, ranks: Array) -> Array:
@@ -75,23 +81,35 @@ def node_us(op: str, ranks: Array, size: Array, gpu: GpuSpec, cluster: Cluster) 
         rate = np.where(ranks > 2.0, cluster.pcie_gb_per_s, link)
     if cluster.fabric == MESH and op in ("all_to_all", "send_recv"):
         # one link to a neighbour; what goes to others crosses PCIe
-        far = np.maximum(ranks - 1.0 - MESH_PEERS, 0.0) / ranks if op == "all_to_all" else np.zeros_like(ranks)
+        far = (
+            np.maximum(ranks - 1.0 - MESH_PEERS, 0.0) / ranks
+            if op == "all_to_all"
+            else np.zeros_like(ranks)
+        )
         near = size / ranks if op == "all_to_all" else size
         wire = np.maximum(near * MESH_LINKS / link, far * size / cluster.pcie_gb_per_s)
         return np.asarray(START_US + cluster.latency_us + wire / 1e3)
     if cluster.fabric == MESH:
-        rate = link / MESH_LINKS * np.array(MESH_RINGS)[np.minimum(ranks, len(MESH_RINGS) - 1.0).astype(int)]
+        rate = (
+            link
+            / MESH_LINKS
+            * np.array(MESH_RINGS)[np.minimum(ranks, len(MESH_RINGS) - 1.0).astype(int)]
+        )
     return np.asarray(START_US + hops(op, ranks) * cluster.latency_us + moved / (1e3 * rate))
 
 
-def nodes_us(op: str, ranks: Array, nodes: Array, size: Array, cluster: Cluster, inside: Inside) -> Array:
+def nodes_us(
+    op: str, ranks: Array, nodes: Array, size: Array, cluster: Cluster, inside: Inside
+) -> Array:
     """Times over several nodes, µs: `inside` the nodes and between them at once, plus the hops between nodes."""
     local = np.ceil(ranks / nodes)
     cards = max(1, cluster.nics_per_node // cluster.gpus_per_node)
     nics = np.minimum(cluster.nics_per_node, cards * local)  # a rank uses the NICs beside it
     rate = 1e3 * NIC_SHARE * nics * cluster.nic_gb_per_s
     if op == "send_recv":
-        return np.asarray(START_US + cluster.nic_latency_us + size / (1e3 * NIC_SHARE * cluster.nic_gb_per_s))
+        return np.asarray(
+            START_US + cluster.nic_latency_us + size / (1e3 * NIC_SHARE * cluster.nic_gb_per_s)
+        )
     if op == "all_to_all":
         crossing = local * size * (ranks - local) / ranks
         together = np.maximum(inside(op, local, size * local / ranks), START_US + crossing / rate)
@@ -100,8 +118,12 @@ def nodes_us(op: str, ranks: Array, nodes: Array, size: Array, cluster: Cluster,
     ring = ring + cluster.nic_latency_us * (nodes - 1.0) * (2.0 if op == "all_reduce" else 1.0)
     if op != "all_reduce":
         return np.asarray(ring)
-    slope = np.where(nodes == 2.0, 1.0, 2.0) * size / np.minimum(TREE_SHARE * rate, 1e3 * TREE_GB_PER_S)
-    tree = _joined(inside(op, local, size), slope) + 2.0 * cluster.nic_latency_us * np.ceil(np.log2(nodes))
+    slope = (
+        np.where(nodes == 2.0, 1.0, 2.0) * size / np.minimum(TREE_SHARE * rate, 1e3 * TREE_GB_PER_S)
+    )
+    tree = _joined(inside(op, local, size), slope) + 2.0 * cluster.nic_latency_us * np.ceil(
+        np.log2(nodes)
+    )
     return np.minimum(ring, tree)
 
 

@@ -43,7 +43,9 @@ WINOGRAD_POINTS, WINOGRAD_OUTPUTS = 36.0, 4.0
 """Winograd F(4x4, 3x3): products per tile, and outputs along a tile's edge."""
 
 
-def gradient_us(name: str, d: Dims, kernel_us: Array, product_us: Array, peak: Array, memory: BandwidthCurve) -> Array:
+def gradient_us(
+    name: str, d: Dims, kernel_us: Array, product_us: Array, peak: Array, memory: BandwidthCurve
+) -> Array:
     """Times of gradients, from times of forward convolutions or products of the same arithmetic; us, shape (rows,).
 
     Args:
@@ -57,15 +59,23 @@ def gradient_us(name: str, d: Dims, kernel_us: Array, product_us: Array, peak: A
     shape, size, stride = ConvShape.of(d), d.element_bytes(), d("stride", 1.0)
     if name == "conv2d_backward_data":
         strided = np.maximum(stride, d("stride_w", stride)) > 1.0
-        return np.where(strided, np.fmax(kernel_us, STRIDED_GRADIENT * shape.flops / peak), kernel_us)
+        return np.where(
+            strided, np.fmax(kernel_us, STRIDED_GRADIENT * shape.flops / peak), kernel_us
+        )
     if name != "conv2d_backward_weight":
         return kernel_us
     # with a stride, rows of pixels between the visited ones are not read
     images = memory.moving_us(size * (shape.inputs / stride + shape.outputs))
-    tiles = shape.batch * np.ceil(shape.out_height / WINOGRAD_OUTPUTS) * np.ceil(shape.out_width / WINOGRAD_OUTPUTS)
+    tiles = (
+        shape.batch
+        * np.ceil(shape.out_height / WINOGRAD_OUTPUTS)
+        * np.ceil(shape.out_width / WINOGRAD_OUTPUTS)
+    )
     transformed_bytes = size * WINOGRAD_POINTS * tiles * (shape.in_channels + shape.out_channels)
     products = 2.0 * WINOGRAD_POINTS * tiles * shape.in_channels * shape.out_channels / peak
-    transformed = memory.moving_us(size * (shape.inputs + shape.outputs) + 2.0 * transformed_bytes) + products
+    transformed = (
+        memory.moving_us(size * (shape.inputs + shape.outputs) + 2.0 * transformed_bytes) + products
+    )
     times = np.where(winograd(d), np.fmax(kernel_us, np.fmin(transformed, product_us)), kernel_us)
     return np.where(shape.window == 1.0, kernel_us + np.nan_to_num(images), times)
 
@@ -85,7 +95,11 @@ PASS_CLOCKS = 1200.0
 MAX_BLOCK_WARPS = 8.0
 """Largest number of warps of a block of the weight gradient: `getGradParamsNumThreads`, 256 threads."""
 
-LIBRARY_INSTRUCTIONS = {"conv2d_forward": 4.0, "conv2d_backward_data": 4.0, "conv2d_backward_weight": 20.0}
+LIBRARY_INSTRUCTIONS = {
+    "conv2d_forward": 4.0,
+    "conv2d_backward_data": 4.0,
+    "conv2d_backward_weight": 20.0,
+}
 """Instructions per multiply-add of cuDNN's direct kernels. From fp16 windows of 5 x 5 on 8 x 64 images of 1024 x 1008:
 3.2 ms for the forward pass, 26.4 ms for both gradients, if the GPU is an A100."""
 
@@ -161,19 +175,25 @@ def cudnn_depthwise(d: Dims, capability: float) -> Flags:
     The rule is that of PyTorch since 1.11, with cuDNN 8.2 or newer. Images of 2^31 elements or more are not considered.
     """
     kernel, height, stride = d("kernel_size"), d("input_size"), d("stride", 1.0)
-    wide, width, across = d("kernel_size_w", kernel), d("input_size_w", height), d("stride_w", stride)
+    wide, width, across = (
+        d("kernel_size_w", kernel),
+        d("input_size_w", height),
+        d("stride_w", stride),
+    )
     batch, channels = d("B"), d("in_channels")
     large = (channels >= 512.0) | ((channels >= 256.0) & (width >= 28.0))
     point = (batch <= 16.0) & (channels >= 128.0) & (width <= 7.0)
     halved = np.where(
         batch == 1.0, (kernel > 1.0) | (width <= 28.0), np.where(kernel > 1.0, large, point)
-    ).astype(bool)  # fmt: skip
+    ).astype(bool)
     square = (kernel == wide) & np.isin(kernel, (1.0, 3.0, 5.0)) & (width >= MIN_DEPTHWISE_WIDTH)
     line = (height == 1.0) & (across == 1.0)
     fits = line | (square & ((across == 1.0) | ((across == 2.0) & halved)))
     half = (d.text("dtype", "fp32") == "fp16") & (capability >= 7.0) & ~volumes(d)
     plain = (d("dilation", 1.0) == 1.0) & ((stride == across) | (height == 1.0))
-    return np.asarray(d.channels_last() | (half & plain & fits & (channels >= MIN_DEPTHWISE_CHANNELS)))
+    return np.asarray(
+        d.channels_last() | (half & plain & fits & (channels >= MIN_DEPTHWISE_CHANNELS))
+    )
 
 
 def native(d: Dims, capability: float) -> Flags:
@@ -181,7 +201,9 @@ def native(d: Dims, capability: float) -> Flags:
     return np.asarray(depthwise(d) & ~cudnn_depthwise(d, capability))
 
 
-def grouped_us(name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: Array, tensor_us: Array) -> Array:
+def grouped_us(
+    name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: Array, tensor_us: Array
+) -> Array:
     """Times of grouped convolutions without the kernel's start, us, shape (rows,); NaN where dims are missing.
 
     Args:
@@ -194,7 +216,9 @@ def grouped_us(name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: Array, 
     """
     plain = np.hypot(_library_us(name, d, gpu, peak), moving_us)
     library = np.where(only_direct(d, gpu), plain, np.fmin(plain, tensor_us))
-    return np.where(native(d, gpu.compute_capability), np.maximum(_native_us(name, d, gpu), moving_us), library)
+    return np.where(
+        native(d, gpu.compute_capability), np.maximum(_native_us(name, d, gpu), moving_us), library
+    )
 
 
 def spread(d: Dims, gpu: GpuSpec, usual: float) -> Array:
@@ -203,7 +227,9 @@ def spread(d: Dims, gpu: GpuSpec, usual: float) -> Array:
     `usual` holds for images and one group, and for those of which steps were published (ResNeXt).
     """
     published = sampled_kind(d) | (evenly_grouped(d) & on_tensor_cores(d, gpu) & ~volumes(d))
-    return np.where(native(d, gpu.compute_capability), NATIVE_SPREAD, np.where(published, usual, LIBRARY_SPREAD))
+    return np.where(
+        native(d, gpu.compute_capability), NATIVE_SPREAD, np.where(published, usual, LIBRARY_SPREAD)
+    )
 
 
 def _instructions_per_us(gpu: GpuSpec) -> float:
@@ -228,18 +254,25 @@ def _native_us(name: str, d: Dims, gpu: GpuSpec) -> Array:
     if name == "conv2d_backward_data":
         threads = shape.batch * shape.groups * shape.height * shape.width
         taps = taps * shape.out_channels / shape.groups
-    return np.asarray(threads * (THREAD_INSTRUCTIONS + TAP_INSTRUCTIONS[name] * taps) / _instructions_per_us(gpu))
+    return np.asarray(
+        threads * (THREAD_INSTRUCTIONS + TAP_INSTRUCTIONS[name] * taps) / _instructions_per_us(gpu)
+    )
 
 
 def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: Array) -> Array:
     """Arithmetic times of cuDNN's kernels outside tensor cores, the shorter of direct and implicit product, us."""
     shape, nhwc = ConvShape.of(d), d.channels_last()
-    elements, products = shape.inputs if name == "conv2d_backward_data" else shape.outputs, shape.flops / 2.0
+    elements, products = (
+        shape.inputs if name == "conv2d_backward_data" else shape.outputs,
+        shape.flops / 2.0,
+    )
     direct = LIBRARY_INSTRUCTIONS[name] * products / _instructions_per_us(gpu)
     rows, depth, columns, groups = implicit_product(name, d)
     tiles = np.ceil(rows / NARROWEST) * np.ceil(columns / NARROWEST)
     times = np.minimum(direct, 2.0 * groups * tiles * NARROWEST**2 * depth / peak)
-    times = np.where(only_direct(d, gpu), NHWC_GROUP_INSTRUCTIONS * direct * _whole(shape, BLOCK_CHANNELS), times)
+    times = np.where(
+        only_direct(d, gpu), NHWC_GROUP_INSTRUCTIONS * direct * _whole(shape, BLOCK_CHANNELS), times
+    )
     single = (LIBRARY_THREAD_INSTRUCTIONS * elements / _instructions_per_us(gpu) + direct) * _whole(
         shape, DEPTHWISE_CHANNELS
     )

@@ -29,8 +29,10 @@ from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
 from pipeline.kernels.tensor_cores import on_tensor_cores
 from pipeline.kernels.work import Array, Dims, implicit_product
 
-DERIVED_FAMILIES = ("softmax", "layer_norm", "gemm", "bmm", "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight",
-                    "rnn")  # fmt: skip
+DERIVED_FAMILIES = (
+    "softmax", "layer_norm", "gemm", "bmm", "conv2d_forward", "conv2d_backward_data",
+    "conv2d_backward_weight", "rnn",
+)  # fmt: skip
 """Families with related calls; those of `rnn` are products (`rnn_kernels.py`)."""
 
 SPREAD = 1.7
@@ -111,13 +113,22 @@ def _on_fp32_cores(
     if "gemm" in models:
         larger = [_larger(calls, factors) for factors in LARGER]
         product, *bounds = _products(name, [calls, *larger], models["gemm"])
-        estimate, evidence = product.scale(np.where(product.inside, 1.0, np.nan)), models["gemm"].evidence
-        estimate = estimate.scale(np.fmin(1.0, _longest(name, larger, bounds, physics) / estimate.kernel))
+        estimate, evidence = (
+            product.scale(np.where(product.inside, 1.0, np.nan)),
+            models["gemm"].evidence,
+        )
+        estimate = estimate.scale(
+            np.fmin(1.0, _longest(name, larger, bounds, physics) / estimate.kernel)
+        )
     forward = models.get("conv2d_forward")
     if forward is not None:
-        forward_calls = calls.assign(family="conv2d_forward", op="conv", phase="forward", dtype="fp32")
+        forward_calls = calls.assign(
+            family="conv2d_forward", op="conv", phase="forward", dtype="fp32"
+        )
         if name == "conv2d_backward_data":
-            forward_calls = forward_calls.assign(in_channels=calls["out_channels"], out_channels=calls["in_channels"])
+            forward_calls = forward_calls.assign(
+                in_channels=calls["out_channels"], out_channels=calls["in_channels"]
+            )
         sampled = forward.covers(forward_calls)
         if sampled.any():
             if estimate is None:
@@ -128,7 +139,9 @@ def _on_fp32_cores(
     if estimate is None:
         return None, ""
     if name != "conv2d_forward" and physics.gpu.limits is not None:
-        estimate = estimate.scale(physics.gradient_us(name, calls, estimate.kernel) / estimate.kernel)
+        estimate = estimate.scale(
+            physics.gradient_us(name, calls, estimate.kernel) / estimate.kernel
+        )
     return estimate.widen(SPREAD), evidence
 
 
@@ -138,7 +151,9 @@ def _larger(calls: pd.DataFrame, factors: Mapping[str, float]) -> pd.DataFrame:
     return calls.assign(**{dim: factor * d(dim) for dim, factor in factors.items()})
 
 
-def _longest(name: str, larger: Sequence[pd.DataFrame], products: Sequence[Estimate], physics: Physics) -> Array:
+def _longest(
+    name: str, larger: Sequence[pd.DataFrame], products: Sequence[Estimate], physics: Physics
+) -> Array:
     """Upper bound of the time of implicit products, us, shape (rows,): `OVERLAP` times the p90 of `LARGER` convolutions.
 
     A learned model can be several times too long in a corner of its range (few columns, a long reduction), where no
@@ -163,7 +178,9 @@ def _products(name: str, tables: Sequence[pd.DataFrame], model: KernelModel) -> 
     sizes = products[["M", "N", "K"]].to_numpy()
     _, first, which = np.unique(sizes, axis=0, return_index=True, return_inverse=True)
     distinct = products.iloc[first]
-    blocks = [distinct.iloc[at : at + ROWS_IN_DOUBLE] for at in range(0, len(distinct), ROWS_IN_DOUBLE)]
+    blocks = [
+        distinct.iloc[at : at + ROWS_IN_DOUBLE] for at in range(0, len(distinct), ROWS_IN_DOUBLE)
+    ]
     estimates = joined([model.predict(block) for block in blocks])
     ends = np.cumsum([len(calls) for calls in tables])
     return [estimates.rows(rows) for rows in np.split(which.ravel(), ends[:-1])]
@@ -173,10 +190,18 @@ def _implicit_product(name: str, calls: pd.DataFrame) -> pd.DataFrame:
     """The matrix product that computes each convolution (implicit GEMM)."""
     rows, depth, columns, groups = implicit_product(name, Dims(calls))
     return pd.DataFrame(
-        {"family": "gemm", "op": "linear", "phase": "forward", "dtype": "fp32", "B": 1.0,
-         "M": rows * groups, "N": depth, "K": columns},
+        {
+            "family": "gemm",
+            "op": "linear",
+            "phase": "forward",
+            "dtype": "fp32",
+            "B": 1.0,
+            "M": rows * groups,
+            "N": depth,
+            "K": columns,
+        },
         index=calls.index,
-    )  # fmt: skip
+    )
 
 
 def _related_calls(
@@ -185,7 +210,11 @@ def _related_calls(
     """(family, calls) that replace calls of family `name`, row by row; None where no model is related."""
     model = models.get(name)
     if name in ("softmax", "layer_norm", "gemm", "bmm") and model is not None:
-        drop = [column for column in ("flops", "bytes_read", "bytes_written", "inputs", "outputs") if column in calls]
+        drop = [
+            column
+            for column in ("flops", "bytes_read", "bytes_written", "inputs", "outputs")
+            if column in calls
+        ]
         forward = calls.drop(columns=drop).assign(phase="forward")
         return name, forward if model.covers(forward).all() else forward.assign(dtype="fp32")
     other = {"gemm": "bmm", "bmm": "gemm"}.get(name)

@@ -76,7 +76,9 @@ class Lookup:
         if self.distribution.startswith("zipf"):
             alpha = float(self.distribution.partition(":")[2] or 1.05)
             return _zipf_distinct(int(self.rows), round(self.accesses), alpha)
-        return float(-self.rows * np.expm1(self.accesses * np.log1p(-1.0 / max(self.rows, 1.0 + 1e-9))))
+        return float(
+            -self.rows * np.expm1(self.accesses * np.log1p(-1.0 / max(self.rows, 1.0 + 1e-9)))
+        )
 
     def hit_rate(self, cached_rows: float) -> float:
         """Share of row reads that L2 serves when it holds `cached_rows` of this table.
@@ -107,7 +109,11 @@ class Lookup:
 def _zipf_bins(rows: int, alpha: float) -> tuple[Array, Array, Array]:
     """Bins of ranks: (first rank, ranks per bin, probability of one rank in the bin); probabilities sum to 1."""
     head = np.arange(1, min(rows, HARMONIC_TERMS) + 1, dtype=np.float64)
-    edges = np.unique(np.floor(np.geomspace(HARMONIC_TERMS + 1, rows + 1, 400))) if rows > HARMONIC_TERMS else head[:0]
+    edges = (
+        np.unique(np.floor(np.geomspace(HARMONIC_TERMS + 1, rows + 1, 400)))
+        if rows > HARMONIC_TERMS
+        else head[:0]
+    )
     first = np.concatenate([head, edges[:-1]])
     count = np.concatenate([np.ones_like(head), np.diff(edges)])
     weight = (first + (count - 1.0) / 2.0) ** -alpha
@@ -133,17 +139,27 @@ def tables_of(d: Dims, row: int, attributes: dict[str, Any]) -> list[Lookup]:
     batch, width = float(d("B")[row]), float(d("D")[row])
     count = int(max(d("T", 1.0)[row], 1.0))
     listed = attributes.get("rows") or []
-    heights = [float(e) for e in listed] if len(listed) == count else [float(d("E", 1e6)[row])] * count
+    heights = (
+        [float(e) for e in listed] if len(listed) == count else [float(d("E", 1e6)[row])] * count
+    )
     fallback = attributes.get("lookups", 1.0)
-    lookups = fallback if isinstance(fallback, list) else [float(d("L", float(fallback))[row])] * count
+    lookups = (
+        fallback if isinstance(fallback, list) else [float(d("L", float(fallback))[row])] * count
+    )
     if len(lookups) != count:
         lookups = [float(np.mean(lookups))] * count
     distinct = attributes.get("distinct")
     return [
-        Lookup(batch, height, float(n), width, str(attributes.get("distribution") or "uniform"),
-               float(distinct[i]) if isinstance(distinct, list) and i < len(distinct) else None)
+        Lookup(
+            batch,
+            height,
+            float(n),
+            width,
+            str(attributes.get("distribution") or "uniform"),
+            float(distinct[i]) if isinstance(distinct, list) and i < len(distinct) else None,
+        )
         for i, (height, n) in enumerate(zip(heights, lookups, strict=True))
-    ]  # fmt: skip
+    ]
 
 
 def attributes_of(d: Dims) -> list[dict[str, Any]]:
@@ -177,10 +193,19 @@ def forward_traffic(d: Dims, gpu: GpuSpec | None) -> EmbeddingTraffic:
     size = d.element_bytes()
     fixed, weights, hits, longest = (np.zeros(d.rows) for _ in range(4))
     memo: dict[tuple[Any, ...], tuple[float, float, float, float]] = {}
-    keys = list(zip(*(d(name, -1.0) for name in ("B", "D", "T", "L", "E")), d.text("attributes"), size, strict=True))
+    keys = list(
+        zip(
+            *(d(name, -1.0) for name in ("B", "D", "T", "L", "E")),
+            d.text("attributes"),
+            size,
+            strict=True,
+        )
+    )
     for row, (key, attributes) in enumerate(zip(keys, attributes_of(d), strict=True)):
         if key not in memo:
-            memo[key] = _call_traffic(tables_of(d, row, attributes), attributes, float(size[row]), gpu)
+            memo[key] = _call_traffic(
+                tables_of(d, row, attributes), attributes, float(size[row]), gpu
+            )
         fixed[row], weights[row], hits[row], longest[row] = memo[key]
     return EmbeddingTraffic(fixed, weights, hits, d("D"), longest)
 
@@ -199,8 +224,15 @@ def _call_traffic(
         return fixed, weights, 0.0, float(counts.max())
     at_once = min(len(tables), int(np.ceil(gpu.sms * RESIDENT_WARPS_PER_SM / max(batch, 1.0))))
     cached = CACHEABLE_SHARE * gpu.l2_bytes / (max(at_once, 1) * element * width)
-    hits = sum(count * table.hit_rate(cached) * table.accesses for table, count in Counter(tables).items())
-    return fixed, weights, hits / max(sum(table.accesses for table in tables), 1.0), float(counts.max())
+    hits = sum(
+        count * table.hit_rate(cached) * table.accesses for table, count in Counter(tables).items()
+    )
+    return (
+        fixed,
+        weights,
+        hits / max(sum(table.accesses for table in tables), 1.0),
+        float(counts.max()),
+    )
 
 
 def distinct_weight_bytes(d: Dims) -> Array:
@@ -210,7 +242,9 @@ def distinct_weight_bytes(d: Dims) -> Array:
     for row, attributes in enumerate(attributes_of(d)):
         tables = tables_of(d, row, attributes)
         row_bytes = float(sectors(np.asarray(size[row] * tables[0].width)))
-        total[row] = row_bytes * sum(count * table.distinct_rows() for table, count in Counter(tables).items())
+        total[row] = row_bytes * sum(
+            count * table.distinct_rows() for table, count in Counter(tables).items()
+        )
     return total
 
 
@@ -293,7 +327,9 @@ class Repeats:
     slice_bytes: Array  # output gradient of one table, mean over tables
 
 
-def lookup_us(name: str, d: Dims, gpu: GpuSpec, dram_us: Callable[[Array], Array], l2_gb_per_s: float) -> Array:
+def lookup_us(
+    name: str, d: Dims, gpu: GpuSpec, dram_us: Callable[[Array], Array], l2_gb_per_s: float
+) -> Array:
     """Time of lookups or their gradients without the kernel's start, us, shape (rows,); NaN where sizes are unknown."""
     traffic = forward_traffic(d, gpu)
     narrow = small_width_factor(traffic.width)
@@ -318,7 +354,9 @@ def _gradient_us(
     """
     repeats = _repeats(d, gpu)
     row = sectors(d.element_bytes() * d("D"))
-    again = np.maximum(weights - row * d("B") * np.maximum(d("T", 1.0), 1.0), 0.0)  # repeated reads of gradient rows
+    again = np.maximum(
+        weights - row * d("B") * np.maximum(d("T", 1.0), 1.0), 0.0
+    )  # repeated reads of gradient rows
     held = np.minimum(1.0, CACHEABLE_SHARE * gpu.l2_bytes / np.maximum(repeats.slice_bytes, 1.0))
     fixed, warm = fixed + (1.0 - held) * again, held * again
     fused = np.maximum(moving_us(fixed + 2.0 * repeats.distinct * row, warm), repeats.update_us)
@@ -327,13 +365,20 @@ def _gradient_us(
     threads = max(gpu.sms, 1) * gpu.max_threads_per_sm
     columns = WARP * np.ceil(d("D") / WARP)
     loads = repeats.sum_loads + 2.0 * repeats.distinct + repeats.sums
-    dense = moving_us(fixed + 2.0 * summed + repeats.distinct * row, warm) + ROW_LATENCY_US * loads * columns / threads
+    dense = (
+        moving_us(fixed + 2.0 * summed + repeats.distinct * row, warm)
+        + ROW_LATENCY_US * loads * columns / threads
+    )
 
     turns = np.ceil(repeats.accesses / FEW_INDICES_PER_BLOCK)
     waves = np.ceil(np.ceil(d("D") / WARP) / (FEW_INDICES_BLOCKS_PER_SM * max(gpu.sms, 1)))
-    few = np.maximum(moving_us(fixed + 2.0 * repeats.distinct * row, warm), 2.0 * ROW_LATENCY_US * turns * waves)
+    few = np.maximum(
+        moving_us(fixed + 2.0 * repeats.distinct * row, warm), 2.0 * ROW_LATENCY_US * turns * waves
+    )
 
-    unsorted = np.array([attributes.get("sorted") is False for attributes in attributes_of(d)], dtype=bool)
+    unsorted = np.array(
+        [attributes.get("sorted") is False for attributes in attributes_of(d)], dtype=bool
+    )
     sorted_or_few = np.where(d.op_in(("dense",)), np.where(unsorted, few, dense), fused)
     sparse = moving_us(fixed - (1.0 - held) * again + weights, weights)
     return np.where(d.op_in(("sparse",)), sparse, sorted_or_few)
@@ -343,7 +388,9 @@ def _repeats(d: Dims, gpu: GpuSpec) -> Repeats:
     """Counts of repeated rows in each call, and the loads and times that follow from them."""
     counts = np.zeros((6, d.rows))
     memo: dict[tuple[Any, ...], tuple[float, ...]] = {}
-    keys = zip(*(d(name, -1.0) for name in ("B", "D", "T", "L", "E")), d.text("attributes"), strict=True)
+    keys = zip(
+        *(d(name, -1.0) for name in ("B", "D", "T", "L", "E")), d.text("attributes"), strict=True
+    )
     for row, (key, attributes) in enumerate(zip(keys, attributes_of(d), strict=True)):
         if key not in memo:
             memo[key] = _repeats_of(tables_of(d, row, attributes), gpu)
@@ -366,11 +413,15 @@ def _repeats_of(tables: list[Lookup], gpu: GpuSpec) -> tuple[float, ...]:
         else:
             pieces = np.ceil(uses / MAX_BLOCK_RUN)
             blocks += count * rows * pieces
-            block_loads += count * rows * pieces * (UPDATE_LOADS + np.ceil(uses / pieces / BLOCK_ROWS))
+            block_loads += (
+                count * rows * pieces * (UPDATE_LOADS + np.ceil(uses / pieces / BLOCK_ROWS))
+            )
     lanes = _lanes(tables[0].width)
     sms = max(gpu.sms, 1)
     resident = max(gpu.registers_per_sm // (BLOCK_REGISTERS * BLOCK_ROWS * lanes), 1)
-    side_by_side = min(sms * resident, max(np.ceil(accesses / MAX_BLOCK_RUN), 1.0), max(blocks, 1.0))
+    side_by_side = min(
+        sms * resident, max(np.ceil(accesses / MAX_BLOCK_RUN), 1.0), max(blocks, 1.0)
+    )
     waits = block_loads / side_by_side + warp_loads / (sms * RESIDENT_WARPS_PER_SM * WARP / lanes)
     slice_elements = float(np.mean([table.batch * table.width for table in tables]))
     return accesses, distinct, sums, loads, ROW_LATENCY_US * float(waits), slice_elements

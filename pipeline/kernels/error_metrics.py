@@ -19,7 +19,9 @@ MIN_ROWS_BY_SIZE = 100
 
 def gmae(predicted: Array, measured: Array) -> float:
     """Geometric mean of |predicted - measured| / measured, as a fraction."""
-    return float(np.exp(np.mean(np.log(np.maximum(np.abs(predicted / measured - 1.0), MIN_RELATIVE_ERROR)))))
+    return float(
+        np.exp(np.mean(np.log(np.maximum(np.abs(predicted / measured - 1.0), MIN_RELATIVE_ERROR))))
+    )
 
 
 def mape(predicted: Array, measured: Array) -> float:
@@ -33,7 +35,9 @@ def metrics(test: pd.DataFrame) -> dict[str, float]:
     Returns:
         gmae, mape, bias (geometric), coverage, and gmae and rows of samples above twice the floor.
     """
-    measured, predicted = (test[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us"))
+    measured, predicted = (
+        test[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us")
+    )
     inside = (test["p10_us"] <= test["latency_us"]) & (test["latency_us"] <= test["p90_us"])
     above = measured > 2.0 * test["floor_us"].to_numpy(dtype=np.float64)
     figures = {
@@ -58,6 +62,11 @@ def gmae_by_size(test: pd.DataFrame, size: Array) -> dict[str, float]:
     """
     if len(test) < MIN_ROWS_BY_SIZE:
         return {}
-    measured, predicted = (test[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us"))
+    measured, predicted = (
+        test[name].to_numpy(dtype=np.float64) for name in ("latency_us", "predicted_us")
+    )
     tenths = np.array_split(np.argsort(size, kind="stable"), len(DECILES))
-    return {name: gmae(predicted[rows], measured[rows]) for name, rows in zip(DECILES, tenths, strict=True)}
+    return {
+        name: gmae(predicted[rows], measured[rows])
+        for name, rows in zip(DECILES, tenths, strict=True)
+    }

@@ -82,12 +82,16 @@ class Estimate:
         """Add another session's error to both intervals: `-low` and `high` in log time; none begins below `least_us` (rows,)."""
         return replace(
             self,
-            p10=np.fmax(self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), low)), least_us),
+            p10=np.fmax(
+                self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), low)), least_us
+            ),
             p90=self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), high)),
             latency_p10=np.fmax(
-                self.latency * np.exp(-np.hypot(np.log(self.latency_p10 / self.latency), low)), least_us
+                self.latency * np.exp(-np.hypot(np.log(self.latency_p10 / self.latency), low)),
+                least_us,
             ),
-            latency_p90=self.latency * np.exp(np.hypot(np.log(self.latency_p90 / self.latency), high)),
+            latency_p90=self.latency
+            * np.exp(np.hypot(np.log(self.latency_p90 / self.latency), high)),
         )
 
 
@@ -111,7 +115,9 @@ def joined(parts: Sequence[Estimate]) -> Estimate:
     """The rows of all parts, in their order; there is at least one part."""
     if len(parts) == 1:
         return parts[0]
-    return Estimate(*(np.concatenate([getattr(part, name) for part in parts]) for name in ESTIMATE_COLUMNS))
+    return Estimate(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ESTIMATE_COLUMNS)
+    )
 
 
 class KernelModel(Protocol):
@@ -200,7 +206,9 @@ class BandwidthCurve:
         """GB/s at `size` bytes."""
         low, high = np.log10(self.low_gb_per_s), np.log10(self.peak_gb_per_s)
         octaves = (np.log2(np.maximum(size, 1.0)) - self.middle_log2) / max(self.slope, 1e-3)
-        return np.asarray(10.0 ** (low + (high - low) / (1.0 + np.exp(-np.clip(octaves, -50.0, 50.0)))))
+        return np.asarray(
+            10.0 ** (low + (high - low) / (1.0 + np.exp(-np.clip(octaves, -50.0, 50.0))))
+        )
 
     def time_us(self, size: Array) -> Array:
         """Microseconds for `size` bytes; 1 GB/s is 1e3 bytes per microsecond."""
@@ -212,7 +220,9 @@ class BandwidthCurve:
 
     def faster(self, factor: float) -> BandwidthCurve:
         """The same curve with every bandwidth times `factor`; the start-up time does not change."""
-        return replace(self, peak_gb_per_s=factor * self.peak_gb_per_s, low_gb_per_s=factor * self.low_gb_per_s)
+        return replace(
+            self, peak_gb_per_s=factor * self.peak_gb_per_s, low_gb_per_s=factor * self.low_gb_per_s
+        )
 
     def to_json(self) -> dict[str, float]:
         """Plain numbers."""
@@ -256,12 +266,17 @@ class Quantiles:
 
     def to_json(self) -> dict[str, list[float]]:
         """The fields as plain lists, for JSON."""
-        return {key: [round(value, 6) for value in getattr(self, key)] for key in ("knots", "low", "high")}
+        return {
+            key: [round(value, 6) for value in getattr(self, key)]
+            for key in ("knots", "low", "high")
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Sequence[float]]) -> Quantiles:
         """Rebuild from the values of `to_json`."""
-        return cls(*(tuple(float(value) for value in values[key]) for key in ("knots", "low", "high")))
+        return cls(
+            *(tuple(float(value) for value in values[key]) for key in ("knots", "low", "high"))
+        )
 
     @classmethod
     def constant(cls, factor: float) -> Quantiles:
@@ -284,7 +299,11 @@ def fit_quantiles(log_time: Array, residual: Array, few: bool = False) -> Quanti
     for rows in bins:
         knots.append(float(np.median(log_time[rows])))
         # plain quantiles of a small bin are too narrow on average, so n + 1 spacings are counted (split conformal)
-        edge = (0.1 * (len(rows) + 1) - 1) / max(len(rows) - 1, 1) if few else 0.1 * (1.0 - 1.0 / (len(rows) + 1))
+        edge = (
+            (0.1 * (len(rows) + 1) - 1) / max(len(rows) - 1, 1)
+            if few
+            else 0.1 * (1.0 - 1.0 / (len(rows) + 1))
+        )
         edge = np.clip(edge, 0.0, 0.5)
         ends = np.quantile(residual[rows], [edge, 1.0 - edge])
         low.append(float(min(ends[0], -1e-5)))
@@ -341,13 +360,23 @@ def clock_notes(gpu: GpuSpec) -> tuple[str, ...]:
         return ()
     text = f"{gpu.name} is predicted at its clock under continuous load; cool, its products"
     if gpu.name == LOW_POWER:
-        text = f"{gpu.name} is predicted at its clock under continuous load; in whole models, its products"
+        text = (
+            f"{gpu.name} is predicted at its clock under continuous load; in whole models, its"
+            " products"
+        )
     elif gpu.name not in _read_sessions(shipped_file(SHARED, FILE)):
-        text = f"{gpu.name}'s clock may depend on heat (not measured); products of a {LOW_POWER}, as small a card,"
+        text = (
+            f"{gpu.name}'s clock may depend on heat (not measured); products of a {LOW_POWER}, as"
+            " small a card,"
+        )
     return (f"{text} ran up to {faster:.1f} times as fast",)
 
 
 @lru_cache(maxsize=4)
 def _read_sessions(path: Path | None) -> dict[str, dict[str, Session]]:
     read: dict[str, dict[str, Session]] = {}
-    return read_by_gpu(path, lambda card: {name: Session.from_json(of) for name, of in card.items()}) if path else read
+    return (
+        read_by_gpu(path, lambda card: {name: Session.from_json(of) for name, of in card.items()})
+        if path
+        else read
+    )

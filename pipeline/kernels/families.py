@@ -60,60 +60,179 @@ class Family:
 
 
 _CONV = ("B", "in_channels", "out_channels", "kernel_size", "input_size")
-_CONV_OPTIONAL = ("stride", "padding", "groups", "dilation", "kernel_size_w", "input_size_w", "stride_w", "padding_w")
+_CONV_OPTIONAL = (
+    "stride",
+    "padding",
+    "groups",
+    "dilation",
+    "kernel_size_w",
+    "input_size_w",
+    "stride_w",
+    "padding_w",
+)
 _IO = ("inputs", "outputs")
 
 ELEMENTWISE_OPS = (
-    "add", "addu", "mul", "mulu", "div", "divu", "pow", "powu", "relu", "gelu", "tanh", "sigmoid", "sub", "sqrt", "exp",
-    "log", "neg", "fill", "where", "cast", "addcmul", "addcdiv", "lerp", "maximum", "minimum", "silu", "other",
+    "add", "addu", "mul", "mulu", "div", "divu", "pow", "powu", "relu", "gelu", "tanh", "sigmoid",
+    "sub", "sqrt", "exp", "log", "neg", "fill", "where", "cast", "addcmul", "addcdiv", "lerp",
+    "maximum", "minimum", "silu", "other",
 )  # fmt: skip
 
 _REGISTERED = (
-    Family("gemm", ("M", "N", "K"), Law.COMPUTE, work.matrix_product, ("linear", "mm"), ("B", "trans_a", "trans_b")),
-    Family("bmm", ("B", "M", "N", "K"), Law.COMPUTE, work.matrix_product, ("bmm",), ("trans_a", "trans_b")),
+    Family(
+        "gemm",
+        ("M", "N", "K"),
+        Law.COMPUTE,
+        work.matrix_product,
+        ("linear", "mm"),
+        ("B", "trans_a", "trans_b"),
+    ),
+    Family(
+        "bmm",
+        ("B", "M", "N", "K"),
+        Law.COMPUTE,
+        work.matrix_product,
+        ("bmm",),
+        ("trans_a", "trans_b"),
+    ),
     Family("conv2d_forward", _CONV, Law.COMPUTE, work.conv_forward, ("conv",), _CONV_OPTIONAL),
-    Family("conv2d_backward_data", _CONV, Law.COMPUTE, work.conv_backward_data, ("conv",), _CONV_OPTIONAL),
-    Family("conv2d_backward_weight", _CONV, Law.COMPUTE, work.conv_backward_weight, ("conv",), _CONV_OPTIONAL),
-    Family("embedding_forward", ("B", "D"), Law.EMBEDDING, embedding_forward, ("fused", "bag", "gather"),
-           ("E", "T", "L")),
-    Family("embedding_backward", ("B", "D"), Law.EMBEDDING, embedding_backward, ("fused_sgd", "sparse", "dense"),
-           ("E", "T", "L")),
+    Family(
+        "conv2d_backward_data",
+        _CONV,
+        Law.COMPUTE,
+        work.conv_backward_data,
+        ("conv",),
+        _CONV_OPTIONAL,
+    ),
+    Family(
+        "conv2d_backward_weight",
+        _CONV,
+        Law.COMPUTE,
+        work.conv_backward_weight,
+        ("conv",),
+        _CONV_OPTIONAL,
+    ),
+    Family(
+        "embedding_forward",
+        ("B", "D"),
+        Law.EMBEDDING,
+        embedding_forward,
+        ("fused", "bag", "gather"),
+        ("E", "T", "L"),
+    ),
+    Family(
+        "embedding_backward",
+        ("B", "D"),
+        Law.EMBEDDING,
+        embedding_backward,
+        ("fused_sgd", "sparse", "dense"),
+        ("E", "T", "L"),
+    ),
     Family("elementwise", ("B", "H"), Law.MOVEMENT, work.elementwise, ELEMENTWISE_OPS, _IO),
-    Family("softmax", ("B", "H"), Law.MOVEMENT, work.normalised_rows, ("softmax", "log_softmax"), _IO),
-    Family("layer_norm", ("B", "H"), Law.MOVEMENT, work.normalised_rows, ("ln", "ln_weight_gradient"), _IO),
-    Family("batch_norm", ("B", "C", "HW"), Law.MOVEMENT, work.batch_norm, ("batch_norm", "batch_norm_inference"),
-           _IO),
-    Family("pooling", ("B", "C", "HW"), Law.MOVEMENT, work.pooling, ("max", "average", "adaptive"), _IO),
+    Family(
+        "softmax", ("B", "H"), Law.MOVEMENT, work.normalised_rows, ("softmax", "log_softmax"), _IO
+    ),
+    Family(
+        "layer_norm",
+        ("B", "H"),
+        Law.MOVEMENT,
+        work.normalised_rows,
+        ("ln", "ln_weight_gradient"),
+        _IO,
+    ),
+    Family(
+        "batch_norm",
+        ("B", "C", "HW"),
+        Law.MOVEMENT,
+        work.batch_norm,
+        ("batch_norm", "batch_norm_inference"),
+        _IO,
+    ),
+    Family(
+        "pooling", ("B", "C", "HW"), Law.MOVEMENT, work.pooling, ("max", "average", "adaptive"), _IO
+    ),
     Family("dropout", ("B", "H"), Law.MOVEMENT, work.dropout, ("dropout",), _IO),
-    Family("reduction", ("B", "H"), Law.MOVEMENT, work.reduction, ("sum", "mean", "max", "norm"), _IO),
-    Family("loss", ("B",), Law.MOVEMENT, work.loss, ("mse", "bce", "nll", "cross_entropy"), ("H", "T", *_IO)),
-    Family("concat", ("bytes",), Law.MOVEMENT, work.moved_bytes, ("cat", "stack"), ("tensors", *_IO)),
+    Family(
+        "reduction", ("B", "H"), Law.MOVEMENT, work.reduction, ("sum", "mean", "max", "norm"), _IO
+    ),
+    Family(
+        "loss",
+        ("B",),
+        Law.MOVEMENT,
+        work.loss,
+        ("mse", "bce", "nll", "cross_entropy"),
+        ("H", "T", *_IO),
+    ),
+    Family(
+        "concat", ("bytes",), Law.MOVEMENT, work.moved_bytes, ("cat", "stack"), ("tensors", *_IO)
+    ),
     Family("copy", ("bytes",), Law.MOVEMENT, work.moved_bytes, ("copy", "transpose", "cast"), _IO),
     Family("memcpy_d2d", ("bytes",), Law.MOVEMENT, work.moved_bytes, ("memcpy",)),
     Family("memset", ("bytes",), Law.MOVEMENT, work.written_bytes, ("memset",)),
     Family("memcpy_h2d", ("bytes",), Law.LINK, work.written_bytes, ("pinned", "pageable")),
     Family("memcpy_d2h", ("bytes",), Law.LINK, work.written_bytes, ("pinned", "pageable")),
-    Family("tril_index_forward", ("B", "F"), Law.MOVEMENT, work.tril_index, ("tril",), _IO, passes=1.5),
-    Family("tril_index_backward", ("B", "F"), Law.MOVEMENT, work.tril_index, ("tril",), _IO, passes=2.0),
+    Family(
+        "tril_index_forward", ("B", "F"), Law.MOVEMENT, work.tril_index, ("tril",), _IO, passes=1.5
+    ),
+    Family(
+        "tril_index_backward", ("B", "F"), Law.MOVEMENT, work.tril_index, ("tril",), _IO, passes=2.0
+    ),
     Family("interaction", ("B", "F", "D"), Law.MOVEMENT, work.interaction, ("fused",), _IO),
     Family("rnn", ("B", "T", "I", "H"), Law.COMPUTE, work.recurrent, ("lstm", "gru"), ("layers",)),
-    Family("optimizer", ("bytes",), Law.MOVEMENT, work.optimizer, ("sgd", "adam", "adamw", "adagrad"), ("tensors",)),
+    Family(
+        "optimizer",
+        ("bytes",),
+        Law.MOVEMENT,
+        work.optimizer,
+        ("sgd", "adam", "adamw", "adagrad"),
+        ("tensors",),
+    ),
     Family("sort", ("bytes",), Law.SORT, work.moved_bytes, ("sort", "unique", "topk")),
-    Family("index", ("bytes",), Law.MOVEMENT, work.moved_bytes, ("gather", "scatter", "index", "index_put"), _IO),
-    Family("collective", ("bytes",), Law.COLLECTIVE, work.moved_bytes,
-           ("all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv"),
-           ("ranks", "nodes")),
-    Family("attention", ("B", "M", "N", "K"), Law.COMPUTE, work.attention, ("flash", "cudnn", "efficient", "math")),
+    Family(
+        "index",
+        ("bytes",),
+        Law.MOVEMENT,
+        work.moved_bytes,
+        ("gather", "scatter", "index", "index_put"),
+        _IO,
+    ),
+    Family(
+        "collective",
+        ("bytes",),
+        Law.COLLECTIVE,
+        work.moved_bytes,
+        (
+            "all_reduce",
+            "all_to_all",
+            "all_gather",
+            "reduce_scatter",
+            "broadcast",
+            "reduce",
+            "send_recv",
+        ),
+        ("ranks", "nodes"),
+    ),
+    Family(
+        "attention",
+        ("B", "M", "N", "K"),
+        Law.COMPUTE,
+        work.attention,
+        ("flash", "cudnn", "efficient", "math"),
+    ),
     Family("other", (), Law.MOVEMENT, work.given_work, (), ("bytes", "B", "H", *_IO)),
-)  # fmt: skip
+)
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _REGISTERED}
 """Every family by name."""
 
 NEUSIGHT_OPS: Mapping[str, str] = {
-    "linear": "gemm", "bmm": "bmm", "conv": "conv2d_forward", "softmax": "softmax", "ln": "layer_norm",
+    "linear": "gemm",
+    "bmm": "bmm",
+    "conv": "conv2d_forward",
+    "softmax": "softmax",
+    "ln": "layer_norm",
     **dict.fromkeys(ELEMENTWISE_OPS[:11], "elementwise"),
-}  # fmt: skip
+}
 """Family of each op of the public NeuSight latencies."""
 
 
@@ -121,7 +240,12 @@ def _op_names() -> dict[str, str]:
     """Ops that only one family has, families under their own names, and NeuSight's ops with their meaning there."""
     owners = Counter(op for entry in _REGISTERED for op in entry.ops)
     with_dims = [entry for entry in _REGISTERED if entry.required]
-    of_one_family = {op: entry.name for entry in with_dims for op in entry.ops if owners[op] == 1 and op != "other"}
+    of_one_family = {
+        op: entry.name
+        for entry in with_dims
+        for op in entry.ops
+        if owners[op] == 1 and op != "other"
+    }
     return {**of_one_family, **{entry.name: entry.name for entry in with_dims}, **NEUSIGHT_OPS}
 
 

@@ -15,7 +15,16 @@ import pandas as pd
 from pipeline.errors import PackError, shown
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
-from pipeline.kernels.estimate import BLEND_TO, BandwidthCurve, Estimate, Floor, KernelModel, Quantiles, joined, merge
+from pipeline.kernels.estimate import (
+    BLEND_TO,
+    BandwidthCurve,
+    Estimate,
+    Floor,
+    KernelModel,
+    Quantiles,
+    joined,
+    merge,
+)
 from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.features import Scope
 from pipeline.kernels.gaussian_process import GaussianProcess
@@ -50,9 +59,13 @@ def read_description(folder: str | Path) -> dict[str, Any]:
 
 
 def write_physics(
-    out_dir: str | Path, gpu: GpuSpec, memory: BandwidthCurve, floor: Floor, error: float,
+    out_dir: str | Path,
+    gpu: GpuSpec,
+    memory: BandwidthCurve,
+    floor: Floor,
+    error: float,
     samples: pd.DataFrame,
-) -> None:  # fmt: skip
+) -> None:
     """Write the bandwidth curve that all families without samples use, into `family.json` of family `copy`.
 
     A fitted model of that family keeps its entries there, and its floor then counts for the others.
@@ -60,11 +73,16 @@ def write_physics(
     folder = Path(out_dir) / "copy"
     sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
     curve = {
-        "family": "copy", "gpu": gpu.name, "variant": "curve", "evidence": "fitted", "source": sources,
+        "family": "copy",
+        "gpu": gpu.name,
+        "variant": "curve",
+        "evidence": "fitted",
+        "source": sources,
         "physics": {"memory": memory.to_json()},
         "floor": {**vars(floor), "by_op": dict(floor.by_op)},
-        "fitted_on": "element-wise ops, whose traffic is known", "fit_error": round(error, 6),
-    }  # fmt: skip
+        "fitted_on": "element-wise ops, whose traffic is known",
+        "fit_error": round(error, 6),
+    }
     fitted: dict[str, Any] = {}
     with suppress(PackError):  # there is none, or a damaged one, which is written anew
         fitted = read_description(folder)
@@ -87,7 +105,13 @@ AT_FLOOR_SPREAD = 1.6
 WIDENING_PER_OCTAVE = 1.0
 """Relative growth of the log half-widths per octave outside the samples' range, up to the width of physics."""
 
-OUTSIDE_LOG_SPREAD = {"elementwise": 0.005, "gemm": 0.06, "bmm": 0.08, "layer_norm": 0.1, "softmax": 0.45}
+OUTSIDE_LOG_SPREAD = {
+    "elementwise": 0.005,
+    "gemm": 0.06,
+    "bmm": 0.08,
+    "layer_norm": 0.1,
+    "softmax": 0.45,
+}
 """Independent error (log half-width of p10 to p90) of a call one octave or more outside the samples' range: 80 % of such rows
 of the second session of V100 and P4 differ by less from the median error of the rows inside the range."""
 
@@ -172,7 +196,11 @@ class FittedModel(KernelModel):
         if self.inputs == "raw":
             values, _ = features.raw_features(self.family, calls)
             ops = Dims(calls).text("op")
-            kinds = [(ops == op).astype(np.float64) for op in self.scope.ops] if len(self.scope.ops) > 1 else []
+            kinds = (
+                [(ops == op).astype(np.float64) for op in self.scope.ops]
+                if len(self.scope.ops) > 1
+                else []
+            )
             return np.column_stack([values, *kinds])
         return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
 
@@ -187,7 +215,10 @@ class FittedModel(KernelModel):
         if not self.members:
             return start
         inputs = self.features(calls)
-        learned = sum(w * m.predict(inputs, table_rows) for w, m in zip(self.weights, self.members, strict=True))
+        learned = sum(
+            w * m.predict(inputs, table_rows)
+            for w, m in zip(self.weights, self.members, strict=True)
+        )
         return np.asarray(start + self.damp(calls, start, np.asarray(learned)))
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
@@ -201,7 +232,9 @@ class FittedModel(KernelModel):
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Estimate calls; physics scales the nearest size within the samples' range to sizes outside it."""
         rows = len(calls)
-        blocks = [calls.iloc[at : at + ROWS_IN_BLOCK] for at in range(0, rows, ROWS_IN_BLOCK)] or [calls]
+        blocks = [calls.iloc[at : at + ROWS_IN_BLOCK] for at in range(0, rows, ROWS_IN_BLOCK)] or [
+            calls
+        ]
         return joined([self._predict(block, rows) for block in blocks])
 
     def _predict(self, calls: pd.DataFrame, table_rows: int) -> Estimate:
@@ -215,16 +248,24 @@ class FittedModel(KernelModel):
         kernel = self.floor.kernel(time, physics, ops)
         hidden = kernel < 0.9 * (time - self.floor.offset_us)
         low, high = (np.exp(q) for q in self.kernel_quantiles.at(log_time))
-        kernel_low = np.where(hidden, kernel / AT_FLOOR_SPREAD, np.maximum(kernel - time * (1.0 - low), kernel / 3.0))
+        kernel_low = np.where(
+            hidden, kernel / AT_FLOOR_SPREAD, np.maximum(kernel - time * (1.0 - low), kernel / 3.0)
+        )
         kernel_high = np.where(hidden, kernel * AT_FLOOR_SPREAD, kernel + time * (high - 1.0))
         latency = time + np.interp(log_time, *self.extra)
         low, high = (np.exp(q) for q in self.latency_quantiles.at(log_time))
-        estimate = Estimate(latency, kernel, kernel_low, kernel_high, ~outside, latency * low, latency * high)
+        estimate = Estimate(
+            latency, kernel, kernel_low, kernel_high, ~outside, latency * low, latency * high
+        )
         if outside.any():
-            drop = [name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns]
+            drop = [
+                name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns
+            ]
             factor = np.where(outside, self.prior(calls.drop(columns=drop)) / physics, 1.0)
             estimate = estimate.scale(factor, self._growth(estimate, octaves))
-            error = OUTSIDE_LOG_SPREAD.get(self.family, OTHER_OUTSIDE_LOG_SPREAD) * np.minimum(octaves[outside], 1.0)
+            error = OUTSIDE_LOG_SPREAD.get(self.family, OTHER_OUTSIDE_LOG_SPREAD) * np.minimum(
+                octaves[outside], 1.0
+            )
             estimate = merge(estimate, estimate.rows(outside).widen(np.exp(error)), outside)
         return estimate
 
@@ -251,18 +292,30 @@ class FittedModel(KernelModel):
                     part.write_text(member.text(), encoding="utf-8")
                 former.discard(folder / f"trees{i}.txt")
         if networks:
-            tensors = {key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()}
+            tensors = {
+                key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()
+            }
             write_arrays(folder / ARRAYS_FILE, tensors)
             former.discard(folder / ARRAYS_FILE)
         values = {
             **self.description,
-            "family": self.family, "gpu": self.gpu.name, "variant": self.variant, "evidence": self.evidence,
-            "feature_version": features.VERSION, "inputs": self.inputs, "scope": self.scope.to_json(),
-            "floor": {**vars(self.floor), "by_op": dict(self.floor.by_op)}, "memory": self.memory.to_json(),
-            "prior_scale": self.prior_scale, "floor_trust": self.floor_trust, "extra": self.extra,
-            "members": [MEMBERS[type(member)] for member in self.members], "weights": self.weights,
-            "latency_quantiles": self.latency_quantiles.to_json(), "kernel_quantiles": self.kernel_quantiles.to_json(),
-        }  # fmt: skip
+            "family": self.family,
+            "gpu": self.gpu.name,
+            "variant": self.variant,
+            "evidence": self.evidence,
+            "feature_version": features.VERSION,
+            "inputs": self.inputs,
+            "scope": self.scope.to_json(),
+            "floor": {**vars(self.floor), "by_op": dict(self.floor.by_op)},
+            "memory": self.memory.to_json(),
+            "prior_scale": self.prior_scale,
+            "floor_trust": self.floor_trust,
+            "extra": self.extra,
+            "members": [MEMBERS[type(member)] for member in self.members],
+            "weights": self.weights,
+            "latency_quantiles": self.latency_quantiles.to_json(),
+            "kernel_quantiles": self.kernel_quantiles.to_json(),
+        }
         write_json(folder / DESCRIPTION, values, sealed=True)
         for path in former:
             path.unlink(missing_ok=True)
@@ -277,29 +330,43 @@ class FittedModel(KernelModel):
         folder = Path(folder)
         values = read_description(folder)
         if values.get("feature_version") != features.VERSION:
-            raise PackError(f"{folder}: features of version {values.get('feature_version')}; {REFIT_ADVICE}")
+            raise PackError(
+                f"{folder}: features of version {values.get('feature_version')}; {REFIT_ADVICE}"
+            )
         with reading(folder / DESCRIPTION, REFIT_ADVICE):
             kinds = [str(kind) for kind in values["members"]]
         members = _load_members(folder, kinds)
         with reading(folder / DESCRIPTION, REFIT_ADVICE):
             return cls(
-                str(values["family"]), gpu, str(values["variant"]), Scope.from_json(values["scope"]),
-                Floor.from_json(values["floor"]), BandwidthCurve.from_json(values["memory"]),
-                Quantiles.from_json(values["latency_quantiles"]), Quantiles.from_json(values["kernel_quantiles"]),
-                members, tuple(map(float, values["weights"])), str(values["inputs"]), float(values["prior_scale"]),
-                float(values.get("floor_trust", 1.0)), (tuple(values["extra"][0]), tuple(values["extra"][1])), values,
-            )  # fmt: skip
+                str(values["family"]),
+                gpu,
+                str(values["variant"]),
+                Scope.from_json(values["scope"]),
+                Floor.from_json(values["floor"]),
+                BandwidthCurve.from_json(values["memory"]),
+                Quantiles.from_json(values["latency_quantiles"]),
+                Quantiles.from_json(values["kernel_quantiles"]),
+                members,
+                tuple(map(float, values["weights"])),
+                str(values["inputs"]),
+                float(values["prior_scale"]),
+                float(values.get("floor_trust", 1.0)),
+                (tuple(values["extra"][0]), tuple(values["extra"][1])),
+                values,
+            )
 
 
 def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
     tensors: dict[str, Any] = {}
     readers: dict[str, Callable[..., Member]] = {
-        MEMBERS[Network]: Network.from_tensors, MEMBERS[GaussianProcess]: GaussianProcess.from_tensors,
-    }  # fmt: skip
+        MEMBERS[Network]: Network.from_tensors,
+        MEMBERS[GaussianProcess]: GaussianProcess.from_tensors,
+    }
     unknown = set(kinds) - set(MEMBERS.values())
     if unknown:
         raise PackError(
-            f"{folder / DESCRIPTION}: members of kind {shown(min(unknown))} are not of this version; {REFIT_ADVICE}"
+            f"{folder / DESCRIPTION}: members of kind {shown(min(unknown))} are not of this"
+            f" version; {REFIT_ADVICE}"
         )
     if set(kinds) & set(readers):
         tensors, _ = read_arrays(folder / ARRAYS_FILE, REFIT_ADVICE)

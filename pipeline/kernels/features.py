@@ -106,7 +106,9 @@ def derived_features(
     return columns.stack(), columns.names
 
 
-def _work_columns(columns: Columns, work: Work, name: str, calls: pd.DataFrame, gpu: GpuSpec) -> None:
+def _work_columns(
+    columns: Columns, work: Work, name: str, calls: pd.DataFrame, gpu: GpuSpec
+) -> None:
     columns.log("bytes", work.bytes)
     columns.log("physics", Physics.of(gpu).reference_us(name, calls))
     if family(name).law is Law.COMPUTE:
@@ -143,7 +145,9 @@ def _product_columns(columns: Columns, d: Dims, gpu: GpuSpec) -> None:
         blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
         for resident in (2.0, 4.0):
             waves = blocks / (max(gpu.sms, 1) * resident)
-            columns.add(f"wave efficiency {tile_k}x{tile_m} {resident:.0f} resident", waves / np.ceil(waves))
+            columns.add(
+                f"wave efficiency {tile_k}x{tile_m} {resident:.0f} resident", waves / np.ceil(waves)
+            )
     for label, values in (("M", m), ("N", n), ("K", k)):
         columns.add(f"alignment {label}", alignment(values))
     columns.log("aspect", k / m)
@@ -152,27 +156,43 @@ def _product_columns(columns: Columns, d: Dims, gpu: GpuSpec) -> None:
     columns.add("step efficiency", n / (8.0 * np.ceil(n / 8.0)))
     for tile_k, tile_m in ((128, 128), (64, 64)):
         blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
-        columns.log(f"time {tile_k}x{tile_m}", np.ceil(blocks / max(gpu.sms, 1)) * (np.ceil(n / 8.0) + 4.0))
+        columns.log(
+            f"time {tile_k}x{tile_m}", np.ceil(blocks / max(gpu.sms, 1)) * (np.ceil(n / 8.0) + 4.0)
+        )
 
 
 def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
     c = ConvShape.of(d)
     for label, values in (
-        ("B", c.batch), ("in", c.in_channels), ("out", c.out_channels), ("size", c.height), ("window", c.window),
-    ):  # fmt: skip
+        ("B", c.batch),
+        ("in", c.in_channels),
+        ("out", c.out_channels),
+        ("size", c.height),
+        ("window", c.window),
+    ):
         columns.log(label, values)
     rows, depth, width, groups = implicit_product(name, d)
     columns.log("positions", rows)
     columns.log("depth", depth)
     for tile_m, tile_k in CONV_TILES:
         blocks = groups * np.ceil(rows / tile_m) * np.ceil(width / tile_k)
-        wave_columns(columns, f"{tile_m}x{tile_k}", blocks, groups * rows * width / (blocks * tile_m * tile_k), gpu.sms)
+        wave_columns(
+            columns,
+            f"{tile_m}x{tile_k}",
+            blocks,
+            groups * rows * width / (blocks * tile_m * tile_k),
+            gpu.sms,
+        )
     # Winograd works on tiles of 4 x 4 (or 2 x 2) outputs: 36 (16) products of tiles x in x out channels
     for edge, products in ((4.0, 36.0), (2.0, 16.0)):
         tiles = c.batch * np.ceil(c.out_height / edge) * np.ceil(c.out_width / edge)
-        columns.log(f"winograd {edge:.0f} flops", 2.0 * products * tiles * c.in_channels * c.out_channels)
+        columns.log(
+            f"winograd {edge:.0f} flops", 2.0 * products * tiles * c.in_channels * c.out_channels
+        )
         columns.log(f"winograd {edge:.0f} tiles", tiles)
-        columns.add(f"edge {edge:.0f} efficiency", c.out_height / (edge * np.ceil(c.out_height / edge)))
+        columns.add(
+            f"edge {edge:.0f} efficiency", c.out_height / (edge * np.ceil(c.out_height / edge))
+        )
     # products of the unfused variant; their grids have tiles along x, out channels along y, and 36 along z
     tiles = c.batch * np.ceil(c.out_height / 4.0) * np.ceil(c.out_width / 4.0)
     for tile_m, tile_k in ((128, 128), (64, 64), (32, 128)):
@@ -186,8 +206,15 @@ def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
         useful = c.outputs / (blocks * images * high * wide * 4.0 * 32.0)
         label = f"fused {images:.0f}{high:.0f}{wide:.0f}"
         wave_columns(columns, label, blocks, useful, gpu.sms)
-        columns.log(f"time {label}", np.ceil(blocks / max(gpu.sms, 1)) * np.ceil(c.in_channels / 8.0))
-    for label, values in (("in", c.in_channels), ("out", c.out_channels), ("size", c.height), ("positions", rows)):
+        columns.log(
+            f"time {label}", np.ceil(blocks / max(gpu.sms, 1)) * np.ceil(c.in_channels / 8.0)
+        )
+    for label, values in (
+        ("in", c.in_channels),
+        ("out", c.out_channels),
+        ("size", c.height),
+        ("positions", rows),
+    ):
         columns.add(f"alignment {label}", alignment(values))
     columns.log("fft size", np.exp2(np.ceil(np.log2(np.maximum(c.height + 2.0, 2.0)))))
     columns.log("inputs", c.inputs)
@@ -211,7 +238,11 @@ def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
         columns.log("l2 share", elements * size / max(gpu.l2_bytes, 1))
         for rows_per_block in (1.0, 4.0, 8.0):
             wave_columns(
-                columns, f"{rows_per_block:.0f} rows", np.ceil(rows / rows_per_block), np.ones_like(rows), gpu.sms
+                columns,
+                f"{rows_per_block:.0f} rows",
+                np.ceil(rows / rows_per_block),
+                np.ones_like(rows),
+                gpu.sms,
             )
         # layer norm and long softmax: one block per row, with 128 threads of four elements each
         per_step = 512.0
@@ -220,9 +251,13 @@ def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
         columns.add("row step efficiency", width / (per_step * steps))
         for resident in (8.0, 16.0):
             waves = rows / (max(gpu.sms, 1) * resident)
-            columns.add(f"wave efficiency {resident:.0f} resident", waves / np.maximum(np.ceil(waves), 1.0))
+            columns.add(
+                f"wave efficiency {resident:.0f} resident", waves / np.maximum(np.ceil(waves), 1.0)
+            )
             columns.log(f"row time {resident:.0f} resident", np.ceil(waves) * steps)
-        wave_columns(columns, "512 elements", np.ceil(elements / 512.0), np.ones_like(rows), gpu.sms)
+        wave_columns(
+            columns, "512 elements", np.ceil(elements / 512.0), np.ones_like(rows), gpu.sms
+        )
 
 
 WINDOW_DIMS = ("kernel_size", "stride", "padding", "groups", "dilation")
@@ -264,14 +299,20 @@ class Scope:
     def of(cls, name: str, samples: pd.DataFrame, dims: tuple[str, ...]) -> Scope:
         """The scope of a samples table of one family."""
         d = Dims(samples)
-        square = (dim for dim in dims if not dim.endswith("_w"))  # what is not square is not covered
+        square = (
+            dim for dim in dims if not dim.endswith("_w")
+        )  # what is not square is not covered
         present = [dim for dim in square if dim in samples.columns and samples[dim].notna().any()]
         ranges = {dim: (float(np.nanmin(d(dim))), float(np.nanmax(d(dim)))) for dim in present}
-        ops, dtypes, phases = (samples[key].dropna().astype(str).value_counts() for key in ("op", "dtype", "phase"))
+        ops, dtypes, phases = (
+            samples[key].dropna().astype(str).value_counts() for key in ("op", "dtype", "phase")
+        )
         common = dtypes[dtypes >= MIN_DTYPE_SHARE * dtypes.max()]
         kinds = [tuple(sorted(counts.index)) for counts in (ops, common, phases)]
         found_windows = (
-            tuple(map(tuple, np.unique(windows(samples), axis=0).tolist())) if name.startswith("conv2d") else ()
+            tuple(map(tuple, np.unique(windows(samples), axis=0).tolist()))
+            if name.startswith("conv2d")
+            else ()
         )
         return cls(kinds[0], kinds[1], kinds[2], ranges, found_windows, name)
 
@@ -292,7 +333,9 @@ class Scope:
             sampled_windows = {tuple(window) for window in self.windows}
             square = _square(d)
             covered &= square & ~d.flag("volume")
-            covered &= np.array([tuple(row) in sampled_windows for row in windows(calls).tolist()], dtype=bool)
+            covered &= np.array(
+                [tuple(row) in sampled_windows for row in windows(calls).tolist()], dtype=bool
+            )
         return np.asarray(covered, dtype=bool)
 
     def clamp(self, calls: pd.DataFrame, cache_bytes: float = 0.0) -> tuple[pd.DataFrame, Array]:
@@ -305,7 +348,9 @@ class Scope:
         """
         d, clamped, octaves = Dims(calls), {}, np.zeros(len(calls))
         folded = (
-            self._folded(d, cache_bytes) if self.name in SIZE_ONLY_FAMILIES and {"B", "H"} <= set(self.ranges) else {}
+            self._folded(d, cache_bytes)
+            if self.name in SIZE_ONLY_FAMILIES and {"B", "H"} <= set(self.ranges)
+            else {}
         )
         for dim, (low, high) in self.ranges.items():
             missing = np.nan if dim in STATED_TRAFFIC else WINDOW_DEFAULTS.get(dim, low)
@@ -316,7 +361,11 @@ class Scope:
             octaves = np.maximum(octaves, np.nan_to_num(distance))
             clamped[dim] = inside
         # other columns would change the features; the model was fitted on these dims only
-        keep = [column for column in ("family", "op", "phase", "dtype", "attributes") if column in calls.columns]
+        keep = [
+            column
+            for column in ("family", "op", "phase", "dtype", "attributes")
+            if column in calls.columns
+        ]
         return calls[keep].assign(**clamped), octaves
 
     def _folded(self, d: Dims, cache_bytes: float) -> dict[str, Array]:
@@ -326,25 +375,37 @@ class Scope:
         alone would give the time of the cache, from which the time of device memory cannot be predicted.
         """
         dims = {name: d(name, self.ranges[name][0]) for name in ("B", "H")}
-        left = np.prod([np.clip(values, *self.ranges[name]) for name, values in dims.items()], axis=0)
+        left = np.prod(
+            [np.clip(values, *self.ranges[name]) for name, values in dims.items()], axis=0
+        )
         cached = MIN_MOVED_BYTES * left <= cache_bytes
         for long, short in (("B", "H"), ("H", "B")):
             most, room = self.ranges[long][1], self.ranges[short][1] / np.maximum(dims[short], 1.0)
             with np.errstate(invalid="ignore"):
-                parts = np.clip(np.ceil(dims[long] / max(most, 1.0)), 1.0, np.maximum(np.floor(room), 1.0))
+                parts = np.clip(
+                    np.ceil(dims[long] / max(most, 1.0)), 1.0, np.maximum(np.floor(room), 1.0)
+                )
             parts = np.where(cached, parts, 1.0)
             dims = {long: dims[long] / parts, short: dims[short] * parts}
         return dims
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain lists, for JSON."""
-        return {"ops": self.ops, "dtypes": self.dtypes, "phases": self.phases, "ranges": self.ranges,
-                "windows": self.windows, "name": self.name}  # fmt: skip
+        return {
+            "ops": self.ops,
+            "dtypes": self.dtypes,
+            "phases": self.phases,
+            "ranges": self.ranges,
+            "windows": self.windows,
+            "name": self.name,
+        }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Scope:
         """Rebuild from the values of `to_json`."""
-        ranges = {str(key): (float(low), float(high)) for key, (low, high) in values["ranges"].items()}
+        ranges = {
+            str(key): (float(low), float(high)) for key, (low, high) in values["ranges"].items()
+        }
         sampled_windows = tuple(tuple(float(v) for v in window) for window in values["windows"])
         ops, dtypes, phases = (tuple(map(str, values[key])) for key in ("ops", "dtypes", "phases"))
         return cls(ops, dtypes, phases, ranges, sampled_windows, str(values["name"]))

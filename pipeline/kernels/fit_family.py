@@ -51,16 +51,25 @@ def with_predictions(model: FittedModel, test: pd.DataFrame) -> pd.DataFrame:
     estimate = model.predict(test)
     dims = [dim for dim in family(model.family).dims if dim in test.columns]
     return test[["op", "phase", "dtype", *dims, "latency_us"]].assign(
-        predicted_us=estimate.latency, kernel_us=estimate.kernel, p10_us=estimate.latency_p10,
-        p90_us=estimate.latency_p90, floor_us=model.floor.of(Dims(test).text("op")),
-    )  # fmt: skip
+        predicted_us=estimate.latency,
+        kernel_us=estimate.kernel,
+        p10_us=estimate.latency_p10,
+        p90_us=estimate.latency_p90,
+        floor_us=model.floor.of(Dims(test).text("op")),
+    )
 
 
 class Fitter:
     """The steps of one fit, on shared training rows."""
 
     def __init__(
-        self, train: pd.DataFrame, gpu: GpuSpec, name: str, seed: int, memory: BandwidthCurve | None, offset_us: float
+        self,
+        train: pd.DataFrame,
+        gpu: GpuSpec,
+        name: str,
+        seed: int,
+        memory: BandwidthCurve | None,
+        offset_us: float,
     ) -> None:
         self.train, self.gpu, self.name, self.seed = train, gpu, name, seed
         self.memory, self.offset_us = memory, offset_us
@@ -73,9 +82,15 @@ class Fitter:
         self.measured = measured
         scope = Scope.of(name, train, family(name).dims)
         self.base = FittedModel(
-            name, gpu, "roofline", scope, Floor(0.0, 0.0, {}) if self.timed else floor, physics.memory,
-            Quantiles.constant(UNCALIBRATED_SPREAD), Quantiles.constant(UNCALIBRATED_SPREAD),
-        )  # fmt: skip
+            name,
+            gpu,
+            "roofline",
+            scope,
+            Floor(0.0, 0.0, {}) if self.timed else floor,
+            physics.memory,
+            Quantiles.constant(UNCALIBRATED_SPREAD),
+            Quantiles.constant(UNCALIBRATED_SPREAD),
+        )
         self.clamped = scope.clamp(train)[0]
         self.base = replace(self.base, prior_scale=self._prior_scale(physics))
         self.folds = assign_folds(train, learned.FOLDS, seed)
@@ -98,9 +113,13 @@ class Fitter:
         log_measured = np.log(self.measured)
         if len(self.train) > 1 and np.ptp(log_measured) < EQUAL_LOG_RANGE:
             floor = Floor(self.base.floor.offset_us, float(self.measured[0]), {})
-            return replace(self.base, variant="constant", inputs="constant", floor=floor), log_measured
+            return replace(
+                self.base, variant="constant", inputs="constant", floor=floor
+            ), log_measured
         baseline = self.base.baseline(self.clamped)
-        few = variant == "process" or (variant == "auto" and len(self.train) <= MAX_GAUSSIAN_PROCESS_SAMPLES)
+        few = variant == "process" or (
+            variant == "auto" and len(self.train) <= MAX_GAUSSIAN_PROCESS_SAMPLES
+        )
         enough = len(self.train) >= (MIN_GAUSSIAN_PROCESS_SAMPLES if few else MIN_TREE_SAMPLES)
         chosen = variant if enough else "roofline"
         if chosen == "roofline" or not np.all(np.isfinite(baseline)):
@@ -115,7 +134,8 @@ class Fitter:
         predicted = np.isfinite(out_of_fold)
         if chosen == "auto":
             by_physics, by_members = (
-                typical_error(log_time[predicted], clean[predicted], few) for log_time in (baseline, out_of_fold)
+                typical_error(log_time[predicted], clean[predicted], few)
+                for log_time in (baseline, out_of_fold)
             )
             if by_physics <= by_members:
                 return self._roofline(baseline, log_measured)
@@ -128,11 +148,17 @@ class Fitter:
         disturbed = drift.Drift(np.zeros(len(baseline)), 0.0)
         if not self.timed:
             inputs = self.base.features(self.clamped)
-            disturbed = drift.estimate_drift(inputs, baseline, self.measured, self.folds % 3, self.seed)
+            disturbed = drift.estimate_drift(
+                inputs, baseline, self.measured, self.folds % 3, self.seed
+            )
         self.notes["disturbance_us"] = round(disturbed.typical_us, 2)
-        return disturbed, np.log(np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured))
+        return disturbed, np.log(
+            np.maximum(self.measured - disturbed.extra_us, 0.2 * self.measured)
+        )
 
-    def calibrate(self, model: FittedModel, out_of_fold: Array, clean: Array, disturbed: drift.Drift) -> FittedModel:
+    def calibrate(
+        self, model: FittedModel, out_of_fold: Array, clean: Array, disturbed: drift.Drift
+    ) -> FittedModel:
         """Set intervals, and the typical drift of latencies, of a model with members.
 
         Args:
@@ -147,14 +173,20 @@ class Fitter:
         latency = np.exp(log_time) + np.interp(log_time, *extra)
         measured = np.exp(clean) + disturbed.extra_us[predicted]
         return replace(
-            model, extra=extra, kernel_quantiles=fit_quantiles(log_time, clean - log_time, few),
+            model,
+            extra=extra,
+            kernel_quantiles=fit_quantiles(log_time, clean - log_time, few),
             latency_quantiles=fit_quantiles(log_time, np.log(measured / latency), few),
-        )  # fmt: skip
+        )
 
-    def _fit_members(self, variant: str, clean: Array, baseline: Array) -> tuple[learned.Outcome, FittedModel]:
+    def _fit_members(
+        self, variant: str, clean: Array, baseline: Array
+    ) -> tuple[learned.Outcome, FittedModel]:
         base = replace(self.base, inputs="raw") if variant == "mlp_paper" else self.base
         target = clean if base.inputs == "raw" else clean - baseline
-        problem = learned.Problem(self.clamped, base.features(self.clamped), target, self.folds, base.features)
+        problem = learned.Problem(
+            self.clamped, base.features(self.clamped), target, self.folds, base.features
+        )
         if variant == "process":
             outcome = learned.fit_process(problem, self.seed)
         elif variant == "trees":
@@ -163,7 +195,11 @@ class Fitter:
             recipe = learned.member_recipe(len(problem.target))
             if variant == "mlp_paper":
                 recipe = learned.search_recipe(problem, self.seed)
-                self.notes |= {"width": recipe.width, "layers": recipe.layers, "learning_rate": recipe.learning_rate}
+                self.notes |= {
+                    "width": recipe.width,
+                    "layers": recipe.layers,
+                    "learning_rate": recipe.learning_rate,
+                }
             outcome = learned.fit_single(problem, partial(train_network, recipe=recipe), self.seed)
         else:
             outcome = learned.fit_average(problem, self.seed)
@@ -173,7 +209,9 @@ class Fitter:
         """Scale physics to the samples; with enough samples, the interval comes from its residuals."""
         finite = np.isfinite(baseline)
         if not finite.any():
-            raise InputError(f"{self.name}: the samples have neither dims nor bytes, so their work is unknown")
+            raise InputError(
+                f"{self.name}: the samples have neither dims nor bytes, so their work is unknown"
+            )
         residual = (log_measured - baseline)[finite]
         model = self.base
         if len(residual) >= MIN_TREE_SAMPLES:
@@ -193,8 +231,12 @@ class Fitter:
         latency = np.exp(out_of_fold) + np.interp(out_of_fold, *model.extra)
         low, high = (np.exp(q) for q in model.latency_quantiles.at(out_of_fold))
         table = with_predictions(model, self.train[predicted])
-        measured = (self.measured if self.timed else self.train["latency_us"].to_numpy(dtype=np.float64))[predicted]
-        return table.assign(latency_us=measured, predicted_us=latency, p10_us=latency * low, p90_us=latency * high)
+        measured = (
+            self.measured if self.timed else self.train["latency_us"].to_numpy(dtype=np.float64)
+        )[predicted]
+        return table.assign(
+            latency_us=measured, predicted_us=latency, p10_us=latency * low, p90_us=latency * high
+        )
 
     def with_leave_one_out_predictions(self, variant: str) -> pd.DataFrame:
         """Each training row with the prediction of a model of the other rows, in the form of `with_predictions`.
@@ -211,4 +253,8 @@ class Fitter:
 
 def typical_error(predicted: Array, measured: Array, few: bool) -> float:
     """GMAE of log times, or their mean log error for few rows, where one small error dominates a geometric mean."""
-    return float(np.mean(np.abs(predicted - measured))) if few else gmae(np.exp(predicted), np.exp(measured))
+    return (
+        float(np.mean(np.abs(predicted - measured)))
+        if few
+        else gmae(np.exp(predicted), np.exp(measured))
+    )

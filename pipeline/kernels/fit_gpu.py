@@ -71,7 +71,8 @@ class FittedFamily:
         if int(self.model.description["samples"]) > fitter.MAX_GAUSSIAN_PROCESS_SAMPLES:
             return self.metrics["gmae"]
         predicted, measured = (
-            np.log(self.test[key].to_numpy(dtype=np.float64)) for key in ("predicted_us", "latency_us")
+            np.log(self.test[key].to_numpy(dtype=np.float64))
+            for key in ("predicted_us", "latency_us")
         )
         return typical_error(predicted, measured, few=True)
 
@@ -90,8 +91,14 @@ class Split:
 
     @classmethod
     def of(
-        cls, samples: pd.DataFrame, gpu: GpuSpec, name: str, held_out: npt.NDArray[np.bool_] | None, share: float, seed: int
-    ) -> Split:  # fmt: skip
+        cls,
+        samples: pd.DataFrame,
+        gpu: GpuSpec,
+        name: str,
+        held_out: npt.NDArray[np.bool_] | None,
+        share: float,
+        seed: int,
+    ) -> Split:
         """Clean and check the samples of a family; `held_out` marks rows of `samples`; if None, `share` is drawn.
 
         Raises:
@@ -99,22 +106,35 @@ class Split:
         """
         family(name)
         rows = (samples["family"] == name).to_numpy()
-        table = samples[rows].assign(held_out=False if held_out is None else held_out[rows]).reset_index(drop=True)
+        table = (
+            samples[rows]
+            .assign(held_out=False if held_out is None else held_out[rows])
+            .reset_index(drop=True)
+        )
         table = clean_samples(table, f"samples of {name}")
         check_rates(table, gpu, name)
         marked = table.pop("held_out").to_numpy(dtype=bool)
         unseen = split_by_shape(table, share, seed) if held_out is None else marked
         train = table[~unseen].reset_index(drop=True)
         if train.empty:
-            raise InputError(f"{name}: no shape is left for training; give more samples or a smaller test share")
+            raise InputError(
+                f"{name}: no shape is left for training; give more samples or a smaller test share"
+            )
         return cls(table, train, table[unseen].reset_index(drop=True))
 
 
 def fit_family(
-    samples: pd.DataFrame, gpu: GpuSpec, name: str, variant: str = "auto", seed: int = 0, *, test_share: float = 0.0,
-    memory: BandwidthCurve | None = None, offset_us: float = DEFAULT_OFFSET_US,
+    samples: pd.DataFrame,
+    gpu: GpuSpec,
+    name: str,
+    variant: str = "auto",
+    seed: int = 0,
+    *,
+    test_share: float = 0.0,
+    memory: BandwidthCurve | None = None,
+    offset_us: float = DEFAULT_OFFSET_US,
     held_out: npt.NDArray[np.bool_] | None = None,
-) -> FittedFamily:  # fmt: skip
+) -> FittedFamily:
     """Fit one family of one GPU.
 
     Args:
@@ -138,8 +158,14 @@ def fit_family(
 
 
 def _fit_split(
-    split: Split, gpu: GpuSpec, name: str, variant: str, seed: int, memory: BandwidthCurve | None, offset_us: float
-) -> FittedFamily:  # fmt: skip
+    split: Split,
+    gpu: GpuSpec,
+    name: str,
+    variant: str,
+    seed: int,
+    memory: BandwidthCurve | None,
+    offset_us: float,
+) -> FittedFamily:
     """Fit a family whose samples are clean. One thread: the number of processors changes no digit of the model."""
     from threadpoolctl import threadpool_limits
 
@@ -156,13 +182,21 @@ def _fit_split(
             scores = steps.with_out_of_fold_predictions(model, out_of_fold)
     figures = metrics(scores) | gmae_by_size(scores, work_of(name, scores).bytes)
     if test.empty and len(train) == 1:
-        figures |= dict.fromkeys(("gmae", "mape", "bias", "coverage", "above_floor_gmae"), float("nan"))
+        figures |= dict.fromkeys(
+            ("gmae", "mape", "bias", "coverage", "above_floor_gmae"), float("nan")
+        )
     figures |= {"fit_s": time.thread_time() - started}
     rows, started = (train if test.empty else test).head(2000), time.perf_counter()
     model.predict(rows)
     figures |= {"predict_us_per_row": (time.perf_counter() - started) / len(rows) * 1e6}
     model = replace(model, description=_describe(split, figures, seed, steps.notes))
-    parameters = {"gpu": gpu.name, "family": name, "variant": model.variant, "seed": seed, **steps.notes}
+    parameters = {
+        "gpu": gpu.name,
+        "family": name,
+        "variant": model.variant,
+        "seed": seed,
+        **steps.notes,
+    }
     return FittedFamily(model, figures, scores, parameters)
 
 
@@ -176,21 +210,35 @@ def _check_variant(variant: str, name: str, train: pd.DataFrame) -> None:
         )
 
 
-def _describe(split: Split, figures: dict[str, float], seed: int, notes: dict[str, Any]) -> dict[str, Any]:
+def _describe(
+    split: Split, figures: dict[str, float], seed: int, notes: dict[str, Any]
+) -> dict[str, Any]:
     """Provenance and figures for `family.json`."""
     samples, train, held_out = split.samples, len(split.train), len(split.held_out)
     measured_on = sorted(samples["gpu"].astype(str).unique()) if "gpu" in samples.columns else []
     sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
     keep = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", "rows")
     return {
-        "evidence": "fitted", "seed": seed, "samples": train, "held_out": held_out, "measured_on": measured_on,
-        "source": sources, "feature_version": features.VERSION, "notes": notes,
-        "split": "held-out shapes" if held_out else "cross-validation by shape" if train > 1 else "none",
-        "metrics": {key: round(figures[key], 6) for key in keep if np.isfinite(figures.get(key, np.nan))},
-    }  # fmt: skip
+        "evidence": "fitted",
+        "seed": seed,
+        "samples": train,
+        "held_out": held_out,
+        "measured_on": measured_on,
+        "source": sources,
+        "feature_version": features.VERSION,
+        "notes": notes,
+        "split": (
+            "held-out shapes" if held_out else "cross-validation by shape" if train > 1 else "none"
+        ),
+        "metrics": {
+            key: round(figures[key], 6) for key in keep if np.isfinite(figures.get(key, np.nan))
+        },
+    }
 
 
-def calibrate_physics(samples: pd.DataFrame, gpu: GpuSpec) -> tuple[BandwidthCurve | None, float, float | None]:
+def calibrate_physics(
+    samples: pd.DataFrame, gpu: GpuSpec
+) -> tuple[BandwidthCurve | None, float, float | None]:
     """(memory curve, event offset, curve error) from element-wise samples; with too few, None for curve and error."""
     fit = floors.memory_curve(samples, gpu)
     if fit is None:
@@ -199,10 +247,17 @@ def calibrate_physics(samples: pd.DataFrame, gpu: GpuSpec) -> tuple[BandwidthCur
 
 
 def fit_gpu(
-    samples: pd.DataFrame, gpu: GpuSpec, out_dir: str | Path, families: Sequence[str] | None = None,
-    variants: Sequence[str] = ("auto",), seed: int = 0, *, test_share: float = 0.0,
-    workers: int = 1, on_fit: Callable[[FittedFamily], None] | None = None,
-) -> dict[str, FittedFamily]:  # fmt: skip
+    samples: pd.DataFrame,
+    gpu: GpuSpec,
+    out_dir: str | Path,
+    families: Sequence[str] | None = None,
+    variants: Sequence[str] = ("auto",),
+    seed: int = 0,
+    *,
+    test_share: float = 0.0,
+    workers: int = 1,
+    on_fit: Callable[[FittedFamily], None] | None = None,
+) -> dict[str, FittedFamily]:
     """Fit every family of one GPU and save the best variant of each under `out_dir/<family>/`.
 
     Args:
@@ -223,7 +278,11 @@ def fit_gpu(
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     out_dir, wanted = Path(out_dir), families_of(samples, families)
-    held_out = split_by_shape(samples, test_share, seed) if test_share > 0 else np.zeros(len(samples), dtype=bool)
+    held_out = (
+        split_by_shape(samples, test_share, seed)
+        if test_share > 0
+        else np.zeros(len(samples), dtype=bool)
+    )
     memory, offset_us, error = calibrate_physics(samples[~held_out], gpu)
     # the longest fits start first, so that none runs alone at the end
     counts = samples["family"].value_counts()
@@ -245,7 +304,8 @@ def fit_gpu(
                 on_fit(fitted)
     except TerminatedWorkerError:
         raise SteptimeError(
-            "a process of the fit was killed, most likely because memory ran out; fit with fewer workers"
+            "a process of the fit was killed, most likely because memory ran out; fit with fewer"
+            " workers"
         ) from None
     if memory is not None and error is not None:
         write_physics(out_dir, gpu, memory, _common_floor(best, offset_us), error, samples)
@@ -253,5 +313,9 @@ def fit_gpu(
 
 
 def _common_floor(best: dict[str, FittedFamily], offset_us: float) -> Floor:
-    floors_us = [fitted.model.floor.default_us for fitted in best.values() if fitted.model.floor.default_us > 0]
+    floors_us = [
+        fitted.model.floor.default_us
+        for fitted in best.values()
+        if fitted.model.floor.default_us > 0
+    ]
     return Floor(offset_us, float(np.median(floors_us)) if floors_us else 0.0, {})

@@ -146,9 +146,21 @@ class Shape:
         """Read `B`, `M`, `N`, `K`, and from `attributes` `causal`, `mask` (bytes) and `cached` (samples of serving)."""
         d = Dims(calls)
         queries = d("M")
-        mask = np.array([float(attributes.get("mask", 0.0)) for attributes in attributes_of(d)], dtype=np.float64)
-        return cls(d("B"), queries, d("N", queries), d("K"), d.element_bytes(), d.flag("causal"), d.backward(),
-                   d.flag("cached"), mask)  # fmt: skip
+        mask = np.array(
+            [float(attributes.get("mask", 0.0)) for attributes in attributes_of(d)],
+            dtype=np.float64,
+        )
+        return cls(
+            d("B"),
+            queries,
+            d("N", queries),
+            d("K"),
+            d.element_bytes(),
+            d.flag("causal"),
+            d.backward(),
+            d.flag("cached"),
+            mask,
+        )
 
     @property
     def bytes(self) -> Array:
@@ -157,7 +169,12 @@ class Shape:
 
 
 def attention_us(
-    c: Constants, tiles: tuple[float, float], gpu: GpuSpec, peak: Array, s: Shape, keys: Array | float = KEY_MULTIPLE
+    c: Constants,
+    tiles: tuple[float, float],
+    gpu: GpuSpec,
+    peak: Array,
+    s: Shape,
+    keys: Array | float = KEY_MULTIPLE,
 ) -> Array:
     """Kernel times, shape (rows,).
 
@@ -174,14 +191,18 @@ def attention_us(
     per_head = np.ceil(s.queries / rows)
     blocks = s.heads * per_head
     shares = np.log([c.share_64, c.share_80, c.share_128, c.share_256])
-    share = np.exp(np.interp(np.log(s.width), np.log(WIDTHS), shares)) * np.where(s.causal, 1.0, c.open_gain)
+    share = np.exp(np.interp(np.log(s.width), np.log(WIDTHS), shares)) * np.where(
+        s.causal, 1.0, c.open_gain
+    )
     busy = np.minimum(blocks / sms, 1.0)
     rate = peak * share / sms * (1.0 + c.idle_gain * (1.0 - busy))
     per_key = 4.0 * rows * np.ceil(s.width / WIDTH_MULTIPLE) * WIDTH_MULTIPLE / rate
     prologue = np.where(s.causal, c.tile_us, c.open_tile_us)
     longest = prologue + np.ceil(s.keys / keys) * keys * per_key
     mean = prologue + (s.keys / 2.0 + c.diagonal_keys) * per_key
-    masked = np.maximum(longest, blocks * mean / sms + c.tail * longest * np.clip(blocks / sms - 1.0, 0.0, 1.0))
+    masked = np.maximum(
+        longest, blocks * mean / sms + c.tail * longest * np.clip(blocks / sms - 1.0, 0.0, 1.0)
+    )
     smooth, whole = np.maximum(blocks / sms, 1.0), np.ceil(blocks / sms)
     compute = np.where(s.causal, masked, longest * ((1.0 - c.waves) * smooth + c.waves * whole))
     compute = compute * np.where(s.backward, BACKWARD_WORK / BACKWARD_SHARE, 1.0)
@@ -190,8 +211,13 @@ def attention_us(
     power = 1.0 + c.sharpness
     total = c.start_us + more * (1.0 + (less / more) ** power) ** (1.0 / power)
     serial = s.heads * s.queries * s.width * s.element / 2.0 * BACKWARD_TRAFFIC
-    total = total + np.where(s.backward, 2.0 * c.start_us + _moving_us(serial, c.dram_share, c, gpu), 0.0)
-    return np.asarray(total + np.where(s.cached, c.cache_start_us + _moving_us(s.bytes, c.cache_share, c, gpu), 0.0))
+    total = total + np.where(
+        s.backward, 2.0 * c.start_us + _moving_us(serial, c.dram_share, c, gpu), 0.0
+    )
+    return np.asarray(
+        total
+        + np.where(s.cached, c.cache_start_us + _moving_us(s.bytes, c.cache_share, c, gpu), 0.0)
+    )
 
 
 def _moving_us(size: Array, share: float, c: Constants, gpu: GpuSpec) -> Array:
@@ -217,15 +243,24 @@ class FittedAttention:
     def to_json(self) -> dict[str, Any]:
         """Plain numbers."""
         constants = {key: round(value, 5) for key, value in asdict(self.constants).items()}
-        return {"constants": constants, "tiles": self.tiles, "quantiles": self.quantiles.to_json(),
-                "widths": self.widths, "open": self.open}  # fmt: skip
+        return {
+            "constants": constants,
+            "tiles": self.tiles,
+            "quantiles": self.quantiles.to_json(),
+            "widths": self.widths,
+            "open": self.open,
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> FittedAttention:
         """Read the result of `to_json`."""
         constants = Constants(**{key: float(value) for key, value in values["constants"].items()})
-        tiles, widths = ((float(values[key][0]), float(values[key][1])) for key in ("tiles", "widths"))
-        return cls(constants, tiles, Quantiles.from_json(values["quantiles"]), widths, bool(values["open"]))
+        tiles, widths = (
+            (float(values[key][0]), float(values[key][1])) for key in ("tiles", "widths")
+        )
+        return cls(
+            constants, tiles, Quantiles.from_json(values["quantiles"]), widths, bool(values["open"])
+        )
 
 
 @dataclass(frozen=True)
@@ -244,9 +279,9 @@ class AttentionModel(KernelModel):
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
         """Evidence of each row; backward passes and masks are `transferred`, because no GPU has samples of them."""
         d = Dims(calls)
-        return np.where(d.backward() | d.op_in((MASKED,)) | self._flash2(d), "transferred", self.evidence).astype(
-            object
-        )
+        return np.where(
+            d.backward() | d.op_in((MASKED,)) | self._flash2(d), "transferred", self.evidence
+        ).astype(object)
 
     def _flash2(self, d: Dims) -> npt.NDArray[np.bool_]:
         """Rows of FlashAttention-2 on a GPU whose samples are of FlashAttention-3."""
@@ -256,7 +291,9 @@ class AttentionModel(KernelModel):
         """Fused calls of half precision whose sizes are all known."""
         d = Dims(calls)
         sized = np.isfinite(d("B") * d("M") * d("K")) & (d("K") <= MAX_WIDTH)
-        return np.asarray(d.op_in((OP, CUDNN, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized)
+        return np.asarray(
+            d.op_in((OP, CUDNN, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized
+        )
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of calls; intervals widen outside the samples' widths and masks, for backward, and on another GPU."""
@@ -265,25 +302,37 @@ class AttentionModel(KernelModel):
         time = attention_us(self.fitted.constants, self.fitted.tiles, self.gpu, peak, shape)
         older = self._flash2(Dims(calls))
         if self.gpu.architecture == "hopper":
-            soon = attention_us(replace(self.fitted.constants, **CUDNN_STARTS), CUDNN_TILES, self.gpu, peak, shape)
+            soon = attention_us(
+                replace(self.fitted.constants, **CUDNN_STARTS), CUDNN_TILES, self.gpu, peak, shape
+            )
             time = np.where(shape.cached | Dims(calls).op_in((MASKED,)), time, soon)
         if older.any():
-            constants = replace(self.fitted.constants, start_us=FLASH2_START_US, idle_gain=FLASH2_IDLE_GAIN)
+            constants = replace(
+                self.fitted.constants, start_us=FLASH2_START_US, idle_gain=FLASH2_IDLE_GAIN
+            )
             keys = np.where(shape.width <= WIDTHS[0], *FLASH2_KEYS)
-            slower = attention_us(constants, FLASH2_TILES, self.gpu, peak * FLASH2_SHARE, shape, keys)
+            slower = attention_us(
+                constants, FLASH2_TILES, self.gpu, peak * FLASH2_SHARE, shape, keys
+            )
             time = np.where(older, slower, time)
         low, high = (np.exp(ends) for ends in self.fitted.quantiles.at(np.log(time)))
-        estimate = Estimate(time, time, time * low, time * high, self._inside(shape), time * low, time * high)
+        estimate = Estimate(
+            time, time, time * low, time * high, self._inside(shape), time * low, time * high
+        )
         if self.gpu.name != self.measured.name:
             estimate = estimate.widen(TRANSFERRED_SPREAD)
         masked = Dims(calls).op_in((MASKED,))
         for rows, spread in (
-            (shape.backward, BACKWARD_SPREAD), (~estimate.inside, OUTSIDE_SPREAD), (masked, MASKED_SPREAD),
+            (shape.backward, BACKWARD_SPREAD),
+            (~estimate.inside, OUTSIDE_SPREAD),
+            (masked, MASKED_SPREAD),
             (older, OUTSIDE_SPREAD),
-        ):  # fmt: skip
+        ):
             estimate = merge(estimate, estimate.widen(spread).rows(rows), rows)
         return estimate
 
     def _inside(self, shape: Shape) -> npt.NDArray[np.bool_]:
         low, high = self.fitted.widths
-        return np.asarray((shape.width >= low) & (shape.width <= high) & (shape.causal | self.fitted.open))
+        return np.asarray(
+            (shape.width >= low) & (shape.width <= high) & (shape.causal | self.fitted.open)
+        )

@@ -112,7 +112,9 @@ class GaussianProcess:
         return arrays | {f"{prefix}process_centre": np.array([self.centre])}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = "") -> GaussianProcess:
+    def from_tensors(
+        cls, tensors: Mapping[str, npt.NDArray[np.generic]], prefix: str = ""
+    ) -> GaussianProcess:
         """Rebuild the object from the arrays of `tensors`.
 
         Raises:
@@ -122,32 +124,52 @@ class GaussianProcess:
         try:
             parts = {name: tensors[f"{prefix}process_{name}"].astype(np.float64) for name in names}
         except KeyError as error:
-            raise PackError(f"array {error.args[0]!r} of the Gaussian process is missing; rebuild the model") from None
+            raise PackError(
+                f"array {error.args[0]!r} of the Gaussian process is missing; rebuild the model"
+            ) from None
         columns, samples, count = parts["mean"].size, len(parts["rows"]), len(parts["weights"])
         expected = {
-            "mean": (columns,), "scale": (columns,), "centre": (1,), "rows": (samples, columns),
-            "lengths": (count, columns), "weights": (count, samples),
-        }  # fmt: skip
+            "mean": (columns,),
+            "scale": (columns,),
+            "centre": (1,),
+            "rows": (samples, columns),
+            "lengths": (count, columns),
+            "weights": (count, samples),
+        }
         if not count or any(parts[name].shape != shape for name, shape in expected.items()):
-            raise PackError("arrays of the Gaussian process have sizes that contradict each other; rebuild the model")
-        parts |= {name: np.where(parts[name] == 0.0, np.inf, parts[name]) for name in MAY_BE_INFINITE}
+            raise PackError(
+                "arrays of the Gaussian process have sizes that contradict each other; rebuild the"
+                " model"
+            )
+        parts |= {
+            name: np.where(parts[name] == 0.0, np.inf, parts[name]) for name in MAY_BE_INFINITE
+        }
         centre = float(parts.pop("centre")[0])
         return cls(centre=centre, **parts)
 
 
-def train_gaussian_process(features: Array, target: Array, settings: Sequence[Hyperparameters]) -> GaussianProcess:
+def train_gaussian_process(
+    features: Array, target: Array, settings: Sequence[Hyperparameters]
+) -> GaussianProcess:
     """Condition one process per entry of `settings` on features (rows, columns) and log times (rows,)."""
     from sklearn.gaussian_process import GaussianProcessRegressor
 
     mean, scale = _mean_and_deviation(features)
     rows, centre = _standardise(features, mean, scale), float(np.median(target))
     fitted = [
-        GaussianProcessRegressor(_matern(chosen.lengths), alpha=chosen.noise, optimizer=None).fit(rows, target - centre)
+        GaussianProcessRegressor(_matern(chosen.lengths), alpha=chosen.noise, optimizer=None).fit(
+            rows, target - centre
+        )
         for chosen in settings
     ]
     weights = [regressor.alpha_ for regressor in fitted]
     return GaussianProcess(
-        mean, scale, centre, rows, np.array([chosen.lengths for chosen in settings]), np.array(weights)
+        mean,
+        scale,
+        centre,
+        rows,
+        np.array([chosen.lengths for chosen in settings]),
+        np.array(weights),
     )
 
 
@@ -159,7 +181,9 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     from scipy.optimize import minimize
 
     if len(target) > MAX_HYPERPARAMETER_SAMPLES:
-        drawn = np.sort(np.random.default_rng(seed).permutation(len(target))[:MAX_HYPERPARAMETER_SAMPLES])
+        drawn = np.sort(
+            np.random.default_rng(seed).permutation(len(target))[:MAX_HYPERPARAMETER_SAMPLES]
+        )
         features, target = features[drawn], target[drawn]
     varies = features.std(axis=0) > MIN_FEATURE_DEVIATION
     lengths = np.full(features.shape[1], np.inf)
@@ -172,15 +196,21 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     # prior standard deviations of log variance, log length scales and log noise, in the order of `start`
     spread = np.array([1.5, *[LENGTH_SPREAD] * count, 2.0])
     best = minimize(
-        partial(_penalised, rows, target, start, spread), start, jac=True, method="L-BFGS-B",
-        bounds=[BOUNDS] * len(start), options={"maxiter": MAX_ITERATIONS, "ftol": 1e-6},
-    )  # fmt: skip
+        partial(_penalised, rows, target, start, spread),
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[BOUNDS] * len(start),
+        options={"maxiter": MAX_ITERATIONS, "ftol": 1e-6},
+    )
     values = np.exp(best.x)
     lengths[varies] = values[1:-1]
     return Hyperparameters(lengths, float((values[-1] + MIN_NOISE) / values[0]))
 
 
-def _penalised(rows: Array, target: Array, centre: Array, spread: Array, theta: Array) -> tuple[float, Array]:
+def _penalised(
+    rows: Array, target: Array, centre: Array, spread: Array, theta: Array
+) -> tuple[float, Array]:
     """`negative_log_likelihood`, plus the penalty of a normal prior on each parameter with that centre and spread."""
     value, gradient = negative_log_likelihood(rows, target, theta)
     off = (theta - centre) / spread
@@ -202,7 +232,9 @@ def negative_log_likelihood(rows: Array, target: Array, theta: Array) -> tuple[f
     variance, noise = np.exp(theta[0]), np.exp(theta[-1])
     scaled = rows / np.exp(theta[1:-1])
     norms = np.einsum("ij,ij->i", scaled, scaled)
-    distance = np.sqrt(3.0 * np.maximum(norms[:, None] + norms[None, :] - 2.0 * scaled @ scaled.T, 0.0))
+    distance = np.sqrt(
+        3.0 * np.maximum(norms[:, None] + norms[None, :] - 2.0 * scaled @ scaled.T, 0.0)
+    )
     decay = variance * np.exp(-distance)
     signal = (1.0 + distance) * decay
     covariance = signal + (noise + MIN_NOISE) * np.eye(len(target))
@@ -212,13 +244,17 @@ def negative_log_likelihood(rows: Array, target: Array, theta: Array) -> tuple[f
     weights = cho_solve((factor, True), target)
     value = 0.5 * float(target @ weights) + float(np.log(np.diag(factor)).sum())
     inverse = lapack.dpotri(factor, lower=1)[0]
-    slope = inverse + np.tril(inverse, -1).T - np.outer(weights, weights)  # twice the derivative by the covariance
+    slope = (
+        inverse + np.tril(inverse, -1).T - np.outer(weights, weights)
+    )  # twice the derivative by the covariance
     gradient = np.empty_like(theta)
     gradient[0] = 0.5 * np.vdot(slope, signal)
     gradient[-1] = 0.5 * noise * np.trace(slope)
     # the derivative by a log length is 3 x decay x squared scaled difference, summed over pairs with these factors
     slope *= 3.0 * decay
-    gradient[1:-1] = slope.sum(axis=1) @ (scaled * scaled) - np.einsum("ij,ij->j", scaled, slope @ scaled)
+    gradient[1:-1] = slope.sum(axis=1) @ (scaled * scaled) - np.einsum(
+        "ij,ij->j", scaled, slope @ scaled
+    )
     return value, gradient
 
 

@@ -15,13 +15,15 @@ from pipeline.kernels.estimate import SMALLEST_KERNEL_US
 from pipeline.kernels.work import LIKELIHOODS, Array, Dims, Work
 
 START_US = {
-    "gemm": (5.0, 4.5), "bmm": (5.0, 3.0), "conv2d_forward": (7.0, 4.2), "conv2d_backward_data": (7.0, 5.0),
-    "conv2d_backward_weight": (7.0, 7.0), "embedding_forward": (6.0, 2.4), "embedding_backward": (12.0, 9.7),
-    "concat": (3.5, 1.7), "layer_norm": (6.0, 2.8), "softmax": (4.0, 2.3), "batch_norm": (5.0, 3.4), "reduction": (7.0, 2.0),
-    "loss": (4.0, 1.7), "pooling": (4.0, 2.0), "tril_index_forward": (8.0, 4.1), "tril_index_backward": (8.0, 2.4),
-    "index": (5.0, 2.1), "sort": (15.0, 12.0), "memset": (1.5, 1.0), "memcpy_d2d": (1.5, 1.2), "attention": (6.0, 5.0),
-    "rnn": (6.0, 4.8), "optimizer": (3.0, 2.5), "row sum": (7.0, 5.4),
-    "memcpy_h2d": (1.5, 0.75), "memcpy_d2h": (1.5, 2.5),
+    "gemm": (5.0, 4.5), "bmm": (5.0, 3.0), "conv2d_forward": (7.0, 4.2),
+    "conv2d_backward_data": (7.0, 5.0), "conv2d_backward_weight": (7.0, 7.0),
+    "embedding_forward": (6.0, 2.4), "embedding_backward": (12.0, 9.7), "concat": (3.5, 1.7),
+    "layer_norm": (6.0, 2.8), "softmax": (4.0, 2.3), "batch_norm": (5.0, 3.4),
+    "reduction": (7.0, 2.0), "loss": (4.0, 1.7), "pooling": (4.0, 2.0),
+    "tril_index_forward": (8.0, 4.1), "tril_index_backward": (8.0, 2.4), "index": (5.0, 2.1),
+    "sort": (15.0, 12.0), "memset": (1.5, 1.0), "memcpy_d2d": (1.5, 1.2), "attention": (6.0, 5.0),
+    "rnn": (6.0, 4.8), "optimizer": (3.0, 2.5), "row sum": (7.0, 5.4), "memcpy_h2d": (1.5, 0.75),
+    "memcpy_d2h": (1.5, 2.5),
 }  # fmt: skip
 """Duration of each family's kernels at negligible sizes, microseconds: dependent loads, the last step of a reduction, the
 prologue of a tile. First up to Ampere, from the smallest calls of the V100 and A100 DLRM traces, which have whole microseconds;
@@ -56,17 +58,21 @@ WHOLE_REDUCTION_CLOCKS = ((8_000.0, 12_500.0), (4_200.0, 9_000.0))
 """Clock cycles of the start of such a reduction in one block, and in several, which wait for each other: V100 and A100 traces,
 and sums and means since Ada, as measured on an H100."""
 
-ELEMENTS_PER_CLOCK = {"elementwise": 1.37, "copy": 1.37, "concat": 1.06, "strided concat": 0.82, "scattered": 0.48,
-                      "narrow softmax": 2.0, "gelu": 2.4, "wide softmax": 2.0, "sorted scatter": 0.0175, "atomic": 0.62,
-                      "dropout": 1.8}  # fmt: skip
+ELEMENTS_PER_CLOCK = {
+    "elementwise": 1.37, "copy": 1.37, "concat": 1.06, "strided concat": 0.82, "scattered": 0.48,
+    "narrow softmax": 2.0, "gelu": 2.4, "wide softmax": 2.0, "sorted scatter": 0.0175,
+    "atomic": 0.62, "dropout": 1.8,
+}  # fmt: skip
 """Elements per SM and clock of kernels that move one element at a time, whatever its bytes. With strided or broadcast
 operands of 2-byte types, an H100 then reaches half of its bandwidth. `scattered`: neighbouring threads read from different
 sectors. The error function of gelu has such a limit too. From H100 traces (docs/kernels.md). The last four were measured on an
 H100: a `sorted scatter` has a warp for each position, `atomic` adds to rows, `dropout` draws numbers."""
 
-CLOCKS = {"softmax row": 5_000.0, "frame": 1_750.0, "max pixel": 2.95, "former max pixel": 5.3, "average pixel": 4.1,
-          "average window": 0.39, "tap": 0.4, "norm row": 330.0, "uneven norm row": 1_400.0, "small block": 350.0,
-          "attention tile": 8_900.0}  # fmt: skip
+CLOCKS = {
+    "softmax row": 5_000.0, "frame": 1_750.0, "max pixel": 2.95, "former max pixel": 5.3,
+    "average pixel": 4.1, "average window": 0.39, "tap": 0.4, "norm row": 330.0,
+    "uneven norm row": 1_400.0, "small block": 350.0, "attention tile": 8_900.0,
+}  # fmt: skip
 """Clock cycles of an SM, measured on an H100 where nothing else is said:
 
 - `softmax row`: least time of a wide row that is not aligned (3,137 columns in an H100 trace).
@@ -100,7 +106,8 @@ CHANNEL_ELEMENTS_PER_US = (1640.0, 690.0)
 IMAGE_FAMILIES = ("batch_norm", "pooling")
 
 PLAIN_REFERENCES = (
-    *IMAGE_FAMILIES, "reduction", "layer_norm", "elementwise", "dropout", "optimizer", "tril_index_backward",
+    *IMAGE_FAMILIES, "reduction", "layer_norm", "elementwise", "dropout", "optimizer",
+    "tril_index_backward",
 )  # fmt: skip
 """Families whose saved models correct bytes over bandwidth, without the waits and limits of this module."""
 
@@ -129,7 +136,10 @@ def by_element_us(name: str, d: Dims, work: Work, gpu: GpuSpec, start: float) ->
         max(gpu.boost_clock_mhz, 1.0),
         ELEMENTS_PER_CLOCK,
     )
-    strided, adds = d.flag("strided") | d.op_in(("transpose",)), d.op_in(("index_add", "scatter_add"))
+    strided, adds = (
+        d.flag("strided") | d.op_in(("transpose",)),
+        d.op_in(("index_add", "scatter_add")),
+    )
     elements, rate = np.where(adds, d("B") * d("H"), work.written / size), np.full(d.rows, np.inf)
     if name in ("elementwise", "copy"):
         operands = np.clip(np.rint(work.read / np.maximum(work.written, 1.0)), 1.0, 2.0)
@@ -137,11 +147,16 @@ def by_element_us(name: str, d: Dims, work: Work, gpu: GpuSpec, start: float) ->
         wide = loads if is_recent(gpu) else np.inf  # traces of V100 to A100 show no such limit
         rate = np.where(strided, np.where(size >= 4.0, wide, per_clock[name]), np.inf)
     if name == "concat":
-        rate = np.where(size < 4.0, np.where(strided, per_clock["strided concat"], per_clock["concat"]), np.inf)
+        rate = np.where(
+            size < 4.0, np.where(strided, per_clock["strided concat"], per_clock["concat"]), np.inf
+        )
     if name == "dropout":
         rate = np.where(d.backward(), np.inf, per_clock["dropout"])
     if name == "tril_index_backward":
-        rate, elements = np.full(d.rows, per_clock["sorted scatter"]), d("B") * d("F") * (d("F") - 1.0) / 2.0
+        rate, elements = (
+            np.full(d.rows, per_clock["sorted scatter"]),
+            d("B") * d("F") * (d("F") - 1.0) / 2.0,
+        )
     for rows, limit in ((adds, "atomic"), (d.op_in(("gelu",)), "gelu"), (scattered, "scattered")):
         rate = np.where(rows, np.minimum(rate, per_clock[limit]), rate)
     later = np.where(strided & (name != "concat"), STRIDED_START_US - SMALLEST_KERNEL_US, 0.0)
@@ -176,7 +191,9 @@ def image_us(name: str, d: Dims, moving_us: Array, gpu: GpuSpec) -> Array:
     outputs = d("outputs", np.nan) / (d.element_bytes() + np.where(greatest, 8.0, 0.0))
     forward = CLOCKS["tap"] * np.where(np.isnan(outputs), pixels * windows, outputs * taps)
     greatest_clocks = CLOCKS["max pixel" if gpu.compute_capability >= 8.0 else "former max pixel"]
-    gradient = np.where(greatest, greatest_clocks, CLOCKS["average pixel"] + CLOCKS["average window"] * windows)
+    gradient = np.where(
+        greatest, greatest_clocks, CLOCKS["average pixel"] + CLOCKS["average window"] * windows
+    )
     clocks_us = np.where(back, gradient * pixels, forward) / (max(gpu.sms, 1) * mhz)
     return np.where((greatest | average) & planar, np.maximum(moving_us, clocks_us), moving_us)
 
@@ -189,7 +206,9 @@ def norm_waits_us(d: Dims, gpu: GpuSpec, moving_us: Array, start: float) -> Arra
     rows, op, uneven = d("B", 1.0), pd.Series(d.text("op")), np.mod(d("H"), 4.0) > 0.0
     weights, inputs = (op.str.contains(part).to_numpy(dtype=bool) for part in ("weight", "input"))
     clocks = rows * np.where(uneven, CLOCKS["uneven norm row"], CLOCKS["norm row"])
-    forward = clocks / max(gpu.sms, 1) / max(gpu.boost_clock_mhz, 1.0) + uneven * (start + moving_us / 2.0)
+    forward = clocks / max(gpu.sms, 1) / max(gpu.boost_clock_mhz, 1.0) + uneven * (
+        start + moving_us / 2.0
+    )
     adding = ROW_LATENCY_US * rows / 128.0
     both = start + np.maximum(adding, moving_us / 1.5)
     gradient = np.select([weights, inputs], [np.maximum(adding - moving_us, 0.0), 0.0], both)
@@ -204,7 +223,9 @@ def gathered_us(rows: Array, gpu: GpuSpec) -> Array:
 
 def bags_us(d: Dims, looked_up: Array, gpu: GpuSpec) -> Array:
     """Least time of PyTorch's bags that add `looked_up` elements, us, shape (rows,)."""
-    waits = looked_up / BAG_ELEMENTS_PER_US[0] + d("B") * d("T", 1.0) * d("D") / BAG_ELEMENTS_PER_US[1]
+    waits = (
+        looked_up / BAG_ELEMENTS_PER_US[0] + d("B") * d("T", 1.0) * d("D") / BAG_ELEMENTS_PER_US[1]
+    )
     return np.asarray(np.nan_to_num(waits) / (max(gpu.sms, 1) * gpu.max_threads_per_sm / 2048.0))
 
 
@@ -239,6 +260,9 @@ def fp32_attention_us(d: Dims, gpu: GpuSpec) -> Array:
     back, seen = d.backward(), np.where(d.flag("causal"), 0.5, 1.0)
     blocks, steps = d("B") * np.where(back, keys, queries), np.where(back, queries, keys) * seen
     tile_us = (
-        CLOCKS["attention tile"] / max(gpu.boost_clock_mhz, 1.0) * np.ceil(d("K") / 64.0) * np.where(back, 3.0, 1.0)
+        CLOCKS["attention tile"]
+        / max(gpu.boost_clock_mhz, 1.0)
+        * np.ceil(d("K") / 64.0)
+        * np.where(back, 3.0, 1.0)
     )
     return np.asarray(steps * tile_us * np.maximum(blocks / max(gpu.sms, 1), 1.6))

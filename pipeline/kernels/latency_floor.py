@@ -66,13 +66,17 @@ def op_floors(samples: pd.DataFrame, kernel_us: Array) -> dict[str, float]:
         typical = float(np.median(latency[shortest]))
         hidden = typical > HIDDEN_KERNEL_RATIO * float(np.median(expected[shortest]))
         # even the smallest samples may be above the floor; then the floor is at most the minimum latency
-        floors[str(op)] = typical if hidden else float(min(latency[shortest].min(), MAX_UNSEEN_FLOOR_US))
+        floors[str(op)] = (
+            typical if hidden else float(min(latency[shortest].min(), MAX_UNSEEN_FLOOR_US))
+        )
     return floors
 
 
 def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:
     """Fit the bandwidth curve of device memory on element-wise samples; None if too few samples are above the floor."""
-    rows = samples[(samples["family"] == "elementwise") & samples["op"].isin(STREAMING_OPS)].reset_index(drop=True)
+    rows = samples[
+        (samples["family"] == "elementwise") & samples["op"].isin(STREAMING_OPS)
+    ].reset_index(drop=True)
     if len(rows) < MIN_CURVE_SAMPLES:
         return None
     size = work_of("elementwise", rows).bytes
@@ -92,7 +96,9 @@ def memory_curve(samples: pd.DataFrame, gpu: GpuSpec) -> CurveFit | None:
 def kernel_times(samples: pd.DataFrame) -> tuple[Array, bool]:
     """The times to fit, and whether they are kernel times: `kernel_us` where every row has it, else `latency_us`."""
     if "kernel_us" in samples.columns:
-        kernel = pd.to_numeric(samples["kernel_us"], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        kernel = pd.to_numeric(samples["kernel_us"], errors="coerce").to_numpy(
+            dtype=np.float64, na_value=np.nan
+        )
         if len(kernel) and np.all(np.isfinite(kernel) & (kernel > 0)):
             return kernel, True
     return samples["latency_us"].to_numpy(dtype=np.float64), False
@@ -109,7 +115,9 @@ def estimate_floor(samples: pd.DataFrame, physics: Physics, offset_us: float) ->
     latency = samples["latency_us"].to_numpy(dtype=np.float64)
     if timed:
         extra = float(np.median(np.maximum(latency - measured, 0.0)))
-        return Floor(min(extra, offset_us) if extra else 0.0, 0.0 if not extra else float(latency.min()), {})
+        return Floor(
+            min(extra, offset_us) if extra else 0.0, 0.0 if not extra else float(latency.min()), {}
+        )
     floors = op_floors(samples, physics.reference_us(name, samples))
     # a kernel time cannot be negative: the offset stays below the smallest floor
     offset = min(offset_us, 0.9 * min(floors.values()))
@@ -151,17 +159,31 @@ def fit_curve(
     def unpack(p: Array) -> tuple[BandwidthCurve, float]:
         peak = float(np.exp(p[0]))
         start, extra = (start_us, float(np.exp(p[4]))) if offset else (float(np.exp(p[4])), 0.0)
-        return BandwidthCurve(start, peak, peak / (1.0 + float(np.exp(p[1]))), float(p[2]), float(np.exp(p[3]))), extra
+        return BandwidthCurve(
+            start, peak, peak / (1.0 + float(np.exp(p[1]))), float(p[2]), float(np.exp(p[3]))
+        ), extra
 
     def residual(p: Array) -> Array:
         curve, extra = unpack(p)
         return np.asarray(np.log((extra + curve.time_us(size)) / latency_us))
 
     middle = float(np.log2(np.median(size)))
-    start = np.array([np.log(peak_hint_gb_per_s), -1.0, middle, 0.0, np.log(10.0 if offset else start_us)])
-    low = np.array([np.log(peak_hint_gb_per_s / 20), -6.0, 8.0, -2.0, np.log(MIN_OFFSET_US if offset else start_us)])
+    start = np.array(
+        [np.log(peak_hint_gb_per_s), -1.0, middle, 0.0, np.log(10.0 if offset else start_us)]
+    )
+    low = np.array(
+        [
+            np.log(peak_hint_gb_per_s / 20),
+            -6.0,
+            8.0,
+            -2.0,
+            np.log(MIN_OFFSET_US if offset else start_us),
+        ]
+    )
     high = np.array([np.log(peak_hint_gb_per_s * 20), max_log_loss, 36.0, 1.5, np.log(60.0)])
-    solution = least_squares(residual, np.clip(start, low, high), bounds=(low, high), loss="soft_l1", f_scale=0.02)
+    solution = least_squares(
+        residual, np.clip(start, low, high), bounds=(low, high), loss="soft_l1", f_scale=0.02
+    )
     curve, extra = unpack(solution.x)
     error = float(np.exp(np.mean(np.log(np.maximum(np.abs(np.expm1(residual(solution.x))), 1e-6)))))
     return CurveFit(curve, extra, error)

@@ -36,7 +36,9 @@ FOLDS = 5
 AVERAGED_FOLDS = 3
 """Number of folds for which members of an average are trained. Rows of other folds have no out-of-fold prediction."""
 
-MEMBER = Recipe(width=128, layers=4, batch=128, learning_rate=5e-3, weight_decay=0.1, frequencies=4, units=4)
+MEMBER = Recipe(
+    width=128, layers=4, batch=128, learning_rate=5e-3, weight_decay=0.1, frequencies=4, units=4
+)
 """Recipe of a member network. Times jump from wave to wave; sines and cosines of the inputs follow such jumps, and plain
 layers smooth them."""
 
@@ -110,10 +112,14 @@ def member_recipe(rows: int) -> Recipe:
     return with_steps(MEMBER, rows, STEPS)
 
 
-def cross_validate(problem: Problem, train: Trainer, seed: int, folds: int = FOLDS) -> tuple[Array, list[Member]]:
+def cross_validate(
+    problem: Problem, train: Trainer, seed: int, folds: int = FOLDS
+) -> tuple[Array, list[Member]]:
     """Train one member per fold on the other folds: (out-of-fold predictions, members)."""
 
-    def train_and_predict(features: Array, target: Array, seed: int, held_out: Array) -> tuple[Member, Array]:
+    def train_and_predict(
+        features: Array, target: Array, seed: int, held_out: Array
+    ) -> tuple[Member, Array]:
         member = train(features, target, seed)
         return member, member.predict(held_out)
 
@@ -138,7 +144,10 @@ def _fold_by_fold(
         # if there is only one fold, its member is trained on that fold
         rows = ~held_out if (~held_out).any() else held_out
         member, out_of_fold[held_out] = train_and_predict(
-            problem.features[rows], problem.target[rows], seed + int(number), problem.features[held_out]
+            problem.features[rows],
+            problem.target[rows],
+            seed + int(number),
+            problem.features[held_out],
         )
         members.append(member)
     return out_of_fold, members
@@ -159,12 +168,19 @@ def fit_process(problem: Problem, seed: int) -> Outcome:
 
     def find_and_predict(
         features: Array, target: Array, seed: int, held_out: Array
-    ) -> tuple[Hyperparameters, Array]:  # fmt: skip
+    ) -> tuple[Hyperparameters, Array]:
         hyperparameters = find_hyperparameters(features, target, seed)
-        return hyperparameters, train_gaussian_process(features, target, [hyperparameters]).predict(held_out)
+        return hyperparameters, train_gaussian_process(features, target, [hyperparameters]).predict(
+            held_out
+        )
 
     out_of_fold, settings = _fold_by_fold(problem, find_and_predict, seed)
-    return Outcome((train_gaussian_process(problem.features, problem.target, settings),), (1.0,), out_of_fold, {})
+    return Outcome(
+        (train_gaussian_process(problem.features, problem.target, settings),),
+        (1.0,),
+        out_of_fold,
+        {},
+    )
 
 
 TRIALS = 6
@@ -182,11 +198,21 @@ def search_recipe(problem: Problem, seed: int) -> Recipe:
     features, target = problem.features[~held_out], problem.target[~held_out]
     recipes, errors = [], []
     for _ in range(TRIALS):
-        recipe = with_steps(Recipe(
-            width=int(rng.choice([64, 128, 256, 512])), layers=int(rng.integers(3, 8)), residual=False,
-            learning_rate=float(10 ** rng.uniform(-4, -2)), weight_decay=0.0, loss="l2",
-        ), len(problem.target), STEPS)  # fmt: skip
-        predicted = train_network(features, target, seed, recipe).predict(problem.features[held_out])
+        recipe = with_steps(
+            Recipe(
+                width=int(rng.choice([64, 128, 256, 512])),
+                layers=int(rng.integers(3, 8)),
+                residual=False,
+                learning_rate=float(10 ** rng.uniform(-4, -2)),
+                weight_decay=0.0,
+                loss="l2",
+            ),
+            len(problem.target),
+            STEPS,
+        )
+        predicted = train_network(features, target, seed, recipe).predict(
+            problem.features[held_out]
+        )
         recipes.append(recipe)
         errors.append(gmae(np.exp(predicted), np.exp(problem.target[held_out])))
     return recipes[int(np.argmin(np.nan_to_num(errors, nan=np.inf)))]  # a network may have diverged
@@ -196,7 +222,9 @@ def fit_average(problem: Problem, seed: int) -> Outcome:
     """Trees and networks of the folds, averaged with the best out-of-fold weights, distilled into one network."""
     if len(problem.target) < MIN_NETWORK_SAMPLES:
         by_trees, trees = cross_validate(problem, train_trees, seed)
-        return Outcome(tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, {"tree_share": 1.0})
+        return Outcome(
+            tuple(trees), (1.0 / len(trees),) * len(trees), by_trees, {"tree_share": 1.0}
+        )
     by_trees, trees = cross_validate(problem, train_trees, seed, AVERAGED_FOLDS)
     train = partial(train_network, recipe=member_recipe(len(problem.target)))
     by_networks, networks = cross_validate(problem, train, seed, AVERAGED_FOLDS)
@@ -206,9 +234,13 @@ def fit_average(problem: Problem, seed: int) -> Outcome:
     student = train_network(
         np.vstack([problem.features] * LABEL_REPEATS + [inputs]),
         np.concatenate([problem.target] * LABEL_REPEATS + [labels]),
-        seed, with_steps(STUDENT, len(problem.target), STUDENT_STEPS),
-    )  # fmt: skip
-    notes = {"tree_share": share, "student_mismatch": float(np.median(np.abs(student.predict(inputs) - labels)))}
+        seed,
+        with_steps(STUDENT, len(problem.target), STUDENT_STEPS),
+    )
+    notes = {
+        "tree_share": share,
+        "student_mismatch": float(np.median(np.abs(student.predict(inputs) - labels))),
+    }
     return Outcome((student,), (1.0,), mix(share, by_trees, by_networks), notes)
 
 
@@ -216,7 +248,8 @@ def best_tree_share(target: Array, by_trees: Array, by_networks: Array) -> float
     """The weight of the trees with the smallest error of log times, on rows with predictions of both kinds."""
     known = np.isfinite(by_trees + by_networks)
     errors = {
-        share: gmae(np.exp(mix(share, by_trees, by_networks)[known]), np.exp(target[known])) for share in TREE_SHARES
+        share: gmae(np.exp(mix(share, by_trees, by_networks)[known]), np.exp(target[known]))
+        for share in TREE_SHARES
     }
     return min(errors, key=errors.__getitem__)
 

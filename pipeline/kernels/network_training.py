@@ -58,10 +58,19 @@ class Recipe:
 
 
 def minimise(
-    loss: Callable[[], torch.Tensor], parameters: Sequence[torch.Tensor], steps: int, learning_rate: float, *,
-    weight_decay: float = 0.0, undecayed: Sequence[torch.Tensor] = (), warm_up: float | None = 0.3,
-    final_divisor: float = 1e4, max_gradient_norm: float | None = None, fused: bool = False, threads: int | None = 1,
-) -> None:  # fmt: skip
+    loss: Callable[[], torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+    steps: int,
+    learning_rate: float,
+    *,
+    weight_decay: float = 0.0,
+    undecayed: Sequence[torch.Tensor] = (),
+    warm_up: float | None = 0.3,
+    final_divisor: float = 1e4,
+    max_gradient_norm: float | None = None,
+    fused: bool = False,
+    threads: int | None = 1,
+) -> None:
     """Minimise a loss by changing parameters in place.
 
     Args:
@@ -88,9 +97,17 @@ def minimise(
     decays = ((parameters, weight_decay), (undecayed, 0.0))
     groups = [{"params": list(group), "weight_decay": decay} for group, decay in decays if group]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=fused)
-    schedule = None if warm_up is None else torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, learning_rate, total_steps=steps, pct_start=warm_up, final_div_factor=final_divisor
-    )  # fmt: skip
+    schedule = (
+        None
+        if warm_up is None
+        else torch.optim.lr_scheduler.OneCycleLR(
+            optimizer,
+            learning_rate,
+            total_steps=steps,
+            pct_start=warm_up,
+            final_div_factor=final_divisor,
+        )
+    )
     for step in range(steps):
         optimizer.zero_grad()
         value = loss()
@@ -107,7 +124,9 @@ def minimise(
 
 
 def _diverged(how: str) -> SteptimeError:
-    return SteptimeError(f"training diverged: {how}; look for zero, missing or huge values among the samples")
+    return SteptimeError(
+        f"training diverged: {how}; look for zero, missing or huge values among the samples"
+    )
 
 
 def shuffled_batches(rows: int, batch: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
@@ -156,16 +175,35 @@ def train_network(features: Floats, target: Array, seed: int, recipe: Recipe) ->
         return error.abs().mean() if recipe.loss == "l1" else error.square().mean()
 
     minimise(
-        loss, [*embedding, *layers], recipe.steps, recipe.learning_rate, weight_decay=recipe.weight_decay,
-        warm_up=WARM_UP, final_divisor=FINAL_DIVISOR, fused=True,
-    )  # fmt: skip
+        loss,
+        [*embedding, *layers],
+        recipe.steps,
+        recipe.learning_rate,
+        weight_decay=recipe.weight_decay,
+        warm_up=WARM_UP,
+        final_divisor=FINAL_DIVISOR,
+        fused=True,
+    )
     periodic = Periodic(*_arrays(embedding)) if embedding else None
     weights, biases = _arrays(layers[::2]), _arrays(layers[1::2])
-    return Network(mean, scale, target_mean, target_scale, weights, biases, recipe.residual, periodic, recipe.relu)
+    return Network(
+        mean,
+        scale,
+        target_mean,
+        target_scale,
+        weights,
+        biases,
+        recipe.residual,
+        periodic,
+        recipe.relu,
+    )
 
 
 def _outputs(
-    x: torch.Tensor, embedding: Sequence[torch.Tensor], layers: Sequence[torch.Tensor], recipe: Recipe
+    x: torch.Tensor,
+    embedding: Sequence[torch.Tensor],
+    layers: Sequence[torch.Tensor],
+    recipe: Recipe,
 ) -> torch.Tensor:
     """Outputs of a network, shape (rows,), as `networks.Network` computes them."""
     import torch

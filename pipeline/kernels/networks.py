@@ -99,7 +99,9 @@ class Network:
         outputs = np.empty(len(features), dtype=network.weights[-1].dtype)
         for start in range(0, len(features), ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
-            outputs[rows] = network._outputs(standardise(features[rows], self.mean, self.scale, outputs.dtype))
+            outputs[rows] = network._outputs(
+                standardise(features[rows], self.mean, self.scale, outputs.dtype)
+            )
         return np.asarray(outputs.astype(np.float64) * self.target_scale + self.target_mean)
 
     @cached_property
@@ -112,13 +114,17 @@ class Network:
         periodic = self.periodic and Periodic(
             *double((self.periodic.frequency, self.periodic.weight, self.periodic.bias))
         )
-        return replace(self, weights=double(self.weights), biases=double(self.biases), periodic=periodic)
+        return replace(
+            self, weights=double(self.weights), biases=double(self.biases), periodic=periodic
+        )
 
     def _outputs(self, x: Floats) -> Floats:
         """Output of the last layer, shape (rows,), from standardised inputs of shape (rows, columns)."""
         if self.periodic is not None:
             x = self.periodic.extend(x)
-        for layer, (weight, bias) in enumerate(zip(self.weights[:-1], self.biases[:-1], strict=True)):
+        for layer, (weight, bias) in enumerate(
+            zip(self.weights[:-1], self.biases[:-1], strict=True)
+        ):
             y = x @ weight
             y += bias
             activated = np.asarray(np.maximum(y, 0, out=y)) if self.relu else _silu(y)
@@ -132,7 +138,9 @@ class Network:
         arrays: dict[str, npt.NDArray[np.generic]] = {
             f"{prefix}mean": self.mean,
             f"{prefix}scale": self.scale,
-            f"{prefix}target": np.array([self.target_mean, self.target_scale, float(self.residual)]),
+            f"{prefix}target": np.array(
+                [self.target_mean, self.target_scale, float(self.residual)]
+            ),
         }
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             arrays[f"{prefix}weight{i}"] = weight.astype(np.float16)
@@ -152,30 +160,48 @@ class Network:
         Raises:
             PackError: an array is missing or has the wrong shape.
         """
-        arrays = {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
+        arrays = {
+            name.removeprefix(prefix): array
+            for name, array in tensors.items()
+            if name.startswith(prefix)
+        }
         layers = max(2, sum(name.startswith("weight") for name in arrays))
         shapes: Shapes = {"mean": ("inputs",), "scale": ("inputs",), "target": (3,)}
         shapes |= layer_shapes([f"width{i}" for i in range(layers + 1)])
         if "periodic_frequency" in arrays:
             shapes |= {
-                "periodic_frequency": ("inputs", "frequencies"), "periodic_units": ("inputs", "waves", "units"),
+                "periodic_frequency": ("inputs", "frequencies"),
+                "periodic_units": ("inputs", "waves", "units"),
                 "periodic_offset": ("inputs", "units"),
-            }  # fmt: skip
+            }
         sizes = check_shapes("network", arrays, shapes)
-        first, waves = sizes["inputs"] * (1 + sizes.get("units", 0)), 2 * sizes.get("frequencies", 0)
+        first, waves = (
+            sizes["inputs"] * (1 + sizes.get("units", 0)),
+            2 * sizes.get("frequencies", 0),
+        )
         if (sizes["width0"], sizes.get("waves", 0)) != (first, waves):
-            raise PackError("the first layer of the network has a wrong number of inputs; rebuild the model")
+            raise PackError(
+                "the first layer of the network has a wrong number of inputs; rebuild the model"
+            )
         target_mean, target_scale, residual = arrays["target"].astype(np.float64)
         single = {name: arrays[name].astype(np.float32) for name in shapes}
         periodic = [single[name] for name in shapes if name.startswith("periodic")]
         return cls(
-            single["mean"], single["scale"], float(target_mean), float(target_scale),
-            tuple(single[f"weight{i}"] for i in range(layers)), tuple(single[f"bias{i}"] for i in range(layers)),
-            bool(residual), Periodic(*periodic) if periodic else None, relu,
-        )  # fmt: skip
+            single["mean"],
+            single["scale"],
+            float(target_mean),
+            float(target_scale),
+            tuple(single[f"weight{i}"] for i in range(layers)),
+            tuple(single[f"bias{i}"] for i in range(layers)),
+            bool(residual),
+            Periodic(*periodic) if periodic else None,
+            relu,
+        )
 
 
-def standardise(features: Floats, mean: Float32, scale: Float32, dtype: npt.DTypeLike = np.float32) -> Floats:
+def standardise(
+    features: Floats, mean: Float32, scale: Float32, dtype: npt.DTypeLike = np.float32
+) -> Floats:
     """Features after centring, scaling and clipping, in the precision `dtype`."""
     x = np.subtract(features, mean, dtype=dtype, casting="same_kind")
     x /= scale
@@ -190,9 +216,9 @@ def _silu(x: Floats) -> Floats:
 
 
 REGRESSION_PARAMETERS: dict[str, Any] = {
-    "objective": "regression", "learning_rate": 0.15, "num_leaves": 31, "min_data_in_leaf": 10, "lambda_l2": 1.0,
-    "linear_tree": True, "linear_lambda": 0.5,
-    "bagging_fraction": 0.8, "bagging_freq": 1, "feature_fraction": 0.4, "verbose": -1, "num_threads": 1,
+    "objective": "regression", "learning_rate": 0.15, "num_leaves": 31, "min_data_in_leaf": 10,
+    "lambda_l2": 1.0, "linear_tree": True, "linear_lambda": 0.5, "bagging_fraction": 0.8,
+    "bagging_freq": 1, "feature_fraction": 0.4, "verbose": -1, "num_threads": 1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
 """LightGBM's parameters for log times, chosen on development shapes of V100, A100 and T4. Linear leaves have smaller
@@ -228,11 +254,17 @@ class Trees:
         try:
             return cls(lightgbm.Booster(model_str=text))
         except lightgbm.basic.LightGBMError as error:
-            raise PackError(f"not a LightGBM model ({str(error).splitlines()[0]}); rebuild the model") from None
+            raise PackError(
+                f"not a LightGBM model ({str(error).splitlines()[0]}); rebuild the model"
+            ) from None
 
 
 def train_trees(
-    features: Array, target: Array, seed: int, rounds: int | None = None, learning_rate: float | None = None
+    features: Array,
+    target: Array,
+    seed: int,
+    rounds: int | None = None,
+    learning_rate: float | None = None,
 ) -> Trees:
     """Boost trees on features (rows, columns) and log times (rows,).
 
@@ -246,7 +278,8 @@ def train_trees(
     if len(target) < 10 * parameters["min_data_in_leaf"]:
         parameters |= {"min_data_in_leaf": 1, "num_leaves": 7, "linear_tree": False}
     data = lightgbm.Dataset(
-        features, np.asarray(target),
+        features,
+        np.asarray(target),
         params={"verbose": -1, "min_data_in_bin": 1, "linear_tree": parameters["linear_tree"]},
-    )  # fmt: skip
+    )
     return Trees(lightgbm.train(parameters, data, rounds or REGRESSION_ROUNDS))

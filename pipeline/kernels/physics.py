@@ -14,7 +14,14 @@ import pandas as pd
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels import kernel_waits as waits
-from pipeline.kernels.convolutions import gradient_us, grouped, grouped_us, spread, volumes, winograd
+from pipeline.kernels.convolutions import (
+    gradient_us,
+    grouped,
+    grouped_us,
+    spread,
+    volumes,
+    winograd,
+)
 from pipeline.kernels.embedding_lookups import (
     ROW_LATENCY_US,
     distinct_weight_bytes,
@@ -59,8 +66,10 @@ WHOLE_SORTS = ("sort", "unique", "topk", "")
 BLOCK_SORTS = ("radix_sort_single_tile",)
 """Sorts that run in a single thread block."""
 
-PHYSICS_SPREAD = {Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
-                  Law.SORT: 2.0}  # fmt: skip
+PHYSICS_SPREAD = {
+    Law.MOVEMENT: 1.45, Law.COMPUTE: 1.6, Law.LINK: 1.5, Law.EMBEDDING: 1.6, Law.COLLECTIVE: 2.5,
+    Law.SORT: 2.0,
+}  # fmt: skip
 """Factor between a formula's time and the ends of its p10-p90 interval, which holds about 80 % of the kernels of public
 traces (docs/kernels.md)."""
 
@@ -102,7 +111,11 @@ class Physics:
         cached = min(max(self.l2_gb_per_s, peak), 2.0 * peak)
         edge = float(np.log2(max(self.gpu.l2_bytes, 1.0)))
         curve = BandwidthCurve(SMALLEST_KERNEL_US, peak, cached, edge, L2_OCTAVES)
-        return replace(self, memory=BandwidthCurve.flat(peak), cached=curve) if self.gpu.limits is not None else self
+        return (
+            replace(self, memory=BandwidthCurve.flat(peak), cached=curve)
+            if self.gpu.limits is not None
+            else self
+        )
 
     @classmethod
     def of(cls, gpu: GpuSpec) -> Physics:
@@ -122,7 +135,9 @@ class Physics:
             shortest = MIN_PRODUCT_REDUCTION if name in ("gemm", "bmm") else MIN_REDUCTION
             computed = self._compute(name, self._computed(name, d), work, shortest)
             if name == "attention":
-                tiles_us = np.where(d.text("dtype", "fp32") == "fp32", waits.fp32_attention_us(d, self.gpu), 0.0)
+                tiles_us = np.where(
+                    d.text("dtype", "fp32") == "fp32", waits.fp32_attention_us(d, self.gpu), 0.0
+                )
                 return np.maximum(computed, self.start_us(name) + tiles_us)
             if name == "bmm":
                 computed = np.fmin(computed, self.thin_products_us(d, work))
@@ -131,24 +146,38 @@ class Physics:
             return self._lookups(name, d, work)
         if entry.law is Law.LINK:
             crossing = np.maximum(work.read, work.written)  # each byte crosses the link once
-            staged = np.maximum(crossing - STAGED_BYTES * waits.is_recent(self.gpu), 0.0) / (1e3 * PAGEABLE_GB_PER_S)
+            staged = np.maximum(crossing - STAGED_BYTES * waits.is_recent(self.gpu), 0.0) / (
+                1e3 * PAGEABLE_GB_PER_S
+            )
             staged = np.where(d.op_in(("pageable",)), staged, 0.0)
             return self.start_us(name) + np.maximum(self.link.moving_us(crossing), staged)
         if entry.law is Law.COLLECTIVE:
             return self._collective(d, work)
         if entry.law is Law.SORT:
             whole = d.op_in(WHOLE_SORTS)
-            start = np.where(whole | d.op_in(BLOCK_SORTS), self.start_us(name), self.start_us("other"))
+            start = np.where(
+                whole | d.op_in(BLOCK_SORTS), self.start_us(name), self.start_us("other")
+            )
             return start + self.memory.moving_us(np.where(whole, SORT_PASSES, 1.0) * work.bytes)
         if name in waits.IMAGE_FAMILIES and self.gpu.limits is not None:
-            return self.start_us(name) + waits.image_us(name, d, self.moving_us(entry.passes * work.bytes), self.gpu)
+            return self.start_us(name) + waits.image_us(
+                name, d, self.moving_us(entry.passes * work.bytes), self.gpu
+            )
         if name == "loss":
             return self._movement(name, d, entry.passes, work) + waits.loss_waits_us(d, self.gpu)
         if name == "layer_norm":
-            rows_us = waits.norm_waits_us(d, self.gpu, self.moving_us(work.bytes), self.start_us(name))
-            return self._movement(name, d, entry.passes, work) + rows_us * (self.gpu.limits is not None)
+            rows_us = waits.norm_waits_us(
+                d, self.gpu, self.moving_us(work.bytes), self.start_us(name)
+            )
+            return self._movement(name, d, entry.passes, work) + rows_us * (
+                self.gpu.limits is not None
+            )
         if name == "reduction":  # one pass of dependent additions, no faster from L2
-            return self.start_us(name) + self.memory.moving_us(work.bytes) + waits.reduction_us(d, work, self.gpu)
+            return (
+                self.start_us(name)
+                + self.memory.moving_us(work.bytes)
+                + waits.reduction_us(d, work, self.gpu)
+            )
         if name == "optimizer" and self.gpu.limits is not None:
             chunks_us = self.start_us(name) + waits.chunk_us(d, self.gpu, work.bytes)
             return np.maximum(self._movement(name, d, entry.passes, work), chunks_us)
@@ -185,9 +214,15 @@ class Physics:
 
     def _movement(self, name: str, d: Dims, passes: float, work: Work) -> Array:
         """Time of memory traffic, or of arithmetic outside tensor cores where that takes longer."""
-        peak = np.where(d.text("dtype") == "fp64", self.gpu.peak_gflop_per_s("fp64"), self.gpu.peak_gflop_per_s())
+        peak = np.where(
+            d.text("dtype") == "fp64",
+            self.gpu.peak_gflop_per_s("fp64"),
+            self.gpu.peak_gflop_per_s(),
+        )
         arithmetic = work.flops / peak / 1e3
-        return np.asarray(self.start_us(name) + np.maximum(self.moving_us(passes * work.bytes), arithmetic))
+        return np.asarray(
+            self.start_us(name) + np.maximum(self.moving_us(passes * work.bytes), arithmetic)
+        )
 
     def _compute(self, name: str, d: Dims, work: Work, shortest: float) -> Array:
         """Roofline time whose compute part counts whole waves of tiles, or FLOPs over peak without tile counts.
@@ -197,11 +232,17 @@ class Physics:
         tiles, depth = tile_counts(name, d)
         peak = self.peak_flop_per_us(d)
         sms = max(self.gpu.sms, 1)
-        split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / shortest, 1.0))
+        split = np.clip(
+            np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / shortest, 1.0)
+        )
         waves = np.ceil(tiles * split / sms)
         compute = waves * 2.0 * TILE * TILE * depth / split / (peak / sms)
-        compute = np.where(np.isfinite(compute), np.maximum(compute, work.flops / peak), work.flops / peak)
-        return np.asarray(self.start_us(name) + np.maximum(compute, self.memory.moving_us(work.bytes)))
+        compute = np.where(
+            np.isfinite(compute), np.maximum(compute, work.flops / peak), work.flops / peak
+        )
+        return np.asarray(
+            self.start_us(name) + np.maximum(compute, self.memory.moving_us(work.bytes))
+        )
 
     def spread(self, name: str, calls: pd.DataFrame) -> Array | float:
         """Factor between a formula's time and the ends of its p10-p90 interval, of the family or shape (rows,)."""
@@ -221,15 +262,22 @@ class Physics:
         d = Dims(calls)
         rows, in_groups = on_tensor_cores(d, self.gpu), grouped(d)
         # no kernel but Winograd's beats plain arithmetic, also where the measured peak is that of a board with a faster clock
-        double, direct = d.text("dtype") == "fp64", ~(rows | winograd(d)) & (self.gpu.limits is not None)
-        rate = np.select([double, direct], [self.gpu.peak_gflop_per_s("fp64"), self.gpu.fp32_gflop_per_s], np.inf)
+        double, direct = (
+            d.text("dtype") == "fp64",
+            ~(rows | winograd(d)) & (self.gpu.limits is not None),
+        )
+        rate = np.select(
+            [double, direct], [self.gpu.peak_gflop_per_s("fp64"), self.gpu.fp32_gflop_per_s], np.inf
+        )
         arithmetic = self.start_us(name) + work.flops / (1e3 * rate)
         if self.gpu.limits is not None:
             plain = np.fmax(plain, arithmetic)
             plain = self.gradient_us(name, calls, plain, plain)
         tensor = np.full(d.rows, np.inf)
         if rows.any():
-            tensor[rows] = tensor_us(name, Dims(calls[rows]), self.gpu, self.memory, self.l2_gb_per_s)
+            tensor[rows] = tensor_us(
+                name, Dims(calls[rows]), self.gpu, self.memory, self.l2_gb_per_s
+            )
             has_dims = rows & np.isfinite(tensor)
             plain = np.where(has_dims, self.start_us(name) + tensor, plain)
         if in_groups.any() and self.gpu.limits is not None:
@@ -241,7 +289,9 @@ class Physics:
             plain[np.flatnonzero(in_groups)[has_dims]] = self.start_us(name) + times[has_dims]
         times = np.fmax(plain, arithmetic)
         if len(free := np.flatnonzero(rows & volumes(d) & (d.text("dtype") == "tf32"))):
-            times[free] = np.fmin(times[free], self.kernel_us(name, calls.iloc[free].assign(dtype="fp32")))
+            times[free] = np.fmin(
+                times[free], self.kernel_us(name, calls.iloc[free].assign(dtype="fp32"))
+            )
         return times
 
     def least_us(self, name: str, calls: pd.DataFrame) -> Array:
@@ -253,10 +303,14 @@ class Physics:
         bounded = (dtype == "fp64") | (name.startswith("conv2d") & volumes(d) & (dtype == "fp32"))
         if not bounded.any():
             return np.zeros(d.rows)
-        rate = np.where(dtype == "fp64", *(1e3 * self.gpu.datasheet_gflop_per_s(of) for of in ("fp64", "fp32")))
+        rate = np.where(
+            dtype == "fp64", *(1e3 * self.gpu.datasheet_gflop_per_s(of) for of in ("fp64", "fp32"))
+        )
         return np.where(bounded, np.nan_to_num(work_of(name, calls).flops) / rate, 0.0)
 
-    def gradient_us(self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None) -> Array:
+    def gradient_us(
+        self, name: str, calls: pd.DataFrame, kernel_us: Array, product_us: Array | None = None
+    ) -> Array:
         """Times of fp32 gradients, from the times of forward convolutions or products with the same arithmetic.
 
         See `convolutions.gradient_us`.
@@ -264,7 +318,14 @@ class Physics:
         d = Dims(calls)
         if product_us is None:
             product_us = self._compute(name, d, work_of(name, calls), MIN_REDUCTION)
-        return gradient_us(name, d, kernel_us, product_us, self.peak_flop_per_us(self._computed(name, d)), self.memory)
+        return gradient_us(
+            name,
+            d,
+            kernel_us,
+            product_us,
+            self.peak_flop_per_us(self._computed(name, d)),
+            self.memory,
+        )
 
     def _computed(self, name: str, d: Dims) -> Dims:
         """Calls with the dtype whose throughput limits them.
@@ -289,7 +350,11 @@ class Physics:
     def peak_flop_per_us(self, d: Dims) -> Array:
         """Attainable throughput for the dtype of each row, FLOP per microsecond."""
         peaks = {dtype: 1e3 * self.gpu.peak_gflop_per_s(dtype) for dtype in DTYPES}
-        return values_of(d.text("computed") if "computed" in d.table else d.text("dtype", "fp32"), peaks, peaks["fp32"])
+        return values_of(
+            d.text("computed") if "computed" in d.table else d.text("dtype", "fp32"),
+            peaks,
+            peaks["fp32"],
+        )
 
     def _lookups(self, name: str, d: Dims, work: Work) -> Array:
         """Times of lookups and their gradients: `lookup_us` on a GPU, and the model of Lin et al. on a CPU."""
@@ -300,7 +365,10 @@ class Physics:
         gathers = d.op_in(("sparse", "gather", "embedding", "index_select"))
         bags = d.op_in(("bag", "embedding_bag")) & (name == "embedding_forward")
         looked_up = work.flops / np.where(d.backward(), 2.0, 1.0)  # elements of all rows
-        rows_us, bags_us = waits.gathered_us(looked_up / d("D"), self.gpu), waits.bags_us(d, looked_up, self.gpu)
+        rows_us, bags_us = (
+            waits.gathered_us(looked_up / d("D"), self.gpu),
+            waits.bags_us(d, looked_up, self.gpu),
+        )
         loads_us = np.select([gathers, bags], [rows_us, bags_us], 0.0)
         start = np.where(gathers, self.start_us("other"), self.start_us(name))
         return np.asarray(start + np.maximum(time, loads_us))
@@ -319,7 +387,9 @@ class Physics:
         time = np.maximum(dram, warm / (1e3 * self.l2_gb_per_s)) * small_width_factor(traffic.width)
         if name == "embedding_forward" and self.gpu.limits is not None:
             time = np.maximum(time, ROW_LATENCY_US * traffic.longest)
-        return self.start_us(name) + np.where(np.isfinite(time), time, self.memory.moving_us(work.bytes))
+        return self.start_us(name) + np.where(
+            np.isfinite(time), time, self.memory.moving_us(work.bytes)
+        )
 
     def _backward_traffic(self, d: Dims, fixed: Array, weights: Array) -> tuple[Array, Array]:
         """(DRAM, L2) bytes of a backward. If the indices are sorted, each distinct row is read and written once.
@@ -368,7 +438,9 @@ def tile_counts(name: str, d: Dims) -> tuple[Array, Array]:
     return nothing, nothing
 
 
-def raised_to_min_duration(kernel_us: Array, family: str, gpu: GpuSpec, measured_us: Array | None = None) -> Array:
+def raised_to_min_duration(
+    kernel_us: Array, family: str, gpu: GpuSpec, measured_us: Array | None = None
+) -> Array:
     """Kernel times raised to the duration of a family's kernel at negligible size (`physics.START_US`).
 
     Latencies above a host's floor do not show how long the shortest kernels take, and scaling has no lower limit. All
@@ -383,4 +455,6 @@ def raised_to_min_duration(kernel_us: Array, family: str, gpu: GpuSpec, measured
     if gpu.limits is None:
         return kernel_us
     start = np.full(len(kernel_us), Physics.of(gpu).start_us(family))
-    return np.asarray(np.maximum(kernel_us, start if measured_us is None else np.minimum(start, measured_us)))
+    return np.asarray(
+        np.maximum(kernel_us, start if measured_us is None else np.minimum(start, measured_us))
+    )

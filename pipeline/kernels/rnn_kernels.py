@@ -146,10 +146,13 @@ def recurrent_us(
     total = []
     for ends in (estimates.kernel, estimates.p10, estimates.p90):
         bulk, chain = (
-            np.bincount(at[rows], (times * ends)[rows], minlength=len(calls)) for rows in (~chained, chained)
+            np.bincount(at[rows], (times * ends)[rows], minlength=len(calls))
+            for rows in (~chained, chained)
         )
         total.append(
-            physics.start_us("rnn") + bulk + _chain_us(sizes, calls, chain / _chain_length(sizes) + cells, physics)
+            physics.start_us("rnn")
+            + bulk
+            + _chain_us(sizes, calls, chain / _chain_length(sizes) + cells, physics)
         )
     kernel, low, high = total
     evidence = np.full(len(calls), "roofline", dtype=object)
@@ -160,7 +163,9 @@ def recurrent_us(
     latency = floor.latency(kernel, Dims(calls).text("op"))
     rest = latency - kernel
     inside = np.ones(len(calls), dtype=bool)
-    return Estimate(latency, kernel, low, high, inside, rest + low, rest + high).widen(SPREAD), evidence
+    return Estimate(latency, kernel, low, high, inside, rest + low, rest + high).widen(
+        SPREAD
+    ), evidence
 
 
 def _products(
@@ -191,17 +196,40 @@ def _products(
     chain = (
         (forward * _chain_length(sizes), sizes.batch, sizes.output, at_once * wide),
         (backward * _chain_length(sizes), sizes.batch, wide, at_once * sizes.output),
-        (forward * projects * _chain_length(sizes), sizes.batch, sizes.hidden, at_once * sizes.output),
-        (backward * projects * _chain_length(sizes), sizes.batch, sizes.output, at_once * sizes.hidden),
+        (
+            forward * projects * _chain_length(sizes),
+            sizes.batch,
+            sizes.hidden,
+            at_once * sizes.output,
+        ),
+        (
+            backward * projects * _chain_length(sizes),
+            sizes.batch,
+            sizes.output,
+            at_once * sizes.hidden,
+        ),
     )
     rows = np.arange(len(tokens))
     frames, ats, times = [], [], []
     for number, (count, m, n, k) in enumerate((*parts, *chain)):
         kept = (count > 0) & np.isfinite(m * n * k)
         phase = np.where(sizes.backward, "backward", "forward")
-        frames.append(pd.DataFrame({"family": "gemm", "op": "linear", "phase": phase, "dtype": dtypes, "B": 1.0,
-                                    "M": m, "N": n, "K": k, "attributes": LOOPED if number >= len(parts) else None,
-                                    "chained": number >= len(parts)})[kept])  # fmt: skip
+        frames.append(
+            pd.DataFrame(
+                {
+                    "family": "gemm",
+                    "op": "linear",
+                    "phase": phase,
+                    "dtype": dtypes,
+                    "B": 1.0,
+                    "M": m,
+                    "N": n,
+                    "K": k,
+                    "attributes": LOOPED if number >= len(parts) else None,
+                    "chained": number >= len(parts),
+                }
+            )[kept]
+        )
         ats.append(rows[kept])
         times.append((count * (sizes.directions if number < len(parts) else 1.0))[kept])
     table = pd.concat(frames, ignore_index=True)
@@ -215,7 +243,9 @@ def _products(
 
 def _chain_length(sizes: Layers) -> Array:
     """Number of steps of the chain: the diagonals of a stack, or all steps of all layers if bidirectional."""
-    return np.where(sizes.directions > 1.0, sizes.steps * sizes.layers, sizes.steps + sizes.layers - 1.0)
+    return np.where(
+        sizes.directions > 1.0, sizes.steps * sizes.layers, sizes.steps + sizes.layers - 1.0
+    )
 
 
 def _cell_us(sizes: Layers, physics: Physics) -> Array:
@@ -232,22 +262,34 @@ def _cell_us(sizes: Layers, physics: Physics) -> Array:
 def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics) -> Array:
     """Time of all steps in sequence, us: limited by the host's launches or by the GPU, or in a persistent kernel."""
     d, steps = Dims(calls), _chain_length(sizes)
-    kernels = np.where(sizes.backward, BACKWARD_STEP_LAUNCHES, STEP_LAUNCHES) + np.where(sizes.projected, 1.0, 0.0)
+    kernels = np.where(sizes.backward, BACKWARD_STEP_LAUNCHES, STEP_LAUNCHES) + np.where(
+        sizes.projected, 1.0, 0.0
+    )
     launched = sizes.layers * sizes.directions * sizes.steps * kernels * LAUNCH_US
     plain = np.maximum(steps * (step + kernels * GAP_US), launched)
     peak = physics.peak_flop_per_us(d)
     multiplied = 2.0 * sizes.batch * sizes.gates * sizes.hidden**2
     large = sizes.steps * (PERSISTENT_US + multiplied / (PERSISTENT_SHARE * peak))
     without_small = np.where(
-        _uses_large_persistent(sizes, d.text("dtype", "fp32"), physics), np.minimum(plain, large), plain
+        _uses_large_persistent(sizes, d.text("dtype", "fp32"), physics),
+        np.minimum(plain, large),
+        plain,
     )
     small = sizes.steps * sizes.layers * sizes.directions * _small_persistent_us(sizes, physics)
-    return np.where(_uses_small_persistent(sizes, d.text("dtype", "fp32"), physics), small, without_small)
+    return np.where(
+        _uses_small_persistent(sizes, d.text("dtype", "fp32"), physics), small, without_small
+    )
 
 
-def _uses_small_persistent(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
+def _uses_small_persistent(
+    sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics
+) -> npt.NDArray[np.bool_]:
     """Whether layers get the small persistent kernel: `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp."""
-    widest = np.where(sizes.gates > 1.0, np.where(sizes.backward, 128.0, 192.0), np.where(sizes.backward, 256.0, 384.0))
+    widest = np.where(
+        sizes.gates > 1.0,
+        np.where(sizes.backward, 128.0, 192.0),
+        np.where(sizes.backward, 256.0, 384.0),
+    )
     plain = ~sizes.projected & (dtype != "fp64")
     return np.asarray((sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain)
 
@@ -258,15 +300,24 @@ def _small_persistent_us(sizes: Layers, physics: Physics) -> Array:
     resident = RESIDENT_US + RESIDENT_WORK_US * weights * (1.0 + sizes.batch / RESIDENT_BATCH)
     spilled = SPILLED_US * weights * np.maximum(sizes.batch / SPILLED_BATCH, 1.0)
     clock = TABLE_CLOCK_MHZ / max(physics.gpu.boost_clock_mhz, 1.0)
-    return np.asarray(np.where(weights > 1.0, np.maximum(spilled, resident), resident)
-                      * np.where(sizes.backward, SMALL_BACKWARD, 1.0) * clock)  # fmt: skip
+    return np.asarray(
+        np.where(weights > 1.0, np.maximum(spilled, resident), resident)
+        * np.where(sizes.backward, SMALL_BACKWARD, 1.0)
+        * clock
+    )
 
 
-def _uses_large_persistent(sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics) -> npt.NDArray[np.bool_]:
+def _uses_large_persistent(
+    sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics
+) -> npt.NDArray[np.bool_]:
     """Whether layers get the large persistent kernel: `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp."""
     b, t, capability = sizes.batch, sizes.steps, physics.gpu.compute_capability
-    shape = (sizes.layers == 1) & (sizes.directions == 1) & (sizes.hidden <= 1024) & ~sizes.projected
-    aligned = (np.mod(sizes.hidden, 128) == 0) & (np.mod(sizes.inputs, 128) == 0) & (dtype == "fp16")
+    shape = (
+        (sizes.layers == 1) & (sizes.directions == 1) & (sizes.hidden <= 1024) & ~sizes.projected
+    )
+    aligned = (
+        (np.mod(sizes.hidden, 128) == 0) & (np.mod(sizes.inputs, 128) == 0) & (dtype == "fp16")
+    )
     if 7.0 <= capability < 7.5:
         some = ((np.mod(b, 16) == 0) & (b != 80) & (b != 112)) | (b == 8)
         long = ((t >= 40) & (b <= 128)) | ((t >= 20) & (b <= 96)) | ((t >= 10) & (b <= 32))

@@ -40,8 +40,8 @@ MAX_BYTES = 1e13
 """Largest traffic of one call, bytes (10 TB). No GPU's memory holds more."""
 
 TORCH_DTYPES = {
-    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16",
-    "bfloat16": "bf16",
+    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16",
+    "half": "fp16", "bfloat16": "bf16",
 }  # fmt: skip
 """PyTorch's names of dtypes, in lower case, where they differ from ours."""
 
@@ -64,10 +64,13 @@ def read_table(path: str | Path) -> pd.DataFrame:
         if len(kinds) > 1:
             raise TableError(f"{path}: column {name} is there twice; keep one")
         if kinds and (
-            kinds[0].startswith(NO_NUMBERS) or (kinds[0].startswith("bool") and name not in ("trans_a", "trans_b"))
+            kinds[0].startswith(NO_NUMBERS)
+            or (kinds[0].startswith("bool") and name not in ("trans_a", "trans_b"))
         ):
             raise TableError(f"{path}: column {name} holds {kinds[0]}; give numbers")
-        if kinds == ["object"] and (odd := {type(value) for value in table[name]} & NO_NUMBER_TYPES):
+        if kinds == ["object"] and (
+            odd := {type(value) for value in table[name]} & NO_NUMBER_TYPES
+        ):
             raise TableError(f"{path}: column {name} holds {odd.pop().__name__}; give numbers")
     named = [name for name in table.index.names if name is not None and name not in table.columns]
     return table.reset_index(level=named) if named else table
@@ -99,7 +102,9 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
         column = "family" if pd.notna(families.iloc[row]) else "op"
         name = str(families.iloc[row] if column == "family" else op.iloc[row])
         close = did_you_mean(name, OP_NAMES if column == "op" else FAMILIES)
-        raise TableError(f"{where}: row {row}: unknown {column} {shown(name)}: {close}{_op_choices()}")
+        raise TableError(
+            f"{where}: row {row}: unknown {column} {shown(name)}: {close}{_op_choices()}"
+        )
     first = {name: entry.ops[0] for name, entry in FAMILIES.items() if entry.ops}
     op = op.where(op.notna() & (op != families), families.map(first))
     full = table.assign(op=op, family=families)
@@ -123,7 +128,10 @@ def named_dtypes(names: pd.Series, where: str) -> pd.Series:
         row = int(np.flatnonzero((names == strange[0]).to_numpy(dtype=bool, na_value=False))[0])
         close = did_you_mean(strange[0], ELEMENT_BYTES)
         choices = ", ".join(ELEMENT_BYTES)
-        raise TableError(f"{where}: row {row}: unknown dtype {shown(str(strange[0]))}: {close}choose one of {choices}")
+        raise TableError(
+            f"{where}: row {row}: unknown dtype {shown(str(strange[0]))}: {close}choose one of"
+            f" {choices}"
+        )
     return names.astype(object).map(ours).astype(object)
 
 
@@ -158,21 +166,35 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
                 if required:
                     problem[at] = f"column {dim} is missing"
                 continue
-            values = pd.to_numeric(group[dim], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+            values = pd.to_numeric(group[dim], errors="coerce").to_numpy(
+                dtype=np.float64, na_value=np.nan
+            )
             present = group[dim].notna().to_numpy()
             least = 0.0 if dim in ("padding", "padding_w", "inputs", "outputs", *FLAGS) else 1.0
-            limit = MAX_DIM if dim in ("bytes", "inputs", "outputs") else 1.0 if dim in FLAGS else MAX_SIDE
+            limit = (
+                MAX_DIM
+                if dim in ("bytes", "inputs", "outputs")
+                else 1.0
+                if dim in FLAGS
+                else MAX_SIDE
+            )
             with np.errstate(invalid="ignore"):
-                wrong = present & ~((values >= least) & (values <= limit) & (values == np.floor(values)))
+                wrong = present & ~(
+                    (values >= least) & (values <= limit) & (values == np.floor(values))
+                )
             wrong |= required & ~present
-            problem[at[wrong]] = [f"{dim} = {value}" for value in group[dim].to_numpy(dtype=object)[wrong]]
+            problem[at[wrong]] = [
+                f"{dim} = {value}" for value in group[dim].to_numpy(dtype=object)[wrong]
+            ]
         fine = problem[at] == ""
         if fine.any():
             calls = group[fine]
             traffic = entry.work(Dims(calls)).bytes
             problem[at[fine]] = np.where(traffic > MAX_BYTES, "more than 10 TB of operands", "")
             for text, wrong in _contradictions(entry, Dims(calls)).items():
-                problem[at[fine]] = np.where(wrong & (problem[at[fine]] == ""), text, problem[at[fine]])
+                problem[at[fine]] = np.where(
+                    wrong & (problem[at[fine]] == ""), text, problem[at[fine]]
+                )
     return pd.Series(problem, index=table.index)
 
 
@@ -180,12 +202,18 @@ def _contradictions(entry: Family, d: Dims) -> dict[str, npt.NDArray[np.bool_]]:
     """What no call of a family can have, and which rows have it, shape (rows,)."""
     if not {"kernel_size", "input_size"} <= set(entry.required):
         return {}
-    window, dilation = {side: d(f"kernel_size{side}", d("kernel_size")) for side in ("", "_w")}, d("dilation", 1.0)
+    window, dilation = (
+        {side: d(f"kernel_size{side}", d("kernel_size")) for side in ("", "_w")},
+        d("dilation", 1.0),
+    )
     padded = {
-        side: d(f"input_size{side}", d("input_size")) + 2 * d(f"padding{side}", d("padding", 0.0)) for side in window
+        side: d(f"input_size{side}", d("input_size")) + 2 * d(f"padding{side}", d("padding", 0.0))
+        for side in window
     }
     hollow = [dilation * (window[side] - 1) + 1 > padded[side] for side in window]
-    uneven = {name: np.mod(d(name), d("groups", 1.0)) != 0 for name in ("in_channels", "out_channels")}
+    uneven = {
+        name: np.mod(d(name), d("groups", 1.0)) != 0 for name in ("in_channels", "out_channels")
+    }
     return {"a window larger than the padded image": np.any(hollow, axis=0)} | {
         f"{name} that groups does not divide": wrong for name, wrong in uneven.items()
     }
@@ -203,7 +231,10 @@ def check_calls(table: pd.DataFrame, where: str) -> None:
         count = int((problem != "").sum())
         more = f" (and {count - 1} more rows)" if count > 1 else ""
         what = f"{table['op'].iloc[row]}: {problem.iloc[row]}"
-        raise TableError(f"{where}: row {row}: {what}; dims must be positive whole numbers of plausible size{more}")
+        raise TableError(
+            f"{where}: row {row}: {what}; dims must be positive whole numbers of plausible"
+            f" size{more}"
+        )
 
 
 def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame:
@@ -217,18 +248,26 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
     """
     if "latency_us" not in samples.columns:
         raise TableError(f"{where}: column latency_us is missing")
-    latency = pd.to_numeric(samples["latency_us"], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    latency = pd.to_numeric(samples["latency_us"], errors="coerce").to_numpy(
+        dtype=np.float64, na_value=np.nan
+    )
     with np.errstate(invalid="ignore"):
         plausible = (latency > 0) & (latency <= MAX_LATENCY_US)
     problem = bad_dims(samples).to_numpy(dtype=object)
     keep = plausible & (problem == "")
     if not keep.any():
-        first = f"row 0: {problem[0]}" if len(problem) and problem[0] else "latency_us must be positive microseconds"
+        first = (
+            f"row 0: {problem[0]}"
+            if len(problem) and problem[0]
+            else "latency_us must be positive microseconds"
+        )
         raise TableError(f"{where}: no usable sample ({first})")
     if not keep.all():
         dropped = int((~keep).sum())
         warnings.warn(
-            f"{where}: {dropped} of {len(keep)} samples dropped: wrong latency or dims", SteptimeWarning, stacklevel=2
+            f"{where}: {dropped} of {len(keep)} samples dropped: wrong latency or dims",
+            SteptimeWarning,
+            stacklevel=2,
         )
     return cast(pd.DataFrame, samples.assign(latency_us=latency)[keep].reset_index(drop=True))
 
@@ -236,9 +275,12 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
 def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.uint64]:
     """A key for each row's shape, from the dims only. Rows that differ only in op, dtype or phase share a key."""
     names = sorted(
-        {dim for name in samples["family"].unique() for dim in family(str(name)).dims} & set(samples.columns)
+        {dim for name in samples["family"].unique() for dim in family(str(name)).dims}
+        & set(samples.columns)
     )
-    columns = [pd.to_numeric(samples[name], errors="coerce").fillna(-1).astype("int64") for name in names]
+    columns = [
+        pd.to_numeric(samples[name], errors="coerce").fillna(-1).astype("int64") for name in names
+    ]
     shapes = pd.DataFrame(dict(zip(names, columns, strict=True)))
     return np.asarray(pd.util.hash_pandas_object(shapes, index=False), dtype=np.uint64)
 
@@ -278,7 +320,9 @@ def families_of(samples: pd.DataFrame, wanted: Sequence[str] | None) -> list[str
     for name in wanted:
         family(name)
         if name not in counts:
-            raise TableError(f"no samples of family {name}: the table has {', '.join(map(str, counts.index))}")
+            raise TableError(
+                f"no samples of family {name}: the table has {', '.join(map(str, counts.index))}"
+            )
     return list(wanted)
 
 
@@ -299,14 +343,24 @@ def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
     Raises:
         TableError: the samples are rejected; the message names the first such row.
     """
-    if name not in PRODUCTS or samples.empty or gpu.name == LOCAL:  # some figures of the local machine are assumed
+    if (
+        name not in PRODUCTS or samples.empty or gpu.name == LOCAL
+    ):  # some figures of the local machine are assumed
         return
-    if samples["latency_us"].nunique() == 1:  # the model learns a constant from such samples, in any unit
+    if (
+        samples["latency_us"].nunique() == 1
+    ):  # the model learns a constant from such samples, in any unit
         return
     dtype = (
-        samples["dtype"].fillna("fp32").astype(str) if "dtype" in samples.columns else pd.Series("fp32", samples.index)
+        samples["dtype"].fillna("fp32").astype(str)
+        if "dtype" in samples.columns
+        else pd.Series("fp32", samples.index)
     )
-    peaks = {key: gpu.peak_gflop_per_s(key) for key in dtype.unique() if getattr(gpu, f"{key}_gflop_per_s", None)}
+    peaks = {
+        key: gpu.peak_gflop_per_s(key)
+        for key in dtype.unique()
+        if getattr(gpu, f"{key}_gflop_per_s", None)
+    }
     peak = dtype.map(peaks).to_numpy(dtype=np.float64, na_value=np.nan)
     latency = samples["latency_us"].to_numpy(dtype=np.float64)
     times_peak = matrix_product(Dims(samples)).flops / 1e3 / latency / peak
@@ -315,14 +369,17 @@ def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
         return
     row = int(beyond[0])
     raise TableError(
-        f"samples of {name}: {len(beyond)} of {len(samples)} are faster than {gpu.name} can compute (row {row}: "
-        f"{times_peak[row]:,.0f} times its {dtype.iloc[row]} peak): latency_us must be microseconds, and dtype what was "
-        "computed in (tf32 where PyTorch was allowed to use it)"
+        f"samples of {name}: {len(beyond)} of {len(samples)} are faster than {gpu.name} can compute"
+        f" (row {row}: {times_peak[row]:,.0f} times its {dtype.iloc[row]} peak): latency_us must be"
+        " microseconds, and dtype what was computed in (tf32 where PyTorch was allowed to use it)"
     )
 
 
 def write_families(
-    samples: pd.DataFrame, families: Sequence[str], paths: Sequence[str | Path], provenance: Mapping[str, Any]
+    samples: pd.DataFrame,
+    families: Sequence[str],
+    paths: Sequence[str | Path],
+    provenance: Mapping[str, Any],
 ) -> None:
     """Write a samples table as one file per family; a family without samples gets an empty table.
 
@@ -331,7 +388,9 @@ def write_families(
     """
     strange = sorted(set(samples["family"]) - set(families))
     if strange:
-        raise TableError(f"samples of unexpected families {', '.join(strange)}: expected {', '.join(families)}")
+        raise TableError(
+            f"samples of unexpected families {', '.join(strange)}: expected {', '.join(families)}"
+        )
     for name, path in zip(families, paths, strict=True):
         write_table(samples[samples["family"] == name], path, "samples", provenance)
 

@@ -76,12 +76,16 @@ def estimate_drift(
         target, expected = np.log(clean) - baseline, np.empty(rows)
         for fold in np.unique(folds):
             held = folds == fold
-            trees = train_trees(features[~held], target[~held], seed, BOOSTING_ROUNDS, LEARNING_RATE)
+            trees = train_trees(
+                features[~held], target[~held], seed, BOOSTING_ROUNDS, LEARNING_RATE
+            )
             expected[held] = np.exp(trees.predict(features[held]) + baseline[held])
         errors.append(_typical_error(expected, clean))
         extra = _smooth_drift(position, latency_us - expected, latency_us)
         if len(errors) == 1:  # predictions of the first round contain the median drift
-            hinted = _typical_error(expected, np.maximum(latency_us - extra + np.median(extra), 0.2 * latency_us))
+            hinted = _typical_error(
+                expected, np.maximum(latency_us - extra + np.median(extra), 0.2 * latency_us)
+            )
             if hinted > (1.0 - MIN_FIRST_REDUCTION) * errors[0]:
                 return nothing
     if errors[-1] > (1.0 - MIN_ERROR_REDUCTION) * errors[0]:

@@ -44,7 +44,10 @@ LAUNCH_CYCLES = 5000.0
 """Clock cycles that a product among other kernels takes beyond one in a loop of equal products, as all samples of bf16
 products are: its instructions are not cached, and no neighbour hides its first loads. H100 traces: 1.4 to 3.3 us."""
 
-ACCESSES_PER_CLOCK, ACCESS_TILES = 3.8, ((128.0, 128.0), (128.0, 64.0), (64.0, 64.0), (128.0, 32.0), (32.0, 128.0))
+ACCESSES_PER_CLOCK, ACCESS_TILES = (
+    3.8,
+    ((128.0, 128.0), (128.0, 64.0), (64.0, 64.0), (128.0, 32.0), (32.0, 128.0)),
+)
 """Operand loads and stores per SM and clock of half-precision kernels for misaligned rows (`align1` in their names), which
 move an element at a time (two or four, if rows are a multiple of these), and their tiles. From an H100 trace: products
 with 3,137 tokens reach 4.0 and 4.4."""
@@ -144,12 +147,18 @@ def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:
     d = Dims(products)
     m, n, k, batch = d("M"), d("N"), d("K"), d("B", 1.0)
     first, second = np.where(d("trans_a", 0.0) > 0, m, n), np.where(d("trans_b", 1.0) > 0, n, k)
-    vector = np.min([np.gcd(np.nan_to_num(rows).astype(np.int64), 8) for rows in (first, second, k)], axis=0)
+    vector = np.min(
+        [np.gcd(np.nan_to_num(rows).astype(np.int64), 8) for rows in (first, second, k)], axis=0
+    )
     times = []
     for high, wide in ACCESS_TILES:
         blocks = batch * np.ceil(m / high) * np.ceil(k / wide)
-        split = np.clip(np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(n / MIN_REDUCTION, 1.0))
-        accesses = np.ceil(blocks * split / gpu.sms) * ((high + wide) * n / split + high * wide) / vector
+        split = np.clip(
+            np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(n / MIN_REDUCTION, 1.0)
+        )
+        accesses = (
+            np.ceil(blocks * split / gpu.sms) * ((high + wide) * n / split + high * wide) / vector
+        )
         times.append(accesses / ACCESSES_PER_CLOCK / gpu.boost_clock_mhz)
     half = values_of(d.text("dtype", "bf16"), BYTES, 2.0) == 2.0
     return np.where(half & misaligned(products), np.min(times, axis=0), 0.0)
@@ -176,7 +185,9 @@ def evenly_grouped(d: Dims) -> Flags:
     return np.asarray((groups > 1.0) & (np.mod(groups, GROUPS) == 0.0) & (narrowest >= GROUP_WIDTH))
 
 
-def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_per_s: float) -> Array:
+def tensor_us(
+    name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_per_s: float
+) -> Array:
     """Time of convolutions on tensor cores without the kernel's start, us, shape (rows,); NaN where dims are missing.
 
     Args:
@@ -188,11 +199,15 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     """
     dtype, size, shape = d.text("dtype", "fp32"), d.element_bytes(), ConvShape.of(d)
     groups, multiple = shape.groups, values_of(dtype, CHANNEL_MULTIPLE, 4.0)
-    padded = Dims(d.table.assign(
-        in_channels=groups * np.ceil(shape.in_channels / groups / multiple) * multiple,
-        out_channels=groups * np.ceil(shape.out_channels / groups / multiple) * multiple,
-    ))  # fmt: skip
-    peak = values_of(dtype, {key: 1e3 * (peak_gflop_per_s(gpu, key) or np.nan) for key in DTYPES}, np.nan)
+    padded = Dims(
+        d.table.assign(
+            in_channels=groups * np.ceil(shape.in_channels / groups / multiple) * multiple,
+            out_channels=groups * np.ceil(shape.out_channels / groups / multiple) * multiple,
+        )
+    )
+    peak = values_of(
+        dtype, {key: 1e3 * (peak_gflop_per_s(gpu, key) or np.nan) for key in DTYPES}, np.nan
+    )
     image_bytes = size * (shape.inputs + shape.outputs)
     dram_us = memory.moving_us(image_bytes + size * shape.weights)
     loading = SHARED_FLOP_BYTES * max(gpu.sms, 1) * max(gpu.boost_clock_mhz, 1.0)
@@ -221,7 +236,9 @@ def tensor_us(name: str, d: Dims, gpu: GpuSpec, memory: BandwidthCurve, l2_gb_pe
     gathers = (dtype == "tf32") | (gpu.compute_capability in NCHW_HALF)
     nchw = converted
     if gathers.any():
-        nchw = np.where(gathers, np.minimum(np.maximum(kernel_us(NCHW_LOADS), patches_us), converted), converted)
+        nchw = np.where(
+            gathers, np.minimum(np.maximum(kernel_us(NCHW_LOADS), patches_us), converted), converted
+        )
     tensor = np.where(d.channels_last(), nhwc + filled_us, nchw)
     # few channels per group use tensor cores poorly: the library computes such convolutions without tensor cores
     plain = np.hypot(shape.flops / (1e3 * gpu.peak_gflop_per_s()), dram_us)
@@ -234,27 +251,45 @@ def _padded_elements(shape: ConvShape, multiple: Array) -> Array:
     cuDNN copies such images (`nhwcAddPaddingKernel`), and the result back. Kernels of several groups are not padded.
     """
     moved = np.zeros(len(multiple))
-    for channels, elements in ((shape.in_channels, shape.inputs), (shape.out_channels, shape.outputs)):
+    for channels, elements in (
+        (shape.in_channels, shape.inputs),
+        (shape.out_channels, shape.outputs),
+    ):
         grown = np.ceil(channels / multiple) * multiple / channels
         moved += np.where((grown > 1.0) & (shape.groups == 1.0), elements * (1.0 + grown), 0.0)
     return moved
 
 
 def _patch_us(
-    name: str, dtype: npt.NDArray[np.object_], shape: ConvShape, product: tuple[Array, ...], gpu: GpuSpec
+    name: str,
+    dtype: npt.NDArray[np.object_],
+    shape: ConvShape,
+    product: tuple[Array, ...],
+    gpu: GpuSpec,
 ) -> Array:
     """Least time of half-precision forward convolutions of few channels in large windows, us; 0 for all others."""
     rows, _, columns, _ = product
-    few = (shape.window > PATCH_TAPS) & (shape.in_channels < PATCH_STEP) & (values_of(dtype, BYTES, 4.0) == 2.0)
-    waves = np.ceil(np.ceil(rows / PATCH_TILE[0]) * np.ceil(columns / PATCH_TILE[1]) / max(gpu.sms, 1))
+    few = (
+        (shape.window > PATCH_TAPS)
+        & (shape.in_channels < PATCH_STEP)
+        & (values_of(dtype, BYTES, 4.0) == 2.0)
+    )
+    waves = np.ceil(
+        np.ceil(rows / PATCH_TILE[0]) * np.ceil(columns / PATCH_TILE[1]) / max(gpu.sms, 1)
+    )
     steps_us = waves * shape.window * PATCH_STEP_CYCLES / max(gpu.boost_clock_mhz, 1.0)
     return np.where(few & (shape.groups == 1.0) & (name == "conv2d_forward"), steps_us, 0.0)
 
 
 def _tiled_us(
-    product: tuple[Array, Array, Array, Array], tile: tuple[int, int], size: Array, rate: Array, power: Array,
-    gpu: GpuSpec, l2: float,
-) -> tuple[Array, Array]:  # fmt: skip
+    product: tuple[Array, Array, Array, Array],
+    tile: tuple[int, int],
+    size: Array,
+    rate: Array,
+    power: Array,
+    gpu: GpuSpec,
+    l2: float,
+) -> tuple[Array, Array]:
     """(time of all waves of tiles of one size, us; bytes moved to join a split reduction), each of shape (rows,).
 
     Args:
@@ -269,9 +304,16 @@ def _tiled_us(
     rows, depth, columns, groups = product
     (high, wide), sms = tile, float(max(gpu.sms, 1))
     tiles = groups * np.ceil(rows / high) * np.ceil(columns / wide)
-    split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / MIN_REDUCTION, 1.0))
+    split = np.clip(
+        np.floor(sms / np.maximum(tiles, 1.0)), 1.0, np.maximum(depth / MIN_REDUCTION, 1.0)
+    )
     block_slots = sms * np.ceil(tiles * split / sms)
-    full = block_slots * depth / split * np.maximum(2.0 * high * wide / rate, (high + wide) * size / l2)
+    full = (
+        block_slots
+        * depth
+        / split
+        * np.maximum(2.0 * high * wide / rate, (high + wide) * size / l2)
+    )
     powered = 2.0 * rows * depth * columns * groups / power
     joined = np.where(split > 1.0, 2.0 * 4.0 * split * rows * columns * groups, 0.0)
     return throttled_us(full, powered), joined

@@ -34,7 +34,9 @@ def values_of(keys: npt.NDArray[np.object_], values: Mapping[str, float], defaul
     if _one_text(keys):
         return np.full(len(keys), values.get(keys[0], default), dtype=np.float64)
     codes, distinct = pd.factorize(keys)
-    return np.array([*(values.get(key, default) for key in distinct), default], dtype=np.float64)[codes]
+    return np.array([*(values.get(key, default) for key in distinct), default], dtype=np.float64)[
+        codes
+    ]
 
 
 def is_one_of(keys: npt.NDArray[np.object_], wanted: Collection[str]) -> npt.NDArray[np.bool_]:
@@ -83,7 +85,11 @@ class Dims:
             return np.broadcast_to(kinds[codes[:1]], (self.rows,)) if one else kinds[codes]
         values = column.to_numpy(dtype=object)
         missing = pd.isna(values)
-        return np.where(missing, np.array(default, dtype=object), values) if missing.any() else values.copy()
+        return (
+            np.where(missing, np.array(default, dtype=object), values)
+            if missing.any()
+            else values.copy()
+        )
 
     def element_bytes(self) -> Array:
         """Bytes of one element, from the `dtype` column; 4 where it is missing."""
@@ -101,7 +107,11 @@ class Dims:
 
     def channels_last(self) -> npt.NDArray[np.bool_]:
         """Whether images have the channels innermost (`layout` in `attributes`), shape (rows,)."""
-        return pd.Series(self.text("attributes")).str.contains('"layout":"nhwc"', regex=False).to_numpy(dtype=bool)
+        return (
+            pd.Series(self.text("attributes"))
+            .str.contains('"layout":"nhwc"', regex=False)
+            .to_numpy(dtype=bool)
+        )
 
     def op_in(self, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
         """Whether the op of each call is one of `names`, shape (rows,)."""
@@ -134,7 +144,9 @@ def matrix_product(d: Dims) -> Work:
     return Work(2.0 * b * m * n * k, size * (b * (m * n + n * k) + bias), size * b * m * k)
 
 
-def output_size(size: Array, window: Array, stride: Array, padding: Array, dilation: Array | float = 1.0) -> Array:
+def output_size(
+    size: Array, window: Array, stride: Array, padding: Array, dilation: Array | float = 1.0
+) -> Array:
     """Positions of a convolution or pooling window along one axis, at least 1."""
     reach = dilation * (window - 1.0) + 1.0
     return np.asarray(np.maximum(np.floor((size + 2.0 * padding - reach) / stride) + 1.0, 1.0))
@@ -157,15 +169,25 @@ class ConvShape:
     @classmethod
     def of(cls, d: Dims) -> ConvShape:
         """Read the convolution dims of a table; `_w` columns default to the square case."""
-        kernel, size, stride, padding = d("kernel_size"), d("input_size"), d("stride", 1.0), d("padding", 0.0)
+        kernel, size, stride, padding = (
+            d("kernel_size"),
+            d("input_size"),
+            d("stride", 1.0),
+            d("padding", 0.0),
+        )
         dilation = d("dilation", 1.0)
         kernel_w, width = d("kernel_size_w", kernel), d("input_size_w", size)
         return cls(
-            d("B"), d("in_channels"), d("out_channels"), size, width,
+            d("B"),
+            d("in_channels"),
+            d("out_channels"),
+            size,
+            width,
             output_size(size, kernel, stride, padding, dilation),
             output_size(width, kernel_w, d("stride_w", stride), d("padding_w", padding), dilation),
-            kernel * kernel_w, np.maximum(d("groups", 1.0), 1.0),
-        )  # fmt: skip
+            kernel * kernel_w,
+            np.maximum(d("groups", 1.0), 1.0),
+        )
 
     @property
     def inputs(self) -> Array:
@@ -194,7 +216,9 @@ def implicit_product(name: str, d: Dims) -> tuple[Array, Array, Array, Array]:
     inside, outside = c.in_channels / c.groups, c.out_channels / c.groups
     if name == "conv2d_backward_data":
         # with a stride, each input pixel meets only a part of the window's taps; libraries skip the zeros between them
-        taps = np.maximum(np.rint(outside * c.window * c.out_height * c.out_width / (c.height * c.width)), 1.0)
+        taps = np.maximum(
+            np.rint(outside * c.window * c.out_height * c.out_width / (c.height * c.width)), 1.0
+        )
         return c.batch * c.height * c.width, taps, inside, c.groups
     if name == "conv2d_backward_weight":
         return inside * c.window, c.batch * c.out_height * c.out_width, outside, c.groups
@@ -219,7 +243,9 @@ def conv_backward_weight(d: Dims) -> Work:
     return Work(c.flops, size * (c.outputs + c.inputs), size * c.weights)
 
 
-def rows_by_width(d: Dims, reads: Array | float, writes: Array | float, flops_per_element: float) -> Work:
+def rows_by_width(
+    d: Dims, reads: Array | float, writes: Array | float, flops_per_element: float
+) -> Work:
     """`reads` and `writes` passes over B x H elements. Columns `inputs` and `outputs` (bytes) take precedence."""
     elements = d("B", 1.0) * d("H")
     size = d.element_bytes()
@@ -265,17 +291,26 @@ def loss(d: Dims) -> Work:
     A likelihood touches a label, and a sector of the prediction, of each of B samples. Another kernel clears its gradient.
     """
     b, h, size, back = d("B", 1.0), d("H", 1.0), d.element_bytes(), d.backward()
-    read, written = d("inputs", 2.0 * size * b * h), d("outputs", np.where(back, size * b * h, size))
+    read, written = (
+        d("inputs", 2.0 * size * b * h),
+        d("outputs", np.where(back, size * b * h, size)),
+    )
     one = d.op_in(LIKELIHOODS)
     read = np.where(one, b * np.where(back, 8.0, 8.0 + SECTOR_BYTES), read)
-    return Work(4.0 * b * np.where(one, 1.0, h), read, np.where(one, np.where(back, b * SECTOR_BYTES, size), written))
+    return Work(
+        4.0 * b * np.where(one, 1.0, h),
+        read,
+        np.where(one, np.where(back, b * SECTOR_BYTES, size), written),
+    )
 
 
 def batch_norm(d: Dims) -> Work:
     """Batch norm: one pass for statistics, which inference knows, one to normalise. A backward reads gradient and input twice."""
     elements, size = d("B", 1.0) * d("C") * d("HW", 1.0), d.element_bytes()
     passes = np.where(d.backward(), 4.0, np.where(d.op_in(("batch_norm_inference",)), 1.0, 2.0))
-    return Work(8.0 * elements, d("inputs", passes * size * elements), d("outputs", size * elements))
+    return Work(
+        8.0 * elements, d("inputs", passes * size * elements), d("outputs", size * elements)
+    )
 
 
 def pooling(d: Dims) -> Work:
@@ -306,7 +341,11 @@ def optimizer(d: Dims) -> Work:
     state = np.where(op.str.contains("adagrad|momentum|rms"), 1.0, 0.0)
     state = np.where(op.str.contains("adam"), 2.0, state)
     size = d("bytes", d("inputs"))
-    return Work(size / 4.0 * (2.0 + 4.0 * state), d("inputs", size * (2.0 + state)), d("outputs", size * (1.0 + state)))
+    return Work(
+        size / 4.0 * (2.0 + 4.0 * state),
+        d("inputs", size * (2.0 + state)),
+        d("outputs", size * (1.0 + state)),
+    )
 
 
 def tril_index(d: Dims) -> Work:
@@ -315,7 +354,12 @@ def tril_index(d: Dims) -> Work:
     A gather reads the sectors that hold the triangle, which are about the whole lower half. A backward first sets
     all F x F elements to zero.
     """
-    b, f, size, back = d("B"), d("F"), d.element_bytes(), d.backward() | (d.text("family") == "tril_index_backward")
+    b, f, size, back = (
+        d("B"),
+        d("F"),
+        d.element_bytes(),
+        d.backward() | (d.text("family") == "tril_index_backward"),
+    )
     triangle = b * f * (f - 1.0) / 2.0
     square = b * f * f
     read = np.where(back, triangle, (square + triangle) / 2.0) + 16.0 / size * f * (f - 1.0) / 2.0
@@ -344,7 +388,11 @@ def recurrent(d: Dims) -> Work:
     weights = 4.0 * h * (i + h + 2.0) + (layers - 1.0) * 4.0 * h * (2.0 * h + 2.0)
     scale = np.where(d.backward(), 2.0, 1.0)
     # the recurrent weights are read again at every step
-    return Work(scale * 2.0 * b * t * weights, scale * size * (b * t * i + t * weights), scale * size * b * t * h * 6.0)
+    return Work(
+        scale * 2.0 * b * t * weights,
+        scale * size * (b * t * i + t * weights),
+        scale * size * b * t * h * 6.0,
+    )
 
 
 def attention(d: Dims) -> Work:
@@ -366,4 +414,6 @@ def attention(d: Dims) -> Work:
 def given_work(d: Dims) -> Work:
     """Families without a formula: columns `flops`, `bytes_read` and `bytes_written`, else dims that hold bytes."""
     size = d("bytes", d("B", 1.0) * d("H") * d.element_bytes())
-    return Work(d("flops", 0.0), d("bytes_read", d("inputs", size)), d("bytes_written", d("outputs", size)))
+    return Work(
+        d("flops", 0.0), d("bytes_read", d("inputs", size)), d("bytes_written", d("outputs", size))
+    )

@@ -80,7 +80,9 @@ def item_keys(act: Activity) -> ItemKeys:
     calls = np.bincount(act.action_item, minlength=len(act.item)).astype(np.int64)
     first = np.concatenate([[0], np.cumsum(calls)[:-1]]).astype(np.int64) if len(calls) else calls
     apis = act.apis
-    shapes = np.append(trace.vocabulary["input_shapes"], "")[trace.columns["input_shapes"][act.item]]
+    shapes = np.append(trace.vocabulary["input_shapes"], "")[
+        trace.columns["input_shapes"][act.item]
+    ]
     signature = np.array(
         [
             full_signature(apis[a : a + n], shape, kids)
@@ -121,7 +123,9 @@ def extract_overheads(
     return frame.assign(workload=workload)[COLUMNS]
 
 
-def _rows(kind: str, op: Texts, value_ns: Ints, iteration: Ints, signature: Texts, api: Texts | None) -> pd.DataFrame:
+def _rows(
+    kind: str, op: Texts, value_ns: Ints, iteration: Ints, signature: Texts, api: Texts | None
+) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "type": kind,
@@ -168,7 +172,9 @@ def _inside_items(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFram
     inner = inner[use[act.action_item[inner]]] if len(inner) else inner
     owner = act.action_item[inner]
     place = inner - keys.first[owner]
-    between = np.array([f"{s}@{k}" for s, k in zip(keys.signature[owner], place, strict=True)], object)
+    between = np.array(
+        [f"{s}@{k}" for s, k in zip(keys.signature[owner], place, strict=True)], object
+    )
 
     def rows(kind: str, item: Ints, value: Ints, signature: Texts) -> pd.DataFrame:
         return _rows(kind, keys.name[item], value, act.iteration[item], signature, None)
@@ -184,7 +190,9 @@ def _inside_items(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFram
 def outstanding(act: Activity) -> Ints:
     """Number of launches whose work had not ended when each action began; a CUDA graph counts as one."""
     start = act.action_start
-    actions, first = np.unique(act.call_action, return_index=True)  # calls are in the order of their actions
+    actions, first = np.unique(
+        act.call_action, return_index=True
+    )  # calls are in the order of their actions
     last_end = np.maximum.reduceat(act.call_end, first) if len(first) else act.call_end
     launched = np.searchsorted(np.sort(start[actions]), start, side="left")
     ended = np.searchsorted(np.sort(last_end), start, side="right")
@@ -200,7 +208,9 @@ def _api_times(act: Activity, keys: ItemKeys, use: Flags, waiting: bool) -> pd.D
     item = act.action_item[rows]
     duration = act.action_end[rows] - act.action_start[rows]
     duration = np.where(waits[rows], np.minimum(duration, int(WAIT_CAP_US * 1000)), duration)
-    return _rows("T4", keys.name[item], duration, act.iteration[item], keys.signature[item], act.apis[rows])
+    return _rows(
+        "T4", keys.name[item], duration, act.iteration[item], keys.signature[item], act.apis[rows]
+    )
 
 
 def lost_work(act: Activity) -> Ints:
@@ -209,15 +219,26 @@ def lost_work(act: Activity) -> Ints:
     The public traces have none. Fills do not count, which may be of 0 bytes, nor launches that are recorded into a graph.
     """
     trace, columns = act.trace, act.trace.columns
-    works = [bool(re.search(r"Launch\w*Kernel|GraphLaunch|emcpy(?!Node)", name)) for name in trace.vocabulary["name"]]
+    works = [
+        bool(re.search(r"Launch\w*Kernel|GraphLaunch|emcpy(?!Node)", name))
+        for name in trace.vocabulary["name"]
+    ]
     own = trace.is_category(*API_CATEGORIES) & (columns["pid"] == trace.process)
     launches = np.flatnonzero(np.array(works, bool)[columns["name"]] & own)
-    begun, ended = (trace.names_begin_with(f"cudaStream{x}Capture", f"hipStream{x}Capture") for x in ("Begin", "End"))
+    begun, ended = (
+        trace.names_begin_with(f"cudaStream{x}Capture", f"hipStream{x}Capture")
+        for x in ("Begin", "End")
+    )
     captured = np.searchsorted(begun, launches) > np.searchsorted(ended, launches)
     held = np.isin(columns["correlation"][launches], columns["correlation"][act.call_event])
     empty = act.call_start == act.call_end
-    rounded = empty.sum() < ROUNDED_SHARE * len(empty) and not (columns["dur_ns"][act.call_event] % 1000).any()
-    return np.union1d(launches[~held & ~captured], act.action_event[act.call_action[empty & (not rounded)]])
+    rounded = (
+        empty.sum() < ROUNDED_SHARE * len(empty)
+        and not (columns["dur_ns"][act.call_event] % 1000).any()
+    )
+    return np.union1d(
+        launches[~held & ~captured], act.action_event[act.call_action[empty & (not rounded)]]
+    )
 
 
 def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
@@ -251,13 +272,31 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
     waited &= np.searchsorted(lost, act.action_start[waits]) == np.searchsorted(lost, since)
     waits, awaited = waits[waited], awaited[waited]
     return [
-        _rows("launch_latency", any_name[idle], start[idle] - launch_start[idle], iteration[idle], stream_key[idle],
-              apis[idle]),
-        _rows("kernel_gap", any_name[queued], start[queued] - before_end[queued], iteration[queued],
-              stream_key[queued], None),
-        _rows("sync_return", any_name[: len(waits)], act.action_end[waits] - awaited,
-              act.iteration[act.action_item[waits]], np.full(len(waits), None, object), act.apis[waits]),
-    ]  # fmt: skip
+        _rows(
+            "launch_latency",
+            any_name[idle],
+            start[idle] - launch_start[idle],
+            iteration[idle],
+            stream_key[idle],
+            apis[idle],
+        ),
+        _rows(
+            "kernel_gap",
+            any_name[queued],
+            start[queued] - before_end[queued],
+            iteration[queued],
+            stream_key[queued],
+            None,
+        ),
+        _rows(
+            "sync_return",
+            any_name[: len(waits)],
+            act.action_end[waits] - awaited,
+            act.iteration[act.action_item[waits]],
+            np.full(len(waits), None, object),
+            act.apis[waits],
+        ),
+    ]
 
 
 def _previous_call(act: Activity) -> Ints:
@@ -302,8 +341,13 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
     resource = np.array([name.startswith(RESOURCE_APIS) for name in names], bool)
     waiting = np.array([name in SYNC_APIS or "emcpy" in name for name in names], bool)
     code = trace.columns["name"]
-    median = {int(c): float(np.median(duration[runtime[code[runtime] == c]])) for c in np.unique(code[long])}
-    rare = np.array([duration[e] >= MEDIAN_RATIO * median[int(code[e])] for e in long.tolist()], bool)
+    median = {
+        int(c): float(np.median(duration[runtime[code[runtime] == c]]))
+        for c in np.unique(code[long])
+    }
+    rare = np.array(
+        [duration[e] >= MEDIAN_RATIO * median[int(code[e])] for e in long.tolist()], bool
+    )
     blocked = act.action_event[outstanding(act) >= FULL_QUEUE_CALLS]
     out: Ints = long[(resource[code[long]] | rare) & ~waiting[code[long]] & ~np.isin(long, blocked)]
     return out
@@ -319,7 +363,9 @@ def cut_calls(trace: Trace, events: Ints) -> Trace:
     """The trace without the time of some calls. Later events of host and device move earlier by the same time."""
     begin = trace.columns["ts_ns"][events] + KEPT_NS
     end = np.maximum.accumulate(trace.end_ns[events])
-    begin = np.maximum(begin, np.concatenate([begin[:1], end[:-1]]))  # overlapping calls are cut once
+    begin = np.maximum(
+        begin, np.concatenate([begin[:1], end[:-1]])
+    )  # overlapping calls are cut once
     length = np.maximum(end - begin, 0)
     before = np.concatenate([[0], np.cumsum(length)])
 

@@ -54,10 +54,22 @@ BUSY_SHARE = 0.9
 VIEWS = tuple(
     f"aten::{name}"
     for name in (
-        "as_strided", "detach", "empty", "expand", "lift_fresh", "permute", "reshape", "select", "slice", "squeeze", "t",
-        "transpose", "unsqueeze", "view",
+        "as_strided",
+        "detach",
+        "empty",
+        "expand",
+        "lift_fresh",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "squeeze",
+        "t",
+        "transpose",
+        "unsqueeze",
+        "view",
     )
-)  # fmt: skip
+)
 """Operators that compute nothing, and take the same time on tensors of any device."""
 
 
@@ -75,14 +87,18 @@ def probe_factor(observations: pd.DataFrame, donor: OverheadModel) -> float:
     """
     result = calibrate(donor, probe_samples(observations))
     if result.common < MIN_COMMON:
-        raise MeasurementError(f"{result.common} operators in common with the known host: the probe needs {MIN_COMMON}")
+        raise MeasurementError(
+            f"{result.common} operators in common with the known host: the probe needs {MIN_COMMON}"
+        )
     return result.scale
 
 
 def known_host(donor: pd.DataFrame) -> OverheadModel:
     """The host of the donor's observations (`overhead_samples`), less what the profiler cost there."""
     usual = ask([f"gpu={DONOR}"]).overheads
-    return OverheadModel(merged(corrected(donor, ProfilerCost(usual.profiler_event_us, usual.profiler_launch_us))))
+    return OverheadModel(
+        merged(corrected(donor, ProfilerCost(usual.profiler_event_us, usual.profiler_launch_us)))
+    )
 
 
 def profiler_cost(device: torch.device) -> ProfilerCost:
@@ -91,7 +107,9 @@ def profiler_cost(device: torch.device) -> ProfilerCost:
     return ProfilerCost(peaks["profiler_event_us"], launch_us=0.0)  # a CPU launches nothing
 
 
-def probe_host(name: str, donor: pd.DataFrame, say: Callable[[str], object] = lambda _: None) -> Host:
+def probe_host(
+    name: str, donor: pd.DataFrame, say: Callable[[str], object] = lambda _: None
+) -> Host:
     """Measure this machine's CPU.
 
     Args:
@@ -107,7 +125,9 @@ def probe_host(name: str, donor: pd.DataFrame, say: Callable[[str], object] = la
     say("probing the host: cost of the profiler")
     cost, factors, shares = profiler_cost(device), [], []
     for model, batch_size in WORKLOADS.items():
-        step = make_step(ask([f"gpu={DONOR}", f"model={model}"]).section("model"), batch_size, "cpu")
+        step = make_step(
+            ask([f"gpu={DONOR}", f"model={model}"]).section("model"), batch_size, "cpu"
+        )
         warm_up(step.run, device)
         for number in range(1, ROUNDS + 1):
             say(f"probing the host: {model}, {number} of {ROUNDS}")
@@ -115,11 +135,16 @@ def probe_host(name: str, donor: pd.DataFrame, say: Callable[[str], object] = la
                 used, begin = thread_time(), perf_counter()
                 profile = profile_steps(step.run, device, ITERATIONS, Path(scratch) / "kineto.json")
                 shares.append((thread_time() - used) / (perf_counter() - begin))
-                factors.append(probe_factor(corrected(extract_traces([(model, profile.path)]), cost), known))
+                factors.append(
+                    probe_factor(corrected(extract_traces([(model, profile.path)]), cost), known)
+                )
     what, log_sd = "this machine, probed without a GPU", PROBE_LOG_SD
     if (share := median(shares)) < BUSY_SHARE:  # times are longer by up to 1 / share
         what, log_sd = f"{what} while other programs ran", round(hypot(log_sd, log(share)), 3)
-        text = f"other programs left the probe {share:.0%} of a core: its interval is wider; stop them and probe again"
+        text = (
+            f"other programs left the probe {share:.0%} of a core: its interval is wider; stop them"
+            " and probe again"
+        )
         warnings.warn(text, SteptimeWarning, stacklevel=2)
     return Host(name, what, DONOR, round(median(factors), 3), log_sd)
 
@@ -127,7 +152,9 @@ def probe_host(name: str, donor: pd.DataFrame, say: Callable[[str], object] = la
 def write_host(host: Host, file: Path) -> None:
     """Write the file of a probed host, with the CPU and the software that it was probed on."""
     facts = describe(torch.device("cpu"))
-    machine = f"{facts['cpu'] or 'an unknown CPU'}, torch {facts['torch']}, Python {facts['python']}"
+    machine = (
+        f"{facts['cpu'] or 'an unknown CPU'}, torch {facts['torch']}, Python {facts['python']}"
+    )
     with atomic_path(file) as part:
         part.write_text(
             f"# Made by `steptime host` on {machine}.\n"

@@ -87,23 +87,39 @@ class OverheadModel:
             apis: API of each item (T4 only).
         """
         # the layers of a step repeat: each distinct item is looked up once
-        items = list(zip(ops, *signatures, apis if apis is not None else [""] * len(ops), strict=True))
+        items = list(
+            zip(ops, *signatures, apis if apis is not None else [""] * len(ops), strict=True)
+        )
         distinct = {item: place for place, item in enumerate(dict.fromkeys(items))}
         which = np.fromiter((distinct[item] for item in items), np.int64, len(items))
-        names, *texts = zip(*distinct, strict=True) if distinct else ((), *([()] * (len(signatures) + 1)))
+        names, *texts = (
+            zip(*distinct, strict=True) if distinct else ((), *([()] * (len(signatures) + 1)))
+        )
         of_distinct = self._find(kind, names, texts[:-1], texts[-1])
-        return LookedUp(of_distinct.value_us[which], of_distinct.level[which], of_distinct.row[which])
+        return LookedUp(
+            of_distinct.value_us[which], of_distinct.level[which], of_distinct.row[which]
+        )
 
     def _find(
-        self, kind: str, ops: Sequence[str], signatures: Sequence[Sequence[str | None]], apis: Sequence[str]
+        self,
+        kind: str,
+        ops: Sequence[str],
+        signatures: Sequence[Sequence[str | None]],
+        apis: Sequence[str],
     ) -> LookedUp:
         """As `find`, for distinct items."""
         count = len(ops)
-        value, level, row = np.zeros(count), np.full(count, ABSENT, np.int64), np.full(count, -1, np.int64)
+        value, level, row = (
+            np.zeros(count),
+            np.full(count, ABSENT, np.int64),
+            np.full(count, -1, np.int64),
+        )
         plain = [normalised(op) for op in ops]
         anyone, empty = [ANY_OP] * count, [""] * count
         tries: list[tuple[Sequence[str], Sequence[str | None], Sequence[str], int, bool]] = []
-        tries += [(ops, s, apis, SIGNATURE if i == 0 else OP, False) for i, s in enumerate(signatures)]
+        tries += [
+            (ops, s, apis, SIGNATURE if i == 0 else OP, False) for i, s in enumerate(signatures)
+        ]
         tries += [(plain, s, apis, OP, True) for s in signatures]
         tries += [(ops, empty, apis, OP, False), (plain, empty, apis, OP, True)]
         tries += [(anyone, s, apis, GLOBAL, False) for s in signatures]
@@ -113,7 +129,10 @@ class OverheadModel:
             if not len(open_rows):
                 break
             index = self._plain if is_plain else self._lookup
-            keys = (_SEPARATOR.join((kind, names[i], signature[i] or "", api[i])) for i in open_rows.tolist())
+            keys = (
+                _SEPARATOR.join((kind, names[i], signature[i] or "", api[i]))
+                for i in open_rows.tolist()
+            )
             hit = np.fromiter((index.get(key, -1) for key in keys), np.int64, len(open_rows))
             is_hit = hit >= 0
             rows = open_rows[is_hit]
@@ -146,7 +165,10 @@ class OverheadModel:
 
     @cached_property
     def _keys(self) -> list[str]:
-        columns = [self.table[c].astype(object).where(self.table[c].notna(), "") for c in ("op", "signature", "api")]
+        columns = [
+            self.table[c].astype(object).where(self.table[c].notna(), "")
+            for c in ("op", "signature", "api")
+        ]
         return [_SEPARATOR.join(key) for key in zip(self.table["type"], *columns, strict=True)]
 
     @cached_property
@@ -156,12 +178,17 @@ class OverheadModel:
     @cached_property
     def _by_plain(self) -> pd.DataFrame:
         """Means per normalised op, weighted by count."""
-        columns = [self.table[c].astype(object).where(self.table[c].notna(), "") for c in ("op", "signature", "api")]
+        columns = [
+            self.table[c].astype(object).where(self.table[c].notna(), "")
+            for c in ("op", "signature", "api")
+        ]
         keys = [
             _SEPARATOR.join((kind, normalised(op), signature, api))
             for kind, op, signature, api in zip(self.table["type"], *columns, strict=True)
         ]
-        frame = pd.DataFrame({"key": pd.Series(keys, dtype=object), "row": np.arange(len(keys)), "mean": self._means})
+        frame = pd.DataFrame(
+            {"key": pd.Series(keys, dtype=object), "row": np.arange(len(keys)), "mean": self._means}
+        )
         frame["count"] = self.table["count"].to_numpy(float)
         frame = frame[(self.table["op"] != ANY_OP).to_numpy(bool)]
         frame["weighted"] = frame["mean"] * frame["count"]
@@ -217,7 +244,9 @@ _NODE_ALIASES = {
 }
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function:\s*")
 _NODE = re.compile(r"^(?P<stem>\w+?)Backward\d*$")
-_LOOKUP = re.compile(r"(split_embedding_codegen_lookup_|\bSplitLookupFunction_)(?!Dense_)\w+?(_function|_Op)\b")
+_LOOKUP = re.compile(
+    r"(split_embedding_codegen_lookup_|\bSplitLookupFunction_)(?!Dense_)\w+?(_function|_Op)\b"
+)
 """FBGEMM's lookups with an optimizer in their backward pass. The optimizer is a part of the name."""
 
 

@@ -16,7 +16,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import UnknownNameError
-from pipeline.overheads.overhead_model import ABSENT, ANY_OP, GLOBAL, HOST_TYPES, OverheadModel, calls_signature
+from pipeline.overheads.overhead_model import (
+    ABSENT,
+    ANY_OP,
+    GLOBAL,
+    HOST_TYPES,
+    OverheadModel,
+    calls_signature,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,7 +35,18 @@ IQR_FACTOR = 1.5
 
 ESTIMATORS = ("clipped_mean", "trimmed_mean", "mean", "median")
 
-COLUMNS = ["type", "op", "mean_us", "std_us", "median_us", "count", "workloads", "api", "signature", "evidence"]
+COLUMNS = [
+    "type",
+    "op",
+    "mean_us",
+    "std_us",
+    "median_us",
+    "count",
+    "workloads",
+    "api",
+    "signature",
+    "evidence",
+]
 
 _TAIL = re.compile(r"\|(\d+)(?:@\d+)?$")
 
@@ -60,7 +78,9 @@ def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
     events = np.where(np.isin(kind, ("T1", "loading")), 1.0, 0.0)
     calls, nested = _nested_counts(samples)
     inside = np.isin(kind, ("T2", "T3", "T5"))
-    segments = np.where(kind == "T5", np.where(calls > 0, np.maximum(calls + 1, 1), 1), np.maximum(calls + 1, 1))
+    segments = np.where(
+        kind == "T5", np.where(calls > 0, np.maximum(calls + 1, 1), 1), np.maximum(calls + 1, 1)
+    )
     events = np.where(inside, nested / segments, events)
     loss = events * cost.event_us + np.where(kind == "T4", cost.launch_us, 0.0)
     return samples.assign(value_us=np.maximum(samples["value_us"].to_numpy(float) - loss, 0.0))
@@ -69,7 +89,9 @@ def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
 def _nested_counts(samples: pd.DataFrame) -> tuple[Floats, Floats]:
     """Number of actions and of nested ops of the item of each observation, from its signature."""
     signature = samples["signature"].astype("object").where(samples["signature"].notna(), "")
-    nested = _apply_to_distinct(signature, lambda text: float(m[1]) if (m := _TAIL.search(text)) else 0.0)
+    nested = _apply_to_distinct(
+        signature, lambda text: float(m[1]) if (m := _TAIL.search(text)) else 0.0
+    )
     return _apply_to_distinct(signature, _count_calls).astype(float), nested.astype(float)
 
 
@@ -107,10 +129,14 @@ def summarise(
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, list(ESTIMATORS))
     if samples.empty:
-        return pd.DataFrame({name: pd.Series(dtype=float if name.endswith("_us") else object) for name in COLUMNS})
+        return pd.DataFrame(
+            {name: pd.Series(dtype=float if name.endswith("_us") else object) for name in COLUMNS}
+        )
     frame = corrected(samples, cost or ProfilerCost.none())
-    frame = frame.assign(api=frame["api"].astype(object).where(frame["api"].notna(), ""),
-                         signature=frame["signature"].astype(object).where(frame["signature"].notna(), ""))  # fmt: skip
+    frame = frame.assign(
+        api=frame["api"].astype(object).where(frame["api"].notna(), ""),
+        signature=frame["signature"].astype(object).where(frame["signature"].notna(), ""),
+    )
     parts = [_level(level, estimator) for level in _levels(frame, signatures)]
     out = pd.concat([part for part in parts if len(part)], ignore_index=True)
     out = out.drop_duplicates(["type", "op", "api", "signature"], ignore_index=True)
@@ -126,18 +152,24 @@ def _levels(frame: pd.DataFrame, signatures: bool) -> list[pd.DataFrame]:
     gap, item = np.isin(kind, ("T1", "loading")), np.isin(kind, ("T2", "T3", "T5"))
     api, device = kind == "T4", np.isin(kind, ("launch_latency", "kernel_gap", "sync_return"))
     switch = _apply_to_distinct(frame["signature"], lambda text: text.partition("|")[0])
-    counts = _apply_to_distinct(frame["signature"], lambda text: calls_signature(_count_calls(text)))
+    counts = _apply_to_distinct(
+        frame["signature"], lambda text: calls_signature(_count_calls(text))
+    )
     levels = [frame[device], frame[device].assign(signature="")]
     if signatures:
         levels += [frame[gap | item | api]]
     levels += [
-        frame[gap].assign(signature=switch[gap]), frame[gap].assign(signature=switch[gap], op=ANY_OP),
+        frame[gap].assign(signature=switch[gap]),
+        frame[gap].assign(signature=switch[gap], op=ANY_OP),
         frame[gap].assign(signature="", op=ANY_OP),
-        frame[item].assign(signature=counts[item]), frame[item].assign(signature=""),
-        frame[item].assign(signature=counts[item], op=ANY_OP), frame[item].assign(signature="", op=ANY_OP),
-        frame[api].assign(signature=""), frame[api].assign(signature="", op=ANY_OP),
+        frame[item].assign(signature=counts[item]),
+        frame[item].assign(signature=""),
+        frame[item].assign(signature=counts[item], op=ANY_OP),
+        frame[item].assign(signature="", op=ANY_OP),
+        frame[api].assign(signature=""),
+        frame[api].assign(signature="", op=ANY_OP),
         frame[api].assign(signature="", op=ANY_OP, api=""),
-    ]  # fmt: skip
+    ]
     return levels
 
 
@@ -147,13 +179,19 @@ def _level(level: pd.DataFrame, estimator: str) -> pd.DataFrame:
     keys = ["type", "op", "api", "signature"]
     group = level.groupby(keys, sort=False, observed=True).ngroup().to_numpy().astype(np.int64)
     stats = group_statistics(level["value_us"].to_numpy(float), group, estimator)
-    pairs = level[["workload"]].assign(group=group).drop_duplicates().sort_values(["group", "workload"])
-    names = np.split(pairs["workload"].to_numpy(object), np.flatnonzero(np.diff(pairs["group"])) + 1)
+    pairs = (
+        level[["workload"]].assign(group=group).drop_duplicates().sort_values(["group", "workload"])
+    )
+    names = np.split(
+        pairs["workload"].to_numpy(object), np.flatnonzero(np.diff(pairs["group"])) + 1
+    )
     first = np.unique(group, return_index=True)[1]
     return level[keys].iloc[first].assign(**stats, workloads=[",".join(each) for each in names])
 
 
-def group_statistics(value: Floats, group: npt.NDArray[np.int64], estimator: str) -> dict[str, npt.NDArray[np.generic]]:
+def group_statistics(
+    value: Floats, group: npt.NDArray[np.int64], estimator: str
+) -> dict[str, npt.NDArray[np.generic]]:
     """Mean by the estimator, standard deviation, median and count of each group (groups numbered from 0)."""
     order = np.lexsort((value, group))
     value, group = value[order], group[order]
@@ -178,12 +216,16 @@ def group_statistics(value: Floats, group: npt.NDArray[np.int64], estimator: str
     return {"mean_us": mean, "std_us": spread, "median_us": median, "count": count.astype(np.int64)}
 
 
-def _quantile(value: Floats, first: npt.NDArray[np.int64], count: npt.NDArray[np.int64], q: float) -> Floats:
+def _quantile(
+    value: Floats, first: npt.NDArray[np.int64], count: npt.NDArray[np.int64], q: float
+) -> Floats:
     """Quantile of each group of sorted values, with linear interpolation."""
     position = q * (count - 1)
     below = np.floor(position).astype(np.int64)
     above = np.minimum(below + 1, count - 1)
-    out: Floats = value[first + below] + (position - below) * (value[first + above] - value[first + below])
+    out: Floats = value[first + below] + (position - below) * (
+        value[first + above] - value[first + below]
+    )
     return out
 
 
@@ -224,7 +266,9 @@ def calibrate(donor: OverheadModel, target: pd.DataFrame) -> Calibration:
     table = summarise(target, signatures=False)
     table = table[table["type"].isin(HOST_TYPES) & (table["op"] != ANY_OP)]
     signature = table["signature"].astype(object).where(table["signature"].notna(), "")
-    keyed = np.where(table["type"] == "T4", signature == "", signature != "")  # one level per observation
+    keyed = np.where(
+        table["type"] == "T4", signature == "", signature != ""
+    )  # one level per observation
     table, signature = table[keyed], signature[keyed]
     ours, theirs, known, matched = 0.0, 0.0, 0.0, 0
     for kind in HOST_TYPES:

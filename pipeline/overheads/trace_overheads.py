@@ -20,7 +20,9 @@ from pipeline.trace.load import load_trace
 PUBLIC_TRACES: dict[str, dict[str, str]] = {
     "V100": {
         "v100_ddp": "v100_ddp/kineto.json.gz",
-        **{f"v100x8_dlrm_rank{rank}": f"v100x8_dlrm/rank{rank}_kineto.json.gz" for rank in range(5)},
+        **{
+            f"v100x8_dlrm_rank{rank}": f"v100x8_dlrm/rank{rank}_kineto.json.gz" for rank in range(5)
+        },
     },
     "A100-PCIE-40GB": {"a100x8_dlrm": "a100x8_dlrm/kineto.json.gz"},
     "RTX2080Ti": {
@@ -49,7 +51,9 @@ def extract_traces(traces: Iterable[tuple[str, Path]]) -> pd.DataFrame:
         trace = load_trace(path)
         parts.append(
             extract_overheads(
-                without_one_time_costs(activity(trace), trace.after_warm_up), workload, trace.after_warm_up
+                without_one_time_costs(activity(trace), trace.after_warm_up),
+                workload,
+                trace.after_warm_up,
             )
         )
     if not parts:
@@ -71,7 +75,9 @@ def extract_public(datasets: str | Path, gpu: str) -> pd.DataFrame:
     if gpu not in PUBLIC_TRACES:
         raise UnknownNameError("GPU with public traces", gpu, list(PUBLIC_TRACES))
     folder = Path(datasets) / "traces"
-    return extract_traces((workload, folder / name) for workload, name in PUBLIC_TRACES[gpu].items())
+    return extract_traces(
+        (workload, folder / name) for workload, name in PUBLIC_TRACES[gpu].items()
+    )
 
 
 def extract_campaign(folder: str | Path) -> pd.DataFrame:
@@ -88,4 +94,6 @@ def extract_campaign(folder: str | Path) -> pd.DataFrame:
     if not members:
         raise TraceError(f"{folder}: the campaign has no traces; run it again with --parts steps")
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-        return extract_traces((member.workload, member.extract(Path(scratch))[0]) for member in members)
+        return extract_traces(
+            (member.workload, member.extract(Path(scratch))[0]) for member in members
+        )

@@ -78,7 +78,10 @@ def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
     if file in below:
         raise ConfigError(f"{file}: builds on itself")
     if not isinstance(content, dict):
-        raise ConfigError(f"{file}: not the file of an experiment: write for example `defaults: [override /gpu: V100]`")
+        raise ConfigError(
+            f"{file}: not the file of an experiment: write for example `defaults: [override /gpu:"
+            " V100]`"
+        )
     stated = content.pop("defaults", None) or []
     for entry in stated if isinstance(stated, list) else [stated]:
         if isinstance(entry, str) and entry != "_self_":
@@ -87,7 +90,8 @@ def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
             group = str(key).removeprefix("override ").removeprefix("/")
             if group not in GROUPS or not value:
                 raise ConfigError(
-                    f"{file}: defaults: {entry}: write `override /GROUP: NAME` for one of {', '.join(GROUPS)}"
+                    f"{file}: defaults: {entry}: write `override /GROUP: NAME` for one of"
+                    f" {', '.join(GROUPS)}"
                 )
             sweeps[group] = _sweep(group, value)
     swept: Any = content.pop("hydra", None)
@@ -95,12 +99,21 @@ def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
         swept = swept.get(key) if isinstance(swept, dict) else swept
     if not isinstance(swept or {}, dict):
         raise ConfigError(f"{file}: hydra.sweeper.params: write KEY: VALUE,VALUE in it")
-    return sweeps | {key: _sweep(key, value) for key, value in {**flatten(content), **(swept or {})}.items()}
+    return sweeps | {
+        key: _sweep(key, value) for key, value in {**flatten(content), **(swept or {})}.items()
+    }
 
 
 def _sweep(key: str, value: Any) -> str:
     """A value of an experiment as it is typed; a list is a sweep, but one list where the option itself is a list."""
-    swept = isinstance(value, list) and key in (*GROUPS, "host", "cluster", "devices", "nodes", "batch_size")
+    swept = isinstance(value, list) and key in (
+        *GROUPS,
+        "host",
+        "cluster",
+        "devices",
+        "nodes",
+        "batch_size",
+    )
     return ",".join(map(str, value)) if swept else written(value)
 
 
@@ -111,7 +124,9 @@ def from_snakemake(config: Mapping[str, Any]) -> list[str]:
         if key == "overrides":
             texts += str(value).split()
         elif isinstance(value, Mapping):
-            raise ConfigError(f'--config {key}=...: give dotted keys as overrides="{key}.name=value"')
+            raise ConfigError(
+                f'--config {key}=...: give dotted keys as overrides="{key}.name=value"'
+            )
         else:
             values = value if isinstance(value, (list, tuple)) else [value]
             texts.append(f"{key}={','.join(str(v) for v in values)}")
@@ -128,11 +143,14 @@ def _default_choices(directory: Path) -> dict[str, str]:
     file = directory / f"{ROOT}.yaml"
     content = _read_yaml(file)
     stated = content.get("defaults") if isinstance(content, dict) else None
-    entries = [entry for entry in stated if isinstance(entry, dict)] if isinstance(stated, list) else []
+    entries = (
+        [entry for entry in stated if isinstance(entry, dict)] if isinstance(stated, list) else []
+    )
     defaults = {group: name for entry in entries for group, name in entry.items()}
     if unnamed := [group for group in GROUPS if not isinstance(defaults.get(group), str)]:
         raise ConfigError(
-            f"{file}: its list `defaults` names no file of {unnamed[0]}; write for example `- {unnamed[0]}: NAME`"
+            f"{file}: its list `defaults` names no file of {unnamed[0]}; write for example `-"
+            f" {unnamed[0]}: NAME`"
         )
     return defaults
 
@@ -164,15 +182,25 @@ def configuration(
     if not all(file in _COMPOSED for file in files):
         composed = _compose(directory.resolve(), names)
         for file in files:
-            _COMPOSED.setdefault(file, {section: values for section, values in composed.items()
-                                        if (section if section in GROUPS else "") == file[1]})  # fmt: skip
+            _COMPOSED.setdefault(
+                file,
+                {
+                    section: values
+                    for section, values in composed.items()
+                    if (section if section in GROUPS else "") == file[1]
+                },
+            )
     sections = {section: values for file in files for section, values in _COMPOSED[file].items()}
     overrides = tuple(overrides)
     # interpolations (`${model.dim}`) may lead to any section
     resolved = any("$" in override.text for override in overrides) or "${" in repr(sections)
-    touched = set(sections) if resolved else {override.key.partition(".")[0] for override in overrides}
+    touched = (
+        set(sections) if resolved else {override.key.partition(".")[0] for override in overrides}
+    )
     if touched:
-        sections |= _with_overrides({name: sections[name] for name in sections if name in touched}, overrides)
+        sections |= _with_overrides(
+            {name: sections[name] for name in sections if name in touched}, overrides
+        )
     return sections, tuple(sorted(_without_value(sections)))
 
 
@@ -213,7 +241,9 @@ def _apply(override: Override, config: Any) -> None:
     key, value = override.key, override.value
     present = OmegaConf.select(config, key, throw_on_missing=False)
     if override.plus == "+" and present is not None and not isinstance(value, (dict, list)):
-        raise ConfigError(f"{override.text}: the configuration has {key}: write it without the plus")
+        raise ConfigError(
+            f"{override.text}: the configuration has {key}: write it without the plus"
+        )
     if isinstance(present, Mapping) and not isinstance(value, dict):
         raise ConfigError(f"{override.text}: {key} is a section: write {key}.KEY=value")
     # no file lists the options of the user's own step or of a library: they need no plus
@@ -245,15 +275,28 @@ def _compose(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]
     _read_yaml(directory / f"{ROOT}.yaml")
     GlobalHydra.instance().clear()
     groups = {group: name for group, name in names.items() if group}
-    overrides = [f"~{group}" if name is None else f"{group}={name}" for group, name in groups.items()]
+    overrides = [
+        f"~{group}" if name is None else f"{group}={name}" for group, name in groups.items()
+    ]
     try:
         with initialize_config_dir(str(directory), version_base="1.3"):
-            composed: Any = OmegaConf.to_container(compose(ROOT, overrides=overrides), resolve=False)
+            composed: Any = OmegaConf.to_container(
+                compose(ROOT, overrides=overrides), resolve=False
+            )
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"configuration: {_first_line(error)}") from None
-    except (yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        yaml.YAMLError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         files = ", ".join(f"{group}/{name}.yaml" for group, name in groups.items() if name)
-        raise ConfigError(f"{directory}: {files} is damaged ({' '.join(str(error).split())[:300]})") from None
+        raise ConfigError(
+            f"{directory}: {files} is damaged ({' '.join(str(error).split())[:300]})"
+        ) from None
     return {str(section): values for section, values in composed.items()}
 
 
@@ -269,7 +312,9 @@ def _yaml_in(file: Path) -> Any:
     except YamlError as error:
         raise ConfigError(f"{file}: not readable as YAML ({_first_line(error)})") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not readable ({getattr(error, 'strerror', None) or error})") from None
+        raise ConfigError(
+            f"{file}: not readable ({getattr(error, 'strerror', None) or error})"
+        ) from None
 
 
 def _first_line(error: Exception) -> str:
@@ -285,7 +330,9 @@ def refuse_other_names(values: Sequence[Override], named: bool) -> None:
     for override in values:
         group, _, key = override.key.partition(".")
         if group in GROUPS and key == "name" and not (group == "model" and named):
-            raise ConfigError(f"{override.text}: choose a file of config/{group}/ with {group}=NAME")
+            raise ConfigError(
+                f"{override.text}: choose a file of config/{group}/ with {group}=NAME"
+            )
 
 
 def refuse_repeated(texts: Sequence[str]) -> None:
@@ -302,7 +349,9 @@ def refuse_repeated(texts: Sequence[str]) -> None:
         if key.startswith("~"):
             raise ConfigError(f"{text}: every option has a value: write {key[1:]}=value")
         if key in text_of:
-            raise ConfigError(f"{text_of[key]} and {text}: give {key} once, several values as {key}=a,b")
+            raise ConfigError(
+                f"{text_of[key]} and {text}: give {key} once, several values as {key}=a,b"
+            )
         text_of[key] = text
 
 
@@ -311,21 +360,38 @@ def _values(text: str) -> list[Override]:
     from hydra.core.override_parser.types import Glob
 
     parsed = _parse(text)
-    key, plus = parsed.key_or_group, "++" if parsed.is_force_add() else "+" if parsed.is_add() else ""
+    key, plus = (
+        parsed.key_or_group,
+        "++" if parsed.is_force_add() else "+" if parsed.is_add() else "",
+    )
     if not parsed.is_sweep_override():
-        written = parsed.get_value_element_as_str().replace("\\:", ":")  # Hydra writes `zipf:1.05` as `zipf\:1.05`
-        written = written.lower() if isinstance(parsed.value(), bool) else written  # Hydra writes `true` as `True`
-        value = "fused" if key == "model.attention" and written in FUSED_ATTENTION else parsed.value()
+        written = parsed.get_value_element_as_str().replace(
+            "\\:", ":"
+        )  # Hydra writes `zipf:1.05` as `zipf\:1.05`
+        written = (
+            written.lower() if isinstance(parsed.value(), bool) else written
+        )  # Hydra writes `true` as `True`
+        value = (
+            "fused" if key == "model.attention" and written in FUSED_ATTENTION else parsed.value()
+        )
         return [Override(key, value, f"{plus}{key}={written}", plus)]
     if isinstance(pattern := parsed.value(), Glob):
         if key not in (*GROUPS, "host", "cluster", "experiment"):
-            raise ConfigError(f"{text}: only {', '.join(GROUPS)}, host, cluster and experiment may have a pattern")
+            raise ConfigError(
+                f"{text}: only {', '.join(GROUPS)}, host, cluster and experiment may have a pattern"
+            )
         if not (names := pattern.filter(choices(key))):
-            raise ConfigError(f"{text}: no {key} has a name like this; choose among {', '.join(choices(key))}")
+            raise ConfigError(
+                f"{text}: no {key} has a name like this; choose among {', '.join(choices(key))}"
+            )
         return [Override(key, name, f"{key}={name}", plus) for name in names]
     if not parsed.is_discrete_sweep():
         raise ConfigError(f"{text}: a range without steps; write several values as a,b")
-    return [single for value in parsed.sweep_string_iterator() for single in _values(f"{plus}{key}={value}")]
+    return [
+        single
+        for value in parsed.sweep_string_iterator()
+        for single in _values(f"{plus}{key}={value}")
+    ]
 
 
 @lru_cache(maxsize=4096)
@@ -336,10 +402,29 @@ def _parse(text: str) -> Any:
 
     try:
         return OverridesParser.create().parse_override(text)
-    except (HydraException, ValueError, RecursionError):  # Python converts no number of thousands of digits
+    except (
+        HydraException,
+        ValueError,
+        RecursionError,
+    ):  # Python converts no number of thousands of digits
         key = text.partition("=")[0]
-        objects = ("step", "batch", "loss", "optimizer", "procedure")  # that Python's `predict` takes
-        more = ("host", "cluster", "devices", "nodes", "experiment", "batch_size", "overrides", "results")
+        objects = (
+            "step",
+            "batch",
+            "loss",
+            "optimizer",
+            "procedure",
+        )  # that Python's `predict` takes
+        more = (
+            "host",
+            "cluster",
+            "devices",
+            "nodes",
+            "experiment",
+            "batch_size",
+            "overrides",
+            "results",
+        )
         options = (*GROUPS, *more, *objects)
         close = "" if key in options else did_you_mean(key, options)
         raise ConfigError(

@@ -19,7 +19,14 @@ from typing import Any
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import find_gpu
 from pipeline.hardware.clusters import Cluster
-from pipeline.hardware.find_gpu import LOCAL, catalogue_spec, composed_gpu, differing_figures, list_gpus, load_gpu
+from pipeline.hardware.find_gpu import (
+    LOCAL,
+    catalogue_spec,
+    composed_gpu,
+    differing_figures,
+    list_gpus,
+    load_gpu,
+)
 from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.compose import (
@@ -114,7 +121,11 @@ class Question:
     def asked(self) -> dict[str, str]:
         """The options on which a time depends most, as the workload has them: dtype, optimizer (in training) and attention."""
         of = self.workload.get
-        names = ("dtype", "attention") if of("mode") == "inference" else ("dtype", "optimizer", "attention")
+        names = (
+            ("dtype", "attention")
+            if of("mode") == "inference"
+            else ("dtype", "optimizer", "attention")
+        )
         return {key: str(of(key)) for key in names if of(key) is not None}
 
     @property
@@ -130,7 +141,14 @@ class Question:
     def alone(self) -> Question:
         """The same step on one of its GPUs, without exchange."""
         workload = FrozenDict({key: value for key, value in self.workload.items() if key != "ddp"})
-        return replace(self, ranks=None, workload=workload, variant="alone", model_variant="alone", overrides=())
+        return replace(
+            self,
+            ranks=None,
+            workload=workload,
+            variant="alone",
+            model_variant="alone",
+            overrides=(),
+        )
 
     @property
     def local(self) -> bool:
@@ -157,25 +175,41 @@ class Question:
 
     def plain(self) -> dict[str, Any]:
         """Plain values for a rule's params; `Question.of` reads them again."""
-        return {entry.name: plain(getattr(self, entry.name), without=_UNREAD_BY_RULES) for entry in fields(self)}
+        return {
+            entry.name: plain(getattr(self, entry.name), without=_UNREAD_BY_RULES)
+            for entry in fields(self)
+        }
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Question:
         """The question of `plain` values."""
         sections = {
-            "gpu": GpuSpec, "host": Host, "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings,
-            "collect": CollectSettings, "edit": EditSettings,
-        }  # fmt: skip
-        read: dict[str, Any] = {name: kind(**_tuples(values[name])) for name, kind in sections.items()}
+            "gpu": GpuSpec,
+            "host": Host,
+            "kernels": KernelSettings,
+            "overheads": OverheadSettings,
+            "predict": PredictSettings,
+            "collect": CollectSettings,
+            "edit": EditSettings,
+        }
+        read: dict[str, Any] = {
+            name: kind(**_tuples(values[name])) for name, kind in sections.items()
+        }
         if (ranks := values["ranks"]) is not None:
-            parts = {"cluster": Cluster(**_tuples(ranks["cluster"])), "ddp": DdpSettings(**ranks["ddp"])}
+            parts = {
+                "cluster": Cluster(**_tuples(ranks["cluster"])),
+                "ddp": DdpSettings(**ranks["ddp"]),
+            }
             read["ranks"] = Ranks(**{**ranks, **parts})
         lists = {name: tuple(values[name]) for name in ("overrides", "notes")}
         return cls(**{**values, **read, **lists, "workload": FrozenDict(values["workload"])})
 
 
 def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key): tuple(value) if isinstance(value, list) else value for key, value in section.items()}
+    return {
+        str(key): tuple(value) if isinstance(value, list) else value
+        for key, value in section.items()
+    }
 
 
 def expand(overrides: Sequence[str]) -> list[Question]:
@@ -192,8 +226,10 @@ def expand(overrides: Sequence[str]) -> list[Question]:
     named = [text for text in overrides if text.startswith("experiment=")]
     texts = [text for text in overrides if not text.startswith("experiment=")]
     keys = {text.partition("=")[0].lstrip("+") for text in texts}
-    grids = [[f"{key}={values}" for key, values in sweeps.items() if key.lstrip("+") not in keys] + texts
-             for sweeps in (experiments(named[0]) if named else [{}])]  # fmt: skip
+    grids = [
+        [f"{key}={values}" for key, values in sweeps.items() if key.lstrip("+") not in keys] + texts
+        for sweeps in (experiments(named[0]) if named else [{}])
+    ]
     resolved: dict[tuple[str, ...], tuple[Question, Any]] = {}
     questions: dict[tuple[str, str, str, int], Question] = {}
     for point in chain.from_iterable(map(parse_grid, grids)):
@@ -204,7 +240,9 @@ def expand(overrides: Sequence[str]) -> list[Question]:
         question, usual_batch = resolved[key]
         sizes = [override.value for override in point if override.key == "batch_size"]
         question = replace(question, batch_size=_batch_size(*sizes or [usual_batch]))
-        questions.setdefault((question.gpu.name, question.model, question.variant, question.batch_size), question)
+        questions.setdefault(
+            (question.gpu.name, question.model, question.variant, question.batch_size), question
+        )
     return list(questions.values())
 
 
@@ -217,41 +255,58 @@ def ask(overrides: Sequence[str]) -> Question:
     """
     first, *others = expand(overrides)
     if others:
-        raise ConfigError(f"{' '.join(overrides)}: {len(others) + 1} points; give each option one value")
+        raise ConfigError(
+            f"{' '.join(overrides)}: {len(others) + 1} points; give each option one value"
+        )
     return first
 
 
 def questions_of(gpu: str, model: str, options: Mapping[str, Any]) -> list[Question]:
     """The questions that Python arguments describe: `model__embedding="sparse"` is the override `model.embedding=sparse`."""
-    values = {"gpu": gpu, "model": model} | {key.replace("__", "."): value for key, value in options.items()}
+    values = {"gpu": gpu, "model": model} | {
+        key.replace("__", "."): value for key, value in options.items()
+    }
     return expand([f"{key}={written(value)}" for key, value in values.items()])
 
 
 def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     """The question of overrides without a batch size, and the batch size of the model's file (or None)."""
-    chosen = {override.key: _name_in_group(override) for override in overrides if override.key in GROUPS}
-    config, base = _composed(chosen, [override for override in overrides if override.key not in GROUPS])
+    chosen = {
+        override.key: _name_in_group(override) for override in overrides if override.key in GROUPS
+    }
+    config, base = _composed(
+        chosen, [override for override in overrides if override.key not in GROUPS]
+    )
     usual_batch = config["model"].get("batch_size")
     host_name = str(config["host"])
     for sections in (config, base):
         sections.pop("batch_size", None)
         sections.pop("host", None)
-        sections["model"] = {key: value for key, value in sections["model"].items() if key != "batch_size"}
+        sections["model"] = {
+            key: value for key, value in sections["model"].items() if key != "batch_size"
+        }
     if config["model"].get("architecture") != base["model"].get("architecture"):
         raise ConfigError(
-            f"model.architecture={config['model'].get('architecture')}: model={config['model']['name']} is of another; "
-            "take model=NAME of that architecture (steptime models), or copy its file to a name of your own"
+            f"model.architecture={config['model'].get('architecture')}:"
+            f" model={config['model']['name']} is of another; take model=NAME of that architecture"
+            " (steptime models), or copy its file to a name of your own"
         )
     check_values(config, base)
-    several, usual_several = ({key: sections.pop(key) for key in RANKS_KEYS} for sections in (config, base))
+    several, usual_several = (
+        {key: sections.pop(key) for key in RANKS_KEYS} for sections in (config, base)
+    )
     local, edit = chosen.get("gpu") == LOCAL_GPU, EditSettings.of(config["edit"])
     if edit and local:
-        raise ConfigError(f"{edit.texts[0]}: gpu=local is measured as it is; name a GPU, such as gpu=V100")
+        raise ConfigError(
+            f"{edit.texts[0]}: gpu=local is measured as it is; name a GPU, such as gpu=V100"
+        )
     usual = default_choices()
     methods = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
     gpu = load_gpu(LOCAL_GPU) if local else composed_gpu(config["gpu"])[0]
     ranks = Ranks.of(several, gpu, config["model"])
-    usual_of_gpu = load_host(ranks.cluster.host) if ranks and ranks.cluster.host else usual_host(gpu)
+    usual_of_gpu = (
+        load_host(ranks.cluster.host) if ranks and ranks.cluster.host else usual_host(gpu)
+    )
     host = host_of(usual_of_gpu, host_name)
     methods += [f"host-{host.name}"] if host != usual_of_gpu else []
     methods += ranks.names(gpu) if ranks else []
@@ -268,7 +323,9 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         collect=CollectSettings(**config["collect"]),
         edit=edit,
         ranks=ranks,
-        overrides=_effective(overrides, {*_differing(config, base), *(text.partition("-")[0] for text in methods)}),
+        overrides=_effective(
+            overrides, {*_differing(config, base), *(text.partition("-")[0] for text in methods)}
+        ),
         variant=_variant(config, base, methods),
         model_variant=_variant({"model": model}, {"model": usual_model}),
         edit_variant=_variant({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",
@@ -285,8 +342,14 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
 
 def _effective(overrides: Sequence[Override], changed: Collection[str]) -> tuple[str, ...]:
     """The overrides that make a variant, sorted: those that state a default or come in another order ask the same."""
-    return tuple(sorted(override.text for override in overrides if override.key in changed
-                        or any(key.startswith(f"{override.key}.") for key in changed if "." in override.key)))  # fmt: skip
+    return tuple(
+        sorted(
+            override.text
+            for override in overrides
+            if override.key in changed
+            or any(key.startswith(f"{override.key}.") for key in changed if "." in override.key)
+        )
+    )
 
 
 def _ambiguous_gpu(override: Override) -> str:
@@ -295,8 +358,14 @@ def _ambiguous_gpu(override: Override) -> str:
         return ""
     stated = override.text.partition("=")[2]
     name = stated if stated == LOCAL_GPU else load_gpu(stated).name
-    others = [spec.name for spec in list_gpus() if spec.name != name and spec.name.startswith(f"{stated}-")]
-    return f"gpu={stated} is {name}; others: {', '.join(others)}" if others and name != stated else ""
+    others = [
+        spec.name
+        for spec in list_gpus()
+        if spec.name != name and spec.name.startswith(f"{stated}-")
+    ]
+    return (
+        f"gpu={stated} is {name}; others: {', '.join(others)}" if others and name != stated else ""
+    )
 
 
 def _method_label(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
@@ -304,15 +373,23 @@ def _method_label(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
 
     Two questions never share models or statistics that were made with different settings.
     """
-    differing = {key: value for key, value in sorted(settings.items())
-                 if key not in _APPLIED_LATER and value != usual.get(key)}  # fmt: skip
+    differing = {
+        key: value
+        for key, value in sorted(settings.items())
+        if key not in _APPLIED_LATER and value != usual.get(key)
+    }
     digest = hashlib.sha256(repr(differing).encode()).hexdigest()[:8]
     return f"{settings['name']}-{digest}" if differing else str(settings["name"])
 
 
-def _composed(chosen: Mapping[str, str], values: Sequence[Override]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _composed(
+    chosen: Mapping[str, str], values: Sequence[Override]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of a question, and that of its files alone."""
-    files = {group: None if (group, name) == ("gpu", LOCAL_GPU) else name for group, name in chosen.items()}
+    files = {
+        group: None if (group, name) == ("gpu", LOCAL_GPU) else name
+        for group, name in chosen.items()
+    }
     # the values of `local` come from the machine
     local = {"gpu": {"name": LOCAL_GPU}} if chosen.get("gpu") == LOCAL_GPU else {}
     base = configuration(files)[0] | local
@@ -338,8 +415,13 @@ def _name_in_group(override: Override) -> str:
     name = stated if isinstance(stated, str) else override.text.partition("=")[2]
     parts = name.replace(",", " ").split()
     several = len(parts) > 1 and isinstance(stated, str)
-    if several and (group != "gpu" or all(map(find_gpu.is_known, parts))):  # `NVIDIA A10G` is one GPU
-        raise ConfigError(f"{group}={name}: write several values with commas and no spaces: {group}={','.join(parts)}")
+    if several and (
+        group != "gpu" or all(map(find_gpu.is_known, parts))
+    ):  # `NVIDIA A10G` is one GPU
+        raise ConfigError(
+            f"{group}={name}: write several values with commas and no spaces:"
+            f" {group}={','.join(parts)}"
+        )
     if group == "gpu":
         return name if name == LOCAL_GPU else load_gpu(name).name
     if name not in choices(group):
@@ -353,27 +435,39 @@ def _check_names(chosen: Mapping[str, str], config: Mapping[str, Any]) -> None:
     for group, value in chosen.items():
         where, name = f"config/{group}/{value}.yaml", str(config[group]["name"])
         if name != value:
-            raise ConfigError(f"{where}: name is {name!r}, expected {value!r} as the file is called")
+            raise ConfigError(
+                f"{where}: name is {name!r}, expected {value!r} as the file is called"
+            )
         if not re.fullmatch(NAME, name):
-            raise ConfigError(f"{where}: folders get this name: give it letters, digits, - and _ alone")
+            raise ConfigError(
+                f"{where}: folders get this name: give it letters, digits, - and _ alone"
+            )
 
 
 def _batch_size(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"batch_size={value}: give a whole number of samples, 1 or more")
     if value > 10_000_000:
-        raise ConfigError(f"batch_size={value}: more than 10,000,000 samples a step is beyond what the models cover")
+        raise ConfigError(
+            f"batch_size={value}: more than 10,000,000 samples a step is beyond what the models"
+            " cover"
+        )
     return value
 
 
 def _differing(config: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Values that differ from those of the files, without the number of processes of a fit, which changes no result."""
     values, usual = flatten(config), flatten(base)
-    return {key: values.get(key) for key in sorted(values.keys() | usual.keys())
-            if values.get(key) != usual.get(key) and key != "kernels.workers"}  # fmt: skip
+    return {
+        key: values.get(key)
+        for key in sorted(values.keys() | usual.keys())
+        if values.get(key) != usual.get(key) and key != "kernels.workers"
+    }
 
 
-def _variant(config: Mapping[str, Any], base: Mapping[str, Any], methods: Sequence[str] = ()) -> str:
+def _variant(
+    config: Mapping[str, Any], base: Mapping[str, Any], methods: Sequence[str] = ()
+) -> str:
     """Name of a variant: `default`, or the named methods and the settings that differ from the defaults.
 
     The defaults are those of the methods and of the model. A long name is replaced by a hash.
@@ -381,9 +475,13 @@ def _variant(config: Mapping[str, Any], base: Mapping[str, Any], methods: Sequen
     differing = _differing(config, base)
     if not differing and not methods:
         return "default"
-    short = {key: str(value).replace("::", ".") if key.startswith("edit.") else value
-             for key, value in differing.items()}  # fmt: skip
-    text = "_".join([*methods, *(f"{key.removeprefix('model.')}-{value}" for key, value in short.items())])
+    short = {
+        key: str(value).replace("::", ".") if key.startswith("edit.") else value
+        for key, value in differing.items()
+    }
+    text = "_".join(
+        [*methods, *(f"{key.removeprefix('model.')}-{value}" for key, value in short.items())]
+    )
     if len(text) <= 48 and re.fullmatch(r"[A-Za-z0-9_.\-]+", text):
         return text
     return "v" + hashlib.sha256(repr((list(methods), differing)).encode()).hexdigest()[:10]

@@ -61,9 +61,11 @@ NAMED_BY = {"timm": "model.name", "torchvision": "model.name", "transformers": "
 """Architectures that are libraries, whose models are built by name -> the option that names one."""
 
 FREE_OPTIONS = {
-    "custom": "model.options.", "timm": "model.options.", "torchvision": "model.options.",
+    "custom": "model.options.",
+    "timm": "model.options.",
+    "torchvision": "model.options.",
     "transformers": "model.config_options.",
-}  # fmt: skip
+}
 """Architecture -> the section whose keys no file lists."""
 
 REMEDIES = {"parallel": "; FSDP and tensor, pipeline and hybrid parallelism are not predicted yet"}
@@ -98,17 +100,21 @@ SECTION_TYPES = {
 """Types of the sections with a fixed set of keys. The keys of `gpu` and `model` have the type of the file's value."""
 
 EDIT_FORMS = {
-    "remove": ("aten::dropout", ""), "fuse": ("aten::add+aten::relu", "+"), "substitute": ("aten::relu/aten::gelu", "/"),
-}  # fmt: skip
+    "remove": ("aten::dropout", ""),
+    "fuse": ("aten::add+aten::relu", "+"),
+    "substitute": ("aten::relu/aten::gelu", "/"),
+}
 """An example of each edit, and the character between its parts."""
 
 EDIT_WORDS = {"remove": (NO_EDIT,), "fuse": (NO_EDIT, FUSE_ALL), "substitute": (NO_EDIT,)}
 """Values of each edit that are no operators."""
 
 EXAMPLES = {
-    "model.target": "my_module:make_step", "model.config": "LlamaConfig", "model.name": "resnet50",
+    "model.target": "my_module:make_step",
+    "model.config": "LlamaConfig",
+    "model.name": "resnet50",
     "kernels.families": "[gemm,bmm]",
-}  # fmt: skip
+}
 """Examples of values that have no default."""
 
 WHOLE_NUMBERS = ("model.image_size", "model.classes", "model.frames", "model.seq_len", "model.lora")
@@ -131,16 +137,24 @@ def check_sections(config: Mapping[str, Any]) -> None:
     """
     for name in (*SECTIONS, "edit"):
         if not isinstance(config.get(name), Mapping):
-            raise ConfigError(f"configuration: section {name} has no keys; compare its file with the one that ships")
+            raise ConfigError(
+                f"configuration: section {name} has no keys; compare its file with the one that"
+                " ships"
+            )
     for name in ("gpu", "model", "kernels", "overheads"):
         if not isinstance(config[name].get("name"), str):
             raise ConfigError(f"configuration: {name}.name is missing, the name of its file")
     for name, kinds in SECTION_TYPES.items():
         for key, kind in kinds.items():
             if key not in config[name] and key not in HAVE_DEFAULTS:
-                raise ConfigError(f"configuration: {name}.{key} is missing; compare its file with the one that ships")
+                raise ConfigError(
+                    f"configuration: {name}.{key} is missing; compare its file with the one that"
+                    " ships"
+                )
             if key in config[name] and not _is_of(kind, value := config[name][key]):
-                raise ConfigError(f"configuration: {name}.{key}={written(value)}: {KINDS[kind]} is needed")
+                raise ConfigError(
+                    f"configuration: {name}.{key}={written(value)}: {KINDS[kind]} is needed"
+                )
         if unknown := [key for key in config[name] if key not in kinds]:
             raise ConfigError(f"configuration: {name}.{unknown[0]}: there is no such option")
 
@@ -161,7 +175,9 @@ HAVE_DEFAULTS = ("host_scale", "families")
 def _is_of(kind: Any, value: Any) -> bool:
     """Whether a value of a file is of a kind."""
     if kind in (int, float):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        number = (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        )
         return number and (kind is float or value == int(value))
     if kind in (str, bool):
         return isinstance(value, kind)
@@ -191,7 +207,9 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     check_edit(config.get("edit", {}))
     for key, default in usual.items():
         value = flat.get(key, default)
-        differs = value != default or isinstance(value, bool) != isinstance(default, bool)  # 0 equals False
+        differs = value != default or isinstance(value, bool) != isinstance(
+            default, bool
+        )  # 0 equals False
         if differs and key.partition(".")[0] in SECTIONS:
             _check(key, value, default)
 
@@ -218,23 +236,44 @@ def unknown_option(key: str, base: Mapping[str, Any]) -> str:
     if section == "gpu" and is_known_key(key.removeprefix("gpu.")):
         return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
     if key == "global_batch":
-        return f"{key}: give batch_size, the samples of one GPU: the global batch divided by devices"
+        return (
+            f"{key}: give batch_size, the samples of one GPU: the global batch divided by devices"
+        )
     more = [name for name in (*GROUPS, "experiment", "results") if not key.startswith(f"{name}_")]
     close = did_you_mean(key, [*options, *more])
-    in_section = sorted(option.partition(".")[2] for option in options if option.startswith(f"{section}."))
+    in_section = sorted(
+        option.partition(".")[2] for option in options if option.startswith(f"{section}.")
+    )
     listed = [name for name in in_section if not name.startswith(_NOT_OPTIONS)]
-    there = f"its options are {', '.join(listed)}" if 0 < len(listed) <= _MAX_LISTED else "see config/README.md"
+    there = (
+        f"its options are {', '.join(listed)}"
+        if 0 < len(listed) <= _MAX_LISTED
+        else "see config/README.md"
+    )
     if section == "edit" and f"model.{key.partition('.')[2]}" in options:
-        return f"{key}: this is an option of {base['model']['name']}: write {key.replace('edit.', 'model.')}=..."
-    section_of_free = FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else None
-    free = f"; options of its own: {section_of_free}{key.rpartition('.')[2]}=..." if section_of_free else ""
+        return (
+            f"{key}: this is an option of {base['model']['name']}: write"
+            f" {key.replace('edit.', 'model.')}=..."
+        )
+    section_of_free = (
+        FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else None
+    )
+    free = (
+        f"; options of its own: {section_of_free}{key.rpartition('.')[2]}=..."
+        if section_of_free
+        else ""
+    )
     return f"unknown option {key!r}{chosen}: {close}{there}{free}"
 
 
 def models_of_libraries(name: str) -> str:
     """How to ask for a model that installed libraries have; their files are read, as an import would take seconds."""
     defined = re.compile(rf"^(?:def|class) {re.escape(name.partition('.')[0])}\(", re.MULTILINE)
-    sources = {"timm": "models/*.py", "torchvision": "models/**/*.py", "transformers": "models/*/configuration_*.py"}
+    sources = {
+        "timm": "models/*.py",
+        "torchvision": "models/**/*.py",
+        "transformers": "models/*/configuration_*.py",
+    }
     having = []
     for library, pattern in sources.items():
         spec = find_spec(library)
@@ -252,8 +291,8 @@ def check_precision(model: Mapping[str, Any]) -> None:
     """
     if model.get("precision") == "pure" and model.get("dtype") not in HALF_PRECISION_DTYPES:
         raise ConfigError(
-            f"model.precision=pure: it needs half precision, but model.dtype={model.get('dtype') or 'default'}; set "
-            "model.dtype=bf16 or fp16"
+            "model.precision=pure: it needs half precision, but"
+            f" model.dtype={model.get('dtype') or 'default'}; set model.dtype=bf16 or fp16"
         )
 
 
@@ -268,8 +307,15 @@ def check_edit(section: Mapping[str, Any]) -> None:
         for name in value if isinstance(value, list) and value else [value]:
             parts = name.split(mark) if isinstance(name, str) and mark else [name]
             whole = name in EDIT_WORDS[key] or (len(parts) > 1) == bool(mark)
-            if not isinstance(name, str) or not all(parts) or not whole or (mark == "/" and len(parts) > 2):
-                raise ConfigError(f"edit.{key}={written(value)}: write edit.{key}={form}, or several as [a,b]")
+            if (
+                not isinstance(name, str)
+                or not all(parts)
+                or not whole
+                or (mark == "/" and len(parts) > 2)
+            ):
+                raise ConfigError(
+                    f"edit.{key}={written(value)}: write edit.{key}={form}, or several as [a,b]"
+                )
         if isinstance(value, list) and NO_EDIT in value:
             raise ConfigError(f"edit.{key}={written(value)}: {NO_EDIT} stands alone")
 
@@ -304,15 +350,23 @@ def _check(key: str, value: Any, default: Any) -> None:
         several = isinstance(default, list)
         if (isinstance(value, list) != several and key not in ONE_OR_ONE_EACH) or value == []:
             brackets = f" in brackets, for example {key}={written(default)}" if several else ""
-            raise ConfigError(f"{key}={written(value)}: give {'numbers' if several else 'one number'}{brackets}")
+            raise ConfigError(
+                f"{key}={written(value)}: give {'numbers' if several else 'one number'}{brackets}"
+            )
         for number in value if isinstance(value, list) else [value]:
             _check_number(key, number, value, first)
     elif isinstance(default, list):
-        if not isinstance(value, list) or not value or not all(isinstance(number, str) for number in value):
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(isinstance(number, str) for number in value)
+        ):
             shown = example(key) or f", for example {key}={written(default)}"
             raise ConfigError(f"{key}={written(value)}: give names in brackets{shown}")
     elif isinstance(default, str) and not isinstance(value, str):
-        raise ConfigError(f"{key}={written(value)}: give a name{example(key) or f', for example {key}={default}'}")
+        raise ConfigError(
+            f"{key}={written(value)}: give a name{example(key) or f', for example {key}={default}'}"
+        )
 
 
 def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
@@ -320,10 +374,19 @@ def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
     section, _, name = key.partition(".")
     kind = SECTION_TYPES[section][name] if section in SECTION_TYPES else type(default)
     whole = kind is int and not key.startswith(FRACTIONS)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and key not in MAY_BE_ZERO) or (whole and value != int(value)):
+    number = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    )
+    if (
+        not number
+        or value < 0
+        or (value == 0 and key not in MAY_BE_ZERO)
+        or (whole and value != int(value))
+    ):
         kind = "whole number" if whole else "number"
-        asked = f"{kind}s {least} in the brackets" if isinstance(shown, list) else f"a {kind} {least}"
+        asked = (
+            f"{kind}s {least} in the brackets" if isinstance(shown, list) else f"a {kind} {least}"
+        )
         raise ConfigError(f"{key}={written(shown)}: give {asked}")
     if value < MIN_VALUES.get(key, value):
         raise ConfigError(f"{key}={written(shown)}: give {MIN_VALUES[key]} or more")

@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.hardware.clusters import AUTO, PCIE, Cluster, check_fabric, load_cluster, usual_cluster
+from pipeline.hardware.clusters import (
+    AUTO,
+    PCIE,
+    Cluster,
+    check_fabric,
+    load_cluster,
+    usual_cluster,
+)
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 
@@ -98,7 +105,10 @@ class EditSettings:
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> EditSettings:
         """From the values of the section: a name, several names, or `none`."""
-        names_of = {key: (value,) if isinstance(value, str) else tuple(value) for key, value in section.items()}
+        names_of = {
+            key: (value,) if isinstance(value, str) else tuple(value)
+            for key, value in section.items()
+        }
         return cls(**{key: () if names == (NO_EDIT,) else names for key, names in names_of.items()})
 
     def __bool__(self) -> bool:
@@ -145,20 +155,30 @@ class Ranks:
         _check_work(f"devices={devices}", model)
         if gpu.name == LOCAL:
             return cls(devices, 1, _this_cpu(devices, gpu, config), DdpSettings(**config["ddp"]))
-        cluster = usual_cluster(gpu) if config["cluster"] == AUTO else load_cluster(str(config["cluster"]))
+        cluster = (
+            usual_cluster(gpu)
+            if config["cluster"] == AUTO
+            else load_cluster(str(config["cluster"]))
+        )
         check_fabric(cluster, gpu)
         fewest = -(-devices // cluster.gpus_per_node)
         nodes = fewest if config["nodes"] == AUTO else _count(config["nodes"], "nodes")
         if devices % nodes:
             if config["nodes"] == AUTO:
-                several = f"devices={devices}: a node of {cluster.name} holds {cluster.gpus_per_node} GPUs, so {nodes} are needed"
+                several = (
+                    f"devices={devices}: a node of {cluster.name} holds {cluster.gpus_per_node}"
+                    f" GPUs, so {nodes} are needed"
+                )
             else:
                 several = f"devices={devices} nodes={nodes}"
-            raise ConfigError(f"{several}: each node holds the same number of GPUs; give a multiple of {nodes}")
+            raise ConfigError(
+                f"{several}: each node holds the same number of GPUs; give a multiple of {nodes}"
+            )
         if devices // nodes > cluster.gpus_per_node:
             raise ConfigError(
-                f"devices={devices} nodes={nodes}: a node of {cluster.name} holds {cluster.gpus_per_node} GPUs; "
-                f"take nodes={fewest}, or another cluster (steptime clusters)"
+                f"devices={devices} nodes={nodes}: a node of {cluster.name} holds"
+                f" {cluster.gpus_per_node} GPUs; take nodes={fewest}, or another cluster (steptime"
+                " clusters)"
             )
         return cls(devices, nodes, cluster, DdpSettings(**config["ddp"]))
 
@@ -167,7 +187,10 @@ class Ranks:
         usual = asdict(DdpSettings())
         differing = {key: value for key, value in asdict(self.ddp).items() if value != usual[key]}
         fewest = -(-self.devices // self.cluster.gpus_per_node)
-        names = [f"devices-{self.devices}", *([f"nodes-{self.nodes}"] if self.nodes != fewest else [])]
+        names = [
+            f"devices-{self.devices}",
+            *([f"nodes-{self.nodes}"] if self.nodes != fewest else []),
+        ]
         usual_here = gpu.name == LOCAL or self.cluster == usual_cluster(gpu)
         names += [] if usual_here else [f"cluster-{self.cluster.name}"]
         return names + [f"ddp.{key}-{value}" for key, value in differing.items()]
@@ -197,7 +220,8 @@ def _check_work(devices: str, model: Mapping[str, Any]) -> None:
     """Refuse what several GPUs cannot do."""
     if model.get("mode") == "inference":
         raise ConfigError(
-            f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the throughput of one"
+            f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the"
+            " throughput of one"
         )
 
 
@@ -206,13 +230,20 @@ def _this_cpu(devices: int, gpu: GpuSpec, config: Mapping[str, Any]) -> Cluster:
     asked = f"gpu=local devices={devices}"
     if gpu.architecture != "cpu":
         raise ConfigError(
-            f"{asked}: processes of gpu=local share a CPU, and this machine has a GPU; name a GPU, such as gpu=A100"
+            f"{asked}: processes of gpu=local share a CPU, and this machine has a GPU; name a GPU,"
+            " such as gpu=A100"
         )
     if devices > gpu.sms:
-        raise ConfigError(f"{asked}: this machine has {gpu.sms} cores, one for each process; take fewer")
+        raise ConfigError(
+            f"{asked}: this machine has {gpu.sms} cores, one for each process; take fewer"
+        )
     if config["cluster"] != AUTO or config["nodes"] not in (AUTO, 1):
-        raise ConfigError(f"{asked}: the processes are on this machine; leave out cluster= and nodes=")
-    return Cluster(LOCAL, "processes on this machine", gpu.sms, PCIE, gpu.dram_gb_per_s, 50.0, 1, 1.0, 50.0)
+        raise ConfigError(
+            f"{asked}: the processes are on this machine; leave out cluster= and nodes="
+        )
+    return Cluster(
+        LOCAL, "processes on this machine", gpu.sms, PCIE, gpu.dram_gb_per_s, 50.0, 1, 1.0, 50.0
+    )
 
 
 def _count(value: object, key: str) -> int:
@@ -250,7 +281,9 @@ class FrozenDict(Mapping[str, Any]):
         return super().__eq__(other)
 
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
-        return FrozenDict, (self._values,)  # without the hash: those of texts differ between processes
+        return FrozenDict, (
+            self._values,
+        )  # without the hash: those of texts differ between processes
 
     def __repr__(self) -> str:
         return f"FrozenDict({self._values!r})"

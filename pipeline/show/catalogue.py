@@ -130,14 +130,22 @@ def option_rows(model: str) -> list[dict[str, Any]]:
             said = rest if " | " in first else said
         flags = ("true", "false", *WORDS_OF_FLAGS.get(option, ()))
         values = CHOICES.get(option) or (flags if isinstance(default, bool) else ())
-        rows.append({"option": option, "default": _shown(default), "values": " | ".join(values) or _kind(default),
-                     "what": said if " | " not in said or colon else ""})  # fmt: skip
+        rows.append(
+            {
+                "option": option,
+                "default": _shown(default),
+                "values": " | ".join(values) or _kind(default),
+                "what": said if " | " not in said or colon else "",
+            }
+        )
     return rows
 
 
 def _shown(value: Any) -> str:
     """A default as a user types it; empty for an option that must be given."""
-    return str(value).lower() if isinstance(value, bool) else "" if value == "???" else written(value)
+    return (
+        str(value).lower() if isinstance(value, bool) else "" if value == "???" else written(value)
+    )
 
 
 def _kind(value: Any) -> str:

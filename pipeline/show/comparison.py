@@ -30,7 +30,15 @@ from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate, three_
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.layout import check_file
 from pipeline.show.figures.python_plots import draw_steps
-from pipeline.show.tables import UNFOLDED, console, interval, numbered, show_one, show_paths, values_of
+from pipeline.show.tables import (
+    UNFOLDED,
+    console,
+    interval,
+    numbered,
+    show_one,
+    show_paths,
+    values_of,
+)
 from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
@@ -40,7 +48,8 @@ HEADS = {"step": "step ms", "measured": "measured ms", "exposed": "exposed ms", 
 """Heads of columns with a unit."""
 
 LEFT_OUT_FIRST = (
-    "TFLOP/s", "MFU", "host", "evidence", "busy", "max batch", "memory", "measured", PER_PRICE, "bound", "p10-p90 ms", "exposed",
+    "TFLOP/s", "MFU", "host", "evidence", "busy", "max batch", "memory", "measured", PER_PRICE,
+    "bound", "p10-p90 ms", "exposed",
 )  # fmt: skip
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
 
@@ -83,10 +92,15 @@ class Comparison:
         """A row per point, in the columns of `predict_grid`."""
         rows = [p.as_dict() | {"unpredicted": None} for p in self.predictions]
         none = [
-            {"gpu": row.gpu, "model": row.model, "batch_size": row.batch_size, "overrides": list(row.overrides),
-             "unpredicted": row.reason}
+            {
+                "gpu": row.gpu,
+                "model": row.model,
+                "batch_size": row.batch_size,
+                "overrides": list(row.overrides),
+                "unpredicted": row.reason,
+            }
             for row in self.unpredicted
-        ]  # fmt: skip
+        ]
         return grid_table([*rows, *none])
 
     @property
@@ -98,10 +112,14 @@ class Comparison:
         return best
 
     def __repr__(self) -> str:
-        ties = {model: f"a tie: {tie}" for (model, what), tie in self.ties.items() if what == THROUGHPUT}
+        ties = {
+            model: f"a tie: {tie}" for (model, what), tie in self.ties.items() if what == THROUGHPUT
+        }
         best = {model: f"{p.gpu} at batch {p.batch_size}" for model, p in self.best.items()} | ties
         named = ", ".join(f"{model}: {text}" for model, text in best.items()) or "none fits"
-        return f"<Comparison of {len(self.predictions)} predictions; most samples per second: {named}>"
+        return (
+            f"<Comparison of {len(self.predictions)} predictions; most samples per second: {named}>"
+        )
 
     def plot(self) -> Figure:
         """The predicted steps with their intervals, as bars; how they scale where their numbers of GPUs differ."""
@@ -115,7 +133,9 @@ class Comparison:
         """
         check_file(Path(path), "--page", ("html",))
         points = page_points(self.predictions, self.usable_bytes, self.prices)
-        write_page(Path(path), points, self.predictions, [text.plain for text in self.notes(("host",))])
+        write_page(
+            Path(path), points, self.predictions, [text.plain for text in self.notes(("host",))]
+        )
 
     @cached_property
     def _measured(self) -> bool:
@@ -125,21 +145,31 @@ class Comparison:
     def _per_hour(self) -> dict[str, float]:
         return hourly_prices(self.prices)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         rows: _Rows = [*self.predictions, *self.unpredicted]
-        by_model = [[row for row in rows if row.model == name] for name in dict.fromkeys(row.model for row in rows)]
+        by_model = [
+            [row for row in rows if row.model == name]
+            for name in dict.fromkeys(row.model for row in rows)
+        ]
         unfolded = options.update(max_width=UNFOLDED)
         for parts, count, boxed, by_number in _layouts(rows, by_model):
             texts: list[str] | None = [] if by_number else None
             shown = [self._table(part, LEFT_OUT_FIRST[:count], boxed, texts) for part in parts]
-            if all(Measurement.get(console, unfolded, table).maximum <= options.max_width for _, table, _ in shown):
+            if all(
+                Measurement.get(console, unfolded, table).maximum <= options.max_width
+                for _, table, _ in shown
+            ):
                 break
         for heading, table, _ in shown:
             if heading:
                 yield Text(heading, style="bold")
             yield from console.render(table, unfolded)  # type: ignore[misc]
         yield from numbered(texts or ())
-        yield from self.notes(list(dict.fromkeys(name for *_, left_out in shown for name in left_out)))
+        yield from self.notes(
+            list(dict.fromkeys(name for *_, left_out in shown for name in left_out))
+        )
 
     def _repr_html_(self) -> str:
         rows: _Rows = [*self.predictions, *self.unpredicted]
@@ -151,10 +181,22 @@ class Comparison:
         """What all rows share, and heads and rows of the whole table, as text."""
         shared = _shared(rows)
         cells = [self._cells(row, shared) for row in rows]
-        alike = [name for name in ("model", "options", "host") if len({row[name] for row in cells} - {""}) == 1]
-        names = [name for name in dict.fromkeys(name for row in cells for name in row) if name not in alike]
+        alike = [
+            name
+            for name in ("model", "options", "host")
+            if len({row[name] for row in cells} - {""}) == 1
+        ]
+        names = [
+            name
+            for name in dict.fromkeys(name for row in cells for name in row)
+            if name not in alike
+        ]
         heads = [self._header(name) for name in names]
-        return self._table(rows, (), False, None)[0], heads, [[row.get(name, "") for name in names] for row in cells]
+        return (
+            self._table(rows, (), False, None)[0],
+            heads,
+            [[row.get(name, "") for name in names] for row in cells],
+        )
 
     def notes(self, left_out: Sequence[str]) -> Iterator[Text]:
         """The lines below the table."""
@@ -163,16 +205,28 @@ class Comparison:
         money = priced and any(map(self._cheapest, self.predictions))
         stars += [f"per {self.prices['currency'].iloc[0]}"] if money else []
         signs = [f"★ {' or '.join(stars)} of the model"] if stars else []
-        signs += ["! less than a tenth of the usable memory is left"] if any(p.tight for p in self.predictions) else []
-        signs += ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
-        signs += ["≥ at least: some operators have no model"] if any(p.lower_bound for p in self.predictions) else []
+        signs += (
+            ["! less than a tenth of the usable memory is left"]
+            if any(p.tight for p in self.predictions)
+            else []
+        )
+        signs += (
+            ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
+        )
+        signs += (
+            ["≥ at least: some operators have no model"]
+            if any(p.lower_bound for p in self.predictions)
+            else []
+        )
         if signs:
             yield Text(", ".join(signs), style="dim")
         for (model, what), tie in self.ties.items():
             if what == THROUGHPUT or priced:
                 yield Text(f"≈ {model}: a tie in {self._header(what)}: {tie}", style="dim")
         if unsaid := [name for name in left_out if name != "host"]:
-            yield Text(f"Not shown: {', '.join(unsaid)} (a wider terminal, or --json).", style="dim")
+            yield Text(
+                f"Not shown: {', '.join(unsaid)} (a wider terminal, or --json).", style="dim"
+            )
         for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():
             yield Text(text, style="dim")
         yield from self._settings([*["host"] * ("host" in left_out and not self.hosts), *ASKED])
@@ -183,7 +237,11 @@ class Comparison:
         for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
             yield Text(f"warning: {text}", style="yellow")
         for reason in dict.fromkeys(row.reason for row in self.unpredicted):
-            names = [f"{row.gpu} batch {row.batch_size}" for row in self.unpredicted if row.reason == reason]
+            names = [
+                f"{row.gpu} batch {row.batch_size}"
+                for row in self.unpredicted
+                if row.reason == reason
+            ]
             yield Text(f"no prediction for {', '.join(names)}: {reason}", style="red")
 
     def _settings(self, keys: Sequence[str]) -> Iterator[Text]:
@@ -201,23 +259,37 @@ class Comparison:
         shared = _shared(rows)
         cells = [self._cells(row, shared) for row in rows]
         names = list(dict.fromkeys(name for row in cells for name in row))
-        same = [name for name in ("GPU", "model", "batch", "host") if len({row[name] for row in cells} - {""}) <= 1]
+        same = [
+            name
+            for name in ("GPU", "model", "batch", "host")
+            if len({row[name] for row in cells} - {""}) <= 1
+        ]
         same += [] if any(row["options"] != DEFAULT for row in cells) else ["options"]
         if texts is not None:
-            texts += [text for text in dict.fromkeys(row["options"] for row in cells) if text not in texts]
+            texts += [
+                text for text in dict.fromkeys(row["options"] for row in cells) if text not in texts
+            ]
             cells = [row | {"options": f"[{texts.index(row['options']) + 1}]"} for row in cells]
         heading = _heading(cells[0], same, shared) if cells else ""
         table = Table(
-            header_style="bold", box=box.HEAVY_HEAD if boxed else None, padding=(0, 1) if boxed else (0, 1, 0, 0)
+            header_style="bold",
+            box=box.HEAVY_HEAD if boxed else None,
+            padding=(0, 1) if boxed else (0, 1, 0, 0),
         )
         shown = [name for name in names if name not in (*same, *left_out)]
         for name in shown:
-            table.add_column(self._header(name), justify="left" if name in WORDS else "right", overflow="fold")
+            table.add_column(
+                self._header(name), justify="left" if name in WORDS else "right", overflow="fold"
+            )
         for row, values in zip(rows, cells, strict=True):
             best = isinstance(row, Prediction) and self._best(row)
             table.add_row(*(values.get(name, "") for name in shown), style="bold" if best else None)
         hidden = [name for name in left_out if name in names and name not in same]
-        return heading, table, [self._header(name) if name == PER_PRICE else name for name in hidden]
+        return (
+            heading,
+            table,
+            [self._header(name) if name == PER_PRICE else name for name in hidden],
+        )
 
     def _header(self, name: str) -> str:
         """The head of a column with its unit; that of samples per price names the currency."""
@@ -234,7 +306,12 @@ class Comparison:
         several = any(p.devices > 1 for p in self.predictions)
         batch = f"{row.batch_size} each" if several else str(row.batch_size)
         named = {"GPU": row.gpu, "model": row.model, "options": _own(row, shared), "batch": batch}
-        if several and isinstance(row, Prediction) and row.devices == 1 and "devices=1" not in shared:
+        if (
+            several
+            and isinstance(row, Prediction)
+            and row.devices == 1
+            and "devices=1" not in shared
+        ):
             named["options"] = f"devices=1 {named['options']}".removesuffix(f" {DEFAULT}")
         if isinstance(row, Unpredicted):
             return named | {"host": "", "step": "none", "p10-p90 ms": "", "bound": ""}
@@ -247,7 +324,8 @@ class Comparison:
             "bound": p.bound,
             THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
             **_exchange(p),
-            "memory": in_gib(p.memory_bytes) + {"fits": "", "tight": " !"}.get(p.memory_state, " ✗"),
+            "memory": in_gib(p.memory_bytes)
+            + {"fits": "", "tight": " !"}.get(p.memory_state, " ✗"),
             "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
         }
         key = f"{p.gpu}/{p.model}/{p.variant}"
@@ -255,16 +333,26 @@ class Comparison:
             most = self.largest.get(key)
             unknown = p.gpu == LOCAL_GPU or key not in self.largest
             cells["max batch"] = (
-                f"{'≈ ' if key in self.estimated else ''}{most:,}" if most else "" if unknown else "none"
+                f"{'≈ ' if key in self.estimated else ''}{most:,}"
+                if most
+                else ""
+                if unknown
+                else "none"
             )
         if self._per_hour:
             samples = self._per_price(p)
-            cells[PER_PRICE] = "" if samples is None else f"{samples / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
+            cells[PER_PRICE] = (
+                ""
+                if samples is None
+                else f"{samples / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
+            )
         if any(other.arithmetic for other in self.predictions):
             cells["TFLOP/s"] = "" if p.tflop_per_s is None else three_digits(p.tflop_per_s)
             cells["MFU"] = "" if p.mfu is None else f"{p.mfu:.1%}"
         if self._measured:
-            cells["measured"] = "" if p.error is None else f"{in_ms(p.measured_us or 0)} ({p.error:+.0%})"
+            cells["measured"] = (
+                "" if p.error is None else f"{in_ms(p.measured_us or 0)} ({p.error:+.0%})"
+            )
         return cells
 
     def _per_price(self, p: Prediction) -> float | None:
@@ -289,9 +377,18 @@ class Comparison:
         return {model: p.samples_per_s for model, p in self.best.items()}
 
     def _cheapest(self, p: Prediction) -> bool:
-        per_price = [self._per_price(other) for other in self.predictions if other.model == p.model and other.fits]
+        per_price = [
+            self._per_price(other)
+            for other in self.predictions
+            if other.model == p.model and other.fits
+        ]
         known = [samples for samples in per_price if samples is not None]
-        return (p.model, PER_PRICE) not in self.ties and p.fits and len(known) > 1 and self._per_price(p) == max(known)
+        return (
+            (p.model, PER_PRICE) not in self.ties
+            and p.fits
+            and len(known) > 1
+            and self._per_price(p) == max(known)
+        )
 
 
 def _exchange(p: Prediction) -> dict[str, str]:
@@ -311,7 +408,11 @@ def _options(row: Prediction | Unpredicted) -> list[str]:
 
 def _shared(rows: _Rows) -> list[str]:
     """The options that all rows have."""
-    return [text for text in _options(rows[0]) if all(text in _options(row) for row in rows)] if rows else []
+    return (
+        [text for text in _options(rows[0]) if all(text in _options(row) for row in rows)]
+        if rows
+        else []
+    )
 
 
 def _own(row: Prediction | Unpredicted, shared: Sequence[str]) -> str:
@@ -319,14 +420,18 @@ def _own(row: Prediction | Unpredicted, shared: Sequence[str]) -> str:
     return " ".join(text for text in _options(row) if text not in shared) or DEFAULT
 
 
-def _layouts(rows: _Rows, by_model: Sequence[_Rows]) -> Iterator[tuple[Sequence[_Rows], int, bool, bool]]:
+def _layouts(
+    rows: _Rows, by_model: Sequence[_Rows]
+) -> Iterator[tuple[Sequence[_Rows], int, bool, bool]]:
     """Layouts, the widest first: parts with a table each, number of columns left out, lines between cells, numbered options."""
     yield from (([rows], count, True, False) for count in (0, 1))
     yield from (([rows], count, False, False) for count in range(SPLIT_AFTER + 1))
     yield from ((by_model, count, False, False) for count in range(NUMBERED_AFTER + 1))
     if any(len(_own(row, _shared(part))) > LONGEST_OPTIONS for part in by_model for row in part):
         yield from ((by_model, count, False, True) for count in range(len(LEFT_OUT_FIRST) + 1))
-    yield from ((by_model, count, False, False) for count in range(NUMBERED_AFTER, len(LEFT_OUT_FIRST) + 1))
+    yield from (
+        (by_model, count, False, False) for count in range(NUMBERED_AFTER, len(LEFT_OUT_FIRST) + 1)
+    )
 
 
 def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str]) -> str:
@@ -337,7 +442,9 @@ def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str
     text = " ".join([*model, *gpu])
     batch = f"batch {cells['batch']}" if "batch" in same else ""
     options = f"({' '.join(shared)})" if shared else ""
-    return " ".join(part for part in (", ".join(part for part in (text, batch) if part), options) if part)
+    return " ".join(
+        part for part in (", ".join(part for part in (text, batch) if part), options) if part
+    )
 
 
 def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:
@@ -361,7 +468,9 @@ def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Co
     return comparison
 
 
-def compared(questions: Sequence[Question], given: Iterable[Answer], answering: Engine) -> Comparison:
+def compared(
+    questions: Sequence[Question], given: Iterable[Answer], answering: Engine
+) -> Comparison:
     """The answers side by side, in the order of the questions, with a line on their hosts from the engine `answering`.
 
     Raises:
@@ -371,12 +480,18 @@ def compared(questions: Sequence[Question], given: Iterable[Answer], answering: 
     predictions = [answer.prediction for answer in ordered if answer.prediction is not None]
     if not predictions:
         raise next(answer.error for answer in ordered if answer.error is not None)
-    unpredicted = [Unpredicted.of(answer.question, answer.reason) for answer in ordered if answer.reason is not None]
+    unpredicted = [
+        Unpredicted.of(answer.question, answer.reason)
+        for answer in ordered
+        if answer.reason is not None
+    ]
     asked = [answer.question for answer in ordered if answer.prediction is not None]
     return replace(side_by_side(asked, predictions, answering), unpredicted=unpredicted)
 
 
-def side_by_side(asked: Sequence[Question], predictions: Sequence[Prediction], answering: Engine) -> Comparison:
+def side_by_side(
+    asked: Sequence[Question], predictions: Sequence[Prediction], answering: Engine
+) -> Comparison:
     """Predictions with their prices, hosts and ties, in the order of their questions.
 
     Raises:

@@ -46,13 +46,30 @@ def page_points(
     hourly = hourly_prices(prices)
     currency = str(prices["currency"].iloc[0]) if len(prices) else ""
     return [
-        {"model": p.model, "gpu": p.gpu, "dtype": p.asked.get("dtype", ""), "options": _options(p), "batch": p.batch_size,
-         "samples": p.global_batch, "us": p.predicted_us, "active": p.active_us, "p10": p.p10_us, "p90": p.p90_us,
-         "bound": p.bound, "memory": p.memory_bytes, "usable": usable, "fits": p.fits, "tight": p.tight,
-         "cost": hourly[p.gpu] * p.devices / 3600.0 / p.samples_per_s * 1e6 if p.gpu in hourly else None,
-         "currency": currency, "overrides": [text.lstrip("+") for text in p.overrides]}
+        {
+            "model": p.model,
+            "gpu": p.gpu,
+            "dtype": p.asked.get("dtype", ""),
+            "options": _options(p),
+            "batch": p.batch_size,
+            "samples": p.global_batch,
+            "us": p.predicted_us,
+            "active": p.active_us,
+            "p10": p.p10_us,
+            "p90": p.p90_us,
+            "bound": p.bound,
+            "memory": p.memory_bytes,
+            "usable": usable,
+            "fits": p.fits,
+            "tight": p.tight,
+            "cost": hourly[p.gpu] * p.devices / 3600.0 / p.samples_per_s * 1e6
+            if p.gpu in hourly
+            else None,
+            "currency": currency,
+            "overrides": [text.lstrip("+") for text in p.overrides],
+        }
         for p, usable in zip(predictions, usable_bytes, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _options(p: Prediction) -> str:
@@ -63,20 +80,28 @@ def _options(p: Prediction) -> str:
 
 def explore_part(points: Sequence[Mapping[str, Any]]) -> str:
     """The part of a page, with its data and its script."""
-    data = json.dumps({"points": list(points)}, allow_nan=False).replace("<", "\\u003c")  # no tag can end the script
+    data = json.dumps({"points": list(points)}, allow_nan=False).replace(
+        "<", "\\u003c"
+    )  # no tag can end the script
     script = SCRIPT.read_text(encoding="utf-8")
     return PART.read_text(encoding="utf-8").replace("{{script}}", script).replace("{{data}}", data)
 
 
 def policy_of(scripts: Iterable[str]) -> str:
     """The Content-Security-Policy that lets exactly these scripts run."""
-    sums = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in dict.fromkeys(scripts))
+    sums = (
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        for script in dict.fromkeys(scripts)
+    )
     sources = " ".join(f"'sha256-{digest}'" for digest in sums)
     return f"{POLICY}; script-src {sources}" if sources else POLICY
 
 
 def write_page(
-    path: Path, points: Sequence[Mapping[str, Any]], predictions: Sequence[Prediction], notes: Sequence[str] = ()
+    path: Path,
+    points: Sequence[Mapping[str, Any]],
+    predictions: Sequence[Prediction],
+    notes: Sequence[str] = (),
 ) -> None:
     """Write the page of several points.
 
@@ -87,10 +112,13 @@ def write_page(
         notes: sentences below them.
     """
     values = {
-        "policy": html.escape(policy_of([SCRIPT.read_text(encoding="utf-8")])), "style": STYLE.read_text(encoding="utf-8"),
-        "title": html.escape(grid_title(predictions)), "said": _items(answers(steps(predictions), predictions)),
-        "notes": _items(notes), "part": explore_part(points),
-    }  # fmt: skip
+        "policy": html.escape(policy_of([SCRIPT.read_text(encoding="utf-8")])),
+        "style": STYLE.read_text(encoding="utf-8"),
+        "title": html.escape(grid_title(predictions)),
+        "said": _items(answers(steps(predictions), predictions)),
+        "notes": _items(notes),
+        "part": explore_part(points),
+    }
     text = re.sub(r"\{\{(\w+)\}\}", lambda name: values[name[1]], SHELL.read_text(encoding="utf-8"))
     with atomic_path(path) as part:
         part.write_text(text, encoding="utf-8")

@@ -60,9 +60,19 @@ def read_operators(paths: Sequence[str]) -> pd.DataFrame:
     parts = []
     for path in paths:
         graph = read_graph(path).table
-        calls = graph.loc[graph["is_top_level"], "name"].value_counts().rename_axis("op").rename("calls").reset_index()
+        calls = (
+            graph.loc[graph["is_top_level"], "name"]
+            .value_counts()
+            .rename_axis("op")
+            .rename("calls")
+            .reset_index()
+        )
         parts.append(calls.assign(model=Path(path).parts[-4]))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["model", "op", "calls"])
+    return (
+        pd.concat(parts, ignore_index=True)
+        if parts
+        else pd.DataFrame(columns=["model", "op", "calls"])
+    )
 
 
 def price_table() -> list[str]:
@@ -80,7 +90,9 @@ def pack_digests() -> dict[str, str]:
     names = [*list_packs(), *(f"{FOLDER}/{gpu}" for gpu in measured_gpus())]
     files = {name: packs_dir() / name / MANIFEST for name in names}
     files |= {name: packs_dir() / name for name in (ATTENTION, FILE, MANIFEST)}
-    files |= {f"transfer/{path.stem}": path for path in sorted(transfer_dir().glob("*.safetensors"))}
+    files |= {
+        f"transfer/{path.stem}": path for path in sorted(transfer_dir().glob("*.safetensors"))
+    }
     return {name: file_digest(path)[:16] for name, path in files.items() if path.is_file()}
 
 
@@ -95,7 +107,10 @@ def with_distinct_names(models: Sequence[tuple[str, Path]]) -> tuple[tuple[str, 
     choices: dict[str, set[str]] = {}
     for gpu, path in models:
         choices.setdefault(gpu, set()).add(_choice(path))
-    return tuple((f"{gpu} {_choice(path)}".rstrip() if len(choices[gpu]) > 1 else gpu, path) for gpu, path in models)
+    return tuple(
+        (f"{gpu} {_choice(path)}".rstrip() if len(choices[gpu]) > 1 else gpu, path)
+        for gpu, path in models
+    )
 
 
 def _choice(folder: Path) -> str:
@@ -112,12 +127,16 @@ def grid_steps(flow: Flow) -> tuple[Prediction, ...]:
     by_batch: dict[tuple[str, int], dict[str, Question]] = {}
     for point in flow.points:
         if point.model == flow.points[0].model and point.gpu.name in gpus and not point.local:
-            by_batch.setdefault((point.model_variant, point.batch_size), {}).setdefault(point.gpu.name, point)
+            by_batch.setdefault((point.model_variant, point.batch_size), {}).setdefault(
+                point.gpu.name, point
+            )
     whole = [list(points.values()) for points in by_batch.values() if len(points) == len(gpus)]
     answering, steps = engine(flow.artifacts.root), tuple[Prediction, ...]()
     for points in sorted(whole, key=lambda points: -points[0].batch_size):
         answers = answering.predict(points, detail=True)
-        told = sorted((a.prediction for a in answers if a.prediction), key=lambda p: -p.predicted_us)
+        told = sorted(
+            (a.prediction for a in answers if a.prediction), key=lambda p: -p.predicted_us
+        )
         steps = tuple(told) if len(told) == len(gpus) else steps
         if steps and all(p.fits for p in steps):
             break

@@ -25,7 +25,13 @@ PAGE, CAPTIONS = "page.html.j2", "figures.rst"
 SCRIPT = re.compile(r"<script type=\"module\">(.*?)</script>", re.DOTALL)
 """The script of the part to play with, and of a timeline's page; a frame is bound by the policy of the page around it."""
 
-NOT_OF_THE_GRID = ("replays", "whole_models", "transfer_steps", "transfer_models", "transfer_kernels")
+NOT_OF_THE_GRID = (
+    "replays",
+    "whole_models",
+    "transfer_steps",
+    "transfer_models",
+    "transfer_kernels",
+)
 """Figures of other models than those of the grid; the page folds them."""
 
 
@@ -71,8 +77,13 @@ def write_report(
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(loader=FileSystemLoader(project_dir() / TEMPLATES), autoescape=True, undefined=StrictUndefined,
-                              trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    environment = Environment(
+        loader=FileSystemLoader(project_dir() / TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     predictions = comparison.predictions
     played = explore_part(page_points(predictions, comparison.usable_bytes, comparison.prices))
     text = environment.get_template(PAGE).render(
@@ -115,16 +126,25 @@ def page_policy(pages: Iterable[str]) -> str:
 def read_sections(path: str | Path) -> list[Section]:
     """Read the sections of accuracy tables, as a rule of `evaluation/` writes them."""
     sections = json.loads(Path(path).read_text(encoding="utf-8"))
-    return [Section(s["title"], s["says"], tuple(s["header"]), tuple(map(tuple, s["rows"]))) for s in sections]
+    return [
+        Section(s["title"], s["says"], tuple(s["header"]), tuple(map(tuple, s["rows"])))
+        for s in sections
+    ]
 
 
 def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:
     """The figures of a folder by part of the report, in its order; some parts have none."""
-    index: dict[str, dict[str, Any]] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["drawn"]
+    index: dict[str, dict[str, Any]] = json.loads((folder / INDEX).read_text(encoding="utf-8"))[
+        "drawn"
+    ]
     parts: dict[str, list[Drawn]] = {category: [] for category in CATEGORIES}
     for name, facts in index.items():
-        wide, narrow = (_data_uri(where / f"{name}.svg") for where in (folder, folder / NARROW_FOLDER))
-        parts[facts["category"]].append(Drawn(name, facts["title"], facts["says"], wide, narrow, caption(name)))
+        wide, narrow = (
+            _data_uri(where / f"{name}.svg") for where in (folder, folder / NARROW_FOLDER)
+        )
+        parts[facts["category"]].append(
+            Drawn(name, facts["title"], facts["says"], wide, narrow, caption(name))
+        )
     return parts
 
 
@@ -140,14 +160,22 @@ def caption(name: str) -> str:
     from jinja2 import Environment
 
     text = (project_dir() / TEMPLATES / CAPTIONS).read_text(encoding="utf-8")
-    rst = Environment(autoescape=False).from_string(text).render(snakemake={"wildcards": {"figure": name}})
-    return str(publish_parts(rst, writer="html5", settings_overrides={"report_level": 3})["fragment"])
+    rst = (
+        Environment(autoescape=False)
+        .from_string(text)
+        .render(snakemake={"wildcards": {"figure": name}})
+    )
+    return str(
+        publish_parts(rst, writer="html5", settings_overrides={"report_level": 3})["fragment"]
+    )
 
 
 def point_name(artifact: str | Path) -> str:
     """Name of a point, from the path of one of its artifacts: `<GPU>/<model>/<variant>/b<batch>/<file>`."""
     gpu, model, variant, batch = Path(artifact).parts[-5:-1]
-    return f"{model} on {gpu}, batch {batch.removeprefix('b')}" + ("" if variant == "default" else f", {variant}")
+    return f"{model} on {gpu}, batch {batch.removeprefix('b')}" + (
+        "" if variant == "default" else f", {variant}"
+    )
 
 
 def _data_uri(path: Path) -> str:

@@ -21,7 +21,12 @@ from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import CALL_COLUMNS, check_calls, with_families
 from pipeline.model_files import file_digest, list_model_folders
 from pipeline.schemas import atomic_path, write_parquet
-from pipeline.show.figures.figure_data import ERROR_QUANTILES, METRICS, TEST_PREDICTIONS, error_quantiles
+from pipeline.show.figures.figure_data import (
+    ERROR_QUANTILES,
+    METRICS,
+    TEST_PREDICTIONS,
+    error_quantiles,
+)
 from pipeline.show.figures.kernel_errors import error_histogram, predicted_against_measured
 from pipeline.show.tracking import (
     KERNEL_MODELS,
@@ -66,9 +71,17 @@ def fit_and_track(
     fits: dict[tuple[str, str], FittedFamily] = {}
 
     def keep(fitted: FittedFamily) -> None:
-        family, label, gmae = fitted.model.family, str(fitted.parameters["variant"]), fitted.metrics["gmae"]
+        family, label, gmae = (
+            fitted.model.family,
+            str(fitted.parameters["variant"]),
+            fitted.metrics["gmae"],
+        )
         if (family, label) not in fits:
-            judged = "a single sample, error unknown" if math.isnan(gmae) else f"GMAE {gmae:.2%} on unseen shapes"
+            judged = (
+                "a single sample, error unknown"
+                if math.isnan(gmae)
+                else f"GMAE {gmae:.2%} on unseen shapes"
+            )
             print(f"  {gpu} {family}: {label}, {judged}", flush=True)
         fits.setdefault((family, label), fitted)
 
@@ -109,7 +122,10 @@ def _track_all(
         if best[family] is fitted:
             register_model(tracking, name, run, "model", {"gpu": gpu, "family": family})
             runs[name] = run
-    for name, run in runs.items():  # only when all are logged: a new run supersedes the earlier run of its name
+    for (
+        name,
+        run,
+    ) in runs.items():  # only when all are logged: a new run supersedes the earlier run of its name
         choose_champion(tracking, name, run)
     describe_kernel_models(tracking)
 
@@ -126,7 +142,10 @@ def log_shipped_models(tracking: Path) -> int:
         if about["variant"] == "curve":  # of bandwidth, not a model
             continue
         kind, tags = _kind(about["gpu"], about["family"], about["scope"]["dtypes"])
-        digest, earlier = f"shipped {file_digest(folder / METRICS)[:8]}", known.get(tags["model"], set())
+        digest, earlier = (
+            f"shipped {file_digest(folder / METRICS)[:8]}",
+            known.get(tags["model"], set()),
+        )
         if any(each == digest or not each.startswith("shipped") for each in earlier):
             continue
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
@@ -137,12 +156,21 @@ def log_shipped_models(tracking: Path) -> int:
                 f"{about['gpu']} {kind} shipped",
                 params={key: about[key] for key in ("variant", "seed", "samples", "split")},
                 metrics=metrics | _in_percent(metrics),
-                tags={**tags, "variant": f"{about['variant']} (shipped)", "samples": digest, "champion": "yes"},
+                tags={
+                    **tags,
+                    "variant": f"{about['variant']} (shipped)",
+                    "samples": digest,
+                    "champion": "yes",
+                },
                 made_by="packs",
-                data=Data(f"{about['gpu']} {kind}", digest, ", ".join(about["source"]), about["samples"]),
+                data=Data(
+                    f"{about['gpu']} {kind}", digest, ", ".join(about["source"]), about["samples"]
+                ),
                 artifacts={"model": write_pyfunc(folder, Path(scratch) / "model", __name__)},
             )
-        register_model(tracking, tags["model"], run, "model", {"gpu": about["gpu"], "family": about["family"]})
+        register_model(
+            tracking, tags["model"], run, "model", {"gpu": about["gpu"], "family": about["family"]}
+        )
         choose_champion(tracking, tags["model"], run)
         logged += 1
     return logged
@@ -171,7 +199,11 @@ def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, An
 
 
 def _track(
-    fitted: FittedFamily, gpu: str, tracking: Path, samples: pd.DataFrame, provenance: Mapping[str, Any] | None
+    fitted: FittedFamily,
+    gpu: str,
+    tracking: Path,
+    samples: pd.DataFrame,
+    provenance: Mapping[str, Any] | None,
 ) -> tuple[str, str]:
     """Log one fit with its model and its test predictions.
 
@@ -180,7 +212,11 @@ def _track(
     """
     family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
     kind, tags = _kind(gpu, family, fitted.model.scope.dtypes)
-    title, seed, digest = f"{kind} on {gpu} ({variant})", fitted.parameters["seed"], _fingerprint(samples)
+    title, seed, digest = (
+        f"{kind} on {gpu} ({variant})",
+        fitted.parameters["seed"],
+        _fingerprint(samples),
+    )
     origin = ", ".join(sorted(samples["source"].astype(str).unique()))
     with tempfile.TemporaryDirectory(prefix="steptime_model_") as scratch:
         folder = Path(scratch) / "fitted"
@@ -220,9 +256,15 @@ class TableModel:
         check_calls(table, "calls")
         if others := sorted(set(table["family"]) - {family}):
             raise TableError(f"calls: rows of {', '.join(others)}, but the model predicts {family}")
-        estimate = self.model.predict(table[[name for name in CALL_COLUMNS if name in table.columns]])
-        times = {"predicted_us": estimate.latency, "p10_us": estimate.latency_p10, "p90_us": estimate.latency_p90,
-                 "kernel_us": estimate.kernel}  # fmt: skip
+        estimate = self.model.predict(
+            table[[name for name in CALL_COLUMNS if name in table.columns]]
+        )
+        times = {
+            "predicted_us": estimate.latency,
+            "p10_us": estimate.latency_p10,
+            "p90_us": estimate.latency_p90,
+            "kernel_us": estimate.kernel,
+        }
         return pd.DataFrame(times, index=calls.index)
 
 

@@ -14,7 +14,12 @@ from pipeline.show.tracking import OVERHEADS, log_run
 
 
 def track_overheads(
-    observations: pd.DataFrame, statistics: pd.DataFrame, gpu: str, settings: OverheadSettings, label: str, folder: Path
+    observations: pd.DataFrame,
+    statistics: pd.DataFrame,
+    gpu: str,
+    settings: OverheadSettings,
+    label: str,
+    folder: Path,
 ) -> None:
     """Log a host's overhead statistics as an MLflow run.
 
@@ -29,7 +34,10 @@ def track_overheads(
     for name in HOST_TYPES:
         values = observations.loc[observations["type"] == name, "value_us"]
         if len(values):
-            metrics |= {f"{name}_mean_us": float(values.mean()), f"{name}_median_us": float(values.median())}
+            metrics |= {
+                f"{name}_mean_us": float(values.mean()),
+                f"{name}_median_us": float(values.median()),
+            }
     # the host's scale is applied when a point is predicted
     fitted = {key: value for key, value in plain(settings).items() if key != "host_scale"}
     workloads = sorted(set(observations["workload"].astype(str)))

@@ -36,7 +36,9 @@ def _row(choice: Choice, samples: int | None) -> dict[str, Any]:
     return row | {"overrides": " ".join(row["overrides"]), "evidence": json.dumps(row["evidence"])}
 
 
-def write_plan(plan: Plan, table: Path, summary: Path, text: Path, figure: Path, provenance: Mapping[str, Any]) -> None:
+def write_plan(
+    plan: Plan, table: Path, summary: Path, text: Path, figure: Path, provenance: Mapping[str, Any]
+) -> None:
     """Write the table (parquet), all that the plan found (JSON), what is printed of it, and time against cost as a figure.
 
     Raises:
@@ -83,7 +85,11 @@ def track_plan(plan: Plan, space: str, files: Mapping[str, Path], folder: Path) 
         },
         metrics={"points": plan.points, "predicted": plan.predicted, "front": len(plan.front)}
         | {f"best.{name}": best[name] for name in numbers if best[name] is not None},
-        tags={"objective": str(plan.objective), "gpu": plan.best.question.gpu.name, "model": plan.best.question.model},
+        tags={
+            "objective": str(plan.objective),
+            "gpu": plan.best.question.gpu.name,
+            "model": plan.best.question.model,
+        },
         made_by="workflow/scripts/plan.py",
         artifacts=dict(files),
         figures={"plan.png": plan_front(plan)},
@@ -100,7 +106,9 @@ def show_plan(plan: Plan, screen: Console | None = None) -> None:
     lost = ", ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items())
     if lost:
         screen.print(Text(f"others lost: {lost}", style="dim"))
-    warned = dict.fromkeys(f"warning: {note}" for choice in plan.contenders for note in choice.prediction.warnings)
+    warned = dict.fromkeys(
+        f"warning: {note}" for choice in plan.contenders for note in choice.prediction.warnings
+    )
     computed = f"the best is computed with {plan.best.prediction.assumed}"
     for note in [computed, *plan.prices, *([plan.hosts] if plan.hosts else []), *warned]:
         screen.print(Text(note, style="dim"))
@@ -110,5 +118,7 @@ def _show_table(screen: Console, plan: Plan, choices: Sequence[Choice], title: s
     rows = plan.rows(choices)
     right = [name for name in rows[0] if name not in ("GPU", "options", "bound")]
     screen.print(Text(title, style="italic"))
-    table = Catalogue(rows, optional=("memory\nGiB", "bound"), folded=(), copied="options", right=right)
+    table = Catalogue(
+        rows, optional=("memory\nGiB", "bound"), folded=(), copied="options", right=right
+    )
     screen.print(table, crop=False)

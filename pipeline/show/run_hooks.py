@@ -47,7 +47,10 @@ def date_now(root: str | Path) -> int:
                 os.utime(path, (now, now))
                 dated += 1
     if dated:
-        print(f"steptime: {root}: {dated} file(s) had a date in the future, and are dated now", file=sys.stderr)
+        print(
+            f"steptime: {root}: {dated} file(s) had a date in the future, and are dated now",
+            file=sys.stderr,
+        )
     return dated
 
 
@@ -63,12 +66,24 @@ def show_predictions(flow: Flow, table: str) -> None:
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime
-    made = {(p.gpu, p.model, p.variant, p.batch_size): p for p in predictions_of(read_table(table, "summary"), table)}
+    made = {
+        (p.gpu, p.model, p.variant, p.batch_size): p
+        for p in predictions_of(read_table(table, "summary"), table)
+    }
     points = [(made[key_of(point)], point) for point in flow.asked]
-    predictions = [replace(p, notes=tuple(dict.fromkeys((*point.notes, *p.notes)))) for p, point in points]
-    pages = {"figures": f"{root}/figures/{flow.grid}", "accuracy": f"{root}/accuracy/{flow.grid}.md",
-             "report": f"{root}/reports/{flow.grid}.html"}  # fmt: skip
-    written = {name: page for name, page in pages.items() if Path(page).exists() and Path(page).stat().st_mtime > since}
+    predictions = [
+        replace(p, notes=tuple(dict.fromkeys((*point.notes, *p.notes)))) for p, point in points
+    ]
+    pages = {
+        "figures": f"{root}/figures/{flow.grid}",
+        "accuracy": f"{root}/accuracy/{flow.grid}.md",
+        "report": f"{root}/reports/{flow.grid}.html",
+    }
+    written = {
+        name: page
+        for name, page in pages.items()
+        if Path(page).exists() and Path(page).stat().st_mtime > since
+    }
     show(predictions, {**artifact_paths(predictions, Path(root)), **written})
     with suppress(OSError), atomic_path(Path(table).parent / ORDER) as part:
         part.write_text(json.dumps([_key(p) for p in predictions]), encoding="utf-8")
@@ -99,7 +114,10 @@ def predictions_in(root: Path) -> list[Prediction]:
         except TableError as error:
             print(f"steptime: skipped: {error}", file=sys.stderr)
     if not predictions:
-        raise TableError(f"{root}: no predictions there; run the pipeline first, or name its folder: results=FOLDER")
+        raise TableError(
+            f"{root}: no predictions there; run the pipeline first, or name its folder:"
+            " results=FOLDER"
+        )
     order = _grid_order(root)
     return sorted(
         predictions,
@@ -139,7 +157,9 @@ def artifact_paths(predictions: Sequence[Prediction], summary: Path) -> dict[str
     if not Path(paths["artifacts"]).is_dir():  # the table was copied elsewhere
         paths = {}
     if database_of(artifacts.tracking).is_file():
-        paths["kernel models"] = "steptime ui" if str(root) == "results" else f"steptime ui --results {root}"
+        paths["kernel models"] = (
+            "steptime ui" if str(root) == "results" else f"steptime ui --results {root}"
+        )
     return paths
 
 
@@ -155,7 +175,9 @@ def failures(root: str | Path, since: float) -> list[str]:
         if log.stat().st_mtime < since:
             continue
         text = log.read_text(encoding="utf-8", errors="replace").strip()
-        kind, _, message = text.splitlines()[-1].partition(": ") if text.startswith(TRACEBACK) else ("", "", "")
+        kind, _, message = (
+            text.splitlines()[-1].partition(": ") if text.startswith(TRACEBACK) else ("", "", "")
+        )
         if kind.startswith("pipeline."):  # meant for users
             reasons[message] = None
         elif kind and kind != "KeyboardInterrupt":

@@ -24,8 +24,15 @@ OVERRIDES = ("gpu=", "model=", "batch_size=", "experiment=")
 
 def run_snakemake(target: str, config: Mapping[str, object], *options: str) -> int:
     """Run Snakemake up to a target on all cores and return its exit code; Snakemake itself prints errors."""
-    command = [*_snakemake(f"{key}={value}" for key, value in config.items()),
-               "--cores", "all", "--rerun-incomplete", *options, "--", target]  # fmt: skip
+    command = [
+        *_snakemake(f"{key}={value}" for key, value in config.items()),
+        "--cores",
+        "all",
+        "--rerun-incomplete",
+        *options,
+        "--",
+        target,
+    ]
     return subprocess.run(command, check=False).returncode
 
 
@@ -46,8 +53,13 @@ def become_snakemake(words: Sequence[str]) -> None:
     targets = [word for word in given if word not in config]
     late = next((word for word in options if word.startswith(OVERRIDES)), None)
     if late is not None:
-        raise InputError(f"{late}: overrides come before options of Snakemake: steptime run {late} {options[0]}")
-    command = [*_snakemake([*plain, *([f"overrides={' '.join(dotted)}"] if dotted else [])]), *options]
+        raise InputError(
+            f"{late}: overrides come before options of Snakemake: steptime run {late} {options[0]}"
+        )
+    command = [
+        *_snakemake([*plain, *([f"overrides={' '.join(dotted)}"] if dotted else [])]),
+        *options,
+    ]
     sys.stdout.flush()
     os.execv(command[0], [*command, *(["--", *targets] if targets else [])])
 
@@ -55,11 +67,20 @@ def become_snakemake(words: Sequence[str]) -> None:
 def _snakemake(config: Iterable[str], snakefile: str = "") -> list[str]:
     """Snakemake on a workflow, by default the project's. Files of the current folder cannot take the place of libraries (`-P`)."""
     values = list(config)
-    return [sys.executable, "-P", "-m", "snakemake", *(["--config", *values] if values else []),
-            "--snakefile", snakefile or str(project_dir() / "Snakefile")]  # fmt: skip
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "snakemake",
+        *(["--config", *values] if values else []),
+        "--snakefile",
+        snakefile or str(project_dir() / "Snakefile"),
+    ]
 
 
-def rule_graph(snakefile: str, config: Mapping[str, object], targets: Sequence[str], **environment: str) -> str:
+def rule_graph(
+    snakefile: str, config: Mapping[str, object], targets: Sequence[str], **environment: str
+) -> str:
     """Snakemake's graph of the rules up to the targets, as Mermaid text in an order that changes. No rule runs.
 
     Args:
@@ -71,13 +92,26 @@ def rule_graph(snakefile: str, config: Mapping[str, object], targets: Sequence[s
     Raises:
         SteptimeError: Snakemake could not draw it; the message says why.
     """
-    values = (f"{key}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
-              for key, value in config.items())  # fmt: skip
-    command = [*_snakemake(values, snakefile), "--nolock", "--rulegraph", "mermaid-js", "--", *targets]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    values = (
+        f"{key}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+        for key, value in config.items()
+    )
+    command = [
+        *_snakemake(values, snakefile),
+        "--nolock",
+        "--rulegraph",
+        "mermaid-js",
+        "--",
+        *targets,
+    ]
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
     _, head, graph = run.stdout.partition("flowchart")
     if run.returncode != 0 or not head:
-        lines = [line.strip() for line in (run.stderr or run.stdout).splitlines() if line.strip()] or ["no output"]
+        lines = [
+            line.strip() for line in (run.stderr or run.stdout).splitlines() if line.strip()
+        ] or ["no output"]
         raise SteptimeError(f"rule graph: Snakemake could not draw it: {lines[-1]}")
     return head + graph
 
@@ -95,7 +129,10 @@ def rule_inputs(text: str) -> dict[str, list[str]]:
     """
     graph = nx.DiGraph(sorted(edges_of(text)))
     reduced = nx.transitive_reduction(graph)
-    return {rule: sorted(reduced.predecessors(rule)) for rule in nx.lexicographical_topological_sort(graph)}
+    return {
+        rule: sorted(reduced.predecessors(rule))
+        for rule in nx.lexicographical_topological_sort(graph)
+    }
 
 
 def running_snakemake(folder: Path) -> int | None:
@@ -120,8 +157,11 @@ def unlock() -> int:
     holder = running_snakemake(Path.cwd())
     if holder is None:
         return run_snakemake("all", {}, "--quiet", "all", "--unlock")
-    print(f"steptime: process {holder} runs Snakemake in this folder; its outputs stay locked until it ends",
-          file=sys.stderr)  # fmt: skip
+    print(
+        f"steptime: process {holder} runs Snakemake in this folder; its outputs stay locked until"
+        " it ends",
+        file=sys.stderr,
+    )
     return 0
 
 

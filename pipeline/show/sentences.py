@@ -20,7 +20,10 @@ MOST_NAMED = 3
 
 def grid_title(predictions: Sequence[Prediction]) -> str:
     """The grid in words: models, GPUs and batch sizes."""
-    models, gpus = (listed(list(dict.fromkeys(getattr(p, name) for p in predictions))) for name in ("model", "gpu"))
+    models, gpus = (
+        listed(list(dict.fromkeys(getattr(p, name) for p in predictions)))
+        for name in ("model", "gpu")
+    )
     sizes = listed([f"{size:,}" for size in sorted({p.batch_size for p in predictions})])
     return f"{models} on {gpus}, batch {sizes}"
 
@@ -51,13 +54,19 @@ def answers(table: pd.DataFrame, predictions: Sequence[Prediction]) -> list[str]
     if len(waiting) == len(predictions):
         said.append("The host limits every step: a faster GPU does not help")
     elif waiting:
-        said.append(f"The host limits {len(waiting)} of {len(predictions)} steps: a faster GPU does not help them")
+        said.append(
+            f"The host limits {len(waiting)} of {len(predictions)} steps: a faster GPU does not"
+            " help them"
+        )
     elif all(p.bound == "device" for p in predictions):
         said.append("The GPU limits every step")
-    low, high = (100 * (end / np.array([p.predicted_us for p in predictions]) - 1)
-                 for end in ([p.p10_us for p in predictions], [p.p90_us for p in predictions]))  # fmt: skip
+    low, high = (
+        100 * (end / np.array([p.predicted_us for p in predictions]) - 1)
+        for end in ([p.p10_us for p in predictions], [p.p90_us for p in predictions])
+    )
     said.append(
-        f"How sure: p10 to p90 is at most −{-low.min():.0f} % to +{high.max():.0f} % of a step. {_evidence(predictions)}"
+        f"How sure: p10 to p90 is at most −{-low.min():.0f} % to +{high.max():.0f} % of a step."
+        f" {_evidence(predictions)}"
     )
     return said
 
@@ -65,10 +74,14 @@ def answers(table: pd.DataFrame, predictions: Sequence[Prediction]) -> list[str]
 def _one_answer(p: Prediction) -> list[str]:
     verdict = p.memory_state if p.fits else "does not fit this GPU"
     return [
-        f"{p.title}: {milliseconds(p.predicted_us)} (p10 to p90: {milliseconds(p.p10_us)} to {milliseconds(p.p90_us)}), "
-        f"{rate(p.samples_per_s)} samples/s",
-        f"The {'GPU' if p.bound == 'device' else p.bound} limits the step: the GPU idles "
-        f"{100 * p.idle_us / p.predicted_us:.0f} % of it",
+        (
+            f"{p.title}: {milliseconds(p.predicted_us)} (p10 to p90: {milliseconds(p.p10_us)} to"
+            f" {milliseconds(p.p90_us)}), {rate(p.samples_per_s)} samples/s"
+        ),
+        (
+            f"The {'GPU' if p.bound == 'device' else p.bound} limits the step: the GPU idles "
+            f"{100 * p.idle_us / p.predicted_us:.0f} % of it"
+        ),
         f"It needs {gibibytes(p.memory_bytes)}: {verdict}. {_evidence([p])}",
     ]
 
@@ -100,7 +113,9 @@ def step_sentence(rows: pd.DataFrame) -> str:
     Args:
         rows: `steps` rows of one model.
     """
-    table = rows.pivot_table(index="batch_size", columns="gpu", values="predicted_us", sort=False).dropna()
+    table = rows.pivot_table(
+        index="batch_size", columns="gpu", values="predicted_us", sort=False
+    ).dropna()
     if table.shape[1] < 2 or table.empty:
         return _one_gpu(rows)
     groups: dict[tuple[str, ...], list[int]] = {}
@@ -137,8 +152,11 @@ def _group_sentence(best: tuple[str, ...], table: pd.DataFrame, rows: pd.DataFra
     worst = max(behind, key=lambda gpu: float(np.log(table[gpu]).mean()))
     ratio = table[worst] / table[list(best)].max(axis=1)
     low, high = float(ratio.min()), float(ratio.max())
-    faster = f"{span(100 * (low - 1), 100 * (high - 1), ' %')} faster than" if high < ALMOST_EQUAL else \
-             f"{span(low, high)} times as fast as"  # fmt: skip
+    faster = (
+        f"{span(100 * (low - 1), 100 * (high - 1), ' %')} faster than"
+        if high < ALMOST_EQUAL
+        else f"{span(low, high)} times as fast as"
+    )
     if why:
         return f"{gpus_named(best)} tie{at} ({why}), {faster} {worst}"
     return f"{best[0]} is {faster} {worst}{at}"
@@ -165,7 +183,10 @@ def family_sentence(shares: pd.DataFrame) -> str:
     """
     first = str(shares.mean().idxmax())
     name = "waiting for the host" if first == "idle" else first
-    return f"{name} takes {span(float(shares[first].min()), float(shares[first].max()), ' %')} of the step"
+    return (
+        f"{name} takes {span(float(shares[first].min()), float(shares[first].max()), ' %')} of the"
+        " step"
+    )
 
 
 def throughput_sentence(rows: pd.DataFrame) -> str:
@@ -177,7 +198,10 @@ def throughput_sentence(rows: pd.DataFrame) -> str:
     tie = _tie(best, per_sample=True)
     speeds = [rate(float(value)) for value in tie["samples_per_s"]]
     if len(tie) == 1:
-        return f"{tie['gpu'].iloc[0]} reaches {speeds[0]} samples/s at batch {tie['batch_size'].iloc[0]:,}"
+        return (
+            f"{tie['gpu'].iloc[0]} reaches {speeds[0]} samples/s at batch"
+            f" {tie['batch_size'].iloc[0]:,}"
+        )
     speeds = list(dict.fromkeys(speeds))
     shown = listed(speeds) if len(speeds) <= MOST_NAMED else f"{speeds[-1]} to {speeds[0]}"
     return f"{gpus_named(list(tie['gpu']))} tie at {shown} samples/s: {why_tied(tie.itertuples())}"

@@ -63,7 +63,12 @@ def one(prediction: Prediction, width: int = PIPE_WIDTH) -> RenderableType:
         title = ""
     for label, value in p.rows():
         table.add_row(label, _styled(p, label, value))
-    return Panel(Group(table, Text(), families(p)), title=Text(title) or None, title_align="left", expand=False)
+    return Panel(
+        Group(table, Text(), families(p)),
+        title=Text(title) or None,
+        title_align="left",
+        expand=False,
+    )
 
 
 def values_of(rows: Sequence[tuple[Prediction, str]], key: str) -> str:
@@ -77,7 +82,9 @@ def values_of(rows: Sequence[tuple[Prediction, str]], key: str) -> str:
         names = [dict.fromkeys(name.format(*row) for row in of) for of in values.values()]
         if len(set().union(*names)) == sum(map(len, names)):
             break
-    return " or ".join(f"{value or 'none'} ({', '.join(of)})" for value, of in zip(values, names, strict=True))
+    return " or ".join(
+        f"{value or 'none'} ({', '.join(of)})" for value, of in zip(values, names, strict=True)
+    )
 
 
 def show_one(prediction: Prediction, paths: Mapping[str, str]) -> None:
@@ -90,7 +97,9 @@ def show_one(prediction: Prediction, paths: Mapping[str, str]) -> None:
 def show_paths(paths: Mapping[str, str]) -> None:
     """Print the paths of artifacts by name, a line each."""
     for name, path in paths.items():
-        console().print(Text.assemble((f"{name}:", "dim"), f" {path}"), soft_wrap=True, highlight=False)
+        console().print(
+            Text.assemble((f"{name}:", "dim"), f" {path}"), soft_wrap=True, highlight=False
+        )
 
 
 def _styled(prediction: Prediction, label: str, value: str) -> Text:
@@ -118,7 +127,9 @@ def families(prediction: Prediction, most: int = 5) -> Table:
     table.add_column("time", no_wrap=True)
     table.add_column("share", no_wrap=True, overflow="crop")
     for name, us in list(prediction.families_us.items())[:most]:
-        table.add_row(name, milliseconds(us), Text(f"{us / total:4.0%} " + "█" * round(24 * us / total)))
+        table.add_row(
+            name, milliseconds(us), Text(f"{us / total:4.0%} " + "█" * round(24 * us / total))
+        )
     return table
 
 
@@ -143,8 +154,15 @@ def by_module(modules: pd.DataFrame, prediction: Prediction, depth: int) -> Rend
     ]
     table = Catalogue(cells, optional=("bytes\nGB", "params\nM"), folded=(), right=numbers)
     deepest = modules["depth"].max()
-    deeper = f" Deeper modules are in the rows above them; --depth {deepest} shows all." if depth < deepest else ""
-    said = f"Rows without indent add up to the active time, {milliseconds(prediction.active_us)}.{deeper}"
+    deeper = (
+        f" Deeper modules are in the rows above them; --depth {deepest} shows all."
+        if depth < deepest
+        else ""
+    )
+    said = (
+        "Rows without indent add up to the active time,"
+        f" {milliseconds(prediction.active_us)}.{deeper}"
+    )
     return Group(Text(str(prediction), style="bold"), table, Text(said, style="dim"))
 
 
@@ -155,8 +173,14 @@ _Row = tuple[int, str, tuple[str, ...]]
 def _module_cells(row: Mapping[Any, Any], trains: bool) -> tuple[str, ...]:
     times = [row["forward_us"], row["backward_us"]] if trains else [row["active_us"]]
     peak = "" if pd.isna(row["peak_share"]) else f"{row['peak_share']:.1%}"
-    return (three_digits(row["parameters"] / 1e6), *(three_digits(us / 1000) for us in times), f"{row['share']:.1%}", peak,
-            three_digits(row["bytes"] / 1e9), shares(row["evidence"]).split(",")[0])  # fmt: skip
+    return (
+        three_digits(row["parameters"] / 1e6),
+        *(three_digits(us / 1000) for us in times),
+        f"{row['share']:.1%}",
+        peak,
+        three_digits(row["bytes"] / 1e9),
+        shares(row["evidence"]).split(",")[0],
+    )
 
 
 def _equal_merged(rows: Sequence[_Row], level: int) -> list[_Row]:
@@ -188,7 +212,9 @@ class Catalogue:
     last: str = ""
     """Style of the last row."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         names = list(self.rows[0]) if self.rows else ["nothing"]
         shown = names
         left_out = [name for name in self.optional if name in names]
@@ -207,19 +233,30 @@ class Catalogue:
                 isinstance(row[name], (int, float)) or row[name] == "" for row in self.rows
             )
             table.add_column(
-                name, justify="right" if right else "left", min_width=self._least(name), overflow="fold",
+                name,
+                justify="right" if right else "left",
+                min_width=self._least(name),
+                overflow="fold",
                 no_wrap=not self._folds(name),
-            )  # fmt: skip
+            )
         for row in self.rows:
-            table.add_row(*(plain(row[name]) for name in shown), style=self.last if row is self.rows[-1] else "")
+            table.add_row(
+                *(plain(row[name]) for name in shown),
+                style=self.last if row is self.rows[-1] else "",
+            )
         yield from console.render(table, options.update(max_width=max(options.max_width, needed)))  # type: ignore[misc]
         if hidden := [name.replace("\n", " ") for name in names if name not in shown]:
-            yield Text(f"Not shown: {', '.join(hidden)} (a wider terminal, or --json).", style="dim")
+            yield Text(
+                f"Not shown: {', '.join(hidden)} (a wider terminal, or --json).", style="dim"
+            )
 
     def _numbered(self) -> Iterator[RenderableType]:
         """The table with numbers in the column `copied`, and its texts below, each in a line that can be copied."""
         texts = list(dict.fromkeys(plain(row[self.copied]) for row in self.rows))
-        rows = [row | {self.copied: f"[{texts.index(plain(row[self.copied])) + 1}]"} for row in map(dict, self.rows)]
+        rows = [
+            row | {self.copied: f"[{texts.index(plain(row[self.copied])) + 1}]"}
+            for row in map(dict, self.rows)
+        ]
         yield replace(self, rows=rows, copied="")
         yield from numbered(texts)
 
@@ -228,14 +265,18 @@ class Catalogue:
 
     def _wanted(self, name: str) -> int:
         """Width, in characters, at which few cells of a column need more than two lines."""
-        longest = max((len(line) for cell in self._cells(name) for line in cell.splitlines()), default=0)
+        longest = max(
+            (len(line) for cell in self._cells(name) for line in cell.splitlines()), default=0
+        )
         return max(min(longest, 24), self._least(name)) if self._folds(name) else longest
 
     def _least(self, name: str) -> int:
         """Width, in characters, of the longest word in a column; a path may be broken over lines."""
         if not self._folds(name):
             return self._wanted(name)
-        return min(max((len(word) for cell in self._cells(name) for word in cell.split()), default=0), 30)
+        return min(
+            max((len(word) for cell in self._cells(name) for word in cell.split()), default=0), 30
+        )
 
     def _cells(self, name: str) -> list[str]:
         return [name, *(plain(row[name]) for row in self.rows)]

@@ -32,7 +32,10 @@ KERNEL_MODELS, OVERHEADS, PLANS = "kernel models", "overheads", "plans"
 EXPERIMENTS = {
     KERNEL_MODELS: "One run per GPU, kernel family and variant.",
     OVERHEADS: "Host overheads (T1 to T5), one run per GPU and estimator.",
-    PLANS: "Searches for the best point of a space (docs/codesign.md), one run per space, objective and constraints.",
+    PLANS: (
+        "Searches for the best point of a space (docs/codesign.md), one run per space, objective"
+        " and constraints."
+    ),
 }
 """Experiments, with the description that the UI shows above their runs."""
 
@@ -55,10 +58,16 @@ SHARED_DATABASE = "STEPTIME_TRACKING_URI"
 """Environment variable: the tracking URI that replaces the database in the results folder. MLflow's own variable of that
 kind is not used: MLflow sets it itself in each process that logs."""
 
-_SERVER_VARIABLES = re.compile(r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|(UVICORN|GUNICORN)_\w+")
+_SERVER_VARIABLES = re.compile(
+    r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|(UVICORN|GUNICORN)_\w+"
+)
 """Environment variables that would move MLflow's server to another address or open it to other machines."""
 
-_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+}
 
 
 @contextlib.contextmanager
@@ -75,7 +84,9 @@ def _client_alone(folder: str | Path) -> Iterator[Any]:
         except Exception as error:
             if "database or disk is full" not in str(error):
                 raise
-            raise SteptimeError(f"{folder}: MLflow's database cannot be written (the disk is full)") from None
+            raise SteptimeError(
+                f"{folder}: MLflow's database cannot be written (the disk is full)"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -115,20 +126,35 @@ def log_run(
 
     with _client_alone(folder) as client:
         owner = _experiment(client, Path(folder), experiment)
-        for earlier in client.search_runs([owner], f"attributes.run_name = '{name}' and tags.current = 'yes'"):
+        for earlier in client.search_runs(
+            [owner], f"attributes.run_name = '{name}' and tags.current = 'yes'"
+        ):
             client.set_tag(earlier.info.run_id, "current", "no")
             client.delete_run(earlier.info.run_id)
         source = {"mlflow.source.name": made_by, "mlflow.source.type": "LOCAL"}
         run = client.create_run(owner, run_name=name, tags={**source, **tags, "current": "yes"})
         run_id, now = run.info.run_id, run.info.start_time
-        numbers = {key: rounded(value) for key, value in metrics.items() if value is not None and value == value}
-        client.log_batch(run_id, metrics=[Metric(key, value, now, 0) for key, value in numbers.items()],
-                         params=[Param(key, str(value)[:480]) for key, value in params.items()])  # fmt: skip
+        numbers = {
+            key: rounded(value)
+            for key, value in metrics.items()
+            if value is not None and value == value
+        }
+        client.log_batch(
+            run_id,
+            metrics=[Metric(key, value, now, 0) for key, value in numbers.items()],
+            params=[Param(key, str(value)[:480]) for key, value in params.items()],
+        )
         if data is not None:
-            about = Dataset(data.name, data.digest, "local", data.source, profile=f'{{"num_rows": {data.rows}}}')
-            client.log_inputs(run_id, [DatasetInput(about, [InputTag("mlflow.data.context", "training")])])
+            about = Dataset(
+                data.name, data.digest, "local", data.source, profile=f'{{"num_rows": {data.rows}}}'
+            )
+            client.log_inputs(
+                run_id, [DatasetInput(about, [InputTag("mlflow.data.context", "training")])]
+            )
         for inside, path in (artifacts or {}).items():
-            (client.log_artifacts if path.is_dir() else client.log_artifact)(run_id, str(path), inside)
+            (client.log_artifacts if path.is_dir() else client.log_artifact)(
+                run_id, str(path), inside
+            )
         for file, figure in (figures or {}).items():
             client.log_figure(run_id, figure, file)
         client.set_terminated(run_id)
@@ -148,21 +174,29 @@ def describe_kernel_models(folder: str | Path) -> str:
     """
     with _client_alone(folder) as client:
         owner = _experiment(client, Path(folder), KERNEL_MODELS)
-        runs = client.search_runs([owner], "tags.current = 'yes'", max_results=50_000, order_by=["metrics.gmae ASC"])
+        runs = client.search_runs(
+            [owner], "tags.current = 'yes'", max_results=50_000, order_by=["metrics.gmae ASC"]
+        )
         errors: dict[tuple[str, str], list[str]] = {}
         for run in runs:
             tags, gmae = run.data.tags, run.data.metrics.get("gmae_percent", math.nan)
             if {"gpu", "family"} <= tags.keys():
-                errors.setdefault((tags["family"], tags["gpu"]), []).append(f"{tags.get('variant', '')} {gmae:g}")
+                errors.setdefault((tags["family"], tags["gpu"]), []).append(
+                    f"{tags.get('variant', '')} {gmae:g}"
+                )
         client.set_experiment_tag(owner, NOTE, _note(errors))
     shown, order = quote("tags.champion = 'yes'"), quote("metrics.`gmae_percent`")
-    return f"#/experiments/{owner}/runs?workflowType=machine_learning&searchFilter={shown}&orderByKey={order}&orderByAsc=true"
+    page = f"#/experiments/{owner}/runs?workflowType=machine_learning"
+    return f"{page}&searchFilter={shown}&orderByKey={order}&orderByAsc=true"
 
 
 def _note(errors: Mapping[tuple[str, str], list[str]]) -> str:
     """The description of the kernel models, with as many lines of the table as it holds."""
-    head = (f"{EXPERIMENTS[KERNEL_MODELS]} To see one model: tags.family = 'gemm' and tags.gpu = 'V100'.\n\n"
-            "| family | GPU | GMAE in % of each variant, smallest first |\n| --- | --- | --- |")  # fmt: skip
+    head = (
+        f"{EXPERIMENTS[KERNEL_MODELS]} To see one model: tags.family = 'gemm' and tags.gpu ="
+        " 'V100'.\n\n| family | GPU | GMAE in % of each variant, smallest first |\n| --- | --- |"
+        " --- |"
+    )
     note, hidden = head, 0
     for (family, gpu), variants in sorted(errors.items()):
         line = f"\n| {family} | {gpu} | {', '.join(variants)} |"
@@ -185,22 +219,31 @@ def write_pyfunc(data: Path, folder: Path, loader: str) -> Path:
     return folder
 
 
-def register_model(folder: str | Path, name: str, run_id: str, inside: str, tags: Mapping[str, str]) -> str:
+def register_model(
+    folder: str | Path, name: str, run_id: str, inside: str, tags: Mapping[str, str]
+) -> str:
     """Register the model logged under `inside` of a run as a new version of `name`; returns the version."""
     from mlflow.exceptions import MlflowException
 
     with _client_alone(folder) as client:
-        with contextlib.suppress(MlflowException):  # it exists since an earlier fit and gets a new version
+        with contextlib.suppress(
+            MlflowException
+        ):  # it exists since an earlier fit and gets a new version
             client.create_registered_model(name, tags=dict(tags))
         source = f"{client.get_run(run_id).info.artifact_uri}/{inside}"
-        return str(client.create_model_version(name, source, run_id=run_id, tags=dict(tags)).version)
+        return str(
+            client.create_model_version(name, source, run_id=run_id, tags=dict(tags)).version
+        )
 
 
 def current_models(folder: str | Path) -> dict[str, set[str]]:
     """The models whose fits are in the experiment `KERNEL_MODELS`, with digests of what each was fitted to."""
     with _client_alone(folder) as client:
         owner = _experiment(client, Path(folder), KERNEL_MODELS)
-        tags = [run.data.tags for run in client.search_runs([owner], "tags.current = 'yes'", max_results=50_000)]
+        tags = [
+            run.data.tags
+            for run in client.search_runs([owner], "tags.current = 'yes'", max_results=50_000)
+        ]
     models: dict[str, set[str]] = {}
     for each in tags:
         models.setdefault(each.get("model", ""), set()).add(each.get("samples", ""))
@@ -216,11 +259,20 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     with _client_alone(folder) as client:
         last = client.get_run(run_id)
         current = client.search_runs(
-            [last.info.experiment_id], f"tags.model = '{name}' and tags.current = 'yes'", max_results=1000
+            [last.info.experiment_id],
+            f"tags.model = '{name}' and tags.current = 'yes'",
+            max_results=1000,
         )
-        versions = {version.run_id: version.version for version in client.search_model_versions(f"name = '{name}'")}
+        versions = {
+            version.run_id: version.version
+            for version in client.search_model_versions(f"name = '{name}'")
+        }
         samples = last.data.tags["samples"]
-        able = [run for run in current if run.info.run_id in versions and run.data.tags["samples"] == samples]
+        able = [
+            run
+            for run in current
+            if run.info.run_id in versions and run.data.tags["samples"] == samples
+        ]
         best = min(able, key=lambda run: run.data.metrics.get("gmae", math.inf))
         for run in current:
             client.set_tag(run.info.run_id, "champion", "yes" if run is best else "no")
@@ -247,22 +299,41 @@ def serve(port: int, folder: str | Path, prepare: Callable[[], object] = lambda:
     folder = Path(folder)
     _check_port(port)
     if _is_server():
-        raise InputError(f"${SHARED_DATABASE}={_shared()}: this server has a UI of its own; open it in a browser")
+        raise InputError(
+            f"${SHARED_DATABASE}={_shared()}: this server has a UI of its own; open it in a browser"
+        )
     os.environ.update(_ENVIRONMENT)
     for name in [name for name in os.environ if _SERVER_VARIABLES.fullmatch(name)]:
         del os.environ[name]
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # processes for jobs of language models
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = (
+        "false"  # processes for jobs of language models
+    )
     prepare()
     page = f"http://{LOOPBACK}:{port}/{describe_kernel_models(folder)}"
     # one worker: with several, a worker that needs over five seconds to import MLflow (busy machine) is killed repeatedly
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", _uri(folder), "--host", LOOPBACK,
-               "--port", str(port), "--workers", "1"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "ui",
+        "--backend-store-uri",
+        _uri(folder),
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     # uvicorn searches libraries in the current folder first: a file of the user must not be one
     with subprocess.Popen(command, cwd=sys.prefix) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C reaches the server, too
             if _answers(server, f"http://{LOOPBACK}:{port}/health"):
-                print(f"MLflow UI (stop with Ctrl-C); kernel models, the best of each: {page}", flush=True)
+                print(
+                    f"MLflow UI (stop with Ctrl-C); kernel models, the best of each: {page}",
+                    flush=True,
+                )
             server.wait()
     return server.returncode
 
@@ -286,7 +357,9 @@ def _check_port(port: int) -> None:
             probe.bind((LOOPBACK, port))
     except (OverflowError, OSError) as error:
         reason = getattr(error, "strerror", None) or "a port is a number from 1 to 65535"
-        raise InputError(f"--port {port}: {reason}; give another port, such as --port 5001") from None
+        raise InputError(
+            f"--port {port}: {reason}; give another port, such as --port 5001"
+        ) from None
 
 
 def _experiment(client: Any, folder: Path, name: str) -> str:
@@ -296,7 +369,9 @@ def _experiment(client: Any, folder: Path, name: str) -> str:
     if (known := client.get_experiment_by_name(name)) is not None:
         return str(known.experiment_id)
     # a server has a place of its own for artifacts
-    artifacts = None if _is_server() else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
+    artifacts = (
+        None if _is_server() else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
+    )
     try:
         created = client.create_experiment(name, artifact_location=artifacts)
     except MlflowException:  # another machine created it since
@@ -340,5 +415,7 @@ def _client(folder: Path) -> Any:
         # MLflow makes its tables one by one: a process that is killed meanwhile would leave a database that no other can use
         with atomic_path(database) as part:
             part.unlink()
-            MlflowClient(tracking_uri=f"sqlite:///{part.resolve()}").search_experiments(max_results=1)
+            MlflowClient(tracking_uri=f"sqlite:///{part.resolve()}").search_experiments(
+                max_results=1
+            )
     return MlflowClient(tracking_uri=_uri(folder))

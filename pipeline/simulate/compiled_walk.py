@@ -64,24 +64,78 @@ def walk(
     names, thread = np.unique(p.thread, return_inverse=True)
     width, calls = min(DRAWS_AT_ONCE, draws), len(which)
     block = Walked(
-        np.empty((len(p), width)), np.empty((len(p), width)), np.full((calls, width), np.nan),
-        np.full((calls, width), np.nan), *(np.full(count, NO_CALL, np.int64) for count in (len(p), len(p), calls)),
-    )  # fmt: skip
+        np.empty((len(p), width)),
+        np.empty((len(p), width)),
+        np.full((calls, width), np.nan),
+        np.full((calls, width), np.nan),
+        *(np.full(count, NO_CALL, np.int64) for count in (len(p), len(p), calls)),
+    )
     steps, hosts = np.empty(draws), np.empty(draws)
     compiled(_walk)(
-        len(names), p.kind, thread, p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.call, p.stream, p.blocking,
-        further, p.latency_us, p.kernel_gap_us, p.wait_offsets, p.wait_calls, p.backlog_us, float(p.sync_return_us),
-        int(p.queue_depth), int(p.collectives), np.ascontiguousarray(times), np.asarray(which, np.int64),
-        np.ascontiguousarray(host_scale, np.float64), np.ascontiguousarray(carried_us, np.float64), steps, hosts, *block,
-    )  # fmt: skip
+        len(names),
+        p.kind,
+        thread,
+        p.previous,
+        p.lead_us + p.gap_us,
+        p.api_us,
+        p.tail_us,
+        p.call,
+        p.stream,
+        p.blocking,
+        further,
+        p.latency_us,
+        p.kernel_gap_us,
+        p.wait_offsets,
+        p.wait_calls,
+        p.backlog_us,
+        float(p.sync_return_us),
+        int(p.queue_depth),
+        int(p.collectives),
+        np.ascontiguousarray(times),
+        np.asarray(which, np.int64),
+        np.ascontiguousarray(host_scale, np.float64),
+        np.ascontiguousarray(carried_us, np.float64),
+        steps,
+        hosts,
+        *block,
+    )
     return steps, hosts, block
 
 
 def _walk(  # type: ignore[no-untyped-def]
-    threads, kind, thread, previous, host, api, tail, call, stream, blocking, further, latency, kernel_gap,
-    wait_offsets, wait_calls, backlog, sync_return, queue_depth, collectives, times, which, host_scale, carried, steps,
-    hosts, start, end, device_start, device_end, launch_cause, host_cause, device_cause,
-):  # fmt: skip
+    threads,
+    kind,
+    thread,
+    previous,
+    host,
+    api,
+    tail,
+    call,
+    stream,
+    blocking,
+    further,
+    latency,
+    kernel_gap,
+    wait_offsets,
+    wait_calls,
+    backlog,
+    sync_return,
+    queue_depth,
+    collectives,
+    times,
+    which,
+    host_scale,
+    carried,
+    steps,
+    hosts,
+    start,
+    end,
+    device_start,
+    device_end,
+    launch_cause,
+    host_cause,
+    device_cause,
+):
     """The full form of `critical_path` for blocks of draws; see there for the recurrence.
 
     It fills `steps` and the arrays of `Walked`. Two things let loops over draws become vector code. What is the same for
@@ -165,13 +219,19 @@ def _walk(  # type: ignore[no-untyped-def]
                     if wait_offsets[i] < wait_offsets[i + 1]:
                         for w in range(wait_offsets[i], wait_offsets[i + 1]):
                             waited = wait_calls[w]
-                            cause = waited if device_end[waited, 0] + sync_return > done[0] else cause
+                            cause = (
+                                waited if device_end[waited, 0] + sync_return > done[0] else cause
+                            )
                             for d in range(n):
                                 done[d] = max(done[d], device_end[waited, d] + sync_return)
                     else:
                         for s in range(len(backlog)):
                             if stream[i] < 0 or stream[i] == s:
-                                cause = stream_call[s] if stream_end[s, 0] + sync_return > done[0] else cause
+                                cause = (
+                                    stream_call[s]
+                                    if stream_end[s, 0] + sync_return > done[0]
+                                    else cause
+                                )
                                 for d in range(n):
                                     done[d] = max(done[d], stream_end[s, d] + sync_return)
                     host_cause[i] = cause

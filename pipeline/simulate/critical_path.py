@@ -62,7 +62,11 @@ def load_if_it_pays(values: int) -> bool:
 
 
 def simulate(
-    program: Program, kernel_us: npt.ArrayLike, *, form: Form = "full", host_scale: npt.ArrayLike = 1.0
+    program: Program,
+    kernel_us: npt.ArrayLike,
+    *,
+    form: Form = "full",
+    host_scale: npt.ArrayLike = 1.0,
 ) -> Timeline:
     """Run a program with given kernel times.
 
@@ -77,17 +81,24 @@ def simulate(
     """
     kernels = np.atleast_2d(np.asarray(kernel_us, float))
     if kernels.shape[1] != program.call_count:
-        raise InputError(f"kernel times are for {kernels.shape[1]} calls; the program has {program.call_count}")
+        raise InputError(
+            f"kernel times are for {kernels.shape[1]} calls; the program has {program.call_count}"
+        )
     if kernels.size and not (np.isfinite(kernels).all() and kernels.min() >= 0):
         raise InputError("kernel times must be finite and not negative")
-    times, scale = np.ascontiguousarray(kernels.T), np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],))
+    times, scale = (
+        np.ascontiguousarray(kernels.T),
+        np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],)),
+    )
     nothing = np.zeros(len(kernels))
     if form == "published":
         published = _as_published(program)
         program = replace(program, previous=published.previous)
         walked = _Walk(published, times, scale, nothing).run()
         launch = (program.kind == Kind.LAUNCH)[:, None]
-        walked = walked._replace(row_start=walked.row_start - launch * program.api_us[:, None] / 2 * scale)
+        walked = walked._replace(
+            row_start=walked.row_start - launch * program.api_us[:, None] / 2 * scale
+        )
         return Timeline(program, kernels, nothing, *walked)
     alone = Timeline(program, kernels, nothing, *_walked(program, times, scale, nothing))
     if not program.loop or not (alone.step_us > alone.host_us).any():
@@ -103,7 +114,9 @@ def _walked(program: Program, times: Floats, scale: Floats, carried_us: Floats) 
     return _Walk(program, times, scale, carried_us).run()
 
 
-def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats, form: Form = "full") -> Floats:
+def step_times(
+    program: Program, times: Floats, which: Ints, host_scale: Floats, form: Form = "full"
+) -> Floats:
     """Step time of each draw in µs, shape (draws,).
 
     Args:
@@ -131,7 +144,9 @@ def _ends(
     steps, hosts = np.empty(draws), np.empty(draws)
     for block in (slice(begin, begin + size) for begin in range(0, draws, size)):
         kernels, carried = times[:, block][which], carried_us[block]
-        timeline = Timeline(program, kernels.T, carried, *_Walk(program, kernels, host_scale[block], carried).run())
+        timeline = Timeline(
+            program, kernels.T, carried, *_Walk(program, kernels, host_scale[block], carried).run()
+        )
         steps[block], hosts[block] = timeline.step_us, timeline.host_us
     return steps, hosts
 
@@ -141,27 +156,50 @@ def _as_published(program: Program) -> Program:
     rows = len(program)
     before = np.where(program.kind == Kind.LAUNCH, program.api_us / 2, 0.0)
     return replace(
-        program, kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind), thread=np.zeros(rows, np.int64),
-        previous=np.arange(-1, rows - 1, dtype=np.int64), loop=False,
-        gap_us=program.gap_us + before, api_us=program.api_us - before, latency_us=np.zeros(rows),
-        kernel_gap_us=np.full(rows, PUBLISHED_GAP_US), blocking=np.zeros(rows, bool), queue_depth=0, fills=None,
-        wait_offsets=np.zeros(rows + 1, np.int64), further=None, collectives=-1,
-    )  # fmt: skip
+        program,
+        kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind),
+        thread=np.zeros(rows, np.int64),
+        previous=np.arange(-1, rows - 1, dtype=np.int64),
+        loop=False,
+        gap_us=program.gap_us + before,
+        api_us=program.api_us - before,
+        latency_us=np.zeros(rows),
+        kernel_gap_us=np.full(rows, PUBLISHED_GAP_US),
+        blocking=np.zeros(rows, bool),
+        queue_depth=0,
+        fills=None,
+        wait_offsets=np.zeros(rows + 1, np.int64),
+        further=None,
+        collectives=-1,
+    )
 
 
 class _Walk:
     """The full form for all draws at once: times of rows and calls, clocks of threads and streams (draws last)."""
 
-    def __init__(self, program: Program, times: Floats, host_scale: Floats, carried_us: Floats) -> None:
-        draws, rows, calls, streams = len(host_scale), len(program), program.call_count, len(program.streams)
+    def __init__(
+        self, program: Program, times: Floats, host_scale: Floats, carried_us: Floats
+    ) -> None:
+        draws, rows, calls, streams = (
+            len(host_scale),
+            len(program),
+            program.call_count,
+            len(program.streams),
+        )
         self.p, self.times, self.scale = program, times, host_scale
         self.start, self.end = np.zeros((rows, draws)), np.zeros((rows, draws))
-        self.device_start, self.device_end = np.full((calls, draws), np.nan), np.full((calls, draws), np.nan)
+        self.device_start, self.device_end = (
+            np.full((calls, draws), np.nan),
+            np.full((calls, draws), np.nan),
+        )
         busy_us = program.backlog_us[:, None] + carried_us
         self.stream_end = np.where(busy_us > 0, busy_us, -np.inf)
         self.stream_call = [BACKLOG] * streams
         self.filling: list[list[int]] = [[] for _ in range(streams)]
-        self.launch_cause, self.host_cause = np.full(rows, NO_CALL, np.int64), np.full(rows, NO_CALL, np.int64)
+        self.launch_cause, self.host_cause = (
+            np.full(rows, NO_CALL, np.int64),
+            np.full(rows, NO_CALL, np.int64),
+        )
         self.device_cause = np.full(calls, NO_CALL, np.int64)
 
     def run(self) -> Walked:
@@ -188,25 +226,53 @@ class _Walk:
                     self._synchronise(i)
             self.end[i] += tail[i] * scale
             clock[thread[i]] = self.end[i]
-        return Walked(self.start, self.end, self.device_start, self.device_end, self.launch_cause, self.host_cause,
-                      self.device_cause)  # fmt: skip
+        return Walked(
+            self.start,
+            self.end,
+            self.device_start,
+            self.device_end,
+            self.launch_cause,
+            self.host_cause,
+            self.device_cause,
+        )
 
     def _launch(self, i: int) -> None:
         """Start the call of row i when all that it waits for is ready."""
-        p, call, stream, gap = self.p, int(self.p.call[i]), int(self.p.stream[i]), self.p.kernel_gap_us[i]
+        p, call, stream, gap = (
+            self.p,
+            int(self.p.call[i]),
+            int(self.p.stream[i]),
+            self.p.kernel_gap_us[i],
+        )
         self.device_start[call] = self.start[i] + p.latency_us[i]
-        _wait(self.device_start, self.device_cause, call, self.stream_end[stream] + gap, self.stream_call[stream])
+        _wait(
+            self.device_start,
+            self.device_cause,
+            call,
+            self.stream_end[stream] + gap,
+            self.stream_call[stream],
+        )
         for awaited in self._awaited(i):
             if not np.isnan(self.device_end[awaited, 0]):
-                _wait(self.device_start, self.device_cause, call, self.device_end[awaited] + gap, awaited)
+                _wait(
+                    self.device_start,
+                    self.device_cause,
+                    call,
+                    self.device_end[awaited] + gap,
+                    awaited,
+                )
         if p.fills is not None and p.competes is not None and p.competes[call]:
             self._make_room(call, stream)
             if p.fills[call]:
                 self.filling[stream].append(call)
         self.device_end[call] = self.device_start[call] + self.times[call]
         if p.collectives >= 0 and stream != p.collectives:
-            beside = np.maximum(self.stream_end[p.collectives] - self.device_start[call], 0.0) * SLOWED
-            self.device_end[call] += np.minimum(self.times[call] * (BESIDE_COLLECTIVES - 1.0), beside)
+            beside = (
+                np.maximum(self.stream_end[p.collectives] - self.device_start[call], 0.0) * SLOWED
+            )
+            self.device_end[call] += np.minimum(
+                self.times[call] * (BESIDE_COLLECTIVES - 1.0), beside
+            )
         self.stream_end[stream], self.stream_call[stream] = self.device_end[call], call
         if p.blocking[i]:
             back = 0.0 if p.latency_us[i] == 0.0 else p.sync_return_us
@@ -223,7 +289,13 @@ class _Walk:
                 if (self.device_end[full] <= begin).all():
                     break  # kernels launched before it have ended, too
                 runs = (self.device_start[full] <= begin) & (begin < self.device_end[full])
-                _wait(self.device_start, self.device_cause, call, np.where(runs, self.device_end[full], 0.0), full)
+                _wait(
+                    self.device_start,
+                    self.device_cause,
+                    call,
+                    np.where(runs, self.device_end[full], 0.0),
+                    full,
+                )
 
     def _synchronise(self, i: int) -> None:
         """Let the host wait for the calls that row i names, else for its stream or for all streams."""
@@ -236,7 +308,9 @@ class _Walk:
                 _wait(self.end, self.host_cause, i, until, self.stream_call[stream])
 
     def _awaited(self, i: int) -> list[int]:
-        calls: list[int] = self.p.wait_calls[self.p.wait_offsets[i] : self.p.wait_offsets[i + 1]].tolist()
+        calls: list[int] = self.p.wait_calls[
+            self.p.wait_offsets[i] : self.p.wait_offsets[i + 1]
+        ].tolist()
         return calls
 
 

@@ -39,14 +39,18 @@ def measured_events(trace_file: str | Path) -> list[dict[str, Any]]:
         TraceError: the trace is damaged.
     """
     source = TraceSelection.of(load_trace(trace_file))
-    chosen = [iteration for iteration in (source.chosen[1:] or source.chosen) if iteration.span_us > 0]
+    chosen = [
+        iteration for iteration in (source.chosen[1:] or source.chosen) if iteration.span_us > 0
+    ]
     if not chosen:
         return []
     shown = sorted(chosen, key=lambda iteration: iteration.span_us)[len(chosen) // 2]
     return measured_rows(source.act, [(shown, 0.0)])
 
 
-def measured_rows(act: Activity, iterations: Sequence[tuple[Iteration, float]]) -> list[dict[str, Any]]:
+def measured_rows(
+    act: Activity, iterations: Sequence[tuple[Iteration, float]]
+) -> list[dict[str, Any]]:
     """Events of some iterations with the names of their rows.
 
     Args:
@@ -54,13 +58,17 @@ def measured_rows(act: Activity, iterations: Sequence[tuple[Iteration, float]]) 
         iterations: pairs (iteration, time in µs at which it begins).
     """
     events = [event for iteration, begin in iterations for event in _slices(act, iteration, begin)]
-    rows = process_events(HOST_PID, HOST, 2) + process_events(DEVICE_PID, DEVICE_CPU if act.on_cpu else DEVICE, 4)
+    rows = process_events(HOST_PID, HOST, 2) + process_events(
+        DEVICE_PID, DEVICE_CPU if act.on_cpu else DEVICE, 4
+    )
     for pid, row in sorted({(event["pid"], event["tid"]) for event in events}):
         rows += row_events(pid, row, thread_name(row) if pid == HOST_PID else f"stream {row}")
     return rows + events
 
 
-def shifted_rows(act: Activity, steps: Sequence[tuple[Iteration, Timeline, float]]) -> list[dict[str, Any]]:
+def shifted_rows(
+    act: Activity, steps: Sequence[tuple[Iteration, Timeline, float]]
+) -> list[dict[str, Any]]:
     """By stream: how much later or earlier than measured the predicted kernels begin.
 
     A slice lasts while the shift is about the same: where one begins, a wait or launch was predicted wrong. There is none
@@ -86,13 +94,23 @@ def shifted_rows(act: Activity, steps: Sequence[tuple[Iteration, Timeline, float
                 if level and level == last:
                     events[-1]["dur"] = round(begin + end - events[-1]["ts"], 3)
                 elif level:
-                    name = f"{abs(shift):,.0f} µs {'later' if shift > 0 else 'earlier'} than measured"
-                    events.append(slice_event(name, "difference", SHIFT_PID, stream, begin + start, end - start, {}))
+                    name = (
+                        f"{abs(shift):,.0f} µs {'later' if shift > 0 else 'earlier'} than measured"
+                    )
+                    events.append(
+                        slice_event(
+                            name, "difference", SHIFT_PID, stream, begin + start, end - start, {}
+                        )
+                    )
                 last = level
     rows = process_events(SHIFT_PID, SHIFT, 5) if events else []
     return (
         rows
-        + [e for row in sorted({e["tid"] for e in events}) for e in row_events(SHIFT_PID, row, f"stream {row}")]
+        + [
+            e
+            for row in sorted({e["tid"] for e in events})
+            for e in row_events(SHIFT_PID, row, f"stream {row}")
+        ]
         + events
     )
 
@@ -102,8 +120,10 @@ def _slices(act: Activity, iteration: Iteration, begin: float) -> Iterator[dict[
     trace, columns = act.trace, act.trace.columns
     categories = trace.vocabulary["category"][columns["category"]]
     tops = act.item[np.flatnonzero(act.iteration == iteration.number)]
-    role = {(int(columns["pid"][event]), int(columns["tid"][event])): int(thread)
-            for event, thread in zip(act.item, act.thread, strict=True)}  # fmt: skip
+    role = {
+        (int(columns["pid"][event]), int(columns["tid"][event])): int(thread)
+        for event, thread in zip(act.item, act.thread, strict=True)
+    }
     inside = np.isin(columns["top"], tops) & trace.is_category(Category.OP, *API_CATEGORIES)
     inside[tops] = True
 
@@ -115,10 +135,20 @@ def _slices(act: Activity, iteration: Iteration, begin: float) -> Iterator[dict[
         thread = role.get((int(columns["pid"][event]), int(columns["tid"][event])))
         start, duration = times(event)
         if thread is not None and start >= begin:
-            yield slice_event(str(trace.names[event]), str(categories[event]), HOST_PID, thread, start, duration, {})
+            yield slice_event(
+                str(trace.names[event]),
+                str(categories[event]),
+                HOST_PID,
+                thread,
+                start,
+                duration,
+                {},
+            )
     for call in iteration.calls.tolist():
         event = int(act.call_event[call])
         start, duration = times(event)
         if start >= begin:
             stream = int(act.call_stream[call])
-            yield slice_event(str(trace.names[event]), "kernel", DEVICE_PID, stream, start, duration, {})
+            yield slice_event(
+                str(trace.names[event]), "kernel", DEVICE_PID, stream, start, duration, {}
+            )

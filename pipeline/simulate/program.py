@@ -211,7 +211,9 @@ def step_sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
     call_node = position.get_indexer(calls["node_id"].to_numpy(np.int64))
     if (call_node < 0).any():
         missing = calls["node_id"].to_numpy()[call_node < 0][0]
-        raise TableError(f"calls: node {missing} is not in the graph; map the calls again from this graph")
+        raise TableError(
+            f"calls: node {missing} is not in the graph; map the calls again from this graph"
+        )
     call_owner = np.where(owner[call_node] >= 0, owner[call_node], call_node)
     is_item = top.copy()
     is_item[call_owner] = True
@@ -228,12 +230,18 @@ def step_sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
     for item, name in zip(action_item.tolist(), api, strict=True):
         apis[item].append(str(name))
     items = Items(
-        node=node[rows], name=graph["name"].to_numpy(object)[rows], thread=graph["thread"].to_numpy(np.int64)[rows],
-        phase=graph["phase"].to_numpy(object)[rows], evidence=np.full(len(rows), "", object),
-    )  # fmt: skip
+        node=node[rows],
+        name=graph["name"].to_numpy(object)[rows],
+        thread=graph["thread"].to_numpy(np.int64)[rows],
+        phase=graph["phase"].to_numpy(object)[rows],
+        evidence=np.full(len(rows), "", object),
+    )
     return StepSequence(
         items=items,
-        signature=np.array([full_signature(*key) for key in zip(apis, shapes, inside.tolist(), strict=True)], object),
+        signature=np.array(
+            [full_signature(*key) for key in zip(apis, shapes, inside.tolist(), strict=True)],
+            object,
+        ),
         previous=np.arange(-1, len(rows) - 1, dtype=np.int64),
         loading=np.zeros(len(rows), bool),
         action_item=action_item,
@@ -268,7 +276,11 @@ def assemble(
     items, n_items = sequence.items, len(sequence.items.node)
     counts = np.bincount(sequence.action_item, minlength=n_items)
     rows_of = np.maximum(counts, 1)
-    first_row = np.concatenate([[0], np.cumsum(rows_of)[:-1]]).astype(np.int64) if n_items else np.empty(0, np.int64)
+    first_row = (
+        np.concatenate([[0], np.cumsum(rows_of)[:-1]]).astype(np.int64)
+        if n_items
+        else np.empty(0, np.int64)
+    )
     total = int(rows_of.sum())
     item = np.repeat(np.arange(n_items), rows_of)
     place = np.arange(total) - first_row[item]
@@ -293,18 +305,34 @@ def assemble(
     shares, unmatched, per_item = host.evidence()
     previous, busy = np.arange(-1, total - 1, dtype=np.int64), backlog_us or {}
     # the first row of an item follows the last row of the item that it follows
-    previous[first_row] = np.where(sequence.previous >= 0, (first_row + rows_of - 1)[sequence.previous], -1)
+    previous[first_row] = np.where(
+        sequence.previous >= 0, (first_row + rows_of - 1)[sequence.previous], -1
+    )
     return Program(
-        items=Items(items.node, items.name, items.thread, items.phase, per_item), item=item, kind=kind,
-        thread=items.thread[item], previous=previous, lead_us=lead, gap_us=gap,
-        api_us=api_us, tail_us=tail, call=call, stream=stream, blocking=blocking, latency_us=latency,
-        kernel_gap_us=kernel_gap, wait_offsets=offsets,
-        wait_calls=awaited, streams=streams, backlog_us=np.array([busy.get(int(s), 0.0) for s in streams], float),
+        items=Items(items.node, items.name, items.thread, items.phase, per_item),
+        item=item,
+        kind=kind,
+        thread=items.thread[item],
+        previous=previous,
+        lead_us=lead,
+        gap_us=gap,
+        api_us=api_us,
+        tail_us=tail,
+        call=call,
+        stream=stream,
+        blocking=blocking,
+        latency_us=latency,
+        kernel_gap_us=kernel_gap,
+        wait_offsets=offsets,
+        wait_calls=awaited,
+        streams=streams,
+        backlog_us=np.array([busy.get(int(s), 0.0) for s in streams], float),
         call_count=call_count,
         sync_return_us=overheads.constant("sync_return"),
-        host_evidence=shares, unmatched_host_share=unmatched,
+        host_evidence=shares,
+        unmatched_host_share=unmatched,
         collectives=int(np.searchsorted(streams, COMMUNICATION_STREAM)) if sequence.waits else -1,
-    )  # fmt: skip
+    )
 
 
 def _device_constants(
@@ -315,12 +343,18 @@ def _device_constants(
     value = {api: overheads.constant("launch_latency", api) for api in apis}
     value[CPU_API] = 0.0
     latency[has_action] = [value[str(api)] for api in sequence.api]
-    kernel_gap[has_action] = np.where(sequence.api == CPU_API, 0.0, overheads.constant("kernel_gap"))
+    kernel_gap[has_action] = np.where(
+        sequence.api == CPU_API, 0.0, overheads.constant("kernel_gap")
+    )
     return latency, kernel_gap
 
 
 def _wait_lists(call: Ints, waits: Mapping[int, Sequence[int]]) -> tuple[Ints, Ints]:
-    lists = [list(waits.get(int(c), ())) if c >= 0 else [] for c in call] if waits else [[] for _ in call]
+    lists = (
+        [list(waits.get(int(c), ())) if c >= 0 else [] for c in call]
+        if waits
+        else [[] for _ in call]
+    )
     offsets = np.concatenate([[0], np.cumsum([len(w) for w in lists])]).astype(np.int64)
     return offsets, np.array([c for w in lists for c in w], np.int64)
 
@@ -328,7 +362,9 @@ def _wait_lists(call: Ints, waits: Mapping[int, Sequence[int]]) -> tuple[Ints, I
 class HostTimes:
     """Host times of a sequence from the statistics. The object records the evidence of each."""
 
-    def __init__(self, sequence: StepSequence, model: OverheadModel, counts: Ints, workload: str | None) -> None:
+    def __init__(
+        self, sequence: StepSequence, model: OverheadModel, counts: Ints, workload: str | None
+    ) -> None:
         self.sequence, self.model, self.counts, self.workload = sequence, model, counts, workload
         self.by_count = np.array([calls_signature(int(n)) for n in counts], object)
         self.lookups: list[tuple[LookedUp, Ints]] = []
@@ -343,21 +379,36 @@ class HostTimes:
         out = np.zeros(len(names))
         t1 = (s.previous >= 0) & ~s.loading
         for kind, rows in (("T1", np.flatnonzero(t1)), ("loading", np.flatnonzero(s.loading))):
-            out[rows] = self._find(kind, rows, rows, [np.array(full, object)[rows], np.array(switch, object)[rows]])
+            out[rows] = self._find(
+                kind, rows, rows, [np.array(full, object)[rows], np.array(switch, object)[rows]]
+            )
         return out
 
     def inside(
-        self, item: Ints, place: Ints, first: Flags, last: Flags, acts: Flags, gap: Floats, tail: Floats
+        self,
+        item: Ints,
+        place: Ints,
+        first: Flags,
+        last: Flags,
+        acts: Flags,
+        gap: Floats,
+        tail: Floats,
     ) -> None:
         """Write T2, T3 and T5 into `gap` and `tail`."""
         s = self.sequence
-        for kind, mask, out in (("T2", first & acts, gap), ("T3", last & acts, tail), ("T5", ~acts, gap)):
+        for kind, mask, out in (
+            ("T2", first & acts, gap),
+            ("T3", last & acts, tail),
+            ("T5", ~acts, gap),
+        ):
             rows = np.flatnonzero(mask)
             owner = item[rows]
             out[rows] = self._find(kind, rows, owner, [s.signature[owner], self.by_count[owner]])
         rows = np.flatnonzero(~first & acts)
         owner = item[rows]
-        placed = np.array([f"{t}@{k}" for t, k in zip(s.signature[owner], place[rows], strict=True)], object)
+        placed = np.array(
+            [f"{t}@{k}" for t, k in zip(s.signature[owner], place[rows], strict=True)], object
+        )
         gap[rows] = self._find("T5", rows, owner, [placed, self.by_count[owner]])
 
     def apis(self) -> Floats:
@@ -369,11 +420,16 @@ class HostTimes:
         out[rows] = self._find("T4", rows, owner, [s.signature[owner]], s.api[rows])
         return out
 
-    def _find(self, kind: str, rows: Ints, owner: Ints, signatures: list[Texts], apis: Texts | None = None) -> Floats:
+    def _find(
+        self, kind: str, rows: Ints, owner: Ints, signatures: list[Texts], apis: Texts | None = None
+    ) -> Floats:
         if not len(rows):
             return np.zeros(0)
         looked_up = self.model.find(
-            kind, list(self.sequence.items.name[owner]), signatures, None if apis is None else list(apis)
+            kind,
+            list(self.sequence.items.name[owner]),
+            signatures,
+            None if apis is None else list(apis),
         )
         self.lookups.append((looked_up, owner))
         return looked_up.value_us
@@ -381,8 +437,12 @@ class HostTimes:
     def evidence(self) -> tuple[dict[str, float], float, Texts]:
         """Share of host time per evidence, share without statistics of its own op, and evidence per item."""
         table = self.model.table
-        known = table["evidence"].to_numpy(object) if "evidence" in table else np.full(len(table), None)
-        which, holders = pd.factorize(table["workloads"].to_numpy(object))  # few distinct texts, -1 for none
+        known = (
+            table["evidence"].to_numpy(object) if "evidence" in table else np.full(len(table), None)
+        )
+        which, holders = pd.factorize(
+            table["workloads"].to_numpy(object)
+        )  # few distinct texts, -1 for none
         own = [self.workload is None or self.workload in text.split(",") for text in [*holders, ""]]
         kinds = np.where(np.array(own)[which] & (known != "shared"), 0, 1)
         kinds = np.append(np.where(known == "transferred", 2, kinds), 2)
@@ -395,5 +455,13 @@ class HostTimes:
             unmatched += float(looked_up.value_us[looked_up.level >= GLOBAL].sum())
         total = float(per_item.sum())
         shares = per_item.sum(axis=0) / total if total else np.array([1.0, 0.0, 0.0])
-        names = np.array(HOST_EVIDENCE, object)[np.argmax(per_item, axis=1)] if n_items else np.empty(0, object)
-        return dict(zip(HOST_EVIDENCE, shares.tolist(), strict=True)), unmatched / total if total else 0.0, names
+        names = (
+            np.array(HOST_EVIDENCE, object)[np.argmax(per_item, axis=1)]
+            if n_items
+            else np.empty(0, object)
+        )
+        return (
+            dict(zip(HOST_EVIDENCE, shares.tolist(), strict=True)),
+            unmatched / total if total else 0.0,
+            names,
+        )

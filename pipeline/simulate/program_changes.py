@@ -27,7 +27,9 @@ def as_cuda_graphs(program: Program) -> Program:
     """The program in which one call starts all launches between two waits of the host."""
     waits = (program.kind == Kind.SYNC) | program.blocking
     captured = ~waits & (program.items.phase[program.item] != "data")
-    run = np.cumsum(~captured)  # rows of one run share a number with the row that ends the run before
+    run = np.cumsum(
+        ~captured
+    )  # rows of one run share a number with the row that ends the run before
     launches = captured & (program.kind == Kind.LAUNCH)
     first = np.zeros(len(program), bool)
     rows = np.flatnonzero(launches)
@@ -57,12 +59,17 @@ STEP = 0.01
 def on_host(program: Program, speed: float) -> Program:
     """The program on a host that is `speed` times as fast: every host time is divided by it."""
     return replace(
-        program, lead_us=program.lead_us / speed, gap_us=program.gap_us / speed, api_us=program.api_us / speed,
+        program,
+        lead_us=program.lead_us / speed,
+        gap_us=program.gap_us / speed,
+        api_us=program.api_us / speed,
         tail_us=program.tail_us / speed,
-    )  # fmt: skip
+    )
 
 
-def device_bound_from(program: Program, kernel_us: npt.ArrayLike, form: Form = "full") -> float | None:
+def device_bound_from(
+    program: Program, kernel_us: npt.ArrayLike, form: Form = "full"
+) -> float | None:
     """The smallest host speed, relative to the program's host, at which the step is device-bound.
 
     The speed is doubled until the step is device-bound, then bisected.

@@ -91,20 +91,27 @@ def simulate_ranks(
     counts = {len(calls) for calls in collectives}
     if len(counts) != 1:
         raise InputError(
-            f"the ranks have different numbers of collectives ({sorted(counts)}); give traces of the same step"
+            f"the ranks have different numbers of collectives ({sorted(counts)}); give traces of"
+            " the same step"
         )
     times = [np.array(values, float) for values in kernel_us]
     own = np.array([values[calls] for values, calls in zip(times, collectives, strict=True)])
     transfer = own.min(axis=0)
     for values, calls in zip(times, collectives, strict=True):
         values[calls] = transfer
-    begin = np.zeros((len(programs), 1)) if begin_us is None else np.asarray(begin_us, float)[:, None]
+    begin = (
+        np.zeros((len(programs), 1)) if begin_us is None else np.asarray(begin_us, float)[:, None]
+    )
     last_ends = np.zeros_like(own)
     passes = 0
     while passes < MAX_PASSES:
         passes += 1
-        timelines = [simulate(program, values) for program, values in zip(programs, times, strict=True)]
-        arrival = np.array([t.device_start[calls, 0] for t, calls in zip(timelines, collectives, strict=True)])
+        timelines = [
+            simulate(program, values) for program, values in zip(programs, times, strict=True)
+        ]
+        arrival = np.array(
+            [t.device_start[calls, 0] for t, calls in zip(timelines, collectives, strict=True)]
+        )
         ends = (arrival + begin).max(axis=0) + transfer - begin
         for values, calls, end, start in zip(times, collectives, ends, arrival, strict=True):
             values[calls] = end - start
@@ -141,7 +148,9 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     programs, times = [], []
     for rank, (source, iteration) in enumerate(zip(sources, steps, strict=True)):
         others = [number for number in range(len(sources)) if number != rank]
-        model = OverheadModel(summarise(pd.concat([samples[number] for number in others], ignore_index=True)))
+        model = OverheadModel(
+            summarise(pd.concat([samples[number] for number in others], ignore_index=True))
+        )
         waits = WaitModel()
         for number in others:
             waits.learn(trimmed[number].act, trimmed[number].keys, trimmed[number].chosen)
@@ -150,19 +159,31 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     starts = np.array([iteration.start_ns for iteration in steps])
     timelines, _ = simulate_ranks(programs, times, collectives, (starts - starts.min()) / 1000.0)
     out = []
-    for rank, (iteration, timeline, calls) in enumerate(zip(steps, timelines, collectives, strict=True)):
+    for rank, (iteration, timeline, calls) in enumerate(
+        zip(steps, timelines, collectives, strict=True)
+    ):
         is_collective = np.zeros(len(iteration.calls), bool)
         is_collective[calls] = True
         out.append(
             RankResult(
-                iteration, timeline, float(timeline.step_us[0] / iteration.span_us - 1.0),
-                float(timeline.active_of(~is_collective)[0]), float(timeline.active_of(is_collective)[0]),
-                float(np.mean([other.span_us for number, other in enumerate(steps) if number != rank])),
-                queued_before_us(sources[rank].act, iteration), samples[rank],
-                (*(_missing(sources) if rank == 0 else ()), *sources[rank].act.trace.notes,
-                 *not_in_trace(sources[rank].only([iteration])), *unforeseen(sources[rank], iteration)),
+                iteration,
+                timeline,
+                float(timeline.step_us[0] / iteration.span_us - 1.0),
+                float(timeline.active_of(~is_collective)[0]),
+                float(timeline.active_of(is_collective)[0]),
+                float(
+                    np.mean([other.span_us for number, other in enumerate(steps) if number != rank])
+                ),
+                queued_before_us(sources[rank].act, iteration),
+                samples[rank],
+                (
+                    *(_missing(sources) if rank == 0 else ()),
+                    *sources[rank].act.trace.notes,
+                    *not_in_trace(sources[rank].only([iteration])),
+                    *unforeseen(sources[rank], iteration),
+                ),
             )
-        )  # fmt: skip
+        )
     return out
 
 
@@ -179,8 +200,8 @@ def _missing(sources: Sequence[TraceSelection]) -> list[str]:
     if world <= len(sources):
         return []
     return [
-        f"traces of {len(sources)} of the job's {world} ranks are given; a collective ends when the last of these "
-        "ranks arrives"
+        f"traces of {len(sources)} of the job's {world} ranks are given; a collective ends when the"
+        " last of these ranks arrives"
     ]
 
 
@@ -192,8 +213,8 @@ def _refuse_twice(sources: Sequence[TraceSelection]) -> None:
             continue
         if rank in seen and seen[rank].act.trace.opens.tolist() == source.act.trace.opens.tolist():
             raise InputError(
-                f"{seen[rank].act.trace.path} and {source.act.trace.path} are the same trace of rank {rank}; give one trace "
-                "of each rank"
+                f"{seen[rank].act.trace.path} and {source.act.trace.path} are the same trace of"
+                f" rank {rank}; give one trace of each rank"
             )
         seen[rank] = source
 
@@ -209,14 +230,16 @@ def _same_step(sources: Sequence[TraceSelection]) -> list[Iteration]:
                 f"{source.act.trace.path} holds {', '.join(str(n) for n in numbers)}"
                 for source, numbers in zip(sources, numbered, strict=True)
             )
-            raise InputError(f"the traces have no step in common ({held}); give traces of the same step")
+            raise InputError(
+                f"the traces have no step in common ({held}); give traces of the same step"
+            )
         steps = [numbers[max(common, key=lambda n: n or 0)] for numbers in numbered]
     first = min(range(len(steps)), key=lambda i: steps[i].end_ns)
     last = max(range(len(steps)), key=lambda i: steps[i].start_ns)
     if steps[last].start_ns >= steps[first].end_ns:
         raise InputError(
-            f"the steps of {sources[first].act.trace.path} and {sources[last].act.trace.path} do not overlap in time; "
-            "give traces of the same step, with synchronised clocks"
+            f"the steps of {sources[first].act.trace.path} and {sources[last].act.trace.path} do"
+            " not overlap in time; give traces of the same step, with synchronised clocks"
         )
     return steps
 
@@ -229,9 +252,13 @@ def _paired(sources: Sequence[TraceSelection], steps: Sequence[Iteration]) -> li
     """
     calls, kinds = [], []
     for source, step in zip(sources, steps, strict=True):
-        name = [str(text).partition("(")[0] for text in source.act.trace.names[source.act.call_event[step.calls]]]
+        name = [
+            str(text).partition("(")[0]
+            for text in source.act.trace.names[source.act.call_event[step.calls]]
+        ]
         collectives = sorted(
-            (i for i, text in enumerate(name) if COLLECTIVE_KERNELS.match(text)), key=lambda i: (name[i], i)
+            (i for i, text in enumerate(name) if COLLECTIVE_KERNELS.match(text)),
+            key=lambda i: (name[i], i),
         )
         calls.append(np.array(collectives, np.int64))
         kinds.append(Counter(name[i] for i in collectives))
@@ -239,8 +266,9 @@ def _paired(sources: Sequence[TraceSelection], steps: Sequence[Iteration]) -> li
         if kind != kinds[0]:
             other = min((kind - kinds[0]) + (kinds[0] - kind))
             raise InputError(
-                f"{source.act.trace.path} takes part in {kind[other]} collectives {other}, {sources[0].act.trace.path} in "
-                f"{kinds[0][other]}; give whole traces of the same step"
+                f"{source.act.trace.path} takes part in {kind[other]} collectives {other},"
+                f" {sources[0].act.trace.path} in {kinds[0][other]}; give whole traces of the same"
+                " step"
             )
     return calls
 
@@ -249,14 +277,19 @@ def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[st
     """Output of `steptime replay TRACE --rank TRACE... --json`: means over the ranks, then each rank."""
     rows: list[dict[str, Any]] = [
         {
-            "trace": str(path), "measured_us": r.iteration.span_us, "predicted_us": float(r.timeline.step_us[0]),
-            "error": r.error, "active_measured_us": r.iteration.active_us,
-            "active_predicted_us": float(r.timeline.active_us[0]), "compute_us": r.compute_us,
-            "communication_us": r.communication_us, "train_mean_us": r.train_mean_us,
+            "trace": str(path),
+            "measured_us": r.iteration.span_us,
+            "predicted_us": float(r.timeline.step_us[0]),
+            "error": r.error,
+            "active_measured_us": r.iteration.active_us,
+            "active_predicted_us": float(r.timeline.active_us[0]),
+            "compute_us": r.compute_us,
+            "communication_us": r.communication_us,
+            "train_mean_us": r.train_mean_us,
             "queued_and_kernels_us": r.queued_us + float(r.iteration.kernel_us.sum()),
         }
         for path, r in zip(paths, results, strict=True)
-    ]  # fmt: skip
+    ]
 
     def mean(key: str) -> float:
         return float(np.mean([row[key] for row in rows]))
@@ -293,14 +326,28 @@ def table(values: dict[str, Any]) -> Table:
         out.add_column(name, justify="right", overflow="fold")
     for number, row in enumerate(values["ranks"]):
         out.add_row(
-            str(number), f"{row['measured_us']:,.1f}", f"{row['predicted_us']:,.1f}", f"{row['error']:+.2%}",
-            f"{row['compute_us']:,.1f}", f"{row['communication_us']:,.1f}",
-        )  # fmt: skip
+            str(number),
+            f"{row['measured_us']:,.1f}",
+            f"{row['predicted_us']:,.1f}",
+            f"{row['error']:+.2%}",
+            f"{row['compute_us']:,.1f}",
+            f"{row['communication_us']:,.1f}",
+        )
     if values["notes"]:
         out.caption = "\n".join(f"note: {note}" for note in values["notes"])
         out.caption_justify = "left"
     out.add_section()
     out.add_row("mean absolute error", "", "", f"{values['mean_absolute_error']:.2%}", "", "")
-    for name, label in (("queued_and_kernels", "queued work and kernels"), ("train_mean", "mean of the other ranks")):
-        out.add_row(f"baseline: {label}", "", "", f"{values['baselines'][f'{name}_mean_absolute_error']:.2%}", "", "")
+    for name, label in (
+        ("queued_and_kernels", "queued work and kernels"),
+        ("train_mean", "mean of the other ranks"),
+    ):
+        out.add_row(
+            f"baseline: {label}",
+            "",
+            "",
+            f"{values['baselines'][f'{name}_mean_absolute_error']:.2%}",
+            "",
+            "",
+        )
     return out

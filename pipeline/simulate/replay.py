@@ -28,7 +28,12 @@ from pipeline.simulate.measured_rows import measured_rows, shifted_rows
 from pipeline.simulate.program import Program
 from pipeline.simulate.replay_result import Replayed, ReplayResult
 from pipeline.simulate.timeline_page import write_timeline
-from pipeline.simulate.trace_program import Iteration, program_from_trace, queued_before_us, time_per_batch_us
+from pipeline.simulate.trace_program import (
+    Iteration,
+    program_from_trace,
+    queued_before_us,
+    time_per_batch_us,
+)
 from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace, unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.kineto_fields import API_CATEGORIES, KERNEL_LAUNCHES
@@ -104,19 +109,23 @@ def replay(
     if not target.chosen or not any(iteration.span_us > 0 for iteration in target.chosen):
         notes = "; ".join(["", *target.act.trace.notes])
         raise TraceError(
-            f"{path}: no operators in any iteration{notes}; record the trace with activities=[CPU, CUDA] and at least one "
-            "step"
+            f"{path}: no operators in any iteration{notes}; record the trace with activities=[CPU,"
+            " CUDA] and at least one step"
         )
     refuse_unlinked(target)
     target = target.only([iteration for iteration in target.chosen if iteration.span_us > 0])
     others = [TraceSelection.of(load_trace(other)) for other in overheads]
     for other, source in zip(overheads, others, strict=True):
         if not source.chosen:
-            raise TraceError(f"{other}: no operators in any iteration, so overheads cannot be extracted")
+            raise TraceError(
+                f"{other}: no operators in any iteration, so overheads cannot be extracted"
+            )
         refuse_unlinked(source)
     result = replay_source(target, others, options, calibrate)
     if any(_same_run(target, other) for other in others):
-        itself = "overheads come from the evaluated trace itself, so the error is not a held-out error"
+        itself = (
+            "overheads come from the evaluated trace itself, so the error is not a held-out error"
+        )
         result = replace(result, notes=(itself, *result.notes), held_out=False)
     if timeline is not None:
         _write(target, result.replayed, timeline)
@@ -126,7 +135,9 @@ def replay(
 def _same_run(one: TraceSelection, other: TraceSelection) -> bool:
     """Whether two traces contain the same events, regardless of file name and compression."""
     ours, theirs = one.act.trace.columns, other.act.trace.columns
-    return all(np.array_equal(ours[name], theirs[name]) for name in ("ts_ns", "dur_ns", "correlation"))
+    return all(
+        np.array_equal(ours[name], theirs[name]) for name in ("ts_ns", "dur_ns", "correlation")
+    )
 
 
 def refuse_unlinked(source: TraceSelection) -> None:
@@ -137,21 +148,29 @@ def refuse_unlinked(source: TraceSelection) -> None:
     """
     trace = source.act.trace
     if source.act.on_cpu:
-        launches = [name for name in trace.names[trace.is_category(*API_CATEGORIES)] if KERNEL_LAUNCHES.match(name)]
+        launches = [
+            name
+            for name in trace.names[trace.is_category(*API_CATEGORIES)]
+            if KERNEL_LAUNCHES.match(name)
+        ]
         if launches:
             raise TraceError(
-                f"{trace.path}: {len(launches)} kernel launches, but no GPU events: the profiler lost them (no "
-                "permission for CUPTI, or a second profiler); record the trace with activities=[CPU, CUDA]"
+                f"{trace.path}: {len(launches)} kernel launches, but no GPU events: the profiler"
+                " lost them (no permission for CUPTI, or a second profiler); record the trace with"
+                " activities=[CPU, CUDA]"
             )
     elif not len(source.act.call_event):
         raise TraceError(
-            f"{trace.path}: no operators launched any of the GPU's work (correlation ids are missing, or it is "
-            "another process's); record the trace with activities=[CPU, CUDA]"
+            f"{trace.path}: no operators launched any of the GPU's work (correlation ids are"
+            " missing, or it is another process's); record the trace with activities=[CPU, CUDA]"
         )
 
 
 def replay_source(
-    target: TraceSelection, others: Sequence[TraceSelection] = (), options: Options | None = None, calibrate: int = 0
+    target: TraceSelection,
+    others: Sequence[TraceSelection] = (),
+    options: Options | None = None,
+    calibrate: int = 0,
 ) -> ReplayResult:
     """`replay` for loaded traces, to run several options on one trace."""
     options = options or Options()
@@ -160,10 +179,17 @@ def replay_source(
         options = replace(options, estimator="mean")  # a trace's own mean gives its own host time
     replayed: list[Replayed] = []
     samples = []
-    alone = "only one iteration: it is predicted from its own statistics, so the error is not a held-out error"
+    alone = (
+        "only one iteration: it is predicted from its own statistics, so the error is not a"
+        " held-out error"
+    )
     notes = [alone] if split == "none" else []
     for fold in folds:
-        train = fold.train if split == "none" else tuple(source.without_one_time_costs for source in fold.train)
+        train = (
+            fold.train
+            if split == "none"
+            else tuple(source.without_one_time_costs for source in fold.train)
+        )
         seen = learn(train, waiting=options.form == "published")
         samples.append(seen[0])
         model, remark = _model(fold, seen, options)
@@ -189,7 +215,9 @@ def replay_source(
 def _arithmetic(target: TraceSelection, iteration: Iteration) -> Arithmetic | None:
     """What an iteration computes; None where no GPU file describes the device, or shapes do not show it."""
     with suppress(UnknownNameError):
-        return traced_arithmetic(trace_calls(target.act, iteration.calls), load_gpu(target.act.trace.device))
+        return traced_arithmetic(
+            trace_calls(target.act, iteration.calls), load_gpu(target.act.trace.device)
+        )
     return None
 
 
@@ -199,7 +227,9 @@ def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Pat
     if Path(path).suffix == ".html":  # the page begins at 0
         base = min(r.iteration.start_ns for r in replayed)
     steps = [(r.timeline, (r.iteration.start_ns - base) / 1000.0) for r in replayed]
-    beside = measured_rows(target.act, [(r.iteration, begin) for r, (_, begin) in zip(replayed, steps, strict=True)])
+    beside = measured_rows(
+        target.act, [(r.iteration, begin) for r, (_, begin) in zip(replayed, steps, strict=True)]
+    )
     shifted = [(r.iteration, step, begin) for r, (step, begin) in zip(replayed, steps, strict=True)]
     beside += shifted_rows(target.act, shifted)
     names = [list(trace.names[events[r.iteration.calls]]) for r in replayed]
@@ -208,18 +238,22 @@ def _write(target: TraceSelection, replayed: Sequence[Replayed], path: str | Pat
     write_timeline(steps, path, names=names, beside=beside, title=title, measured_us=measured)
 
 
-def _folds(target: TraceSelection, others: tuple[TraceSelection, ...], calibrate: int) -> tuple[str, list[Fold]]:
+def _folds(
+    target: TraceSelection, others: tuple[TraceSelection, ...], calibrate: int
+) -> tuple[str, list[Fold]]:
     """The split between statistics and evaluation: its name and the folds."""
     if calibrate < 0:
         raise InputError(f"--calibrate {calibrate}: give a number of iterations, 1 or more")
     if calibrate and not others:
-        raise InputError(f"--calibrate {calibrate}: give traces of other hosts too, with --overheads TRACE")
+        raise InputError(
+            f"--calibrate {calibrate}: give traces of other hosts too, with --overheads TRACE"
+        )
     iterations = target.after_warm_up.chosen
     if calibrate:
         if calibrate >= len(iterations):
             raise InputError(
-                f"{target.act.trace.path}: {len(iterations)} iterations after the first; to calibrate on {calibrate} leaves "
-                "none to evaluate"
+                f"{target.act.trace.path}: {len(iterations)} iterations after the first; to"
+                f" calibrate on {calibrate} leaves none to evaluate"
             )
         few, rest = target.only(iterations[:calibrate]), target.only(iterations[calibrate:])
         return f"other traces, factor from {calibrate} iterations", [Fold(others, rest, few)]
@@ -232,7 +266,9 @@ def _folds(target: TraceSelection, others: tuple[TraceSelection, ...], calibrate
     return "halves", [Fold((second,), first), Fold((first,), second)]
 
 
-def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -> tuple[OverheadModel, list[str]]:
+def _model(
+    fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options
+) -> tuple[OverheadModel, list[str]]:
     """Host statistics of a fold, with the factor from a few iterations of the target if any are given."""
     samples, waits = seen
     if fold.few is None:
@@ -245,11 +281,13 @@ def _model(fold: Fold, seen: tuple[pd.DataFrame, WaitModel], options: Options) -
     calibration = factor_of(donor, target_samples)
     if calibration.common < MIN_COMMON:
         return donor, [
-            f"only {calibration.common} overheads in common with the other traces, so host times are not scaled"
+            f"only {calibration.common} overheads in common with the other traces, so host times"
+            " are not scaled"
         ]
     return donor.scaled(calibration.scale), [
-        f"host times of the other traces times {calibration.scale:.3f}, from {len(few.chosen)} iterations that are not "
-        f"evaluated ({calibration.coverage:.0%} of their host time is in ops of the other traces)"
+        f"host times of the other traces times {calibration.scale:.3f}, from {len(few.chosen)}"
+        f" iterations that are not evaluated ({calibration.coverage:.0%} of their host time is in"
+        " ops of the other traces)"
     ]
 
 
@@ -260,8 +298,9 @@ def _left_out(folds: Sequence[Fold]) -> list[str]:
         counts[source.name] = counts.get(source.name, 0) + len(source.one_time)
     return [
         f"statistics of {name} exclude {count} one-time calls of the CUDA runtime"
-        for name, count in counts.items() if count
-    ]  # fmt: skip
+        for name, count in counts.items()
+        if count
+    ]
 
 
 def _unmatched(replayed: Sequence[Replayed]) -> list[str]:
@@ -270,26 +309,40 @@ def _unmatched(replayed: Sequence[Replayed]) -> list[str]:
     if share < MAX_UNMATCHED_SHARE:
         return []
     return [
-        f"{share:.0%} of the predicted host time comes from means over all ops, because the statistics do not "
-        "have this trace's ops"
+        f"{share:.0%} of the predicted host time comes from means over all ops, because the"
+        " statistics do not have this trace's ops"
     ]
 
 
-def _evaluate(fold: Fold, model: OverheadModel, waits: WaitModel, options: Options) -> Iterator[Replayed]:
-    mean = float(np.mean([iteration.span_us for source in fold.train for iteration in source.chosen]))  # as measured
+def _evaluate(
+    fold: Fold, model: OverheadModel, waits: WaitModel, options: Options
+) -> Iterator[Replayed]:
+    mean = float(
+        np.mean([iteration.span_us for source in fold.train for iteration in source.chosen])
+    )  # as measured
     for iteration in fold.test.chosen:
         program = build(fold.test, iteration, model, waits, options)
         timeline = simulate(program, iteration.kernel_us, form=options.form)
-        yield Replayed(iteration, program, timeline, mean, queued_before_us(fold.test.act, iteration))
+        yield Replayed(
+            iteration, program, timeline, mean, queued_before_us(fold.test.act, iteration)
+        )
 
 
 def build(
-    source: TraceSelection, iteration: Iteration, model: OverheadModel, waits: WaitModel, options: Options | None = None
+    source: TraceSelection,
+    iteration: Iteration,
+    model: OverheadModel,
+    waits: WaitModel,
+    options: Options | None = None,
 ) -> Program:
     """Program of one iteration; the published form has no waits between streams."""
     full = options is None or options.form == "full"
     return program_from_trace(
-        source.act, source.keys, iteration, model, waits.edges(source.act, source.keys, iteration) if full else {}
+        source.act,
+        source.keys,
+        iteration,
+        model,
+        waits.edges(source.act, source.keys, iteration) if full else {},
     )
 
 

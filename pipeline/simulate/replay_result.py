@@ -116,21 +116,33 @@ class ReplayResult:
             "baselines": {
                 "queued_and_kernels_us": self.mean("queued_and_kernels"),
                 "queued_and_kernels_error": self.mean("queued_and_kernels") / measured - 1.0,
-                "queued_and_kernels_mean_absolute_error": self._baseline_error("queued_and_kernels"),
+                "queued_and_kernels_mean_absolute_error": self._baseline_error(
+                    "queued_and_kernels"
+                ),
                 "train_mean_us": train_mean,
-                "train_mean_error": train_mean / measured - 1.0 if self._train_mean_is_held_out else None,
+                "train_mean_error": (
+                    train_mean / measured - 1.0 if self._train_mean_is_held_out else None
+                ),
                 "train_mean_mean_absolute_error": self._baseline_error("train_mean"),
             },
             "overheads": overhead_summary(self.overheads),
             "host_evidence": {
-                "own_op_share": float(1 - np.mean([r.program.unmatched_host_share for r in self.replayed])),
+                "own_op_share": float(
+                    1 - np.mean([r.program.unmatched_host_share for r in self.replayed])
+                ),
             },
             "per_iteration": [
-                {"iteration": r.iteration.number, "measured_us": r.iteration.span_us, "predicted_us": r.predicted_us,
-                 "error": r.error, "queued_us": r.queued_us} for r in self.replayed
+                {
+                    "iteration": r.iteration.number,
+                    "measured_us": r.iteration.span_us,
+                    "predicted_us": r.predicted_us,
+                    "error": r.error,
+                    "queued_us": r.queued_us,
+                }
+                for r in self.replayed
             ],
             "notes": [*self.trace.notes, *self.notes],
-        }  # fmt: skip
+        }
 
     @property
     def _train_mean_is_held_out(self) -> bool:
@@ -152,16 +164,22 @@ class ReplayResult:
         parts = {name: float(np.mean([path[name] for path in paths])) for name in paths[0]}
         host, device, predicted = parts["host_us"], parts["device_us"], self.mean("predicted")
         return {
-            **parts, "host_share": host / predicted, "device_share": device / predicted,
+            **parts,
+            "host_share": host / predicted,
+            "device_share": device / predicted,
             "bound": "host" if host > device else "device",
-        }  # fmt: skip
+        }
 
 
 def overhead_summary(observations: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Mean, median and number of observations per overhead type, over all ops."""
     kinds = sorted(observations["type"].unique()) if len(observations) else []
     return {
-        str(kind): {"mean_us": float(values.mean()), "median_us": float(values.median()), "count": int(values.size)}
+        str(kind): {
+            "mean_us": float(values.mean()),
+            "median_us": float(values.median()),
+            "count": int(values.size),
+        }
         for kind in kinds
         if len(values := observations.loc[observations["type"] == kind, "value_us"])
     }
@@ -183,13 +201,23 @@ BOX_FROM = 60
 def verdict(facts: dict[str, Any]) -> str:
     """`ReplayResult.as_dict()` in a sentence: the step, predicted and measured; then its arithmetic, where it is known."""
     error = facts["step_error"]
-    missed = f"{abs(error):.2%} {'short' if error < 0 else 'long'}" if round(error, 4) else "less than 0.01% off"
+    missed = (
+        f"{abs(error):.2%} {'short' if error < 0 else 'long'}"
+        if round(error, 4)
+        else "less than 0.01% off"
+    )
     missed = missed if facts["held_out"] else "predicted from itself, which is no evidence"
-    predicted, measured = milliseconds(facts["step_predicted_us"]), milliseconds(facts["step_measured_us"])
+    predicted, measured = (
+        milliseconds(facts["step_predicted_us"]),
+        milliseconds(facts["step_measured_us"]),
+    )
     said = f"step {predicted} predicted, {measured} measured: {missed}"
     if facts["mfu"] is None:
         return said
-    return f"{said}\n{facts['tflop_per_s']:.3g} TFLOP/s measured, {facts['mfu']:.1%} of the {facts['mfu_dtype']} peak (MFU)"
+    return (
+        f"{said}\n{facts['tflop_per_s']:.3g} TFLOP/s measured, {facts['mfu']:.1%} of the"
+        f" {facts['mfu_dtype']} peak (MFU)"
+    )
 
 
 def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:
@@ -210,11 +238,18 @@ def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:
     )
     out.add_column("span of an iteration", overflow="fold")
     for name in ("µs", "error", "mean absolute error"):
-        out.add_column(name, justify="right", overflow="fold", min_width=max(len(word) for word in name.split()))
+        out.add_column(
+            name,
+            justify="right",
+            overflow="fold",
+            min_width=max(len(word) for word in name.split()),
+        )
 
     def row(label: str, value: float, error: float | None, absolute: float | None) -> None:
         size = "" if absolute is None else f"{absolute:.2%}"
-        out.add_row(label, f"{value:,.1f}", "" if error is None else f"{round(error, 4) + 0.0:+.2%}", size)
+        out.add_row(
+            label, f"{value:,.1f}", "" if error is None else f"{round(error, 4) + 0.0:+.2%}", size
+        )
 
     row("measured", facts["measured_us"], None, None)
     row("predicted", facts["predicted_us"], facts["error"], facts["mean_absolute_error"])
@@ -222,7 +257,12 @@ def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:
         ("queued_and_kernels", "queued work and kernels"),
         ("train_mean", "mean of training iterations"),
     ):
-        row(f"baseline: {label}", base[f"{key}_us"], base[f"{key}_error"], base[f"{key}_mean_absolute_error"])
+        row(
+            f"baseline: {label}",
+            base[f"{key}_us"],
+            base[f"{key}_error"],
+            base[f"{key}_mean_absolute_error"],
+        )
     out.add_section()
     row("work queued before the step", facts["queued_us"], None, None)
     row("step (span without that work), measured", facts["step_measured_us"], None, None)
@@ -232,14 +272,29 @@ def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:
     out.add_section()
     measured, predicted = facts["active_measured_us"], facts["active_predicted_us"]
     row("device active, measured", measured, None, None)
-    row("device active, predicted", predicted, predicted / measured - 1.0 if measured else None, None)
+    row(
+        "device active, predicted",
+        predicted,
+        predicted / measured - 1.0 if measured else None,
+        None,
+    )
     out.add_section()
     path = facts["critical_path"]
-    row(f"critical path ({path['bound']}-bound), the predicted span", facts["predicted_us"], None, None)
+    row(
+        f"critical path ({path['bound']}-bound), the predicted span",
+        facts["predicted_us"],
+        None,
+        None,
+    )
     for label, names in PATH_PARTS.items():
         row(f"  {label}", sum(path[name] for name in names), None, None)
     out.add_section()
     for kind, values in facts["overheads"].items():
         plural = "" if values["count"] == 1 else "s"
-        out.add_row(f"{kind}: mean of {values['count']} observation{plural}", f"{values['mean_us']:,.2f}", "", "")
+        out.add_row(
+            f"{kind}: mean of {values['count']} observation{plural}",
+            f"{values['mean_us']:,.2f}",
+            "",
+            "",
+        )
     return out

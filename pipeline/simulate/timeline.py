@@ -117,7 +117,11 @@ class Timeline:
 
     @cached_property
     def _ran(self) -> Flags:
-        ran: Flags = ~np.isnan(self.device_start[:, 0]) if self.draws else np.zeros(len(self.device_start), bool)
+        ran: Flags = (
+            ~np.isnan(self.device_start[:, 0])
+            if self.draws
+            else np.zeros(len(self.device_start), bool)
+        )
         return ran
 
     def active_of(self, calls: Flags) -> Floats:
@@ -131,7 +135,9 @@ class Timeline:
         path = self.critical
         communicates = self.program.communicates
         lasted = (self.device_end - self.device_start)[:, 0]
-        communication = float(lasted[path.calls & communicates].sum()) if communicates.any() else 0.0
+        communication = (
+            float(lasted[path.calls & communicates].sum()) if communicates.any() else 0.0
+        )
         computation = path.device_us - communication
         if path.host_us > computation and path.host_us > communication:
             return "host"
@@ -196,7 +202,8 @@ class Timeline:
             "device_end_us": device(self.device_end[:, 0]),
             "kernel_us": device(self.kernel_us[0]),
             "host_evidence": items.evidence[p.item],
-            "on_critical_path": rows_on_path | (runs & (calls_on_path[at] if len(calls_on_path) else False)),
+            "on_critical_path": rows_on_path
+            | (runs & (calls_on_path[at] if len(calls_on_path) else False)),
         }
         if calls is not None:
             frame |= {name: column(calls, name) for name in CALL_COLUMNS if name in calls}
@@ -204,7 +211,8 @@ class Timeline:
 
 
 CALL_COLUMNS = (
-    "api", "family", "op", "module", "dtype", "flops", "bytes_read", "bytes_written", "p10_us", "p90_us", "evidence",
+    "api", "family", "op", "module", "dtype", "flops", "bytes_read", "bytes_written", "p10_us",
+    "p90_us", "evidence",
 )  # fmt: skip
 """Columns of a table of calls that its `prediction` table has, too."""
 
@@ -281,19 +289,38 @@ def critical_path(step: Timeline) -> CriticalPath:
     columns = [
         np.ascontiguousarray(column)
         for column in (
-            _before_on_thread(p.thread), p.previous, p.lead_us + p.gap_us, p.api_us, p.tail_us, p.stream,
-            p.backlog_us + step.carried_us[0], launch_row, step.row_start[:, 0], step.row_end[:, 0], begin, done,
-            step.launch_cause, step.host_cause, step.device_cause,
+            _before_on_thread(p.thread),
+            p.previous,
+            p.lead_us + p.gap_us,
+            p.api_us,
+            p.tail_us,
+            p.stream,
+            p.backlog_us + step.carried_us[0],
+            launch_row,
+            step.row_start[:, 0],
+            step.row_end[:, 0],
+            begin,
+            done,
+            step.launch_cause,
+            step.host_cause,
+            step.device_cause,
         )
-    ]  # fmt: skip
-    moments = np.empty(2 * (len(p) + p.call_count), np.int64)  # the walk visits both ends of a row or call at most once
+    ]
+    moments = np.empty(
+        2 * (len(p) + p.call_count), np.int64
+    )  # the walk visits both ends of a row or call at most once
     places = np.empty_like(moments)
     if is_loaded():
         walk, read = compiled(_walk_back), columns
     else:
-        walk, read = _walk_back, [column.tolist() for column in columns]  # plain code reads lists faster than arrays
+        walk, read = (
+            _walk_back,
+            [column.tolist() for column in columns],
+        )  # plain code reads lists faster than arrays
     last = _last(step)
-    count, host, queued, latency, gap, returned = walk(*read, float(p.sync_return_us), *last, moments, places)
+    count, host, queued, latency, gap, returned = walk(
+        *read, float(p.sync_return_us), *last, moments, places
+    )
     moments, places = moments[:count].copy(), places[:count].copy()
     rows, calls = np.zeros(len(p), bool), np.zeros(p.call_count, bool)
     rows[places[moments <= _ROW_START]] = True
@@ -305,13 +332,33 @@ def critical_path(step: Timeline) -> CriticalPath:
         queued, host, latency = (earliest - before).tolist()
     calls[places[moments == _CALL_END]] = True
     device = float((done - begin)[calls].sum())
-    return CriticalPath(rows, calls, host, device, queued, latency, gap, returned, moments, places, begin_us)
+    return CriticalPath(
+        rows, calls, host, device, queued, latency, gap, returned, moments, places, begin_us
+    )
 
 
 def _walk_back(  # type: ignore[no-untyped-def]
-    own, previous, lead, api, tail, stream, backlog, launch_row,
-    row_start, row_end, begin, done, launch_cause, host_cause, device_cause, sync_return, moment, at, moments, places,
-):  # fmt: skip
+    own,
+    previous,
+    lead,
+    api,
+    tail,
+    stream,
+    backlog,
+    launch_row,
+    row_start,
+    row_end,
+    begin,
+    done,
+    launch_cause,
+    host_cause,
+    device_cause,
+    sync_return,
+    moment,
+    at,
+    moments,
+    places,
+):
     """Walk back from the last moment of a step, with the data of its first draw.
 
     It fills `moments` and `places`. Returns their number, and the times of the path: host, queued, latency, gap, return.

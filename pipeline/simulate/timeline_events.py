@@ -32,8 +32,11 @@ PID = 900_000
 STEP, MEASURED, DIFFERENCE, HOST_PHASE, GPU_PHASE, COMMUNICATION, PATH, IDLE = range(8)
 """Row ids, which are also their order."""
 
-ROWS = {STEP: "step", MEASURED: "measured step", DIFFERENCE: "difference", HOST_PHASE: "phase on the host",
-        GPU_PHASE: "phase on the GPU", COMMUNICATION: "communication", PATH: "critical path", IDLE: "GPU idle"}  # fmt: skip
+ROWS = {
+    STEP: "step", MEASURED: "measured step", DIFFERENCE: "difference",
+    HOST_PHASE: "phase on the host", GPU_PHASE: "phase on the GPU", COMMUNICATION: "communication",
+    PATH: "critical path", IDLE: "GPU idle",
+}  # fmt: skip
 
 LANE = 10
 """Difference between the row ids of two lanes (`lanes`)."""
@@ -62,20 +65,45 @@ def timeline_events(
     steps = [(timeline, 0.0)] if isinstance(timeline, Timeline) else list(timeline)
     slices, arrows, above = list[Event](), list[Event](), list[Event]()
     lengths = [float(step.step_us[0]) for step, _ in steps]
-    lane = lanes(list(zip((at for _, at in steps), np.maximum(lengths, measured_us or 0.0).tolist(), strict=True)))
+    lane = lanes(
+        list(
+            zip(
+                (at for _, at in steps),
+                np.maximum(lengths, measured_us or 0.0).tolist(),
+                strict=True,
+            )
+        )
+    )
     for number, (step, begin) in enumerate(steps):
         labels = list(names[number]) if names is not None else _labels(step, calls)
-        above += step_rows(step, begin, f"step {number + 1}" if len(steps) > 1 else "step", labels, lane[number])
-        above += difference_events(begin, lengths[number], measured_us[number], lane[number]) if measured_us else []
+        above += step_rows(
+            step, begin, f"step {number + 1}" if len(steps) > 1 else "step", labels, lane[number]
+        )
+        above += (
+            difference_events(begin, lengths[number], measured_us[number], lane[number])
+            if measured_us
+            else []
+        )
         actions, kernels = _action_events(step, begin), _device_events(step, begin, labels, calls)
         for row, kernel in kernels.items():
             arrows += arrow_events(len(arrows) // 2 + 1, "launch", actions[row], kernel)
-        slices += [*_op_events(step, begin), *_module_events(step, begin, calls), *actions.values(), *kernels.values()]
+        slices += [
+            *_op_events(step, begin),
+            *_module_events(step, begin, calls),
+            *actions.values(),
+            *kernels.values(),
+        ]
     return names_of_rows(above) + _rows(steps) + above + slices + list(beside) + arrows
 
 
 def slice_event(
-    name: str, category: str, pid: int, tid: int, start: float, duration: float, args: Mapping[str, Any]
+    name: str,
+    category: str,
+    pid: int,
+    tid: int,
+    start: float,
+    duration: float,
+    args: Mapping[str, Any],
 ) -> Event:
     """A complete event. Its begin and end are in µs, rounded to nanoseconds: equal ends stay equal, whatever begins."""
     begin, end = round(float(start), 3), round(float(start + duration), 3)
@@ -96,14 +124,18 @@ def arrow_events(number: int, name: str, source: Event, target: Event) -> tuple[
 
 def process_events(pid: int, name: str, order: int) -> list[Event]:
     """Name and sort index of a process; the smallest index is shown first."""
-    return [_metadata("process_name", pid, 0, {"name": name}),
-            _metadata("process_sort_index", pid, 0, {"sort_index": order})]  # fmt: skip
+    return [
+        _metadata("process_name", pid, 0, {"name": name}),
+        _metadata("process_sort_index", pid, 0, {"sort_index": order}),
+    ]
 
 
 def row_events(pid: int, tid: int, name: str) -> list[Event]:
     """Name of a thread or stream; the rows of a process are in the order of their ids."""
-    return [_metadata("thread_name", pid, tid, {"name": name}),
-            _metadata("thread_sort_index", pid, tid, {"sort_index": tid})]  # fmt: skip
+    return [
+        _metadata("thread_name", pid, tid, {"name": name}),
+        _metadata("thread_sort_index", pid, tid, {"sort_index": tid}),
+    ]
 
 
 def _metadata(kind: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
@@ -115,7 +147,9 @@ def thread_name(role: int) -> str:
     return _THREADS[role] if role < len(_THREADS) else f"thread {role}"
 
 
-def step_rows(step: Timeline, begin: float, name: str, labels: list[str], lane: int = 0) -> list[Event]:
+def step_rows(
+    step: Timeline, begin: float, name: str, labels: list[str], lane: int = 0
+) -> list[Event]:
     """The rows of one step.
 
     Args:
@@ -126,13 +160,20 @@ def step_rows(step: Timeline, begin: float, name: str, labels: list[str], lane: 
         lane: 0, or the set of rows for a step that begins before an earlier one ends.
     """
     whole, idle = float(step.step_us[0]), idle_slices(step)
-    facts = {"step_us": round(whole, 3), "active_us": round(float(step.active_us[0]), 3),
-             "idle_us": round(sum(end - start for name, start, end in idle if name != EARLIER), 3),
-             "host_us": round(float(step.host_us[0]), 3), "bound": step.bound}  # fmt: skip
+    facts = {
+        "step_us": round(whole, 3),
+        "active_us": round(float(step.active_us[0]), 3),
+        "idle_us": round(sum(end - start for name, start, end in idle if name != EARLIER), 3),
+        "host_us": round(float(step.host_us[0]), 3),
+        "bound": step.bound,
+    }
     rows: dict[int, Iterable[tuple[str, float, float]]] = {
-        HOST_PHASE: _host_phases(step), GPU_PHASE: _gpu_phases(step), COMMUNICATION: _communication(step, labels),
-        PATH: critical_slices(step, labels), IDLE: idle,
-    }  # fmt: skip
+        HOST_PHASE: _host_phases(step),
+        GPU_PHASE: _gpu_phases(step),
+        COMMUNICATION: _communication(step, labels),
+        PATH: critical_slices(step, labels),
+        IDLE: idle,
+    }
     return [slice_event(name, "step", PID, STEP + LANE * lane, begin, whole, facts)] + [
         slice_event(text, ROWS[row], PID, row + LANE * lane, begin + start, end - start, {})
         for row, part in rows.items()
@@ -142,11 +183,16 @@ def step_rows(step: Timeline, begin: float, name: str, labels: list[str], lane: 
 
 def difference_events(begin: float, predicted: float, measured: float, lane: int) -> list[Event]:
     """The measured step below the predicted one, and how much longer one of them is."""
-    name = f"predicted {abs(predicted / measured - 1):.2%} too {'short' if predicted < measured else 'long'}"
+    name = (
+        f"predicted {abs(predicted / measured - 1):.2%} too"
+        f" {'short' if predicted < measured else 'long'}"
+    )
     low, high = sorted((predicted, measured))
     return [
         slice_event("measured", ROWS[MEASURED], PID, MEASURED + LANE * lane, begin, measured, {}),
-        slice_event(name, ROWS[DIFFERENCE], PID, DIFFERENCE + LANE * lane, begin + low, high - low, {}),
+        slice_event(
+            name, ROWS[DIFFERENCE], PID, DIFFERENCE + LANE * lane, begin + low, high - low, {}
+        ),
     ]
 
 
@@ -200,7 +246,10 @@ def _gpu_phases(step: Timeline) -> Iterator[tuple[str, float, float]]:
 def _communication(step: Timeline, labels: list[str]) -> Iterator[tuple[str, float, float]]:
     """Intervals in which at least one collective runs; the backward phase runs some too."""
     call, phase = _calls(step)
-    moving = np.array([text.startswith("collective:") or bool(COLLECTIVE_KERNELS.match(text)) for text in labels], bool)
+    moving = np.array(
+        [text.startswith("collective:") or bool(COLLECTIVE_KERNELS.match(text)) for text in labels],
+        bool,
+    )
     sent = call[(phase == "communication") | moving[call]] if len(call) else call
     if not len(sent):
         return
@@ -233,7 +282,9 @@ def idle_slices(step: Timeline) -> list[tuple[str, float, float]]:
     for low, high in zip(busy_until[empty].tolist(), next_begin[empty].tolist(), strict=True):
         until = min(max(queued, low), high) if low == 0.0 else low
         out += [
-            (name, start, end) for name, start, end in ((EARLIER, low, until), ("idle", until, high)) if end > start
+            (name, start, end)
+            for name, start, end in ((EARLIER, low, until), ("idle", until, high))
+            if end > start
         ]
     return out
 
@@ -246,15 +297,21 @@ def critical_slices(step: Timeline, labels: list[str]) -> list[tuple[str, float,
     """
     path = step.critical
     times = {
-        Moment.ROW_END: step.row_end[:, 0], Moment.ROW_START: step.row_start[:, 0],
-        Moment.CALL_END: step.device_end[:, 0], Moment.CALL_BEGIN: step.device_start[:, 0],
-    }  # fmt: skip
+        Moment.ROW_END: step.row_end[:, 0],
+        Moment.ROW_START: step.row_start[:, 0],
+        Moment.CALL_END: step.device_end[:, 0],
+        Moment.CALL_BEGIN: step.device_start[:, 0],
+    }
     backwards: list[tuple[str, int, float, float]] = []  # with the item of host time, else -1
     after: tuple[Moment, int] | None = None
-    for moment, at in zip(map(Moment, path.moments), path.places.tolist(), strict=True):  # from the end to the begin
+    for moment, at in zip(
+        map(Moment, path.moments), path.places.tolist(), strict=True
+    ):  # from the end to the begin
         time = float(times[moment][at])
         if after is not None:
-            backwards.append((*_between(step, moment, after, labels), time, float(times[after[0]][after[1]])))
+            backwards.append(
+                (*_between(step, moment, after, labels), time, float(times[after[0]][after[1]]))
+            )
         after = moment, at
     if after is not None:
         on_host = after[0] in (Moment.ROW_START, Moment.ROW_END)
@@ -262,14 +319,18 @@ def critical_slices(step: Timeline, labels: list[str]) -> list[tuple[str, float,
         backwards.append((*first, 0.0, float(times[after[0]][after[1]])))
     out: list[tuple[str, int, float, float]] = []
     for name, item, low, high in reversed(backwards):
-        if out and item >= 0 and out[-1][1] == item:  # an operator is one slice, from the gap before it to its end
+        if (
+            out and item >= 0 and out[-1][1] == item
+        ):  # an operator is one slice, from the gap before it to its end
             out[-1] = (name, item, out[-1][2], high)
         elif high > (low := max(low, path.begin_us)):
             out.append((name, item, low, high))
     return [(name, low, high) for name, _, low, high in out]
 
 
-def _between(step: Timeline, first: Moment, second: tuple[Moment, int], labels: list[str]) -> tuple[str, int]:
+def _between(
+    step: Timeline, first: Moment, second: tuple[Moment, int], labels: list[str]
+) -> tuple[str, int]:
     """What takes the time between two moments of the path that follow each other: its name, and its item on the host."""
     now, at = second
     if now == Moment.CALL_END:
@@ -309,11 +370,26 @@ def _op_events(step: Timeline, begin: float) -> list[Event]:
     critical = np.zeros(len(p.items.node), bool)
     np.logical_or.at(critical, p.item, step.critical.rows)
     return [
-        slice_event(str(name), "cpu_op", HOST_PID, int(thread), begin + start, end - start,
-               {"phase": str(phase), "critical": bool(crit), "evidence": str(evidence)})
+        slice_event(
+            str(name),
+            "cpu_op",
+            HOST_PID,
+            int(thread),
+            begin + start,
+            end - start,
+            {"phase": str(phase), "critical": bool(crit), "evidence": str(evidence)},
+        )
         for name, thread, phase, start, end, crit, evidence in zip(
-            p.items.name, p.items.thread, p.items.phase, first, last, critical, p.items.evidence, strict=True)
-    ]  # fmt: skip
+            p.items.name,
+            p.items.thread,
+            p.items.phase,
+            first,
+            last,
+            critical,
+            p.items.evidence,
+            strict=True,
+        )
+    ]
 
 
 def _module_events(step: Timeline, begin: float, calls: pd.DataFrame | None) -> list[Event]:
@@ -325,17 +401,30 @@ def _module_events(step: Timeline, begin: float, calls: pd.DataFrame | None) -> 
     shown = (owner != "") & ~step.program.communicates[call]
     call, names = (
         call[shown],
-        [f"{when} {path}".split(".") for when, path in zip(phase[shown], owner[shown], strict=True)],
+        [
+            f"{when} {path}".split(".")
+            for when, path in zip(phase[shown], owner[shown], strict=True)
+        ],
     )
     start, end = step.device_start[call, 0], step.device_end[call, 0]
     events = []
     for depth in range(max(map(len, names), default=0)):
-        above = np.array([".".join(parts[: depth + 1]) if len(parts) > depth else "" for parts in names], object)
+        above = np.array(
+            [".".join(parts[: depth + 1]) if len(parts) > depth else "" for parts in names], object
+        )
         for name, low, high in _bands(above, start, end):
             when, _, path = name.partition(" ")
             if path:
                 events.append(
-                    slice_event(path, "module", DEVICE_PID, MODULES, begin + low, high - low, {"phase": when})
+                    slice_event(
+                        path,
+                        "module",
+                        DEVICE_PID,
+                        MODULES,
+                        begin + low,
+                        high - low,
+                        {"phase": when},
+                    )
                 )
     return events
 
@@ -346,30 +435,52 @@ def _action_events(step: Timeline, begin: float) -> dict[int, Event]:
     labels = {int(Kind.LAUNCH): "launch", int(Kind.SYNC): "wait"}
     until = step.row_end[:, 0] - p.tail_us
     return {
-        i: slice_event(labels[int(p.kind[i])], "cuda_runtime", HOST_PID, int(p.thread[i]), begin + step.row_start[i, 0],
-               max(until[i] - step.row_start[i, 0], 0.0), {"call": int(p.call[i])})
+        i: slice_event(
+            labels[int(p.kind[i])],
+            "cuda_runtime",
+            HOST_PID,
+            int(p.thread[i]),
+            begin + step.row_start[i, 0],
+            max(until[i] - step.row_start[i, 0], 0.0),
+            {"call": int(p.call[i])},
+        )
         for i in np.flatnonzero(p.kind > 0).tolist()
-    }  # fmt: skip
+    }
 
 
-def _device_events(step: Timeline, begin: float, labels: Sequence[str], calls: pd.DataFrame | None) -> dict[int, Event]:
+def _device_events(
+    step: Timeline, begin: float, labels: Sequence[str], calls: pd.DataFrame | None
+) -> dict[int, Event]:
     """Kernels and copies, by the row of the program that launches them."""
     p = step.program
     on_path, operators = step.critical.calls, _operators(step)
     sizes = _sizes(calls) if calls is not None else [{}] * p.call_count
     rows = np.flatnonzero(p.call >= 0)
     return {
-        row: slice_event(labels[call], "kernel", DEVICE_PID, int(p.streams[p.stream[row]]),
-               begin + step.device_start[call, 0], step.device_end[call, 0] - step.device_start[call, 0],
-               {"call": call, "critical": bool(on_path[call]), "operator": operators[call],
-                "phase": str(p.items.phase[p.item[row]]), **sizes[call]})
+        row: slice_event(
+            labels[call],
+            "kernel",
+            DEVICE_PID,
+            int(p.streams[p.stream[row]]),
+            begin + step.device_start[call, 0],
+            step.device_end[call, 0] - step.device_start[call, 0],
+            {
+                "call": call,
+                "critical": bool(on_path[call]),
+                "operator": operators[call],
+                "phase": str(p.items.phase[p.item[row]]),
+                **sizes[call],
+            },
+        )
         for row, call in zip(rows.tolist(), p.call[rows].tolist(), strict=True)
-    }  # fmt: skip
+    }
 
 
 def _sizes(calls: pd.DataFrame) -> list[dict[str, str]]:
     """Sizes, dtype, interval and evidence of each call as text, without those that it does not have."""
-    columns = {name: calls[name].to_numpy(np.float64, na_value=np.nan) for name in DIMS if name in calls}
+    columns = {
+        name: calls[name].to_numpy(np.float64, na_value=np.nan) for name in DIMS if name in calls
+    }
     told = [
         [f"{name}={value:g}" if value == value else "" for value in values.tolist()]
         for name, values in columns.items()
@@ -377,24 +488,40 @@ def _sizes(calls: pd.DataFrame) -> list[dict[str, str]]:
     ]
     known = {"p10_us", "p90_us", "evidence"} <= set(calls)
     spread = calls[["p10_us", "p90_us", "evidence"]].to_numpy(object).tolist() if known else []
-    dtypes = calls["dtype"].astype(object).where(calls["dtype"].notna(), "").tolist() if "dtype" in calls else []
+    dtypes = (
+        calls["dtype"].astype(object).where(calls["dtype"].notna(), "").tolist()
+        if "dtype" in calls
+        else []
+    )
     return [
         {"sizes": " ".join(text[call] for text in told if text[call])}
         | ({"dtype": str(dtypes[call])} if dtypes and dtypes[call] else {})
-        | ({"p10 to p90": "{:.3g} to {:.3g} µs".format(*spread[call]), "evidence": spread[call][2]} if known else {})
+        | (
+            {"p10 to p90": "{:.3g} to {:.3g} µs".format(*spread[call]), "evidence": spread[call][2]}
+            if known
+            else {}
+        )
         for call in range(len(calls))
     ]
 
 
 def _rows(steps: Sequence[tuple[Timeline, float]]) -> list[Event]:
     """Names of the predicted processes, threads and streams."""
-    out = process_events(HOST_PID, "predicted host", 1) + process_events(DEVICE_PID, "predicted GPU", 3)
+    out = process_events(HOST_PID, "predicted host", 1) + process_events(
+        DEVICE_PID, "predicted GPU", 3
+    )
     threads = sorted({int(t) for step, _ in steps for t in step.program.items.thread})
     streams = sorted({int(s) for step, _ in steps for s in step.program.streams})
     out += row_events(DEVICE_PID, MODULES, "module")
     for thread in threads:
         out += row_events(HOST_PID, thread, thread_name(thread))
-    collectives = {int(p.streams[p.collectives]) for p in (step.program for step, _ in steps) if p.collectives >= 0}
+    collectives = {
+        int(p.streams[p.collectives])
+        for p in (step.program for step, _ in steps)
+        if p.collectives >= 0
+    }
     for stream in streams:
-        out += row_events(DEVICE_PID, stream, "collectives" if stream in collectives else f"stream {stream}")
+        out += row_events(
+            DEVICE_PID, stream, "collectives" if stream in collectives else f"stream {stream}"
+        )
     return out

@@ -76,14 +76,20 @@ def write_timeline(
         if file.suffix == ".html":
             content = page(events, title).encode()
         else:
-            content = orjson.dumps({"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": events})
+            content = orjson.dumps(
+                {"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": events}
+            )
         with atomic_path(file) as part:
-            part.write_bytes(gzip.compress(content, 5, mtime=0) if file.suffix == ".gz" else content)
+            part.write_bytes(
+                gzip.compress(content, 5, mtime=0) if file.suffix == ".gz" else content
+            )
 
 
 def page(events: Sequence[Event], title: str) -> str:
     """The page of a list of trace events (`timeline_events`)."""
-    data = orjson.dumps(page_data(events, title)).decode().replace("<", "\\u003c")  # no tag can end the script
+    data = (
+        orjson.dumps(page_data(events, title)).decode().replace("<", "\\u003c")
+    )  # no tag can end the script
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.replace("{{title}}", html.escape(title)).replace("{{data}}", data)
 
@@ -109,31 +115,64 @@ def page_data(events: Sequence[Event], title: str) -> dict[str, Any]:
         own = sorted(slices[row], key=lambda event: (event["ts"], -event["dur"]))
         begins = [round(1000 * event["ts"]) for event in own]
         for at, event in enumerate(own):
-            place[(*row, event["ts"])] = (number, at)  # the innermost of the slices that begin together
-        rows.append({
-            "group": group.get(row[0], ""), "name": label.get(row, str(row[1])),
-            "begin": [b - a for a, b in zip([0, *begins], begins, strict=False)],
-            "length": [round(1000 * event["dur"]) for event in own],
-            "text": [names[event["name"]] for event in own],
-            "colour": [colours[_colour(event, kernels)] for event in own],
-            "detail": [details[_detail(event["args"])] for event in own],
-        })  # fmt: skip
-    ends = {(event["ph"], event["id"]): place[event["pid"], event["tid"], event["ts"]]
-            for event in events if event["ph"] in "sf"}  # fmt: skip
-    arrows = [[*begin, *ends["f", number]] for (phase, number), begin in ends.items() if phase == "s"]
-    steps = [{"name": event["name"], **event["args"]} for event in events if event.get("cat") == "step"]
-    return {"title": title, "rows": rows, "arrows": arrows, "names": list(names), "colours": list(colours),
-            "details": list(details), "steps": steps,
-            "families": {name: FAMILIES[name] for name in colours if name in FAMILIES}}  # fmt: skip
+            place[(*row, event["ts"])] = (
+                number,
+                at,
+            )  # the innermost of the slices that begin together
+        rows.append(
+            {
+                "group": group.get(row[0], ""),
+                "name": label.get(row, str(row[1])),
+                "begin": [b - a for a, b in zip([0, *begins], begins, strict=False)],
+                "length": [round(1000 * event["dur"]) for event in own],
+                "text": [names[event["name"]] for event in own],
+                "colour": [colours[_colour(event, kernels)] for event in own],
+                "detail": [details[_detail(event["args"])] for event in own],
+            }
+        )
+    ends = {
+        (event["ph"], event["id"]): place[event["pid"], event["tid"], event["ts"]]
+        for event in events
+        if event["ph"] in "sf"
+    }
+    arrows = [
+        [*begin, *ends["f", number]] for (phase, number), begin in ends.items() if phase == "s"
+    ]
+    steps = [
+        {"name": event["name"], **event["args"]} for event in events if event.get("cat") == "step"
+    ]
+    return {
+        "title": title,
+        "rows": rows,
+        "arrows": arrows,
+        "names": list(names),
+        "colours": list(colours),
+        "details": list(details),
+        "steps": steps,
+        "families": {name: FAMILIES[name] for name in colours if name in FAMILIES},
+    }
 
 
-def _rows_of(events: Sequence[Event]) -> tuple[dict[int, str], dict[int, int], dict[tuple[int, int], str]]:
+def _rows_of(
+    events: Sequence[Event],
+) -> tuple[dict[int, str], dict[int, int], dict[tuple[int, int], str]]:
     """Names of processes, their order, and names of threads."""
     named = [event for event in events if event["ph"] == "M"]
-    group = {event["pid"]: str(event["args"]["name"]) for event in named if event["name"] == "process_name"}
-    order = {event["pid"]: int(event["args"]["sort_index"]) for event in named if event["name"] == "process_sort_index"}
-    label = {(event["pid"], event["tid"]): str(event["args"]["name"])
-             for event in named if event["name"] == "thread_name"}  # fmt: skip
+    group = {
+        event["pid"]: str(event["args"]["name"])
+        for event in named
+        if event["name"] == "process_name"
+    }
+    order = {
+        event["pid"]: int(event["args"]["sort_index"])
+        for event in named
+        if event["name"] == "process_sort_index"
+    }
+    label = {
+        (event["pid"], event["tid"]): str(event["args"]["name"])
+        for event in named
+        if event["name"] == "thread_name"
+    }
     return group, order, label
 
 
@@ -144,7 +183,8 @@ def _coloured(kernels: Sequence[Event]) -> dict[str, str]:
         spent[_family(event["name"])] = spent.get(_family(event["name"]), 0.0) + event["dur"]
     own = set(sorted(spent, key=lambda name: -spent[name])[:COLOURED])
     return {
-        name: _family(name) if _family(name) in own else OTHER for name in {str(event["name"]) for event in kernels}
+        name: _family(name) if _family(name) in own else OTHER
+        for name in {str(event["name"]) for event in kernels}
     }
 
 
@@ -159,13 +199,20 @@ def _colour(event: Event, kernels: dict[str, str]) -> str:
     """What a slice's colour stands for."""
     if event["name"] in kernels and event["cat"] in ("kernel", "critical path"):
         return kernels[event["name"]]
-    if event["cat"] in ("phase on the host", "phase on the GPU", "communication") or event["name"] == EARLIER:
+    if (
+        event["cat"] in ("phase on the host", "phase on the GPU", "communication")
+        or event["name"] == EARLIER
+    ):
         return str(event["name"])
     if event["cat"] in ("cpu_op", "module"):
         phase = str(event["args"].get("phase", "operator"))
         return {"data": "inputs"}.get(phase, phase)
     if event["cat"] == "critical path":
-        return str(event["name"]) if event["name"] in ("launch latency", "gap between calls") else "host time"
+        return (
+            str(event["name"])
+            if event["name"] in ("launch latency", "gap between calls")
+            else "host time"
+        )
     return str(event["cat"])
 
 
@@ -173,6 +220,8 @@ def _detail(args: dict[str, Any]) -> str:
     """What the page shows of a slice beside its name and times: sizes first."""
     words = [str(args[key]) for key in ("sizes", "dtype") if args.get(key)]
     words += [
-        f"{key}: {args[key]}" for key in ("operator", "phase", "p10 to p90", "evidence", "bound") if args.get(key)
+        f"{key}: {args[key]}"
+        for key in ("operator", "phase", "p10 to p90", "evidence", "bound")
+        if args.get(key)
     ]
     return " · ".join([*words, *(["on the critical path"] if args.get("critical") else [])])

@@ -24,7 +24,13 @@ from pipeline.simulate.timeline import union_us
 from pipeline.trace.event_links import DATA, PHASES
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.iterations import step_number
-from pipeline.trace.kineto_fields import API_CATEGORIES, EVENT_SYNC_APIS, MISSING, RECORD_APIS, Category
+from pipeline.trace.kineto_fields import (
+    API_CATEGORIES,
+    EVENT_SYNC_APIS,
+    MISSING,
+    RECORD_APIS,
+    Category,
+)
 from pipeline.trace.linked_trace import first_after_warm_up
 
 Floats = npt.NDArray[np.float64]
@@ -85,14 +91,23 @@ def iterations(act: Activity) -> list[Iteration]:
         calls = np.flatnonzero(of_action[act.call_action])
         start, host_end = int(act.start[items].min()), int(act.end[items].max())
         end = int(call_end[calls].max(initial=host_end))
-        begin, finish = (call_start[calls, None] - start) / 1000.0, (call_end[calls, None] - start) / 1000.0
+        begin, finish = (
+            (call_start[calls, None] - start) / 1000.0,
+            (call_end[calls, None] - start) / 1000.0,
+        )
         out.append(
             Iteration(
-                number=number, step=step_number(act.trace, number), items=items, actions=np.flatnonzero(of_action), calls=calls,
-                start_ns=start, end_ns=end, kernel_us=(call_end - call_start)[calls] / 1000.0,
+                number=number,
+                step=step_number(act.trace, number),
+                items=items,
+                actions=np.flatnonzero(of_action),
+                calls=calls,
+                start_ns=start,
+                end_ns=end,
+                kernel_us=(call_end - call_start)[calls] / 1000.0,
                 active_us=float(union_us(begin, finish)[0]),
             )
-        )  # fmt: skip
+        )
     return out
 
 
@@ -164,12 +179,17 @@ def program_from_trace(
     previous = np.where(act.previous[items] >= 0, local_item[act.previous[items]], -1)
     previous[1:] = np.where(previous[1:] < 0, np.arange(len(items) - 1), previous[1:])
     local_call = np.full(len(act.action_event), -1, np.int64)
-    local_call[act.call_action[calls][::-1]] = np.arange(len(calls))[::-1]  # the first of several calls
+    local_call[act.call_action[calls][::-1]] = np.arange(len(calls))[
+        ::-1
+    ]  # the first of several calls
     phase = act.trace.columns["phase"][act.item[items]]
     sequence = StepSequence(
         items=Items(
-            node=act.item[items], name=keys.name[items], thread=act.thread[items],
-            phase=np.array([*PHASES, "forward"], object)[phase], evidence=np.full(len(items), "", object),
+            node=act.item[items],
+            name=keys.name[items],
+            thread=act.thread[items],
+            phase=np.array([*PHASES, "forward"], object)[phase],
+            evidence=np.full(len(items), "", object),
         ),
         signature=keys.signature[items],
         previous=previous,
@@ -180,12 +200,18 @@ def program_from_trace(
         stream=act.action_stream[actions],
         blocking=_blocking(act, actions),
         call=local_call[actions],
-    )  # fmt: skip
-    program = assemble(sequence, overheads, len(calls), waits=waits or {}, backlog_us=backlog_us(act, iteration))
+    )
+    program = assemble(
+        sequence, overheads, len(calls), waits=waits or {}, backlog_us=backlog_us(act, iteration)
+    )
     program = _with_event_waits(program, act, iteration)
     gpus = np.unique(act.trace.columns["device"][act.call_event[calls]])
-    if len(program.streams) > 1 and len(gpus) == 1:  # kernels of two GPUs do not compete for multiprocessors
-        program = replace(program, fills=fills_device(act, calls), competes=uses_multiprocessors(act, calls))
+    if (
+        len(program.streams) > 1 and len(gpus) == 1
+    ):  # kernels of two GPUs do not compete for multiprocessors
+        program = replace(
+            program, fills=fills_device(act, calls), competes=uses_multiprocessors(act, calls)
+        )
     return _with_extra_calls(program, act, iteration, local_call)
 
 
@@ -203,7 +229,13 @@ def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> 
     named = dict(zip(columns["correlation"][known].tolist(), known.tolist(), strict=True))
     runtime = act.trace.is_category(*API_CATEGORIES) & (columns["pid"] == act.trace.process)
     records = np.flatnonzero(runtime & act.trace.texts_in("name", RECORD_APIS))
-    recorded = dict(zip(columns["correlation"][records].tolist(), columns["ts_ns"][records].tolist(), strict=True))
+    recorded = dict(
+        zip(
+            columns["correlation"][records].tolist(),
+            columns["ts_ns"][records].tolist(),
+            strict=True,
+        )
+    )
     events = act.action_event[iteration.actions]
     launched = act.action_start[act.call_action[calls]]
     stream, gpu = columns["stream"][act.call_event[calls]], columns["device"][act.call_event[calls]]
@@ -223,7 +255,10 @@ def _with_event_waits(program: Program, act: Activity, iteration: Iteration) -> 
             kind[rows[at]] = Kind.HOST
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
     return replace(
-        program, kind=kind, wait_offsets=offsets, wait_calls=np.array([c for each in lists for c in each], np.int64)
+        program,
+        kind=kind,
+        wait_offsets=offsets,
+        wait_calls=np.array([c for each in lists for c in each], np.int64),
     )
 
 
@@ -233,7 +268,9 @@ def _blocking(act: Activity, actions: Ints) -> Flags:
     return blocking[actions]
 
 
-def _with_extra_calls(program: Program, act: Activity, iteration: Iteration, local_call: Ints) -> Program:
+def _with_extra_calls(
+    program: Program, act: Activity, iteration: Iteration, local_call: Ints
+) -> Program:
     """Give launches of several calls (CUDA graphs) one more row per further call, without host time."""
     calls = iteration.calls
     launched = np.zeros(len(calls), bool)
@@ -248,30 +285,49 @@ def _with_extra_calls(program: Program, act: Activity, iteration: Iteration, loc
     source = np.concatenate([np.arange(len(program)), base])[order]
     is_extra = np.concatenate([np.zeros(len(program), bool), np.ones(len(base), bool)])[order]
     last_copy = np.zeros(len(program), np.int64)
-    last_copy[source] = np.arange(len(source))  # rows that followed a launch now follow its last call
+    last_copy[source] = np.arange(
+        len(source)
+    )  # rows that followed a launch now follow its last call
     previous = np.where(is_extra, np.arange(-1, len(source) - 1), 0)
     followed = program.previous[source]
-    previous = np.where(is_extra, previous, np.where(followed >= 0, last_copy[np.maximum(followed, 0)], -1))
+    previous = np.where(
+        is_extra, previous, np.where(followed >= 0, last_copy[np.maximum(followed, 0)], -1)
+    )
     tail = program.tail_us[source]
     tail[last_copy[source] != np.arange(len(source))] = 0.0
     call = program.call[source]
     call[is_extra] = extra
-    streams, code = np.unique(np.concatenate([program.streams, act.call_stream[calls[extra]]]), return_inverse=True)
-    stream = np.where(program.stream >= 0, code[: len(program.streams)][np.maximum(program.stream, 0)], -1)[source]
+    streams, code = np.unique(
+        np.concatenate([program.streams, act.call_stream[calls[extra]]]), return_inverse=True
+    )
+    stream = np.where(
+        program.stream >= 0, code[: len(program.streams)][np.maximum(program.stream, 0)], -1
+    )[source]
     stream[is_extra] = code[len(program.streams) :]
     backlog = np.zeros(len(streams))
     backlog[code[: len(program.streams)]] = program.backlog_us
     counts = np.diff(program.wait_offsets)[source] * ~is_extra
     quiet = np.where(is_extra, 0.0, 1.0)
     return replace(
-        program, item=program.item[source], kind=program.kind[source], thread=program.thread[source],
-        previous=previous, lead_us=program.lead_us[source] * quiet, gap_us=program.gap_us[source] * quiet,
-        api_us=program.api_us[source] * quiet, tail_us=tail, call=call, stream=stream,
-        blocking=program.blocking[source], latency_us=program.latency_us[source],
+        program,
+        item=program.item[source],
+        kind=program.kind[source],
+        thread=program.thread[source],
+        previous=previous,
+        lead_us=program.lead_us[source] * quiet,
+        gap_us=program.gap_us[source] * quiet,
+        api_us=program.api_us[source] * quiet,
+        tail_us=tail,
+        call=call,
+        stream=stream,
+        blocking=program.blocking[source],
+        latency_us=program.latency_us[source],
         kernel_gap_us=program.kernel_gap_us[source],
-        wait_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), streams=streams, backlog_us=backlog,
+        wait_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        streams=streams,
+        backlog_us=backlog,
         further=is_extra,
-    )  # fmt: skip
+    )
 
 
 def uses_multiprocessors(act: Activity, calls: Ints) -> Flags:
@@ -294,11 +350,18 @@ def fills_device(act: Activity, calls: Ints) -> Flags:
 
 
 def _properties(act: Activity) -> Mapping[str, int] | None:
-    keys = ("maxThreadsPerMultiprocessor", "regsPerMultiprocessor", "sharedMemPerMultiprocessor", "numSms")
+    keys = (
+        "maxThreadsPerMultiprocessor",
+        "regsPerMultiprocessor",
+        "sharedMemPerMultiprocessor",
+        "numSms",
+    )
     listed = act.trace.metadata.get("deviceProperties")
     for entry in listed if isinstance(listed, list) else []:
         if isinstance(entry, dict) and all(_is_count(entry.get(key)) for key in keys):
-            capability = [key for key in ("computeMajor", "computeMinor") if type(entry.get(key)) is int]
+            capability = [
+                key for key in ("computeMajor", "computeMinor") if type(entry.get(key)) is int
+            ]
             return {key: int(entry[key]) for key in (*keys, *capability)}
     return None
 
@@ -318,7 +381,11 @@ def _product(texts: npt.NDArray[np.object_]) -> Ints:
     for i, text in enumerate(texts):
         try:
             sizes = json.loads(text)
-            out[i] = math.prod(sizes) if len(sizes) == 3 and all(_is_count(size) for size in sizes) else 0
+            out[i] = (
+                math.prod(sizes)
+                if len(sizes) == 3 and all(_is_count(size) for size in sizes)
+                else 0
+            )
         except (ValueError, TypeError, OverflowError):
             continue
     return out

@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.overheads.extraction import ItemKeys, cut_calls, extract_overheads, item_keys, lost_work, one_time_calls
+from pipeline.overheads.extraction import (
+    ItemKeys,
+    cut_calls,
+    extract_overheads,
+    item_keys,
+    lost_work,
+    one_time_calls,
+)
 from pipeline.simulate.trace_program import Iteration, iterations
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.host_activity import EARLY_NS, Activity, activity
@@ -78,7 +85,10 @@ class TraceSelection:
 
 def learn(train: Sequence[TraceSelection], waiting: bool = False) -> tuple[pd.DataFrame, WaitModel]:
     """Overhead observations and stream waits of the training iterations. `waiting` keeps waiting time in T4."""
-    samples = [extract_overheads(source.act, source.name, source.flags, source.keys, waiting) for source in train]
+    samples = [
+        extract_overheads(source.act, source.name, source.flags, source.keys, waiting)
+        for source in train
+    ]
     waits = WaitModel()
     for source in train:
         waits.learn(source.act, source.keys, source.chosen)
@@ -104,27 +114,36 @@ def not_in_trace(source: TraceSelection) -> list[str]:
     waited = [it for it in source.chosen if (unseen[it.calls] > it.start_ns).any()]
     if waited:
         waits = [float((unseen[it.calls].max() - it.start_ns) / 1000.0) for it in waited]
-        which = f"iteration{'s' * (len(waited) > 1)} {', '.join(str(it.number) for it in waited[:MAX_NAMED])}"
+        which = (
+            f"iteration{'s' * (len(waited) > 1)}"
+            f" {', '.join(str(it.number) for it in waited[:MAX_NAMED])}"
+        )
         more = f" and {len(waited) - MAX_NAMED} more" if len(waited) > MAX_NAMED else ""
         notes.append(
-            f"{which}{more}: the first launch waited {_time(max(waits))} for work that the trace does not hold; it counts as "
-            "queued before the step"
+            f"{which}{more}: the first launch waited {_time(max(waits))} for work that the trace"
+            " does not hold; it counts as queued before the step"
         )
-    lost = [float(act.unrecorded_ns[it.calls[unseen[it.calls] == EARLY_NS]].sum() / 1000.0) for it in source.chosen]
+    lost = [
+        float(act.unrecorded_ns[it.calls[unseen[it.calls] == EARLY_NS]].sum() / 1000.0)
+        for it in source.chosen
+    ]
     share = sum(lost) / sum(it.span_us for it in source.chosen)
     if share >= MIN_REPORTED_SHARE:
         notes.append(
-            f"the device idled {share:.0%} of the span although work was queued; this work was not recorded, so kernel "
-            "times and the predicted span are too short"
+            f"the device idled {share:.0%} of the span although work was queued; this work was not"
+            " recorded, so kernel times and the predicted span are too short"
         )
     without = lost_work(act)
-    without = without[np.isin(act.trace.columns["iteration"][without], [it.number for it in source.chosen])]
+    without = without[
+        np.isin(act.trace.columns["iteration"][without], [it.number for it in source.chosen])
+    ]
     if len(without):
         actions = np.concatenate([it.actions for it in source.chosen])
         launches = np.union1d(without, act.action_event[actions[~act.action_sync[actions]]])
         notes.append(
-            f"{len(without)} of {len(launches)} launches have no work in the trace, or work without duration: the profiler lost "
-            "it, so kernel times, active time and the predicted span are too short"
+            f"{len(without)} of {len(launches)} launches have no work in the trace, or work without"
+            " duration: the profiler lost it, so kernel times, active time and the predicted span"
+            " are too short"
         )
     return notes
 
@@ -138,12 +157,13 @@ def _calls(source: TraceSelection, iteration: Iteration) -> list[str]:
         return []
     longest = np.argsort(-duration, kind="stable")[:MAX_NAMED]
     named = ", ".join(
-        f"{trace.names[events[i]]}{_within(source, int(events[i]))} {_time(duration[i])}" for i in longest
+        f"{trace.names[events[i]]}{_within(source, int(events[i]))} {_time(duration[i])}"
+        for i in longest
     )
     more = f" and {len(events) - MAX_NAMED} more" if len(events) > MAX_NAMED else ""
     return [
-        f"iteration {iteration.number}: {_share(total, iteration)} of the span are one-time costs, which other steps "
-        f"cannot predict ({named}{more}); record after a few warm-up steps"
+        f"iteration {iteration.number}: {_share(total, iteration)} of the span are one-time costs,"
+        f" which other steps cannot predict ({named}{more}); record after a few warm-up steps"
     ]
 
 
@@ -161,10 +181,12 @@ def _gaps(source: TraceSelection, iteration: Iteration) -> list[str]:
     longest = longest[gap[longest] >= MIN_REPORTED_SHARE * iteration.span_us]
     if not len(longest):
         return []
-    named = ", ".join(f"{_time(gap[i])} before {act.trace.names[act.item[items[i]]]}" for i in longest)
+    named = ", ".join(
+        f"{_time(gap[i])} before {act.trace.names[act.item[items[i]]]}" for i in longest
+    )
     return [
-        f"iteration {iteration.number}: {_share(float(gap[longest].sum()), iteration)} of the span lie in gaps of the "
-        f"host without any operator ({named})"
+        f"iteration {iteration.number}: {_share(float(gap[longest].sum()), iteration)} of the span"
+        f" lie in gaps of the host without any operator ({named})"
     ]
 
 

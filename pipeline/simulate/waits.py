@@ -84,13 +84,18 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
     last: dict[int, int] = {}  # stream -> latest call launched on it so far
     heads: dict[int, dict[int, int]] = {}  # record of an event -> `last` at that moment
     pending: list[_Pending] = []
-    records = act.trace.texts_in("name", RECORD_APIS) & (act.trace.columns["pid"] == act.trace.process)
+    records = act.trace.texts_in("name", RECORD_APIS) & (
+        act.trace.columns["pid"] == act.trace.process
+    )
     recorded = set(correlation[records].tolist())
     out = []
     events = sorted(
         [(int(stamp[c]), 2, int(c)) for c in order]
         + [(int(act.trace.columns["ts_ns"][w]), 1, int(w)) for w in waits]
-        + [(int(act.trace.columns["ts_ns"][r]), 0, int(r)) for r in _during(act, iteration, RECORD_APIS)]
+        + [
+            (int(act.trace.columns["ts_ns"][r]), 0, int(r))
+            for r in _during(act, iteration, RECORD_APIS)
+        ]
     )
     for _, what, which in events:
         if what == 0:
@@ -103,9 +108,15 @@ def _candidates(act: Activity, keys: ItemKeys, iteration: Iteration) -> list[tup
             continue
         own = int(stream[which])
         sources: dict[int, int] = {}
-        for wait in [wait for wait in pending if wait.holds_up(int(thread[which]), int(number[which]))]:
+        for wait in [
+            wait for wait in pending if wait.holds_up(int(thread[which]), int(number[which]))
+        ]:
             pending.remove(wait)
-            sources |= {s: c for s, c in wait.heads.items() if s != own and wait.awaited in (-1, int(number[c]))}
+            sources |= {
+                s: c
+                for s, c in wait.heads.items()
+                if s != own and wait.awaited in (-1, int(number[c]))
+            }
         for source, awaited in sources.items():
             edge = (str(names[which]), str(kernels[which]), int(occurrence[which]), own, source)
             out.append((edge, which, awaited))
@@ -142,7 +153,9 @@ def _during(act: Activity, iteration: Iteration, apis: frozenset[str]) -> Ints:
     runtime = trace.is_category(*API_CATEGORIES) & trace.texts_in("name", apis)
     runtime &= trace.columns["pid"] == trace.process
     stamp = trace.columns["ts_ns"]
-    return np.flatnonzero(runtime & (stamp >= iteration.start_ns) & (stamp <= act.end[iteration.items].max()))
+    return np.flatnonzero(
+        runtime & (stamp >= iteration.start_ns) & (stamp <= act.end[iteration.items].max())
+    )
 
 
 def _named(act: Activity) -> dict[int, _Named]:
@@ -150,11 +163,16 @@ def _named(act: Activity) -> dict[int, _Named]:
     columns = act.trace.columns
     rows = act.sync_details
     rows = rows[columns["wait_stream"][rows] >= 0]
-    values = [columns[name][rows].tolist() for name in ("correlation", "stream", "wait_stream", "wait_event")]
+    values = [
+        columns[name][rows].tolist()
+        for name in ("correlation", "stream", "wait_stream", "wait_event")
+    ]
     return {corr: _Named(*(max(v, -1) for v in rest)) for corr, *rest in zip(*values, strict=True)}
 
 
-def _occurrence(names: npt.NDArray[np.object_], kernels: npt.NDArray[np.object_], order: Ints) -> Ints:
+def _occurrence(
+    names: npt.NDArray[np.object_], kernels: npt.NDArray[np.object_], order: Ints
+) -> Ints:
     """How many calls of the same op and kernel were launched before each call."""
     seen: dict[tuple[str, str], int] = {}
     out = np.zeros(len(names), np.int64)

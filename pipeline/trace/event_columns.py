@@ -65,7 +65,9 @@ class Vocabulary:
 
     def encode_json(self, texts: Sequence[msgspec.Raw]) -> Ints:
         """Codes of values of any type from their JSON text, -1 for null and for no text."""
-        separate = b"\0".join(texts).split(b"\0")  # JSON has no zero byte; twice as fast as to convert each text
+        separate = b"\0".join(texts).split(
+            b"\0"
+        )  # JSON has no zero byte; twice as fast as to convert each text
         return np.fromiter(map(self._json_codes.__getitem__, separate), np.int32, len(texts))
 
 
@@ -118,8 +120,12 @@ class Columns:
     """
 
     path: Path
-    parts: defaultdict[str, list[tuple[Ints, Ints]]] = field(default_factory=lambda: defaultdict(list))
-    vocabulary: defaultdict[str, Vocabulary] = field(default_factory=lambda: defaultdict(Vocabulary))
+    parts: defaultdict[str, list[tuple[Ints, Ints]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    vocabulary: defaultdict[str, Vocabulary] = field(
+        default_factory=lambda: defaultdict(Vocabulary)
+    )
     rows: int = 0
     clamped: int = 0
     unlinked: int = 0
@@ -132,7 +138,11 @@ class Columns:
             TraceError: an event misses or mistypes a field that every event needs.
         """
         events = [event for event in batch.events if event.ph == "X"]
-        self.ignored += sum(event.ph in ("B", "E") for event in batch.events) if len(events) < len(batch.events) else 0
+        self.ignored += (
+            sum(event.ph in ("B", "E") for event in batch.events)
+            if len(events) < len(batch.events)
+            else 0
+        )
         if not events:
             return
         rows = np.arange(self.rows, self.rows + len(events), dtype=np.int32)
@@ -140,8 +150,10 @@ class Columns:
         names, categories = self._texts(batch, fields, "name"), self._texts(batch, fields, "cat")
         args = [given or NO_ARGUMENTS for given in fields["args"]]
         if UNNAMED_API in names:
-            names = [api_name(name, {"cbid": each.cbid}) if name == UNNAMED_API else name
-                     for name, each in zip(names, args, strict=True)]  # fmt: skip
+            names = [
+                api_name(name, {"cbid": each.cbid}) if name == UNNAMED_API else name
+                for name, each in zip(names, args, strict=True)
+            ]
         category = self.vocabulary["category"].encode(categories)
         for column, values in (
             ("ts_ns", self._stamps(batch, fields)),
@@ -158,7 +170,16 @@ class Columns:
     def finish(self) -> dict[str, Ints]:
         """One array per column."""
         columns = {}
-        for name in ("ts_ns", "dur_ns", "name", "category", "pid", "tid", *INTEGER_ARGS, *TEXT_ARGS):
+        for name in (
+            "ts_ns",
+            "dur_ns",
+            "name",
+            "category",
+            "pid",
+            "tid",
+            *INTEGER_ARGS,
+            *TEXT_ARGS,
+        ):
             is_text = name in ("name", "category", *TEXT_ARGS)
             column = np.full(self.rows, -1, np.int32) if is_text else np.full(self.rows, MISSING)
             for rows, values in self.parts.pop(name, ()):
@@ -170,7 +191,9 @@ class Columns:
         values = fields[key]
         if set(map(type, values)) != {str}:
             raise self._wrong(
-                batch, lambda event: type(getattr(event, key)) is not str, f"has a {key} that is not text"
+                batch,
+                lambda event: type(getattr(event, key)) is not str,
+                f"has a {key} that is not text",
             )
         return values
 
@@ -183,11 +206,13 @@ class Columns:
         else:  # from the digits of the file
             parts = [stamp.partition(b".") for text in batch.texts for stamp in stamps(text)]
             if not any(b"e" in digits.lower() for part in parts for digits in part):
-                times = np.array([whole + decimals[:3].ljust(3, b"0") for whole, _, decimals in parts], "S")
-            else:
-                times = np.rint(times).astype(np.int64) * 1000 + np.rint((times - np.rint(times)) * 1000).astype(
-                    np.int64
+                times = np.array(
+                    [whole + decimals[:3].ljust(3, b"0") for whole, _, decimals in parts], "S"
                 )
+            else:
+                times = np.rint(times).astype(np.int64) * 1000 + np.rint(
+                    (times - np.rint(times)) * 1000
+                ).astype(np.int64)
         return times.astype(np.int64)
 
     def _durations(self, batch: Batch, fields: Fields) -> Ints:
@@ -202,11 +227,15 @@ class Columns:
         kinds = set(map(type, values))
         if not kinds <= {int, float}:
             raise self._wrong(
-                batch, lambda event: type(getattr(event, key)) not in (int, float), f"has a {key} that is not a number"
+                batch,
+                lambda event: type(getattr(event, key)) not in (int, float),
+                f"has a {key} that is not a number",
             )
         low, high = _LIMITS_US[key]
         with suppress(OverflowError):
-            times: npt.NDArray[Any] = np.fromiter(values, np.int64 if kinds == {int} else np.float64, len(values))
+            times: npt.NDArray[Any] = np.fromiter(
+                values, np.int64 if kinds == {int} else np.float64, len(values)
+            )
             if low <= times.min() and times.max() <= high:
                 return times
         raise self._wrong(
@@ -223,7 +252,9 @@ class Columns:
                 return np.fromiter(values, np.int64, len(values))
         if not set(map(type, values)) <= {int, float, str}:
             raise self._wrong(
-                batch, lambda event: type(getattr(event, key)) not in (int, float, str), f"has an invalid {key}"
+                batch,
+                lambda event: type(getattr(event, key)) not in (int, float, str),
+                f"has an invalid {key}",
             )
         return np.array([self._process_number(value) for value in values], np.int64)
 
@@ -243,11 +274,15 @@ class Columns:
             chosen = list(map(args.__getitem__, of_category.tolist()))
             for column in COLUMNS_OF.get(names[code], ()):
                 absent = MISSING if column in INTEGER_ARGS else NO_TEXT
-                values = _first_given([map(attrgetter(name), chosen) for name in ATTRIBUTES[column]], absent)
+                values = _first_given(
+                    [map(attrgetter(name), chosen) for name in ATTRIBUTES[column]], absent
+                )
                 if values[0] is absent and values.count(absent) == len(values):
                     continue
                 encoded = (
-                    self._integers(values) if column in INTEGER_ARGS else self.vocabulary[column].encode_json(values)
+                    self._integers(values)
+                    if column in INTEGER_ARGS
+                    else self.vocabulary[column].encode_json(values)
                 )
                 self.parts[column].append((rows[of_category], encoded))
 
@@ -261,7 +296,12 @@ class Columns:
         """One id as an integer. Digits in text are read, unsigned 64-bit values wrap (they stay distinct), other values
         are absent.
         """
-        if isinstance(value, str) and len(value) < 21 and value.lstrip("-").isdecimal() and value.isascii():
+        if (
+            isinstance(value, str)
+            and len(value) < 21
+            and value.lstrip("-").isdecimal()
+            and value.isascii()
+        ):
             value = int(value) if value.count("-") == value.startswith("-") else None
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             value = int(value)
@@ -271,7 +311,9 @@ class Columns:
         return int(MISSING)
 
     def _wrong(self, batch: Batch, is_wrong: Callable[[Event], bool], what: str) -> TraceError:
-        position = next(i for i, event in enumerate(batch.events) if event.ph == "X" and is_wrong(event))
+        position = next(
+            i for i, event in enumerate(batch.events) if event.ph == "X" and is_wrong(event)
+        )
         return TraceError(f"{self.path}: traceEvents[{batch.first + position}] {what}")
 
 
@@ -280,5 +322,8 @@ def _first_given(sources: Sequence[Iterable[Any]], absent: Any) -> list[Any]:
     first, *others = map(list, sources)
     for other in others:
         if (absent in first or None in first) and other.count(absent) < len(other):
-            first = [value if value not in (absent, None) else older for value, older in zip(first, other, strict=True)]
+            first = [
+                value if value not in (absent, None) else older
+                for value, older in zip(first, other, strict=True)
+            ]
     return first

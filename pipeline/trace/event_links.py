@@ -81,20 +81,27 @@ def link(trace: Trace) -> None:
     columns["launch"] = np.full(len(trace), -1, np.int64)
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
     unnamed = device[(columns["stream"][device] == MISSING) & (columns["tid"][device] >= 0)]
-    columns["stream"][unnamed] = columns["tid"][unnamed]  # Kineto shows a stream as a thread of the GPU
+    columns["stream"][unnamed] = columns["tid"][
+        unnamed
+    ]  # Kineto shows a stream as a thread of the GPU
     runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
     linked = _launches(
-        columns["correlation"][device], columns["ts_ns"][device],
-        columns["correlation"][runtime], columns["ts_ns"][runtime],
-        columns["device"][device], columns["pid"][runtime],
-    )  # fmt: skip
+        columns["correlation"][device],
+        columns["ts_ns"][device],
+        columns["correlation"][runtime],
+        columns["ts_ns"][runtime],
+        columns["device"][device],
+        columns["pid"][runtime],
+    )
     is_linked = linked >= 0
     launch = np.where(is_linked, runtime[linked] if len(runtime) else -1, -1)
     columns["launch"][device] = launch
     for column in ("top", "op"):
         columns[column][device] = np.where(is_linked, columns[column][launch], -1)
     if not is_linked.all():
-        trace.notes.append(f"{int((~is_linked).sum())} of {len(device)} device events have no launch in the trace")
+        trace.notes.append(
+            f"{int((~is_linked).sum())} of {len(device)} device events have no launch in the trace"
+        )
     trace.notes += _link_warnings(trace, device, launch, runtime)
     trace.device = _device_name(trace.metadata, columns, device)
     _find_iterations(trace, annotation, host, device, launch)
@@ -102,7 +109,9 @@ def link(trace: Trace) -> None:
     trace.vocabulary["phase"] = np.array(PHASES, object)
 
 
-def _nested(columns: Mapping[str, Ints], host: Ints, annotation: Flags, op: Flags) -> tuple[Ints, Ints]:
+def _nested(
+    columns: Mapping[str, Ints], host: Ints, annotation: Flags, op: Flags
+) -> tuple[Ints, Ints]:
     """Host events in nesting order (thread, start, longer first), and for each the position of the event that encloses it,
     or -1. Of two with the same start and end, an annotation encloses an operator, and either a runtime call.
 
@@ -132,11 +141,15 @@ def _mark_annotations(trace: Trace) -> None:
     if not len(marked):
         return
     if Category.ANNOTATION not in vocabulary["category"]:
-        vocabulary["category"] = np.append(vocabulary["category"], str(Category.ANNOTATION)).astype(object)
+        vocabulary["category"] = np.append(vocabulary["category"], str(Category.ANNOTATION)).astype(
+            object
+        )
     columns["category"][marked] = np.flatnonzero(vocabulary["category"] == Category.ANNOTATION)[0]
 
 
-def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints) -> None:
+def _find_iterations(
+    trace: Trace, annotation: Flags, host: Ints, device: Ints, launch: Ints
+) -> None:
     columns = trace.columns
     trace.process = _main_process(trace, launch[launch >= 0])
     main = columns["pid"] == trace.process
@@ -146,10 +159,14 @@ def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, 
 
     def span() -> tuple[int, int]:
         busy = np.concatenate([host, device])
-        return int(columns["ts_ns"][busy].min()), int((columns["ts_ns"][busy] + columns["dur_ns"][busy]).max())
+        return int(columns["ts_ns"][busy].min()), int(
+            (columns["ts_ns"][busy] + columns["dur_ns"][busy]).max()
+        )
 
     def learning() -> Ints:
-        return columns["ts_ns"].take(np.intersect1d(trace.names_begin_with(BACKWARD_PREFIX, OPTIMIZER_STEP), main_host))
+        return columns["ts_ns"].take(
+            np.intersect1d(trace.names_begin_with(BACKWARD_PREFIX, OPTIMIZER_STEP), main_host)
+        )
 
     trace.opens = trace.closes = np.empty(0, np.int64)
     if len(host) or len(device):
@@ -158,8 +175,8 @@ def _find_iterations(trace: Trace, annotation: Flags, host: Ints, device: Ints, 
         trace.marker, trace.opens, trace.closes = windows(names, begins, ends, span, learning)
     if not trace.marker and any(name.startswith(ZERO_GRAD_MARKER) for name in names):
         trace.notes.append(
-            f"a single {ZERO_GRAD_MARKER} does not separate steps, so the whole trace counts as one iteration; to "
-            "separate them, mark steps with profiler.step()"
+            f"a single {ZERO_GRAD_MARKER} does not separate steps, so the whole trace counts as one"
+            " iteration; to separate them, mark steps with profiler.step()"
         )
     iteration = np.full(len(trace), -1, np.int64)
     iteration[main_host] = iteration_of(columns["ts_ns"][main_host], trace.opens, trace.closes)
@@ -179,8 +196,8 @@ def _main_process(trace: Trace, launching: Ints) -> int:
     main = int(processes[np.argmax(np.where(launched, count + len(ops), count))])
     if len(processes) > 1:
         trace.notes.append(
-            f"{len(processes)} processes ran operators; the iterations are those of process {main}; give each rank's "
-            "trace separately to see the others"
+            f"{len(processes)} processes ran operators; the iterations are those of process {main};"
+            " give each rank's trace separately to see the others"
         )
     return main
 
@@ -205,25 +222,32 @@ def thread_numbers(pid: Ints, tid: Ints) -> Ints:
 
 def _ranks(values: Ints) -> Ints:
     """Position of each value among the distinct values."""
-    return np.searchsorted(np.unique(values), values)  # faster than the inverse of `unique`: few values are distinct
+    return np.searchsorted(
+        np.unique(values), values
+    )  # faster than the inverse of `unique`: few values are distinct
 
 
 def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> list[str]:
     """Notes on what makes the links between device and host unreliable, one sentence each."""
     columns, notes = trace.columns, []
     if not len(device):
-        if trace.metadata.get("deviceProperties") and len(runtime) == 0 and trace.is_category(Category.OP).any():
+        if (
+            trace.metadata.get("deviceProperties")
+            and len(runtime) == 0
+            and trace.is_category(Category.OP).any()
+        ):
             notes.append(
-                "the trace lists GPUs but has no events of them, so the CPU counts as the device; if a GPU was used, "
-                "record the trace with activities=[CPU, CUDA]"
+                "the trace lists GPUs but has no events of them, so the CPU counts as the device;"
+                " if a GPU was used, record the trace with activities=[CPU, CUDA]"
             )
         return notes
     device, launch = device[launch >= 0], launch[launch >= 0]
     early = int((columns["ts_ns"][device] + CLOCK_NS < columns["ts_ns"][launch]).sum())
     if early:
         notes.append(
-            f"{early} of {len(device)} device events begin before their launch: the clocks of host and GPU disagree, and "
-            "latencies and waits learned from this trace are wrong; record it again"
+            f"{early} of {len(device)} device events begin before their launch: the clocks of host"
+            " and GPU disagree, and latencies and waits learned from this trace are wrong; record"
+            " it again"
         )
     ids = np.sort(columns["correlation"].take(runtime))
     if not ((ids[1:] == ids[:-1]) & (ids[1:] != MISSING)).any():
@@ -236,8 +260,8 @@ def _link_warnings(trace: Trace, device: Ints, launch: Ints, runtime: Ints) -> l
     repeated = int(shared[launch].sum())
     if repeated:
         notes.append(
-            f"{repeated} of {len(device)} device events have a correlation id that several calls have; each is linked "
-            "to the latest such call before it"
+            f"{repeated} of {len(device)} device events have a correlation id that several calls"
+            " have; each is linked to the latest such call before it"
         )
     return notes
 
@@ -252,8 +276,8 @@ def refuse_other_devices(trace: Trace) -> None:
         for prefix, maker in OTHER_DEVICES.items():
             if category.startswith(prefix):
                 raise TraceError(
-                    f"{trace.path}: traces of {maker} ({category}) are not supported; Steptime reads traces of NVIDIA and "
-                    "AMD GPUs, and of the CPU alone"
+                    f"{trace.path}: traces of {maker} ({category}) are not supported; Steptime"
+                    " reads traces of NVIDIA and AMD GPUs, and of the CPU alone"
                 )
 
 
@@ -269,7 +293,12 @@ def _device_name(metadata: dict[str, Any], columns: Mapping[str, Ints], device: 
 
 
 def _launches(
-    device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints, device: Ints, process: Ints
+    device_correlation: Ints,
+    device_start: Ints,
+    host_correlation: Ints,
+    host_start: Ints,
+    device: Ints,
+    process: Ints,
 ) -> Ints:
     """Row of the runtime call that launched each device event; -1 where no call carries its correlation id.
 
@@ -294,7 +323,12 @@ def _launches(
         best = (np.inf, of_any)
         for user in processes:
             calls = np.flatnonzero(process == user)
-            matching = _within(device_correlation[rows], device_start[rows], host_correlation[calls], host_start[calls])
+            matching = _within(
+                device_correlation[rows],
+                device_start[rows],
+                host_correlation[calls],
+                host_start[calls],
+            )
             linked = matching >= 0
             if linked.any() and linked.sum() >= OWNED_SHARE * (of_any >= 0).sum():
                 launch = calls[np.maximum(matching, 0)]
@@ -304,7 +338,9 @@ def _launches(
     return out
 
 
-def _within(device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints) -> Ints:
+def _within(
+    device_correlation: Ints, device_start: Ints, host_correlation: Ints, host_start: Ints
+) -> Ints:
     """Launches by id only.
 
     If several calls have the same id (damaged files), the latest one that began before the device event is used. One
@@ -350,6 +386,8 @@ def _phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) 
     codes = np.array([FORWARD, *(code for code, _ in _PHASE_RULES)])
     out[rows] = codes.take(nesting.highest(parent, rule.take(name.take(rows))))
     out[device] = np.where(launch >= 0, out[launch], FORWARD)
-    collective = np.array(["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], np.bool_)
+    collective = np.array(
+        ["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], np.bool_
+    )
     out[device[collective[name[device]]]] = COMMUNICATION
     return out

@@ -34,7 +34,9 @@ def in_order(
 
 def _in_text_order(texts: Texts, codes: Ints) -> tuple[Texts, Ints]:
     """The distinct texts that occur, in order, and the codes of a column for them."""
-    occurs = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(texts)))  # names of API calls have changed
+    occurs = np.flatnonzero(
+        np.bincount(codes[codes >= 0], minlength=len(texts))
+    )  # names of API calls have changed
     ordered, rank = np.unique(texts[occurs], return_inverse=True)
     new_codes = np.full(len(texts) + 1, -1, np.int32)  # the last, which -1 refers to, stays -1
     new_codes[occurs] = rank
@@ -59,7 +61,11 @@ def _order(columns: dict[str, Ints]) -> Ints:
 
 def tied_rows(same: Flags) -> Ints:
     """Rows that are the same as the row before or after them, from a flag of each row but the first."""
-    return np.flatnonzero(np.append(same, False) | np.append(False, same)) if len(same) else np.empty(0, np.int64)
+    return (
+        np.flatnonzero(np.append(same, False) | np.append(False, same))
+        if len(same)
+        else np.empty(0, np.int64)
+    )
 
 
 def without_duplicates(columns: dict[str, Ints]) -> tuple[dict[str, Ints], int]:

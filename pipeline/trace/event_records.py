@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 else:
     Arguments = msgspec.defstruct(
         "Arguments",
-        [*_attributes(INTEGER_ARGS, Any, MISSING), *_attributes(TEXT_ARGS, msgspec.Raw, NO_TEXT), ("cbid", Any, None)],
+        [
+            *_attributes(INTEGER_ARGS, Any, MISSING),
+            *_attributes(TEXT_ARGS, msgspec.Raw, NO_TEXT),
+            ("cbid", Any, None),
+        ],
         gc=False,
     )
     """The arguments that become columns, numbers as they are, text and lists as JSON; and `cbid`, the number of an API."""

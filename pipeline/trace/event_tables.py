@@ -21,7 +21,9 @@ ROW_GROUP_EVENTS = 1 << 13
 """Events per row group of a parquet file: about 1 MB as text, which is the only memory needed beside the columns."""
 
 
-def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] | None = None) -> None:
+def write_events(
+    trace: Trace, path: str | Path, provenance: Mapping[str, Any] | None = None
+) -> None:
     """Write all events as an `events` table in parquet, row group by row group.
 
     Raises:
@@ -33,7 +35,10 @@ def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] |
     text = json.dumps({"schema": "events", **(provenance or {})}, sort_keys=True, default=str)
     schema = SCHEMAS["events"].with_metadata({PROVENANCE_KEY: text.encode()})
     # code -1, for none, takes the last entry
-    texts = {name: np.array([*map(str, values), None], object) for name, values in trace.vocabulary.items()}
+    texts = {
+        name: np.array([*map(str, values), None], object)
+        for name, values in trace.vocabulary.items()
+    }
     options = {**WRITTEN_AS, "use_dictionary": [name for name in schema.names if name in texts]}
     with atomic_path(path) as part, pq.ParquetWriter(part, schema, **options) as writer:
         for begin in range(0, len(trace), ROW_GROUP_EVENTS):
@@ -41,7 +46,9 @@ def write_events(trace: Trace, path: str | Path, provenance: Mapping[str, Any] |
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
-def _column(trace: Trace, field: pa.Field, begin: int, texts: npt.NDArray[np.object_] | None) -> pa.Array:
+def _column(
+    trace: Trace, field: pa.Field, begin: int, texts: npt.NDArray[np.object_] | None
+) -> pa.Array:
     """A column of the row group that begins at an event; it is checked that it is not empty where it must not be."""
     import pyarrow as pa
 
@@ -50,7 +57,9 @@ def _column(trace: Trace, field: pa.Field, begin: int, texts: npt.NDArray[np.obj
         return pa.array(np.arange(begin, end))
     values = trace.columns[field.name][begin:end]
     column = (
-        pa.array(values, pa.int64(), mask=values == absent(field.name)) if texts is None else pa.array(texts[values])
+        pa.array(values, pa.int64(), mask=values == absent(field.name))
+        if texts is None
+        else pa.array(texts[values])
     )
     if column.null_count and not field.nullable:
         raise TableError(f"{trace.path}: events table has empty values in column {field.name}")

@@ -79,11 +79,13 @@ class Scanner:
         except FileNotFoundError:
             raise TraceError(f"{self.path}: no such file") from None
         except IsADirectoryError:
-            raise TraceError(f"{self.path}: is a folder; give the path of the trace file in it") from None
+            raise TraceError(
+                f"{self.path}: is a folder; give the path of the trace file in it"
+            ) from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TraceError(
-                f"{self.path}: the gzip data is truncated or damaged after {self.bytes_read} unpacked bytes ({error}); "
-                "copy the file again"
+                f"{self.path}: the gzip data is truncated or damaged after {self.bytes_read}"
+                f" unpacked bytes ({error}); copy the file again"
             ) from None
         except OSError as error:
             raise TraceError(f"{self.path}: cannot be read ({error.strerror or error})") from None
@@ -121,7 +123,8 @@ class Scanner:
                 text = text[cut:].lstrip()[1:]  # after the comma
             if len(text) > MAX_EVENT_BYTES:
                 raise TraceError(
-                    f"{self.path}: event {count} (byte {self.bytes_read - len(text)}) is too long or never ends"
+                    f"{self.path}: event {count} (byte {self.bytes_read - len(text)}) is too long"
+                    " or never ends"
                 )
             if not ended:
                 data = self._read(stream, len(text))
@@ -190,23 +193,35 @@ class Scanner:
         if not buffer.strip():
             return TraceError(f"{self.path}: the file is empty")
         if buffer.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return TraceError(f"{self.path}: the file is UTF-16 text; save it as UTF-8, as profilers do")
+            return TraceError(
+                f"{self.path}: the file is UTF-16 text; save it as UTF-8, as profilers do"
+            )
         whole, _ = parse_loosely(buffer)
         if isinstance(whole, dict) and "traceEvents" in whole:
             return TraceError(f"{self.path}: traceEvents is not a list")
         if isinstance(whole, dict) and "nodes" in whole:
-            return TraceError(f"{self.path}: this is an execution trace; a profiler trace (traceEvents) is needed")
+            return TraceError(
+                f"{self.path}: this is an execution trace; a profiler trace (traceEvents) is needed"
+            )
         if isinstance(whole, dict):
-            return TraceError(f"{self.path}: no traceEvents in this JSON file; export it with prof.export_chrome_trace")
-        return TraceError(f"{self.path}: not a JSON trace, or truncated before its events (byte {len(buffer)})")
+            return TraceError(
+                f"{self.path}: no traceEvents in this JSON file; export it with"
+                " prof.export_chrome_trace"
+            )
+        return TraceError(
+            f"{self.path}: not a JSON trace, or truncated before its events (byte {len(buffer)})"
+        )
 
     def _unclosed(self, text: bytes, count: int) -> Iterator[Batch]:
         """The last events of a file that is not strict JSON, or an error with the position where it is cut off."""
-        close = text.find(b"\n  ],\n") + 3  # Kineto's layout, which works also with unbalanced quotes
+        close = (
+            text.find(b"\n  ],\n") + 3
+        )  # Kineto's layout, which works also with unbalanced quotes
         close = close if close > 2 else _structural(text)[1]
         if close < 0:
             raise TraceError(
-                f"{self.path}: truncated at byte {self.bytes_read}, after event {count}; copy or record the trace again"
+                f"{self.path}: truncated at byte {self.bytes_read}, after event {count}; copy or"
+                " record the trace again"
             )
         yield self._batch(text[:close], count)
         self._tail(text[close + 1 :])
@@ -217,14 +232,18 @@ class Scanner:
         if self._is_bare_list:
             if text:
                 raise TraceError(
-                    f"{self.path}: unexpected text after the event list, at byte {self.bytes_read - len(rest)}"
+                    f"{self.path}: unexpected text after the event list, at byte"
+                    f" {self.bytes_read - len(rest)}"
                 )
             return
         if text.startswith(b","):
             text = text[1:].lstrip()
         tail = parse_loosely(b"{" + text)[0] if text != b"" else None
         if not isinstance(tail, dict):
-            raise TraceError(f"{self.path}: truncated or damaged after its events (byte {self.bytes_read - len(rest)})")
+            raise TraceError(
+                f"{self.path}: truncated or damaged after its events (byte"
+                f" {self.bytes_read - len(rest)})"
+            )
         if "traceEvents" in tail:
             raise TraceError(f"{self.path}: has traceEvents twice; remove one")
         self.metadata.update(tail)

@@ -51,29 +51,143 @@ traces without such gaps, all waits are below 20 µs."""
 BEGIN_SHARE = 0.01
 """Largest work of an iteration before a call that begins it on another stream, as a share of that call's wait."""
 
-COMPOSITE = frozenset({
-    "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "batch_norm", "_batch_norm_impl_index", "layer_norm",
-    "group_norm", "instance_norm", "dropout", "feature_dropout", "embedding_bag", "max_pool2d", "adaptive_avg_pool2d",
-    "cross_entropy_loss", "nll_loss", "nll_loss_nd", "softmax", "log_softmax", "reshape", "flatten", "to", "type_as",
-    "contiguous", "concat", "hstack", "vstack", "stack_", "scaled_dot_product_attention", "lstm", "gru", "multi_head",
-    "ones_like", "zeros_like", "rand_like", "one_hot", "square", "var_mean", "std", "pad", "tensordot", "outer",
-    "binary_cross_entropy_with_logits", "item", "index_select_backward", "value_selecting_reduction_backward",
-    "convolution", "_convolution", "zeros", "ones", "full", "sum_to_size", "expand_as", "relu6", "silu", "_to_copy",
-    "div_", "chunk", "tensor_split", "embedding_backward", "_embedding_bag_backward", "_embedding_bag_sparse_backward",
-    "coalesce", "_pack_padded_sequence", "norm", "matrix_norm", "linalg_vector_norm_", "clone_",
-})  # fmt: skip
+COMPOSITE = frozenset(
+    {
+        "linear",
+        "matmul",
+        "einsum",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "batch_norm",
+        "_batch_norm_impl_index",
+        "layer_norm",
+        "group_norm",
+        "instance_norm",
+        "dropout",
+        "feature_dropout",
+        "embedding_bag",
+        "max_pool2d",
+        "adaptive_avg_pool2d",
+        "cross_entropy_loss",
+        "nll_loss",
+        "nll_loss_nd",
+        "softmax",
+        "log_softmax",
+        "reshape",
+        "flatten",
+        "to",
+        "type_as",
+        "contiguous",
+        "concat",
+        "hstack",
+        "vstack",
+        "stack_",
+        "scaled_dot_product_attention",
+        "lstm",
+        "gru",
+        "multi_head",
+        "ones_like",
+        "zeros_like",
+        "rand_like",
+        "one_hot",
+        "square",
+        "var_mean",
+        "std",
+        "pad",
+        "tensordot",
+        "outer",
+        "binary_cross_entropy_with_logits",
+        "item",
+        "index_select_backward",
+        "value_selecting_reduction_backward",
+        "convolution",
+        "_convolution",
+        "zeros",
+        "ones",
+        "full",
+        "sum_to_size",
+        "expand_as",
+        "relu6",
+        "silu",
+        "_to_copy",
+        "div_",
+        "chunk",
+        "tensor_split",
+        "embedding_backward",
+        "_embedding_bag_backward",
+        "_embedding_bag_sparse_backward",
+        "coalesce",
+        "_pack_padded_sequence",
+        "norm",
+        "matrix_norm",
+        "linalg_vector_norm_",
+        "clone_",
+    }
+)
 """Aten ops that consist of other aten ops, each of which is a separate call."""
 
-VIEWS = frozenset({
-    "t", "transpose", "permute", "view", "_unsafe_view", "_reshape_alias", "as_strided", "expand", "slice", "select",
-    "squeeze", "unsqueeze", "detach", "detach_", "alias", "narrow", "split", "split_with_sizes", "unbind", "diagonal",
-    "numpy_T", "view_as", "resolve_conj", "resolve_neg", "empty", "empty_like", "empty_strided", "new_empty",
-    "new_empty_strided", "resize_", "set_", "result_type", "is_nonzero", "_local_scalar_dense", "lift_fresh",
-    "_has_compatible_shallow_copy_type", "record_stream", "_values", "_indices", "values", "indices", "sparse_dim",
-    "dense_dim", "_nnz", "is_coalesced", "_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_dims_and_tensors",
-    "unfold_", "broadcast_tensors", "swapaxes", "movedim", "mT", "positive", "stride", "size",
-    "data", "requires_grad_",
-})  # fmt: skip
+VIEWS = frozenset(
+    {
+        "t",
+        "transpose",
+        "permute",
+        "view",
+        "_unsafe_view",
+        "_reshape_alias",
+        "as_strided",
+        "expand",
+        "slice",
+        "select",
+        "squeeze",
+        "unsqueeze",
+        "detach",
+        "detach_",
+        "alias",
+        "narrow",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "diagonal",
+        "numpy_T",
+        "view_as",
+        "resolve_conj",
+        "resolve_neg",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "set_",
+        "result_type",
+        "is_nonzero",
+        "_local_scalar_dense",
+        "lift_fresh",
+        "_has_compatible_shallow_copy_type",
+        "record_stream",
+        "_values",
+        "_indices",
+        "values",
+        "indices",
+        "sparse_dim",
+        "dense_dim",
+        "_nnz",
+        "is_coalesced",
+        "_sparse_coo_tensor_unsafe",
+        "_sparse_coo_tensor_with_dims_and_tensors",
+        "unfold_",
+        "broadcast_tensors",
+        "swapaxes",
+        "movedim",
+        "mT",
+        "positive",
+        "stride",
+        "size",
+        "data",
+        "requires_grad_",
+    }
+)
 """Aten ops that read or write no elements. Their time is host time."""
 
 
@@ -138,7 +252,9 @@ class Activity:
         if self.on_cpu:
             return np.full(len(self.action_event), CPU_API, object)
         vocabulary = self.trace.vocabulary["name"]
-        named = np.array([KERNEL_LAUNCH if KERNEL_LAUNCHES.match(name) else name for name in vocabulary], object)
+        named = np.array(
+            [KERNEL_LAUNCH if KERNEL_LAUNCHES.match(name) else name for name in vocabulary], object
+        )
         out: npt.NDArray[np.object_] = named[self.trace.columns["name"][self.action_event]]
         return out
 
@@ -169,7 +285,13 @@ class Activity:
         columns = self.trace.columns
         syncs = self.sync_details
         syncs = syncs[columns["stream"][syncs] >= 0]
-        named = dict(zip(columns["correlation"][syncs].tolist(), stream_ids(self.trace, syncs).tolist(), strict=True))
+        named = dict(
+            zip(
+                columns["correlation"][syncs].tolist(),
+                stream_ids(self.trace, syncs).tolist(),
+                strict=True,
+            )
+        )
         apis, thread = self.trace.names[self.action_event], columns["tid"][self.action_event]
         latest: dict[int, int] = {}
         for row in np.argsort(self.action_start, kind="stable").tolist():
@@ -209,11 +331,15 @@ class Activity:
         by_start = np.argsort(self.call_start, kind="stable")
         for call in by_start[np.unique(stream[by_start], return_index=True)[1]].tolist():
             start, ready = self.call_start[call], self.action_end[self.call_action[call]]
-            before = alone_end[(alone_stream == stream[call]) & (alone_end <= start)].max(initial=EARLY_NS)
+            before = alone_end[(alone_stream == stream[call]) & (alone_end <= start)].max(
+                initial=EARLY_NS
+            )
             earlier = (iteration == iteration[call]) & (self.call_start < start)
             if before - ready >= UNRECORDED_NS:
                 out[call] = before
-            elif (self.call_end - self.call_start)[earlier].sum() < BEGIN_SHARE * self.unrecorded_ns[call]:
+            elif (self.call_end - self.call_start)[
+                earlier
+            ].sum() < BEGIN_SHARE * self.unrecorded_ns[call]:
                 out[call] = start
         begins = by_start[np.unique(iteration[by_start], return_index=True)[1]]
         begins = begins[self.unrecorded_ns[begins] > 0]
@@ -247,10 +373,14 @@ def stream_ids(trace: Trace, events: Ints) -> Ints:
     stream, device = trace.columns["stream"][events], trace.columns["device"]
     stream = np.where(stream < -(2**62), 0, stream)
     launched = np.flatnonzero(trace.columns["launch"] >= 0)
-    used = np.unique(device[launched[trace.columns["pid"][trace.columns["launch"][launched]] == trace.process]])
+    used = np.unique(
+        device[launched[trace.columns["pid"][trace.columns["launch"][launched]] == trace.process]]
+    )
     if len(used) < 2:
         return stream
-    return np.where(stream >= 0, stream + SECOND_GPU_STREAMS * np.searchsorted(used, device[events]), stream)
+    return np.where(
+        stream >= 0, stream + SECOND_GPU_STREAMS * np.searchsorted(used, device[events]), stream
+    )
 
 
 def activity(trace: Trace) -> Activity:
@@ -276,20 +406,37 @@ def activity(trace: Trace) -> Activity:
     action_event, action_sync, owner = action_event[order], action_sync[order], owner[order]
     action_position = np.full(len(trace), -1, np.int64)
     action_position[action_event] = np.arange(len(action_event))
-    call_action = action_position[call_event if trace.device == "cpu" else columns["launch"][call_event]]
+    call_action = action_position[
+        call_event if trace.device == "cpu" else columns["launch"][call_event]
+    ]
     order = np.lexsort((columns["ts_ns"][call_event], call_action))
     call_action, call_event = call_action[order], call_event[order]
     nested = is_op & main & (top >= 0) & (top != np.arange(len(trace)))
-    children = np.bincount(position[top[nested]], minlength=len(item)) if len(item) else np.empty(0, np.int64)
+    children = (
+        np.bincount(position[top[nested]], minlength=len(item))
+        if len(item)
+        else np.empty(0, np.int64)
+    )
     start, end = columns["ts_ns"][item], trace.end_ns[item]
     thread = _roles(trace, item)
     previous = _previous(thread, start, end)
     return Activity(
-        trace=trace, item=item, thread=thread, start=start, end=end, iteration=columns["iteration"][item],
-        children=children.astype(np.int64), previous=previous, loading=_loading(trace, previous, start, end),
-        action_item=position[owner], action_event=action_event, action_sync=action_sync, call_action=call_action,
-        call_event=call_event, blocking=_blocking(trace, call_action, call_event, action_event),
-    )  # fmt: skip
+        trace=trace,
+        item=item,
+        thread=thread,
+        start=start,
+        end=end,
+        iteration=columns["iteration"][item],
+        children=children.astype(np.int64),
+        previous=previous,
+        loading=_loading(trace, previous, start, end),
+        action_item=position[owner],
+        action_event=action_event,
+        action_sync=action_sync,
+        call_action=call_action,
+        call_event=call_event,
+        blocking=_blocking(trace, call_action, call_event, action_event),
+    )
 
 
 def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
@@ -312,7 +459,10 @@ def _compute_ops(trace: Trace) -> Flags:
     """Which events are calls to the CPU as device."""
     vocabulary = trace.vocabulary["name"]
     op = trace.is_category(Category.OP)
-    work = np.array([_computes(text) for text in vocabulary] + [False], bool)[trace.columns["name"]] & op
+    work = (
+        np.array([_computes(text) for text in vocabulary] + [False], bool)[trace.columns["name"]]
+        & op
+    )
     parent = trace.columns["parent"]
     out: Flags = work & (nesting.nearest(parent, work) < 0)
     return out
@@ -328,7 +478,9 @@ def _roles(trace: Trace, item: Ints) -> Ints:
     if not len(item):
         return np.empty(0, np.int64)
     code = thread_numbers(trace.columns["pid"][item], trace.columns["tid"][item])
-    prefixed = np.array([name.startswith(BACKWARD_PREFIX) for name in trace.vocabulary["name"]], bool)
+    prefixed = np.array(
+        [name.startswith(BACKWARD_PREFIX) for name in trace.vocabulary["name"]], bool
+    )
     backward = prefixed[trace.columns["name"][item]]
     count = int(code.max()) + 1
     forward_items = np.bincount(code[~backward], minlength=count)
@@ -337,7 +489,8 @@ def _roles(trace: Trace, item: Ints) -> Ints:
     np.minimum.at(first, code, np.arange(len(item)))
     main = int(np.argmax(forward_items))
     others = sorted(
-        (thread for thread in range(count) if thread != main), key=lambda t: (-int(backward_items[t]), int(first[t]))
+        (thread for thread in range(count) if thread != main),
+        key=lambda t: (-int(backward_items[t]), int(first[t])),
     )
     role = np.zeros(count, np.int64)
     next_role = 1 if others and backward_items[others[0]] else 2
@@ -368,14 +521,20 @@ def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
 
 def _loading(trace: Trace, previous: Ints, start: Ints, end: Ints) -> Flags:
     """Whether a loader annotation begins between the end of the previous item and the start of this one."""
-    loader = np.array([name.startswith(LOADER_MARKER) for name in trace.vocabulary["name"]] + [False], bool)
+    loader = np.array(
+        [name.startswith(LOADER_MARKER) for name in trace.vocabulary["name"]] + [False], bool
+    )
     own = trace.columns["pid"] == trace.process
-    rows = np.flatnonzero(trace.is_category(Category.ANNOTATION) & loader[trace.columns["name"]] & own)
+    rows = np.flatnonzero(
+        trace.is_category(Category.ANNOTATION) & loader[trace.columns["name"]] & own
+    )
     if not len(rows):
         return np.zeros(len(start), bool)
     stamps = trace.columns["ts_ns"][rows]
     since = np.where(previous >= 0, end[previous], start)
-    return np.searchsorted(stamps, start, side="right") > np.searchsorted(stamps, since, side="left")
+    return np.searchsorted(stamps, start, side="right") > np.searchsorted(
+        stamps, since, side="left"
+    )
 
 
 def _blocking(trace: Trace, call_action: Ints, call_event: Ints, action_event: Ints) -> Flags:
@@ -384,10 +543,14 @@ def _blocking(trace: Trace, call_action: Ints, call_event: Ints, action_event: I
         return np.ones(len(call_event), bool)
     vocabulary = trace.vocabulary["name"]
     api = trace.columns["name"][action_event[call_action]]
-    synchronous = np.array(["emcpy" in text and "Async" not in text for text in vocabulary], bool)[api]
+    synchronous = np.array(["emcpy" in text and "Async" not in text for text in vocabulary], bool)[
+        api
+    ]
     name = trace.columns["name"][call_event]
     pageable = np.array(["Pageable" in text for text in vocabulary], bool)[name]
     to_device = np.array(["HtoD" in text for text in vocabulary], bool)[name]
     staged = to_device & (trace.columns["bytes"][call_event] <= STAGED_COPY_BYTES)
-    out: Flags = trace.is_category(Category.MEMCPY)[call_event] & (synchronous | (pageable & ~staged))
+    out: Flags = trace.is_category(Category.MEMCPY)[call_event] & (
+        synchronous | (pageable & ~staged)
+    )
     return out

@@ -44,7 +44,10 @@ def windows(
         span: gives start and end of the whole trace, the one iteration of a trace without a marker.
         learning: gives the starts of backward nodes and optimizer steps, of which every step has one, ns.
     """
-    marks = {marker: _rows(names, start, marker) for marker in (STEP_MARKER, ZERO_GRAD_MARKER, LOADER_MARKER)}
+    marks = {
+        marker: _rows(names, start, marker)
+        for marker in (STEP_MARKER, ZERO_GRAD_MARKER, LOADER_MARKER)
+    }
     if len(marks[STEP_MARKER]):
         rows = marks[STEP_MARKER]
         return STEP_MARKER, start[rows], end[rows]
@@ -103,7 +106,10 @@ def iteration_of(stamps: Ints, opens: Ints, closes: Ints) -> Ints:
     first = np.searchsorted(stamps, opens)
     end = np.searchsorted(stamps, closes)
     bounds = np.empty((len(opens), 2), np.int64)
-    bounds[:, 0], bounds[:, 1] = first, np.maximum(np.minimum(end, np.append(first[1:], len(stamps))), first)
+    bounds[:, 0], bounds[:, 1] = (
+        first,
+        np.maximum(np.minimum(end, np.append(first[1:], len(stamps))), first),
+    )
     number = np.full((len(opens), 2), -1)
     number[:, 1] = np.arange(len(opens))
     lengths = np.diff(bounds.ravel(), prepend=0, append=len(stamps))

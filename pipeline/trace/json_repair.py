@@ -16,7 +16,9 @@ from typing import Any
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _NOT_A_NUMBER = re.compile(r'("\s*:\s*)-?(?:nan|inf)(?=\s*[,}])')
-_NAME = re.compile(r'("name":\s*")(.*?)("\s*,\s*"(?:pid|tid|ts|ph|cat|args|dur|id|s)"\s*:)', re.DOTALL)
+_NAME = re.compile(
+    r'("name":\s*")(.*?)("\s*,\s*"(?:pid|tid|ts|ph|cat|args|dur|id|s)"\s*:)', re.DOTALL
+)
 _LONE_QUOTE = re.compile(r'(?<!\\)"')
 
 
@@ -30,7 +32,10 @@ def parse_loosely(text: bytes) -> tuple[Any, str]:
             return json.loads(mended, strict=False), ""
         except json.JSONDecodeError as error:
             problem = problem or f"{error.msg} in {_excerpt(mended, error.pos)}"
-        except (RecursionError, ValueError) as error:  # too deep nesting; integers beyond Python's digit limit
+        except (
+            RecursionError,
+            ValueError,
+        ) as error:  # too deep nesting; integers beyond Python's digit limit
             return None, str(error).splitlines()[0]
     return None, problem
 
@@ -49,7 +54,9 @@ def _repair_escapes(text: str) -> str:
 
 
 def _repair_quotes(text: str) -> str:
-    return _NAME.sub(lambda m: m[1] + _LONE_QUOTE.sub(r"\\" + '"', m[2]) + m[3], _repair_escapes(text))
+    return _NAME.sub(
+        lambda m: m[1] + _LONE_QUOTE.sub(r"\\" + '"', m[2]) + m[3], _repair_escapes(text)
+    )
 
 
 def _excerpt(text: str, position: int) -> str:

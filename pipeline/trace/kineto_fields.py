@@ -52,8 +52,8 @@ HOST_CATEGORIES = (Category.OP, Category.ANNOTATION, *API_CATEGORIES)
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
 OTHER_DEVICES = {
-    "xpu_": "Intel GPUs", "mtia_": "Meta's MTIA", "hpu_": "Intel's Gaudi", "musa_": "Moore Threads GPUs",
-    "privateuse1_": "devices of other makers",
+    "xpu_": "Intel GPUs", "mtia_": "Meta's MTIA", "hpu_": "Intel's Gaudi",
+    "musa_": "Moore Threads GPUs", "privateuse1_": "devices of other makers",
 }  # fmt: skip
 """Prefixes of categories (`xpu_runtime`) of devices whose traces cannot be read, as libkineto's ActivityType.cpp and forks
 of it name them."""
@@ -87,17 +87,41 @@ TEXT_ARGS: dict[str, tuple[str, ...]] = {
 
 _DEVICE_ARGS = ("stream", "device", "correlation", "external_id", "bytes")
 COLUMNS_OF: dict[str, tuple[str, ...]] = {
-    Category.OP: ("external_id", "record_function_id", "sequence", "forward_thread", "input_shapes", "input_dtypes",
-                  "input_values", "collective", "ranks"),
-    Category.ANNOTATION: ("external_id", "record_function_id", "input_shapes", "input_dtypes", "collective", "ranks"),
+    Category.OP: (
+        "external_id",
+        "record_function_id",
+        "sequence",
+        "forward_thread",
+        "input_shapes",
+        "input_dtypes",
+        "input_values",
+        "collective",
+        "ranks",
+    ),
+    Category.ANNOTATION: (
+        "external_id",
+        "record_function_id",
+        "input_shapes",
+        "input_dtypes",
+        "collective",
+        "ranks",
+    ),
     Category.RUNTIME: ("correlation", "external_id"),
     Category.DRIVER: ("correlation", "external_id"),
-    Category.KERNEL: (*_DEVICE_ARGS[:4], "registers", "shared_memory", "grid", "block", "collective", "ranks"),
+    Category.KERNEL: (
+        *_DEVICE_ARGS[:4],
+        "registers",
+        "shared_memory",
+        "grid",
+        "block",
+        "collective",
+        "ranks",
+    ),
     Category.MEMCPY: _DEVICE_ARGS,
     Category.MEMSET: _DEVICE_ARGS,
     Category.SYNC: ("stream", "device", "correlation", "external_id", "wait_event", "wait_stream"),
     Category.DEVICE_ANNOTATION: ("stream", "device", "external_id"),
-}  # fmt: skip
+}
 """Argument columns that an event of each category may have. Other categories have none."""
 
 KERNEL_LAUNCH = "cudaLaunchKernel"
@@ -136,20 +160,30 @@ def base_api_name(name: str) -> str:
     return name[: form.start(1)] if form else name
 
 
-SYNC_APIS = frozenset({
-    "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize",
-    "cuCtxSynchronize", "cuEventSynchronize", "hipStreamSynchronize", "hipDeviceSynchronize", "hipEventSynchronize",
-})  # fmt: skip
+SYNC_APIS = frozenset(
+    {
+        "cudaStreamSynchronize",
+        "cudaDeviceSynchronize",
+        "cudaEventSynchronize",
+        "cuStreamSynchronize",
+        "cuCtxSynchronize",
+        "cuEventSynchronize",
+        "hipStreamSynchronize",
+        "hipDeviceSynchronize",
+        "hipEventSynchronize",
+    }
+)
 """Runtime calls in which the host waits for a stream, the device, or an event."""
 
 CPU_API = "cpu"
 """API of a call whose device is the CPU itself."""
 
 RESOURCE_APIS = (
-    "cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "cudaStreamCreate", "cudaEventCreate", "cudaModule",
-    "cudaLibrary", "cudaFuncGetAttributes", "cudaGetDevice", "cudaSetDevice", "cudaGraphInstantiate", "cuMem", "cuModule",
-    "cuLibrary", "cuCtxCreate", "cuDevicePrimaryCtx", "cuInit", "hipMalloc", "hipFree", "hipHostMalloc",
-    "hipHostRegister", "hipStreamCreate", "hipEventCreate", "hipModuleLoad", "hipGetDevice", "hipSetDevice",
+    "cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "cudaStreamCreate",
+    "cudaEventCreate", "cudaModule", "cudaLibrary", "cudaFuncGetAttributes", "cudaGetDevice",
+    "cudaSetDevice", "cudaGraphInstantiate", "cuMem", "cuModule", "cuLibrary", "cuCtxCreate",
+    "cuDevicePrimaryCtx", "cuInit", "hipMalloc", "hipFree", "hipHostMalloc", "hipHostRegister",
+    "hipStreamCreate", "hipEventCreate", "hipModuleLoad", "hipGetDevice", "hipSetDevice",
 )  # fmt: skip
 """Prefixes of runtime calls that allocate memory, load code or start the device. Steps after warm-up have no such
 calls."""
@@ -158,7 +192,9 @@ WAIT_EVENT_APIS = frozenset({"cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStr
 """Runtime calls that make one stream wait for an event of another stream. The host does not wait."""
 
 EVENT_SYNC_APIS = frozenset({"cudaEventSynchronize", "cuEventSynchronize", "hipEventSynchronize"})
-RECORD_APIS = frozenset({"cudaEventRecord", "cudaEventRecordWithFlags", "cuEventRecord", "hipEventRecord"})
+RECORD_APIS = frozenset(
+    {"cudaEventRecord", "cudaEventRecordWithFlags", "cuEventRecord", "hipEventRecord"}
+)
 """Runtime calls in which the host waits for an event, and calls that record an event after the work queued on a
 stream."""
 

@@ -71,16 +71,22 @@ class Trace:
     def __str__(self) -> str:
         count, by = len(self.opens), f" by {self.marker}" if self.marker else ""
         plural = "" if count == 1 else "s"
-        return f"{self.path}: {count} iteration{plural}{by} on {self.device or 'no device'}, {len(self):,} events"
+        return (
+            f"{self.path}: {count} iteration{plural}{by} on {self.device or 'no device'},"
+            f" {len(self):,} events"
+        )
 
     def __repr__(self) -> str:
         return f"<Trace: {self}>"
 
     def _repr_html_(self) -> str:
         rows = [
-            ("device", self.device or "none"), ("iterations", f"{len(self.opens)}"), ("marker", self.marker or "none"),
-            ("events", f"{len(self):,}"), *(("note", note) for note in self.notes),
-        ]  # fmt: skip
+            ("device", self.device or "none"),
+            ("iterations", f"{len(self.opens)}"),
+            ("marker", self.marker or "none"),
+            ("events", f"{len(self):,}"),
+            *(("note", note) for note in self.notes),
+        ]
         return html_table(str(self.path), rows)
 
     @property
@@ -99,7 +105,9 @@ class Trace:
 
     def names_begin_with(self, *prefixes: str) -> Ints:
         """Events whose name begins with one of some prefixes, ascending."""
-        hits = np.array([name.startswith(prefixes) for name in self.vocabulary["name"]] + [False], bool)
+        hits = np.array(
+            [name.startswith(prefixes) for name in self.vocabulary["name"]] + [False], bool
+        )
         return np.flatnonzero(hits.take(self.columns["name"]))
 
     @cached_property
@@ -118,7 +126,9 @@ class Trace:
         """One row per iteration: `iteration`, `start_ns`, `end_ns` of its window."""
         import pandas as pd
 
-        return pd.DataFrame({"iteration": np.arange(len(self.opens)), "start_ns": self.opens, "end_ns": self.closes})
+        return pd.DataFrame(
+            {"iteration": np.arange(len(self.opens)), "start_ns": self.opens, "end_ns": self.closes}
+        )
 
     @cached_property
     def events(self) -> pd.DataFrame:

@@ -61,7 +61,9 @@ def _without_lost(columns: dict[str, Ints]) -> tuple[dict[str, Ints], dict[str, 
     lost = (columns["ts_ns"] == 0) & (columns["dur_ns"] == 0)
     if not lost.any() or lost.all() or columns["ts_ns"][~lost].min() <= 0:
         lost[:] = False
-    kept, left = ({name: values[rows] for name, values in columns.items()} for rows in (~lost, lost))
+    kept, left = (
+        {name: values[rows] for name, values in columns.items()} for rows in (~lost, lost)
+    )
     return kept, left
 
 
@@ -87,9 +89,15 @@ def _leave_out(trace: Trace, lost: Ints, steps: list[str]) -> None:
     numbers = np.unique(np.where(inside >= 0, inside, at))
     numbers = numbers[numbers >= 0]
     columns["iteration"][np.isin(columns["iteration"], numbers)] = -1
-    left_out = f"; iterations that miss some of it are left out: {', '.join(map(str, numbers))}" if len(numbers) else ""
+    left_out = (
+        f"; iterations that miss some of it are left out: {', '.join(map(str, numbers))}"
+        if len(numbers)
+        else ""
+    )
     unmarked = f"; steps whose marker is lost are left out: {', '.join(steps)}" if steps else ""
-    trace.notes.append(f"{len(lost)} events have no time (ts 0): the profiler lost it{left_out}{unmarked}")
+    trace.notes.append(
+        f"{len(lost)} events have no time (ts 0): the profiler lost it{left_out}{unmarked}"
+    )
 
 
 def _base_ns(path: Path, metadata: dict[str, Any]) -> int:
@@ -108,9 +116,13 @@ def _notes(events: Columns, scanner: Scanner, duplicates: int) -> list[str]:
     if events.unlinked:
         notes.append(f"{events.unlinked} ids are not 64-bit numbers and were read as absent")
     if events.ignored:
-        notes.append(f"{events.ignored} begin/end events were dropped, because profilers write complete events")
+        notes.append(
+            f"{events.ignored} begin/end events were dropped, because profilers write complete"
+            " events"
+        )
     if scanner.repaired:
         notes.append(
-            "the file is not valid JSON (unescaped characters in names, or nan and inf); it was repaired while reading"
+            "the file is not valid JSON (unescaped characters in names, or nan and inf); it was"
+            " repaired while reading"
         )
     return notes

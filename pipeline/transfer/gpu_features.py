@@ -95,8 +95,14 @@ def call_features(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> CallFeature
     """Work and features of calls of one covered family on a GPU."""
     d = Dims(calls)
     work = work_of(family, calls, own_columns=False)
-    columns = _products(family, d, gpu, work.bytes) if family in COMPUTE_FAMILIES else _rows(d, gpu, work.bytes)
-    return CallFeatures(work.flops, work.bytes, np.column_stack(list(columns.values())), tuple(columns))
+    columns = (
+        _products(family, d, gpu, work.bytes)
+        if family in COMPUTE_FAMILIES
+        else _rows(d, gpu, work.bytes)
+    )
+    return CallFeatures(
+        work.flops, work.bytes, np.column_stack(list(columns.values())), tuple(columns)
+    )
 
 
 def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
@@ -123,8 +129,13 @@ def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, A
     # bytes that one wave of blocks reads together, over the L2 size; the logarithm of 1 + x is nearly 0 where they fit.
     # A GPU with much more L2 than the GPUs with samples therefore has features within the range of the samples.
     f["operands_per_l2"] = np.log1p(traffic / gpu.l2_bytes)
-    f["panels_per_l2"] = np.log1p(4.0 * 64.0 * n * np.minimum(batch * np.ceil(m / 64) * np.ceil(k / 64), 2.0 * gpu.sms)
-                                  / gpu.l2_bytes)  # fmt: skip
+    f["panels_per_l2"] = np.log1p(
+        4.0
+        * 64.0
+        * n
+        * np.minimum(batch * np.ceil(m / 64) * np.ceil(k / 64), 2.0 * gpu.sms)
+        / gpu.l2_bytes
+    )
     f["smaller_panel_per_l2"] = np.log1p(4.0 * n * np.minimum(m, k) / gpu.l2_bytes)
     f["squareness"] = np.log(m / k)
     f["pascal"] = np.full(d.rows, float(gpu.architecture == "pascal"))
@@ -139,7 +150,11 @@ def _image(d: Dims, shape: ConvShape, gpu: GpuSpec) -> dict[str, Array]:
     They are the image size, channels, the window, and padding to Winograd tiles of 2 x 2, 4 x 4 and 6 x 6.
     """
     out = shape.out_height
-    f = {"log_images": np.log(shape.batch), "log_image": np.log(out), "log_in": np.log(shape.in_channels)}
+    f = {
+        "log_images": np.log(shape.batch),
+        "log_image": np.log(out),
+        "log_in": np.log(shape.in_channels),
+    }
     for edge in (2, 4, 6):
         f[f"winograd_padding_{edge}"] = out / (edge * np.ceil(out / edge))
     winograd = shape.batch * np.ceil(shape.out_height / 2) * np.ceil(shape.out_width / 2)
@@ -165,7 +180,9 @@ def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
         "align_width": alignment(width),
         "bytes_per_l2": np.log(traffic / gpu.l2_bytes),
         "warps_per_wave": np.log1p(rows / (gpu.sms * gpu.max_warps_per_sm)),
-        "block_wave_tail": rows / (gpu.sms * 8.0) / np.maximum(np.ceil(rows / (gpu.sms * 8.0)), 1.0),
+        "block_wave_tail": rows
+        / (gpu.sms * 8.0)
+        / np.maximum(np.ceil(rows / (gpu.sms * 8.0)), 1.0),
     }
 
 
@@ -191,10 +208,14 @@ def softmax_features(calls: pd.DataFrame, gpu: GpuSpec) -> Array:
     threads = np.where(by_block, block_threads(width), float(WARP))
     rounds = np.where(by_block, block_rounds(width, threads) * threads / width, 0.0)
     filled = np.where(by_block, 1.0, width / 2.0 ** np.ceil(np.log2(width)))
-    within = np.where(width % SECTOR_ELEMENTS == 0, 0.0, np.where(width % VECTOR == 0, PARTIAL_SECTOR_COST, 1.0))
+    within = np.where(
+        width % SECTOR_ELEMENTS == 0, 0.0, np.where(width % VECTOR == 0, PARTIAL_SECTOR_COST, 1.0)
+    )
     costs = float(gpu.architecture in PARTIAL_SECTOR_ARCHITECTURES)
     short = np.log1p(gpu.sms * gpu.max_threads_per_sm / (rows * threads))
-    return np.column_stack([by_block.astype(float), filled, rounds, np.where(by_block, 0.0, costs * within), short])
+    return np.column_stack(
+        [by_block.astype(float), filled, rounds, np.where(by_block, 0.0, costs * within), short]
+    )
 
 
 def block_threads(width: Array) -> Array:
@@ -213,7 +234,9 @@ def block_rounds(width: Array, threads: Array) -> Array:
     Rows are stored one after another. With a width of a multiple of 4 every row is aligned, with another even width
     every second row, and with an odd width every fourth row.
     """
-    aligned, within_2, within_1, within_3 = (_rounds(width, threads, shift) for shift in (0, 2, 1, 3))
+    aligned, within_2, within_1, within_3 = (
+        _rounds(width, threads, shift) for shift in (0, 2, 1, 3)
+    )
     even, odd = (aligned + within_2) / 2.0, (aligned + within_1 + within_2 + within_3) / 4.0
     return np.where(width % VECTOR == 0, aligned, np.where(width % 2 == 0, even, odd))
 

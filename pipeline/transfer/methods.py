@@ -41,7 +41,8 @@ from pipeline.transfer.wave_scaling import DIMS, TransferMlp
 Array = npt.NDArray[np.float64]
 
 RESIDUAL_SHARE: dict[str, float] = {
-    "gemm": 0.0, "bmm": 0.0, "conv2d_forward": 0.5, "elementwise": 0.0, "softmax": 0.0, "layer_norm": 0.0,
+    "gemm": 0.0, "bmm": 0.0, "conv2d_forward": 0.5, "elementwise": 0.0, "softmax": 0.0,
+    "layer_norm": 0.0,
 }  # fmt: skip
 """Exponent of the origin's residual (measured over modelled time) that is carried to the destination, by family.
 
@@ -82,7 +83,9 @@ MLP_LOG_SIGMA = 0.35
 """Standard deviation of the log error of the networks' ratio over pairs of the public GPUs; sets its interval."""
 
 
-def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin_gamma: bool = False) -> pd.DataFrame:
+def by_wave(
+    samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin_gamma: bool = False
+) -> pd.DataFrame:
     """Wave scaling of every row; whole waves are counted where the launch geometry is known.
 
     Matrix products (`gemm`) use the simplified form. Their tiles differ between GPUs, so the origin's number of blocks
@@ -93,7 +96,9 @@ def by_wave(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin
     """
     g = wave.gamma(wave.intensity_of(samples), origin if origin_gamma else destination)
     whole, launches = (samples["family"] != "gemm").to_numpy(), wave.Launches.of(samples)
-    predicted = wave.scale(Dims(samples)("latency_us"), launches, origin, destination, g, exact=whole)
+    predicted = wave.scale(
+        Dims(samples)("latency_us"), launches, origin, destination, g, exact=whole
+    )
     return with_interval(samples, predicted, WAVE_LOG_SIGMA, "wave", origin, destination)
 
 
@@ -120,8 +125,12 @@ def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
         if path is None:
             continue
         part = samples[complete]
-        predicted = part["latency_us"].to_numpy(np.float64) * TransferMlp.load(path).ratio(part, origin, destination)
-        result.loc[complete] = with_interval(part, predicted, MLP_LOG_SIGMA, "mlp", origin, destination)
+        predicted = part["latency_us"].to_numpy(np.float64) * TransferMlp.load(path).ratio(
+            part, origin, destination
+        )
+        result.loc[complete] = with_interval(
+            part, predicted, MLP_LOG_SIGMA, "mlp", origin, destination
+        )
     return result
 
 
@@ -160,7 +169,10 @@ def by_auto(
             latency = latency * result["predicted_us"].to_numpy(dtype=np.float64)[at] ** waves
         kind = "utilisation" if calibration is None else "utilisation+probes"
         bounds = {"p10_us": latency * np.exp(low), "p90_us": latency * np.exp(high)}
-        row = pd.DataFrame({"predicted_us": latency, **bounds, "method": kind, "evidence": "transferred"}, part.index)
+        row = pd.DataFrame(
+            {"predicted_us": latency, **bounds, "method": kind, "evidence": "transferred"},
+            part.index,
+        )
         result.iloc[at] = row
     return at_least_min_duration(result, samples, destination)
 
@@ -186,7 +198,9 @@ def step_calls_us(
     return np.asarray((measured * there / here) ** (1.0 - share) * waves**share)
 
 
-def on_tensor_cores(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> Array | None:
+def on_tensor_cores(
+    model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec, destination: GpuSpec
+) -> Array | None:
     """Times of a step's products or convolutions in fp16, bf16 or TF32 on the destination, µs, shape (rows,).
 
     The formula depends on whether each GPU has tensor cores for the dtype:
@@ -204,7 +218,10 @@ def on_tensor_cores(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec
 
     def on(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Modelled times on a GPU, and which of them are those of its tensor cores."""
-        us = np.array(model.kernel_and_latency(part, gpu, correction=model.own_correction(gpu.name))[0], np.float64)
+        us = np.array(
+            model.kernel_and_latency(part, gpu, correction=model.own_correction(gpu.name))[0],
+            np.float64,
+        )
         if tensor is None or model.family.startswith("conv2d"):
             able, tensor_us = _convolutions_on_tensor_cores(part, gpu)
             return np.where(able, tensor_us, us), able
@@ -218,7 +235,9 @@ def on_tensor_cores(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec
     return np.where(on_origin == on_destination, measured * there / here, there)
 
 
-def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt.NDArray[np.bool_], Array]:
+def _convolutions_on_tensor_cores(
+    part: pd.DataFrame, gpu: GpuSpec
+) -> tuple[npt.NDArray[np.bool_], Array]:
     """Convolutions that tensor cores compute, and their times with channels innermost (NHWC).
 
     In a trace, the kernels that change the layout of images around a convolution are separate calls.
@@ -228,7 +247,9 @@ def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[npt
     return convolved(Dims(part), gpu) & np.isfinite(times), times
 
 
-def at_least_min_duration(result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec) -> pd.DataFrame:
+def at_least_min_duration(
+    result: pd.DataFrame, samples: pd.DataFrame, destination: GpuSpec
+) -> pd.DataFrame:
     """Raise predictions below the shortest kernel time of their family; intervals are scaled with them."""
     measured = samples["latency_us"].to_numpy(dtype=np.float64)
     predicted = result["predicted_us"].to_numpy(dtype=np.float64)
@@ -245,9 +266,13 @@ def by_roofline(part: pd.DataFrame, family: str, origin: GpuSpec, destination: G
     work = work_of(family, part, own_columns=False)
 
     def bound(gpu: GpuSpec) -> Array:
-        return np.maximum(work.flops / gpu.peak_gflop_per_s(), work.bytes / gpu.peak_dram_gb_per_s())
+        return np.maximum(
+            work.flops / gpu.peak_gflop_per_s(), work.bytes / gpu.peak_dram_gb_per_s()
+        )
 
-    return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) * bound(destination) / bound(origin))
+    return np.asarray(
+        part["latency_us"].to_numpy(dtype=np.float64) * bound(destination) / bound(origin)
+    )
 
 
 def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
@@ -262,7 +287,9 @@ def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
 
     def bound(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.int64]]:
         """Time for each byte, ns, and what bounds it: arithmetic, DRAM or threads; shape (rows,)."""
-        peak = values_of(dtype, {name: gpu.peak_gflop_per_s(name) for name in DTYPES}, gpu.peak_gflop_per_s())
+        peak = values_of(
+            dtype, {name: gpu.peak_gflop_per_s(name) for name in DTYPES}, gpu.peak_gflop_per_s()
+        )
         threads = launches.threads * np.fmin(launches.blocks, launches.resident(gpu))
         alone = np.where(np.isnan(intensity), np.nan_to_num(1.0 / (THREAD_GB_PER_S * threads)), 0.0)
         dram = np.full(len(calls), 1.0 / sustained_dram_gb_per_s(gpu))
@@ -271,7 +298,9 @@ def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
 
     (here, what), (there, what_there) = bound(origin), bound(destination)
     sigma = np.where(what == what_there, WAVE_LOG_SIGMA, CHANGED_BOUND_LOG_SIGMA)
-    return with_interval(calls, d("latency_us") * (there / here), sigma, "roofline", origin, destination)
+    return with_interval(
+        calls, d("latency_us") * (there / here), sigma, "roofline", origin, destination
+    )
 
 
 def residual_share(family: str, origin: GpuSpec, destination: GpuSpec) -> float:
@@ -287,16 +316,26 @@ def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> A
     of_host = model.gpu_floors_us.get(origin.name)
     floors = None if of_host is None else {**model.floors_us, **of_host}
     taken = ways_taken(model.family, part)
-    _, modelled = model.kernel_and_latency(part, origin, floors, model.own_correction(origin.name), taken)
+    _, modelled = model.kernel_and_latency(
+        part, origin, floors, model.own_correction(origin.name), taken
+    )
     return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) / modelled)
 
 
 def with_interval(
-    samples: pd.DataFrame, predicted: Array, sigma: Array | float, method: str, origin: GpuSpec, destination: GpuSpec
+    samples: pd.DataFrame,
+    predicted: Array,
+    sigma: Array | float,
+    method: str,
+    origin: GpuSpec,
+    destination: GpuSpec,
 ) -> pd.DataFrame:
     """The rows of a method, with the interval of a standard deviation of the log error; on the origin itself it is empty."""
     moved = origin != destination
-    half, evidence = np.exp(P90_SIGMAS * np.asarray(sigma) * moved), "transferred" if moved else "measured"
+    half, evidence = (
+        np.exp(P90_SIGMAS * np.asarray(sigma) * moved),
+        "transferred" if moved else "measured",
+    )
     interval = {"predicted_us": predicted, "p10_us": predicted / half, "p90_us": predicted * half}
     return pd.DataFrame({**interval, "method": method, "evidence": evidence}, index=samples.index)
 

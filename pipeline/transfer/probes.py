@@ -98,7 +98,9 @@ class CovarianceInputs:
     def rows(self, at: npt.NDArray[Any]) -> CovarianceInputs:
         """Some of the calls."""
         sizes, work, form = (group[at] for group in self.groups)
-        return CovarianceInputs(self.log_latency[at], self.effects[at], (sizes, work, form), self.op[at])
+        return CovarianceInputs(
+            self.log_latency[at], self.effects[at], (sizes, work, form), self.op[at]
+        )
 
 
 def covariance_inputs(
@@ -119,28 +121,39 @@ def covariance_inputs(
 
     base = log_latency(gpu, around)
     moved = [
-        log_latency(gpu, replace(around, **{name: getattr(around, name) + LOG_STEP})) for name in CORRECTED_EFFECTS
+        log_latency(gpu, replace(around, **{name: getattr(around, name) + LOG_STEP}))
+        for name in CORRECTED_EFFECTS
     ]
     smaller = float(np.exp(-LOG_STEP))
     moved.append(log_latency(replace(gpu, tdp_w=gpu.tdp_w * smaller), around))
     moved.append(log_latency(replace(gpu, l2_bytes=max(int(gpu.l2_bytes * smaller), 1)), around))
     effects = (np.column_stack(moved) - base[:, None]) / LOG_STEP
     op = calls["op"].astype(str).map({name: i for i, name in enumerate(model.ops)}).fillna(0)
-    return CovarianceInputs(base, effects, _groups(model.family, calls, gpu, base), op.to_numpy(dtype=np.int64))
+    return CovarianceInputs(
+        base, effects, _groups(model.family, calls, gpu, base), op.to_numpy(dtype=np.int64)
+    )
 
 
-def _groups(family: str, calls: pd.DataFrame, gpu: GpuSpec, log_latency: Array) -> tuple[Array, Array, Array]:
+def _groups(
+    family: str, calls: pd.DataFrame, gpu: GpuSpec, log_latency: Array
+) -> tuple[Array, Array, Array]:
     """Coordinates of `GROUPS`. Their scale is such that errors are similar over a distance of about 1 before learning."""
     described = call_features(family, calls, gpu)
     names = [name for name in FAMILIES[family].required if name in calls.columns]
     with np.errstate(divide="ignore", invalid="ignore"):
         sizes = np.log(calls[names].to_numpy(dtype=np.float64)) / 2.0
         work = np.column_stack(
-            [np.log(described.flops / described.bytes), np.log(described.bytes) / 2.0, log_latency / 1.5]
+            [
+                np.log(described.flops / described.bytes),
+                np.log(described.bytes) / 2.0,
+                log_latency / 1.5,
+            ]
         )
     kept = [i for i, name in enumerate(described.names) if name.startswith(FORM_FEATURES)]
     form = 2.0 * described.x[:, kept]
-    sizes, work, form = (np.clip(np.nan_to_num(g), -MAX_COORDINATE, MAX_COORDINATE) for g in (sizes, work, form))
+    sizes, work, form = (
+        np.clip(np.nan_to_num(g), -MAX_COORDINATE, MAX_COORDINATE) for g in (sizes, work, form)
+    )
     return sizes, work, form
 
 
@@ -175,14 +188,18 @@ class ProbePrior:
         scale = np.asarray(self.effects[first:]) ** 2
         total = self.level**2 + (a.effects[:, first:] * scale) @ b.effects[:, first:].T
         total = total + self.op**2 * (a.op[:, None] == b.op[None, :])
-        for spread, lengths, x, y in zip(self.spreads, self.lengths, a.groups, b.groups, strict=True):
+        for spread, lengths, x, y in zip(
+            self.spreads, self.lengths, a.groups, b.groups, strict=True
+        ):
             total = total + spread**2 * np.exp(-0.5 * _squared(x, y, lengths))
         return np.asarray(total)
 
     def variance(self, a: CovarianceInputs) -> Array:
         """Variance of each call's log error, without the noise; shape (rows,)."""
         from_effects = (a.effects**2) @ np.asarray(self.effects) ** 2
-        return np.asarray(from_effects + self.level**2 + self.op**2 + sum(spread**2 for spread in self.spreads))
+        return np.asarray(
+            from_effects + self.level**2 + self.op**2 + sum(spread**2 for spread in self.spreads)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -195,7 +212,9 @@ class ProbePrior:
             return cls()
         lengths = tuple(tuple(float(v) for v in axis) for axis in values["lengths"])
         plain = {name: float(values[name]) for name in ("level", "op", "noise")}
-        effects, spreads = (tuple(float(v) for v in values[name]) for name in ("effects", "spreads"))
+        effects, spreads = (
+            tuple(float(v) for v in values[name]) for name in ("effects", "spreads")
+        )
         return cls(effects=effects, spreads=spreads, lengths=lengths, **plain)
 
 
@@ -204,7 +223,9 @@ def _squared(x: Array, y: Array, lengths: tuple[float, ...]) -> Array:
     scale = np.ones(x.shape[1])
     scale[: len(lengths)] = lengths[: x.shape[1]]
     x, y = x / scale, y / scale
-    return np.asarray(np.maximum((x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2.0 * x @ y.T, 0.0))
+    return np.asarray(
+        np.maximum((x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2.0 * x @ y.T, 0.0)
+    )
 
 
 @dataclass(frozen=True)
@@ -240,7 +261,9 @@ class Calibration:
         factor = np.exp(self.prior.covariance(inputs, self.inputs, corrected=False) @ self.weights)
         across = self.prior.covariance(inputs, self.inputs)
         among = self.prior.covariance(self.inputs, self.inputs) + np.diag(self.noise)
-        left = self.prior.variance(inputs) - (across * np.linalg.solve(among, across.T).T).sum(axis=1)
+        left = self.prior.variance(inputs) - (across * np.linalg.solve(among, across.T).T).sum(
+            axis=1
+        )
         sigma = np.sqrt(np.maximum(left, 0.0) + self.prior.noise**2)
         return kernel * factor, latency * factor, P90_SIGMAS * sigma
 
@@ -275,7 +298,9 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
     return Calibration(model, gpu, probes, correction, inputs, weights, noise)
 
 
-def calibrate_all(models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu: GpuSpec) -> dict[str, Calibration]:
+def calibrate_all(
+    models: dict[str, UtilisationModel], probes: pd.DataFrame, gpu: GpuSpec
+) -> dict[str, Calibration]:
     """Calibrate every model whose family has probes."""
     family = probes["family"].astype(str)
     probed = {name: model for name, model in models.items() if (family == name).any()}

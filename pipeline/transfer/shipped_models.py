@@ -125,7 +125,9 @@ def predict_calls(
             high = np.where(half, np.hypot(high, HALF_LOG_SPREAD), high)
         # the latency, with floor and launch, is raised only where the kernel alone takes longer
         latency = np.maximum(latency, raised)
-        result.iloc[at] = np.column_stack([latency, raised, raised * np.exp(low), raised * np.exp(high)])
+        result.iloc[at] = np.column_stack(
+            [latency, raised, raised * np.exp(low), raised * np.exp(high)]
+        )
     return result
 
 
@@ -138,7 +140,11 @@ def half_rows_us(kernel_us: Array, family: str, d: Dims, gpu: GpuSpec) -> Array:
     if family == "layer_norm":
         start = figures.start_us(family) * VECTORISED_NORM_SHARE
         return np.asarray(np.maximum(HALF_NORM_SHARE * kernel_us, start))
-    narrow_us = np.nan_to_num(d("B", 1.0) * width) / ELEMENTS_PER_CLOCK["narrow softmax"] / figures.clocks_per_us()
+    narrow_us = (
+        np.nan_to_num(d("B", 1.0) * width)
+        / ELEMENTS_PER_CLOCK["narrow softmax"]
+        / figures.clocks_per_us()
+    )
     elements_us = np.where(width <= MAX_WARP_ROW, narrow_us, unaligned_rows_us(d, gpu))
     return np.asarray(np.maximum(kernel_us, figures.start_us(family) + elements_us))
 
@@ -180,7 +186,9 @@ def kernel_us(
     return us if sampled else raised_to_min_duration(us, "gemm", gpu)
 
 
-def time_ratio(calls: pd.DataFrame, gpu: GpuSpec, others: pd.DataFrame, other: GpuSpec) -> Array | None:
+def time_ratio(
+    calls: pd.DataFrame, gpu: GpuSpec, others: pd.DataFrame, other: GpuSpec
+) -> Array | None:
     """Kernel times of calls on `gpu` over those of `others` on `other`, shape (rows,); None without the shipped model.
 
     Args:

@@ -28,11 +28,18 @@ from pipeline.transfer.shipped_models import load_models
 
 Ints = npt.NDArray[np.int64]
 
-PRODUCT_OPS = {"aten::addmm": "gemm", "aten::mm": "gemm", "aten::linear": "gemm", "aten::bmm": "bmm",
-               "aten::baddbmm": "bmm"}  # fmt: skip
+PRODUCT_OPS = {
+    "aten::addmm": "gemm", "aten::mm": "gemm", "aten::linear": "gemm", "aten::bmm": "bmm",
+    "aten::baddbmm": "bmm",
+}  # fmt: skip
 """Family of ops whose main kernel is a matrix product."""
 
-CONVOLUTIONS = ("aten::cudnn_convolution", "aten::convolution", "aten::_convolution", "aten::conv2d")
+CONVOLUTIONS = (
+    "aten::cudnn_convolution",
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::conv2d",
+)
 
 CONVOLUTION_DIMS = (
     "in_channels",
@@ -63,7 +70,10 @@ CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|dgrad|wgrad|nvjet"
 COUNTED_KERNELS = f"(?<!fb)(?:{CONVOLUTION_KERNELS})|gemv|flash|fmha|attention"
 """Pattern in the names of kernels that compute products, not of FBGEMM's: their op must be known for the FLOPs of a step."""
 
-HELPER_KERNELS = "im2col|nonfused|tileskernel|offset|reduce|convert|dot_do|gemv|grouped_direct|depthwise|triton_(?:p|r)"
+HELPER_KERNELS = (
+    "im2col|nonfused|tileskernel|offset|reduce|convert|dot_do|gemv|"
+    "grouped_direct|depthwise|triton_(?:p|r)"
+)
 """Pattern in the names of kernels that the one above also finds, and that move data and multiply little."""
 
 PRODUCT_INTENSITY = 200.0
@@ -97,22 +107,35 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
     def of_op(name: str) -> npt.NDArray[Any]:
         """A column of the launching ops; None where a trace lacks the column or a call has no op."""
         absent = np.full(len(row), None, object)
-        column: npt.NDArray[Any] = events[name].astype(object).to_numpy()[row] if name in events else absent
+        column: npt.NDArray[Any] = (
+            events[name].astype(object).to_numpy()[row] if name in events else absent
+        )
         return np.where(linked, column, absent)
 
     latency_us = (act.call_end - act.call_start)[calls] / 1000.0
     top = events["top"].fillna(-1).to_numpy(np.int64)[launch]
     step_event = np.where(top >= 0, top, row)
-    frame = table.rename(columns={"name": "kernel_name"}).assign(op=op, latency_us=latency_us, op_event=row)
-    frame["step_event"], frame["step_op"] = step_event, np.where(linked, act.trace.names[step_event], op)
+    frame = table.rename(columns={"name": "kernel_name"}).assign(
+        op=op, latency_us=latency_us, op_event=row
+    )
+    frame["step_event"], frame["step_op"] = (
+        step_event,
+        np.where(linked, act.trace.names[step_event], op),
+    )
     name = frame["kernel_name"].astype(str)
     moves = frame["category"].isin([Category.MEMCPY, Category.MEMSET])
-    kinds = [moves & name.str.contains("HtoD|DtoH|Host"), moves, name.str.contains("nccl|rccl", case=False)]
+    kinds = [
+        moves & name.str.contains("HtoD|DtoH|Host"),
+        moves,
+        name.str.contains("nccl|rccl", case=False),
+    ]
     frame["kind"] = np.select(kinds, ["link", "copy", "collective"], "kernel")
     half = np.array([_half_precision_type(text) for text in of_op("input_dtypes")], object)
     tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
     frame["dtype"] = np.where(half != "", half, np.where(tf32, "tf32", "fp32"))
-    return _with_work(frame, list(zip(op, of_op("input_shapes"), of_op("input_values"), strict=True)))
+    return _with_work(
+        frame, list(zip(op, of_op("input_shapes"), of_op("input_values"), strict=True))
+    )
 
 
 def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.DataFrame:
@@ -121,13 +144,21 @@ def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.Da
     frame[columns] = pd.DataFrame([_dims(*each) for each in inputs], frame.index, columns)
     guessed = ((frame["family"] == "conv2d_forward") & frame["padding"].isna()).to_numpy()
     # input shapes do not show stride and padding: assume the values of most convolutions and of the training samples
-    usual = {"stride": 1.0, "stride_w": 1.0, "dilation": 1.0, "padding": np.floor(frame["kernel_size"] / 2),
-             "padding_w": np.floor(frame["kernel_size_w"] / 2)}  # fmt: skip
+    usual = {
+        "stride": 1.0,
+        "stride_w": 1.0,
+        "dilation": 1.0,
+        "padding": np.floor(frame["kernel_size"] / 2),
+        "padding_w": np.floor(frame["kernel_size_w"] / 2),
+    }
     for column, value in usual.items():
         frame[column] = frame[column].astype(float).fillna(value)
     flops = np.array([_flops(*each) for each in inputs])
     # each operand is read, and as much is written or, for the second gradient of a convolution, read again
-    elements = [2.0 * sum(np.prod(shape, dtype=float) for shape in _tensors(shapes)) for _, shapes, _ in inputs]
+    elements = [
+        2.0 * sum(np.prod(shape, dtype=float) for shape in _tensors(shapes))
+        for _, shapes, _ in inputs
+    ]
     size = Dims(frame).element_bytes()
     intensity = flops / np.maximum(np.array(elements) * size, 1.0)
     for family, at in frame.groupby("family").indices.items():
@@ -136,9 +167,13 @@ def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.Da
     name = frame["kernel_name"].astype(str)
     counted = name.str.contains(COUNTED_KERNELS, case=False).to_numpy()
     product = counted & ~name.str.contains(HELPER_KERNELS, case=False).to_numpy()
-    frame["intensity"] = np.where(product, np.where(intensity > 0, intensity, PRODUCT_INTENSITY / size), np.nan)
+    frame["intensity"] = np.where(
+        product, np.where(intensity > 0, intensity, PRODUCT_INTENSITY / size), np.nan
+    )
     frame["flops"] = np.where(guessed | ((flops == 0) & counted), np.nan, flops)
-    main = name.str.contains(PRODUCT_KERNELS, case=False) | ((frame["family"] == "conv2d_forward") & product)
+    main = name.str.contains(PRODUCT_KERNELS, case=False) | (
+        (frame["family"] == "conv2d_forward") & product
+    )
     frame["family"] = frame["family"].astype(object).where(main, "other").fillna("other")
     return frame
 
@@ -148,7 +183,9 @@ def traced_arithmetic(calls: pd.DataFrame, gpu: GpuSpec) -> Arithmetic | None:
 
     What a step runs again (checkpoints) counts too: a trace does not tell it apart.
     """
-    longest = calls.sort_values("latency_us", kind="stable").drop_duplicates("op_event", keep="last")
+    longest = calls.sort_values("latency_us", kind="stable").drop_duplicates(
+        "op_event", keep="last"
+    )
     flops = longest.groupby("dtype")["flops"].sum().sort_values(ascending=False)
     flops = flops[flops > 0]
     if flops.empty or calls["flops"].isna().any():
@@ -166,7 +203,11 @@ def _half_precision_type(types: Any) -> str:
 def _tensors(shapes: Any) -> list[list[int]]:
     """Sizes of an op's tensors from the JSON text of its input shapes; empty without it."""
     try:
-        return [s for s in json.loads(shapes) if isinstance(s, list) and s and all(isinstance(n, int) for n in s)]
+        return [
+            s
+            for s in json.loads(shapes)
+            if isinstance(s, list) and s and all(isinstance(n, int) for n in s)
+        ]
     except (TypeError, ValueError):
         return []
 
@@ -182,9 +223,18 @@ def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:
         return {"family": family, "B": batch, "M": int(np.prod(rows)), "N": left[-1], "K": k}
     if op in CONVOLUTIONS and len(sizes) >= 2 and len(sizes[0]) == 4 and len(sizes[1]) == 4:
         (b, c, height, width), (out, per_group, window, window_w) = sizes[:2]
-        return {"family": "conv2d_forward", "B": b, "in_channels": c, "out_channels": out, "kernel_size": window,
-                "kernel_size_w": window_w, "input_size": height, "input_size_w": width,
-                "groups": max(c // max(per_group, 1), 1), **_window(op, values)}  # fmt: skip
+        return {
+            "family": "conv2d_forward",
+            "B": b,
+            "in_channels": c,
+            "out_channels": out,
+            "kernel_size": window,
+            "kernel_size_w": window_w,
+            "input_size": height,
+            "input_size_w": width,
+            "groups": max(c // max(per_group, 1), 1),
+            **_window(op, values),
+        }
     return {}
 
 
@@ -194,10 +244,14 @@ def _flops(op: str, shapes: Any, values: Any) -> float:
         try:
             tensors = _tensors(shapes)
             if op == "aten::convolution_backward":
-                gradients: int = sum(word == "True" for word in json.loads(values)[-1].strip("[]").split(", ")[:2])
+                gradients: int = sum(
+                    word == "True" for word in json.loads(values)[-1].strip("[]").split(", ")[:2]
+                )
                 return 2.0 * gradients * float(np.prod(tensors[0])) * float(np.prod(tensors[2][1:]))
             query, key = tensors[1:3] if "backward" in op else tensors[:2]
-            keys: int = key[2 if "scaled_dot_product" in op else 1]  # the others have heads behind the sequence
+            keys: int = key[
+                2 if "scaled_dot_product" in op else 1
+            ]  # the others have heads behind the sequence
             return (8.0 if "backward" in op else 4.0) * float(np.prod(query)) * keys
         except (TypeError, ValueError, IndexError):
             return float("nan")
@@ -212,10 +266,18 @@ def _window(op: str, values: Any) -> dict[str, int]:
     stride, padding, dilation = (3, 2, 4) if op == "aten::cudnn_convolution" else (3, 4, 5)
     try:
         arguments = json.loads(values)
-        (high, wide), (above, left), (apart, _) = (_pair(arguments[at]) for at in (stride, padding, dilation))
+        (high, wide), (above, left), (apart, _) = (
+            _pair(arguments[at]) for at in (stride, padding, dilation)
+        )
     except (TypeError, ValueError, IndexError):
         return {}
-    return {"stride": high, "stride_w": wide, "padding": above, "padding_w": left, "dilation": apart}
+    return {
+        "stride": high,
+        "stride_w": wide,
+        "padding": above,
+        "padding_w": left,
+        "dilation": apart,
+    }
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -256,7 +318,9 @@ def _family(op: str, kernel: str, kind: str, family: str) -> str:
 
 def precision_notes(calls: pd.DataFrame, destination: GpuSpec) -> tuple[str, ...]:
     """A sentence on convolutions of `trace_calls` in fp32 that PyTorch would compute in TF32 on the destination."""
-    kept = calls["op"].str.contains("conv") & calls["intensity"].notna() & (calls["dtype"] == "fp32")
+    kept = (
+        calls["op"].str.contains("conv") & calls["intensity"].notna() & (calls["dtype"] == "fp32")
+    )
     text = "convolutions stay in fp32, as traced; `predict` with dtype=default has them in TF32 on"
     return (f"{text} {destination.name}",) if destination.tf32_gflop_per_s and kept.any() else ()
 
@@ -275,11 +339,21 @@ def transferred(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> p
         if not len(at):
             continue
         part = calls.iloc[at].assign(op=model.ops[0])
-        beside = moved.iloc[at] if family == "conv2d_forward" else methods.by_wave(part, origin, destination)
-        times = methods.step_calls_us(model, part, beside["predicted_us"].to_numpy(), origin, destination)
+        beside = (
+            moved.iloc[at]
+            if family == "conv2d_forward"
+            else methods.by_wave(part, origin, destination)
+        )
+        times = methods.step_calls_us(
+            model, part, beside["predicted_us"].to_numpy(), origin, destination
+        )
         method = ("utilisation+" + beside["method"]).to_numpy()
         cores = (part["dtype"] != "fp32").to_numpy()
-        on_cores = methods.on_tensor_cores(model, part[cores], origin, destination) if cores.any() else None
+        on_cores = (
+            methods.on_tensor_cores(model, part[cores], origin, destination)
+            if cores.any()
+            else None
+        )
         if on_cores is not None:
             times[cores], method[cores] = on_cores, "tensor"
         bounds = {"p10_us": times * np.exp(model.log_p10), "p90_us": times * np.exp(model.log_p90)}
@@ -287,9 +361,15 @@ def transferred(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> p
     moved = methods.at_least_min_duration(moved, calls, destination)
     bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
     pcie = origin.pcie_gb_per_s / destination.pcie_gb_per_s
-    kinds = {"link": ("link_ratio", pcie), "copy": ("bandwidth_ratio", bandwidth), "collective": ("unchanged", 1.0)}
+    kinds = {
+        "link": ("link_ratio", pcie),
+        "copy": ("bandwidth_ratio", bandwidth),
+        "collective": ("unchanged", 1.0),
+    }
     for kind, (by, ratio) in kinds.items():
         rows = calls[calls["kind"] == kind]
         times = rows["latency_us"].to_numpy(dtype=np.float64) * ratio
-        moved.loc[rows.index] = methods.with_interval(rows, times, methods.WAVE_LOG_SIGMA, by, origin, destination)
+        moved.loc[rows.index] = methods.with_interval(
+            rows, times, methods.WAVE_LOG_SIGMA, by, origin, destination
+        )
     return moved

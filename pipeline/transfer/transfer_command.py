@@ -24,14 +24,23 @@ from pipeline.transfer.shipped_models import load_models
 ADDED_COLUMNS = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has in addition to those of the input."""
 
-GEOMETRY_COLUMNS = (*(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"), "registers", "shared_memory")
+GEOMETRY_COLUMNS = (
+    *(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"),
+    "registers",
+    "shared_memory",
+)
 """Columns of the launch geometry; 0 means that the geometry was not recorded."""
 
 MAY_BE_ZERO = ("padding", *GEOMETRY_COLUMNS)
 
 
 def transfer_command(
-    from_gpu: str, to_gpu: str, method_name: str, in_path: Path, out_path: Path, probes: Path | None = None
+    from_gpu: str,
+    to_gpu: str,
+    method_name: str,
+    in_path: Path,
+    out_path: Path,
+    probes: Path | None = None,
 ) -> dict[str, Any]:
     """Scale the latencies of a table from one GPU to another, and write the same rows with `ADDED_COLUMNS`.
 
@@ -74,7 +83,9 @@ def transfer_command(
         "to": destination.name,
         "rows": len(result),
         "methods": {str(name): round(float(value), 4) for name, value in share.items()},
-        "median_ratio": float(np.median(predicted["predicted_us"] / samples["latency_us"])) if len(result) else None,
+        "median_ratio": float(np.median(predicted["predicted_us"] / samples["latency_us"]))
+        if len(result)
+        else None,
         "out": str(out_path),
     }
 
@@ -92,10 +103,14 @@ def read_measured(path: Path) -> pd.DataFrame:
     times = pd.to_numeric(table["latency_us"], errors="coerce").to_numpy(dtype=np.float64)
     bad = ~(np.isfinite(times) & (times > 0))
     if bad.any():
-        raise TableError(f"{path}: latency_us of row {int(np.flatnonzero(bad)[0])} is not a positive number")
+        raise TableError(
+            f"{path}: latency_us of row {int(np.flatnonzero(bad)[0])} is not a positive number"
+        )
     if (times > MAX_LATENCY_US).any():
         row = int(np.flatnonzero(times > MAX_LATENCY_US)[0])
-        raise TableError(f"{path}: latency_us of row {row} is {times[row]:g}, more than 100 s; give microseconds")
+        raise TableError(
+            f"{path}: latency_us of row {row} is {times[row]:g}, more than 100 s; give microseconds"
+        )
     return table
 
 
@@ -120,7 +135,9 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     for name in (*DIMS, *GEOMETRY_COLUMNS):
         if name not in table:
             continue
-        values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        values = pd.to_numeric(table[name], errors="coerce").to_numpy(
+            dtype=np.float64, na_value=np.nan
+        )
         least = 0.0 if name in MAY_BE_ZERO else 1.0
         with np.errstate(invalid="ignore"):
             fine = (values >= least) & (values <= MAX_DIM) & (values == np.floor(values))
@@ -162,11 +179,15 @@ def _warn(text: str) -> None:
 def _check_gpu(table: pd.DataFrame, gpu: GpuSpec, what: str, option: str) -> None:
     if "gpu" not in table.columns or table.empty:
         return
-    others = sorted({str(name) for name in table["gpu"].dropna().unique()} - {gpu.name, *gpu.aliases})
+    others = sorted(
+        {str(name) for name in table["gpu"].dropna().unique()} - {gpu.name, *gpu.aliases}
+    )
     # convolutions of the A100 were measured on the GPU with 80 GB: a GPU with the same chip is accepted as the origin
     strange = [name for name in others if not _sibling(name, gpu)]
     if strange:
-        raise InputError(f"{what} rows of {', '.join(strange)}, but {option} is {gpu.name}; remove these rows")
+        raise InputError(
+            f"{what} rows of {', '.join(strange)}, but {option} is {gpu.name}; remove these rows"
+        )
 
 
 def _sibling(name: str, gpu: GpuSpec) -> bool:

@@ -32,7 +32,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.model_files import REBUILD, Arrays, Shapes, check_shapes, layer_shapes, read_arrays, reading, write_arrays
+from pipeline.model_files import (
+    REBUILD,
+    Arrays,
+    Shapes,
+    check_shapes,
+    layer_shapes,
+    read_arrays,
+    reading,
+    write_arrays,
+)
 from pipeline.transfer.utilisation_terms import Terms, networks_of, terms
 
 Array = npt.NDArray[np.float64]
@@ -123,9 +132,13 @@ class UtilisationModel:
     probe_prior: dict[str, Any] = field(default_factory=dict)
 
     def kernel_and_latency(
-        self, calls: pd.DataFrame, gpu: GpuSpec, floors_us: dict[str, float] | None = None,
-        correction: Correction | None = None, taken: npt.NDArray[np.int64] | None = None,
-    ) -> tuple[Array, Array]:  # fmt: skip
+        self,
+        calls: pd.DataFrame,
+        gpu: GpuSpec,
+        floors_us: dict[str, float] | None = None,
+        correction: Correction | None = None,
+        taken: npt.NDArray[np.int64] | None = None,
+    ) -> tuple[Array, Array]:
         """Kernel time and latency in µs, each of shape (rows,), averaged over the networks in log time.
 
         Args:
@@ -142,16 +155,22 @@ class UtilisationModel:
         code = np.asarray(op.fillna(0), dtype=np.int64)
         floors = self.floors_us if floors_us is None else floors_us
         usual = float(np.median(list(floors.values())))
-        floor = np.array([floors.get(name, usual) for name in calls["op"].astype(str)], dtype=np.float64)
+        floor = np.array(
+            [floors.get(name, usual) for name in calls["op"].astype(str)], dtype=np.float64
+        )
         log_floor = np.log(floor) + correction.floor
         kernels, latencies = [], []
         for network in range(len(self.parameters["launch"])):
-            ways = np.stack([self._log_kernel(network, way, code, correction) for way in call_terms.values()])
+            ways = np.stack(
+                [self._log_kernel(network, way, code, correction) for way in call_terms.values()]
+            )
             kernel = _norm(-self.shape.choice, *ways) if len(ways) > 1 else ways[0]
             if taken is not None:
                 shown = ways[np.maximum(taken, 0), np.arange(len(taken))]
                 kernel = np.where((taken >= 0) & np.isfinite(shown), shown, kernel)
-            start = log_floor + _log_sigmoid(self.parameters["launch"][network].astype(np.float64)[code])
+            start = log_floor + _log_sigmoid(
+                self.parameters["launch"][network].astype(np.float64)[code]
+            )
             kernels.append(kernel)
             latencies.append(_norm(FLOOR_SHARPNESS, log_floor, np.logaddexp(start, kernel)))
         return np.exp(np.mean(kernels, axis=0)), np.exp(np.mean(latencies, axis=0))
@@ -161,20 +180,30 @@ class UtilisationModel:
     ) -> Array:
         """Logarithm of the kernel's time in µs when computed in one way, shape (rows,)."""
         prefix = call_terms.network
-        p = {name.removeprefix(prefix): value for name, value in self.parameters.items() if name.startswith(prefix)}
+        p = {
+            name.removeprefix(prefix): value
+            for name, value in self.parameters.items()
+            if name.startswith(prefix)
+        }
         shape = self.shape
         hidden = np.clip((call_terms.x - p["mean"]) / p["scale"], -FEATURE_CLIP, FEATURE_CLIP)
         for layer in range(shape.depth):
             hidden = hidden @ p[f"weight{layer}"][network] + p[f"bias{layer}"][network]
             hidden = hidden / (1.0 + np.exp(-hidden))
         last = shape.depth
-        z = hidden @ p[f"weight{last}"][network] + p[f"bias{last}"][network] + p["op_bias"][network][code]
+        z = (
+            hidden @ p[f"weight{last}"][network]
+            + p[f"bias{last}"][network]
+            + p["op_bias"][network][code]
+        )
         use_compute = _log_sigmoid(z[:, 0]) + np.log(shape.compute_bound)
         span = shape.memory_high - shape.memory_low
         use_memory = np.log(shape.memory_low + span * np.exp(_log_sigmoid(z[:, 1])))
         centre, steep = (float(v) for v in p["l2"][network])
         missed = _log_sigmoid(np.exp(steep) * (call_terms.per_l2 - centre))
-        memory = _norm(shape.norm, call_terms.dram + np.logaddexp(missed, np.log(1e-6)), call_terms.l2)
+        memory = _norm(
+            shape.norm, call_terms.dram + np.logaddexp(missed, np.log(1e-6)), call_terms.l2
+        )
         log_kernel = _norm(
             shape.norm if call_terms.norm is None else call_terms.norm,
             call_terms.arithmetic - use_compute + correction.compute,
@@ -184,7 +213,11 @@ class UtilisationModel:
             # data that L2 holds is not read from DRAM again, whatever the network's output
             again = missed + _log_sigmoid(z[:, 3]) + np.log(shape.tile_reads)
             log_kernel = _norm(shape.norm, log_kernel, call_terms.tiles + again + correction.memory)
-        return _norm(shape.norm, log_kernel, call_terms.steps + z[:, 2]) if shape.thread_steps else log_kernel
+        return (
+            _norm(shape.norm, log_kernel, call_terms.steps + z[:, 2])
+            if shape.thread_steps
+            else log_kernel
+        )
 
     def own_correction(self, gpu: str) -> Correction:
         """The correction of a GPU that the model was trained on; 0 for other GPUs."""
@@ -218,8 +251,13 @@ class UtilisationModel:
         for prefix in networks_of(self.family):
             inputs = f"{prefix}inputs"
             expected |= {f"{prefix}mean": (inputs,), f"{prefix}scale": (inputs,)}
-            expected |= {f"{prefix}op_bias": ("networks", ops, shape.heads), f"{prefix}l2": ("networks", 2)}
-            expected |= layer_shapes([inputs, *[shape.width] * shape.depth, shape.heads], prefix, ("networks",))
+            expected |= {
+                f"{prefix}op_bias": ("networks", ops, shape.heads),
+                f"{prefix}l2": ("networks", 2),
+            }
+            expected |= layer_shapes(
+                [inputs, *[shape.width] * shape.depth, shape.heads], prefix, ("networks",)
+            )
         return expected
 
 

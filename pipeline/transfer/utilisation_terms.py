@@ -19,7 +19,14 @@ from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
 from pipeline.kernels.work import Dims
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES, Way, call_features, softmax_features
 from pipeline.transfer.ways import FAMILY as TENSOR
-from pipeline.transfer.ways import ROUTES, batched_tiles, convolution_routes, routes_taken, tensor_tiles, tiles_taken
+from pipeline.transfer.ways import (
+    ROUTES,
+    batched_tiles,
+    convolution_routes,
+    routes_taken,
+    tensor_tiles,
+    tiles_taken,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -105,7 +112,10 @@ def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Terms]:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         if family == "conv2d_forward":
-            return {name: _of_way(way, gpu, f"{name}.") for name, way in convolution_routes(calls, gpu).items()}
+            return {
+                name: _of_way(way, gpu, f"{name}.")
+                for name, way in convolution_routes(calls, gpu).items()
+            }
         if family in ("bmm", TENSOR):
             tiles = batched_tiles(calls, gpu) if family == "bmm" else tensor_tiles(calls, gpu)
             return {name: _of_way(way, gpu) for name, way in tiles.items()}
@@ -122,9 +132,17 @@ def ways_taken(family: str, samples: pd.DataFrame) -> npt.NDArray[np.int64]:
 def _of_way(way: Way, gpu: GpuSpec, network: str = "") -> Terms:
     """Terms of calls that are computed in one way."""
     able = np.isfinite(way.flops)
-    us = np.where(able, arithmetic_us(gpu, np.where(able, way.flops, 1.0)), np.inf) if way.us is None else way.us
+    us = (
+        np.where(able, arithmetic_us(gpu, np.where(able, way.flops, 1.0)), np.inf)
+        if way.us is None
+        else way.us
+    )
     nothing = np.full(len(way.bytes), -np.inf)
-    tiles = nothing if way.tile_bytes is None else _dram(way.tile_bytes, gpu) - _l2_reuse_log_factor(gpu)
+    tiles = (
+        nothing
+        if way.tile_bytes is None
+        else _dram(way.tile_bytes, gpu) - _l2_reuse_log_factor(gpu)
+    )
     steps = nothing if way.chain_us is None else np.log(way.chain_us)
     # for an empty image, the fullness of the last wave is NaN
     x, per_l2 = np.nan_to_num(way.x), np.log(way.bytes / gpu.l2_bytes)
@@ -145,7 +163,11 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
     described = call_features(family, calls, gpu)
     # memory-bound kernels issue few instructions, so the clock limits their rate, not the power budget of products
     flops = np.maximum(described.flops, 1.0)
-    arithmetic = arithmetic_us(gpu, flops) if family in COMPUTE_FAMILIES else flops / gpu.fp32_gflop_per_s / 1e3
+    arithmetic = (
+        arithmetic_us(gpu, flops)
+        if family in COMPUTE_FAMILIES
+        else flops / gpu.fp32_gflop_per_s / 1e3
+    )
     x, norm = described.x, None
     if family == "softmax":
         x, norm = softmax_features(calls, gpu), SOFTMAX_NORM
@@ -158,7 +180,11 @@ def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
         np.log(arithmetic),
         *_traffic(described.bytes, gpu),
         np.log(
-            cycles * described.bytes / 2.0 / Dims(calls).element_bytes() / (gpu.sms * threads * gpu.boost_clock_mhz)
+            cycles
+            * described.bytes
+            / 2.0
+            / Dims(calls).element_bytes()
+            / (gpu.sms * threads * gpu.boost_clock_mhz)
         ),
         _dram(flops / _tile_intensity(family, gpu), gpu) - _l2_reuse_log_factor(gpu),
         np.log(described.bytes / gpu.l2_bytes),

@@ -36,7 +36,15 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.kernels.families import work_of
 from pipeline.kernels.work import Dims
-from pipeline.model_files import REBUILD, Arrays, check_shapes, layer_shapes, read_arrays, reading, write_arrays
+from pipeline.model_files import (
+    REBUILD,
+    Arrays,
+    check_shapes,
+    layer_shapes,
+    read_arrays,
+    reading,
+    write_arrays,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -70,7 +78,9 @@ class Launches:
         def volume(name: str) -> Array:
             axes = np.stack([column(f"{name}_{axis}") for axis in "xyz"])
             size = np.where(np.isnan(axes[0]), np.nan, np.nanprod(axes, axis=0))
-            return np.where(np.isnan(size), _text_volume(table[name]) if name in table else np.nan, size)
+            return np.where(
+                np.isnan(size), _text_volume(table[name]) if name in table else np.nan, size
+            )
 
         blocks, threads = volume("grid"), volume("block")
         usable = (blocks >= 1) & (threads >= 1)
@@ -85,9 +95,15 @@ class Launches:
 
 def _text_volume(values: pd.Series) -> Array:
     """Product of the numbers in texts such as `[8, 1, 1]`; NaN where there are none."""
-    sizes = {text: float(np.prod([float(n) for n in re.findall(r"\d+", text)] or [np.nan])) for text in
-             set(values.dropna().astype(str))}  # fmt: skip
-    return values.astype(object).map(lambda text: sizes.get(str(text), np.nan)).to_numpy(dtype=np.float64)
+    sizes = {
+        text: float(np.prod([float(n) for n in re.findall(r"\d+", text)] or [np.nan]))
+        for text in set(values.dropna().astype(str))
+    }
+    return (
+        values.astype(object)
+        .map(lambda text: sizes.get(str(text), np.nan))
+        .to_numpy(dtype=np.float64)
+    )
 
 
 def gamma(intensity: Array, gpu: GpuSpec) -> Array:
@@ -148,7 +164,9 @@ DIMS: dict[str, tuple[str, ...]] = {
 
 def inputs(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Array:
     """Log dims and log destination features, shape (rows, dims + 4)."""
-    sizes = np.column_stack([np.log(calls[name].to_numpy(dtype=np.float64)) for name in DIMS[family]])
+    sizes = np.column_stack(
+        [np.log(calls[name].to_numpy(dtype=np.float64)) for name in DIMS[family]]
+    )
     device = np.log([gpu.memory_bytes, gpu.dram_gb_per_s, gpu.sms, gpu.fp32_gflop_per_s])
     return np.hstack([sizes, np.broadcast_to(device, (len(calls), 4))])
 

@@ -91,12 +91,22 @@ def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
         waves = blocks / gpu.sms
         able = name in AVAILABLE_TILES.get(gpu.architecture, NEWER_TILES)
         panels = 4.0 * n * np.minimum(blocks, 2.0 * gpu.sms) * (high + wide) / 2.0
-        x = np.column_stack([
-            np.log(waves), waves / np.ceil(waves), waves / 2.0 / np.ceil(waves / 2.0),
-            batch * m * k / (blocks * high * wide), n / deep, np.log(n), *(alignment(size) for size in (m, n, k)),
-            np.log1p(traffic / gpu.l2_bytes), np.log1p(panels / gpu.l2_bytes),
-            np.full(d.rows, np.log(high * wide / 4096.0)), np.full(d.rows, np.log(high / wide)), pascal,
-        ])  # fmt: skip
+        x = np.column_stack(
+            [
+                np.log(waves),
+                waves / np.ceil(waves),
+                waves / 2.0 / np.ceil(waves / 2.0),
+                batch * m * k / (blocks * high * wide),
+                n / deep,
+                np.log(n),
+                *(alignment(size) for size in (m, n, k)),
+                np.log1p(traffic / gpu.l2_bytes),
+                np.log1p(panels / gpu.l2_bytes),
+                np.full(d.rows, np.log(high * wide / 4096.0)),
+                np.full(d.rows, np.log(high / wide)),
+                pascal,
+            ]
+        )
         flops = 2.0 * blocks * high * wide * deep if able else np.full(d.rows, np.inf)
         tiles[name] = Way(flops, traffic, x, tile_bytes=4.0 * blocks * (high + wide) * n)
     return tiles
@@ -126,15 +136,23 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
     for name in TENSOR_TILES:
         high, wide = (int(v) for v in name.split("x"))
         blocks = batch * np.ceil(k / high) * np.ceil(m / wide)
-        parts = np.clip(np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(steps / MIN_STEPS, 1.0))
+        parts = np.clip(
+            np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(steps / MIN_STEPS, 1.0)
+        )
         part_steps = np.ceil(steps / parts)
         waves = blocks * parts / gpu.sms
         # sizes and working sets are no features: a GPU with another L2 would be outside the range of the samples
-        x = np.column_stack([
-            np.log(waves), waves / np.ceil(waves), np.log(parts), np.log(part_steps),
-            batch * m * k / (blocks * high * wide),
-            np.full(d.rows, np.log(high * wide / 4096.0)), np.full(d.rows, np.log(high / wide)),
-        ])  # fmt: skip
+        x = np.column_stack(
+            [
+                np.log(waves),
+                waves / np.ceil(waves),
+                np.log(parts),
+                np.log(part_steps),
+                batch * m * k / (blocks * high * wide),
+                np.full(d.rows, np.log(high * wide / 4096.0)),
+                np.full(d.rows, np.log(high / wide)),
+            ]
+        )
         flops = 2.0 * blocks * parts * high * wide * part_steps * STEP_BYTES / size
         chain_us = STEP_CYCLES * part_steps / gpu.boost_clock_mhz
         x = np.nan_to_num(x, posinf=0.0, neginf=0.0)
@@ -182,51 +200,92 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
     pascal = np.full(d.rows, float(gpu.architecture == "pascal"))
     # transforms exist for windows of 3 x 3 at stride 1
     square = (s.window == 9.0) & (d("kernel_size") == 3.0) & (s.groups == 1.0)
-    able = square & (d("stride", 1.0) == 1.0) & (d("stride_w", d("stride", 1.0)) == 1.0) & (d("dilation", 1.0) == 1.0)
+    able = (
+        square
+        & (d("stride", 1.0) == 1.0)
+        & (d("stride_w", d("stride", 1.0)) == 1.0)
+        & (d("dilation", 1.0) == 1.0)
+    )
 
     flops = 2.0 * outputs * channels * s.window * out_channels
     implicit = Way(
         flops,
         traffic,
-        np.column_stack([
-            *_tile_use(outputs, out_channels, 1.0, IMPLICIT_TILES, gpu),
-            np.log(channels * s.window / 9.0), np.log(outputs), np.log(out_channels), *aligned, np.log(s.out_height),
-            np.log(traffic / gpu.l2_bytes), np.log(4.0 * s.weights / gpu.l2_bytes), pascal,
-        ]),
+        np.column_stack(
+            [
+                *_tile_use(outputs, out_channels, 1.0, IMPLICIT_TILES, gpu),
+                np.log(channels * s.window / 9.0),
+                np.log(outputs),
+                np.log(out_channels),
+                *aligned,
+                np.log(s.out_height),
+                np.log(traffic / gpu.l2_bytes),
+                np.log(4.0 * s.weights / gpu.l2_bytes),
+                pascal,
+            ]
+        ),
         norm=2.0,
-    )  # fmt: skip
+    )
 
     boxes = BOXES.get(gpu.architecture, NEWER_BOXES)
-    filled = [np.ceil(images / b) * np.ceil(s.out_height / h) * np.ceil(s.out_width / w) for b, h, w in boxes]
+    filled = [
+        np.ceil(images / b) * np.ceil(s.out_height / h) * np.ceil(s.out_width / w)
+        for b, h, w in boxes
+    ]
     blocks = np.min(filled, axis=0) * np.ceil(out_channels / BOX_CHANNELS)
     waves = blocks / gpu.sms
     winograd = Way(
         # a tile of 2 x 2 outputs takes 16 multiplications
         np.where(able, 2.0 * blocks * BOX_OUTPUTS * 4.0 * BOX_CHANNELS * padded, np.inf),
         traffic,
-        np.column_stack([
-            np.log(waves), waves / np.ceil(waves), waves / 2.0 / np.ceil(waves / 2.0),
-            np.log(channels), np.log(out_channels), np.log(images), np.log(s.out_height), *aligned,
-            outputs * out_channels / (blocks * BOX_OUTPUTS * BOX_CHANNELS), channels / padded,
-            np.log(traffic / gpu.l2_bytes), np.log(64.0 * channels * out_channels / gpu.l2_bytes), pascal,
-        ]),
+        np.column_stack(
+            [
+                np.log(waves),
+                waves / np.ceil(waves),
+                waves / 2.0 / np.ceil(waves / 2.0),
+                np.log(channels),
+                np.log(out_channels),
+                np.log(images),
+                np.log(s.out_height),
+                *aligned,
+                outputs * out_channels / (blocks * BOX_OUTPUTS * BOX_CHANNELS),
+                channels / padded,
+                np.log(traffic / gpu.l2_bytes),
+                np.log(64.0 * channels * out_channels / gpu.l2_bytes),
+                pascal,
+            ]
+        ),
         norm=2.0,
-    )  # fmt: skip
+    )
 
-    tiles = IMAGE_MULTIPLE * np.ceil(images / IMAGE_MULTIPLE) * np.ceil(s.out_height / 4.0) * np.ceil(s.out_width / 4.0)
+    tiles = (
+        IMAGE_MULTIPLE
+        * np.ceil(images / IMAGE_MULTIPLE)
+        * np.ceil(s.out_height / 4.0)
+        * np.ceil(s.out_width / 4.0)
+    )
     held = 4.0 * TRANSFORMED_PRODUCTS * tiles * (channels + out_channels)
     weights = 4.0 * TRANSFORMED_PRODUCTS * channels * out_channels
     transformed = Way(
         np.where(able, 2.0 * TRANSFORMED_PRODUCTS * tiles * padded * out_channels, np.inf),
         traffic + 2.0 * (held + weights),
-        np.column_stack([
-            *_tile_use(tiles, out_channels, TRANSFORMED_PRODUCTS, TRANSFORMED_TILES, gpu),
-            np.log(channels), np.log(tiles), np.log(out_channels), *aligned, np.log(s.out_height),
-            outputs * padded / (16.0 * tiles * channels), images / (IMAGE_MULTIPLE * np.ceil(images / IMAGE_MULTIPLE)),
-            np.log(held / gpu.l2_bytes), np.log(weights / gpu.l2_bytes), pascal,
-        ]),
+        np.column_stack(
+            [
+                *_tile_use(tiles, out_channels, TRANSFORMED_PRODUCTS, TRANSFORMED_TILES, gpu),
+                np.log(channels),
+                np.log(tiles),
+                np.log(out_channels),
+                *aligned,
+                np.log(s.out_height),
+                outputs * padded / (16.0 * tiles * channels),
+                images / (IMAGE_MULTIPLE * np.ceil(images / IMAGE_MULTIPLE)),
+                np.log(held / gpu.l2_bytes),
+                np.log(weights / gpu.l2_bytes),
+                pascal,
+            ]
+        ),
         norm=1.0,  # its kernels run one after another
-    )  # fmt: skip
+    )
     return dict(zip(ROUTES, (implicit, winograd, transformed), strict=True))
 
 
@@ -248,7 +307,12 @@ def routes_taken(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
         return np.full(len(samples), -1, dtype=np.int64)
     name = samples["kernel_name"].astype(object).fillna("").astype(str).str.lower()
     grid = samples["grid"] if "grid" in samples.columns else pd.Series("", samples.index)
-    deep = grid.astype(object).fillna("").astype(str).str.contains(rf",\s*{TRANSFORMED_PRODUCTS}\s*[\])]$")
+    deep = (
+        grid.astype(object)
+        .fillna("")
+        .astype(str)
+        .str.contains(rf",\s*{TRANSFORMED_PRODUCTS}\s*[\])]$")
+    )
     transformed = name.str.contains("nonfused") | (name.str.contains("sgemm_") & deep)
     winograd = name.str.contains("winograd") & ~transformed
     implicit = name.str.contains("convolve_sgemm|scudnn|implicit_gemm") & ~winograd

@@ -15,14 +15,20 @@ from pipeline.question.sections import CHOICES, NAMED_BY, check_precision
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
 
-ARCHITECTURES = ("dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", *NAMED_BY,
-                 "custom")  # fmt: skip
+ARCHITECTURES = (
+    "dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", *NAMED_BY,
+    "custom",
+)  # fmt: skip
 """Allowed values of `architecture` in a model's config."""
 
 Builder = Callable[[Mapping[str, Any], int, str], "Step"]
 """A function that builds a step from a model's config, a batch size and a device."""
 
-OPTIONS = {key.removeprefix("model."): values for key, values in CHOICES.items() if key.startswith("model.")}
+OPTIONS = {
+    key.removeprefix("model."): values
+    for key, values in CHOICES.items()
+    if key.startswith("model.")
+}
 """Allowed values of each option of a model."""
 
 
@@ -51,7 +57,9 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     try:
         build = builder(str(name))
     except ModuleNotFoundError as error:
-        raise InputError(f"model {config.get('name', name)} needs {error.name}: pip install {error.name}") from None
+        raise InputError(
+            f"model {config.get('name', name)} needs {error.name}: pip install {error.name}"
+        ) from None
     return build(config, batch_size, device)
 
 
@@ -77,5 +85,7 @@ def builder(architecture: str) -> Builder:
         case "custom":
             from pipeline.workloads.custom import build
         case _:
-            raise InputError(f"architecture {architecture!r} has no builder in pipeline/workloads/__init__.py")
+            raise InputError(
+                f"architecture {architecture!r} has no builder in pipeline/workloads/__init__.py"
+            )
     return build

@@ -18,7 +18,13 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.as_on_cuda.torchvision_operators import declare_torchvision_operators
-from pipeline.errors import ConfigError, InputError, SteptimeWarning, collected_warnings, did_you_mean
+from pipeline.errors import (
+    ConfigError,
+    InputError,
+    SteptimeWarning,
+    collected_warnings,
+    did_you_mean,
+)
 from pipeline.paths import config_dir
 from pipeline.workloads.given_steps import maker_of, shown_target
 from pipeline.workloads.training_step import Step
@@ -31,7 +37,17 @@ MAX_NAMED = 20
 OWN = ("options", "seq_len")
 """Keys of `model=custom` that only the user's function reads."""
 
-OF_STEP = ("optimizer", "dtype", "precision", "memory_format", "foreach", "set_to_none", "copies", "read_loss", "mode")
+OF_STEP = (
+    "optimizer",
+    "dtype",
+    "precision",
+    "memory_format",
+    "foreach",
+    "set_to_none",
+    "copies",
+    "read_loss",
+    "mode",
+)
 """Keys that `Step` reads, if the user's function gives it the configuration."""
 
 _SAID_AT_IMPORT: dict[str, list[str]] = {}
@@ -59,10 +75,13 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     if not _has_size(step, batch_size):
         other = _made(function, target, config, 2 * batch_size, device)
         if _shapes(other) != _shapes(step):
-            return _made(function, target, config, batch_size, device)  # a given module is in one step at a time
+            return _made(
+                function, target, config, batch_size, device
+            )  # a given module is in one step at a time
         raise InputError(
-            f"{shown_target(target)}: batch_size={batch_size} changes nothing: its batches hold tensors of shape "
-            f"{', '.join(map(str, _shapes(step)))}; make them of batch_size samples, or give the size that they have"
+            f"{shown_target(target)}: batch_size={batch_size} changes nothing: its batches hold"
+            f" tensors of shape {', '.join(map(str, _shapes(step)))}; make them of batch_size"
+            " samples, or give the size that they have"
         )
     return step
 
@@ -70,19 +89,29 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 def _function(target: object) -> Callable[..., Any]:
     module_name, _, function_name = str(target or "").partition(":")
     if not module_name or not function_name:
-        raise ConfigError(f"model.target={target}: give module:function, such as my_module:make_step")
+        raise ConfigError(
+            f"model.target={target}: give module:function, such as my_module:make_step"
+        )
     if module_name.endswith(".py") or "/" in module_name:
         raise ConfigError(
-            f"model.target={target}: give the module's name as in an import, not its file: "
-            f"{Path(module_name).stem}:{function_name}, from its folder or with that folder on PYTHONPATH"
+            f"model.target={target}: give the module's name as in an import, not its file:"
+            f" {Path(module_name).stem}:{function_name}, from its folder or with that folder on"
+            " PYTHONPATH"
         )
     module = _module(module_name, target)
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if function is None or not callable(function):
-        own = [name for name, each in vars(module).items()
-               if inspect.isfunction(each) and each.__module__ == module.__name__]  # fmt: skip
+        own = [
+            name
+            for name, each in vars(module).items()
+            if inspect.isfunction(each) and each.__module__ == module.__name__
+        ]
         what = "has no" if function is None else "defines no function"
-        choices = f": {did_you_mean(function_name, own)}it defines {', '.join(own[:MAX_NAMED])}" if own else ""
+        choices = (
+            f": {did_you_mean(function_name, own)}it defines {', '.join(own[:MAX_NAMED])}"
+            if own
+            else ""
+        )
         raise InputError(f"model.target={target}: {module_name} {what} {function_name}{choices}")
     return function
 
@@ -94,10 +123,12 @@ def _module(name: str, target: object) -> ModuleType:
             module = _imported(name, here)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise InputError(f"model.target={target}: no module {error.name!r} on the path or in {here}") from None
+            raise InputError(
+                f"model.target={target}: no module {error.name!r} on the path or in {here}"
+            ) from None
         raise InputError(
-            f"model.target={target}: no module {error.name!r}, which it imports{place_in_user_code(error)}: install it, "
-            "or put its folder on PYTHONPATH"
+            f"model.target={target}: no module {error.name!r}, which it"
+            f" imports{place_in_user_code(error)}: install it, or put its folder on PYTHONPATH"
         ) from None
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -110,7 +141,11 @@ def _module(name: str, target: object) -> ModuleType:
 
 
 def _made(
-    function: Callable[..., Any], target: object, config: Mapping[str, Any], batch_size: int, device: str
+    function: Callable[..., Any],
+    target: object,
+    config: Mapping[str, Any],
+    batch_size: int,
+    device: str,
 ) -> Step:
     """Call the user's function."""
     try:
@@ -118,14 +153,16 @@ def _made(
     except TypeError as error:
         name = getattr(function, "__name__", type(function).__name__)
         raise InputError(
-            f"{shown_target(target)}: it is called as {name}(config, batch_size, device), and is defined as "
-            f"{name}{inspect.signature(function)} ({error})"
+            f"{shown_target(target)}: it is called as {name}(config, batch_size, device), and is"
+            f" defined as {name}{inspect.signature(function)} ({error})"
         ) from None
     except ValueError:  # a function of a compiled module has no signature
         pass
     step = function(config, batch_size, device)
     if not isinstance(step, Step):
-        raise InputError(f"{shown_target(target)}: returned {type(step).__name__}, not a steptime.Step")
+        raise InputError(
+            f"{shown_target(target)}: returned {type(step).__name__}, not a steptime.Step"
+        )
     return step
 
 
@@ -134,7 +171,8 @@ def _check_device(step: Step, target: object, device: str) -> None:
     places = {parameter.device.type for parameter in step.parameters()}
     if device == "meta" and places == {"cpu"}:
         raise InputError(
-            f"{shown_target(target)}: all modules are on the CPU: create them inside `with torch.device(device):`"
+            f"{shown_target(target)}: all modules are on the CPU: create them inside `with"
+            " torch.device(device):`"
         )
 
 
@@ -197,7 +235,8 @@ class ReadOptions(dict[str, Any]):
         close = did_you_mean(key, map(str, super().keys()))
         if self.name == "model":
             raise MissingOptionError(
-                f"there is no {self.name}.{key}: {close}a step's own options are in config['options']"
+                f"there is no {self.name}.{key}: {close}a step's own options are in"
+                " config['options']"
             )
         given = f"{close}give {self.name}.{key}=..., or read it with .get({key!r}, default)"
         raise MissingOptionError(f"no option {key!r} was given: {given}")
@@ -249,7 +288,9 @@ class ReadOptions(dict[str, Any]):
 @lru_cache(maxsize=1)
 def usual_values() -> Mapping[str, Any]:
     """The values of `config/model/custom.yaml`; an option with such a value was not given."""
-    values: dict[str, Any] = load_yaml((config_dir() / "model" / "custom.yaml").read_text(encoding="utf-8"))
+    values: dict[str, Any] = load_yaml(
+        (config_dir() / "model" / "custom.yaml").read_text(encoding="utf-8")
+    )
     return values
 
 

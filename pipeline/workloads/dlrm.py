@@ -29,7 +29,12 @@ from torch import Tensor, nn
 from pipeline.as_on_cuda.shape_operators import apply
 from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
-from pipeline.workloads.dlrm_operators import STATES, FusedInteraction, FusedLookup, interaction_width
+from pipeline.workloads.dlrm_operators import (
+    STATES,
+    FusedInteraction,
+    FusedLookup,
+    interaction_width,
+)
 from pipeline.workloads.training_step import Batch, Step, host_empty, is_dry
 from pipeline.workloads.workload_files import table_configs_path
 
@@ -56,24 +61,33 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     if rows is None:
         raise ConfigError("model.rows is missing: give rows per table, as a number or a list")
     if count is not None and not (isinstance(count, int) and count > 0):
-        raise ConfigError(f"model.tables={count}: give the number of tables (a list selects tables of a file)")
+        raise ConfigError(
+            f"model.tables={count}: give the number of tables (a list selects tables of a file)"
+        )
     listed = isinstance(rows, Sequence) and not isinstance(rows, str)
     if listed and count is not None and count != len(rows):
         raise ConfigError(
-            f"model.tables={count}: model.rows lists {len(rows)}; give model.tables={len(rows)} too, or null"
+            f"model.tables={count}: model.rows lists {len(rows)}; give model.tables={len(rows)}"
+            " too, or null"
         )
     sizes = _numbers("rows", list(rows)[:count] if listed else [rows] * (count or 1))
     each_given = isinstance(lookups, Sequence) and not isinstance(lookups, str)
     each = _numbers("lookups", list(lookups) if each_given else [lookups] * len(sizes))
     if len(each) != len(sizes):
-        raise ConfigError(f"model.lookups lists {len(each)} numbers for {len(sizes)} tables: give one per table")
+        raise ConfigError(
+            f"model.lookups lists {len(each)} numbers for {len(sizes)} tables: give one per table"
+        )
     return sizes, each
 
 
 def _numbers(option: str, values: Sequence[Any]) -> list[int]:
     """Convert the rows or lookups of tables to integers."""
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= MAX_ROWS:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 1 <= value <= MAX_ROWS
+        ):
             raise ConfigError(f"model.{option}: {value} is not a number from 1 to {MAX_ROWS:,}")
         if value != int(value):
             raise ConfigError(f"model.{option}: {value} is not a whole number")
@@ -92,7 +106,9 @@ def check_distribution(text: object) -> None:
     except ValueError:
         known = False
     if not known:
-        raise ConfigError(f"model.distribution={text}: give uniform, or zipf:ALPHA such as zipf:1.05")
+        raise ConfigError(
+            f"model.distribution={text}: give uniform, or zipf:ALPHA such as zipf:1.05"
+        )
 
 
 def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -104,10 +120,18 @@ def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        places = [] if named.is_absolute() else list(dict.fromkeys(map(str, (Path.cwd(), project_dir()))))
-        raise ConfigError(f"{where}: no such file{' in ' if places else ''}{' or '.join(places)}") from None
+        places = (
+            []
+            if named.is_absolute()
+            else list(dict.fromkeys(map(str, (Path.cwd(), project_dir()))))
+        )
+        raise ConfigError(
+            f"{where}: no such file{' in ' if places else ''}{' or '.join(places)}"
+        ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: not a readable JSON file ({str(error).splitlines()[0]})") from None
+        raise ConfigError(
+            f"{where}: not a readable JSON file ({str(error).splitlines()[0]})"
+        ) from None
     tables = content.get("tables") if isinstance(content, dict) else content
     if (
         not isinstance(tables, list)
@@ -116,11 +140,16 @@ def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]
     ):
         raise ConfigError(f"{where}: not a list of tables with num_embeddings and pooling_factor")
     chosen = config.get("tables")
-    picks = chosen if isinstance(chosen, Sequence) else list(range(len(tables) if chosen is None else chosen))
+    picks = (
+        chosen
+        if isinstance(chosen, Sequence)
+        else list(range(len(tables) if chosen is None else chosen))
+    )
     for index in picks:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tables):
             raise ConfigError(
-                f"model.tables={chosen}: {named} has {len(tables)} tables, numbered 0 to {len(tables) - 1}"
+                f"model.tables={chosen}: {named} has {len(tables)} tables, numbered 0 to"
+                f" {len(tables) - 1}"
             )
     if not picks:
         raise ConfigError(f"model.tables={chosen}: give at least one table")
@@ -128,7 +157,9 @@ def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]
     pooled = [table.get("pooling_factor", 1) for table in picked]
     if not all(isinstance(factor, (int, float)) for factor in pooled):
         raise ConfigError(f"{where}: a pooling_factor is not a number")
-    return _numbers("table_configs", [t["num_embeddings"] for t in picked]), [max(1, round(f)) for f in pooled]
+    return _numbers("table_configs", [t["num_embeddings"] for t in picked]), [
+        max(1, round(f)) for f in pooled
+    ]
 
 
 def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
@@ -154,9 +185,16 @@ class Dlrm(nn.Module):
     """
 
     def __init__(
-        self, bottom: Sequence[int], top: Sequence[int], rows: Sequence[int], dim: int, embedding: str, logits: bool,
-        states: int = 0, interaction: str = "by_parts",
-    ) -> None:  # fmt: skip
+        self,
+        bottom: Sequence[int],
+        top: Sequence[int],
+        rows: Sequence[int],
+        dim: int,
+        embedding: str,
+        logits: bool,
+        states: int = 0,
+        interaction: str = "by_parts",
+    ) -> None:
         super().__init__()
         self.row: Tensor
         self.column: Tensor
@@ -164,7 +202,11 @@ class Dlrm(nn.Module):
         features = self.tables + 1
         self.bottom = mlp(bottom, nn.ReLU())
         self.one_kernel = interaction == "fused"
-        joined = interaction_width(features, dim) if self.one_kernel else dim + features * (features - 1) // 2
+        joined = (
+            interaction_width(features, dim)
+            if self.one_kernel
+            else dim + features * (features - 1) // 2
+        )
         self.top = mlp((joined, *top), nn.Identity() if logits else nn.Sigmoid())
         if not self.one_kernel:
             lower = torch.tril_indices(features, features, offset=-1)
@@ -184,11 +226,17 @@ class Dlrm(nn.Module):
             if embedding == "joint_rows":
                 self.joint = nn.Embedding(sum(rows), dim, sparse=True, _weight=weight)
             else:
-                self.joint = nn.EmbeddingBag(sum(rows), dim, mode="sum", sparse=True, _weight=weight)
+                self.joint = nn.EmbeddingBag(
+                    sum(rows), dim, mode="sum", sparse=True, _weight=weight
+                )
         else:
             for count in rows:
                 weight = torch.empty(count, dim).uniform_(-bound, bound)
-                self.bags.append(nn.EmbeddingBag(count, dim, mode="sum", sparse=embedding == "sparse", _weight=weight))
+                self.bags.append(
+                    nn.EmbeddingBag(
+                        count, dim, mode="sum", sparse=embedding == "sparse", _weight=weight
+                    )
+                )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Dlrm:
         """Like `nn.Module._apply`, but also for the optimizer's tensors, which are not buffers."""
@@ -202,8 +250,14 @@ class Dlrm(nn.Module):
         x = self.bottom(dense)
         batch, dim = x.shape
         if self.fused is not None:
-            looked = apply(FusedLookup, self.anchor, self.fused, indices, offsets, self.tables, self.states)
-            bags = looked.view(self.tables, batch, dim).transpose(0, 1) if looked.device.type != "meta" else looked
+            looked = apply(
+                FusedLookup, self.anchor, self.fused, indices, offsets, self.tables, self.states
+            )
+            bags = (
+                looked.view(self.tables, batch, dim).transpose(0, 1)
+                if looked.device.type != "meta"
+                else looked
+            )
             if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
                 bags = looked.view(batch, self.tables, dim)
             z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
@@ -250,17 +304,26 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     training = config.get("mode", "train") == "train"
     if embedding != "dense" and optimizer not in STATES and training:
         raise ConfigError(
-            f"model.embedding={embedding} does not support {optimizer}: use one of {', '.join(STATES)}, or "
-            "model.embedding=dense"
+            f"model.embedding={embedding} does not support {optimizer}: use one of"
+            f" {', '.join(STATES)}, or model.embedding=dense"
         )
     if embedding == "joint_rows" and set(lookups) != {1}:
         raise ConfigError(
-            "model.embedding=joint_rows needs one lookup per table: set model.lookups=1, or use joint_sparse"
+            "model.embedding=joint_rows needs one lookup per table: set model.lookups=1, or use"
+            " joint_sparse"
         )
     states = STATES.get(optimizer, 0) if training else 0
     with torch.device(device):
-        model = Dlrm(bottom, [int(w) for w in config["top_mlp"]], rows, dim, embedding, loss == "bce_logits", states,
-                     str(config.get("interaction", "by_parts")))  # fmt: skip
+        model = Dlrm(
+            bottom,
+            [int(w) for w in config["top_mlp"]],
+            rows,
+            dim,
+            embedding,
+            loss == "bce_logits",
+            states,
+            str(config.get("interaction", "by_parts")),
+        )
     model.lookups_per_table = [batch_size * n for n in lookups]
     losses: dict[str, Any] = {
         "mse": F.mse_loss,
@@ -280,7 +343,12 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
 
 def _pool(
-    rows: Sequence[int], lookups: Sequence[int], width: int, embedding: str, batch_size: int, device: str
+    rows: Sequence[int],
+    lookups: Sequence[int],
+    width: int,
+    embedding: str,
+    batch_size: int,
+    device: str,
 ) -> list[Batch]:
     """Make batches with uniform random indices; if nothing is computed, one batch whose memory is never touched.
 
@@ -315,7 +383,9 @@ def _pool(
             offset = torch.stack([torch.arange(0, batch_size * n, n) for n in lookups])
         dense = torch.rand(batch_size, width, generator=random)
         label = torch.randint(2, (batch_size,), generator=random).float()
-        batches.append((dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label))
+        batches.append(
+            (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)
+        )
     return batches
 
 
@@ -324,8 +394,11 @@ def _shapes(lookups: Sequence[int], width: int, embedding: str, batch_size: int)
     joint, equal = embedding in ("fused", *JOINT), len(set(lookups)) == 1
     flat = joint or not equal
     index = host_empty(
-        *((batch_size * sum(lookups),) if flat else (len(lookups), batch_size * lookups[0])), dtype=torch.long
+        *((batch_size * sum(lookups),) if flat else (len(lookups), batch_size * lookups[0])),
+        dtype=torch.long,
     )
-    offset = host_empty(*((batch_size * len(lookups),) if joint else (len(lookups), batch_size)), dtype=torch.long)
+    offset = host_empty(
+        *((batch_size * len(lookups),) if joint else (len(lookups), batch_size)), dtype=torch.long
+    )
     dense, label = host_empty(batch_size, width), host_empty(batch_size)
     return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)

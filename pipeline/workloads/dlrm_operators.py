@@ -40,9 +40,14 @@ class FusedLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, tables: int,
+        ctx: Any,
+        anchor: Tensor,
+        weight: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        tables: int,
         states: Sequence[Tensor],
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """`weight` (rows of all tables, D), `indices` (total lookups), `offsets` (T·B) -> (T·B, D); table-major.
 
         `states`: the optimizer's tensors, in the weight's shape. No tensor means SGD, one Adagrad, two Adam.
@@ -62,9 +67,13 @@ class FusedLookup(torch.autograd.Function):
         if ctx.weight.device.type == "meta":
             _lookup_operators().lookup_backward(gradient, ctx.weight, indices, offsets, ctx.tables)
         else:
-            end = offsets.new_full((1,), indices.numel())  # a tensor made from a list would make the host wait
+            end = offsets.new_full(
+                (1,), indices.numel()
+            )  # a tensor made from a list would make the host wait
             ends = torch.cat([offsets[1:], end])
-            rows = gradient.contiguous().repeat_interleave(ends - offsets, 0, output_size=indices.numel())
+            rows = gradient.contiguous().repeat_interleave(
+                ends - offsets, 0, output_size=indices.numel()
+            )
             _update(ctx.weight, ctx.states, indices, rows)
         return None, None, None, None, None, None
 
@@ -94,8 +103,12 @@ def _lookup_operators() -> Any:
     return meta_operators(
         "steptime",
         {
-            f"lookup(Tensor weight, {common}) -> Tensor": lambda w, i, o, t: w.new_empty(o.shape[0], w.shape[1]),
-            f"lookup_backward(Tensor gradient, Tensor(a!) weight, {common}) -> ()": lambda g, w, i, o, t: None,
+            f"lookup(Tensor weight, {common}) -> Tensor": lambda w, i, o, t: w.new_empty(
+                o.shape[0], w.shape[1]
+            ),
+            f"lookup_backward(Tensor gradient, Tensor(a!) weight, {common}) -> ()": (
+                lambda g, w, i, o, t: None
+            ),
         },
     )
 
@@ -119,7 +132,9 @@ class FusedInteraction(torch.autograd.Function):
         row, column = torch.tril_indices(features, features, -1, device=vectors.device)
         result = vectors.new_zeros(batch, interaction_width(features, dim))
         result[:, :dim] = dense
-        result[:, dim : dim + len(row)] = torch.bmm(vectors, vectors.transpose(1, 2))[:, row, column]
+        result[:, dim : dim + len(row)] = torch.bmm(vectors, vectors.transpose(1, 2))[
+            :, row, column
+        ]
         return result
 
     @staticmethod

@@ -51,20 +51,31 @@ class GivenModule:
     ) -> None:
         if batch is None:
             raise InputError(
-                f"model={name_of(model)}: give batch= too, such as (x, y) or a function batch_size -> (x, y)"
+                f"model={name_of(model)}: give batch= too, such as (x, y) or a function batch_size"
+                " -> (x, y)"
             )
         if not isinstance(model, nn.Module) and not callable(model):
-            raise InputError(f"model={type(model).__name__}: give a module, or a function or class that makes one")
+            raise InputError(
+                f"model={type(model).__name__}: give a module, or a function or class that"
+                " makes one"
+            )
         if procedure is not None and not isinstance(model, nn.Module):
             raise InputError(
-                "procedure= uses the module that model= names: make it first, under torch.device('meta') if it is large"
+                "procedure= uses the module that model= names: make it first, under"
+                " torch.device('meta') if it is large"
             )
         for keyword, function in {"loss": loss, "procedure": procedure}.items():
             if function is not None and not callable(function):
                 raise InputError(f"{keyword}={type(function).__name__}: give a function")
         _check_optimizer(optimizer, model, loss)
         self.model, self.loss, self.optimizer, self.procedure = model, loss, optimizer, procedure
-        self.batch = dict(batch) if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, list) else batch
+        self.batch = (
+            dict(batch)
+            if isinstance(batch, Mapping)
+            else tuple(batch)
+            if isinstance(batch, list)
+            else batch
+        )
         self.batch_size = None if callable(batch) else _samples(self.batch)
         self._undo: list[Undo] = []
 
@@ -78,9 +89,13 @@ class GivenModule:
         module = self.model if isinstance(self.model, nn.Module) else _made(self.model, device)
         function = self.loss if isinstance(self.loss, nn.Module) else nn.Module()
         loss = [function] if [*function.parameters(), *function.buffers()] else []
-        self._undo += [_remembered(part) for part in (*module.modules(), *(loss[0].modules() if loss else ()))]
+        self._undo += [
+            _remembered(part) for part in (*module.modules(), *(loss[0].modules() if loss else ()))
+        ]
         # a wrapper keeps the parameters that it was made with: a module that was made without data stays as it is
-        made_empty = module is not self.model and all(map(is_empty, [*module.parameters(), *module.buffers()]))
+        made_empty = module is not self.model and all(
+            map(is_empty, [*module.parameters(), *module.buffers()])
+        )
         new = _emptied(loss if made_empty else [module, *loss], device)
         tensors, structure = tree_flatten(self._batch(batch_size))
         inputs = [_on_host(tensor, device) for tensor in tensors]
@@ -101,7 +116,11 @@ class GivenModule:
             self._undo.pop()()
 
     def _batch(self, batch_size: int) -> Any:
-        return self.batch(batch_size) if callable(self.batch) else _resized(self.batch, self.batch_size, batch_size)
+        return (
+            self.batch(batch_size)
+            if callable(self.batch)
+            else _resized(self.batch, self.batch_size, batch_size)
+        )
 
     def _forward(self, module: nn.Module, batch: Any) -> Any:
         if isinstance(batch, Mapping):
@@ -112,7 +131,11 @@ class GivenModule:
             return module(*parts)
         except TypeError as error:
             if "positional argument" in str(error):
-                last = " but the last" if self.loss else ": give loss=function(output, target) for the last one"
+                last = (
+                    " but the last"
+                    if self.loss
+                    else ": give loss=function(output, target) for the last one"
+                )
                 error.add_note(f"the model gets all parts of the batch{last}")
             raise
 
@@ -155,15 +178,24 @@ def _check_optimizer(optimizer: Any, model: Any, loss: Any) -> None:
     if not isinstance(inner, Optimizer):
         if optimizer is not None and not callable(optimizer):
             raise InputError(
-                f"optimizer={type(optimizer).__name__}: give one optimizer of the module, or its class or name"
+                f"optimizer={type(optimizer).__name__}: give one optimizer of the module, or its"
+                " class or name"
             )
         return
     if not isinstance(model, nn.Module):
-        raise InputError("optimizer= updates another module than model= makes: give its class, or the module")
-    trained = {id(part) for module in (model, loss) if isinstance(module, nn.Module) for part in module.parameters()}
+        raise InputError(
+            "optimizer= updates another module than model= makes: give its class, or the module"
+        )
+    trained = {
+        id(part)
+        for module in (model, loss)
+        if isinstance(module, nn.Module)
+        for part in module.parameters()
+    }
     if trained.isdisjoint(id(part) for group in inner.param_groups for part in group["params"]):
         raise InputError(
-            f"optimizer= updates no parameter of model={name_of(model)}: make it from those, or give its class"
+            f"optimizer= updates no parameter of model={name_of(model)}: make it from those, or"
+            " give its class"
         )
 
 
@@ -173,7 +205,9 @@ def _made(make: Callable[[], Any], device: str) -> nn.Module:
     try:
         inspect.signature(make).bind()
     except TypeError as error:
-        raise InputError(f"model={name}: it is called without arguments ({error}): give lambda: {name}(...)") from None
+        raise InputError(
+            f"model={name}: it is called without arguments ({error}): give lambda: {name}(...)"
+        ) from None
     except ValueError:  # a compiled function has no signature
         pass
     try:
@@ -197,7 +231,9 @@ def _emptied(modules: Iterable[nn.Module], device: str) -> dict[int, Tensor]:
     made: dict[int, Any] = {}
     for part in (part for module in modules for part in module.modules()):
         for name, old in list(part.named_parameters(recurse=False, remove_duplicate=False)):
-            new = made.setdefault(id(old), nn.Parameter(torch.empty_like(old, device=device), old.requires_grad))
+            new = made.setdefault(
+                id(old), nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
+            )
             setattr(part, name, new)
         for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
             setattr(part, name, torch.empty_like(buffer, device=device))
@@ -227,7 +263,9 @@ def _used_by(procedure: Any) -> list[Any]:
         return []
     names = inspect.getclosurevars(function)
     used = [*names.nonlocals.values(), *names.globals.values()]
-    used += [vars(value)["scheduler"] for value in used if "scheduler" in getattr(value, "__dict__", ())]
+    used += [
+        vars(value)["scheduler"] for value in used if "scheduler" in getattr(value, "__dict__", ())
+    ]
     kept = [value for value in used if hasattr(value, "state_dict") or hasattr(value, "save_state")]
     return [value for value in kept if not isinstance(value, (type, nn.Module, Optimizer))]
 
@@ -241,18 +279,25 @@ def _loss_in(output: Any) -> Tensor:
         loss = output[0] if isinstance(output, tuple) else output
     if not isinstance(loss, Tensor):
         raise InputError(
-            f"loss=: the model returns {type(output).__name__} without a loss; give loss=function(output, target)"
+            f"loss=: the model returns {type(output).__name__} without a loss; give"
+            " loss=function(output, target)"
         )
     return loss
 
 
 def _samples(batch: Any) -> int:
     """Number of samples of a batch: the length of its first list, or the leading size of its first tensor."""
-    parts = () if isinstance(batch, Tensor) else batch.values() if isinstance(batch, Mapping) else batch
+    parts = (
+        () if isinstance(batch, Tensor) else batch.values() if isinstance(batch, Mapping) else batch
+    )
     first = next(iter(parts), None)
     if isinstance(first, (list, tuple)) and first:
         return len(first)
-    sizes = [tensor.shape[0] for tensor in tree_flatten(batch)[0] if isinstance(tensor, Tensor) and tensor.dim()]
+    sizes = [
+        tensor.shape[0]
+        for tensor in tree_flatten(batch)[0]
+        if isinstance(tensor, Tensor) and tensor.dim()
+    ]
     if not sizes:
         raise InputError("batch=: give tensors such as (x, y), or a function batch_size -> (x, y)")
     return int(sizes[0])
@@ -270,14 +315,18 @@ def _resized(part: Any, samples: int | None, batch_size: int) -> Any:
     if isinstance(part, list) and len(part) == samples:
         return [part[number % samples] for number in range(batch_size)]
     return (
-        type(part)(_resized(value, samples, batch_size) for value in part) if isinstance(part, (list, tuple)) else part
+        type(part)(_resized(value, samples, batch_size) for value in part)
+        if isinstance(part, (list, tuple))
+        else part
     )
 
 
 def _on_host(tensor: Any, device: str) -> Tensor:
     """A tensor of the batch in the memory of the host; one without data where the step is of fake tensors."""
     if not isinstance(tensor, Tensor):
-        raise InputError(f"batch=: it holds {type(tensor).__name__} beside tensors; give tensors alone")
+        raise InputError(
+            f"batch=: it holds {type(tensor).__name__} beside tensors; give tensors alone"
+        )
     if tensor.device.type == "cpu" and (device == "meta" or not is_dry(device)):
         return tensor
     return torch.empty_like(tensor, device="cpu")

@@ -52,7 +52,9 @@ def shown_target(target: object) -> str:
 
 
 @contextmanager
-def questions_about(gpu: str, model: object, options: Mapping[str, Any]) -> Iterator[list[Question]]:
+def questions_about(
+    gpu: str, model: object, options: Mapping[str, Any]
+) -> Iterator[list[Question]]:
     """The questions that Python arguments describe; steps that are given as objects exist while the body runs.
 
     Args:
@@ -68,29 +70,41 @@ def questions_about(gpu: str, model: object, options: Mapping[str, Any]) -> Iter
     if isinstance(model, str) and step is None:
         if parts:
             raise ConfigError(
-                f"{next(iter(parts))}=: model={model} is a workload of Steptime; give model=, your module or what makes it"
+                f"{next(iter(parts))}=: model={model} is a workload of Steptime; give model=, your"
+                " module or what makes it"
             )
         yield questions_of(gpu, model, others)
         return
     if gpu == LOCAL_GPU:
         raise ConfigError(
-            "gpu=local measures a step that a file defines: give model='custom', model__target='module:function'"
+            "gpu=local measures a step that a file defines: give model='custom',"
+            " model__target='module:function'"
         )
     if step is not None and model not in (USUAL_MODEL, "custom"):
-        raise ConfigError("step= makes its own model: leave out model=, or give model=, batch= and loss= without step=")
+        raise ConfigError(
+            "step= makes its own model: leave out model=, or give model=, batch= and loss= without"
+            " step="
+        )
     kind, given = ("model", model) if step is None else ("step", step)
     with _maker(kind, given, parts, others) as maker:
         name = re.sub(r"\W+", "_", name_of(given)).strip("_") or kind
         target = f"{kind}={name}@{next(_NUMBERS)}"
         _GIVEN[target] = maker, name
         try:
-            yield [*map(as_given, questions_of(gpu, "custom", {**others, "model__target": f"'{target}'"}))]
+            yield [
+                *map(
+                    as_given,
+                    questions_of(gpu, "custom", {**others, "model__target": f"'{target}'"}),
+                )
+            ]
         finally:
             del _GIVEN[target]
 
 
 @contextmanager
-def _maker(kind: str, given: Any, parts: dict[str, Any], options: dict[str, Any]) -> Iterator[Maker]:
+def _maker(
+    kind: str, given: Any, parts: dict[str, Any], options: dict[str, Any]
+) -> Iterator[Maker]:
     """What makes the step of an object. `options` gets the options that follow from the object."""
     from torch import nn
 
@@ -100,8 +114,15 @@ def _maker(kind: str, given: Any, parts: dict[str, Any], options: dict[str, Any]
         and not (isinstance(given, type) and issubclass(given, nn.Module))
     ):
         if parts or not callable(given):
-            what = f"{next(iter(parts))}=: step= has its own" if parts else f"step={type(given).__name__}"
-            raise ConfigError(f"{what}: give a function (config, batch_size, device) that returns a Step, or model=")
+            what = (
+                f"{next(iter(parts))}=: step= has its own"
+                if parts
+                else f"step={type(given).__name__}"
+            )
+            raise ConfigError(
+                f"{what}: give a function (config, batch_size, device) that returns a Step, or"
+                " model="
+            )
         yield given
         return
     from pipeline.workloads.given_modules import GivenModule

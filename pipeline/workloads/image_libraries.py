@@ -48,13 +48,17 @@ def build_timm(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     with _attention(timm.layers, config.get("attention")):
         model, size = _sized(
             lambda **sized: timm.create_model(name, **{"num_classes": classes, **sized, **options}),
-            ("img_size",), config, device,
-        )  # fmt: skip
+            ("img_size",),
+            config,
+            device,
+        )
     if config.get("checkpointing"):
         try:
             model.set_grad_checkpointing(True)  # type: ignore[operator]
         except AssertionError:
-            raise ConfigError(f"model.checkpointing=true: timm's {name} has no gradient checkpointing") from None
+            raise ConfigError(
+                f"model.checkpointing=true: timm's {name} has no gradient checkpointing"
+            ) from None
     own = model.pretrained_cfg["input_size"]  # type: ignore[index]
     height, width = size or own[1:]
     samples = part_of_batch(config, batch_size)
@@ -69,9 +73,13 @@ def build_torchvision(config: Mapping[str, Any], batch_size: int, device: str) -
     name = str(config["name"])
     if name not in models.list_models():
         raise unknown_name("model.name", name, "torchvision")
-    kind = (*models.get_model_builder(name).__module__.split("."), "")[2]  # torchvision.models.video.resnet
+    kind = (*models.get_model_builder(name).__module__.split("."), "")[
+        2
+    ]  # torchvision.models.video.resnet
     if kind == "optical_flow":
-        raise ConfigError(f"model.name={name}: models of optical flow are not built by name; use model=custom")
+        raise ConfigError(
+            f"model.name={name}: models of optical flow are not built by name; use model=custom"
+        )
     given = {"num_classes": config.get("classes"), **(config.get("options") or {})}
     arguments = {key: value for key, value in given.items() if value is not None}
     if kind in ("segmentation", "detection"):
@@ -89,14 +97,18 @@ def build_torchvision(config: Mapping[str, Any], batch_size: int, device: str) -
         loss = partial(classification_loss, auxiliary=0.5, ignored=IGNORED)
         return Step([model], [batch], lambda x, _: model(x), loss, device, config)
     if kind == "video":
-        images = numbers(samples, 3, int(config.get("frames") or FRAMES), height, width, device=device)
+        images = numbers(
+            samples, 3, int(config.get("frames") or FRAMES), height, width, device=device
+        )
     batch = images, classes_of(classes, samples, device=device)
     return Step([model], [batch], lambda x, _: model(x), classification_loss, device, config)
 
 
 def _own_size(models: Any, name: str, model: Any) -> tuple[int, int]:
     """Size of the images that a model of torchvision is made for: what it was built for, or its weights were trained with."""
-    if built := getattr(model, "image_size", None):  # vit_h_14 is built for 224 pixels, and its weights are for 518
+    if built := getattr(
+        model, "image_size", None
+    ):  # vit_h_14 is built for 224 pixels, and its weights are for 518
         return sides(built)
     if transform := getattr(model, "transform", None):  # of detectors
         return sides(transform.fixed_size or transform.min_size[-1])
@@ -106,7 +118,9 @@ def _own_size(models: Any, name: str, model: Any) -> tuple[int, int]:
 
 def _outputs(model: nn.Module) -> int:
     """Number of classes of a classifier or segmenter: the outputs of its last layer."""
-    last = [part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d)][-1]
+    last = [
+        part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d)
+    ][-1]
     return int(last.out_features if isinstance(last, nn.Linear) else last.out_channels)
 
 
@@ -128,7 +142,9 @@ def _detection_step(model: Any, images: Tensor, config: Mapping[str, Any], devic
     def forward(x: Tensor, *targets: Tensor) -> Any:
         if not model.training:
             return model(list(x))
-        losses = model(list(x), [dict(zip(names, parts, strict=False)) for parts in zip(*targets, strict=True)])
+        losses = model(
+            list(x), [dict(zip(names, parts, strict=False)) for parts in zip(*targets, strict=True)]
+        )
         return torch.stack(list(losses.values())).sum()
 
     return Step([model], [tuple(batch)], forward, None, device, config)
@@ -136,13 +152,19 @@ def _detection_step(model: Any, images: Tensor, config: Mapping[str, Any], devic
 
 def _leave_masks_small(model: Any) -> None:
     """Let Mask R-CNN return masks as its head makes them: the host would read the size of each box to paste its mask."""
-    text = "masks are predicted as the head makes them; pasting them into the image is missing, so the time is a lower bound"
+    text = (
+        "masks are predicted as the head makes them; pasting them into the image is missing, so the"
+        " time is a lower bound"
+    )
     warnings.warn(text, SteptimeWarning, stacklevel=2)
     finish = model.transform.postprocess
 
     def postprocess(detections: list[dict[str, Tensor]], *sizes: Any) -> list[dict[str, Tensor]]:
         masks = [detection.pop("masks") for detection in detections]
-        return [{**detection, "masks": mask} for detection, mask in zip(finish(detections, *sizes), masks, strict=True)]
+        return [
+            {**detection, "masks": mask}
+            for detection, mask in zip(finish(detections, *sizes), masks, strict=True)
+        ]
 
     model.transform.postprocess = postprocess
 
@@ -171,7 +193,13 @@ def _sized(
     size = sides(asked)
     for argument in arguments:
         try:
-            return made(partial(make, **{argument: size[0] if argument == "image_size" else size}), device), size
+            return (
+                made(
+                    partial(make, **{argument: size[0] if argument == "image_size" else size}),
+                    device,
+                ),
+                size,
+            )
         except TypeError as error:
             if argument not in str(error):
                 raise

@@ -43,7 +43,13 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, drop: Weigh, weigh: Weigh = softmax
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    drop: Weigh,
+    weigh: Weigh = softmax,
 ) -> Tensor:
     """Attention with separate operators: drop(weigh(scale · q·kᵀ + mask))·v.
 
@@ -83,13 +89,17 @@ def causal_mask(x: Tensor) -> Tensor:
     position = torch.arange(tokens, device=x.device)
     seen = position <= position.unsqueeze(1)
     return torch.where(
-        seen.expand(samples, 1, tokens, tokens), x.new_zeros(()), x.new_full((), torch.finfo(x.dtype).min)
+        seen.expand(samples, 1, tokens, tokens),
+        x.new_zeros(()),
+        x.new_full((), torch.finfo(x.dtype).min),
     )
 
 
 def gelu(x: Tensor) -> Tensor:
     """GELU by its tanh approximation, as GPT-2 computes it: with separate operators (Hendrycks and Gimpel 2016)."""
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    return (
+        0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    )
 
 
 class Projection(nn.Module):
@@ -97,7 +107,10 @@ class Projection(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.empty(inputs, outputs)), nn.Parameter(torch.empty(outputs))
+        self.weight, self.bias = (
+            nn.Parameter(torch.empty(inputs, outputs)),
+            nn.Parameter(torch.empty(outputs)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs)."""
@@ -156,7 +169,9 @@ class BertLayer(nn.Module):
 class Bert(nn.Module):
     """The encoder: tokens to hidden states."""
 
-    def __init__(self, width: int, layers: int, heads: int, vocabulary: int, positions: int, fused: bool) -> None:
+    def __init__(
+        self, width: int, layers: int, heads: int, vocabulary: int, positions: int, fused: bool
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width, padding_idx=0)
         self.position, self.kind = nn.Embedding(positions, width), nn.Embedding(2, width)
@@ -183,7 +198,9 @@ class Bert(nn.Module):
             x = layer(x, mask)
         return x
 
-    def forward(self, ids: Tensor, kinds: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, kinds: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         """Hidden states (B, T, width).
 
         Args:
@@ -226,7 +243,9 @@ class Pretraining(nn.Module):
         pooled = self.pooler(x)
         words = self.words(self.norm(F.gelu(self.dense(x))))
         second = self.follows(pooled)
-        return F.cross_entropy(words.flatten(0, 1), ids.flatten()) + F.cross_entropy(second, follows)
+        return F.cross_entropy(words.flatten(0, 1), ids.flatten()) + F.cross_entropy(
+            second, follows
+        )
 
 
 class Classifier(nn.Module):
@@ -294,7 +313,15 @@ class OptLayer(nn.Module):
         if self.fused:
             seen = F.scaled_dot_product_attention(q, k, v, scale=1.0, is_causal=True)
         else:
-            seen = attend(q, k, v, mask, 1.0, nn.Identity(), lambda s: s.softmax(-1, dtype=torch.float32).to(v.dtype))
+            seen = attend(
+                q,
+                k,
+                v,
+                mask,
+                1.0,
+                nn.Identity(),
+                lambda s: s.softmax(-1, dtype=torch.float32).to(v.dtype),
+            )
         y: Tensor = self.drop(self.out(merge_heads(seen)))
         return y
 
@@ -315,7 +342,14 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, width: int, layers: int, heads: int, vocabulary: int, positions: int, opt: bool, fused: bool
+        self,
+        width: int,
+        layers: int,
+        heads: int,
+        vocabulary: int,
+        positions: int,
+        opt: bool,
+        fused: bool,
     ) -> None:
         super().__init__()
         self.opt, self.fused = opt, fused
@@ -363,17 +397,28 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     tokens, vocabulary = int(config["seq_len"]), int(config["vocabulary"])
     positions = int(config.get("positions", tokens))
     if tokens > positions:
-        raise ConfigError(f"model.seq_len={tokens}: {config.get('name')} has {positions} positions (model.positions)")
+        raise ConfigError(
+            f"model.seq_len={tokens}: {config.get('name')} has {positions} positions"
+            " (model.positions)"
+        )
     width, layers, heads = (int(config[key]) for key in ("width", "layers", "heads"))
     if width % heads:
-        raise ConfigError(f"model.width={width}: must be a multiple of the number of heads (model.heads={heads})")
+        raise ConfigError(
+            f"model.width={width}: must be a multiple of the number of heads (model.heads={heads})"
+        )
     fused = config.get("attention", "eager") == "fused"
     training = config.get("mode", "train") == "train"
     dry = is_dry(device)
-    ids = host_empty(batch_size, tokens, dtype=torch.long) if dry else torch.randint(vocabulary, (batch_size, tokens))
+    ids = (
+        host_empty(batch_size, tokens, dtype=torch.long)
+        if dry
+        else torch.randint(vocabulary, (batch_size, tokens))
+    )
     if config["architecture"] != "bert":
         with torch.device(device):
-            decoder = Decoder(width, layers, heads, vocabulary, positions, config["architecture"] == "opt", fused)
+            decoder = Decoder(
+                width, layers, heads, vocabulary, positions, config["architecture"] == "opt", fused
+            )
 
         def forward(ids: Tensor) -> Tensor:
             logits: Tensor = decoder(ids)
@@ -385,7 +430,11 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         model = Pretraining(bert) if training else Classifier(bert)
     batch: tuple[Tensor, ...] = (ids,)
     if training:
-        batch += (host_empty(batch_size, dtype=torch.long) if dry else torch.randint(2, (batch_size,)),)
+        batch += (
+            host_empty(batch_size, dtype=torch.long) if dry else torch.randint(2, (batch_size,)),
+        )
     if not fused:
-        batch += (host_empty(batch_size, 1, 1, tokens) if dry else torch.zeros(batch_size, 1, 1, tokens),)
+        batch += (
+            host_empty(batch_size, 1, 1, tokens) if dry else torch.zeros(batch_size, 1, 1, tokens),
+        )
     return Step([model], [batch], model, None, device, config)

@@ -30,20 +30,30 @@ def made(make: Callable[[], nn.Module], device: str) -> nn.Module:
     """
     with torch.device(device):
         try:
-            return make().to(device)  # some constructors make a parameter on the CPU, whatever the context says
+            return make().to(
+                device
+            )  # some constructors make a parameter on the CPU, whatever the context says
         except (NotImplementedError, RuntimeError) as error:
             if device != "meta" or "meta" not in str(error):
                 raise
     parameter, buffer = nn.Module.register_parameter, nn.Module.register_buffer
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        on_meta = param if param is None or param.is_meta else nn.Parameter(param.data.to("meta"), param.requires_grad)
+        on_meta = (
+            param
+            if param is None or param.is_meta
+            else nn.Parameter(param.data.to("meta"), param.requires_grad)
+        )
         parameter(self, name, on_meta)
 
-    def register_buffer(self: nn.Module, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+    def register_buffer(
+        self: nn.Module, name: str, tensor: Tensor | None, persistent: bool = True
+    ) -> None:
         buffer(self, name, tensor if tensor is None else tensor.to("meta"), persistent)
 
-    with replaced(nn.Module, register_parameter=register_parameter, register_buffer=register_buffer):
+    with replaced(
+        nn.Module, register_parameter=register_parameter, register_buffer=register_buffer
+    ):
         return make()
 
 
@@ -56,7 +66,8 @@ def part_of_batch(config: Mapping[str, Any], batch_size: int) -> int:
     parts = int(config.get("accumulation") or 1) if config.get("mode", "train") == "train" else 1
     if batch_size % parts:
         raise ConfigError(
-            f"batch_size={batch_size}: give a multiple of model.accumulation={parts}, its number of parts"
+            f"batch_size={batch_size}: give a multiple of model.accumulation={parts}, its number of"
+            " parts"
         )
     return batch_size // parts
 
@@ -74,7 +85,11 @@ def numbers(*shape: int, device: str) -> Tensor:
 
 def classes_of(count: int, *shape: int, device: str, dtype: torch.dtype = torch.long) -> Tensor:
     """An input of whole numbers below `count` on the host: labels or tokens."""
-    return host_empty(*shape, dtype=dtype) if is_dry(device) else torch.randint(count, shape, dtype=dtype)
+    return (
+        host_empty(*shape, dtype=dtype)
+        if is_dry(device)
+        else torch.randint(count, shape, dtype=dtype)
+    )
 
 
 @contextmanager
@@ -95,5 +110,7 @@ class _SlowCode(logging.Handler):
         text = " ".join(record.getMessage().split()).partition(". ")[0]
         if any(part in text.lower() for part in SLOWER):
             warnings.warn(
-                f"reference code is predicted, not the faster CUDA package: {text}", SteptimeWarning, stacklevel=2
+                f"reference code is predicted, not the faster CUDA package: {text}",
+                SteptimeWarning,
+                stacklevel=2,
             )

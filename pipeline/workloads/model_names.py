@@ -46,7 +46,9 @@ def names_in(library: str) -> tuple[str, ...]:
     def names() -> Iterable[str]:
         module = imported(f"{library}.models" if library == "torchvision" else library)
         if library == "transformers":
-            return sorted(name for name in dir(module) if name.endswith("Config") and name[0].isupper())
+            return sorted(
+                name for name in dir(module) if name.endswith("Config") and name[0].isupper()
+            )
         listed: list[str] = module.list_models()
         return listed
 
@@ -71,11 +73,22 @@ def unknown_name(option: str, name: object, library: str) -> InputError:
     choices = {choice.lower(): choice for choice in names_in(library)}
     asked = str(name).lower().rpartition("/")[2].partition(".")[0]
     starts = (asked, asked.partition("-")[0])
-    begun, begun_alike = (sorted((one for one in choices if one.startswith(start)), key=len) for start in starts)
+    begun, begun_alike = (
+        sorted((one for one in choices if one.startswith(start)), key=len) for start in starts
+    )
     near = (begun or get_close_matches(asked, choices, SUGGESTED, 0.6) or begun_alike)[:SUGGESTED]
     suggested = f"did you mean {' or '.join(repr(choices[one]) for one in near)}? " if near else ""
-    hub = f"files of Hugging Face's hub are not read, give the name within {library}; " if "/" in str(name) else ""
+    hub = (
+        f"files of Hugging Face's hub are not read, give the name within {library}; "
+        if "/" in str(name)
+        else ""
+    )
     if library == "transformers" and re.fullmatch(r"(?![A-Z]\w*$)[\w.-]+(/[\w.-]+)?", str(name)):
-        hub = f"no network is used: a model of Hugging Face's hub needs its file, `hf download {name} config.json`; "
-    return InputError(f"{option}={shown(name)}: {library} {version(library)} has no such name: {suggested}{hub}"
-                      f"`steptime models {library}` lists them")  # fmt: skip
+        hub = (
+            f"no network is used: a model of Hugging Face's hub needs its file, `hf download {name}"
+            " config.json`; "
+        )
+    return InputError(
+        f"{option}={shown(name)}: {library} {version(library)} has no such name: {suggested}{hub}"
+        f"`steptime models {library}` lists them"
+    )

@@ -34,7 +34,8 @@ The smallest positive number in fp16 is 6e-8. The usual epsilon would become zer
 """
 
 PROCEDURE = (
-    "procedure(batch, optimizers), with the tuple of the batch's tensors (x, y = batch) and the list of optimizers"
+    "procedure(batch, optimizers), with the tuple of the batch's tensors (x, y = batch) and the"
+    " list of optimizers"
 )
 """How a step calls its procedure, for messages."""
 
@@ -49,7 +50,9 @@ def epsilon(weight: Tensor, usual: float) -> float:
     return HALF_EPSILON if weight.dtype == torch.float16 else usual
 
 
-def make_optimizer(name: str, parameters: Sequence[Tensor], foreach: bool | str = True) -> torch.optim.Optimizer | None:
+def make_optimizer(
+    name: str, parameters: Sequence[Tensor], foreach: bool | str = True
+) -> torch.optim.Optimizer | None:
     """Make an optimizer by its name; None for "none".
 
     It updates all parameters at once (`foreach`, CUDA's default), one at a time, or all in one kernel ("fused").
@@ -58,7 +61,10 @@ def make_optimizer(name: str, parameters: Sequence[Tensor], foreach: bool | str 
         ConfigError: PyTorch has no fused kernel of this optimizer for CUDA.
     """
     if foreach == "fused" and name == "adagrad":
-        raise ConfigError("model.foreach=fused: PyTorch's fused Adagrad runs on CPUs alone; use model.foreach=true")
+        raise ConfigError(
+            "model.foreach=fused: PyTorch's fused Adagrad runs on CPUs alone; use"
+            " model.foreach=true"
+        )
     how: dict[str, Any] = {"fused": True} if foreach == "fused" else {"foreach": foreach}
     dense = list(parameters)
     if name == "none" or not dense:
@@ -84,16 +90,28 @@ def make_optimizers(
     """
     sparse = [part.weight for part in _sparse_lookups(module)]
     if sparse and name == "adamw":
-        raise ConfigError("model.optimizer=adamw: PyTorch has none for sparse gradients; use sgd, adagrad or adam")
+        raise ConfigError(
+            "model.optimizer=adamw: PyTorch has none for sparse gradients; use sgd, adagrad or adam"
+        )
     if dry and sparse and name == "sgd_momentum":
-        raise ConfigError("model.optimizer=sgd_momentum: not modelled for sparse gradients; use sgd, adagrad or adam")
+        raise ConfigError(
+            "model.optimizer=sgd_momentum: not modelled for sparse gradients; use sgd, adagrad or"
+            " adam"
+        )
     if sparse and name == "sgd" and foreach == "fused":
-        raise ConfigError("model.foreach=fused: PyTorch's fused SGD takes no sparse gradients; use model.foreach=true")
+        raise ConfigError(
+            "model.foreach=fused: PyTorch's fused SGD takes no sparse gradients; use"
+            " model.foreach=true"
+        )
     if name not in ("adagrad", "adam") or not sparse:
         made = [make_optimizer(name, list(module.parameters()), foreach=foreach)]
     else:
         own = {id(weight) for weight in sparse}
-        made = [make_optimizer(name, [p for p in module.parameters() if id(p) not in own], foreach=foreach)]
+        made = [
+            make_optimizer(
+                name, [p for p in module.parameters() if id(p) not in own], foreach=foreach
+            )
+        ]
         if dry:
             made.append(make_optimizer("sgd", sparse))
         else:
@@ -105,7 +123,11 @@ def make_optimizers(
 
 def _sparse_lookups(module: nn.Module) -> list[Any]:
     """The lookups of a module whose gradients are sparse."""
-    return [part for part in module.modules() if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse]
+    return [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.EmbeddingBag | nn.Embedding) and part.sparse
+    ]
 
 
 @dataclass
@@ -153,7 +175,9 @@ class Step:
         self.reads = str(self.config.get("read_loss") or "never")
         self.parts = int(self.config.get("accumulation") or 1) if self.training else 1
         if self.reads != "never" and not self.training:
-            raise ConfigError(f"model.read_loss={self.reads}: inference has no loss; set model.read_loss=never")
+            raise ConfigError(
+                f"model.read_loss={self.reads}: inference has no loss; set model.read_loss=never"
+            )
         for module in self.modules:
             module.train(self.training)
             if not self.training:  # in training, parameters that the user froze stay frozen
@@ -164,23 +188,34 @@ class Step:
         if self.config.get("memory_format") == "channels_last":
             for module in self.modules:
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.pool = [tuple(channels_last(tensor, dry) for tensor in batch) for batch in self.pool]
+            self.pool = [
+                tuple(channels_last(tensor, dry) for tensor in batch) for batch in self.pool
+            ]
         if self.device == "cuda" and not self.waits:
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
         foreach = self.config.get("foreach", True)
-        made = [one for module in self.modules for one in make_optimizers(name, module, dry, foreach)]
-        self.optimizers = list(self.own_optimizers) if self.own_optimizers and self.training else made
+        made = [
+            one for module in self.modules for one in make_optimizers(name, module, dry, foreach)
+        ]
+        self.optimizers = (
+            list(self.own_optimizers) if self.own_optimizers and self.training else made
+        )
 
     def _check_arguments(self) -> None:
         """Refuse what is no list of modules, what cannot be called, and a forward pass that is missing."""
-        if not isinstance(self.modules, Iterable) or not all(isinstance(part, nn.Module) for part in self.modules):
+        if not isinstance(self.modules, Iterable) or not all(
+            isinstance(part, nn.Module) for part in self.modules
+        ):
             raise InputError("Step: modules must be a list of torch modules, such as [model]")
         for name in ("forward", "loss", "procedure"):
             if (given := getattr(self, name)) is not None and not callable(given):
                 raise InputError(f"Step: {name} must be a function, not {type(given).__name__}")
         if self.forward is None and (self.procedure is None or not self.training):
-            raise InputError("Step: forward is None: give a function (a procedure may replace it, in training alone)")
+            raise InputError(
+                "Step: forward is None: give a function (a procedure may replace it, in training"
+                " alone)"
+            )
         check_procedure(self.procedure)
 
     def run(self, number: int = 0) -> None:
@@ -193,7 +228,9 @@ class Step:
             try:
                 self.procedure(batch, self.optimizers)
             except (TypeError, AttributeError) as error:
-                if "tuple" in str(error) or "list" in str(error):  # its arguments were taken for single tensors
+                if "tuple" in str(error) or "list" in str(
+                    error
+                ):  # its arguments were taken for single tensors
                     error.add_note(f"a Step calls {PROCEDURE}")
                 raise
         else:
@@ -203,18 +240,29 @@ class Step:
     def _copied(self, number: int) -> Batch:
         """The tensors of batch `number` of the pool on the device."""
         with phase("data"):
-            return tuple(to_device(tensor, self.device, self.waits) for tensor in self.pool[number % len(self.pool)])
+            return tuple(
+                to_device(tensor, self.device, self.waits)
+                for tensor in self.pool[number % len(self.pool)]
+            )
 
     @property
     def ignores_half_precision(self) -> bool:
         """Whether half precision is asked for, and nothing in the step has used it so far: no cast, no parameter."""
         asked = DTYPES.get(self.dtype)
-        return asked is not None and not self.precision_read and all(p.dtype != asked for p in self.parameters())
+        return (
+            asked is not None
+            and not self.precision_read
+            and all(p.dtype != asked for p in self.parameters())
+        )
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of mixed precision for the step's dtype; the meta device follows the rules of CUDA."""
         self.precision_read = True
-        return autocast(self.device, self.dtype) if self.dtype in DTYPES and not self.pure else nullcontext()
+        return (
+            autocast(self.device, self.dtype)
+            if self.dtype in DTYPES and not self.pure
+            else nullcontext()
+        )
 
     def _cast(self, dtype: torch.dtype) -> None:
         """Cast modules, parameters in `in_kernel` and inputs from fp32 to `dtype`; indices are not cast."""
@@ -313,9 +361,13 @@ class Step:
     def _sparse_weights(self) -> dict[int, int]:
         """Ids of the weights with sparse gradients -> bytes of such a gradient (values and int64 indices)."""
         parts = [part for module in self.modules for part in _sparse_lookups(module)]
-        looked_up = max((t.numel() for t in self.pool[0] if not t.is_floating_point()), default=0)  # by all tables
+        looked_up = max(
+            (t.numel() for t in self.pool[0] if not t.is_floating_point()), default=0
+        )  # by all tables
         return {
-            id(part.weight): looked_up // len(parts) * (part.embedding_dim * part.weight.element_size() + 8)
+            id(part.weight): (
+                looked_up // len(parts) * (part.embedding_dim * part.weight.element_size() + 8)
+            )
             for part in parts
         }
 
@@ -323,13 +375,16 @@ class Step:
 def _check_pool(pool: object) -> None:
     """Check that the pool is a list of batches, each a tuple of tensors."""
     if not isinstance(pool, Sequence) or all(isinstance(batch, Tensor) for batch in pool):
-        raise InputError("Step: pool must be a list of one or more batches: [(x, y)], or [(x,)] for one tensor")
+        raise InputError(
+            "Step: pool must be a list of one or more batches: [(x, y)], or [(x,)] for one tensor"
+        )
     for batch in pool:
         whole = isinstance(batch, list | tuple)
         if wrong := [part for part in batch if not isinstance(part, Tensor)] if whole else [batch]:
             raise InputError(
-                f"Step: a batch of the pool must be a tuple of tensors, such as (x, y), not "
-                f"{'a tuple that holds ' if whole else ''}{type(wrong[0]).__name__}: forward gets them in this order"
+                "Step: a batch of the pool must be a tuple of tensors, such as (x, y), not"
+                f" {'a tuple that holds ' if whole else ''}{type(wrong[0]).__name__}: forward gets"
+                " them in this order"
             )
 
 
@@ -344,7 +399,9 @@ def check_procedure(procedure: Callable[..., None] | None) -> None:
             signature = inspect.signature(procedure)
             signature.bind((), [])
     except TypeError as error:
-        raise InputError(f"Step: it calls {PROCEDURE}; yours is defined as procedure{signature} ({error})") from None
+        raise InputError(
+            f"Step: it calls {PROCEDURE}; yours is defined as procedure{signature} ({error})"
+        ) from None
     except ValueError:  # a compiled function has no signature
         pass
 
@@ -375,7 +432,9 @@ def _lowered(tensor: Tensor, dtype: torch.dtype, dry: bool) -> Tensor:
 
 def to_device(tensor: Tensor, device: str, waits: bool = False) -> Tensor:
     """Copy to the device; `waits` makes the host wait. Nothing is done if the device is the host."""
-    if is_fake(tensor) and device != "meta":  # fake tensors are on one device only: the copy is made explicitly
+    if (
+        is_fake(tensor) and device != "meta"
+    ):  # fake tensors are on one device only: the copy is made explicitly
         return torch.empty_like(tensor).copy_(tensor, non_blocking=not waits)
     return tensor.to(device, non_blocking=not waits)
 

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from pipeline.as_on_cuda.mixed_precision import DTYPES
 from pipeline.errors import ConfigError, InputError, SteptimeWarning, did_you_mean
 from pipeline.question.settings import written
-from pipeline.workloads.libraries import classes_of, made, numbers, part_of_batch, sides, slow_code_reported
+from pipeline.workloads.libraries import (
+    classes_of,
+    made,
+    numbers,
+    part_of_batch,
+    sides,
+    slow_code_reported,
+)
 from pipeline.workloads.model_names import imported, unknown_name
 from pipeline.workloads.training_step import Step
 
@@ -27,14 +34,35 @@ TASKS = {
     "seq2seq_lm": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
     "masked_lm": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
     "causal_lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
-    "contrastive": ("AutoModelForZeroShotImageClassification", "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING"),
+    "contrastive": (
+        "AutoModelForZeroShotImageClassification",
+        "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING",
+    ),
     "ctc": ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING"),
-    "image_classification": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"),
-    "video_classification": ("AutoModelForVideoClassification", "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING"),
-    "semantic_segmentation": ("AutoModelForSemanticSegmentation", "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING"),
-    "audio_classification": ("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING"),
-    "sequence_classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
-    "token_classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
+    "image_classification": (
+        "AutoModelForImageClassification",
+        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+    ),
+    "video_classification": (
+        "AutoModelForVideoClassification",
+        "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING",
+    ),
+    "semantic_segmentation": (
+        "AutoModelForSemanticSegmentation",
+        "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING",
+    ),
+    "audio_classification": (
+        "AutoModelForAudioClassification",
+        "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING",
+    ),
+    "sequence_classification": (
+        "AutoModelForSequenceClassification",
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    ),
+    "token_classification": (
+        "AutoModelForTokenClassification",
+        "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    ),
     "question_answering": ("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING"),
 }
 """Tasks -> the class that makes a model, and the mapping of configurations that have one.
@@ -75,9 +103,15 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
         model = made(lambda: _model(library, settings, task, config), device)
     _warn_of_experts(model, config)
     samples, training = part_of_batch(config, batch_size), config.get("mode", "train") == "train"
-    inputs, labels = _inputs(getattr(model, "base_model", model), settings, task, config, samples, device)
+    inputs, labels = _inputs(
+        getattr(model, "base_model", model), settings, task, config, samples, device
+    )
     if not training:
-        labels = {"decoder_input_ids": labels["labels"]} if task in ("seq2seq_lm", "speech_seq2seq") else {}
+        labels = (
+            {"decoder_input_ids": labels["labels"]}
+            if task in ("seq2seq_lm", "speech_seq2seq")
+            else {}
+        )
     recognises = task == "ctc" and training
     batch, passed = inputs | labels, inputs if recognises else inputs | labels
     more = {"return_loss": True} if task == "contrastive" and training else {}
@@ -87,8 +121,13 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             output = model(**dict(zip(passed, tensors, strict=False)), **more)
         return output.loss if training and not recognises else output
 
-    loss, masked = _ctc_loss if recognises else None, getattr(settings, "mask_time_prob", None)  # of SpecAugment
-    return Step([model], [tuple(batch.values())], forward, loss, device, config, picked=masked or None)
+    loss, masked = (
+        _ctc_loss if recognises else None,
+        getattr(settings, "mask_time_prob", None),
+    )  # of SpecAugment
+    return Step(
+        [model], [tuple(batch.values())], forward, loss, device, config, picked=masked or None
+    )
 
 
 def _settings(library: Any, config: Mapping[str, Any]) -> Any:
@@ -107,7 +146,10 @@ def _settings(library: Any, config: Mapping[str, Any]) -> Any:
             raise unknown_name("model.config", named, "transformers") from None
     if not getattr(kind, "model_type", ""):
         its = getattr(getattr(kind, "config_class", None), "__name__", "LlamaConfig")
-        raise ConfigError(f"model.config={named}: this is not the configuration of a model: give one such as {its}")
+        raise ConfigError(
+            f"model.config={named}: this is not the configuration of a model: give one such as"
+            f" {its}"
+        )
     _check_options(kind, options)
     return kind(**options)
 
@@ -118,11 +160,24 @@ def _settings_of_file(library: Any, path: Path, options: dict[str, Any]) -> Any:
         content = json.loads(path.read_text(encoding="utf-8"))
         kind = library.CONFIG_MAPPING[content["model_type"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InputError(f"model.config={path}: not the config.json of a model that transformers "
-                         f"{library.__version__} has ({type(error).__name__}: {error})") from None  # fmt: skip
+        raise InputError(
+            f"model.config={path}: not the config.json of a model that transformers "
+            f"{library.__version__} has ({type(error).__name__}: {error})"
+        ) from None
     _check_options(kind, options)
-    return kind.from_dict({**content, **{key: {**content[key], **value} if isinstance(value, dict) and
-                           isinstance(content.get(key), dict) else value for key, value in options.items()}})  # fmt: skip
+    return kind.from_dict(
+        {
+            **content,
+            **{
+                key: (
+                    {**content[key], **value}
+                    if isinstance(value, dict) and isinstance(content.get(key), dict)
+                    else value
+                )
+                for key, value in options.items()
+            },
+        }
+    )
 
 
 def _check_options(kind: Any, options: Mapping[str, Any]) -> None:
@@ -130,8 +185,10 @@ def _check_options(kind: Any, options: Mapping[str, Any]) -> None:
     known = {*vars(kind()), *kind.attribute_map}
     for key in options:
         if key not in known and not hasattr(kind(), key):
-            raise ConfigError(f"model.config_options.{key}: {kind.__name__} has no such option: "
-                              f"{did_you_mean(key, known)}see its documentation in transformers")  # fmt: skip
+            raise ConfigError(
+                f"model.config_options.{key}: {kind.__name__} has no such option: "
+                f"{did_you_mean(key, known)}see its documentation in transformers"
+            )
 
 
 def _task(library: Any, settings: Any, config: Mapping[str, Any]) -> str:
@@ -141,12 +198,15 @@ def _task(library: Any, settings: Any, config: Mapping[str, Any]) -> str:
     named, kind = config.get("task"), type(settings).__name__
     if not tasks:
         raise ConfigError(
-            f"model.config={kind}: transformers has no model of it for any of {', '.join(TASKS)}; use model=custom"
+            f"model.config={kind}: transformers has no model of it for any of {', '.join(TASKS)};"
+            " use model=custom"
         )
     if named is not None and named not in tasks:
         raise ConfigError(f"model.task={named}: {kind} has {', '.join(tasks)}")
     classes = settings.architectures or ()
-    stated = [name for name in tasks if getattr(mappings[name][type(settings)], "__name__", "") in classes]
+    stated = [
+        name for name in tasks if getattr(mappings[name][type(settings)], "__name__", "") in classes
+    ]
     if getattr(settings, "is_decoder", False) and "causal_lm" in tasks:
         stated.append("causal_lm")
     return str(named or (stated or tasks)[0])
@@ -162,7 +222,9 @@ def _model(library: Any, settings: Any, task: str, config: Mapping[str, Any]) ->
     targets = _lora_targets(model, config)
     if rank := config.get("lora"):
         peft = imported("peft")
-        model = peft.get_peft_model(model, peft.LoraConfig(r=int(rank), lora_dropout=DROPOUT, target_modules=targets))
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(r=int(rank), lora_dropout=DROPOUT, target_modules=targets)
+        )
     whole: nn.Module = model
     return whole
 
@@ -178,18 +240,33 @@ def _lora_targets(model: nn.Module, config: Mapping[str, Any]) -> list[str] | st
     targets = [stated] if isinstance(stated, str) else [str(target) for target in stated]
     for target in targets:  # peft skips an unknown one if it finds another
         if not any(f".{path}".endswith(f".{target}") for path, _ in model.named_modules()):
-            layers = [name.split(".")[-2:][0] for name, weight in model.named_parameters() if weight.dim() > 1]
+            layers = [
+                name.split(".")[-2:][0]
+                for name, weight in model.named_parameters()
+                if weight.dim() > 1
+            ]
             near, names = did_you_mean(target, layers), ", ".join(dict.fromkeys(layers))
-            raise ConfigError(f"{asked}: {config['config']} has no layer {target}: {near}it has {names}")
+            raise ConfigError(
+                f"{asked}: {config['config']} has no layer {target}: {near}it has {names}"
+            )
     return targets
 
 
 def _warn_of_experts(model: nn.Module, config: Mapping[str, Any]) -> None:
     """Warn that autocast does not reach the experts of a mixture, whose weights are one tensor."""
-    experts = any(weight.dim() == 3 and "experts" in name for name, weight in model.named_parameters())
+    experts = any(
+        weight.dim() == 3 and "experts" in name for name, weight in model.named_parameters()
+    )
     if experts and config.get("dtype") in DTYPES and config.get("precision") != "pure":
-        text = f"model.dtype={config['dtype']}: autocast leaves the grouped products of the experts in fp32; "
-        warnings.warn(f"{text}model.precision=pure is a model in half precision", SteptimeWarning, stacklevel=2)
+        text = (
+            f"model.dtype={config['dtype']}: autocast leaves the grouped products of the experts in"
+            " fp32; "
+        )
+        warnings.warn(
+            f"{text}model.precision=pure is a model in half precision",
+            SteptimeWarning,
+            stacklevel=2,
+        )
 
 
 def _inputs(
@@ -204,8 +281,10 @@ def _inputs(
     )  # RoBERTa states two more than it has
     tokens = int(config.get("seq_len") or own)
     if stated and tokens > positions:
-        raise ConfigError(f"model.seq_len={tokens}: {type(settings).__name__} has {positions} positions; set "
-                          f"model.config_options.max_position_embeddings={tokens}")  # fmt: skip
+        raise ConfigError(
+            f"model.seq_len={tokens}: {type(settings).__name__} has {positions} positions; set "
+            f"model.config_options.max_position_embeddings={tokens}"
+        )
     words = int(getattr(text, "vocab_size", None) or 2)
 
     def ids(*shape: int, count: int = words) -> Tensor:
@@ -219,7 +298,9 @@ def _inputs(
         size = sides(config.get("image_size") or getattr(vision, "image_size", None) or 224)
         frames = [int(settings.num_frames)] if task == "video_classification" else []
         images = numbers(samples, *frames, getattr(vision, "num_channels", 3), *size, device=device)
-        inputs = {"pixel_values": images} | ({"input_ids": ids(tokens)} if task == "contrastive" else {})
+        inputs = {"pixel_values": images} | (
+            {"input_ids": ids(tokens)} if task == "contrastive" else {}
+        )
         if task == "semantic_segmentation":
             return inputs, {"labels": ids(*size, count=labels)}
     else:
@@ -229,11 +310,17 @@ def _inputs(
     if task == "contrastive":
         return inputs, {}
     if task == "ctc":
-        return inputs, {"labels": ids(int(config.get("seq_len") or CHARACTERS_PER_SECOND * _seconds(config)))}
+        return inputs, {
+            "labels": ids(int(config.get("seq_len") or CHARACTERS_PER_SECOND * _seconds(config)))
+        }
     if task == "speech_seq2seq":
-        return inputs, {"labels": ids(min(tokens, getattr(settings, "max_target_positions", tokens)))}
+        return inputs, {
+            "labels": ids(min(tokens, getattr(settings, "max_target_positions", tokens)))
+        }
     per_token = task in ("causal_lm", "masked_lm", "seq2seq_lm", "token_classification")
-    return inputs, {"labels": ids(*[tokens] * per_token, count=words if task.endswith("lm") else labels)}
+    return inputs, {
+        "labels": ids(*[tokens] * per_token, count=words if task.endswith("lm") else labels)
+    }
 
 
 def _seconds(config: Mapping[str, Any]) -> int:
@@ -248,9 +335,14 @@ def _recording(settings: Any, name: str, config: Mapping[str, Any]) -> tuple[int
     frames = _seconds(config) * FRAMES_PER_SECOND
     if name == "input_values":  # the audio spectrogram transformer
         return (frames if seconds else settings.max_length, settings.num_mel_bins)
-    if hasattr(settings, "num_mel_bins") and not hasattr(settings, "input_feat_per_channel"):  # Whisper
+    if hasattr(settings, "num_mel_bins") and not hasattr(
+        settings, "input_feat_per_channel"
+    ):  # Whisper
         return (settings.num_mel_bins, frames if seconds else 2 * settings.max_source_positions)
-    features = [getattr(settings, key, None) for key in ("input_feat_per_channel", "feature_projection_input_dim")]
+    features = [
+        getattr(settings, key, None)
+        for key in ("input_feat_per_channel", "feature_projection_input_dim")
+    ]
     return (frames, int(next(filter(None, features), 80)))
 
 
@@ -258,4 +350,6 @@ def _ctc_loss(output: Any, _: Tensor, labels: Tensor) -> Tensor:
     """CTC loss of labels that fill their tensor; the library's own loss selects them by a mask."""
     scores = output.logits.float().log_softmax(-1).transpose(0, 1)
     lengths = torch.full((scores.shape[1],), scores.shape[0], dtype=torch.long, device="cpu")
-    return F.ctc_loss(scores, labels, lengths, torch.full_like(lengths, labels.shape[1]), zero_infinity=True)
+    return F.ctc_loss(
+        scores, labels, lengths, torch.full_like(lengths, labels.shape[1]), zero_infinity=True
+    )

@@ -18,12 +18,20 @@ from pipeline.workloads.training_step import Step, host_empty, is_dry
 
 
 def plain_attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, **_: Any,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    **_: Any,
+) -> Tensor:
     """softmax(q·kᵀ/√d + mask)·v with two matrix products and a softmax; q, k, v (..., T, D)."""
     scale = scale or 1.0 / math.sqrt(q.shape[-1])
-    return attend(q, k, v, attn_mask, scale, lambda weights: F.dropout(weights, dropout_p, dropout_p > 0))
+    return attend(
+        q, k, v, attn_mask, scale, lambda weights: F.dropout(weights, dropout_p, dropout_p > 0)
+    )
 
 
 @contextmanager
@@ -50,7 +58,9 @@ def plain_layers() -> Iterator[None]:
 class Lstm(nn.LSTM):
     """A batch-first LSTM that returns only its output sequence."""
 
-    def __init__(self, inputs: int, hidden: int, layers: int = 1, bidirectional: bool = False) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, layers: int = 1, bidirectional: bool = False
+    ) -> None:
         super().__init__(inputs, hidden, layers, batch_first=True, bidirectional=bidirectional)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
@@ -63,10 +73,19 @@ class Translator(nn.Module):
     """`nn.Transformer` with learned positions and an output projection."""
 
     def __init__(
-        self, width: int, heads: int, layers: int, vocabulary: int, tokens: int, eager: bool, shared: bool = False
+        self,
+        width: int,
+        heads: int,
+        layers: int,
+        vocabulary: int,
+        tokens: int,
+        eager: bool,
+        shared: bool = False,
     ) -> None:
         super().__init__()
-        self.eager = eager  # given explicitly, so that PyTorch does not compare the mask on the device
+        self.eager = (
+            eager  # given explicitly, so that PyTorch does not compare the mask on the device
+        )
         self.source = nn.Embedding(vocabulary, width)
         self.target = self.source if shared else nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.zeros(1, tokens, width))
@@ -79,9 +98,11 @@ class Translator(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """(B, T), (B, T) -> logits of each target token (B, T, vocabulary)."""
         decoded = self.core(
-            self.source(source) + self.position, self.target(target) + self.position, tgt_mask=self.mask,
+            self.source(source) + self.position,
+            self.target(target) + self.position,
+            tgt_mask=self.mask,
             tgt_is_causal=not self.eager,
-        )  # fmt: skip
+        )
         logits: Tensor = self.out(decoded)
         return logits
 
@@ -94,15 +115,30 @@ class Gnmt(nn.Module):
     """
 
     def __init__(
-        self, width: int, vocabulary: int, dropout: float, shared: bool = False, normalised: bool = False
+        self,
+        width: int,
+        vocabulary: int,
+        dropout: float,
+        shared: bool = False,
+        normalised: bool = False,
     ) -> None:
         super().__init__()
         self.source = nn.Embedding(vocabulary, width)
         self.target = self.source if shared else nn.Embedding(vocabulary, width)
-        self.encoder = nn.ModuleList([Lstm(width, width, bidirectional=True), Lstm(2 * width, width),
-                                      Lstm(width, width), Lstm(width, width)])  # fmt: skip
-        self.decoder = nn.ModuleList([Lstm(width, width), *(Lstm(2 * width, width) for _ in range(3))])
-        self.query, self.key, self.score = (nn.Linear(width, n, bias=False) for n in (width, width, 1))
+        self.encoder = nn.ModuleList(
+            [
+                Lstm(width, width, bidirectional=True),
+                Lstm(2 * width, width),
+                Lstm(width, width),
+                Lstm(width, width),
+            ]
+        )
+        self.decoder = nn.ModuleList(
+            [Lstm(width, width), *(Lstm(2 * width, width) for _ in range(3))]
+        )
+        self.query, self.key, self.score = (
+            nn.Linear(width, n, bias=False) for n in (width, width, 1)
+        )
         self.bias = nn.Parameter(torch.zeros(width)) if normalised else None
         self.length = nn.Parameter(torch.full((1,), width**-0.5)) if normalised else None
         self.drop, self.out = nn.Dropout(dropout), nn.Linear(width, vocabulary)
@@ -114,7 +150,9 @@ class Gnmt(nn.Module):
             y = layer(self.drop(x) if i else x)
             x = x + y if i > 1 else y
         y = self.decoder[0](self.drop(self.target(target)))
-        context = torch.bmm(self.scores(self.query(y).unsqueeze(2) + self.key(x).unsqueeze(1)).softmax(2), x)
+        context = torch.bmm(
+            self.scores(self.query(y).unsqueeze(2) + self.key(x).unsqueeze(1)).softmax(2), x
+        )
         for i, layer in enumerate(list(self.decoder)[1:]):
             z = layer(torch.cat([self.drop(y), context], 2))
             y = y + z if i else z
@@ -148,16 +186,30 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of a translation model on random tokens."""
     tokens, vocabulary, width = (int(config[key]) for key in ("seq_len", "vocabulary", "width"))
     eager = config["architecture"] == "transformer" and config.get("attention", "eager") == "eager"
-    shared, smoothing = bool(config.get("shared_embedding", False)), float(config.get("label_smoothing", 0.0))
+    shared, smoothing = (
+        bool(config.get("shared_embedding", False)),
+        float(config.get("label_smoothing", 0.0)),
+    )
     with torch.device(device):
         if config["architecture"] == "gnmt":
             normalised = bool(config.get("normalised_attention", False))
-            model: nn.Module = Gnmt(width, vocabulary, float(config.get("dropout", 0.2)), shared, normalised)
+            model: nn.Module = Gnmt(
+                width, vocabulary, float(config.get("dropout", 0.2)), shared, normalised
+            )
         else:
-            model = Translator(width, int(config["heads"]), int(config["layers"]), vocabulary, tokens, eager, shared)
+            model = Translator(
+                width,
+                int(config["heads"]),
+                int(config["layers"]),
+                vocabulary,
+                tokens,
+                eager,
+                shared,
+            )
     shape = (batch_size, tokens)
     random = [
-        host_empty(*shape, dtype=torch.long) if is_dry(device) else torch.randint(vocabulary, shape) for _ in range(3)
+        host_empty(*shape, dtype=torch.long) if is_dry(device) else torch.randint(vocabulary, shape)
+        for _ in range(3)
     ]
 
     def forward(source: Tensor, target: Tensor, label: Tensor) -> Tensor:

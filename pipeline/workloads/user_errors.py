@@ -13,39 +13,82 @@ from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.question.sections import NAMED_BY
 from pipeline.workloads.given_steps import shown_target
 
-SIZE_ERRORS = (ValueError, RuntimeError, IndexError, AssertionError, TypeError, MemoryError, ArithmeticError)
+SIZE_ERRORS = (
+    ValueError,
+    RuntimeError,
+    IndexError,
+    AssertionError,
+    TypeError,
+    MemoryError,
+    ArithmeticError,
+)
 """Exceptions that PyTorch and `transformers` raise if the sizes of a model contradict each other."""
 
 ADVICE = (
-    (r"with CUDA enabled|requires CUDA|dummy base class|NVIDIA driver|CUDA error",
-     "create modules and tensors on the `device` that the function receives, without streams or CUDA graphs"),
-    (r"not on the expected device|same device|expected device cpu but got meta|on device meta",
-     "a module or tensor was created on the CPU: create modules inside `with torch.device(device):`, and tensors in a "
-     "step with device=x.device"),
+    (
+        r"with CUDA enabled|requires CUDA|dummy base class|NVIDIA driver|CUDA error",
+        (
+            "create modules and tensors on the `device` that the function receives, without streams"
+            " or CUDA graphs"
+        ),
+    ),
+    (
+        r"not on the expected device|same device|expected device cpu but got meta|on device meta",
+        (
+            "a module or tensor was created on the CPU: create modules inside `with"
+            " torch.device(device):`, and tensors in a step with device=x.device"
+        ),
+    ),
     (r"FSDP", "give the module itself, because the step of one GPU is predicted"),
-    (r"process group|NCCL|environment variable", "remove torch.distributed, because the step of one GPU is predicted"),
+    (
+        r"process group|NCCL|environment variable",
+        "remove torch.distributed, because the step of one GPU is predicted",
+    ),
     (r"FlexAttention", "write it as F.scaled_dot_product_attention"),
-    (r"torch\.nonzero|masked_select|nms:",
-     "give the share that is true, model.picked=0.5: it selects elements by a mask, whose values the meta device does "
-     "not have"),
-    (r"item\(\) cannot be called|Cannot copy out of meta|data-dependent|_local_scalar_dense",
-     "it reads values of tensors, which the meta device does not have; docs/workloads.md lists what may be read"),
-    (r"_unique|unique_dim|bincount|unique_consecutive",
-     "the size of its result depends on data, which the meta device does not have"),
+    (
+        r"torch\.nonzero|masked_select|nms:",
+        (
+            "give the share that is true, model.picked=0.5: it selects elements by a mask, whose"
+            " values the meta device does not have"
+        ),
+    ),
+    (
+        r"item\(\) cannot be called|Cannot copy out of meta|data-dependent|_local_scalar_dense",
+        (
+            "it reads values of tensors, which the meta device does not have; docs/workloads.md"
+            " lists what may be read"
+        ),
+    ),
+    (
+        r"_unique|unique_dim|bincount|unique_consecutive",
+        "the size of its result depends on data, which the meta device does not have",
+    ),
     (r"\bmeta\b|Meta", "docs/workloads.md lists what a step may not do"),
-)  # fmt: skip
+)
 """Pattern of an error message -> advice, for messages that give none; the first pattern that matches is used."""
 
 REMEDIES = (
-    (r"grad can be implicitly created only for scalar outputs|no attribute 'backward'",
-     "loss must return one number, such as .mean() or .sum() of what it returns now"),
+    (
+        r"grad can be implicitly created only for scalar outputs|no attribute 'backward'",
+        "loss must return one number, such as .mean() or .sum() of what it returns now",
+    ),
     (r"does not require grad", "loss must return a tensor that depends on trainable parameters"),
-    (r"TypeError: .*positional arguments?\b",
-     "a Step calls forward(*batch) and loss(output, *batch), with the tensors of one batch"),
-)  # fmt: skip
+    (
+        r"TypeError: .*positional arguments?\b",
+        "a Step calls forward(*batch) and loss(output, *batch), with the tensors of one batch",
+    ),
+)
 """Pattern of an error's type and message -> what to change in the user's code, for errors that CUDA raises as well."""
 
-SIZES_OF_MODELS = ("image_size", "frames", "seq_len", "audio_seconds", "attention", "checkpointing", "lora_targets")
+SIZES_OF_MODELS = (
+    "image_size",
+    "frames",
+    "seq_len",
+    "audio_seconds",
+    "attention",
+    "checkpointing",
+    "lora_targets",
+)
 """Options of models of libraries which a model may refuse."""
 
 MAX_MESSAGE = 160
@@ -66,7 +109,8 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
     reason = " ".join((str(error).splitlines() or [""])[0].split())
     if isinstance(error, MemoryError) or "can't allocate memory" in reason:
         return ConfigError(
-            "batch_size: the inputs of one batch do not fit into this machine's memory; choose a smaller batch_size"
+            "batch_size: the inputs of one batch do not fit into this machine's memory; choose a"
+            " smaller batch_size"
         )
     if config.get("architecture") in NAMED_BY:
         return _library_error(config, error, reason)
@@ -77,12 +121,15 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
         if advice:
             what = f"its step cannot be captured without a GPU: {advice} ({what})"
         else:
-            remedies = (text for pattern, text in REMEDIES if re.search(pattern, f"{kind}: {reason}"))
+            remedies = (
+                text for pattern, text in REMEDIES if re.search(pattern, f"{kind}: {reason}")
+            )
             said = said or next(remedies, "")
             what = f"its code fails: {what}{f' ({said})' if said else ''}"
         return InputError(f"{shown_target(config.get('target'))}: {what}")
     return ConfigError(
-        f"model={config.get('name')}: these sizes contradict each other ({type(error).__name__}: {reason})"
+        f"model={config.get('name')}: these sizes contradict each other ({type(error).__name__}:"
+        f" {reason})"
     )
 
 
@@ -90,7 +137,10 @@ def _library_error(config: Mapping[str, Any], error: BaseException, reason: str)
     """The message for a model of a library: the options that may be its cause, and the line of the library."""
     model = "config" if config.get("architecture") == "transformers" else "name"
     asked = [f"model.{key}={config[key]}" for key in (model, *SIZES_OF_MODELS) if config.get(key)]
-    advice, what = _advice(reason), f"{type(error).__name__}: {_short(reason)}{place_in_user_code(error)}"
+    advice, what = (
+        _advice(reason),
+        f"{type(error).__name__}: {_short(reason)}{place_in_user_code(error)}",
+    )
     what = f"cannot be captured without a GPU: {advice} ({what})" if advice else f"refused: {what}"
     return InputError(f"{' '.join(asked)}: {what}")
 
@@ -121,11 +171,18 @@ def place_in_user_code(error: BaseException) -> str:
     own = [number for number, each in enumerate(frames) if _is_own(each.filename)]
     below = frames[own[-1] + 1 :] if own else frames
     library = [each for each in below if _in_library(each.filename) not in ("", "torch")]
-    deeper = f"{_below_library_folder(library[-1].filename)}, line {library[-1].lineno}" if library else ""
+    deeper = (
+        f"{_below_library_folder(library[-1].filename)}, line {library[-1].lineno}"
+        if library
+        else ""
+    )
     if not own:
         return f" in {deeper}" if deeper else ""
     file = frames[own[-1]].filename
-    place = f" in {'a notebook cell' if _is_cell(file) else Path(file).name}, line {frames[own[-1]].lineno}"
+    place = (
+        f" in {'a notebook cell' if _is_cell(file) else Path(file).name}, line"
+        f" {frames[own[-1]].lineno}"
+    )
     return f"{place} ({deeper})" if deeper else place
 
 
@@ -142,7 +199,11 @@ def _is_cell(filename: str) -> bool:
 
 def _in_library(filename: str) -> str:
     """The installed package that a file belongs to; empty for other files."""
-    return Path(_below_library_folder(filename)).parts[0] if set(LIBRARY_FOLDERS) & {*Path(filename).parts} else ""
+    return (
+        Path(_below_library_folder(filename)).parts[0]
+        if set(LIBRARY_FOLDERS) & {*Path(filename).parts}
+        else ""
+    )
 
 
 def _below_library_folder(filename: str) -> str:

@@ -27,19 +27,29 @@ RESNET50 = ((3, 4, 6, 3), True, 1, 64)
 class Residual(nn.Module):
     """Two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1, with a shortcut; the first 3x3 has the stride."""
 
-    def __init__(self, inputs: int, width: int, outputs: int, stride: int, bottleneck: bool, groups: int) -> None:
+    def __init__(
+        self, inputs: int, width: int, outputs: int, stride: int, bottleneck: bool, groups: int
+    ) -> None:
         super().__init__()
-        plan = [(inputs, width, 1, 1, 1), (width, width, 3, stride, groups), (width, outputs, 1, 1, 1)]
+        plan = [
+            (inputs, width, 1, 1, 1),
+            (width, width, 3, stride, groups),
+            (width, outputs, 1, 1, 1),
+        ]
         if not bottleneck:
             plan = [(inputs, outputs, 3, stride, 1), (outputs, outputs, 3, 1, 1)]
         layers: list[nn.Module] = []
         for position, (c, k, edge, step, count) in enumerate(plan):
             conv = nn.Conv2d(c, k, edge, step, edge // 2, groups=count, bias=False)
-            layers += [conv, nn.BatchNorm2d(k)] + ([nn.ReLU(inplace=True)] if position < len(plan) - 1 else [])
+            layers += [conv, nn.BatchNorm2d(k)] + (
+                [nn.ReLU(inplace=True)] if position < len(plan) - 1 else []
+            )
         self.body, self.relu = nn.Sequential(*layers), nn.ReLU(inplace=True)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) -> (B, outputs, H/stride, W/stride)."""
@@ -49,7 +59,9 @@ class Residual(nn.Module):
         return out
 
 
-def resnet(counts: tuple[int, ...], bottleneck: bool, groups: int, base: int, classes: int = 1000) -> nn.Module:
+def resnet(
+    counts: tuple[int, ...], bottleneck: bool, groups: int, base: int, classes: int = 1000
+) -> nn.Module:
     """A residual network.
 
     Args:
@@ -59,16 +71,25 @@ def resnet(counts: tuple[int, ...], bottleneck: bool, groups: int, base: int, cl
         base: width of a group in the first stage.
         classes: number of logits.
     """
-    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    stem = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     blocks: list[nn.Module] = []
     inputs = 64
     for stage, count in enumerate(counts):
         outputs = (256 if bottleneck else 64) * 2**stage
         for block in range(count):
             stride = 2 if stage and not block else 1
-            blocks.append(Residual(inputs, groups * base * 2**stage, outputs, stride, bottleneck, groups))
+            blocks.append(
+                Residual(inputs, groups * base * 2**stage, outputs, stride, bottleneck, groups)
+            )
             inputs = outputs
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)
+    )
 
 
 Size = int | tuple[int, int]
@@ -77,7 +98,9 @@ Size = int | tuple[int, int]
 class Conv(nn.Module):
     """Convolution without bias, batch norm, ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: Size, stride: int = 1, padding: Size = 0) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: Size, stride: int = 1, padding: Size = 0
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
         self.bn = nn.BatchNorm2d(outputs, eps=0.001)
@@ -106,7 +129,10 @@ class Forked(nn.Module):
     def __init__(self, before: Sequence[nn.Module], width: int) -> None:
         super().__init__()
         self.before = nn.Sequential(*before)
-        self.wide, self.high = Conv(width, 384, (1, 3), padding=(0, 1)), Conv(width, 384, (3, 1), padding=(1, 0))
+        self.wide, self.high = (
+            Conv(width, 384, (1, 3), padding=(0, 1)),
+            Conv(width, 384, (3, 1), padding=(1, 0)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Both results, concatenated."""
@@ -138,7 +164,9 @@ def block_a(inputs: int, pooled: int) -> Branches:
 
 def block_b(inputs: int) -> Branches:
     """A block that reduces images from 35 x 35 to 17 x 17 pixels."""
-    double = nn.Sequential(Conv(inputs, 64, 1), Conv(64, 96, 3, padding=1), Conv(96, 96, 3, stride=2))
+    double = nn.Sequential(
+        Conv(inputs, 64, 1), Conv(64, 96, 3, padding=1), Conv(96, 96, 3, stride=2)
+    )
     return Branches(Conv(inputs, 384, 3, stride=2), double, nn.MaxPool2d(3, 2))
 
 
@@ -148,20 +176,35 @@ def block_c(inputs: int, width: int) -> Branches:
     down: tuple[Size, Size] = ((7, 1), (3, 0))
     return Branches(
         Conv(inputs, 192, 1),
-        nn.Sequential(Conv(inputs, width, 1), Conv(width, width, across[0], padding=across[1]),
-                      Conv(width, 192, down[0], padding=down[1])),
-        nn.Sequential(Conv(inputs, width, 1), Conv(width, width, down[0], padding=down[1]),
-                      Conv(width, width, across[0], padding=across[1]), Conv(width, width, down[0], padding=down[1]),
-                      Conv(width, 192, across[0], padding=across[1])),
+        nn.Sequential(
+            Conv(inputs, width, 1),
+            Conv(width, width, across[0], padding=across[1]),
+            Conv(width, 192, down[0], padding=down[1]),
+        ),
+        nn.Sequential(
+            Conv(inputs, width, 1),
+            Conv(width, width, down[0], padding=down[1]),
+            Conv(width, width, across[0], padding=across[1]),
+            Conv(width, width, down[0], padding=down[1]),
+            Conv(width, 192, across[0], padding=across[1]),
+        ),
         AveragePooled(inputs, 192),
-    )  # fmt: skip
+    )
 
 
 def block_d(inputs: int) -> Branches:
     """A block that reduces images from 17 x 17 to 8 x 8 pixels."""
-    factorised = nn.Sequential(Conv(inputs, 192, 1), Conv(192, 192, (1, 7), padding=(0, 3)),
-                               Conv(192, 192, (7, 1), padding=(3, 0)), Conv(192, 192, 3, stride=2))  # fmt: skip
-    return Branches(nn.Sequential(Conv(inputs, 192, 1), Conv(192, 320, 3, stride=2)), factorised, nn.MaxPool2d(3, 2))
+    factorised = nn.Sequential(
+        Conv(inputs, 192, 1),
+        Conv(192, 192, (1, 7), padding=(0, 3)),
+        Conv(192, 192, (7, 1), padding=(3, 0)),
+        Conv(192, 192, 3, stride=2),
+    )
+    return Branches(
+        nn.Sequential(Conv(inputs, 192, 1), Conv(192, 320, 3, stride=2)),
+        factorised,
+        nn.MaxPool2d(3, 2),
+    )
 
 
 def block_e(inputs: int) -> Branches:
@@ -195,13 +238,24 @@ class InceptionV3(nn.Module):
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            Conv(3, 32, 3, stride=2), Conv(32, 32, 3), Conv(32, 64, 3, padding=1), nn.MaxPool2d(3, 2),
-            Conv(64, 80, 1), Conv(80, 192, 3), nn.MaxPool2d(3, 2),
-        )  # fmt: skip
+            Conv(3, 32, 3, stride=2),
+            Conv(32, 32, 3),
+            Conv(32, 64, 3, padding=1),
+            nn.MaxPool2d(3, 2),
+            Conv(64, 80, 1),
+            Conv(80, 192, 3),
+            nn.MaxPool2d(3, 2),
+        )
         self.middle = nn.Sequential(
-            block_a(192, 32), block_a(256, 64), block_a(288, 64), block_b(288),
-            block_c(768, 128), block_c(768, 160), block_c(768, 160), block_c(768, 192),
-        )  # fmt: skip
+            block_a(192, 32),
+            block_a(256, 64),
+            block_a(288, 64),
+            block_b(288),
+            block_c(768, 128),
+            block_c(768, 160),
+            block_c(768, 160),
+            block_c(768, 192),
+        )
         self.auxiliary = Auxiliary(768, classes)
         self.late = nn.Sequential(block_d(768), block_e(1280), block_e(2048))
         self.dropout, self.fc = nn.Dropout(), nn.Linear(2048, classes)
@@ -218,17 +272,24 @@ class InceptionV3(nn.Module):
 def build_classifier(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of an image classifier on random images."""
     residual = config["architecture"] == "resnet"
-    classes, side = int(config.get("classes", 1000)), int(config.get("image_size", 224 if residual else 299))
+    classes, side = (
+        int(config.get("classes", 1000)),
+        int(config.get("image_size", 224 if residual else 299)),
+    )
     with torch.device(device):
         model = resnet(*RESNET50, classes) if residual else InceptionV3(classes)
     dry = is_dry(device)
     image = host_empty(batch_size, 3, side, side) if dry else torch.rand(batch_size, 3, side, side)
-    label = host_empty(batch_size, dtype=torch.long) if dry else torch.randint(classes, (batch_size,))
+    label = (
+        host_empty(batch_size, dtype=torch.long) if dry else torch.randint(classes, (batch_size,))
+    )
 
     def loss(output: Any, image: Tensor, label: Tensor) -> Tensor:
         if isinstance(output, Tensor):
             return F.cross_entropy(output, label)
-        return F.cross_entropy(output[0], label) + AUXILIARY_WEIGHT * F.cross_entropy(output[1], label)
+        return F.cross_entropy(output[0], label) + AUXILIARY_WEIGHT * F.cross_entropy(
+            output[1], label
+        )
 
     return Step([model], [(image, label)], lambda x, y: model(x), loss, device, config)
 
@@ -250,8 +311,11 @@ def discriminator(width: int) -> nn.Sequential:
     """(B, 3, 64, 64) -> logits (B,)."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, True)]
     for k in (1, 2, 4):
-        layers += [nn.Conv2d(k * width, 2 * k * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * k * width),
-                   nn.LeakyReLU(0.2, True)]  # fmt: skip
+        layers += [
+            nn.Conv2d(k * width, 2 * k * width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(2 * k * width),
+            nn.LeakyReLU(0.2, True),
+        ]
     return nn.Sequential(*layers, nn.Conv2d(8 * width, 1, 4, 1, 0, bias=False), nn.Flatten(0))
 
 
@@ -262,7 +326,11 @@ def build_dcgan(config: Mapping[str, Any], batch_size: int, device: str) -> Step
     with torch.device(device):
         critic, painter = discriminator(width), generator(size, width)
         ones, zeros = torch.ones(batch_size, dtype=dtype), torch.zeros(batch_size, dtype=dtype)
-    image = host_empty(batch_size, 3, 64, 64) if is_dry(device) else torch.rand(batch_size, 3, 64, 64) * 2 - 1
+    image = (
+        host_empty(batch_size, 3, 64, 64)
+        if is_dry(device)
+        else torch.rand(batch_size, 3, 64, 64) * 2 - 1
+    )
     bce = F.binary_cross_entropy_with_logits
 
     def procedure(batch: Batch, optimizers: Sequence[torch.optim.Optimizer]) -> None:

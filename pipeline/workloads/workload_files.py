@@ -62,7 +62,9 @@ def _modules(target: str) -> list[Path]:
     if not places or not places[0]:
         return []
     root, waiting, seen = Path(places[0]).parent, [target], dict[Path, None]()
-    installed = any(part in _INSTALLED for part in root.parts)  # all other installed packages are in the same folder
+    installed = any(
+        part in _INSTALLED for part in root.parts
+    )  # all other installed packages are in the same folder
     while waiting and len(seen) < MAX_FILES:
         name = waiting.pop()
         if installed and name.partition(".")[0] != top:

@@ -18,8 +18,10 @@ from pipeline.prediction import Prediction
 from pipeline.question.question import ask, expand
 from pipeline.simulate.program import Items, Kind, Program
 
-SLOW = ["gpu=V100", "model=dlrm_small", "batch_size=256", "predict.draws=128", "model.read_loss=before_backward",
-        "model.foreach=false"]  # fmt: skip
+SLOW = [
+    "gpu=V100", "model=dlrm_small", "batch_size=256", "predict.draws=128",
+    "model.read_loss=before_backward", "model.foreach=false",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,11 @@ def test_each_line_helps_on_top_of_the_lines_above(advice):
     assert left * advice.before.predicted_us == pytest.approx(advice.after.predicted_us)
     for line in advice.lines:
         gain = line.on_top
-        assert gain.share >= MIN_GAIN and gain.p10 <= gain.share <= gain.p90 and sum(line.evidence.values()) > 0.99
+        assert (
+            gain.share >= MIN_GAIN
+            and gain.p10 <= gain.share <= gain.p90
+            and sum(line.evidence.values()) > 0.99
+        )
 
 
 def test_the_command_of_a_line_shows_its_gain(advice):
@@ -52,14 +58,20 @@ def test_the_command_of_a_line_shows_its_gain(advice):
 def test_advice_and_difference_state_one_gain_with_one_interval():
     """A host-bound step in fp16: its casts are operators that the other step lacks; not all of the host's error cancels."""
     before, after = (
-        predict("V100", model="dlrm_ddp", predict__draws=256, model__dtype=dtype) for dtype in ("default", "fp16")
+        predict("V100", model="dlrm_ddp", predict__draws=256, model__dtype=dtype)
+        for dtype in ("default", "fp16")
     )
     first, second = engine().predict(
-        expand(["gpu=V100", "model=dlrm_ddp", "predict.draws=256", "model.dtype=default,fp16"]), keep_draws=True
+        expand(["gpu=V100", "model=dlrm_ddp", "predict.draws=256", "model.dtype=default,fp16"]),
+        keep_draws=True,
     )
     gain, difference = Gain.between(first.prediction, second.prediction), before.diff(after)
-    assert (difference.step.p10_us, difference.step.p90_us) == pytest.approx((-gain.saved_p90_us, -gain.saved_p10_us))
-    assert f"({-gain.p90:+.1%} to {-gain.p10:+.1%})".replace("%", " %") in difference.notes[0].replace("−", "-")
+    assert (difference.step.p10_us, difference.step.p90_us) == pytest.approx(
+        (-gain.saved_p90_us, -gain.saved_p10_us)
+    )
+    assert f"({-gain.p90:+.1%} to {-gain.p10:+.1%})".replace("%", " %") in difference.notes[
+        0
+    ].replace("−", "-")
     assert gain.p10 < gain.share - 0.03 and gain.p90 > gain.share + 0.03
 
 
@@ -70,19 +82,30 @@ def test_what_keeps_the_results_can_be_asked_for_alone():
 
 
 def test_what_cannot_apply_is_not_tried():
-    texts = {each.text for each in CANDIDATES if applies(each, ask(["gpu=V100", "model=dlrm_small"]))}
+    texts = {
+        each.text for each in CANDIDATES if applies(each, ask(["gpu=V100", "model=dlrm_small"]))
+    }
     assert "model.attention=fused" not in texts and "model.foreach=true" not in texts
-    assert not {"model.dtype=tf32", "model.dtype=bf16", "model.precision=pure"} & texts  # a V100 computes neither
-    on_ampere = {each.text for each in CANDIDATES if applies(each, ask(["gpu=A100", "model=dlrm_small"]))}
+    assert (
+        not {"model.dtype=tf32", "model.dtype=bf16", "model.precision=pure"} & texts
+    )  # a V100 computes neither
+    on_ampere = {
+        each.text for each in CANDIDATES if applies(each, ask(["gpu=A100", "model=dlrm_small"]))
+    }
     assert {"model.dtype=tf32", "model.dtype=bf16"} <= on_ampere
     sparse = ask(["model=dlrm_small", "model.embedding=sparse", "model.optimizer=adam"])
     assert not any(each.key == "predict.cuda_graph" for each in CANDIDATES if applies(each, sparse))
 
 
-@pytest.mark.parametrize("options, fits", [
-    (["model=resnet50", "model.optimizer=adam"], True), (["model=resnet50", "model.optimizer=adagrad"], False),
-    (["model=dlrm_small", "model.embedding=sparse"], False), (["model=resnet50", "model.mode=inference"], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, fits",
+    [
+        (["model=resnet50", "model.optimizer=adam"], True),
+        (["model=resnet50", "model.optimizer=adagrad"], False),
+        (["model=dlrm_small", "model.embedding=sparse"], False),
+        (["model=resnet50", "model.mode=inference"], False),
+    ],
+)
 def test_a_fused_optimizer_is_tried_where_pytorch_has_one(options, fits):
     (fused,) = (each for each in CANDIDATES if each.text == "model.foreach=fused")
     assert applies(fused, ask(options)) == fits
@@ -96,14 +119,32 @@ def test_edits_are_added_to_those_of_the_step():
 
 
 def test_what_does_not_help_is_told_with_the_reason(advice):
-    assert any("the step has no operator aten::dropout" in each.reason for each in advice.not_helping)
+    assert any(
+        "the step has no operator aten::dropout" in each.reason for each in advice.not_helping
+    )
     assert not {line.change for line in advice.lines} & {each.change for each in advice.not_helping}
 
 
 def test_paired_draws_cancel_an_error_that_both_steps_share():
     draws = np.random.default_rng(0).lognormal(0, 0.2, 1000)
     before, after = (
-        Prediction("V100", "m", "default", 1, us, us, us, us * 0.8, us * 1.2, 0, True, {}, {}, 0.0, draws_us=us * draws)
+        Prediction(
+            "V100",
+            "m",
+            "default",
+            1,
+            us,
+            us,
+            us,
+            us * 0.8,
+            us * 1.2,
+            0,
+            True,
+            {},
+            {},
+            0.0,
+            draws_us=us * draws,
+        )
         for us in (100.0, 90.0)
     )
     gain = Gain.between(before, after)
@@ -112,43 +153,78 @@ def test_paired_draws_cancel_an_error_that_both_steps_share():
 
 def test_advice_for_a_step_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "own_step.py").write_text(
-        "import torch\nfrom torch import nn\nfrom pipeline.workloads.training_step import Step\n\n"
-        "def make(config, batch_size, device):\n"
-        "    with torch.device(device):\n"
-        "        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))\n"
-        "    batch = torch.rand(batch_size, 64), torch.randint(10, (batch_size,))\n"
-        "    loss = lambda output, x, y: nn.functional.cross_entropy(output, y)\n"
-        "    return Step([model], [batch], lambda x, y: model(x), loss, device, config)\n"
+        "import torch\nfrom torch import nn\nfrom pipeline.workloads.training_step import"
+        " Step\n\ndef make(config, batch_size, device):\n    with torch.device(device):\n       "
+        " model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))\n"
+        "    batch = torch.rand(batch_size, 64), torch.randint(10, (batch_size,))\n    loss ="
+        " lambda output, x, y: nn.functional.cross_entropy(output, y)\n    return Step([model],"
+        " [batch], lambda x, y: model(x), loss, device, config)\n"
     )
     monkeypatch.chdir(tmp_path)
     found = advise("V100", "custom", model__target="own_step:make", predict__draws=64)
     assert "predict.cuda_graph=true" in {line.change for line in found.lines}
-    tried = {line.change for line in found.lines} | {each.change for each in found.not_helping if each.gain}
+    tried = {line.change for line in found.lines} | {
+        each.change for each in found.not_helping if each.gain
+    }
     assert {"edit.remove=aten::dropout", "edit.fuse=elementwise"} <= tried
 
 
 def test_the_command_prints_lines_or_json():
     runner = CliRunner()
     shown = runner.invoke(app, ["advise", *SLOW, "--same-results", "--all"])
-    assert shown.exit_code == 0 and "with all lines" in shown.output and "steptime compare gpu=V100" in shown.output
+    assert (
+        shown.exit_code == 0
+        and "with all lines" in shown.output
+        and "steptime compare gpu=V100" in shown.output
+    )
     printed = json.loads(runner.invoke(app, ["advise", *SLOW, "--same-results", "--json"]).output)
-    assert printed["lines"][0]["on_top"]["share"] == pytest.approx(printed["lines"][0]["alone"]["share"])
+    assert printed["lines"][0]["on_top"]["share"] == pytest.approx(
+        printed["lines"][0]["alone"]["share"]
+    )
     assert printed["after"]["predicted_us"] < printed["before"]["predicted_us"]
     assert printed["before"]["host"] == "typical-2017"
 
 
 def test_the_lines_are_a_waterfall_that_adds_up_to_the_last_step():
     """100 → 60 → 45 µs: the first line saves 40 of 100, the second 15 of 60."""
-    steps = [Prediction("V100", "m", "default", 1, us, us, us, us * 0.9, us * 1.1, 0, True, {}, {}, 0.0, draws_us=us * np.ones(9))
-             for us in (100_000.0, 60_000.0, 45_000.0)]  # fmt: skip
+    steps = [
+        Prediction(
+            "V100",
+            "m",
+            "default",
+            1,
+            us,
+            us,
+            us,
+            us * 0.9,
+            us * 1.1,
+            0,
+            True,
+            {},
+            {},
+            0.0,
+            draws_us=us * np.ones(9),
+        )
+        for us in (100_000.0, 60_000.0, 45_000.0)
+    ]
     gains = [Gain.between(*steps[:2]), Gain.between(*steps[1:])]
-    lines = tuple(Line(f"change={n}", "", gain, gain, "no", {"pack": 1.0}, "") for n, gain in enumerate(gains))
+    lines = tuple(
+        Line(f"change={n}", "", gain, gain, "no", {"pack": 1.0}, "") for n, gain in enumerate(gains)
+    )
     found = Advice(steps[0], lines, steps[2], ())
-    assert [(change.a_us, change.b_us) for change in found.changes()] == [(100_000, 60_000), (60_000, 45_000)]
+    assert [(change.a_us, change.b_us) for change in found.changes()] == [
+        (100_000, 60_000),
+        (60_000, 45_000),
+    ]
     assert [row["step\nms"] for row in found.rows()] == ["60.0", "45.0"]
     assert [row["step"] for row in found.rows()] == ["·" * 10 + "█" * 6, "·" * 7 + "█" * 3]
     axes = found.plot().axes[0]
-    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 100), (0, 45), (100, -40), (60, -15)]
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [
+        (0, 100),
+        (0, 45),
+        (100, -40),
+        (60, -15),
+    ]
 
 
 def test_a_step_measured_here_gets_no_advice():
@@ -168,18 +244,41 @@ def traced_program() -> Program:
     items = Items(numbers, names, np.zeros(n, int), texts, np.full(n, "measured", object))
     kind = np.array([Kind.LAUNCH, Kind.LAUNCH, Kind.SYNC, Kind.LAUNCH])
     return Program(
-        items=items, item=numbers, kind=kind, thread=np.zeros(n, int), previous=numbers - 1, lead_us=zeros,
-        gap_us=zeros + 15, api_us=zeros + 5, tail_us=zeros, call=np.array([0, 1, -1, 2]), stream=np.array([0, 0, -1, 0]),
-        blocking=np.zeros(n, bool), latency_us=zeros, kernel_gap_us=zeros, wait_offsets=np.zeros(n + 1, int),
-        wait_calls=np.empty(0, int), streams=np.array([7]), backlog_us=np.zeros(1), call_count=3,
-    )  # fmt: skip
+        items=items,
+        item=numbers,
+        kind=kind,
+        thread=np.zeros(n, int),
+        previous=numbers - 1,
+        lead_us=zeros,
+        gap_us=zeros + 15,
+        api_us=zeros + 5,
+        tail_us=zeros,
+        call=np.array([0, 1, -1, 2]),
+        stream=np.array([0, 0, -1, 0]),
+        blocking=np.zeros(n, bool),
+        latency_us=zeros,
+        kernel_gap_us=zeros,
+        wait_offsets=np.zeros(n + 1, int),
+        wait_calls=np.empty(0, int),
+        streams=np.array([7]),
+        backlog_us=np.zeros(1),
+        call_count=3,
+    )
 
 
 def test_a_trace_gets_advice_on_its_launches_and_waits():
     step = ChangeableStep(traced_program(), np.array([10.0, 10.0, 10.0]))
-    assert [each.name for each in changes_of(step)] == ["no wait in aten::item", "CUDA graphs", "no dropout"]
-    traced = Prediction("V100", "t", "traced", 1, 85.0, 30.0, 80.0, 85.0, 85.0, 0, True, {"measured": 1.0}, {}, 0.0)
+    assert [each.name for each in changes_of(step)] == [
+        "no wait in aten::item",
+        "CUDA graphs",
+        "no dropout",
+    ]
+    traced = Prediction(
+        "V100", "t", "traced", 1, 85.0, 30.0, 80.0, 85.0, 85.0, 0, True, {"measured": 1.0}, {}, 0.0
+    )
     found = advise_trace(step, traced)
-    assert found.before.predicted_us == pytest.approx(85.0) and found.lines[0].change == "CUDA graphs"
+    assert (
+        found.before.predicted_us == pytest.approx(85.0) and found.lines[0].change == "CUDA graphs"
+    )
     kept = advise_trace(step, traced, same_results=True)
     assert "no dropout" not in {line.change for line in kept.lines}

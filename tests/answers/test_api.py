@@ -53,7 +53,9 @@ def test_twice_the_bandwidth_shortens_what_moves_data_and_nothing_else_much() ->
 
 def test_a_small_change_is_a_small_change() -> None:
     for name, value in (("dram_gb_per_s", 901), ("fp32_tflop_per_s", 14.01), ("l2_mib", 6.01)):
-        assert times(v100(f"gpu.{name}={value}")) == pytest.approx(times(v100()), rel=0.0012), name  # of 0.07 to 0.11 %
+        assert times(v100(f"gpu.{name}={value}")) == pytest.approx(times(v100()), rel=0.0012), (
+            name
+        )  # of 0.07 to 0.11 %
 
 
 def test_no_figure_of_another_kind_gets_through() -> None:
@@ -71,7 +73,8 @@ def test_physics_alone_is_what_kernels_roofline_predicts_where_nothing_is_fitted
 
 
 @pytest.mark.parametrize(
-    ("number", "shown"), [(1, 1), (6, 6), (14, 14), (99, 99), (949, 940), (999, 990), (10_999, 10_000)]
+    ("number", "shown"),
+    [(1, 1), (6, 6), (14, 14), (99, 99), (949, 940), (999, 990), (10_999, 10_000)],
 )
 def test_the_largest_batch_is_never_rounded_up(number: int, shown: int) -> None:
     assert first_digits(number) == shown
@@ -84,7 +87,10 @@ def test_the_largest_batch_fits_and_one_more_unit_does_not() -> None:
     most = estimated_largest_batch(point, STEPS.memory_bytes)
     assert most is not None
     unit = 10 ** (len(str(most)) - 2)
-    need, more = (needed_on(capture(point.workload.plain(), batch).memory, point.gpu) for batch in (most, most + unit))
+    need, more = (
+        needed_on(capture(point.workload.plain(), batch).memory, point.gpu)
+        for batch in (most, most + unit)
+    )
     assert need <= v100("gpu.memory_gib=1").usable_memory_bytes < more
 
 

@@ -26,9 +26,22 @@ from tests.show.figure_texts import problems
 from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write
 
 STEP = Prediction(
-    "V100", "m", "default", 64, 10_000.0, 6_000.0, 9_000.0, 9_000.0, 12_000.0, 0, True, {}, {}, 0.0,
+    "V100",
+    "m",
+    "default",
+    64,
+    10_000.0,
+    6_000.0,
+    9_000.0,
+    9_000.0,
+    12_000.0,
+    0,
+    True,
+    {},
+    {},
+    0.0,
     families_us={"gemm": 4_000.0, "concat": 2_000.0},
-)  # fmt: skip
+)
 
 SMALL = {"model": "dlrm_small", "predict__draws": 128}
 
@@ -49,27 +62,43 @@ def changes(difference: Difference) -> dict[str, float]:
 
 def test_parts_worked_out_by_hand() -> None:
     other = replace(
-        STEP, gpu="H100", predicted_us=5_000.0, active_us=3_500.0, families_us={"gemm": 3_000.0, "concat": 1_000.0}
+        STEP,
+        gpu="H100",
+        predicted_us=5_000.0,
+        active_us=3_500.0,
+        families_us={"gemm": 3_000.0, "concat": 1_000.0},
     )
     diff = STEP.diff(other)
-    assert changes(diff) == pytest.approx({"idle": -2_500.0, "gemm": -1_000.0, "concat": -1_000.0, "overlap": -500.0})
+    assert changes(diff) == pytest.approx(
+        {"idle": -2_500.0, "gemm": -1_000.0, "concat": -1_000.0, "overlap": -500.0}
+    )
     assert diff.sentence == "H100 saves 50 % of the step: idle 25 points, gemm 10"
-    assert diff.step.p10_us is None and diff.notes == ("no intervals: one of the steps cannot be drawn again",)
+    assert diff.step.p10_us is None and diff.notes == (
+        "no intervals: one of the steps cannot be drawn again",
+    )
     assert other.diff(STEP).sentence == "V100 adds 100 % to the step: idle 50 points, gemm 20"
 
 
 def test_of_collectives_the_exposed_part_counts() -> None:
     several = replace(
-        STEP, predicted_us=12_000.0, active_us=8_000.0, families_us={"collective": 5_000.0, "gemm": 4_000.0, "concat": 2_000.0},
-        several=SeveralGpus(2, 1, "c", 5_000.0, 2_000.0), overrides=("devices=2",),
-    )  # fmt: skip
+        STEP,
+        predicted_us=12_000.0,
+        active_us=8_000.0,
+        families_us={"collective": 5_000.0, "gemm": 4_000.0, "concat": 2_000.0},
+        several=SeveralGpus(2, 1, "c", 5_000.0, 2_000.0),
+        overrides=("devices=2",),
+    )
     diff = STEP.diff(several)
     assert changes(diff) == pytest.approx({"exposed communication": 2_000.0})
     assert diff.names == ("without devices=2", "devices=2")
 
 
-@pytest.mark.parametrize("options", [{"gpu": "T4"}, {"batch_size": 512}, {"model__dtype": "fp16"}, {"devices": 2}])
-def test_changes_of_parts_add_up_to_that_of_the_step(v100: Prediction, options: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"gpu": "T4"}, {"batch_size": 512}, {"model__dtype": "fp16"}, {"devices": 2}]
+)
+def test_changes_of_parts_add_up_to_that_of_the_step(
+    v100: Prediction, options: dict[str, object]
+) -> None:
     asked = {"gpu": "V100", "batch_size": 2048, **SMALL, **options}
     diff = v100.diff(predict(**asked))
     assert sum(part.us for part in diff.parts) == pytest.approx(diff.step.us, abs=1e-6)
@@ -103,7 +132,9 @@ def test_swapped_steps_negate_changes_and_intervals(pair: tuple[Prediction, Pred
     for part in (*there.parts, there.step):
         other = ways[part.name]
         assert part.p10_us is not None and part.p90_us is not None
-        assert (other.us, other.p10_us, other.p90_us) == pytest.approx((-part.us, -part.p90_us, -part.p10_us))
+        assert (other.us, other.p10_us, other.p90_us) == pytest.approx(
+            (-part.us, -part.p90_us, -part.p10_us)
+        )
     assert {(c.operator, c.sizes): -c.us for c in back.calls} == pytest.approx(
         {(c.operator, c.sizes): c.us for c in there.calls}
     )
@@ -114,7 +145,9 @@ def test_twice_the_bandwidth_makes_what_moves_bytes_faster_and_nothing_else() ->
     diff = predict(**asked).diff(predict(**asked, gpu__dram_gb_per_s=2 * 3350.0))
     relative = {part.name: part.us / part.a_us for part in diff.parts if part.name != "idle"}
     assert relative["elementwise"] < -0.25 and relative["optimizer"] < -0.25
-    assert abs(relative["bmm"]) < 1e-3 and abs(relative["memcpy_h2d"]) < 1e-9  # arithmetic, and the host's bus
+    assert (
+        abs(relative["bmm"]) < 1e-3 and abs(relative["memcpy_h2d"]) < 1e-9
+    )  # arithmetic, and the host's bus
     assert all(change < 1e-9 for change in relative.values())
 
 
@@ -126,14 +159,21 @@ def test_errors_that_both_steps_share_cancel(v100: Prediction) -> None:
     assert width < 0.7 * np.hypot(diff.a.p90_us - diff.a.p10_us, diff.b.p90_us - diff.b.p10_us)
 
 
-def test_a_figure_has_a_bar_per_part_between_both_steps(pair: tuple[Prediction, Prediction]) -> None:
+def test_a_figure_has_a_bar_per_part_between_both_steps(
+    pair: tuple[Prediction, Prediction],
+) -> None:
     diff = pair[0].diff(pair[1])
     figure = diff.plot()
     assert problems(figure) == []
-    assert " ".join((figure.get_suptitle() or "").split()).replace("\N{NO-BREAK SPACE}", " ") == diff.sentence
+    assert (
+        " ".join((figure.get_suptitle() or "").split()).replace("\N{NO-BREAK SPACE}", " ")
+        == diff.sentence
+    )
     bars = [box.patches[0] for box in figure.axes[0].containers if isinstance(box, BarContainer)]
     first, last, *parts = bars  # the steps are drawn before the parts
-    assert (first.get_width(), last.get_width()) == pytest.approx([p.predicted_us / 1000 for p in pair])
+    assert (first.get_width(), last.get_width()) == pytest.approx(
+        [p.predicted_us / 1000 for p in pair]
+    )
     assert parts[0].get_x() == pytest.approx(first.get_width())
     for bar, following in itertools.pairwise(parts):
         assert following.get_x() == pytest.approx(bar.get_x() + bar.get_width())
@@ -170,20 +210,35 @@ def traced(folder: Path) -> Path:
     s7         c         g20  g30             g20     g30
     """
     events, at = [annotation("ProfilerStep#0", 0, 200)], 1.0
-    names = ["aten::to", "aten::linear", "aten::linear", *["autograd::engine::evaluate_function: AddmmBackward0"] * 2]
+    names = [
+        "aten::to",
+        "aten::linear",
+        "aten::linear",
+        *["autograd::engine::evaluate_function: AddmmBackward0"] * 2,
+    ]
     for number, (name, took) in enumerate(zip(names, (10, 20, 30, 20, 30), strict=True), 1):
-        events += [op(name, at, at + 12), op("aten::addmm" if "to" not in name[-2:] else "aten::copy_", at + 1, at + 11),
-                   launch(at + 2, at + 4, number), kernel("sgemm", at + 6, at + 6 + took, number)]  # fmt: skip
+        events += [
+            op(name, at, at + 12),
+            op("aten::addmm" if "to" not in name[-2:] else "aten::copy_", at + 1, at + 11),
+            launch(at + 2, at + 4, number),
+            kernel("sgemm", at + 6, at + 6 + took, number),
+        ]
         at += took + 8
-    return write(folder, events, deviceProperties=[{**PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}])
+    return write(
+        folder, events, deviceProperties=[{**PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}]
+    )
 
 
-def test_a_trace_differs_from_a_prediction_by_the_prediction_alone(v100: Prediction, tmp_path: Path) -> None:
+def test_a_trace_differs_from_a_prediction_by_the_prediction_alone(
+    v100: Prediction, tmp_path: Path
+) -> None:
     trace = load_trace(traced(tmp_path))
     diff = trace.diff(v100)
     assert diff.names[1].endswith("prediction") and diff.names[0].endswith("trace")
     assert diff.sentence.startswith("The ") and "than" not in diff.names
-    assert sum(part.us for part in diff.parts) == pytest.approx(v100.predicted_us - trace.measured.predicted_us)
+    assert sum(part.us for part in diff.parts) == pytest.approx(
+        v100.predicted_us - trace.measured.predicted_us
+    )
     assert v100.drawn is not None
     gemm = next(part for part in diff.parts if part.name == "gemm")
     assert gemm.a_us == pytest.approx(100.0)
@@ -199,17 +254,30 @@ def test_operators_of_a_trace_are_paired_in_their_order(v100: Prediction, tmp_pa
     linear = own[(own["name"] == "aten::linear") & (own["family"] == "gemm")]
     two = linear[linear["node_id"].isin(linear["node_id"].unique()[:2])]
     diff = measured.diff(replace(v100, calls=two))
-    pairs = [(call.a_us, call.b_us, call.sizes) for call in diff.calls if call.operator == "aten::linear"]
-    assert sorted(a for a, _, _ in pairs) == pytest.approx([20.0, 30.0]) and all("M=" in sizes for *_, sizes in pairs)
+    pairs = [
+        (call.a_us, call.b_us, call.sizes) for call in diff.calls if call.operator == "aten::linear"
+    ]
+    assert sorted(a for a, _, _ in pairs) == pytest.approx([20.0, 30.0]) and all(
+        "M=" in sizes for *_, sizes in pairs
+    )
     every = measured.diff(v100)
-    (summed,) = [call for call in every.calls if call.operator == "aten::linear" and call.family == "gemm"]
+    (summed,) = [
+        call for call in every.calls if call.operator == "aten::linear" and call.family == "gemm"
+    ]
     assert summed.a_us == pytest.approx(50.0) and summed.sizes == "", (
         "three layers against two: only sums can be compared"
     )
 
 
 def test_the_command_compares_a_trace_with_a_prediction(tmp_path: Path) -> None:
-    words = ["diff", "--trace", str(traced(tmp_path)), "gpu=V100", "model=dlrm_small", "predict.draws=10"]
+    words = [
+        "diff",
+        "--trace",
+        str(traced(tmp_path)),
+        "gpu=V100",
+        "model=dlrm_small",
+        "predict.draws=10",
+    ]
     answer = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert answer["a"]["traced"]["gpu"] == "V100-SXM2-16GB" and answer["b"]["model"] == "dlrm_small"
     assert any("measured" in note for note in answer["notes"])
@@ -218,10 +286,22 @@ def test_the_command_compares_a_trace_with_a_prediction(tmp_path: Path) -> None:
 def test_the_command_prints_the_table_json_and_a_picture(tmp_path: Path) -> None:
     words = ["diff", "gpu=V100", "gpu=T4", "model=dlrm_small", "predict.draws=64"]
     shown = CliRunner().invoke(app, [*words, "--plot", str(tmp_path / "d.png")])
-    assert shown.exit_code == 0 and "calls that changed most" in shown.stdout and (tmp_path / "d.png").stat().st_size
+    assert (
+        shown.exit_code == 0
+        and "calls that changed most" in shown.stdout
+        and (tmp_path / "d.png").stat().st_size
+    )
     answer = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert answer["sentence"] == shown.stdout.splitlines()[0]
-    assert sum(part["change_us"] for part in answer["parts"]) == pytest.approx(answer["step"]["change_us"], abs=1e-6)
-    table = pd.read_csv(io.StringIO(CliRunner().invoke(app, [*words, "--csv"]).stdout)).set_index("name")["change_us"]
-    assert table.drop("step").sum() == pytest.approx(table["step"]) == pytest.approx(answer["step"]["change_us"])
+    assert sum(part["change_us"] for part in answer["parts"]) == pytest.approx(
+        answer["step"]["change_us"], abs=1e-6
+    )
+    table = pd.read_csv(io.StringIO(CliRunner().invoke(app, [*words, "--csv"]).stdout)).set_index(
+        "name"
+    )["change_us"]
+    assert (
+        table.drop("step").sum()
+        == pytest.approx(table["step"])
+        == pytest.approx(answer["step"]["change_us"])
+    )
     assert isinstance(CliRunner().invoke(app, [*words, "--plot", "d.txt"]).exception, InputError)

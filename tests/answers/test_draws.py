@@ -32,14 +32,18 @@ ALL = STEP_SIGMA**2 / (SIGMA**2 + STEP_SIGMA**2)
 Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 
-def drawn_of(calls: pd.DataFrame, centre: np.ndarray, spread: float = SPREAD, draws: int = 20_000) -> Table:
+def drawn_of(
+    calls: pd.DataFrame, centre: np.ndarray, spread: float = SPREAD, draws: int = 20_000
+) -> Table:
     """Draws of calls with given predictions."""
     errors = errors_of(calls, centre, spread)
     return errors.times(keyed_normals(errors.sources.names, draws, 0)).T
 
 
 def errors_of(calls: pd.DataFrame, centre: np.ndarray, spread: float = SPREAD) -> StepErrors:
-    predicted = pd.DataFrame({"kernel_us": centre, "p10_us": centre / spread, "p90_us": centre * spread})
+    predicted = pd.DataFrame(
+        {"kernel_us": centre, "p10_us": centre / spread, "p90_us": centre * spread}
+    )
     return StepErrors.of(ErrorSources.of(calls), predicted, {"transferred": 1.0})
 
 
@@ -63,50 +67,80 @@ def within(share: float) -> float:
     return (share * SIGMA**2 + STEP_SIGMA**2) / (SIGMA**2 + STEP_SIGMA**2)
 
 
-def test_the_directions_of_a_convolution_err_together_and_families_apart_but_for_what_the_step_shares() -> None:
-    found = correlations("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight", "gemm", "softmax")
+def test_directions_of_a_convolution_err_together_and_families_apart() -> None:
+    found = correlations(
+        "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight", "gemm", "softmax"
+    )
     conv = within(FAMILY_VARIANCE_SHARE["conv2d"])
     assert found[:3, :3][np.triu_indices(3, 1)] == pytest.approx([conv] * 3, abs=0.03)
-    assert found[3:, :3].ravel() == pytest.approx([ALL] * 6, abs=0.03) and found[3, 4] == pytest.approx(ALL, abs=0.03)
+    assert found[3:, :3].ravel() == pytest.approx([ALL] * 6, abs=0.03) and found[
+        3, 4
+    ] == pytest.approx(ALL, abs=0.03)
 
 
-def test_products_share_most_of_their_error_and_families_that_nobody_judged_the_usual_part() -> None:
-    assert correlations("gemm", "gemm")[0, 1] == pytest.approx(within(FAMILY_VARIANCE_SHARE["gemm"]), abs=0.03)
-    assert correlations("reduction", "reduction")[0, 1] == pytest.approx(within(OTHER_VARIANCE_SHARE), abs=0.03)
+def test_products_share_most_of_their_error_and_families_that_nobody_judged_the_usual_part() -> (
+    None
+):
+    assert correlations("gemm", "gemm")[0, 1] == pytest.approx(
+        within(FAMILY_VARIANCE_SHARE["gemm"]), abs=0.03
+    )
+    assert correlations("reduction", "reduction")[0, 1] == pytest.approx(
+        within(OTHER_VARIANCE_SHARE), abs=0.03
+    )
 
 
-def test_a_step_of_many_kernels_is_no_surer_than_what_they_share_and_lies_around_its_prediction() -> None:
-    total = np.log(drawn(["conv2d_forward"] * 400, draws=2_000).sum(axis=1) / (100.0 + np.arange(400)).sum())
-    assert np.std(total) == pytest.approx(np.sqrt(FAMILY_VARIANCE_SHARE["conv2d"] * SIGMA**2 + STEP_SIGMA**2), rel=0.06)
+def test_a_step_of_many_kernels_is_no_surer_than_what_they_share() -> None:
+    total = np.log(
+        drawn(["conv2d_forward"] * 400, draws=2_000).sum(axis=1) / (100.0 + np.arange(400)).sum()
+    )
+    assert np.std(total) == pytest.approx(
+        np.sqrt(FAMILY_VARIANCE_SHARE["conv2d"] * SIGMA**2 + STEP_SIGMA**2), rel=0.06
+    )
     assert np.median(total) == pytest.approx(0.0, abs=0.02)
 
 
-@pytest.mark.parametrize(("family", "width"), [
-    ("gemm", 0.356), ("bmm", 0.356),  # 0.9 of 0.367 ** 2 is shared by products, beside 0.073 ** 2 of the step
-    ("conv2d_forward", 0.180), ("softmax", 0.243),  # 0.2 and 0.4 of it
-])  # fmt: skip
-def test_sums_over_a_family_are_as_wide_as_on_gpus_that_were_held_out(family: str, width: float) -> None:
+@pytest.mark.parametrize(
+    ("family", "width"),
+    [
+        ("gemm", 0.356),
+        ("bmm", 0.356),  # 0.9 of 0.367 ** 2 is shared by products, beside 0.073 ** 2 of the step
+        ("conv2d_forward", 0.180),
+        ("softmax", 0.243),  # 0.2 and 0.4 of it
+    ],
+)
+def test_sums_over_a_family_are_as_wide_as_on_gpus_that_were_held_out(
+    family: str, width: float
+) -> None:
     total = np.log(drawn([family] * 400, draws=2_000).sum(axis=1))
     assert np.std(total) == pytest.approx(width, rel=0.06)
 
 
 def test_another_session_moves_all_kernels_and_does_not_average_out() -> None:
     calls, centre = different(["gemm", "softmax"] * 200), np.full(400, 10.0)
-    predicted = pd.DataFrame({
-        "kernel_us": centre, "p10_us": centre * np.exp(-0.5), "p90_us": centre * np.exp(0.1), "session_low": 0.5,
-        "session_high": 0.1,
-    })  # fmt: skip
+    predicted = pd.DataFrame(
+        {
+            "kernel_us": centre,
+            "p10_us": centre * np.exp(-0.5),
+            "p90_us": centre * np.exp(0.1),
+            "session_low": 0.5,
+            "session_high": 0.1,
+        }
+    )
     errors = StepErrors.of(ErrorSources.of(calls), predicted, {"transferred": 1.0})
     found = step_interval(errors, serial(centre), np.arange(400), 1024, 0)
     assert found == pytest.approx((4000 * np.exp(-0.5), 4000 * np.exp(0.1)), rel=2e-3)
     drawn_times = errors.times(keyed_normals(errors.sources.names, 1000, 0)).sum(axis=0)
-    assert np.percentile(drawn_times, [10, 50, 90]) == pytest.approx([found[0], 4000, found[1]], rel=5e-3)
+    assert np.percentile(drawn_times, [10, 50, 90]) == pytest.approx(
+        [found[0], 4000, found[1]], rel=5e-3
+    )
 
 
 @pytest.mark.parametrize("spread", [1.02, SPREAD, 3.0])
 def test_what_a_step_shares_is_a_fifth_of_the_width_of_its_kernels(spread: float) -> None:
     """Sums of whole models that were measured on another day err by that, beside the session's error."""
-    total = np.log(drawn([f"family{i}" for i in range(400)], spread=spread, draws=2_000).sum(axis=1))
+    total = np.log(
+        drawn([f"family{i}" for i in range(400)], spread=spread, draws=2_000).sum(axis=1)
+    )
     assert np.std(total) == pytest.approx(0.2 * np.log(spread) / NORMAL_P90, rel=0.12)
 
 
@@ -120,22 +154,31 @@ def test_other_calls_and_their_order_do_not_change_what_a_call_draws() -> None:
     centre = np.array([100.0, 20.0, 30.0, 40.0])
     all_of_them = drawn_of(calls, centre, draws=100)
     order = [2, 0, 3]
-    assert np.array_equal(drawn_of(calls.iloc[order], centre[order], draws=100), all_of_them[:, order])
+    assert np.array_equal(
+        drawn_of(calls.iloc[order], centre[order], draws=100), all_of_them[:, order]
+    )
 
 
 def test_calls_that_launch_the_same_share_their_error_and_those_of_other_sizes_do_not() -> None:
-    calls = pd.DataFrame({"family": "gemm", "op": "linear", "dtype": "fp32", "M": [64, 64, 128]}).astype({"M": "Int64"})
+    calls = pd.DataFrame(
+        {"family": "gemm", "op": "linear", "dtype": "fp32", "M": [64, 64, 128]}
+    ).astype({"M": "Int64"})
     times = drawn_of(calls, np.array([100.0, 100.0, 100.0]), draws=100)
     assert np.array_equal(times[:, 0], times[:, 1]) and not np.allclose(times[:, 0], times[:, 2])
 
 
 def test_the_last_digits_of_a_prediction_change_draws_in_their_last_digits_alone() -> None:
-    calls, centre = different(["gemm", "gemm", "softmax"]).assign(B=8), np.array([100.0, 100.0, 3.0])
+    calls, centre = (
+        different(["gemm", "gemm", "softmax"]).assign(B=8),
+        np.array([100.0, 100.0, 3.0]),
+    )
     nudged = centre * (1 + np.array([1e-6, -1e-6, 1e-6]))
-    assert drawn_of(calls, nudged, draws=100) == pytest.approx(drawn_of(calls, centre, draws=100), rel=1e-5)
+    assert drawn_of(calls, nudged, draws=100) == pytest.approx(
+        drawn_of(calls, centre, draws=100), rel=1e-5
+    )
 
 
-def test_seeds_and_keys_have_draws_of_their_own_and_each_has_the_quantiles_of_a_normal_distribution() -> None:
+def test_seeds_and_keys_have_draws_of_their_own_with_normal_quantiles() -> None:
     found = np.vstack([keyed_normals(["a", "b"], 1000, 0), keyed_normals(["a"], 1000, 1)])
     assert np.abs(np.corrcoef(found)[np.triu_indices(3, 1)]).max() < 0.1
     assert (
@@ -171,7 +214,9 @@ def test_an_interval_agrees_with_plain_draws_of_all_errors(host_share: float) ->
     """Also where the host takes nearly as long as the device, so that either may end last."""
     errors, centre = many(4)
     timeline = serial(centre, host_share * centre.sum())
-    found = np.mean([step_interval(errors, timeline, np.arange(40), 1024, seed) for seed in range(5)], axis=0)
+    found = np.mean(
+        [step_interval(errors, timeline, np.arange(40), 1024, seed) for seed in range(5)], axis=0
+    )
     normals = keyed_normals(errors.sources.names, 60_000, 7)
     host = host_share * centre.sum() * np.exp(errors.host * normals[1])
     wanted = np.percentile(np.maximum(errors.times(normals).sum(axis=0), host), [10, 90])
@@ -182,19 +227,29 @@ def test_an_interval_agrees_with_plain_draws_of_all_errors(host_share: float) ->
 def test_intervals_hardly_depend_on_the_seed(host_share: float) -> None:
     """Also where the host takes nearly as long as the device. Plain draws of all errors scatter more than twice as much."""
     errors, centre = many(4, spread=1.4)
-    timeline, which, sources = serial(centre, host_share * centre.sum()), np.arange(40), errors.sources.names
+    timeline, which, sources = (
+        serial(centre, host_share * centre.sum()),
+        np.arange(40),
+        errors.sources.names,
+    )
     ours, plain = [], []
     for seed in range(12):
         ours.append(step_interval(errors, timeline, which, 1024, seed))
         normals = keyed_normals(sources, 4096, seed)
         host = host_share * centre.sum() * np.exp(errors.host * normals[1])
         plain.append(np.percentile(np.maximum(errors.times(normals).sum(axis=0), host), [10, 90]))
-    scatter, plainly = (np.std(np.array(each) / centre.sum(), axis=0, ddof=1) for each in (ours, plain))
+    scatter, plainly = (
+        np.std(np.array(each) / centre.sum(), axis=0, ddof=1) for each in (ours, plain)
+    )
     assert (scatter < 1e-3).all() and (scatter < plainly / 2).all()
 
 
-@pytest.mark.parametrize(("family", "left"), [("gemm", 0.95), ("conv2d_forward", 0.45), ("softmax", 0.63)])
-def test_errors_of_products_hardly_cancel_and_those_of_convolutions_mostly_do(family: str, left: float) -> None:
+@pytest.mark.parametrize(
+    ("family", "left"), [("gemm", 0.95), ("conv2d_forward", 0.45), ("softmax", 0.63)]
+)
+def test_errors_of_products_hardly_cancel_and_those_of_convolutions_mostly_do(
+    family: str, left: float
+) -> None:
     """The part of one kernel's error (variance 0.9, 0.2, 0.4) that a sum over many kernels keeps, without that of the step."""
     errors = errors_of(different([family] * 900), np.full(900, 100.0))
     alone = keyed_normals(errors.sources.names, 4_000, 1).copy()
@@ -209,7 +264,9 @@ def test_the_hosts_error_of_two_steps_cancels_as_far_as_they_have_the_same_opera
     errors = replace(errors_of(different(["gemm"]), np.array([10.0])), host=0.5)
     steps = program(row(HOST, gap=30.0), row(HOST, gap=40.0)), program(row(HOST, gap=30.0))
     first, second = (np.log(host_factors(errors, step, 20_000, 0)) for step in steps)
-    assert first.std() == pytest.approx(0.5, rel=0.02) and second.std() == pytest.approx(0.5, rel=0.02)
+    assert first.std() == pytest.approx(0.5, rel=0.02) and second.std() == pytest.approx(
+        0.5, rel=0.02
+    )
     assert (first - second).std() == pytest.approx(0.15 * np.sqrt(2 - 2 * 0.6), rel=0.02)
     longer = program(row(HOST, gap=300.0), row(HOST, gap=400.0))
     np.testing.assert_allclose(first, np.log(host_factors(errors, longer, 20_000, 0)))

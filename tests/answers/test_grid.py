@@ -28,12 +28,29 @@ GRIDS = [
     ["gpu=V100,L4,H100", "model=bert_large", "model.layers=2", "batch_size=4", "model.dtype=bf16"],
     ["gpu=V100,A100", "model=gnmt", "batch_size=8,16"],
     # altered figures: each value is a GPU of its own
-    ["gpu=V100,A100,L4", "model=resnet50,dlrm_default", "batch_size=16,32", "gpu.dram_gb_per_s=700,1400"],
+    [
+        "gpu=V100,A100,L4",
+        "model=resnet50,dlrm_default",
+        "batch_size=16,32",
+        "gpu.dram_gb_per_s=700,1400",
+    ],
     # other methods: formulas alone, the host's own statistics, a faster host, other draws, CUDA graphs
     ["gpu=V100,T4", "model=dlrm_default", "batch_size=64,2048", "kernels=auto,roofline"],
-    ["gpu=V100", "model=dlrm_default", "batch_size=256", "overheads.host_scale=0.5,1", "predict.draws=50"],
+    [
+        "gpu=V100",
+        "model=dlrm_default",
+        "batch_size=256",
+        "overheads.host_scale=0.5,1",
+        "predict.draws=50",
+    ],
     ["gpu=V100,A100", "model=dlrm_default", "batch_size=256", "predict.cuda_graph=true"],
-    ["gpu=V100", "model=dlrm_default,resnet50", "batch_size=16", "predict.critical_path=published", "predict.draws=64"],
+    [
+        "gpu=V100",
+        "model=dlrm_default,resnet50",
+        "batch_size=16",
+        "predict.critical_path=published",
+        "predict.draws=64",
+    ],
     # too large for the GPU: the largest batch and the GPUs that hold it
     ["gpu=P4,T4", "model=resnet50", "batch_size=512"],
 ]
@@ -46,7 +63,9 @@ def assert_same(found: Any, wanted: Any, where: str = "") -> None:
         for key in wanted:
             assert_same(found[key], wanted[key], f"{where}/{key}")
     elif isinstance(wanted, float) and not isinstance(wanted, bool):
-        assert math.isclose(found, wanted, rel_tol=RELATIVE, abs_tol=1e-12), f"{where}: {found!r}, alone {wanted!r}"
+        assert math.isclose(found, wanted, rel_tol=RELATIVE, abs_tol=1e-12), (
+            f"{where}: {found!r}, alone {wanted!r}"
+        )
     else:
         assert found == wanted, where
 
@@ -59,7 +78,11 @@ def test_a_grid_has_the_numbers_of_single_predictions(overrides: list[str]) -> N
     for point, answer in zip(points, answers, strict=True):
         alone = engine(None).predict_one(point).whole()
         assert answer.prediction is not None
-        assert_same(answer.prediction.as_dict(), alone.as_dict(), f"{point.gpu.name} {point.model} {point.batch_size}")
+        assert_same(
+            answer.prediction.as_dict(),
+            alone.as_dict(),
+            f"{point.gpu.name} {point.model} {point.batch_size}",
+        )
         assert answer.prediction.overrides == alone.overrides
 
 
@@ -76,7 +99,9 @@ def test_the_size_of_the_tables_changes_no_number(monkeypatch: pytest.MonkeyPatc
 def test_a_grid_is_a_table_with_a_row_per_point() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", SteptimeWarning)
-        table = predict_grid(gpu="V100,A100", model="dlrm_default", batch_size="512,1024", model__embedding="sparse")
+        table = predict_grid(
+            gpu="V100,A100", model="dlrm_default", batch_size="512,1024", model__embedding="sparse"
+        )
     assert list(table["gpu"]) == ["V100", "V100", "A100-PCIE-40GB", "A100-PCIE-40GB"]
     assert list(table["batch_size"]) == [512, 1024] * 2
     assert table["unpredicted"].isna().all() and table["predicted_us"].notna().all()
@@ -88,13 +113,17 @@ def test_a_grid_is_a_table_with_a_row_per_point() -> None:
             if each is None:
                 assert pd.isna(found), key
             else:
-                assert found == (pytest.approx(each, rel=RELATIVE) if isinstance(each, float) else each), key
+                assert found == (
+                    pytest.approx(each, rel=RELATIVE) if isinstance(each, float) else each
+                ), key
 
 
 def test_a_point_that_cannot_be_predicted_does_not_end_the_grid() -> None:
     """PyTorch refuses bf16 products on Pascal, and a variant that was not fitted concerns its GPU alone."""
     with pytest.warns(SteptimeWarning, match="V100 has no bf16"):
-        table = predict_grid(gpu="P100,V100", model="bert_large", model__layers=2, batch_size=2, model__dtype="bf16")
+        table = predict_grid(
+            gpu="P100,V100", model="bert_large", model__layers=2, batch_size=2, model__dtype="bf16"
+        )
     assert list(table["unpredicted"].notna()) == [True, False]
     assert "bf16" in table["unpredicted"].iloc[0] and pd.isna(table["predicted_us"].iloc[0])
     unfitted = predict_grid(gpu="V100", batch_size=64, kernels="auto,mlp_paper")
@@ -106,8 +135,13 @@ def test_a_call_has_one_time_whatever_calls_are_beside_it(gpu: str) -> None:
     """Networks are evaluated in float64: in float32 a row depends on the rows beside it by more than 1e-9."""
     predictor = kernel_predictor(load_gpu(gpu), "auto", None)
     rng = np.random.default_rng(0)
-    sizes = {name: np.exp(rng.uniform(np.log(8), np.log(4096), 300)).astype(int) for name in ("M", "N", "K")}
-    calls = pd.DataFrame({"family": "gemm", "op": "linear", "phase": "forward", "dtype": "fp32", "B": 1, **sizes})
+    sizes = {
+        name: np.exp(rng.uniform(np.log(8), np.log(4096), 300)).astype(int)
+        for name in ("M", "N", "K")
+    }
+    calls = pd.DataFrame(
+        {"family": "gemm", "op": "linear", "phase": "forward", "dtype": "fp32", "B": 1, **sizes}
+    )
     together = predictor.predict(calls)
     for rows in (slice(0, 1), slice(7, 12), slice(100, 233)):
         alone = predictor.predict(calls[rows])

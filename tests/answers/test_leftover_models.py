@@ -22,7 +22,9 @@ from pipeline.paths import Artifacts, packs_dir, project_dir
 from pipeline.question.question import expand
 
 POINT = expand(["gpu=V100", "model=dlrm_ddp", "batch_size=64"])[0]
-pytestmark = pytest.mark.skipif(not (packs_dir() / "V100" / "kernels").is_dir(), reason="no shipped pack of the V100")
+pytestmark = pytest.mark.skipif(
+    not (packs_dir() / "V100" / "kernels").is_dir(), reason="no shipped pack of the V100"
+)
 
 
 @pytest.fixture
@@ -32,7 +34,11 @@ def leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path(Artifacts(str(tmp_path)).kernels("V100")) / "gemm" / "auto"
     shutil.copytree(packs_dir() / "T4" / "kernels" / "gemm", folder)
     description = folder / "family.json"
-    text = description.read_text().replace('"pack"', '"fitted"').replace('"gpu": "T4"', '"gpu": "V100"')
+    text = (
+        description.read_text()
+        .replace('"pack"', '"fitted"')
+        .replace('"gpu": "T4"', '"gpu": "V100"')
+    )
     values = json.loads(text)
     values.pop(DIGEST_KEY, None)
     write_json(description, values)
@@ -44,7 +50,10 @@ def from_public_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_their_samples_they_are_not_used(leftover: Path) -> None:
-    with_results, without = engine(leftover).predict_one(POINT).whole(), engine(None).predict_one(POINT).whole()
+    with_results, without = (
+        engine(leftover).predict_one(POINT).whole(),
+        engine(None).predict_one(POINT).whole(),
+    )
     assert with_results.as_dict() == without.as_dict()
     assert "fitted" not in with_results.evidence
     assert with_results.models_from == (str(packs_dir() / "V100"),)
@@ -57,12 +66,19 @@ def test_with_their_samples_they_answer_and_the_prediction_names_their_folder(
     found = engine(leftover).predict_one(POINT).whole()
     assert found.evidence["fitted"] > 0
     assert found.active_us != engine(None).predict_one(POINT).whole().active_us
-    assert found.models_from == (Artifacts(str(leftover)).kernels("V100"), str(packs_dir() / "V100"))
+    assert found.models_from == (
+        Artifacts(str(leftover)).kernels("V100"),
+        str(packs_dir() / "V100"),
+    )
 
 
-def test_python_and_the_rules_declare_the_same_models(leftover: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_and_the_rules_declare_the_same_models(
+    leftover: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flow = Flow((POINT,), Artifacts(str(leftover)))
-    place = SimpleNamespace(gpu=POINT.gpu.name, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
+    place = SimpleNamespace(
+        gpu=POINT.gpu.name, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size)
+    )
     here = [str(path) for path in available_models("V100", "auto", leftover)]
     assert flow.models_of_point(place) == []
     assert here == [str(path) for path in shipped_models("V100")]
@@ -72,17 +88,40 @@ def test_python_and_the_rules_declare_the_same_models(leftover: Path, monkeypatc
     assert {str(path) for path in available_models("V100", "auto", leftover)} <= set(declared)
 
 
-def test_no_input_of_a_prediction_is_a_shipped_file(leftover: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_input_of_a_prediction_is_a_shipped_file(
+    leftover: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Regression: with public data at hand, a prediction also ran the rule that rewrites the GPU's pack."""
     from_public_samples(monkeypatch)
     monkeypatch.setattr("pipeline.flow.kernel_source", lambda gpu: Source.PUBLIC)
-    place = SimpleNamespace(gpu=POINT.gpu.name, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size))
+    place = SimpleNamespace(
+        gpu=POINT.gpu.name, model=POINT.model, variant=POINT.variant, batch=str(POINT.batch_size)
+    )
     inputs = Flow((POINT,), Artifacts(str(leftover))).models_of_point(place)
     assert inputs and not [path for path in inputs if Path(path).is_relative_to(packs_dir())]
 
 
-def test_a_prediction_from_public_data_leaves_the_packs_alone(datasets: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "snakemake", "-n", "-s", str(project_dir() / "Snakefile"), "--config", "gpu=V100"]
-    planned = subprocess.run(command, cwd=tmp_path, env={**os.environ, "STEPTIME_DATASETS": str(datasets)}, check=True,
-                             capture_output=True, text=True)  # fmt: skip
-    assert "fit_kernels" in planned.stdout and not re.search(r"^(rule )?pack\b", planned.stdout, re.MULTILINE)
+def test_a_prediction_from_public_data_leaves_the_packs_alone(
+    datasets: Path, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "-n",
+        "-s",
+        str(project_dir() / "Snakefile"),
+        "--config",
+        "gpu=V100",
+    ]
+    planned = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "STEPTIME_DATASETS": str(datasets)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "fit_kernels" in planned.stdout and not re.search(
+        r"^(rule )?pack\b", planned.stdout, re.MULTILINE
+    )

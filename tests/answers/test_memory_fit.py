@@ -23,7 +23,9 @@ from pipeline.question.question import ask
         (lambda n: 20_000 + n, None),
     ],
 )
-def test_the_largest_batch_is_found_whatever_the_curve(need: Callable[[int], int], most: int | None) -> None:
+def test_the_largest_batch_is_found_whatever_the_curve(
+    need: Callable[[int], int], most: int | None
+) -> None:
     tries: list[int] = []
 
     def memory_of(size: int) -> int:
@@ -67,24 +69,36 @@ def test_a_prediction_names_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = predict("P4", model="resnet50", batch_size=512)
     room = load_gpu("P4").usable_memory_bytes
     assert not answer.fits and answer.largest_batch is not None
-    at, above = (predict("P4", model="resnet50", batch_size=answer.largest_batch + more) for more in (0, 1))
+    at, above = (
+        predict("P4", model="resnet50", batch_size=answer.largest_batch + more) for more in (0, 1)
+    )
     assert at.memory_bytes <= room < above.memory_bytes
     assert at.fits and at.largest_batch is None and not at.fitting_gpus
     assert set(answer.fitting_gpus) == {
         gpu.name for gpu in list_gpus() if gpu.usable_memory_bytes >= answer.memory_bytes
     }
     text = dict(answer.rows())["what fits"]
-    assert f"a batch of {answer.largest_batch:,} on this GPU" in text and answer.fitting_gpus[0] in text
+    assert (
+        f"a batch of {answer.largest_batch:,} on this GPU" in text
+        and answer.fitting_gpus[0] in text
+    )
     assert answer.as_dict()["largest_batch"] == answer.largest_batch
     assert answer.as_dict()["fitting_gpus"] == list(answer.fitting_gpus)
 
 
 @pytest.mark.parametrize(
-    ("share", "state"), [(0.8, "fits"), (0.89, "fits"), (0.91, "tight"), (0.999, "tight"), (1.001, "does not fit")]
+    ("share", "state"),
+    [(0.8, "fits"), (0.89, "fits"), (0.91, "tight"), (0.999, "tight"), (1.001, "does not fit")],
 )
-def test_a_step_near_the_usable_memory_is_tight(share: float, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_near_the_usable_memory_is_tight(
+    share: float, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
     need = predict("T4", model="dlrm_small", batch_size=65536).memory_bytes
     gib = need / share / load_gpu("T4").usable_memory_share / 2**30
     answer = predict("T4", model="dlrm_small", batch_size=65536, gpu__memory_gib=gib)
-    assert (answer.memory_state, answer.fits, answer.tight) == (state, state != "does not fit", state == "tight")
+    assert (answer.memory_state, answer.fits, answer.tight) == (
+        state,
+        state != "does not fit",
+        state == "tight",
+    )

@@ -16,7 +16,14 @@ from pipeline.summary_rows import predictions_of, summary_row
 
 @lru_cache
 def found(gpu: str, model: str, dtype: str, *more: str) -> Prediction:
-    texts = [f"gpu={gpu}", f"model={model}", f"model.dtype={dtype}", "batch_size=16", "predict.draws=100", *more]
+    texts = [
+        f"gpu={gpu}",
+        f"model={model}",
+        f"model.dtype={dtype}",
+        "batch_size=16",
+        "predict.draws=100",
+        *more,
+    ]
     (point,) = expand(texts)
     return engine(None).predict_one(point).whole()
 
@@ -38,7 +45,9 @@ def test_convolutions_in_emulated_bf16_are_slower_than_in_fp32(gpu: str) -> None
 
 
 def test_emulated_products_run_at_the_rate_of_fp32() -> None:
-    emulated, plain, half = (found("V100", "bert_large", dtype, "model.layers=2") for dtype in ("bf16", "fp32", "fp16"))
+    emulated, plain, half = (
+        found("V100", "bert_large", dtype, "model.layers=2") for dtype in ("bf16", "fp32", "fp16")
+    )
     assert emulated.families_us["gemm"] == pytest.approx(plain.families_us["gemm"], rel=0.1)
     assert half.families_us["gemm"] < 0.5 * emulated.families_us["gemm"]
 
@@ -54,7 +63,11 @@ def test_pascal_refuses_bf16() -> None:
 
 
 def test_a_gpu_that_has_them_says_nothing() -> None:
-    assert found("A100", "dlrm_small", "bf16").warnings == found("A100", "dlrm_small", "tf32").warnings == ()
+    assert (
+        found("A100", "dlrm_small", "bf16").warnings
+        == found("A100", "dlrm_small", "tf32").warnings
+        == ()
+    )
 
 
 def test_a_summary_keeps_what_a_prediction_says() -> None:

@@ -40,7 +40,9 @@ class Net(nn.Module):
         self.again = again
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.last(checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x))
+        return self.last(
+            checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x)
+        )
 
 
 def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +50,9 @@ def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def of_net(gpu: str = "V100", again: bool = False, **more: Any) -> Prediction:
-    return predict(gpu, model=lambda: Net(again), batch=batch, loss=F.cross_entropy, batch_size=BATCH, **more)
+    return predict(
+        gpu, model=lambda: Net(again), batch=batch, loss=F.cross_entropy, batch_size=BATCH, **more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +68,10 @@ def test_a_model_needs_a_product_forward_and_two_backward_of_each_layer(net: Pre
     assert net.arithmetic is not None
     assert net.arithmetic.model_flops == 2 * BODY + 3 * BODY + 3 * LAST
     assert net.mfu == pytest.approx(
-        net.arithmetic.model_flops / (net.predicted_us * 1e-6) / load_gpu("V100").fp32_gflop_per_s / 1e9
+        net.arithmetic.model_flops
+        / (net.predicted_us * 1e-6)
+        / load_gpu("V100").fp32_gflop_per_s
+        / 1e9
     )
     row = dict(net.rows())["arithmetic"]
     assert row == f"{net.tflop_per_s:.3g} TFLOP/s, {net.mfu:.1%} of the fp32 peak (MFU)"
@@ -75,10 +82,15 @@ def test_what_runs_again_is_executed_and_does_not_count_for_the_model(net: Predi
     assert again.arithmetic is not None and net.arithmetic is not None
     assert again.arithmetic.model_flops == net.arithmetic.model_flops
     plain, more = (p.modules.set_index("module")["flops"] for p in (net, again))
-    assert more["Net.body"] > plain["Net.body"] == 5 * BODY and more["Net.last"] == plain["Net.last"] == 3 * LAST
+    assert (
+        more["Net.body"] > plain["Net.body"] == 5 * BODY
+        and more["Net.last"] == plain["Net.last"] == 3 * LAST
+    )
 
 
-def test_a_row_has_all_that_is_in_it_and_the_outer_rows_add_up_to_the_active_time(net: Prediction) -> None:
+def test_a_row_has_all_that_is_in_it_and_the_outer_rows_add_up_to_the_active_time(
+    net: Prediction,
+) -> None:
     table = net.modules.set_index("module")
     assert list(table.index) == [
         "inputs",
@@ -93,12 +105,16 @@ def test_a_row_has_all_that_is_in_it_and_the_outer_rows_add_up_to_the_active_tim
     assert list(table["parameters"]) == [0, 2 * 4160 + 650, 2 * 4160, 4160, 4160, 650, 0, 0]
     assert table.loc[table["depth"] == 0, "active_us"].sum() == pytest.approx(net.active_us)
     assert table["flops"]["Net.body"] == table["flops"]["Net.body.0"] + table["flops"]["Net.body.1"]
-    assert table["active_us"]["Net"] == pytest.approx(table["active_us"][["Net.body", "Net.last"]].sum())
+    assert table["active_us"]["Net"] == pytest.approx(
+        table["active_us"][["Net.body", "Net.last"]].sum()
+    )
     first = table.loc["Net.body.0"]
     peak = load_gpu("V100").fp32_gflop_per_s * 1e3  # FLOP/µs
     assert first["peak_share"] == pytest.approx(first["flops"] / first["active_us"] / peak)
     assert table["backward_us"]["loss"] > 0 and table["backward_us"]["inputs"] == 0
-    assert pd.isna(table["peak_share"]["loss"]) and sum(first["evidence"].values()) == pytest.approx(1)
+    assert pd.isna(table["peak_share"]["loss"]) and sum(
+        first["evidence"].values()
+    ) == pytest.approx(1)
 
 
 def test_several_gpus_have_a_row_of_what_is_not_hidden_and_inference_has_no_backward() -> None:
@@ -118,29 +134,49 @@ def test_a_moment_counts_once() -> None:
     c                |--|    2
     all reduce |--------|    from 3 to 9: alone from 6 to 8
     """
-    calls = pd.DataFrame({"family": ["gemm", "gemm", "gemm", "collective"], "device_start_us": [0.0, 2.0, 8.0, 3.0],
-                          "device_end_us": [4.0, 6.0, 10.0, 9.0]})  # fmt: skip
+    calls = pd.DataFrame(
+        {
+            "family": ["gemm", "gemm", "gemm", "collective"],
+            "device_start_us": [0.0, 2.0, 8.0, 3.0],
+            "device_end_us": [4.0, 6.0, 10.0, 9.0],
+        }
+    )
     assert list(alone_us(calls)) == [4.0, 2.0, 2.0, 2.0]
 
 
 def fused(phase: str, causal: bool, flops: float) -> dict[str, Any]:
     said = json.dumps({"causal": causal}, separators=(",", ":"))
-    return {"node_id": 0, "family": "attention", "phase": phase, "dtype": "bf16", "flops": flops, "attributes": said}
+    return {
+        "node_id": 0,
+        "family": "attention",
+        "phase": phase,
+        "dtype": "bf16",
+        "flops": flops,
+        "attributes": said,
+    }
 
 
 def test_fused_attention_counts_as_the_products_that_it_stands_for() -> None:
     """Forward: 2 products, of which a causal kernel computes half. Backward: 4, and the kernel computes the scores again."""
     product = 1000.0
     operators = pd.DataFrame({"node_id": [0], "attributes": ["{}"]})
-    calls = pd.DataFrame([fused("forward", True, 2 * product / 2), fused("backward", True, 5 * product / 2)])
+    calls = pd.DataFrame(
+        [fused("forward", True, 2 * product / 2), fused("backward", True, 5 * product / 2)]
+    )
     assert model_flops(operators, calls) == {"bf16": pytest.approx(6 * product)}
-    calls = pd.DataFrame([fused("forward", False, 2 * product), fused("backward", False, 5 * product)])
+    calls = pd.DataFrame(
+        [fused("forward", False, 2 * product), fused("backward", False, 5 * product)]
+    )
     assert model_flops(operators, calls) == {"bf16": pytest.approx(6 * product)}
 
 
 def test_the_arithmetic_is_in_json_and_in_tables_of_answers(net: Prediction) -> None:
     facts = net.as_dict()
-    assert facts["mfu"] == net.mfu and facts["tflop_per_s"] == net.tflop_per_s and facts["mfu_dtype"] == "fp32"
+    assert (
+        facts["mfu"] == net.mfu
+        and facts["tflop_per_s"] == net.tflop_per_s
+        and facts["mfu_dtype"] == "fp32"
+    )
     (back,) = predictions_of(summary_row(net))
     assert back.mfu == pytest.approx(net.mfu) and back.tflop_per_s == pytest.approx(net.tflop_per_s)
     (earlier,) = predictions_of(summary_row(net).drop(columns=["model_flops", "mfu", "mfu_dtype"]))
@@ -158,7 +194,11 @@ def printed(net: Prediction, depth: int) -> str:
 def test_the_table_fits_80_columns_and_shows_equal_modules_once(net: Prediction) -> None:
     text = printed(net, 3)
     assert max(map(len, map(str.rstrip, text.splitlines()))) <= 80
-    assert "\n    0 " in text and "Rows without indent add up to the active time" in text and "--depth" not in text
+    assert (
+        "\n    0 " in text
+        and "Rows without indent add up to the active time" in text
+        and "--depth" not in text
+    )
     assert "--depth 2" in printed(net, 1) and "\n    0 " not in printed(net, 1)
     twins = net.modules
     twins.loc[twins["module"] == "Net.body.1", twins.columns[1:]] = twins.loc[
@@ -176,18 +216,41 @@ def steptime(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_command_prints_modules_as_table_json_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("predict", "gpu=V100", "model=dlrm_small", "batch_size=64", "--by", "module", "--depth", "0")
+def test_the_command_prints_modules_as_table_json_and_csv(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (
+        "predict",
+        "gpu=V100",
+        "model=dlrm_small",
+        "batch_size=64",
+        "--by",
+        "module",
+        "--depth",
+        "0",
+    )
     assert "Dlrm" in steptime(capsys, *asked)
     rows = pd.read_csv(StringIO(steptime(capsys, *asked, "--csv")))
     facts = json.loads(steptime(capsys, *asked, "--json"))
     assert (
-        [row["module"] for row in facts["modules"]] == list(rows["module"]) == ["inputs", "Dlrm", "loss", "optimizer"]
+        [row["module"] for row in facts["modules"]]
+        == list(rows["module"])
+        == ["inputs", "Dlrm", "loss", "optimizer"]
     )
     assert np.isclose(sum(row["active_us"] for row in facts["modules"]), facts["active_us"])
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, ""), (1234.5, "1,234"), (12.345, "12.3"), (0.9996, "1.00"), (0.0123, "0.0123"),
-                                              (0.00456, "0.0046"), (1e-6, "0")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, ""),
+        (1234.5, "1,234"),
+        (12.345, "12.3"),
+        (0.9996, "1.00"),
+        (0.0123, "0.0123"),
+        (0.00456, "0.0046"),
+        (1e-6, "0"),
+    ],
+)
 def test_numbers_have_three_digits_and_no_exponent(number: float, text: str) -> None:
     assert three_digits(number) == text

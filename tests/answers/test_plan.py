@@ -22,8 +22,10 @@ from pipeline.readable import seconds
 from pipeline.show.figures.costs import plan_front, write_plan_front
 from tests.show.figure_texts import problems
 
-SPACE = ["gpu=V100,A100,H100,T4,L4,A10", "model=dlrm_small", "batch_size=64,256,1024,4096", "model.dtype=fp32,fp16",
-         "predict.cuda_graph=false,true", "predict.draws=64"]  # fmt: skip
+SPACE = [
+    "gpu=V100,A100,H100,T4,L4,A10", "model=dlrm_small", "batch_size=64,256,1024,4096",
+    "model.dtype=fp32,fp16", "predict.cuda_graph=false,true", "predict.draws=64",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,9 @@ def alike(question):
 def pool(engine):
     """All questions of the space, and their answers."""
     questions = expand(SPACE)
-    return questions, {alike(answer.question): answer for answer in engine.predict(questions, keep_draws=True)}
+    return questions, {
+        alike(answer.question): answer for answer in engine.predict(questions, keep_draws=True)
+    }
 
 
 def from_pool(pool):
@@ -61,7 +65,10 @@ def from_pool(pool):
 
 
 def keys(choices):
-    return [(choice.question.gpu.name, choice.question.batch_size, choice.question.variant) for choice in choices]
+    return [
+        (choice.question.gpu.name, choice.question.batch_size, choice.question.variant)
+        for choice in choices
+    ]
 
 
 def bounds_of(questions, engine):
@@ -71,7 +78,9 @@ def bounds_of(questions, engine):
     for question in questions:
         same_step = [other for other in questions if other.workload == question.workload]
         if question.workload not in steps:
-            step = steps[question.workload] = StepBounds(engine, {other.batch_size for other in same_step})
+            step = steps[question.workload] = StepBounds(
+                engine, {other.batch_size for other in same_step}
+            )
             step.map_calls(same_step, lambda share: None)
         bounds.append(steps[question.workload].bounds_us(question, [question.batch_size])[0])
     return np.transpose(bounds)
@@ -80,7 +89,9 @@ def bounds_of(questions, engine):
 def test_bounds_are_below_the_predictions(pool, engine):
     predicted = np.array([pool[1][alike(question)].prediction.predicted_us for question in pool[0]])
     bounds, parts = bounds_of(pool[0], engine)
-    assert (bounds * Search.ratio <= predicted).all() and (parts > 0).all() and (parts <= bounds).all()
+    assert (
+        (bounds * Search.ratio <= predicted).all() and (parts > 0).all() and (parts <= bounds).all()
+    )
     assert np.median(bounds / predicted) > 0.5
 
 
@@ -93,7 +104,9 @@ def test_memory_is_not_asked_for_where_fewer_samples_do_not_fit(engine, monkeypa
 
     monkeypatch.setattr(engine.steps, "memory_bytes", memory_bytes)
     questions = expand(["gpu=V100", "model=dlrm_small", "batch_size=1000000,2000000,4000000"])
-    with pytest.raises(InputError, match="does not fit \\(3\\); the nearest: V100 batch_size=1000000 needs"):
+    with pytest.raises(
+        InputError, match="does not fit \\(3\\); the nearest: V100 batch_size=1000000 needs"
+    ):
         make_plan(Objective.step, questions, Limits())
     assert asked == [1000000]
 
@@ -103,7 +116,10 @@ def test_a_plan_takes_what_fits_into_the_usable_memory(engine, monkeypatch, gib,
     """PyTorch can allocate 14.56 of a T4's 16 GiB. Beside it a V100 of 32 GiB, which is better."""
     monkeypatch.setattr(engine.steps, "memory_bytes", lambda question: int(gib * 2**30))
     chosen = make_plan(
-        Objective.step, expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64"]), Limits(), prune=False
+        Objective.step,
+        expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64"]),
+        Limits(),
+        prune=False,
     )
     assert ("does not fit" not in chosen.lost) == fits, chosen.lost
 
@@ -147,7 +163,10 @@ def test_pruning_never_changes_the_winner_or_the_front(pool, monkeypatch, number
 
 
 def test_progress_counts_points_of_each_stage_until_all_are_decided():
-    points, told = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64", "predict.draws=64"]), []
+    points, told = (
+        expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64", "predict.draws=64"]),
+        [],
+    )
     make_plan(Objective.step, points, Limits(), told=lambda stage, done: told.append((stage, done)))
     assert told[0][0] == "bounding" and ("bounding", len(points)) in told
     assert told[-1] == ("searching", len(points))
@@ -188,7 +207,9 @@ def test_small_batches_are_accumulated_without_an_update(engine):
     assert found.lost["batch does not divide the global batch"] == 1
     chosen = next(each for each in found.contenders if each.question.batch_size == 64)
     plain, part = (
-        engine.predict_one(expand(["gpu=V100", "model=dlrm_small", "batch_size=64", *more])[0]).prediction
+        engine.predict_one(
+            expand(["gpu=V100", "model=dlrm_small", "batch_size=64", *more])[0]
+        ).prediction
         for more in ([], ["model.optimizer=none"])
     )
     assert chosen.batches == 4
@@ -202,19 +223,38 @@ def test_small_batches_are_accumulated_without_an_update(engine):
         ("time_per_epoch", [], {}, "give the --samples"),
         ("step", [], {"deadline_s": 1.0}, "give its --samples"),
         ("step", [], {"budget": -1.0, "samples": 1}, "--budget -1: give a number above 0"),
-        ("time_per_epoch", [], {"samples": 10**9, "deadline_s": 1.0}, "no point meets --deadline; the nearest is V100"),
+        (
+            "time_per_epoch",
+            [],
+            {"samples": 10**9, "deadline_s": 1.0},
+            "no point meets --deadline; the nearest is V100",
+        ),
         ("cost_per_epoch", [], {"samples": 10**9, "budget": 1e-6}, "USD an epoch"),
-        ("step", [], {"memory_bytes": 1000}, "does not fit (1); the nearest: V100 batch_size=64 needs"),
+        (
+            "step",
+            [],
+            {"memory_bytes": 1000},
+            "does not fit (1); the nearest: V100 batch_size=64 needs",
+        ),
         ("step", ["edit.remove=aten::rleu"], {}, "near are aten::relu"),
-        ("step", ["batch_size=48"], {"global_batch": 100}, "batch does not divide the global batch (1)"),
+        (
+            "step",
+            ["batch_size=48"],
+            {"global_batch": 100},
+            "batch does not divide the global batch (1)",
+        ),
         ("step", ["gpu=local"], {}, "name GPUs instead of gpu=local"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_planned_is_told_in_one_line(objective, more, limits, said):
     given = {"gpu": "V100", "model": "dlrm_small", "batch_size": "64", "predict.draws": "64"}
     given |= dict(text.split("=", 1) for text in more)
     with pytest.raises(InputError) as caught:
-        make_plan(Objective(objective), expand([f"{key}={value}" for key, value in given.items()]), Limits(**limits))
+        make_plan(
+            Objective(objective),
+            expand([f"{key}={value}" for key, value in given.items()]),
+            Limits(**limits),
+        )
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -253,18 +293,42 @@ def test_a_cost_needs_a_price_with_its_currency(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPTIME_PRICES", "none")
     with pytest.raises(InputError, match="cost_per_epoch: none of these GPUs has a price"):
         plan("cost_per_epoch", "V100", "dlrm_small", samples=1000)
-    (tmp_path / "prices.yaml").write_text("prices:\n- {gpu: V100, per_hour: 1, date: 2026-01-15, source: a bill}\n")
+    (tmp_path / "prices.yaml").write_text(
+        "prices:\n- {gpu: V100, per_hour: 1, date: 2026-01-15, source: a bill}\n"
+    )
     monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
     with pytest.raises(InputError, match="no currency"):
         plan("cost_per_epoch", "V100", "dlrm_small", samples=1000)
 
 
 def test_the_command_and_python_agree():
-    words = ["plan", "time_per_epoch", "gpu=V100,T4", "model=dlrm_small", "batch_size=64,1024", "predict.draws=64"]
+    words = [
+        "plan",
+        "time_per_epoch",
+        "gpu=V100,T4",
+        "model=dlrm_small",
+        "batch_size=64,1024",
+        "predict.draws=64",
+    ]
     shown = CliRunner().invoke(app, [*words, "--samples", "1000000"])
-    assert shown.exit_code == 0 and "front of time against cost" in shown.output and "others lost" in shown.output
+    assert (
+        shown.exit_code == 0
+        and "front of time against cost" in shown.output
+        and "others lost" in shown.output
+    )
     printed = json.loads(CliRunner().invoke(app, [*words, "--samples", "1000000", "--json"]).output)
-    same = plan("time_per_epoch", "V100,T4", "dlrm_small", samples=1_000_000, batch_size="64,1024", predict__draws=64)
+    same = plan(
+        "time_per_epoch",
+        "V100,T4",
+        "dlrm_small",
+        samples=1_000_000,
+        batch_size="64,1024",
+        predict__draws=64,
+    )
     assert printed == json.loads(json.dumps(same.as_dict()))
-    assert printed["best"]["time_per_epoch_s"] == pytest.approx(1e6 / printed["best"]["samples_per_s"])
-    assert np.isclose(printed["best"]["cost_per_epoch"] * printed["best"]["samples_per_dollar"], 1e6)
+    assert printed["best"]["time_per_epoch_s"] == pytest.approx(
+        1e6 / printed["best"]["samples_per_s"]
+    )
+    assert np.isclose(
+        printed["best"]["cost_per_epoch"] * printed["best"]["samples_per_dollar"], 1e6
+    )

@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-POINTS = [("V100", "dlrm_default"), ("A100-PCIE-40GB", "dlrm_mlperf"), ("P100", "resnet50"), ("H100", "gnmt"),
-          ("T4", "transformer")]  # fmt: skip
+POINTS = [
+    ("V100", "dlrm_default"), ("A100-PCIE-40GB", "dlrm_mlperf"), ("P100", "resnet50"),
+    ("H100", "gnmt"), ("T4", "transformer"),
+]  # fmt: skip
 SAME = 1e-3
 """Largest relative difference of a step's time, p10 and p90 between two processors."""
 
@@ -36,9 +38,12 @@ def numpy_features() -> str:
 def predicted(folder: Path, **environment: str) -> list[list[float]]:
     """Step time, p10 and p90 of every point, in µs, from a process with these variables in its environment."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(POINTS)], cwd=folder, capture_output=True, text=True,
+        [sys.executable, "-c", SCRIPT, json.dumps(POINTS)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
         env={**os.environ, "STEPTIME_DATASETS": "none", **environment},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     found: list[list[float]] = json.loads(done.stdout)
     return found
@@ -57,9 +62,17 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
         pytest.param("NPY_DISABLE_CPU_FEATURES", marks=pytest.mark.nightly),
     ],
 )
-def test_intervals_do_not_depend_on_the_processor(variable: str, usual: list[list[float]], tmp_path: Path) -> None:
-    value = {"ATEN_CPU_CAPABILITY": "default", "OPENBLAS_CORETYPE": "Nehalem"}.get(variable) or numpy_features()
+def test_intervals_do_not_depend_on_the_processor(
+    variable: str, usual: list[list[float]], tmp_path: Path
+) -> None:
+    value = {"ATEN_CPU_CAPABILITY": "default", "OPENBLAS_CORETYPE": "Nehalem"}.get(
+        variable
+    ) or numpy_features()
     if not value:
-        pytest.skip("NumPy found no vector instructions on this processor that could be switched off")
-    for point, found, expected in zip(POINTS, predicted(tmp_path, **{variable: value}), usual, strict=True):
+        pytest.skip(
+            "NumPy found no vector instructions on this processor that could be switched off"
+        )
+    for point, found, expected in zip(
+        POINTS, predicted(tmp_path, **{variable: value}), usual, strict=True
+    ):
         assert found == pytest.approx(expected, rel=SAME), point

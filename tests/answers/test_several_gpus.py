@@ -33,11 +33,15 @@ def test_throughput_is_that_of_all_gpus_and_efficiency_its_share_of_as_many_sing
     assert eight.global_batch == 512 and alone.several is None
     assert eight.samples_per_s == pytest.approx(512 / eight.predicted_us * 1e6)
     assert eight.several is not None
-    assert eight.several.efficiency == pytest.approx(eight.samples_per_s / (8 * alone.samples_per_s))
+    assert eight.several.efficiency == pytest.approx(
+        eight.samples_per_s / (8 * alone.samples_per_s)
+    )
     assert 0.5 < eight.several.efficiency < 1
 
 
-@pytest.mark.parametrize("devices, slower", [(1, 1.0), (2, 1 + 0.015 * 0.5895), (8, 1 + 0.015 * 1.4342)])
+@pytest.mark.parametrize(
+    "devices, slower", [(1, 1.0), (2, 1 + 0.015 * 0.5895), (8, 1 + 0.015 * 1.4342)]
+)
 def test_the_others_wait_for_the_slowest_card_and_an_exchange_takes_as_long_for_all(
     devices: int, slower: float
 ) -> None:
@@ -58,7 +62,9 @@ def test_kernels_of_a_step_run_on_the_slowest_card() -> None:
 def test_what_is_exposed_is_a_part_of_the_communication_and_of_the_active_time() -> None:
     step = several(4, cluster="pcie4", batch_size=512)
     assert step.several is not None
-    assert 0 < step.several.exposed_communication_us <= step.several.communication_us <= step.active_us
+    assert (
+        0 < step.several.exposed_communication_us <= step.several.communication_us <= step.active_us
+    )
     faster = several(4, batch_size=512)
     assert faster.several is not None
     assert faster.several.communication_us < step.several.communication_us
@@ -78,7 +84,9 @@ def test_a_slow_link_limits_a_step_and_half_the_bytes_shorten_it() -> None:
     assert slow.bound == "communication" and "communication-bound" in str(slow)
     half = predict(**asked, ddp__compression="bf16")  # type: ignore[arg-type]
     assert half.several and slow.several
-    assert half.several.communication_us == pytest.approx(slow.several.communication_us / 2, rel=0.1)
+    assert half.several.communication_us == pytest.approx(
+        slow.several.communication_us / 2, rel=0.1
+    )
 
 
 def test_json_and_summary_keep_what_is_particular_of_several_gpus() -> None:
@@ -97,7 +105,9 @@ def test_a_comparison_counts_the_price_of_all_gpus_and_draws_the_scaling() -> No
     table = compare(gpu=GPU, model="dcgan", batch_size=512, devices="1,2,4")  # type: ignore[arg-type]
     per_price = [table._per_price(p) for p in table.predictions]
     assert per_price[0] is not None and per_price[2] is not None
-    assert per_price[2] < per_price[0]  # the exchange costs something, and four GPUs cost four times as much
+    assert (
+        per_price[2] < per_price[0]
+    )  # the exchange costs something, and four GPUs cost four times as much
     (line,) = efficiencies(table.predictions).values()
     assert list(line) == [1, 2, 4] and line[1] == 1.0 and line[4] < line[2] < 1
     assert "scaling efficiency" in table.plot().axes[0].get_ylabel()
@@ -108,14 +118,19 @@ def test_a_plan_counts_samples_and_prices_of_all_gpus() -> None:
     fastest, cheapest = (plan(name, **space) for name in ("samples_per_s", "samples_per_dollar"))  # type: ignore[arg-type]
     assert fastest.best.question.devices == 4 and cheapest.best.question.devices == 1
     best = fastest.best
-    assert 1e6 / best.us_per_sample == pytest.approx(4 * 64 / best.prediction.predicted_us * 1e6, rel=1e-6)
+    assert 1e6 / best.us_per_sample == pytest.approx(
+        4 * 64 / best.prediction.predicted_us * 1e6, rel=1e-6
+    )
     assert cheapest.best.cost_per_sample and best.cost_per_sample
     assert cheapest.best.cost_per_sample < best.cost_per_sample < 2 * cheapest.best.cost_per_sample
 
 
 def test_one_engine_predicts_the_single_gpu_once() -> None:
     answering = engine(None)
-    questions = [ask([f"gpu={GPU}", "model=dcgan", "batch_size=64", f"devices={count}"]) for count in (2, 4, 8)]
+    questions = [
+        ask([f"gpu={GPU}", "model=dcgan", "batch_size=64", f"devices={count}"])
+        for count in (2, 4, 8)
+    ]
     answers = list(answering.predict(questions))
     assert all(answer.prediction and answer.prediction.several for answer in answers)
     assert len(answering._alone_us) == 1
@@ -125,9 +140,19 @@ def test_one_engine_predicts_the_single_gpu_once() -> None:
 def test_advice_knows_what_shortens_an_exchange_and_says_nothing_of_it_for_one_gpu() -> None:
     alone, four = (ask([f"gpu={GPU}", "model=dcgan", f"devices={count}"]) for count in (1, 4))
     found = {candidate.text for candidate in CANDIDATES if applies(candidate, four)}
-    assert {"ddp.gradient_as_bucket_view=true", "ddp.compression=fp16", "ddp.broadcast_buffers=false"} <= found
-    assert not any(candidate.key.startswith("ddp.") for candidate in CANDIDATES if applies(candidate, alone))
-    compressed = next(candidate for candidate in CANDIDATES if candidate.text == "ddp.compression=fp16")
+    assert {
+        "ddp.gradient_as_bucket_view=true",
+        "ddp.compression=fp16",
+        "ddp.broadcast_buffers=false",
+    } <= found
+    assert not any(
+        candidate.key.startswith("ddp.") for candidate in CANDIDATES if applies(candidate, alone)
+    )
+    compressed = next(
+        candidate for candidate in CANDIDATES if candidate.text == "ddp.compression=fp16"
+    )
     after = changed(four, compressed)
     assert after.ranks is not None and after.ranks.ddp.compression == "fp16" and after.devices == 4
-    assert "devices=4" in command(four, compressed) and "ddp.compression=none,fp16" in command(four, compressed)
+    assert "devices=4" in command(four, compressed) and "ddp.compression=none,fp16" in command(
+        four, compressed
+    )

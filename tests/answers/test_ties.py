@@ -17,18 +17,32 @@ from pipeline.show.comparison import PER_PRICE, THROUGHPUT
 
 
 def test_the_share_of_draws_in_which_another_wins() -> None:
-    best, near, far = np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 1.0, 4.0, 3.0]), np.array([9.0, 9.0, 9.0, 9.0])
+    best, near, far = (
+        np.array([1.0, 2.0, 3.0, 4.0]),
+        np.array([2.0, 1.0, 4.0, 3.0]),
+        np.array([9.0, 9.0, 9.0, 9.0]),
+    )
     assert shares_of_wins([best, near, far, best]) == [0.5, 0.5, 0.0, 0.5]
 
 
 def test_gpus_that_wait_for_one_host_tie() -> None:
     grid = compare("A100,H100", "dlrm_ddp", batch_size=32)
     tie = grid.ties["dlrm_ddp", THROUGHPUT]
-    assert {p.gpu for p in tie.predictions} == {"A100-PCIE-40GB", "H100"} and tie.why == "the host limits them"
+    assert {p.gpu for p in tie.predictions} == {
+        "A100-PCIE-40GB",
+        "H100",
+    } and tie.why == "the host limits them"
     assert 0.2 <= tie.share <= 1.0
-    assert repr(grid).endswith(f"dlrm_ddp: a tie: {tie}>") and "another wins in" in str(tie) and tie.why in str(tie)
+    assert (
+        repr(grid).endswith(f"dlrm_ddp: a tie: {tie}>")
+        and "another wins in" in str(tie)
+        and tie.why in str(tie)
+    )
     html = grid._repr_html_()
-    assert "a tie in samples/s" in html and "★" not in html.partition("samples/s")[2].partition("mem GiB")[0]
+    assert (
+        "a tie in samples/s" in html
+        and "★" not in html.partition("samples/s")[2].partition("mem GiB")[0]
+    )
 
 
 @pytest.mark.parametrize(("gpus", "batch"), [("A100,H100", 32), ("V100,RTX2080Ti", 2048)])
@@ -36,7 +50,8 @@ def test_intervals_of_two_gpus_say_what_their_draws_say(gpus: str, batch: int) -
     questions = expand([f"gpu={gpus}", "model=dlrm_ddp", f"batch_size={batch}"])
     asked = [reseeded(question, at) for at, question in enumerate(questions)]
     best, other = sorted(
-        (a.whole() for a in engine(None).predict(asked, keep_draws=True)), key=lambda p: p.predicted_us
+        (a.whole() for a in engine(None).predict(asked, keep_draws=True)),
+        key=lambda p: p.predicted_us,
     )
     assert best.draws_us is not None and other.draws_us is not None
     of_draws = shares_of_wins([best.draws_us, other.draws_us])[1]
@@ -52,10 +67,15 @@ def test_a_sure_winner_keeps_its_star() -> None:
 def test_options_that_change_nothing_tie_in_price_too() -> None:
     grid = compare("V100", "resnet50", batch_size=32, model__dtype="default,fp32")
     assert {what for _, what in grid.ties} == {THROUGHPUT, PER_PRICE}
-    assert grid.ties["resnet50", THROUGHPUT].why == "they take the same time" and "★" not in grid._repr_html_()
+    assert (
+        grid.ties["resnet50", THROUGHPUT].why == "they take the same time"
+        and "★" not in grid._repr_html_()
+    )
 
 
-def test_near_points_on_one_gpu_are_drawn_once_for_throughput_and_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_points_on_one_gpu_are_drawn_once_for_throughput_and_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drawn: list[int] = []
     predict = Engine.predict
 
@@ -73,11 +93,15 @@ def test_near_points_on_one_gpu_are_drawn_once_for_throughput_and_price(monkeypa
 def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
     tied = plan("samples_per_s", gpu="A100,H100,RTX4090", model="dlrm_ddp", batch_size=32)
     assert tied.tie is not None and tied.summary.startswith("a tie in samples_per_s: dlrm_ddp on ")
-    assert "the host limits them" in tied.summary and tied.as_dict()["tie"]["runner_up_wins"] == pytest.approx(
-        tied.tie.share
+    assert "the host limits them" in tied.summary and tied.as_dict()["tie"][
+        "runner_up_wins"
+    ] == pytest.approx(tied.tie.share)
+    same = plan(
+        "samples_per_s", gpu="V100", model="resnet50", batch_size=32, model__dtype="default,fp32"
     )
-    same = plan("samples_per_s", gpu="V100", model="resnet50", batch_size=32, model__dtype="default,fp32")
-    assert [choice.wins for choice in same.contenders] == [0.5, 0.5], "equal points share their wins"
+    assert [choice.wins for choice in same.contenders] == [0.5, 0.5], (
+        "equal points share their wins"
+    )
     sure = plan("samples_per_s", gpu="P4,H100", model="resnet50", batch_size=32)
     assert sure.tie is None and sure.summary.startswith("best samples_per_s: resnet50 on H100")
 
@@ -85,17 +109,39 @@ def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
 @pytest.mark.parametrize("apart, tied", [(0.118, True), (0.120, False)])
 def test_a_rival_that_wins_a_fifth_of_the_draws_ties(apart: float, tied: bool) -> None:
     """Errors of 0.1 each (log time): the difference has 0.141, and is below 0 in a fifth of the draws at 0.8416 of that, 0.119."""
-    best, other = ((us, us * np.exp(-0.128155), us * np.exp(0.128155)) for us in (100.0, 100.0 * np.exp(apart)))
+    best, other = (
+        (us, us * np.exp(-0.128155), us * np.exp(0.128155)) for us in (100.0, 100.0 * np.exp(apart))
+    )
     assert tied_gpus([other, best]) == [tied, True]
 
 
 @pytest.mark.parametrize("wins, share", [((1,), None), ((2,), 0.2), ((4, 2, 1), 0.4)])
 def test_two_wins_in_ten_draws_are_a_tie(wins: tuple[int, ...], share: float | None) -> None:
-    questions = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "model.dim=8,16,32,64"])[: 1 + len(wins)]
+    questions = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "model.dim=8,16,32,64"])[
+        : 1 + len(wins)
+    ]
     rivals = [np.where(np.arange(10) < won, 99.0, 101.0) for won in wins]
     answers = {
-        question: Prediction("V100", "m", "default", 64, us, us, us, 90.0, 110.0, 0, True, {}, {}, 0.0, draws_us=drawn)
-        for question, us, drawn in zip(questions, 100.0 + np.arange(4), [np.full(10, 100.0), *rivals], strict=False)
+        question: Prediction(
+            "V100",
+            "m",
+            "default",
+            64,
+            us,
+            us,
+            us,
+            90.0,
+            110.0,
+            0,
+            True,
+            {},
+            {},
+            0.0,
+            draws_us=drawn,
+        )
+        for question, us, drawn in zip(
+            questions, 100.0 + np.arange(4), [np.full(10, 100.0), *rivals], strict=False
+        )
     }
 
     class Drawn:
@@ -103,7 +149,9 @@ def test_two_wins_in_ten_draws_are_a_tie(wins: tuple[int, ...], share: float | N
             return (Answer(question, answers[question]) for question in asked)
 
     found = find_ties(answers, {THROUGHPUT: dict.fromkeys(questions, 1.0)}, cast(Engine, Drawn()))
-    assert {what: tie.share for what, tie in found.items()} == ({} if share is None else {THROUGHPUT: share})
+    assert {what: tie.share for what, tie in found.items()} == (
+        {} if share is None else {THROUGHPUT: share}
+    )
     assert all(len(tie.predictions) == 1 + sum(won >= 2 for won in wins) for tie in found.values())
 
 
@@ -111,9 +159,28 @@ def test_a_lower_bound_wins_over_no_whole_step() -> None:
     questions = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "model.dim=8,16"])
     points = {
         question: Prediction(
-            "V100", "m", "default", 64, us, us, us, us, us, 0, True, {}, {}, 0.0, unmodelled_us=lacking
+            "V100",
+            "m",
+            "default",
+            64,
+            us,
+            us,
+            us,
+            us,
+            us,
+            0,
+            True,
+            {},
+            {},
+            0.0,
+            unmodelled_us=lacking,
         )
-        for question, us, lacking in zip(questions, (100.0, 900.0), ({"aten::linalg_inv_ex": 1.0}, {}), strict=True)
+        for question, us, lacking in zip(
+            questions, (100.0, 900.0), ({"aten::linalg_inv_ex": 1.0}, {}), strict=True
+        )
     }
     tie = find_ties(points, {THROUGHPUT: dict.fromkeys(questions, 1.0)}, engine())[THROUGHPUT]
-    assert len(tie.predictions) == 2 and tie.why == "the first is a lower bound, without aten::linalg_inv_ex"
+    assert (
+        len(tie.predictions) == 2
+        and tie.why == "the first is a lower bound, without aten::linalg_inv_ex"
+    )

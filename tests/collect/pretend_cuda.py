@@ -39,10 +39,14 @@ from pipeline.collect import campaign, measured_steps, peaks, profiling
 from pipeline.collect.profiling import SESSIONS
 
 NOT_ON_THE_DEVICE = re.compile(
-    r"aten::(empty|empty_like|empty_strided|view|_unsafe_view|_reshape_alias|reshape|flatten|as_strided|t|transpose|permute"
-    r"|expand|expand_as|unsqueeze|squeeze|detach|detach_|alias|select|slice|narrow|split|unbind|resize_|set_|lift_fresh"
-    r"|result_type|to|_to_copy|contiguous|item|_local_scalar_dense|is_nonzero|numpy_T|unfold|chunk|pin_memory|is_pinned"
-    r"|size|stride|record_stream|_pack_padded_sequence|_coo_.*|_indices|_values|_nnz|broadcast_tensors|diagonal)|detach"
+    r"aten::(empty|empty_like|empty_strided|view|_unsafe_view|_reshape_alias|reshape|flatten|"
+    r"as_strided|t|transpose|permute"
+    r"|expand|expand_as|unsqueeze|squeeze|detach|detach_|alias|select|slice|narrow|split|"
+    r"unbind|resize_|set_|lift_fresh"
+    r"|result_type|to|_to_copy|contiguous|item|_local_scalar_dense|is_nonzero|numpy_T|unfold|"
+    r"chunk|pin_memory|is_pinned"
+    r"|size|stride|record_stream|_pack_padded_sequence|_coo_.*|_indices|_values|_nnz|"
+    r"broadcast_tensors|diagonal)|detach"
 )
 """Operators that launch no kernel."""
 
@@ -54,7 +58,10 @@ case "$query" in
   *) echo "NVIDIA H200, 580.159.04, 1980, 3201, 1980, 700.00, 120.11, 31, P0" ;;
 esac
 """
-LONG = "NVIDIA H200, 580.159.04, 1980, 3201, 1980, 700.00, 120.11, 31, P0, {busy}, 143771, 4, [N/A], [N/A], [N/A]"
+LONG = (
+    "NVIDIA H200, 580.159.04, 1980, 3201, 1980, 700.00, 120.11, 31, P0, {busy}, 143771, 4, [N/A],"
+    " [N/A], [N/A]"
+)
 
 
 @dataclass
@@ -86,9 +93,14 @@ class PretendedGpu:
     def properties(self, device: Any = None) -> SimpleNamespace:
         """What `torch.cuda.get_device_properties` returns."""
         return SimpleNamespace(
-            name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_754_820_096,
-            L2_cache_size=self.cache_bytes, uuid="00000000-0000-0000-0000-000000000000",
-        )  # fmt: skip
+            name="NVIDIA H200",
+            major=9,
+            minor=0,
+            multi_processor_count=132,
+            total_memory=150_754_820_096,
+            L2_cache_size=self.cache_bytes,
+            uuid="00000000-0000-0000-0000-000000000000",
+        )
 
     def synchronize(self, device: Any = None) -> None:
         """Return at once; a lost device raises its error."""
@@ -140,7 +152,9 @@ class _OnCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if self.gpu.lost and func is not torch._C._set_grad_enabled:  # the host continues even if the device is lost
+        if (
+            self.gpu.lost and func is not torch._C._set_grad_enabled
+        ):  # the host continues even if the device is lost
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if self.gpu.fault is not None:
             self.gpu.fault(func, args)
@@ -158,7 +172,9 @@ class _OnCpu(TorchFunctionMode):
                 kwargs.setdefault("copy", not isinstance(args[0], torch.nn.Parameter))
         made = func(*args, **kwargs)
         if asked and isinstance(made, torch.Tensor) and made.nbytes > self.gpu.largest_bytes:
-            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {made.nbytes / 2**30:.2f} GiB.")
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {made.nbytes / 2**30:.2f} GiB."
+            )
         return made
 
 
@@ -179,15 +195,24 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
     """
     gpu = PretendedGpu(**options)
     answers: dict[str, Any] = {
-        "is_available": lambda: True, "is_initialized": lambda: False, "device_count": lambda: 1,
-        "current_device": lambda: 0, "get_device_properties": gpu.properties, "synchronize": gpu.synchronize,
-        "get_device_name": lambda device=None: gpu.properties().name, "is_bf16_supported": lambda *a, **k: True,
-        "get_device_capability": lambda device=None: (9, 0), "empty_cache": lambda: None, "_sleep": gpu.sleep,
+        "is_available": lambda: True,
+        "is_initialized": lambda: False,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": gpu.properties,
+        "synchronize": gpu.synchronize,
+        "get_device_name": lambda device=None: gpu.properties().name,
+        "is_bf16_supported": lambda *a, **k: True,
+        "get_device_capability": lambda device=None: (9, 0),
+        "empty_cache": lambda: None,
+        "_sleep": gpu.sleep,
         "mem_get_info": lambda device=None: (gpu.free_bytes, gpu.properties().total_memory),
-        "max_memory_allocated": lambda device=None: 123 << 20, "reset_peak_memory_stats": lambda device=None: None,
-        "current_stream": lambda device=None: _Stream(gpu), "is_current_stream_capturing": lambda: False,
+        "max_memory_allocated": lambda device=None: 123 << 20,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "current_stream": lambda device=None: _Stream(gpu),
+        "is_current_stream_capturing": lambda: False,
         "Event": lambda enable_timing=False, **k: _Event(gpu),
-    }  # fmt: skip
+    }
     real_autocast, real_context = torch.autocast, torch.utils._device.DeviceContext
 
     class Context(real_context):  # type: ignore[misc, valid-type]
@@ -207,7 +232,9 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         stack.enter_context(mock.patch.object(torch.utils._device, "DeviceContext", Context))
         for module in (peaks, profiling):
             stack.enter_context(mock.patch.object(module, "profile", _profile_class(gpu)))
-        stack.enter_context(mock.patch.object(SESSIONS, "sessions", 0))  # in use, every campaign has its own process
+        stack.enter_context(
+            mock.patch.object(SESSIONS, "sessions", 0)
+        )  # in use, every campaign has its own process
         stack.enter_context(mock.patch.object(SESSIONS, "lost", 0))
         stack.enter_context(mock.patch.object(SESSIONS, "scale", 1))
         stack.enter_context(
@@ -266,7 +293,9 @@ def _add_device(path: Path, gpu: PretendedGpu, opened: int) -> None:
     """Add a GPU's events to a trace: one kernel per leaf operator, the calls that launched them, and waits."""
     trace = json.loads(path.read_text(), strict=False)
     events = trace["traceEvents"]
-    complete = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "user_annotation")]
+    complete = [
+        e for e in events if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "user_annotation")
+    ]
     if not complete:
         return
     host = complete[0]
@@ -277,25 +306,61 @@ def _add_device(path: Path, gpu: PretendedGpu, opened: int) -> None:
     free, number, added = 0.0, 1000, []
     for start, name, dur, operator in sorted(calls, key=lambda call: call[0]):
         number += 1
-        runtime = {"ph": "X", "cat": "cuda_runtime", "pid": host["pid"], "tid": (operator or host)["tid"], "ts": start}
+        runtime = {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "pid": host["pid"],
+            "tid": (operator or host)["tid"],
+            "ts": start,
+        }
         if name.endswith("Synchronize"):
-            added.append({**runtime, "name": name, "dur": max(free - start, 0) + dur, "args": {"correlation": number}})
+            added.append(
+                {
+                    **runtime,
+                    "name": name,
+                    "dur": max(free - start, 0) + dur,
+                    "args": {"correlation": number},
+                }
+            )
             continue
-        category = "gpu_memset" if "Memset" in name else "gpu_memcpy" if "Memcpy" in name else "kernel"
+        category = (
+            "gpu_memset" if "Memset" in name else "gpu_memcpy" if "Memcpy" in name else "kernel"
+        )
         call = {"kernel": "cudaLaunchKernel"}.get(category, f"cuda{name.split()[0]}Async")
-        external = {} if operator is None else {"External id": operator["args"].get("External id", 0)}
-        added.append({**runtime, "name": call, "dur": 0.4, "args": {"correlation": number, **external}})
+        external = (
+            {} if operator is None else {"External id": operator["args"].get("External id", 0)}
+        )
+        added.append(
+            {**runtime, "name": call, "dur": 0.4, "args": {"correlation": number, **external}}
+        )
         begin = max(start + 1.4, free + 0.8)
         free = begin + dur
-        shape = {"registers per thread": 32, "shared memory": 0, "grid": [132, 1, 1], "block": [256, 1, 1],
-                 "blocks per SM": 1.0, "warps per SM": 8.0, "est. achieved occupancy %": 12}  # fmt: skip
+        shape = {
+            "registers per thread": 32,
+            "shared memory": 0,
+            "grid": [132, 1, 1],
+            "block": [256, 1, 1],
+            "blocks per SM": 1.0,
+            "warps per SM": 8.0,
+            "est. achieved occupancy %": 12,
+        }
         if category == "kernel" and missing:
             missing -= 1
             continue
         facts = {"device": 0, "context": 1, "stream": 7, "correlation": number, **external}
         facts |= shape if category == "kernel" else {"bytes": 4096, "memory bandwidth (GB/s)": 10.0}
-        added.append({"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": begin, "dur": dur,
-                      "args": facts})  # fmt: skip
+        added.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": 0,
+                "tid": 7,
+                "ts": begin,
+                "dur": dur,
+                "args": facts,
+            }
+        )
         flow = {"cat": "ac2g", "name": "ac2g", "id": number}
         added.append({**flow, "ph": "s", "pid": host["pid"], "tid": runtime["tid"], "ts": start})
         added.append({**flow, "ph": "f", "pid": 0, "tid": 7, "ts": begin, "bp": "e"})
@@ -304,8 +369,16 @@ def _add_device(path: Path, gpu: PretendedGpu, opened: int) -> None:
     ]:  # GPU-side annotations repeat the host's annotations
         added.append({**label, "cat": "gpu_user_annotation", "pid": 0, "tid": 7})
     trace["traceEvents"] = [*events, *added]
-    trace["deviceProperties"] = [{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150754820096, "computeMajor": 9,
-                                  "computeMinor": 0, "numSms": 132}]  # fmt: skip
+    trace["deviceProperties"] = [
+        {
+            "id": 0,
+            "name": "NVIDIA H200",
+            "totalGlobalMem": 150754820096,
+            "computeMajor": 9,
+            "computeMinor": 0,
+            "numSms": 132,
+        }
+    ]
     path.write_text(json.dumps(trace))
 
 
@@ -315,19 +388,31 @@ Call = tuple[float, str, float, dict[str, Any] | None]
 
 def _of_operators(complete: list[dict[str, Any]]) -> Iterator[Call]:
     """One call per operator with device work that contains no other such operator; a `foreach` operator is one call."""
-    operators = sorted((e for e in complete if e["cat"] == "cpu_op"), key=lambda e: (str(e["tid"]), e["ts"], -e["dur"]))
+    operators = sorted(
+        (e for e in complete if e["cat"] == "cpu_op"),
+        key=lambda e: (str(e["tid"]), e["ts"], -e["dur"]),
+    )
     open_: list[tuple[dict[str, Any], bool]] = []
     for event in [*operators, None]:
         while open_ and not (event is not None and _holds(open_[-1][0], event)):
             closed, busy = open_.pop()
             plain = closed["name"].removeprefix("aten::")
             within = any(outer["name"].startswith("aten::_foreach") for outer, _ in open_)
-            works = closed["name"].startswith("aten::") and not NOT_ON_THE_DEVICE.fullmatch(closed["name"])
+            works = closed["name"].startswith("aten::") and not NOT_ON_THE_DEVICE.fullmatch(
+                closed["name"]
+            )
             if works and not within and (not busy or plain.startswith("_foreach")):
                 busy = True
-                kind = {"copy_": "Memcpy HtoD (Pinned -> Device)", "zero_": "Memset (Device)"}.get(plain)
+                kind = {"copy_": "Memcpy HtoD (Pinned -> Device)", "zero_": "Memset (Device)"}.get(
+                    plain
+                )
                 name = kind or f"void at::native::{plain}_kernel<float, (int)4>(int, float*)"
-                yield closed["ts"] + 0.3 * closed["dur"], name, max(0.4 * closed["dur"], 1.2), closed
+                yield (
+                    closed["ts"] + 0.3 * closed["dur"],
+                    name,
+                    max(0.4 * closed["dur"], 1.2),
+                    closed,
+                )
             if open_ and busy:
                 open_[-1] = (open_[-1][0], True)
         if event is not None:
@@ -338,7 +423,9 @@ def _holds(outer: dict[str, Any], inner: dict[str, Any]) -> bool:
     return str(outer["tid"]) == str(inner["tid"]) and bool(inner["ts"] < outer["ts"] + outer["dur"])
 
 
-def _of_log(gpu: PretendedGpu, trace: dict[str, Any], complete: list[dict[str, Any]]) -> Iterator[Call]:
+def _of_log(
+    gpu: PretendedGpu, trace: dict[str, Any], complete: list[dict[str, Any]]
+) -> Iterator[Call]:
     """Waits and empty kernels that were requested during the trace."""
     base = int(trace.get("baseTimeNanoseconds", 0))
     first = min(e["ts"] for e in complete)

@@ -45,17 +45,29 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_another_run_repeats_nothing_that_was_done(measured: Path, tmp_path: Path) -> None:
     out = tmp_path / "next"
     assert campaign.main([*TINY, "--resume", str(measured), "--out", str(out), *ONLY]) == 0
-    before, after = (json.loads((folder / "manifest.json").read_text()) for folder in (measured, out))
+    before, after = (
+        json.loads((folder / "manifest.json").read_text()) for folder in (measured, out)
+    )
     assert [run["status"] for run in after["runs"]] == ["complete", "complete"]
     assert before["units"] == after["units"]
-    assert {"peaks/products", "steps/dlrm_default/embedding-joint_sparse/b16", "kernels/r0001"} <= set(after["units"])
+    assert {
+        "peaks/products",
+        "steps/dlrm_default/embedding-joint_sparse/b16",
+        "kernels/r0001",
+    } <= set(after["units"])
     assert {unit["status"] for unit in after["units"].values()} == {"done"}
 
 
 def test_every_file_fits_its_schema_and_the_limits(measured: Path) -> None:
     assert check(measured) == []
     names = sorted(path.name for path in measured.iterdir())
-    assert names == ["manifest.json", "peaks.parquet", "samples.parquet", "step_times.parquet", "traces_a.tar"]
+    assert names == [
+        "manifest.json",
+        "peaks.parquet",
+        "samples.parquet",
+        "step_times.parquet",
+        "traces_a.tar",
+    ]
 
 
 def test_the_reader_gives_tables_of_the_pipeline(measured: Path, tmp_path: Path) -> None:
@@ -68,8 +80,13 @@ def test_the_reader_gives_tables_of_the_pipeline(measured: Path, tmp_path: Path)
     traces = list(reader.read_traces(measured))
     kineto, execution = traces[0].extract(tmp_path)
     assert len(load_trace(kineto).iterations) == 2
-    assert execution is not None and len(json.loads(gzip.decompress(execution.read_bytes()))["nodes"]) > 100
-    assert 0.1 < reader.measured_peaks(measured)["fp32_gflop_per_s"] < 100_000.0, "GFLOP/s of a processor"
+    assert (
+        execution is not None
+        and len(json.loads(gzip.decompress(execution.read_bytes()))["nodes"]) > 100
+    )
+    assert 0.1 < reader.measured_peaks(measured)["fp32_gflop_per_s"] < 100_000.0, (
+        "GFLOP/s of a processor"
+    )
     assert reader.profiler_event_us(measured) is not None
 
 
@@ -88,7 +105,9 @@ def test_a_measured_step_counts_only_for_the_configuration_that_ran(measured: Pa
     row = rows[(rows["model"] == "dlrm_default") & (rows["batch_size"] == 16)].iloc[0]
     ran = json.loads(row["config"])["config"]
     assert reader.measured_step(manifest, workload, ran) == pytest.approx(row["step_us"])
-    assert reader.measured_step(manifest, workload, ran | {"tables": 8}) is None  # this trial ran smaller tables
+    assert (
+        reader.measured_step(manifest, workload, ran | {"tables": 8}) is None
+    )  # this trial ran smaller tables
     assert reader.measured_step(manifest, "dlrm_default/embedding-joint_sparse/b99", ran) is None
 
 
@@ -97,12 +116,31 @@ def test_a_measured_gpu_goes_through_every_stage(measured: Path, tmp_path: Path)
     place = tmp_path / "measurements"
     place.mkdir()
     (place / "H200").symlink_to(measured)
-    command = [sys.executable, "-m", "snakemake", "-n", "--config", "gpu=H200", "host=H200",
-               "model=dlrm_ddp", "batch_size=16", "overheads=shared,own,pooled", f"results={tmp_path / 'results'}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "-n",
+        "--config",
+        "gpu=H200",
+        "host=H200",
+        "model=dlrm_ddp",
+        "batch_size=16",
+        "overheads=shared,own,pooled",
+        f"results={tmp_path / 'results'}",
+    ]
     environment = os.environ | {"STEPTIME_MEASUREMENTS": str(place)}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr[-600:]
-    for said in ("campaign_samples", "fit_measured_kernels", "campaign_overheads", "overhead_statistics", "predict"):
+    for said in (
+        "campaign_samples",
+        "fit_measured_kernels",
+        "campaign_overheads",
+        "overhead_statistics",
+        "predict",
+    ):
         assert said in done.stdout + done.stderr, (done.stdout + done.stderr)[-3000:]
 
 
@@ -128,7 +166,10 @@ def test_bad_arguments_end_with_one_line_and_code_2(
 
 @pytest.mark.parametrize(
     ("file", "text", "message"),
-    [("thesis.txt", "mine", "give a new folder"), ("manifest.json", '{"units": ', "manifest.json: damaged")],
+    [
+        ("thesis.txt", "mine", "give a new folder"),
+        ("manifest.json", '{"units": ', "manifest.json: damaged"),
+    ],
 )
 def test_a_folder_that_is_no_campaigns_is_refused(
     file: str, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -140,7 +181,9 @@ def test_a_folder_that_is_no_campaigns_is_refused(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_a_missing_gpu_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_gpu_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert campaign.main(["--out", str(tmp_path / "x"), "--device", "cuda"]) == 2
     assert "no CUDA device" in capsys.readouterr().err
 
@@ -172,30 +215,49 @@ def imports_beyond(allowed: set[str]) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {re.match(r"[\w-]+", package)[0].lower() for package in project["dependencies"]}
     found = packages_distributions().items()
-    return {name for name, owners in found if {owner.lower() for owner in owners} & (needed - allowed)} | {"omegaconf"}
+    return {
+        name for name, owners in found if {owner.lower() for owner in owners} & (needed - allowed)
+    } | {"omegaconf"}
 
 
-TOOLS = imports_beyond(PACKAGES_OF_TORCH | {"pandas", "pyarrow", "pyyaml", "orjson"}) | {"transformers"}
+TOOLS = imports_beyond(PACKAGES_OF_TORCH | {"pandas", "pyarrow", "pyyaml", "orjson"}) | {
+    "transformers"
+}
 
 
 @pytest.mark.parametrize(
     ("more", "then"),
     [
         pytest.param(
-            set(), CAPTURE, id="with PyYAML, which the calls of uncut workloads need", marks=pytest.mark.nightly
+            set(),
+            CAPTURE,
+            id="with PyYAML, which the calls of uncut workloads need",
+            marks=pytest.mark.nightly,
         ),
         pytest.param({"yaml", "orjson", "torchvision"}, "", id="bare"),
     ],
 )
-def test_the_campaign_imports_nothing_beyond_its_four_packages(more: set[str], then: str, tmp_path: Path) -> None:
-    arguments = [*TINY, "--out", str(tmp_path / "bare"), "--only", "dlrm_ddp.*b16|kernels/gemm|peaks/products"]
+def test_the_campaign_imports_nothing_beyond_its_four_packages(
+    more: set[str], then: str, tmp_path: Path
+) -> None:
+    arguments = [
+        *TINY,
+        "--out",
+        str(tmp_path / "bare"),
+        "--only",
+        "dlrm_ddp.*b16|kernels/gemm|peaks/products",
+    ]
     code = BLOCKER.format(names=TOOLS | more, arguments=arguments, then=then)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-600:]
     manifest = json.loads((tmp_path / "bare" / "manifest.json").read_text())
     assert manifest["units"]["steps/dlrm_ddp/embedding-joint_sparse/b16"]["status"] == "done"
     assert manifest["units"]["kernels/r0000~gemm"]["status"] == "done"
-    assert bool(manifest["calls_not_known"]) == bool(more), "with PyYAML the workloads' own calls are measured"
+    assert bool(manifest["calls_not_known"]) == bool(more), (
+        "with PyYAML the workloads' own calls are measured"
+    )
 
 
 HANG = """
@@ -213,11 +275,18 @@ with runner.watchdog(time.monotonic(), Path({out!r})):
     [("time.sleep(300)", 5), ("re.match('(a+)+$', 'a' * 40 + 'b')", 1)],
     ids=["a wait", "a call that never lets go of the interpreter"],
 )
-def test_a_campaign_that_hangs_is_ended_by_its_watchdog(hang: str, code: int, tmp_path: Path) -> None:
+def test_a_campaign_that_hangs_is_ended_by_its_watchdog(
+    hang: str, code: int, tmp_path: Path
+) -> None:
     (tmp_path / ".traces_a.tar.part").touch()
     script = HANG.format(hang=hang, out=str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == code, done.stderr[-600:]
     if code == 5:
@@ -225,7 +294,9 @@ def test_a_campaign_that_hangs_is_ended_by_its_watchdog(hang: str, code: int, tm
         assert not list(tmp_path.iterdir())
 
 
-def test_units_that_took_longer_than_estimated_stretch_the_estimates_of_others(tmp_path: Path) -> None:
+def test_units_that_took_longer_than_estimated_stretch_the_estimates_of_others(
+    tmp_path: Path,
+) -> None:
     folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
     work = Campaign(folder, torch.device("cpu"), "x", time.monotonic() + 100)
     assert work.wants("steps/new", 30)
@@ -237,8 +308,18 @@ def test_units_that_took_longer_than_estimated_stretch_the_estimates_of_others(t
 
 def test_a_row_that_fits_no_schema_does_not_spoil_those_after_it(tmp_path: Path) -> None:
     folder = CampaignFolder(tmp_path / "run", {"gpu": "x"})
-    good = {"gpu": "x", "model": "m", "variant": "v", "batch_size": 1, "step_us": 1.0, "p10_us": 1.0, "p90_us": 1.0,
-            "count": 1, "source": "s", "config": "{}"}  # fmt: skip
+    good = {
+        "gpu": "x",
+        "model": "m",
+        "variant": "v",
+        "batch_size": 1,
+        "step_us": 1.0,
+        "p10_us": 1.0,
+        "p90_us": 1.0,
+        "count": 1,
+        "source": "s",
+        "config": "{}",
+    }
     with pytest.raises(TableError):
         folder.add_step_times({**good, "step_us": None})
     folder.add_step_times(good)

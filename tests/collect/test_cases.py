@@ -29,13 +29,23 @@ def test_a_seed_runs_and_runs_again(spec: Spec) -> None:
 
 
 def test_seeds_cover_every_family_that_one_device_can_run() -> None:
-    elsewhere = {"collective", "interaction", "other"}  # several devices, NVIDIA's example, and what nobody models
+    elsewhere = {
+        "collective",
+        "interaction",
+        "other",
+    }  # several devices, NVIDIA's example, and what nobody models
     assert {spec.family for spec in SEEDS} == set(BUILDERS) == set(FAMILIES) - elsewhere
 
 
 def test_a_product_has_the_size_and_layout_that_its_dims_say() -> None:
     made = Maker(torch.device("cpu"))
-    spec = Spec("gemm", "mm", "backward", "fp32", {"B": 1, "M": 5, "N": 7, "K": 3, "trans_a": 1, "trans_b": 0})
+    spec = Spec(
+        "gemm",
+        "mm",
+        "backward",
+        "fp32",
+        {"B": 1, "M": 5, "N": 7, "K": 3, "trans_a": 1, "trans_b": 0},
+    )
     case = build_case(spec, made)
     assert case.run().shape == (5, 3)
     assert case.produced[0].stride() == (1, 5)
@@ -51,9 +61,13 @@ def test_a_product_has_the_size_and_layout_that_its_dims_say() -> None:
         ({"directions": 2, "gates": 4, "projected": 5}, 10, 2 * (4 * 8 * (3 + 5) + 8 * 5)),
     ],
 )
-def test_a_recurrent_layer_is_the_one_that_the_call_says(said: dict[str, int], columns: int, weights: int) -> None:
+def test_a_recurrent_layer_is_the_one_that_the_call_says(
+    said: dict[str, int], columns: int, weights: int
+) -> None:
     """Regression: one direction of an LSTM was measured instead of all; calls name `directions` and `gates`."""
-    spec = Spec("rnn", "lstm", "forward", "fp32", {"B": 2, "T": 4, "I": 3, "H": 8, "layers": 1}, said)
+    spec = Spec(
+        "rnn", "lstm", "forward", "fp32", {"B": 2, "T": 4, "I": 3, "H": 8, "layers": 1}, said
+    )
     out = build_case(spec, Maker(torch.device("cpu"))).run()
     assert out.shape == (2, 4, columns)
     back = build_case(replace(spec, phase="backward"), Maker(torch.device("cpu")))
@@ -66,7 +80,10 @@ def test_a_recurrent_layer_is_the_one_that_the_call_says(said: dict[str, int], c
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_recurrent_layer_is_of_the_calls_dtype(phase: str) -> None:
     """Regression: calls of mixed precision were measured in fp32 and stored as bf16."""
-    case = build_case(Spec("rnn", "lstm", phase, "bf16", {"B": 2, "T": 4, "I": 3, "H": 8}), Maker(torch.device("cpu")))
+    case = build_case(
+        Spec("rnn", "lstm", phase, "bf16", {"B": 2, "T": 4, "I": 3, "H": 8}),
+        Maker(torch.device("cpu")),
+    )
     if case.prepare is not None:
         case.prepare()
     out = case.run()
@@ -90,25 +107,43 @@ def test_an_update_is_of_the_calls_dtype_and_bytes() -> None:
 
 @pytest.mark.parametrize(("b", "h"), [(64, 8), (8, 64)])
 @pytest.mark.parametrize("per_row", [True, False])
-def test_a_broadcast_operand_is_a_row_or_a_column_as_its_bytes_say(b: int, h: int, per_row: bool) -> None:
+def test_a_broadcast_operand_is_a_row_or_a_column_as_its_bytes_say(
+    b: int, h: int, per_row: bool
+) -> None:
     """Regression: with more rows than columns, one number a row was taken for a whole row."""
     second = b if per_row else h
     made = Maker(torch.device("cpu"))
-    build_case(Spec("elementwise", "mul", "forward", "fp32", {"B": b, "H": h, "inputs": 4 * (b * h + second)}), made)
+    build_case(
+        Spec(
+            "elementwise",
+            "mul",
+            "forward",
+            "fp32",
+            {"B": b, "H": h, "inputs": 4 * (b * h + second)},
+        ),
+        made,
+    )
     assert made.bytes == 4 * (b * h + second)
 
 
 def test_attention_with_a_mask_is_not_measured_without_one() -> None:
-    spec = Spec("attention", "efficient", "forward", "fp32", {"B": 2, "M": 4, "N": 4, "K": 8}, {"mask": 64})
+    spec = Spec(
+        "attention", "efficient", "forward", "fp32", {"B": 2, "M": 4, "N": 4, "K": 8}, {"mask": 64}
+    )
     with pytest.raises(UnsupportedCallError, match="mask"):
         build_case(spec, Maker(torch.device("cpu")))
 
 
 def test_an_unknown_op_says_which_are_known() -> None:
     with pytest.raises(UnsupportedCallError, match="known are"):
-        build_case(Spec("reduction", "median", "forward", "fp32", {"B": 2, "H": 2}), Maker(torch.device("cpu")))
+        build_case(
+            Spec("reduction", "median", "forward", "fp32", {"B": 2, "H": 2}),
+            Maker(torch.device("cpu")),
+        )
     with pytest.raises(UnsupportedCallError, match="dimension M"):
-        build_case(Spec("gemm", "mm", "forward", "fp32", {"N": 2, "K": 2}), Maker(torch.device("cpu")))
+        build_case(
+            Spec("gemm", "mm", "forward", "fp32", {"N": 2, "K": 2}), Maker(torch.device("cpu"))
+        )
 
 
 def test_zipf_indices_repeat_rows_and_stay_in_the_table() -> None:
@@ -124,7 +159,9 @@ def test_sampled_sizes_stay_within_a_quarter_and_four_times() -> None:
     spec, rng = Spec("gemm", "linear", "forward", "fp32", dims), random.Random(0)
     for _ in range(200):
         varied = vary(spec, rng)
-        assert all(spec[d] / 6 <= varied[d] <= 6 * spec[d] for d in ("M", "N", "K"))  # powers of two round further
+        assert all(
+            spec[d] / 6 <= varied[d] <= 6 * spec[d] for d in ("M", "N", "K")
+        )  # powers of two round further
         assert (varied["B"], varied["trans_b"]) == (1, 1)
 
 
@@ -140,12 +177,22 @@ def test_operands_of_a_copy_follow_its_bytes() -> None:
     size = 4 * 8 * 512 * 64
     dims = {"B": 4096, "H": 64, "bytes": size, "inputs": size, "outputs": size}
     copy = Spec(
-        "copy", "transpose", "forward", "fp32", dims, attributes={"shape": [8, 512, 64], "strides": [64, 512, 1]}
+        "copy",
+        "transpose",
+        "forward",
+        "fp32",
+        dims,
+        attributes={"shape": [8, 512, 64], "strides": [64, 512, 1]},
     )
-    sizes = {varied["bytes"] for _, varied in zip(range(20), sizes_around([copy], 1), strict=False)
-             if varied.dims == {name: varied["bytes"] for name in ("bytes", "inputs", "outputs")}}  # fmt: skip
+    sizes = {
+        varied["bytes"]
+        for _, varied in zip(range(20), sizes_around([copy], 1), strict=False)
+        if varied.dims == {name: varied["bytes"] for name in ("bytes", "inputs", "outputs")}
+    }
     assert len(sizes) > 10
-    rows = vary(Spec("index", "gather", "forward", "fp32", {"bytes": size, "H": 128}), random.Random(0))
+    rows = vary(
+        Spec("index", "gather", "forward", "fp32", {"bytes": size, "H": 128}), random.Random(0)
+    )
     assert rows["H"] == 128 and rows["bytes"] != size
 
 

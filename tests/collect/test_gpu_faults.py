@@ -33,7 +33,9 @@ PRODUCT = {"B": 1, "M": 8, "N": 8, "K": 8}
 
 def measured(specs: list[Spec], seconds: float = 300.0) -> pd.DataFrame:
     """Samples of calls on the pretended GPU; on a busy machine they take minutes."""
-    return kernels.measure_specs(specs, CUDA, seconds, cache=Cache.WARM, seed=0, gpu="x", campaign_id="x", source="x")
+    return kernels.measure_specs(
+        specs, CUDA, seconds, cache=Cache.WARM, seed=0, gpu="x", campaign_id="x", source="x"
+    )
 
 
 def products(count: int) -> list[Spec]:
@@ -50,7 +52,9 @@ def small_campaign(folder: Path) -> tuple[Campaign, Any]:
     """A campaign, and the plan of a DLRM step that a CPU can run."""
     plan = next(p for p in plans(tiny=True) if p.model == "dlrm_ddp")
     opened = CampaignFolder(folder, {"gpu": "H200"})
-    return Campaign(opened, CUDA, "H200", time.monotonic() + 1800, tiny=True), replace(plan, iterations=2)
+    return Campaign(opened, CUDA, "H200", time.monotonic() + 1800, tiny=True), replace(
+        plan, iterations=2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,9 @@ def whole() -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("drops", [1, 25])
-def test_kernels_that_a_session_loses_at_its_head_are_nobodys(drops: int, whole: pd.DataFrame) -> None:
+def test_kernels_that_a_session_loses_at_its_head_are_nobodys(
+    drops: int, whole: pd.DataFrame
+) -> None:
     """CUPTI 12.9 loses n kernels in its n-th session: with 25 times as many the spare ones do not suffice at once."""
     with pretend(drops=drops):
         found = measured(products(40))
@@ -94,7 +100,9 @@ def test_a_step_is_profiled_again_while_kernels_are_missing(tmp_path: Path) -> N
 
 
 def test_a_product_is_profiled_again_before_the_profiler_is_given_up(tmp_path: Path) -> None:
-    with pretend(drops=20):  # the second session, of the first product that counts, loses more than its spare kernels
+    with pretend(
+        drops=20
+    ):  # the second session, of the first product that counts, loses more than its spare kernels
         seen = preflight(CUDA, tmp_path)
         assert (seen["device_events"], SESSIONS.lost) == (3, 1)
     with pretend(kernels=False) as gpu, pytest.raises(ProfilerError):
@@ -117,7 +125,9 @@ def test_traces_in_fp32_find_room_before_others(tmp_path: Path) -> None:
     assert work.folder.archive_room() < 12_000_000
 
 
-def test_a_step_that_cannot_be_profiled_keeps_its_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_profiled_keeps_its_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> Any:
         raise TraceError("kineto.json: not a profiler trace (Expecting value)")
 
@@ -158,15 +168,21 @@ def test_calls_in_a_file_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.M
     def capture(plan: Any) -> list[Spec]:
         if plan.model == "gnmt":
             raise InputError("model gnmt needs something")
-        return [Spec("gemm", "mm", "forward", "fp32", {**PRODUCT, "M": plan.batch_size}, {"rows": [3]})] * 2
+        return [
+            Spec("gemm", "mm", "forward", "fp32", {**PRODUCT, "M": plan.batch_size}, {"rows": [3]})
+        ] * 2
 
     monkeypatch.setattr(campaign_calls, "calls_of_plan", capture)
     file = tmp_path / "calls.json"
     assert campaign_calls.main([str(file)]) == 0
     calls = campaign_calls.read_calls(file)
-    assert len(calls) == sum(p.overrides.get("dtype") is None and p.model != "gnmt" for p in plans())
+    assert len(calls) == sum(
+        p.overrides.get("dtype") is None and p.model != "gnmt" for p in plans()
+    )
     looked_up: list[str] = []
-    monkeypatch.setattr(campaign_calls, "calls_of_plan", lambda plan: looked_up.append(plan.model) or [])
+    monkeypatch.setattr(
+        campaign_calls, "calls_of_plan", lambda plan: looked_up.append(plan.model) or []
+    )
     work, _ = small_campaign(tmp_path / "run")
     found = campaign_calls.workload_calls(replace(work, tiny=False, calls=calls))
     assert set(looked_up) == {"gnmt"}
@@ -190,7 +206,9 @@ def test_a_file_without_calls_is_said_in_one_line(
 
 
 @pytest.mark.parametrize("error", [KeyError("hidden"), ZeroDivisionError("x")])
-def test_a_call_that_cannot_be_made_costs_no_other(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_cannot_be_made_costs_no_other(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = kernels.build_case
 
     def build(spec: Spec, make: Any) -> Case:

@@ -25,14 +25,20 @@ alone. A trace of linear layers and one of DLRM (with shapes) have one of them e
 
 
 @pytest.fixture(scope="module", params=PLAIN)
-def paths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def paths(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """A trace of linear layers or of DLRM (with shapes), and the same as a Hopper GPU would name it."""
     folder = datasets_dir()
     if folder is None:
         pytest.skip("no public data")
     old = folder / "traces" / f"{request.param}.json.gz"
     trace: dict[str, Any] = json.loads(gzip.decompress(old.read_bytes()))
-    gemms = {e["args"]["correlation"] for e in trace["traceEvents"] if e.get("cat") == "kernel" and "gemm" in e["name"]}
+    gemms = {
+        e["args"]["correlation"]
+        for e in trace["traceEvents"]
+        if e.get("cat") == "kernel" and "gemm" in e["name"]
+    }
     for number, event in enumerate(trace["traceEvents"]):
         if event.get("name") == "cudaLaunchKernel" and event.get("ph") == "X":
             event["name"], event["args"]["cbid"] = PLAIN[request.param], 505

@@ -17,8 +17,11 @@ from pipeline.collect import join_campaigns as join
 from pipeline.collect.campaign_folder import CampaignFolder, check, read_manifest
 
 FUSED, TF32 = "embedding-joint_sparse", "dtype-tf32_embedding-joint_sparse"
-GEMM = {"family": "gemm", "op": "linear", "phase": "forward", "dtype": "fp32", "B": 1, "M": 2048, "N": 512, "K": 64,
-        "kernel_us": 12.5, "latency_us": 20.0, "source": "x", "campaign_id": "1:kernels/gemm_0"}  # fmt: skip
+GEMM = {
+    "family": "gemm", "op": "linear", "phase": "forward", "dtype": "fp32", "B": 1, "M": 2048,
+    "N": 512, "K": 64, "kernel_us": 12.5, "latency_us": 20.0, "source": "x",
+    "campaign_id": "1:kernels/gemm_0",
+}  # fmt: skip
 
 
 def campaign(
@@ -35,15 +38,27 @@ def campaign(
         made.add_samples(pd.DataFrame(samples).assign(gpu=gpu))
     for variant, us in (steps or {}).items():
         unit = f"steps/dlrm_ddp/{variant}/b512"
-        row = {"gpu": gpu, "model": "dlrm_ddp", "variant": variant, "batch_size": 512, "step_us": us, "p10_us": us,
-               "p90_us": us, "count": 3, "source": "x", "config": json.dumps({"unit": unit})}  # fmt: skip
+        row = {
+            "gpu": gpu,
+            "model": "dlrm_ddp",
+            "variant": variant,
+            "batch_size": 512,
+            "step_us": us,
+            "p10_us": us,
+            "p90_us": us,
+            "count": 3,
+            "source": "x",
+            "config": json.dumps({"unit": unit}),
+        }
         made.add_step_times(row)
         made.units[unit] = {"status": "done"}
     for variant, text in (traces or {}).items():
         made.archive({f"dlrm_ddp/{variant}/b512/kineto.json.gz": gzip.compress(text)})
     if peaks:
         made.add_peaks(pd.DataFrame(peaks))
-    names = [str(row["campaign_id"]).partition(":")[2] for row in samples] + [row["unit_name"] for row in peaks]
+    names = [str(row["campaign_id"]).partition(":")[2] for row in samples] + [
+        row["unit_name"] for row in peaks
+    ]
     made.units.update({name: {"status": "done"} for name in names})
     made.manifest["runs"].append({"seconds": 1.0})
     made.save()
@@ -53,24 +68,46 @@ def campaign(
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     """Peaks and steps, kernels, more steps and kernels."""
-    peak = {"unit_name": "peaks/gemm", "name": "gemm_fp32", "size": 4096, "value": 50.0, "unit": "TFLOP/s", "note": ""}
+    peak = {
+        "unit_name": "peaks/gemm",
+        "name": "gemm_fp32",
+        "size": 4096,
+        "value": 50.0,
+        "unit": "TFLOP/s",
+        "note": "",
+    }
     third = GEMM | {"campaign_id": "3:kernels/gemm_2", "dtype": "tf32", "M": 128}
     return [
         campaign(tmp_path / "run1", peaks=[peak], steps={FUSED: 900.0}, traces={FUSED: b"first"}),
-        campaign(tmp_path / "run2", samples=[GEMM, GEMM | {"campaign_id": "2:kernels/gemm_1", "M": 64}]),
-        campaign(tmp_path / "run3", samples=[third], steps={FUSED: 1000.0, TF32: 800.0},
-                 traces={FUSED: b"third", TF32: b"tf32"}),
-    ]  # fmt: skip
+        campaign(
+            tmp_path / "run2", samples=[GEMM, GEMM | {"campaign_id": "2:kernels/gemm_1", "M": 64}]
+        ),
+        campaign(
+            tmp_path / "run3",
+            samples=[third],
+            steps={FUSED: 1000.0, TF32: 800.0},
+            traces={FUSED: b"third", TF32: b"tf32"},
+        ),
+    ]
 
 
-def test_three_runs_are_one_campaign_and_the_last_one_wins(runs: list[Path], tmp_path: Path) -> None:
+def test_three_runs_are_one_campaign_and_the_last_one_wins(
+    runs: list[Path], tmp_path: Path
+) -> None:
     out = tmp_path / "measurements" / "H200"
     assert join.main([*map(str, runs), "--out", str(out)]) == 0
     assert check(out) == []
     samples = reader.read_samples(out)
-    assert sorted(zip(samples["dtype"], samples["M"], strict=True)) == [("fp32", 64), ("fp32", 2048), ("tf32", 128)]
+    assert sorted(zip(samples["dtype"], samples["M"], strict=True)) == [
+        ("fp32", 64),
+        ("fp32", 2048),
+        ("tf32", 128),
+    ]
     steps = reader.read_step_times(out)
-    assert dict(zip(steps["variant"], steps["step_us"], strict=True)) == {FUSED: 1000.0, TF32: 800.0}
+    assert dict(zip(steps["variant"], steps["step_us"], strict=True)) == {
+        FUSED: 1000.0,
+        TF32: 800.0,
+    }
     assert [member.variant for member in reader.read_traces(out)] == list(steps["variant"])
     member = next(iter(reader.read_traces(out)))
     assert gzip.decompress(member.extract(tmp_path / "x")[0].read_bytes()) == b"third"
@@ -94,7 +131,9 @@ def test_what_cannot_be_joined_is_said_in_one_line(
     assert join.main([str(runs[0]), "--out", str(runs[1])]) == 2
     assert join.main([str(tmp_path / "nothing"), "--out", str(tmp_path / "b")]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert ["T4" in said[0], "is not empty" in said[1], "manifest.json is missing" in said[2]] == [True] * 3
+    assert ["T4" in said[0], "is not empty" in said[1], "manifest.json is missing" in said[2]] == [
+        True
+    ] * 3
     assert len(said) == 3
     assert not (tmp_path / "a").exists()
 

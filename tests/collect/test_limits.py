@@ -35,7 +35,9 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def archived(folder: Path, *names: str, data: bytes = TEXT, mode: str = "w:", link: str | None = None) -> Path:
+def archived(
+    folder: Path, *names: str, data: bytes = TEXT, mode: str = "w:", link: str | None = None
+) -> Path:
     """An archive with files of these names."""
     path = folder / "traces_a.tar"
     with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
@@ -59,9 +61,14 @@ def test_a_trace_of_usual_size_is_read(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../../x/b1/kineto.json.gz", "../dlrm/b1/kineto.json.gz", "dlrm/../b1/kineto.json.gz", "/a/b1/kineto.json.gz",
-     "dlrm/./b1/kineto.json.gz"],
-)  # fmt: skip
+    [
+        "../../x/b1/kineto.json.gz",
+        "../dlrm/b1/kineto.json.gz",
+        "dlrm/../b1/kineto.json.gz",
+        "/a/b1/kineto.json.gz",
+        "dlrm/./b1/kineto.json.gz",
+    ],
+)
 def test_names_that_leave_the_archive_are_no_traces(name: str, folder: Path) -> None:
     archived(folder, name)
     assert list(reader.read_traces(folder)) == []
@@ -121,7 +128,9 @@ def test_archives_beyond_the_limits_are_refused_in_one_line(
         assert len(check(folder)) == 1
 
 
-def test_tables_and_manifests_beyond_the_limits_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_manifests_beyond_the_limits_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = pa.table({"kernel_us": pa.array([0.0] * 500_000)})
     for name in ("samples.parquet", "step_times.parquet", "peaks.parquet"):
         pq.write_table(table, folder / name, use_dictionary=False, compression="zstd")
@@ -166,8 +175,10 @@ def test_manifests_of_another_layout_are_refused(folder: Path, values: dict[str,
         read_manifest(folder)
 
 
-STEP = {"gpu": "H200", "model": "m", "variant": "default", "batch_size": 8, "step_us": 5.0, "p10_us": 4.0, "p90_us": 6.0,
-        "count": 3, "source": "test", "config": "{}"}  # fmt: skip
+STEP = {
+    "gpu": "H200", "model": "m", "variant": "default", "batch_size": 8, "step_us": 5.0,
+    "p10_us": 4.0, "p90_us": 6.0, "count": 3, "source": "test", "config": "{}",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", [{"step_us": 0.0}, {"p10_us": -1.0}, {"p90_us": 1e18}])
@@ -179,22 +190,42 @@ def test_a_step_that_took_no_time_is_refused(folder: Path, change: dict[str, flo
 
 @pytest.mark.parametrize("config", ["null", "[1]", "{", "3", '{"config": 5}'])
 def test_a_damaged_description_of_a_step_is_refused(folder: Path, config: str) -> None:
-    write_table(pd.DataFrame([STEP | {"config": config}]), folder / "step_times.parquet", "step_times")
+    write_table(
+        pd.DataFrame([STEP | {"config": config}]), folder / "step_times.parquet", "step_times"
+    )
     with pytest.raises(TableError, match="the `config` of m/default/b8"):
         reader.measured_step(folder / "manifest.json", "m/default/b8", {"name": "m"})
 
 
 @pytest.mark.parametrize("value", [-1.0, 1e18])
 def test_a_peak_that_no_device_has_is_refused(folder: Path, value: float) -> None:
-    row = {"unit_name": "peaks", "name": "warm_triad", "size": 1, "value": value, "unit": "GB/s", "note": None}
+    row = {
+        "unit_name": "peaks",
+        "name": "warm_triad",
+        "size": 1,
+        "value": value,
+        "unit": "GB/s",
+        "note": None,
+    }
     pq.write_table(pa.Table.from_pylist([row], SCHEMAS["peaks"]), folder / "peaks.parquet")
     with pytest.raises(TableError, match="which no device has"):
         reader.read_peaks_of(folder)
 
 
 def test_samples_of_a_negative_latency_are_dropped(folder: Path) -> None:
-    rows = pd.DataFrame({"gpu": "H200", "family": "softmax", "op": "softmax", "phase": "forward", "dtype": "fp32",
-                         "latency_us": [5.0, -1.0, 1e12], "source": "t", "campaign_id": "t", "kernel_us": 3.0})  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "gpu": "H200",
+            "family": "softmax",
+            "op": "softmax",
+            "phase": "forward",
+            "dtype": "fp32",
+            "latency_us": [5.0, -1.0, 1e12],
+            "source": "t",
+            "campaign_id": "t",
+            "kernel_us": 3.0,
+        }
+    )
     write_table(rows, folder / "samples.parquet", "samples")
     with pytest.warns(SteptimeWarning, match="2 of 3 samples dropped"):
         assert reader.read_samples(folder)["latency_us"].tolist() == [5.0]

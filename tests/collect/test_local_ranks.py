@@ -15,7 +15,13 @@ import pandas as pd
 import psutil
 import pytest
 
-from pipeline.collect.local_ranks import MODULE, SIZES, measure_collectives, run_ranks, wait_for_ranks
+from pipeline.collect.local_ranks import (
+    MODULE,
+    SIZES,
+    measure_collectives,
+    run_ranks,
+    wait_for_ranks,
+)
 from pipeline.collect.measured_steps import collect_step
 from pipeline.errors import MeasurementError
 from pipeline.graph.capture import read_recorded_step
@@ -51,7 +57,11 @@ def failing(task: Mapping[str, int]) -> None:
 
 def left() -> list[psutil.Process]:
     """Ranks of this process that are still there."""
-    return [process for process in psutil.Process().children(recursive=True) if MODULE in _words(process)]
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if MODULE in _words(process)
+    ]
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -73,7 +83,9 @@ def test_ranks_speak_with_each_other_and_the_first_one_answers() -> None:
 
 
 @pytest.mark.parametrize("times, first", [({0: 20, 1: 10}, 1), ({0: 10, 1: 20}, 0), ({0: 10}, 1)])
-def test_of_ranks_that_have_ended_the_first_to_fail_is_named(tmp_path: Path, times: dict[int, int], first: int) -> None:
+def test_of_ranks_that_have_ended_the_first_to_fail_is_named(
+    tmp_path: Path, times: dict[int, int], first: int
+) -> None:
     """Both have ended when they are looked at; a rank without a time was ended before it could note it."""
     for rank in (0, 1):
         (tmp_path / f"{rank}.log").write_text(f"reason {rank}\n")
@@ -87,10 +99,14 @@ def test_of_ranks_that_have_ended_the_first_to_fail_is_named(tmp_path: Path, tim
 
 @pytest.mark.parametrize(
     ("task", "said"),
-    [({"rank": 1}, "rank 1 of 2 on this CPU: ValueError: a bad step"),
-     ({"rank": 0, "signal": signal.SIGKILL}, "rank 0 of 2 .* SIGKILL")],
-)  # fmt: skip
-def test_a_rank_that_fails_is_named_in_one_line_and_takes_the_others_with_it(task: dict[str, int], said: str) -> None:
+    [
+        ({"rank": 1}, "rank 1 of 2 on this CPU: ValueError: a bad step"),
+        ({"rank": 0, "signal": signal.SIGKILL}, "rank 0 of 2 .* SIGKILL"),
+    ],
+)
+def test_a_rank_that_fails_is_named_in_one_line_and_takes_the_others_with_it(
+    task: dict[str, int], said: str
+) -> None:
     with pytest.raises(MeasurementError, match=said) as refused:
         run_ranks(f"{HERE}:failing", task, 2)
     assert "\n" not in str(refused.value) and left() == []
@@ -103,10 +119,20 @@ def test_ranks_that_take_too_long_are_ended() -> None:
 
 
 def test_ranks_end_when_the_process_that_started_them_is_killed() -> None:
-    program = f"from pipeline.collect.local_ranks import run_ranks; run_ranks('{HERE}:failing', {{'rank': 5}}, 2)"
+    program = (
+        f"from pipeline.collect.local_ranks import run_ranks; run_ranks('{HERE}:failing', {{'rank':"
+        " 5}, 2)"
+    )
     with subprocess.Popen([sys.executable, "-c", program]) as parent:
         for _ in range(600):
-            if len(ranks := [p for p in psutil.Process(parent.pid).children() if MODULE in _words(p)]) == 2:
+            if (
+                len(
+                    ranks := [
+                        p for p in psutil.Process(parent.pid).children() if MODULE in _words(p)
+                    ]
+                )
+                == 2
+            ):
                 break
             time.sleep(0.05)
         time.sleep(1.0)  # they have read their task
@@ -116,31 +142,56 @@ def test_ranks_end_when_the_process_that_started_them_is_killed() -> None:
 
 
 def test_collectives_of_a_step_are_measured_at_its_sizes_and_others() -> None:
-    calls = pd.DataFrame({"family": ["gemm", "collective", "collective"], "op": ["linear", "all_reduce", "broadcast"],
-                          "phase": ["forward", "backward", "forward"], "dtype": ["fp32", "fp32", "int64"],
-                          "bytes": pd.array([None, 5000, 160], "Int64")})  # fmt: skip
+    calls = pd.DataFrame(
+        {
+            "family": ["gemm", "collective", "collective"],
+            "op": ["linear", "all_reduce", "broadcast"],
+            "phase": ["forward", "backward", "forward"],
+            "dtype": ["fp32", "fp32", "int64"],
+            "bytes": pd.array([None, 5000, 160], "Int64"),
+        }
+    )
     rows = measure_collectives([calls, calls[:1]], [2, 1])
     assert set(rows["op"]) == {"all_reduce", "broadcast"} and rows["latency_us"].gt(0).all()
     assert set(rows.loc[rows["op"] == "all_reduce", "bytes"]) == {5000, *SIZES}
     assert set(zip(rows["op"], rows["phase"], rows["dtype"], strict=True)) == {
-        ("all_reduce", "backward", "fp32"), ("broadcast", "forward", "int64")}  # fmt: skip
+        ("all_reduce", "backward", "fp32"),
+        ("broadcast", "forward", "int64"),
+    }
     assert set(rows["ranks"]) == {2}
     assert measure_collectives([calls[:1]], [1]).empty
 
 
 def test_a_step_of_two_ranks_is_timed_and_its_exchange_is_in_the_graph(tmp_path: Path) -> None:
-    asked = ["gpu=local", "model=dlrm_small", "model.embedding=dense", "model.rows=1000", "batch_size=16", "devices=2"]
+    asked = [
+        "gpu=local",
+        "model=dlrm_small",
+        "model.embedding=dense",
+        "model.rows=1000",
+        "batch_size=16",
+        "devices=2",
+    ]
     (question,) = expand(asked)
     config = question.section("model")
     collect_step(
-        config, 16, "cpu", tmp_path, iterations=2, seconds=0.3, ranks=2, model="dlrm_small", variant=question.variant
+        config,
+        16,
+        "cpu",
+        tmp_path,
+        iterations=2,
+        seconds=0.3,
+        ranks=2,
+        model="dlrm_small",
+        variant=question.variant,
     )
     row = pd.read_parquet(tmp_path / "step_times.parquet").iloc[0]
     assert row["step_us"] > 0 and row["count"] >= 4 and json.loads(row["config"])["clock"] == "wall"
     graph = read_recorded_step(tmp_path / "execution_trace.json.gz", config, 16)
     calls = map_calls(graph, question.gpu, graph.device)
     exchanged = calls[(calls["family"] == "collective") & (calls["op"] == "all_reduce")]
-    weights = sum(parameter.nbytes for parameter in make_step(config, 16, "meta").modules[0].parameters())
+    weights = sum(
+        parameter.nbytes for parameter in make_step(config, 16, "meta").modules[0].parameters()
+    )
     assert exchanged["bytes"].sum() == weights, "each gradient is exchanged once"
     assert not exchanged["blocking"].any() and set(exchanged["stream"]) == {1}
     assert calls.loc[calls["family"] == "gemm", "api"].eq("cpu").all()

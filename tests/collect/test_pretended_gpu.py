@@ -71,7 +71,14 @@ def test_every_part_of_a_campaign_runs_on_cuda(measured: Path) -> None:
     assert (manifest["device"]["gpu"], manifest["device"]["capability"]) == ("H200", "9.0")
     assert manifest["runs"][0]["preflight"]["state"]["clocks.sm"] == "1980"
     peaks = reader.read_peaks_of(measured)
-    for name in ("gemm_bf16", "gemm_tf32", "warm_triad", "copy_h2d_pinned", "copy_d2h_pageable", "profiler_event_us"):
+    for name in (
+        "gemm_bf16",
+        "gemm_tf32",
+        "warm_triad",
+        "copy_h2d_pinned",
+        "copy_d2h_pageable",
+        "profiler_event_us",
+    ):
         assert (peaks.loc[peaks["name"] == name, "value"] >= 0).any(), name
     assert {"fp32_gflop_per_s", "pcie_gb_per_s"} <= set(reader.measured_peaks(measured))
 
@@ -84,7 +91,9 @@ def test_samples_hold_device_time_and_launch_geometry(measured: Path) -> None:
     assert (kernels["registers"] == 32).all()
     assert (samples["kernels"] >= 1).all()
     assert json.loads(kernels["grid"].iloc[0]) == [132, 1, 1]
-    assert not samples.equals(samples.assign(kernel_us=samples["latency_us"]))  # device time is not event time
+    assert not samples.equals(
+        samples.assign(kernel_us=samples["latency_us"])
+    )  # device time is not event time
 
 
 def test_steps_are_timed_by_events_beside_the_host_with_the_gpus_state(measured: Path) -> None:
@@ -94,7 +103,10 @@ def test_steps_are_timed_by_events_beside_the_host_with_the_gpus_state(measured:
     assert (rows["host_us"] > 100).all(), "a step of dozens of operators"
     assert (rows["memory_bytes"] == 123 << 20).all()
     facts = json.loads(rows["config"].iloc[0])
-    assert (facts["state"]["temperature.gpu"], facts["state"]["mig.mode.current"]) == ("31", "[N/A]")
+    assert (facts["state"]["temperature.gpu"], facts["state"]["mig.mode.current"]) == (
+        "31",
+        "[N/A]",
+    )
     assert facts["profiled_kernel_us"] > 0
 
 
@@ -123,18 +135,29 @@ def test_a_step_runs_in_another_precision(dtype: str, tmp_path: Path, gpu: Prete
     gpu.fault = look
     folder = CampaignFolder(tmp_path / "run", {"gpu": "H200"})
     work = Campaign(folder, CUDA, "H200", time.monotonic() + 1800, tiny=True)
-    with torch.backends.mkldnn.flags(enabled=False):  # oneDNN's LSTM in bf16 needs AVX-512; PyTorch's own runs anywhere
+    with torch.backends.mkldnn.flags(
+        enabled=False
+    ):  # oneDNN's LSTM in bf16 needs AVX-512; PyTorch's own runs anywhere
         measure_step(work, replace(plan, overrides=small, batch_size=2, iterations=2))
     on = dtype == "tf32"
     assert seen == {(on, on, "tf32" if on else "ieee")}
     row = folder.step_times.iloc[0]
-    assert (row["variant"], json.loads(row["config"])["config"]["dtype"]) == (f"dtype-{dtype}", dtype)
+    assert (row["variant"], json.loads(row["config"])["config"]["dtype"]) == (
+        f"dtype-{dtype}",
+        dtype,
+    )
     set_tf32("fp32")
 
 
 @pytest.mark.parametrize("names", ["both", "old", "new"])
-def test_tf32_is_switched_under_the_names_that_a_torch_has(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = {"both": ("allow_tf32", "fp32_precision"), "old": ("allow_tf32",), "new": ("fp32_precision",)}[names]
+def test_tf32_is_switched_under_the_names_that_a_torch_has(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = {
+        "both": ("allow_tf32", "fp32_precision"),
+        "old": ("allow_tf32",),
+        "new": ("fp32_precision",),
+    }[names]
     matmul, cudnn = type("Matmul", (), {"__slots__": slots})(), SimpleNamespace()
     if names != "old":
         matmul.fp32_precision, cudnn.conv, cudnn.rnn = None, SimpleNamespace(), SimpleNamespace()
@@ -144,29 +167,51 @@ def test_tf32_is_switched_under_the_names_that_a_torch_has(names: str, monkeypat
         set_tf32("tf32")
     assert names == "new" or (matmul.allow_tf32 and cudnn.allow_tf32)
     if names != "old":
-        assert {matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision} == {"tf32"}
+        assert {matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision} == {
+            "tf32"
+        }
 
 
 def test_tf32_stays_readable_after_somebody_mixed_the_names() -> None:
     backends = torch.backends
-    backends.cuda.matmul.fp32_precision = "tf32"  # alone, this makes torch refuse to say what allow_tf32 is
+    backends.cuda.matmul.fp32_precision = (
+        "tf32"  # alone, this makes torch refuse to say what allow_tf32 is
+    )
     backends.cudnn.fp32_precision = "tf32"
     try:
         set_tf32("fp32")
         assert not backends.cuda.matmul.allow_tf32
         assert not backends.cudnn.allow_tf32
-        assert (backends.cudnn.conv.fp32_precision, backends.cudnn.rnn.fp32_precision) == ("ieee", "ieee")
+        assert (backends.cudnn.conv.fp32_precision, backends.cudnn.rnn.fp32_precision) == (
+            "ieee",
+            "ieee",
+        )
     finally:
         backends.cudnn.fp32_precision = "none"
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90.00 GiB."), "out_of_memory"),
-     (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"), "error"),
-     (RuntimeError("could not create a primitive descriptor for the LSTM primitive. Run workload with"), "skipped")],
-)  # fmt: skip
-def test_a_step_that_fails_is_said_and_the_next_one_runs(error: RuntimeError, status: str, tmp_path: Path) -> None:
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90.00 GiB."),
+            "out_of_memory",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
+            "error",
+        ),
+        (
+            RuntimeError(
+                "could not create a primitive descriptor for the LSTM primitive. Run workload with"
+            ),
+            "skipped",
+        ),
+    ],
+)
+def test_a_step_that_fails_is_said_and_the_next_one_runs(
+    error: RuntimeError, status: str, tmp_path: Path
+) -> None:
     def fail(func: Any, args: Any) -> None:
         if func is torch.bmm and args[0].shape[0] == 16:
             raise error
@@ -174,7 +219,10 @@ def test_a_step_that_fails_is_said_and_the_next_one_runs(error: RuntimeError, st
     code, manifest = run(tmp_path / "run", "--parts", "steps", "--only", "dlrm_ddp", fault=fail)
     assert code == 0
     assert [unit["status"] for unit in manifest["units"].values()] == [status, "done"]
-    assert str(error).partition(". ")[0] in manifest["units"]["steps/dlrm_ddp/embedding-joint_sparse/b16"]["error"]
+    assert (
+        str(error).partition(". ")[0]
+        in manifest["units"]["steps/dlrm_ddp/embedding-joint_sparse/b16"]["error"]
+    )
 
 
 def test_a_kernel_without_memory_costs_no_other_kernel(tmp_path: Path) -> None:
@@ -186,7 +234,14 @@ def test_a_kernel_without_memory_costs_no_other_kernel(tmp_path: Path) -> None:
             if calls[func] > 2:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    code, manifest = run(tmp_path / "run", "--parts", "kernels", "--only", "kernels/(gemm|softmax|concat)", fault=short)
+    code, manifest = run(
+        tmp_path / "run",
+        "--parts",
+        "kernels",
+        "--only",
+        "kernels/(gemm|softmax|concat)",
+        fault=short,
+    )
     assert code == 0
     assert "gemm linear: out of memory" in manifest["unmeasured"]
     assert {"gemm", "softmax", "concat"} == set(reader.read_samples(tmp_path / "run")["family"])
@@ -206,14 +261,20 @@ def test_tables_as_large_as_the_memory_are_measured_one_after_another(gpu: Prete
 
     def count(func: Any, args: Any) -> None:
         if func is torch.Tensor.uniform_ and args[0].shape == (5000, 64):
-            alive.append(sum(type(t) is torch.Tensor and t.shape == (5000, 64) for t in gc.get_objects()))
+            alive.append(
+                sum(type(t) is torch.Tensor and t.shape == (5000, 64) for t in gc.get_objects())
+            )
 
     dims = {"B": 8, "E": 5000, "T": 1, "L": 2, "D": 64}
-    specs = [Spec("embedding_forward", "bag", "forward", "fp32", dims),
-             Spec("embedding_backward", "sparse", "backward", "fp32", dims),
-             Spec("embedding_backward", "dense", "backward", "fp32", dims)]  # fmt: skip
+    specs = [
+        Spec("embedding_forward", "bag", "forward", "fp32", dims),
+        Spec("embedding_backward", "sparse", "backward", "fp32", dims),
+        Spec("embedding_backward", "dense", "backward", "fp32", dims),
+    ]
     gpu.free_bytes, gpu.fault = int(1.5 * 4 * 5000 * 64), count
-    found = measure_specs(specs, CUDA, 60, cache=Cache.WARM, seed=0, gpu="x", campaign_id="x", source="x")
+    found = measure_specs(
+        specs, CUDA, 60, cache=Cache.WARM, seed=0, gpu="x", campaign_id="x", source="x"
+    )
     assert list(found["op"]) == ["bag", "sparse", "dense"]
     assert alive == [1, 1, 1]
 
@@ -233,9 +294,14 @@ def test_a_lost_device_ends_the_run_and_keeps_what_was_measured(
         def lose(func: Any, args: Any) -> None:
             gpu.lost = gpu.lost or func in (torch.bmm, torch.addmm)
 
-        assert campaign.main([*TINY, "--out", str(out), "--parts", "peaks", "--only", "peaks/plain"]) == 0
+        assert (
+            campaign.main([*TINY, "--out", str(out), "--parts", "peaks", "--only", "peaks/plain"])
+            == 0
+        )
         gpu.fault = lose
-        code = campaign.main([*TINY, "--out", str(out), "--parts", part, "--only", "dlrm_ddp|kernels/gemm"])
+        code = campaign.main(
+            [*TINY, "--out", str(out), "--parts", part, "--only", "dlrm_ddp|kernels/gemm"]
+        )
     assert code == 4
     (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert "device lost" in told
@@ -243,7 +309,9 @@ def test_a_lost_device_ends_the_run_and_keeps_what_was_measured(
     assert len(reader.read_peaks_of(out)) == 1
 
 
-def test_a_profiler_without_rights_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profiler_without_rights_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, manifest = run(tmp_path / "run", "--only", "peaks|dlrm_ddp", kernels=False)
     assert code == 3
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
@@ -263,7 +331,9 @@ def test_a_shared_gpu_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("smi", "busy"), [("answers", "[N/A]"), ("short", "3"), ("missing", "3")])
-def test_a_driver_that_keeps_its_counsel_is_no_obstacle(smi: str, busy: str, tmp_path: Path) -> None:
+def test_a_driver_that_keeps_its_counsel_is_no_obstacle(
+    smi: str, busy: str, tmp_path: Path
+) -> None:
     code, manifest = run(tmp_path / "run", "--only", "nothing", smi=smi, busy=busy)
     assert code == 0
     state = manifest["runs"][0]["preflight"]["state"]
@@ -291,7 +361,9 @@ def test_three_calls_with_bare_machines_between_them_make_one_campaign(tmp_path:
     script = [sys.executable, "-m", "tests.collect.pretend_cuda", *TINY]
     only = ["--only", "peaks/products|dlrm_ddp|kernels/gemm"]
     first, second, third = (tmp_path / name / "H200" for name in ("call1", "call2", "call3"))
-    process = subprocess.Popen([*script, *only, "--out", str(first)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*script, *only, "--out", str(first)], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
     for _ in range(6000):  # a loaded machine takes minutes to import torch
         if (first / "step_times.parquet").exists():
             break
@@ -300,7 +372,10 @@ def test_three_calls_with_bare_machines_between_them_make_one_campaign(tmp_path:
     process.wait()
     (first / ".traces_a.tar.part").write_bytes(b"cut off")
     carried = tmp_path / "carried" / "H200"
-    for before, after, arguments in ((first, second, ["--parts", "peaks,steps"]), (second, third, [])):
+    for before, after, arguments in (
+        (first, second, ["--parts", "peaks,steps"]),
+        (second, third, []),
+    ):
         shutil.rmtree(carried, ignore_errors=True)
         shutil.copytree(before, carried)
         for file in carried.iterdir():

@@ -26,8 +26,15 @@ TINY = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tab
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("step")
-    collect_step({**load_model("dlrm_small"), **TINY}, 16, "cpu", out, iterations=3, seconds=0.2,
-                 provenance={"commit": "abc"})  # fmt: skip
+    collect_step(
+        {**load_model("dlrm_small"), **TINY},
+        16,
+        "cpu",
+        out,
+        iterations=3,
+        seconds=0.2,
+        provenance={"commit": "abc"},
+    )
     return out
 
 
@@ -45,7 +52,11 @@ def test_a_step_leaves_its_times_and_both_traces(folder: Path) -> None:
 def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> None:
     graph = import_execution_trace(folder / "execution_trace.json.gz")
     calls = map_calls(graph, None, device="cpu")
-    for seconds in (3.0, 10.0, 30.0):  # a busy machine takes longer to come to the sizes around the calls
+    for seconds in (
+        3.0,
+        10.0,
+        30.0,
+    ):  # a busy machine takes longer to come to the sizes around the calls
         samples = measure_calls(calls, "cpu", seconds, graph=graph.table)
         if len(samples) > len(calls):
             break
@@ -59,8 +70,10 @@ def test_every_call_of_the_step_is_measured(folder: Path, tmp_path: Path) -> Non
 
 def test_calls_are_measured_without_their_graph_and_others_are_counted() -> None:
     common = {"phase": "forward", "dtype": "fp32"}
-    rows = [{"node_id": 0, "family": "gemm", "op": "linear", "B": 1, "M": 8, "N": 8, "K": 8, **common},
-            {"node_id": 1, "family": "collective", "op": "all_reduce", "bytes": 64, **common}]  # fmt: skip
+    rows = [
+        {"node_id": 0, "family": "gemm", "op": "linear", "B": 1, "M": 8, "N": 8, "K": 8, **common},
+        {"node_id": 1, "family": "collective", "op": "all_reduce", "bytes": 64, **common},
+    ]
     samples = measure_calls(pd.DataFrame(rows), "cpu", 0.2, sampled=False)
     assert list(samples["family"]) == ["gemm"]
     assert list(samples.attrs["unmeasured"].values()) == [1]
@@ -69,7 +82,9 @@ def test_calls_are_measured_without_their_graph_and_others_are_counted() -> None
 def test_repetitions_in_which_the_core_was_taken_away_do_not_count() -> None:
     assert undisturbed([10.0, 10.1, 25.0, 10.2], [10.0, 10.1, 10.0, 10.1]) == [10.0, 10.1, 10.2]
     busy = undisturbed([30.0, 20.0, 25.0, 40.0], [10.0, 11.0, 10.0, 10.0])
-    assert busy == [10.0, 11.0, 10.0, 10.0], "a machine that is never free is timed by the CPU's clock"
+    assert busy == [10.0, 11.0, 10.0, 10.0], (
+        "a machine that is never free is timed by the CPU's clock"
+    )
 
 
 def test_unknown_devices_and_models_list_the_choices() -> None:
@@ -92,10 +107,25 @@ def test_operators_that_were_timed_for_fused_lookups_are_no_samples_of_them(tmp_
     fused = read_table(folder / "samples.parquet", "samples")["op"].isin(["fused", "fused_sgd"])
     samples = read_samples(folder)
     assert fused.sum() == 35 and len(samples) == len(fused) - 35
-    assert {"bag", "gather", "sparse", "dense"} <= set(samples["op"]) and "fused" not in set(samples["op"])
+    assert {"bag", "gather", "sparse", "dense"} <= set(samples["op"]) and "fused" not in set(
+        samples["op"]
+    )
     sizes = {"dtype": "fp32", "B": 4, "T": 2, "L": 2, "E": 16, "D": 4}
-    calls = [("forward", "fused"), ("forward", "bag"), ("backward", "fused_sgd"), ("backward", "sparse")]
-    rows = [{"family": f"embedding_{phase}", "op": op, "phase": phase, **sizes} for phase, op in calls]
-    write_table(measure_calls(pd.DataFrame(rows), "cpu", 0.2, sampled=False), tmp_path / "samples.parquet", "samples")
+    calls = [
+        ("forward", "fused"),
+        ("forward", "bag"),
+        ("backward", "fused_sgd"),
+        ("backward", "sparse"),
+    ]
+    rows = [
+        {"family": f"embedding_{phase}", "op": op, "phase": phase, **sizes} for phase, op in calls
+    ]
+    write_table(
+        measure_calls(pd.DataFrame(rows), "cpu", 0.2, sampled=False),
+        tmp_path / "samples.parquet",
+        "samples",
+    )
     shutil.copy(folder / "manifest.json", tmp_path)
-    assert set(read_samples(tmp_path)["op"]) == {"bag", "sparse"}, "measured now, only the operators are left"
+    assert set(read_samples(tmp_path)["op"]) == {"bag", "sparse"}, (
+        "measured now, only the operators are left"
+    )

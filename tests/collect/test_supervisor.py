@@ -45,20 +45,32 @@ def test_a_hang_and_a_crash_cost_one_process_each(
     assert supervisor.supervise(["--out", str(out)], out, 5, time.monotonic(), command) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     assert {name: unit["status"] for name, unit in manifest["units"].items()} == {
-        "a": "done", "b": "error", "c": "started", "d": "started"}  # fmt: skip
+        "a": "done",
+        "b": "error",
+        "c": "started",
+        "d": "started",
+    }
     assert manifest["units"]["b"]["error"].startswith("hung: no progress for")
-    assert [run["status"].split(":")[0] for run in manifest["runs"]] == ["hung", "running", "running"]
+    assert [run["status"].split(":")[0] for run in manifest["runs"]] == [
+        "hung",
+        "running",
+        "running",
+    ]
     said = capfd.readouterr().err
     assert "b: skipped, because it hung (no progress for" in said
     assert "the process was lost (signal 11); continuing in a new process" in said
 
 
-def test_a_device_that_is_gone_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_device_that_is_gone_is_given_up(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     out.mkdir()
     (out / "manifest.json").write_text("{}")
     log = tmp_path / "log"
-    code = f"import sys; open({str(log)!r}, 'a').write(' '.join(sys.argv[2:]) + chr(10)); sys.exit(4)"
+    code = (
+        f"import sys; open({str(log)!r}, 'a').write(' '.join(sys.argv[2:]) + chr(10)); sys.exit(4)"
+    )
     command = [sys.executable, "-c", code]
     given = ["--out", str(out), "--resume", "carried"]
     assert supervisor.supervise(given, out, 10, time.monotonic(), command) == 4
@@ -85,7 +97,9 @@ def test_no_process_begins_that_has_no_time(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / ".samples.parquet.x1.part").write_text("cut off")
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
-    assert supervisor.supervise([], tmp_path, 0.5, time.monotonic(), command) == 128 + signal.SIGSEGV
+    assert (
+        supervisor.supervise([], tmp_path, 0.5, time.monotonic(), command) == 128 + signal.SIGSEGV
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
 
 
@@ -124,7 +138,10 @@ def test_the_campaign_ends_with_who_asked_for_it() -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     for _ in range(6000):
-        if not Path(f"/proc/{child}").exists() or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text():
+        if (
+            not Path(f"/proc/{child}").exists()
+            or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
+        ):
             return
         time.sleep(0.05)
     pytest.fail("the campaign runs on")
@@ -137,6 +154,8 @@ def test_an_unforeseen_error_ends_one_process_alone(
         raise ValueError(f"poisoned: {arguments}")
 
     monkeypatch.setattr(campaign, "main", fail)
-    monkeypatch.setattr(campaign, "end_with_parent", lambda parent: None)  # this process goes on after the test
+    monkeypatch.setattr(
+        campaign, "end_with_parent", lambda parent: None
+    )  # this process goes on after the test
     assert campaign.run_child(["1", "--out", "x"]) == supervisor.EXIT_UNEXPECTED
     assert "poisoned: ['--out', 'x']" in capsys.readouterr().err

@@ -18,10 +18,18 @@ from pipeline.errors import MeasurementError, SteptimeWarning
 from pipeline.question.question import expand
 
 ONEDNN = (
-    "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload with environment "
-    "variable ONEDNN_VERBOSE=all to get additional diagnostic information."
+    "could not create a primitive descriptor for the LSTM forward propagation primitive. Run"
+    " workload with environment variable ONEDNN_VERBOSE=all to get additional diagnostic"
+    " information."
 )
-GNMT = ["model=gnmt", "batch_size=2", "model.width=16", "model.vocabulary=100", "model.seq_len=4", "model.dtype=bf16"]
+GNMT = [
+    "model=gnmt",
+    "batch_size=2",
+    "model.width=16",
+    "model.vocabulary=100",
+    "model.seq_len=4",
+    "model.dtype=bf16",
+]
 
 
 def lacks_lstm(*_: Any, **__: Any) -> Any:
@@ -35,10 +43,15 @@ def fp8() -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: fp8() + fp8(), lambda: torch.linalg.inv(torch.eye(4).half()),
-     lambda: torch.fft.fft(torch.zeros(4).bfloat16()),
-     lambda: torch.ops.aten._thnn_fused_lstm_cell(torch.ones(4, 4), torch.ones(4, 4), torch.ones(4, 4))],
-)  # fmt: skip
+    [
+        lambda: fp8() + fp8(),
+        lambda: torch.linalg.inv(torch.eye(4).half()),
+        lambda: torch.fft.fft(torch.zeros(4).bfloat16()),
+        lambda: torch.ops.aten._thnn_fused_lstm_cell(
+            torch.ones(4, 4), torch.ones(4, 4), torch.ones(4, 4)
+        ),
+    ],
+)
 def test_what_pytorch_really_says_of_such_operators_is_recognised(call: Any) -> None:
     with pytest.raises(RuntimeError) as caught:
         call()
@@ -47,12 +60,18 @@ def test_what_pytorch_really_says_of_such_operators_is_recognised(call: Any) -> 
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), ValueError("not supported"),
-     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90.00 GiB."),
-     RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`")],
-)  # fmt: skip
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        ValueError("not supported"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90.00 GiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
+    ],
+)
 def test_other_errors_keep_their_kind(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, reporting_unsupported("x", "bf16", torch.device("cpu")):
+    with (
+        pytest.raises(type(error)) as caught,
+        reporting_unsupported("x", "bf16", torch.device("cpu")),
+    ):
         raise error
     assert caught.value is error
 
@@ -66,7 +85,12 @@ def test_a_step_that_the_cpu_cannot_run_is_one_line_and_leaves_no_file(
         collect_step(config, 2, "cpu", tmp_path)
     told = str(caught.value)
     assert told.startswith("gnmt at batch 2: this CPU (") and "\n" not in told
-    assert "in bf16" in told and "LSTM" in told and "model.dtype=fp32" in told and "ONEDNN_VERBOSE" not in told
+    assert (
+        "in bf16" in told
+        and "LSTM" in told
+        and "model.dtype=fp32" in told
+        and "ONEDNN_VERBOSE" not in told
+    )
     assert caught.value.exit_code == MeasurementError.exit_code == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -76,25 +100,35 @@ def test_a_pipeline_says_it_once_at_its_end(tmp_path: Path) -> None:
     """As a user meets it: `gpu=local` from Snakemake, in a step that runs an operator which no CPU has in fp8."""
     root = Path(__file__).parents[2]
     (tmp_path / "fp8_step.py").write_text(
-        "import torch\n"
-        "from pipeline.workloads.training_step import Step\n"
-        "def make_step(config, batch_size, device):\n"
-        "    layer = torch.nn.Linear(4, 4, device=device)\n"
-        "    def forward(x):\n"
-        "        small = layer(x).to(torch.float8_e4m3fn)\n"
-        "        return small + small\n"
-        "    inputs = (torch.rand(batch_size, 4),)\n"
-        "    return Step([layer], [inputs], forward, lambda y, *_: y.float().sum(), device, config)\n"
+        "import torch\nfrom pipeline.workloads.training_step import Step\ndef make_step(config,"
+        " batch_size, device):\n    layer = torch.nn.Linear(4, 4, device=device)\n    def"
+        " forward(x):\n        small = layer(x).to(torch.float8_e4m3fn)\n        return small +"
+        " small\n    inputs = (torch.rand(batch_size, 4),)\n    return Step([layer], [inputs],"
+        " forward, lambda y, *_: y.float().sum(), device, config)\n"
     )
-    command = [sys.executable, "-m", "snakemake", "-s", str(root / "Snakefile"), "--config", "gpu=local", "model=custom",
-               "batch_size=2", "overrides=model.target=fp8_step:make_step model.dtype=bf16"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "-s",
+        str(root / "Snakefile"),
+        "--config",
+        "gpu=local",
+        "model=custom",
+        "batch_size=2",
+        "overrides=model.target=fp8_step:make_step model.dtype=bf16",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     said = done.stdout + done.stderr
     assert done.returncode == 1
     (told,) = [line for line in said.splitlines() if line.startswith("steptime:")]
     assert "cannot run it in bf16" in told and "add_stub" in told
     assert "Traceback" not in said
-    assert not [path for path in (tmp_path / "results").rglob("*") if path.is_file() and path.suffix != ".log"]
+    assert not [
+        path
+        for path in (tmp_path / "results").rglob("*")
+        if path.is_file() and path.suffix != ".log"
+    ]
 
 
 def test_a_kernel_that_the_cpu_cannot_run_is_skipped_by_name_and_the_others_are_measured(
@@ -102,11 +136,22 @@ def test_a_kernel_that_the_cpu_cannot_run_is_skipped_by_name_and_the_others_are_
 ) -> None:
     monkeypatch.setattr(torch, "bmm", lacks_lstm)
     calls = pd.DataFrame(
-        {"family": ["bmm", "elementwise"], "op": ["bmm", "relu"], "phase": "forward", "dtype": ["bf16", "fp32"],
-         "B": [2, 8], "M": [8, None], "N": [8, None], "K": [8, None], "H": [None, 8], "attributes": None}
-    )  # fmt: skip
+        {
+            "family": ["bmm", "elementwise"],
+            "op": ["bmm", "relu"],
+            "phase": "forward",
+            "dtype": ["bf16", "fp32"],
+            "B": [2, 8],
+            "M": [8, None],
+            "N": [8, None],
+            "K": [8, None],
+            "H": [None, 8],
+            "attributes": None,
+        }
+    )
     with pytest.warns(
-        SteptimeWarning, match=r"bmm bmm: this CPU .* cannot run it in bf16 \(could not create .*skipped"
+        SteptimeWarning,
+        match=r"bmm bmm: this CPU .* cannot run it in bf16 \(could not create .*skipped",
     ):
         found = measure_calls(calls, "cpu", 0.2, sampled=False)
     assert list(found["family"]) == ["elementwise"]

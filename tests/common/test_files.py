@@ -14,8 +14,17 @@ from pipeline.kernels.samples import read_table as read_calls
 from pipeline.schemas import atomic_path, read_table
 from pipeline.transfer.transfer_command import read_measured, transfer_command
 
-CALLS = pd.DataFrame({"op": ["linear", "softmax", "linear"], "B": [1, 64, 1], "M": [512, None, 64], "N": [256, None, 64],
-                      "K": [1024, None, 128], "H": [None, 512, None], "latency_us": [100.0, 40.0, 70.0]})  # fmt: skip
+CALLS = pd.DataFrame(
+    {
+        "op": ["linear", "softmax", "linear"],
+        "B": [1, 64, 1],
+        "M": [512, None, 64],
+        "N": [256, None, 64],
+        "K": [1024, None, 128],
+        "H": [None, 512, None],
+        "latency_us": [100.0, 40.0, 70.0],
+    }
+)
 
 
 @pytest.fixture
@@ -27,7 +36,9 @@ def calls(tmp_path: Path) -> Path:
 
 def test_a_folder_is_never_read_as_a_table(tmp_path: Path, calls: Path) -> None:
     for read in (read_calls, read_measured, lambda path: read_table(path, "summary")):
-        with pytest.raises(TableError, match="is a folder; give the path of the parquet file in it"):
+        with pytest.raises(
+            TableError, match="is a folder; give the path of the parquet file in it"
+        ):
             read(calls.parent)
 
 
@@ -64,8 +75,12 @@ def test_models_of_another_gpu_or_none_at_all_are_refused(tmp_path: Path, calls:
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_where_models_go_is_looked_at_before_they_are_fitted(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.answers.kernel_commands.fit_gpu", lambda *_, **__: pytest.fail("fitted first"))
+def test_where_models_go_is_looked_at_before_they_are_fitted(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "pipeline.answers.kernel_commands.fit_gpu", lambda *_, **__: pytest.fail("fitted first")
+    )
     with pytest.raises(InputError, match="is a file; give a folder"):
         fit_command(calls, "V100", None, calls / "models")
 
@@ -76,7 +91,9 @@ def test_numbers_written_as_text_are_numbers(tmp_path: Path, calls: Path) -> Non
     answers = []
     for source in (calls, text):
         facts = transfer_command("V100", "T4", "auto", source, tmp_path / "out.parquet")
-        answers.append((facts["median_ratio"], *pd.read_parquet(tmp_path / "out.parquet")["predicted_us"]))
+        answers.append(
+            (facts["median_ratio"], *pd.read_parquet(tmp_path / "out.parquet")["predicted_us"])
+        )
     assert answers[0] == pytest.approx(answers[1])
 
 

@@ -29,7 +29,10 @@ from pipeline.transfer.wave_scaling import TransferMlp
 
 REMEDY = "fit it again"
 
-ARRAYS = {"half": np.arange(6, dtype=np.float16).reshape(2, 3).T, "count": np.array([3], dtype=np.int64)}
+ARRAYS = {
+    "half": np.arange(6, dtype=np.float16).reshape(2, 3).T,
+    "count": np.array([3], dtype=np.int64),
+}
 
 
 def refused(path: Path, call: Any) -> str:
@@ -77,8 +80,13 @@ def test_other_versions_of_arrays_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_arrays_that_are_no_numbers_are_neither_written_nor_read(tmp_path: Path, value: float) -> None:
-    path, arrays = tmp_path / "m.safetensors", {**ARRAYS, "weight0": np.array([[1.0, value]], dtype=np.float32)}
+def test_arrays_that_are_no_numbers_are_neither_written_nor_read(
+    tmp_path: Path, value: float
+) -> None:
+    path, arrays = (
+        tmp_path / "m.safetensors",
+        {**ARRAYS, "weight0": np.array([[1.0, value]], dtype=np.float32)},
+    )
     with pytest.raises(SteptimeError, match="'weight0' has NaN"):
         write_arrays(path, arrays)
     assert not list(tmp_path.iterdir())
@@ -89,19 +97,29 @@ def test_arrays_that_are_no_numbers_are_neither_written_nor_read(tmp_path: Path,
 def test_shapes_name_axes_and_find_what_does_not_fit() -> None:
     shapes = {"mean": ("inputs",), **layer_shapes(["inputs", 4, 1], before=("networks",))}
     arrays = {
-        "mean": np.zeros(3), "weight0": np.zeros((2, 3, 4)), "bias0": np.zeros((2, 4)), "weight1": np.zeros((2, 4, 1)),
-        "bias1": np.zeros((2, 1)), "other": np.array([1]),
-    }  # fmt: skip
+        "mean": np.zeros(3),
+        "weight0": np.zeros((2, 3, 4)),
+        "bias0": np.zeros((2, 4)),
+        "weight1": np.zeros((2, 4, 1)),
+        "bias1": np.zeros((2, 1)),
+        "other": np.array([1]),
+    }
     assert check_shapes("model", arrays, shapes) == {"inputs": 3, "networks": 2}
     for name, wrong in {
-        "mean": np.zeros(2), "weight1": np.zeros((3, 4, 1)), "bias0": np.zeros((2, 4, 1)), "bias1": np.zeros(2),
-    }.items():  # fmt: skip
+        "mean": np.zeros(2),
+        "weight1": np.zeros((3, 4, 1)),
+        "bias0": np.zeros((2, 4, 1)),
+        "bias1": np.zeros(2),
+    }.items():
         with pytest.raises(
-            PackError, match=r"arrays of the model have sizes that contradict each other: '.*' is .*, not "
+            PackError,
+            match=r"arrays of the model have sizes that contradict each other: '.*' is .*, not ",
         ):
             check_shapes("model", {**arrays, name: wrong}, shapes)
     with pytest.raises(PackError, match=r"array 'bias1' of the .* is missing"):
-        check_shapes("model", {name: array for name, array in arrays.items() if name != "bias1"}, shapes)
+        check_shapes(
+            "model", {name: array for name, array in arrays.items() if name != "bias1"}, shapes
+        )
     with pytest.raises(PackError, match="'mean' has dtype int64"):
         check_shapes("model", {**arrays, "mean": np.zeros(3, dtype=np.int64)}, shapes)
 
@@ -120,7 +138,10 @@ def test_errors_without_a_file_get_one_and_others_keep_theirs(tmp_path: Path) ->
     named = f"{path}: cut off; restore it"
     assert refused(path, lambda: fail(PackError(named))) == named
     assert refused(path, lambda: fail(KeyError("scope"))) == f"{path}: 'scope' is missing; {REMEDY}"
-    assert refused(path, lambda: fail(ValueError("first\nsecond"))) == f"{path}: not readable (first); {REMEDY}"
+    assert (
+        refused(path, lambda: fail(ValueError("first\nsecond")))
+        == f"{path}: not readable (first); {REMEDY}"
+    )
 
 
 def test_json_is_read_back_and_damage_is_named(tmp_path: Path) -> None:
@@ -139,7 +160,11 @@ def test_json_is_read_back_and_damage_is_named(tmp_path: Path) -> None:
 def test_numbers_by_gpu_keep_their_layout(tmp_path: Path) -> None:
     path = tmp_path / "curves.json"
     write_by_gpu(path, {"H200": [1, 2]}, {"source": "test"})
-    assert json.loads(path.read_text()) == {"format": 1, "gpus": {"H200": [1, 2]}, "provenance": {"source": "test"}}
+    assert json.loads(path.read_text()) == {
+        "format": 1,
+        "gpus": {"H200": [1, 2]},
+        "provenance": {"source": "test"},
+    }
     assert read_by_gpu(path, sum) == {"H200": 3}
     assert "not readable" in refused(path, lambda: read_by_gpu(path, lambda found: found["peak"]))
     path.write_text(path.read_text().replace('"format": 1', '"format": 7'))
@@ -182,18 +207,25 @@ def test_a_changed_number_of_an_array_is_found(tmp_path: Path) -> None:
 
 
 def test_a_sealed_object_is_read_back_and_a_change_is_found(tmp_path: Path) -> None:
-    path, values = tmp_path / "family.json", {"a": [1, 2.5, None, 1e-300], "b": {"2": "x", "10": "µ"}, "c": tmp_path}
+    path, values = (
+        tmp_path / "family.json",
+        {"a": [1, 2.5, None, 1e-300], "b": {"2": "x", "10": "µ"}, "c": tmp_path},
+    )
     write_json(path, {**values, "b": {2: "x", 10: "µ"}}, sealed=True)
     assert read_json(path, REMEDY) == {**values, "c": str(tmp_path)}
     path.write_text(path.read_text().replace("2.5", "2.6"))
     assert "not those that were written" in refused(path, lambda: read_json(path, REMEDY))
 
 
-def test_the_same_arrays_are_the_same_bytes_whatever_the_order_of_their_metadata(tmp_path: Path) -> None:
+def test_the_same_arrays_are_the_same_bytes_whatever_the_order_of_their_metadata(
+    tmp_path: Path,
+) -> None:
     arrays = {"b": np.arange(6.0).reshape(2, 3), "a": np.ones(5, dtype=np.float32)}
     facts = {f"fact{i}": i for i in range(20)}
     for i in range(4):
-        write_arrays(tmp_path / f"{i}.safetensors", arrays, dict(sorted(facts.items(), reverse=i % 2 == 1)))
+        write_arrays(
+            tmp_path / f"{i}.safetensors", arrays, dict(sorted(facts.items(), reverse=i % 2 == 1))
+        )
     first, *others = [(tmp_path / f"{i}.safetensors").read_bytes() for i in range(4)]
     assert all(other == first for other in others)
     read, metadata = read_arrays(tmp_path / "0.safetensors", "refit")

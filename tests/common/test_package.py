@@ -35,9 +35,13 @@ for function in (predict, pipeline.predict):
 import pipeline.simulate.replay
 print(callable(pipeline.simulate.replay.replay))
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("batch_size=0: give a whole number") == 2 and run.stdout.endswith("True\n")
+    assert run.stdout.count("batch_size=0: give a whole number") == 2 and run.stdout.endswith(
+        "True\n"
+    )
 
 
 def test_type_checkers_of_users_are_told_that_the_package_is_typed() -> None:
@@ -53,8 +57,13 @@ def test_steptime_hands_on_the_public_names_of_the_code() -> None:
 
 
 def test_importing_it_loads_no_libraries() -> None:
-    program = "import steptime, sys; print({'torch', 'mlflow', 'pandas', 'pipeline'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
+    program = (
+        "import steptime, sys; print({'torch', 'mlflow', 'pandas', 'pipeline'} & set(sys.modules))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+        == "set()\n"
+    )
 
 
 @pytest.mark.parametrize("hiding", ["pipeline.py", "pipeline/__init__.py"])
@@ -78,4 +87,6 @@ def test_another_module_of_that_name_is_named_in_one_line_and_not_run(
     assert done.returncode == 1 and said.removeprefix("ImportError: ").startswith(
         f"steptime: {file} hides Steptime's own package"
     )
-    assert "rename that file" in said and ("mine" in done.stdout) == ("import pipeline" in words[-1])
+    assert "rename that file" in said and ("mine" in done.stdout) == (
+        "import pipeline" in words[-1]
+    )

@@ -75,14 +75,21 @@ def files_that_ship() -> list[str]:
     """Paths below `packs/` of every file that the repository ships, manifests aside."""
     root = packs.packs_dir()
     every = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return sorted(path.relative_to(root).as_posix() for path in every if path.name != packs.MANIFEST)
+    return sorted(
+        path.relative_to(root).as_posix() for path in every if path.name != packs.MANIFEST
+    )
 
 
 def test_every_file_that_ships_is_in_a_manifest_and_as_it_says() -> None:
     packs.check_pack.cache_clear()
-    names = [path.parent.relative_to(packs.packs_dir()).as_posix() for path in packs.packs_dir().rglob(packs.MANIFEST)]
+    names = [
+        path.parent.relative_to(packs.packs_dir()).as_posix()
+        for path in packs.packs_dir().rglob(packs.MANIFEST)
+    ]
     assert {packs.SHARED, packs.TRANSFER} <= set(names)
-    listed = {(Path(name) / file).as_posix() for name in names for file in packs.check_pack(name)["files"]}
+    listed = {
+        (Path(name) / file).as_posix() for name in names for file in packs.check_pack(name)["files"]
+    }
     assert listed == set(files_that_ship())
 
 
@@ -98,12 +105,17 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("name", "load"),
-    [("attention.json", lambda: attention_model(load_gpu("H100"))),
-     ("collectives.json", lambda: collective_model(load_gpu("H100"))),
-     ("transfer/gemm.safetensors", load_models), ("transfer/tensor_gemm.safetensors", tensor_model)],
-)  # fmt: skip
+    [
+        ("attention.json", lambda: attention_model(load_gpu("H100"))),
+        ("collectives.json", lambda: collective_model(load_gpu("H100"))),
+        ("transfer/gemm.safetensors", load_models),
+        ("transfer/tensor_gemm.safetensors", tensor_model),
+    ],
+)
 @pytest.mark.parametrize("harm", ["change", "remove", "not listed"])
-def test_shared_files_are_checked_when_they_are_loaded(copy: Path, name: str, load: Any, harm: str) -> None:
+def test_shared_files_are_checked_when_they_are_loaded(
+    copy: Path, name: str, load: Any, harm: str
+) -> None:
     assert load()
     packs.check_pack.cache_clear()
     path = copy / name
@@ -131,7 +143,9 @@ def test_a_file_that_is_written_anew_is_entered_beside_the_others(tmp_path: Path
     }
 
 
-@pytest.mark.parametrize("entry", [None, 5, "x", [], {}, {"bytes": 3}, {"bytes": "200", "sha256": None}])
+@pytest.mark.parametrize(
+    "entry", [None, 5, "x", [], {}, {"bytes": 3}, {"bytes": "200", "sha256": None}]
+)
 def test_an_entry_of_a_manifest_that_is_none_is_refused(folder: Path, entry: Any) -> None:
     values = json.loads((folder / "pack.json").read_text())
     values["files"]["kernels/gemm/weights.safetensors"] = entry

@@ -23,7 +23,9 @@ def private_names(tree: ast.Module) -> Iterator[str]:
     packages = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            packages |= {(each.asname or each.name).partition(".")[0]: each.name for each in node.names}
+            packages |= {
+                (each.asname or each.name).partition(".")[0]: each.name for each in node.names
+            }
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (f"{node.module}.{each.name}" for each in node.names)
@@ -48,20 +50,26 @@ def used() -> set[tuple[str, str, str]]:
     for path in [*root.glob("pipeline/**/*.py"), *root.glob("workflow/scripts/*.py")]:
         for name in private_names(ast.parse(path.read_text())):
             package, *parts = name.split(".")
-            private = any(re.match(r"_[^_]", part) for part in parts) and not OPERATORS.fullmatch(name)
+            private = any(re.match(r"_[^_]", part) for part in parts) and not OPERATORS.fullmatch(
+                name
+            )
             if private and package != "pipeline" and package not in sys.stdlib_module_names:
                 uses.add((package, name, path.relative_to(root).as_posix()))
     return uses
 
 
 def test_private_names_are_of_packages_with_an_upper_bound() -> None:
-    stated = tomllib.loads((project_dir() / "pyproject.toml").read_text())["project"]["dependencies"]
+    stated = tomllib.loads((project_dir() / "pyproject.toml").read_text())["project"][
+        "dependencies"
+    ]
     bounded = {re.split(r"[<>=!~ ]", each)[0] for each in stated if "<" in each or "==" in each}
     assert {package for package, _, _ in used()} <= bounded
 
 
 def test_private_names_of_pytorch_are_in_one_module() -> None:
-    assert {path for package, _, path in used() if package == "torch"} == {"pipeline/as_on_cuda/torch_names.py"}
+    assert {path for package, _, path in used() if package == "torch"} == {
+        "pipeline/as_on_cuda/torch_names.py"
+    }
     text = "\n".join(path.read_text() for path in Path(project_dir() / "pipeline").rglob("*.py"))
     assert "unittest.mock" not in text and "import mock" not in text
 
@@ -75,7 +83,11 @@ def test_listed_private_names_exist_where_the_list_says_so(private: PrivateName)
 
 def test_processes_of_a_pool_are_found_by_public_names() -> None:
     """The standard library bounds nothing: what begins with an underscore there may go with any version."""
-    paths = [path for path in (project_dir() / "pipeline").rglob("*.py") if path.name != "torch_names.py"]
+    paths = [
+        path for path in (project_dir() / "pipeline").rglob("*.py") if path.name != "torch_names.py"
+    ]
     source = "\n".join(path.read_text() for path in paths)
-    assert not re.search(r"\._(processes|pool|config|current_process|children|executor_manager\w*)\b", source)
+    assert not re.search(
+        r"\._(processes|pool|config|current_process|children|executor_manager\w*)\b", source
+    )
     assert "hydra._internal" not in source

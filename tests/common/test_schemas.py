@@ -13,15 +13,30 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SteptimeError, TableError
-from pipeline.schemas import PROVENANCE_KEY, SCHEMAS, read_frame, read_provenance, read_table, to_arrow, write_table
+from pipeline.schemas import (
+    PROVENANCE_KEY,
+    SCHEMAS,
+    read_frame,
+    read_provenance,
+    read_table,
+    to_arrow,
+    write_table,
+)
 
 
 @pytest.fixture
 def overheads() -> pd.DataFrame:
     return pd.DataFrame(
-        {"type": ["T1"], "op": ["aten::mm"], "mean_us": [3.0], "std_us": [1.0], "median_us": [2.5], "count": [7],
-         "workloads": ["x"]}
-    )  # fmt: skip
+        {
+            "type": ["T1"],
+            "op": ["aten::mm"],
+            "mean_us": [3.0],
+            "std_us": [1.0],
+            "median_us": [2.5],
+            "count": [7],
+            "workloads": ["x"],
+        }
+    )
 
 
 def test_a_table_comes_back_as_it_was_written(overheads: pd.DataFrame, tmp_path: Path) -> None:
@@ -33,7 +48,9 @@ def test_a_table_comes_back_as_it_was_written(overheads: pd.DataFrame, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"], "no temporary file stays"
 
 
-@pytest.mark.parametrize("column", [field.name for field in SCHEMAS["overheads"] if not field.nullable])
+@pytest.mark.parametrize(
+    "column", [field.name for field in SCHEMAS["overheads"] if not field.nullable]
+)
 def test_a_missing_required_column_is_named(overheads: pd.DataFrame, column: str) -> None:
     with pytest.raises(TableError, match=column):
         to_arrow(overheads.drop(columns=column), "overheads")
@@ -60,7 +77,9 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, damage: bytes) -> N
     assert "\n" not in str(raised.value)
 
 
-def test_a_truncated_file_is_refused_at_every_length(overheads: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_at_every_length(
+    overheads: pd.DataFrame, tmp_path: Path
+) -> None:
     path = tmp_path / "whole.parquet"
     write_table(overheads, path, "overheads")
     whole = path.read_bytes()
@@ -70,20 +89,22 @@ def test_a_truncated_file_is_refused_at_every_length(overheads: pd.DataFrame, tm
             read_table(tmp_path / "cut.parquet", "overheads")
 
 
-def test_a_full_disk_is_one_line_and_keeps_the_old_file(overheads: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_keeps_the_old_file(
+    overheads: pd.DataFrame, tmp_path: Path
+) -> None:
     path = tmp_path / "a.parquet"
     write_table(overheads, path, "overheads")
     before = path.read_bytes()
     program = (
-        "import resource, signal, sys, pandas as pd\n"
-        "from pipeline.schemas import read_table, write_table\n"
-        "frame = read_table(sys.argv[1], 'overheads')\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
-        "try:\n    write_table(frame, sys.argv[1], 'overheads')\n"
-        "except Exception as error:\n    print(type(error).__name__, error); sys.exit(error.exit_code)\n"
+        "import resource, signal, sys, pandas as pd\nfrom pipeline.schemas import read_table,"
+        " write_table\nframe = read_table(sys.argv[1], 'overheads')\nsignal.signal(signal.SIGXFSZ,"
+        " signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\ntry:\n   "
+        " write_table(frame, sys.argv[1], 'overheads')\nexcept Exception as error:\n   "
+        " print(type(error).__name__, error); sys.exit(error.exit_code)\n"
     )
-    run = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False
+    )
     assert run.returncode == SteptimeError.exit_code, run.stderr
     assert "cannot be written" in run.stdout
     assert path.read_bytes() == before
@@ -93,13 +114,24 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(overheads: pd.DataFrame,
 def test_a_flipped_bit_is_refused_or_changes_no_number(tmp_path: Path) -> None:
     """Pages of numbers have checksums; the rest of a file is structure, which reads or does not."""
     path = tmp_path / "a.parquet"
-    rows = pd.DataFrame({"type": "T1", "op": [f"op{i}" for i in range(50)], "mean_us": np.linspace(1, 9, 50), "std_us": 1.0,
-                         "median_us": 2.5, "count": range(50), "workloads": "x"})  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "type": "T1",
+            "op": [f"op{i}" for i in range(50)],
+            "mean_us": np.linspace(1, 9, 50),
+            "std_us": 1.0,
+            "median_us": 2.5,
+            "count": range(50),
+            "workloads": "x",
+        }
+    )
     write_table(rows, path, "overheads")
     whole, read = path.read_bytes(), read_table(path, "overheads")
     refused = 0
     for place in range(4, len(whole), 5):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        path.write_bytes(
+            whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :]
+        )
         try:
             again = read_table(path, "overheads")
         except TableError as refusal:
@@ -123,16 +155,23 @@ def test_a_number_that_is_none_is_neither_written_nor_read(
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
-def test_damaged_provenance_is_refused(overheads: pd.DataFrame, tmp_path: Path, text: bytes) -> None:
+def test_damaged_provenance_is_refused(
+    overheads: pd.DataFrame, tmp_path: Path, text: bytes
+) -> None:
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.Table.from_pandas(overheads).replace_schema_metadata({PROVENANCE_KEY: text}), path)
+    pq.write_table(
+        pa.Table.from_pandas(overheads).replace_schema_metadata({PROVENANCE_KEY: text}), path
+    )
     with pytest.raises(TableError, match=r"a\.parquet: .*delete the file to rebuild it"):
         read_provenance(path)
 
 
 def test_damage_of_what_pandas_wrote_of_the_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    for text in (b"{", b'{"index_columns": [], "columns": [{"name": "x"}], "column_indexes": [{}]}'):
+    for text in (
+        b"{",
+        b'{"index_columns": [], "columns": [{"name": "x"}], "column_indexes": [{}]}',
+    ):
         pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({"pandas": text}), path)
         with pytest.raises(TableError, match=r"a\.parquet: not a readable parquet file"):
             read_frame(path, "give another", "give another")

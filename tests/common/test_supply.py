@@ -50,7 +50,11 @@ def load(name: str) -> object:
     """Load a shipped file in the way in which a prediction or a figure does."""
     top, *rest = name.split("/")
     if top == packs.TRANSFER:
-        return read_any([str(packs.packs_dir() / name)]) if name.endswith(".csv") else packs.shipped_file(top, rest[0])
+        return (
+            read_any([str(packs.packs_dir() / name)])
+            if name.endswith(".csv")
+            else packs.shipped_file(top, rest[0])
+        )
     if not rest:
         return packs.shipped_file(packs.SHARED, name)
     if top == gap_models.FOLDER:
@@ -60,12 +64,17 @@ def load(name: str) -> object:
     return kernel_predictor(load_gpu(top), "auto")
 
 
-FILES = sorted(path.relative_to(PACKS).as_posix() for path in PACKS.rglob("*")
-               if path.is_file() and path.name != packs.MANIFEST and not path.name.startswith("."))  # fmt: skip
+FILES = sorted(
+    path.relative_to(PACKS).as_posix()
+    for path in PACKS.rglob("*")
+    if path.is_file() and path.name != packs.MANIFEST and not path.name.startswith(".")
+)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_changed_byte_of_any_shipped_file_is_found_when_it_is_loaded(copy: Path, name: str) -> None:
+def test_a_changed_byte_of_any_shipped_file_is_found_when_it_is_loaded(
+    copy: Path, name: str
+) -> None:
     path = copy / name
     whole = path.read_bytes()
     middle = len(whole) // 2
@@ -99,7 +108,9 @@ def test_commands_check_the_pack_too(copy: Path, tmp_path: Path) -> None:
             predict_command("V100", None, _calls(tmp_path), tmp_path / "out.parquet")
         packs.check_pack.cache_clear()
         with pytest.raises(PackError, match="damaged"):
-            overhead_model(load_host("v100-traces"), ask(["gpu=V100"]).overheads, None, "dlrm_default")
+            overhead_model(
+                load_host("v100-traces"), ask(["gpu=V100"]).overheads, None, "dlrm_default"
+            )
     finally:
         path.write_bytes(whole)
 
@@ -107,7 +118,9 @@ def test_commands_check_the_pack_too(copy: Path, tmp_path: Path) -> None:
 def _calls(folder: Path) -> Path:
     import pandas as pd
 
-    pd.DataFrame({"op": ["linear"], "B": [1], "M": [64], "N": [64], "K": [64]}).to_parquet(folder / "calls.parquet")
+    pd.DataFrame({"op": ["linear"], "B": [1], "M": [64], "N": [64], "K": [64]}).to_parquet(
+        folder / "calls.parquet"
+    )
     return folder / "calls.parquet"
 
 
@@ -121,8 +134,21 @@ class Planted:
         return Path.write_text, (self.sign, "code has run")
 
 
-MODELS = [name for name in FILES if name.startswith(("V100/", "half/H100/", "transfer/gemm", "transfer/mlp_gemm",
-                                                     "transfer/tensor_gemm", "attention", "collectives"))]  # fmt: skip
+MODELS = [
+    name
+    for name in FILES
+    if name.startswith(
+        (
+            "V100/",
+            "half/H100/",
+            "transfer/gemm",
+            "transfer/mlp_gemm",
+            "transfer/tensor_gemm",
+            "attention",
+            "collectives",
+        )
+    )
+]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -133,11 +159,15 @@ def test_a_planted_pickle_is_refused_and_not_run(copy: Path, name: str, tmp_path
     pickle.loads(harmful)
     assert sign.is_file(), "the pickle works"
     sign.unlink()
-    manifest = next(parent / packs.MANIFEST for parent in path.parents if (parent / packs.MANIFEST).is_file())
+    manifest = next(
+        parent / packs.MANIFEST for parent in path.parents if (parent / packs.MANIFEST).is_file()
+    )
     whole, listed = path.read_bytes(), manifest.read_text()
     values = json.loads(listed)
     values["files"][path.relative_to(manifest.parent).as_posix()] = {
-        "bytes": len(harmful), "sha256": hashlib.sha256(harmful).hexdigest()}  # fmt: skip
+        "bytes": len(harmful),
+        "sha256": hashlib.sha256(harmful).hexdigest(),
+    }
     try:
         path.write_bytes(harmful)
         manifest.write_text(json.dumps(values))
@@ -153,15 +183,20 @@ def read_all(name: str) -> None:
     from pipeline.model_files import read_arrays, read_json
 
     path = packs.packs_dir() / name
-    readers = {".safetensors": lambda: read_arrays(path, "x"), ".json": lambda: read_json(path, "x"),
-               ".parquet": lambda: observations_in(path)}  # fmt: skip
+    readers = {
+        ".safetensors": lambda: read_arrays(path, "x"),
+        ".json": lambda: read_json(path, "x"),
+        ".parquet": lambda: observations_in(path),
+    }
     if path.suffix in readers:
         with pytest.raises(SteptimeError, match=path.name):
             readers[path.suffix]()
     if path.suffix in (".safetensors", ".parquet") or path.name == "family.json":
         if "kernels" in path.parts:
             with pytest.raises(SteptimeError):
-                load_predictor(load_gpu("V100"), [packs.packs_dir() / name.split("/kernels/")[0] / "kernels"])
+                load_predictor(
+                    load_gpu("V100"), [packs.packs_dir() / name.split("/kernels/")[0] / "kernels"]
+                )
     else:
         load(name)
 
@@ -181,12 +216,19 @@ def unsafe(text: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.partition(".")[0] in UNSAFE_MODULES]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in UNSAFE_MODULES:
+            found += [
+                alias.name for alias in node.names if alias.name.partition(".")[0] in UNSAFE_MODULES
+            ]
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").partition(".")[0] in UNSAFE_MODULES
+        ):
             found.append(str(node.module))
         elif isinstance(node, ast.ImportFrom):
             found += [
-                f"{node.module}.{alias.name}" for alias in node.names if (node.module, alias.name) in UNSAFE_CALLS
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if (node.module, alias.name) in UNSAFE_CALLS
             ]
         elif (
             isinstance(node, ast.Call)
@@ -197,7 +239,11 @@ def unsafe(text: str) -> list[str]:
                 each.arg == "allow_pickle" for each in node.keywords
             ):
                 found.append(f"{node.func.value.id}.{node.func.attr}")
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("eval", "exec")
+        ):
             found.append(node.func.id)
     return found
 
@@ -205,13 +251,15 @@ def unsafe(text: str) -> list[str]:
 def test_no_module_reads_a_format_that_can_run_code() -> None:
     for path in [*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "workflow").rglob("*.py")]:
         assert not unsafe(path.read_text(encoding="utf-8")), path
-    assert unsafe("import pickle\nfrom joblib import load\ntorch.load(x)\nnp.load(x, allow_pickle=True)\neval(x)\n") == [
-        "pickle", "joblib.load", "torch.load", "np.load", "eval"]  # fmt: skip
+    assert unsafe(
+        "import pickle\nfrom joblib import load\ntorch.load(x)\nnp.load(x,"
+        " allow_pickle=True)\neval(x)\n"
+    ) == ["pickle", "joblib.load", "torch.load", "np.load", "eval"]
 
 
 OWN_PACKS_DIR = {
-    "paths", "model_files", "flow", "scripting", "answers/who_answers", "answers/gap_models", "commands/listing_commands",
-    "show/grid_inputs", "show/kernel_runs",
+    "paths", "model_files", "flow", "scripting", "answers/who_answers", "answers/gap_models",
+    "commands/listing_commands", "show/grid_inputs", "show/kernel_runs",
 }  # fmt: skip
 """Modules that build paths of packs: the first two, and those that list what there is or hash it."""
 
@@ -220,7 +268,9 @@ def test_packs_are_read_through_the_module_that_checks_them() -> None:
     using = set()
     for path in (ROOT / "pipeline").rglob("*.py"):
         names = {
-            node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)
+            node.id
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Name)
         }
         if "packs_dir" in names:
             using.add(path.relative_to(ROOT / "pipeline").with_suffix("").as_posix())

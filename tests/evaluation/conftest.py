@@ -19,28 +19,59 @@ __all__ = ["artifacts", "gemm_samples", "summary", "v100"]
 @pytest.fixture
 def compared(artifacts: Artifacts) -> Artifacts:
     """Everything that any figure needs, with the tables of errors."""
-    pairs = pd.DataFrame({"family": "gemm", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": "auto",
-                          "mape": [10.0, 20.0], "gmae": [5.0, 9.0], "rows": 30})  # fmt: skip
+    pairs = pd.DataFrame(
+        {
+            "family": "gemm",
+            "origin": ["V100", "T4"],
+            "destination": ["T4", "V100"],
+            "method": "auto",
+            "mape": [10.0, 20.0],
+            "gmae": [5.0, 9.0],
+            "rows": 30,
+        }
+    )
     moved = pd.concat(
-        pd.DataFrame({"model": "bert_large", "origin": ["V100", "T4"], "destination": ["T4", "V100"], "method": method,
-                      "measured_us": 1e5, "predicted_us": predicted, "error": [us / 1e5 - 1 for us in predicted]})
+        pd.DataFrame(
+            {
+                "model": "bert_large",
+                "origin": ["V100", "T4"],
+                "destination": ["T4", "V100"],
+                "method": method,
+                "measured_us": 1e5,
+                "predicted_us": predicted,
+                "error": [us / 1e5 - 1 for us in predicted],
+            }
+        )
         for method, predicted in ((TRACKER_METHOD, [1.1e5, 8e4]), ("wave", [1.5e5, 5e4]))
-    )  # fmt: skip
+    )
     further = {"transfer": pairs, "models_moved": moved, "replays": spans(), "passes": passes()}
     return dataclasses.replace(artifacts, further=further)
 
 
 def spans() -> pd.DataFrame:
     """Two iterations of one trace by two methods: off by 10 and 20 %, and by half."""
-    rows = [("v100_ddp", "V100", method, number, 1000.0, 1000.0 * factor)
-            for method, factors in ((FULL, (1.1, 0.8)), (KERNEL_SUM, (0.5, 0.5)))
-            for number, factor in enumerate(factors)]  # fmt: skip
-    return pd.DataFrame(rows, columns=["trace", "device", "method", "number", "measured_us", "predicted_us"])
+    rows = [
+        ("v100_ddp", "V100", method, number, 1000.0, 1000.0 * factor)
+        for method, factors in ((FULL, (1.1, 0.8)), (KERNEL_SUM, (0.5, 0.5)))
+        for number, factor in enumerate(factors)
+    ]
+    return pd.DataFrame(
+        rows, columns=["trace", "device", "method", "number", "measured_us", "predicted_us"]
+    )
 
 
 def passes() -> pd.DataFrame:
     """Three passes on two GPUs."""
-    return pd.DataFrame({"gpu": ["V100", "V100", "T4"], "model": "bert_large", "mode": "inference", "seq_len": 512,
-                         "batch_size": [8, 16, 8], "measured_us": [2e5, 4e5, 7e5],
-                         "predicted_us": [2.2e5, 4e5, 7.7e5], "p10_us": [2.1e5, 3e5, 6e5],
-                         "p90_us": [2.4e5, 5e5, 9e5]})  # fmt: skip
+    return pd.DataFrame(
+        {
+            "gpu": ["V100", "V100", "T4"],
+            "model": "bert_large",
+            "mode": "inference",
+            "seq_len": 512,
+            "batch_size": [8, 16, 8],
+            "measured_us": [2e5, 4e5, 7e5],
+            "predicted_us": [2.2e5, 4e5, 7.7e5],
+            "p10_us": [2.1e5, 3e5, 6e5],
+            "p90_us": [2.4e5, 5e5, 9e5],
+        }
+    )

@@ -7,9 +7,16 @@ from pathlib import Path
 
 from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, TABLE
 
-HEADER = "name_gpu,num_gpu,watt,price,ssd,bert_base_squad,bert_large_squad,gnmt,resnet50,tacotron2,waveglow\r\n"
-THROUGHPUT = "RTX 3090,1,350,2750,1,80,20,1,500,1,1\r\nLambdaCloud 1x V100 16GB,1,300,9,1,40,10,1,0,1,1\r\n"
-BATCH = "RTX 3090,1,350,2750,1,40,10,1,250,1,1\r\nLambdaCloud 1x V100 16GB,1,300,9,1,20,5,1,128,1,1\r\n"
+HEADER = (
+    "name_gpu,num_gpu,watt,price,ssd,bert_base_squad,bert_large_squad,gnmt,resnet50,"
+    "tacotron2,waveglow\r\n"
+)
+THROUGHPUT = (
+    "RTX 3090,1,350,2750,1,80,20,1,500,1,1\r\nLambdaCloud 1x V100 16GB,1,300,9,1,40,10,1,0,1,1\r\n"
+)
+BATCH = (
+    "RTX 3090,1,350,2750,1,40,10,1,250,1,1\r\nLambdaCloud 1x V100 16GB,1,300,9,1,20,5,1,128,1,1\r\n"
+)
 
 RESNET_PAGE = """# ResNet-50
 
@@ -57,7 +64,10 @@ TD = '<td style="text-align: right;">{}</td>'
 
 def latencies(*rows: tuple[str, ...]) -> str:
     lines = ["<tr>" + "".join(TD.format(cell) for cell in row) + "</tr>" for row in rows]
-    head = "##### Inference performance: NVIDIA DGX-1 (1x V100 32GB)\n\n<tr><td><b>FP32</b></td></tr>\n"
+    head = (
+        "##### Inference performance: NVIDIA DGX-1 (1x V100"
+        " 32GB)\n\n<tr><td><b>FP32</b></td></tr>\n"
+    )
     return head + "\n".join(lines)
 
 
@@ -75,7 +85,8 @@ feature_spec:
 """
 
 LIGER_HEAD = (
-    "kernel_name,kernel_provider,kernel_operation_mode,metric_name,x_name,x_value,y_value_50,extra_benchmark_config_str,"
+    "kernel_name,kernel_provider,kernel_operation_mode,metric_name,x_name,x_value,"
+    "y_value_50,extra_benchmark_config_str,"
     "gpu_name"
 )
 SIZES = '"{""B"": 4, ""T"": 8, ""D"": 768, ""dtype"": ""torch.float32""}"'
@@ -90,8 +101,8 @@ LIGER_LINES = (
     f'rms_norm,huggingface,forward,speed,H,1024,0.5,"{{""M"": 2}}",{CARD}',
 )
 KERNEL = {
-    "kernel_name": "batched_embedding_forward_kernel_1", "batch_size": 2, "num_tables": 3, "num_embeddings": 500,
-    "bag_size": 7, "embedding_dim": 32, "kernel_runtime": 12.5,
+    "kernel_name": "batched_embedding_forward_kernel_1", "batch_size": 2, "num_tables": 3,
+    "num_embeddings": 500, "bag_size": 7, "embedding_dim": 32, "kernel_runtime": 12.5,
 }  # fmt: skip
 ADDING = KERNEL | {"kernel_name": "batched_embedding_backward_sgd_kernel_1", "kernel_runtime": 50}
 COMMENT = """An invented table:
@@ -104,14 +115,21 @@ COMMENT = """An invented table:
 
 def cells(*tables):
     plain = {"source": ["x = 1"], "outputs": [{"output_type": "stream", "text": ["5"]}]}
-    return {"cells": [plain, *({"outputs": [{"data": {TABLE: {"data": list(table)}}}]} for table in tables)]}
+    return {
+        "cells": [
+            plain,
+            *({"outputs": [{"data": {TABLE: {"data": list(table)}}}]} for table in tables),
+        ]
+    }
 
 
 ARGUMENTS = (
-    "0: Run arguments: Namespace(batching='bucketing', math='{math}', train_batch_size={batch}, val_batch_size=64)\n"
+    "0: Run arguments: Namespace(batching='bucketing', math='{math}', train_batch_size={batch},"
+    " val_batch_size=64)\n"
 )
 LINE = (
-    "0: TRAIN [{epoch}][{step}/40]\tTime 0.7{step} ({mean})\tData 2e-04 (2e-04)\tTok/s 1000 (900)\tLoss/tok 1.0 (1.0)\n"
+    "0: TRAIN [{epoch}][{step}/40]\tTime 0.7{step} ({mean})\tData 2e-04 (2e-04)\tTok/s 1000"
+    " (900)\tLoss/tok 1.0 (1.0)\n"
 )
 END = "0: VALIDATION [0][10/80]\tTime 0.084 (0.103)\tData 1e-03 (1e-03)\n"
 
@@ -137,31 +155,45 @@ def log(math: str, batch: object, lines: str) -> str:
 
 
 TWO_EPOCHS = "".join(
-    LINE.format(epoch=epoch, step=step, mean=f"0.{epoch}{step}") for epoch in (0, 1) for step in (10, 30)
+    LINE.format(epoch=epoch, step=step, mean=f"0.{epoch}{step}")
+    for epoch in (0, 1)
+    for step in (10, 30)
 )
 RESNET, CRITEO, TRANSFORMER = (
     "nvidia/resnet50v1.5-README.md",
     "nvidia/dlrm-criteo_f15.yaml",
     "nvidia/transformer-README.md",
 )
-RATES, SIZES_OF_BATCHES = "lambda/pytorch-train-throughput-fp16.csv", "lambda/pytorch-train-bs-fp16.csv"
+RATES, SIZES_OF_BATCHES = (
+    "lambda/pytorch-train-throughput-fp16.csv",
+    "lambda/pytorch-train-bs-fp16.csv",
+)
 GNMT = "lambda/results/3090_v1/PyTorch_gnmt_FP32/log.txt"
 
 
 FILES: dict[str, str] = {
-    CRITEO: SPEC, RESNET: RESNET_PAGE, TRANSFORMER: TRANSFORMER_PAGE,
-    "nvidia/dlrm-README-2020-04.md": FIRST, "nvidia/dlrm-README-2020-08.md": SECOND, "nvidia/dlrm-README-2021-10.md": LAST,
-    LIGER: "\n".join((LIGER_HEAD, *LIGER_LINES)), PULL_REQUEST: COMMENT,
+    CRITEO: SPEC,
+    RESNET: RESNET_PAGE,
+    TRANSFORMER: TRANSFORMER_PAGE,
+    "nvidia/dlrm-README-2020-04.md": FIRST,
+    "nvidia/dlrm-README-2020-08.md": SECOND,
+    "nvidia/dlrm-README-2021-10.md": LAST,
+    LIGER: "\n".join((LIGER_HEAD, *LIGER_LINES)),
+    PULL_REQUEST: COMMENT,
     NOTEBOOK: json.dumps(cells([KERNEL, ADDING], [KERNEL, {"kernel_name": "sgemm"}])),
-    RATES: HEADER + THROUGHPUT, RATES.replace("fp16", "fp32"): HEADER + THROUGHPUT,
-    SIZES_OF_BATCHES: HEADER + BATCH, SIZES_OF_BATCHES.replace("fp16", "fp32"): HEADER + BATCH,
+    RATES: HEADER + THROUGHPUT,
+    RATES.replace("fp16", "fp32"): HEADER + THROUGHPUT,
+    SIZES_OF_BATCHES: HEADER + BATCH,
+    SIZES_OF_BATCHES.replace("fp16", "fp32"): HEADER + BATCH,
     "lambda/results/LambdaCloud_V100_16GB_v1/PyTorch_gnmt_FP32/log.txt": log(
         "fp32", 128, LINE.format(epoch=0, step=30, mean="0.500")
     ),
     GNMT: log("fp32", 256, TWO_EPOCHS),
-    "lambda/results_v2/LambdaOD_test_1xB200_192GB_somewhere_v2/PyTorch_gnmt_FP16/log.txt": log("fp16", 512, TWO_EPOCHS),
+    "lambda/results_v2/LambdaOD_test_1xB200_192GB_somewhere_v2/PyTorch_gnmt_FP16/log.txt": log(
+        "fp16", 512, TWO_EPOCHS
+    ),
     "lambda/results/another_v1/PyTorch_gnmt_FP16/log.txt": log("fp16", 512, TWO_EPOCHS),
-}  # fmt: skip
+}
 """Text of each file, by its path below the datasets folder."""
 
 

@@ -45,13 +45,25 @@ from pipeline.show.figures.gallery import Artifacts
 @pytest.fixture
 def found(compared: Artifacts) -> Evidence:
     errors_of = compared.further
-    left_out = pd.DataFrame({"family": ["gemm", "gemm"], "gpu": ["V100", "T4"], "mape": [10.0, 20.0], "gmae": 5.0})
-    wave = pd.concat([errors_of["transfer"], errors_of["transfer"].assign(method="wave", mape=47.0)])
+    left_out = pd.DataFrame(
+        {"family": ["gemm", "gemm"], "gpu": ["V100", "T4"], "mape": [10.0, 20.0], "gmae": 5.0}
+    )
+    wave = pd.concat(
+        [errors_of["transfer"], errors_of["transfer"].assign(method="wave", mape=47.0)]
+    )
     kernels = tables.kernel_errors(compared.models)
     entry = {"inside": [0.9, 0.7], "inside_without": [0.79, 0.5], "rows": [100, 50], "level": -0.06}
     sessions = {"V100": {"gemm": entry}, "other cards": {"gemm": {"low": 0.1, "high": 0.1}}}
-    return Evidence(kernels, errors_of["replays"], errors_of["passes"], left_out, wave, errors_of["models_moved"], sessions,
-                    frozenset({"translation"}))  # fmt: skip
+    return Evidence(
+        kernels,
+        errors_of["replays"],
+        errors_of["passes"],
+        left_out,
+        wave,
+        errors_of["models_moved"],
+        sessions,
+        frozenset({"translation"}),
+    )
 
 
 def test_the_error_of_a_trace_is_the_mean_over_its_iterations(found: Evidence) -> None:
@@ -114,35 +126,74 @@ def test_the_page_shows_errors_beside_baselines_published_figures_and_bars(found
         assert row in text, row
 
 
-def test_the_small_table_has_the_mean_of_every_stage_and_of_published_steps(found: Evidence) -> None:
+def test_the_small_table_has_the_mean_of_every_stage_and_of_published_steps(
+    found: Evidence,
+) -> None:
     text = mean_table(found, STEPS)
     for row in (
-        "| kernel: matrix product | held-out shapes, 1 GPU | 2.0 (worst 2.0) | Lin et al. state < 10 for theirs | 10 |",
-        "| kernel: other families | held-out shapes, 1 GPU | 2.0 (worst 2.0) | Lin et al. state < 10 for theirs | 10 |",
-        "| step of a trace, kernel times given | 1 public trace | 15.0 (worst 15.0) | queued work and kernels "
-        "50.0; Lin et al., GMAE of their DLRM steps 7.96 | 0.5 |",
+        (
+            "| kernel: matrix product | held-out shapes, 1 GPU | 2.0 (worst 2.0) | Lin et al. state"
+            " < 10 for theirs | 10 |"
+        ),
+        (
+            "| kernel: other families | held-out shapes, 1 GPU | 2.0 (worst 2.0) | Lin et al. state"
+            " < 10 for theirs | 10 |"
+        ),
+        (
+            "| step of a trace, kernel times given | 1 public trace | 15.0 (worst 15.0) | queued"
+            " work and kernels 50.0; Lin et al., GMAE of their DLRM steps 7.96 | 0.5 |"
+        ),
         "| whole language model | 3 passes on 2 GPUs | 6.7 (worst 10.0) |  | 10 |",
-        "| kernel on a GPU without samples, from its spec | 1 family, 2 GPUs held out in turn | 15.0 | wave scaling 47.0, "
-        "from another GPU's measurement | 20 |",
-        "| whole language model carried to another GPU | 2 pairs of passes | 15.0 | wave scaling 50.0; Habitat, on its "
-        "models 11.8 | 8 |",
-        "| published training step | 51 steps, GPUs not used for tuning | 9.1 (fp32, TF32), 16.8 (fp16) |  |  |",
-        "| published training step | 36 steps, used for tuning | 6.0 (fp32, TF32), 8.5 (fp16) |  |  |",
-        "| published GNMT training step | 22 steps, GPUs not used for tuning; its source is not at hand: an earlier version's "
-        "figure | 13.1 (fp32, TF32), 13.4 (fp16) |  |  |",
+        (
+            "| kernel on a GPU without samples, from its spec | 1 family, 2 GPUs held out in turn |"
+            " 15.0 | wave scaling 47.0, from another GPU's measurement | 20 |"
+        ),
+        (
+            "| whole language model carried to another GPU | 2 pairs of passes | 15.0 | wave"
+            " scaling 50.0; Habitat, on its models 11.8 | 8 |"
+        ),
+        (
+            "| published training step | 51 steps, GPUs not used for tuning | 9.1 (fp32, TF32),"
+            " 16.8 (fp16) |  |  |"
+        ),
+        (
+            "| published training step | 36 steps, used for tuning | 6.0 (fp32, TF32), 8.5 (fp16) |"
+            "  |  |"
+        ),
+        (
+            "| published GNMT training step | 22 steps, GPUs not used for tuning; its source is not"
+            " at hand: an earlier version's figure | 13.1 (fp32, TF32), 13.4 (fp16) |  |  |"
+        ),
         # (1 x 10.0 + 2 x 4.8) / 3 and (1 x 29.6 + 2 x 5.9) / 3
-        "| published DLRM training step, V100 | 6 steps of NVIDIA's example, tables one by one included | 6.5 (fp32, TF32), "
-        "13.8 (fp16) |  |  |",
-        "| busy share of a DLRM step (percentage points) | 36 steps of Lin et al. | 7.9 | Lin et al. 10.1 |  |",
-        "| whole DLRM step | 36 steps of Lin et al. | GMAE 4.9, mean 8.2 | Lin et al. GMAE 7.96 |  |",
-        "| whole step of a convolutional network | 18 steps of Lin et al. | 12.4 | Lin et al. 9.8; Habitat 15.3; "
-        "MLPredict 29.4 |  |",
+        (
+            "| published DLRM training step, V100 | 6 steps of NVIDIA's example, tables one by one"
+            " included | 6.5 (fp32, TF32), 13.8 (fp16) |  |  |"
+        ),
+        (
+            "| busy share of a DLRM step (percentage points) | 36 steps of Lin et al. | 7.9 | Lin"
+            " et al. 10.1 |  |"
+        ),
+        (
+            "| whole DLRM step | 36 steps of Lin et al. | GMAE 4.9, mean 8.2 | Lin et al. GMAE 7.96"
+            " |  |"
+        ),
+        (
+            "| whole step of a convolutional network | 18 steps of Lin et al. | 12.4 | Lin et al."
+            " 9.8; Habitat 15.3; MLPredict 29.4 |  |"
+        ),
     ):
         assert row in text, row
 
 
-@pytest.mark.parametrize("lost", ["<!-- busy -->", "| train, fp16 | 2 | 5.9 | 2 | 10.2 |", "GPUs not used for tuning 13.1",
-                                  "| Lin et al., profiled overheads | 10.1 |"])  # fmt: skip
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "<!-- busy -->",
+        "| train, fp16 | 2 | 5.9 | 2 | 10.2 |",
+        "GPUs not used for tuning 13.1",
+        "| Lin et al., profiled overheads | 10.1 |",
+    ],
+)
 def test_a_page_without_a_published_table_is_refused_in_one_line(lost: str) -> None:
     with pytest.raises(InputError, match=r"docs/accuracy\.md: .*missing") as caught:
         published_rows(STEPS.replace(lost, ""))
@@ -151,7 +202,9 @@ def test_a_page_without_a_published_table_is_refused_in_one_line(lost: str) -> N
 
 def test_errors_between_gpus_of_other_models_are_noticed(found: Evidence) -> None:
     assert outdated_families(found) == []
-    assert outdated_families(dataclasses.replace(found, left_out=found.left_out.assign(mape=30.0))) == ["gemm"]
+    assert outdated_families(
+        dataclasses.replace(found, left_out=found.left_out.assign(mape=30.0))
+    ) == ["gemm"]
 
 
 def test_only_the_text_between_the_markers_changes() -> None:
@@ -189,12 +242,22 @@ def test_the_table_of_means_repeats_those_of_the_tables_below() -> None:
     text = (project_dir() / PAGE).read_text(encoding="utf-8")
     page = block(text, PAGE_MARKER)
     told = {row["what"]: row["our error (%)"] for row in table_rows(block(text, MEANS_MARKER))}
-    replayed = next(row for row in table_rows(page[page.index("## Replayed traces") :]) if row["trace"] == "mean")
+    replayed = next(
+        row
+        for row in table_rows(page[page.index("## Replayed traces") :])
+        if row["trace"] == "mean"
+    )
     shared = replayed["overheads of other hosts"].partition(" (")[0]
-    assert told["step of a trace, kernel times given"].startswith(f"{replayed['critical path']} (worst")
+    assert told["step of a trace, kernel times given"].startswith(
+        f"{replayed['critical path']} (worst"
+    )
     assert told["the same, overheads of other hosts"].startswith(f"{shared} (worst")
-    errors = [abs(float(row["error (%)"])) for row in table_rows(page[page.index("## Whole models") :])]
-    assert told["whole language model"] == f"{sum(errors) / len(errors):.1f} (worst {max(errors):.1f})"
+    errors = [
+        abs(float(row["error (%)"])) for row in table_rows(page[page.index("## Whole models") :])
+    ]
+    assert (
+        told["whole language model"] == f"{sum(errors) / len(errors):.1f} (worst {max(errors):.1f})"
+    )
 
 
 def test_a_markdown_table_is_read_back() -> None:
@@ -235,9 +298,13 @@ def test_a_damaged_table_is_one_line_that_names_it(tmp_path: Path, name: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_public_table_of_passes_that_is_missing_or_of_another_form_is_named(tmp_path: Path) -> None:
+def test_a_public_table_of_passes_that_is_missing_or_of_another_form_is_named(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "neusight" / "model_latency.parquet"
-    with pytest.raises(TableError, match=r"model_latency\.parquet: no such file; download the public data"):
+    with pytest.raises(
+        TableError, match=r"model_latency\.parquet: no such file; download the public data"
+    ):
         read_passes(tmp_path)
     file.parent.mkdir()
     file.write_bytes(b"PAR1")

@@ -26,19 +26,31 @@ def account(found: Artifacts, missing: list[str]) -> str:
     by_part = error_parts(found.summary)
     errors, kernels = errors_by_part(by_part), tables.kernel_errors(found.models)
     parts = accuracy.sections(steps, errors, by_part, kernels, missing)
-    assert accuracy.html("A grid", parts).count("<table>") == accuracy.markdown("A grid", parts).count("\n| --- ")
+    assert accuracy.html("A grid", parts).count("<table>") == accuracy.markdown(
+        "A grid", parts
+    ).count("\n| --- ")
     return accuracy.markdown("A grid", parts)
 
 
 def test_it_shows_steps_errors_kernels_and_gaps(artifacts: Artifacts) -> None:
     text = account(artifacts, ["P100: no trace of its host."])
-    for words in ("| V100 | dlrm_default | 2,048 | 6.34 |", "-4.8 %", "pack 90 %, roofline 10 %", "| gemm | V100 |",
-                  "2.0 %", "| V100 | dlrm_default b2048 | step, overheads of this workload | 6.34 | 6.66 | -4.8 % |",
-                  "held-out shapes", "published", "P100: no trace"):  # fmt: skip
+    for words in (
+        "| V100 | dlrm_default | 2,048 | 6.34 |",
+        "-4.8 %",
+        "pack 90 %, roofline 10 %",
+        "| gemm | V100 |",
+        "2.0 %",
+        "| V100 | dlrm_default b2048 | step, overheads of this workload | 6.34 | 6.66 | -4.8 % |",
+        "held-out shapes",
+        "published",
+        "P100: no trace",
+    ):
         assert words.lower() in text.lower(), words
 
 
-def test_errors_by_size_have_a_table_where_a_model_keeps_them(summary: pd.DataFrame, tmp_path: Path) -> None:
+def test_errors_by_size_have_a_table_where_a_model_keeps_them(
+    summary: pd.DataFrame, tmp_path: Path
+) -> None:
     metrics = {"gmae": 0.02, **{name: 0.01 * place for place, name in enumerate(DECILES, 1)}}
     facts = {"family": "gemm", "variant": "auto", "evidence": "fitted", "metrics": {"gmae": 0.02}}
     (tmp_path / "family.json").write_text(json.dumps(facts))
@@ -71,4 +83,6 @@ def test_gaps_of_evidence_are_named(monkeypatch: object) -> None:
 
 
 def test_a_folder_says_whose_models_it_holds() -> None:
-    assert [gpu for gpu, _ in with_gpus(["results/V100/kernels/gemm/auto", "packs/T4/kernels/bmm"])] == ["V100", "T4"]
+    assert [
+        gpu for gpu, _ in with_gpus(["results/V100/kernels/gemm/auto", "packs/T4/kernels/bmm"])
+    ] == ["V100", "T4"]

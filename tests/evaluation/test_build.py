@@ -8,7 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evaluation.training.build_models import add_interval_and_prior, interval_of_a_new_gpu, merge_errors
+from evaluation.training.build_models import (
+    add_interval_and_prior,
+    interval_of_a_new_gpu,
+    merge_errors,
+)
 from evaluation.training.left_out_gpu import Fold, shortened
 from evaluation.training.recipes import RECIPES
 from evaluation.training.utilisation_train import train_utilisation
@@ -30,7 +34,9 @@ def test_the_interval_of_a_new_gpu_holds_what_it_says() -> None:
     inside = []
     for _ in range(300):
         levels = random.normal(0.0, 0.1, 6)
-        residuals = {str(i): level + random.normal(0.0, 0.05, 400) for i, level in enumerate(levels)}
+        residuals = {
+            str(i): level + random.normal(0.0, 0.05, 400) for i, level in enumerate(levels)
+        }
         own = residuals.pop("5")
         low, high = interval_of_a_new_gpu(residuals)
         inside.append(np.mean((own >= low) & (own <= high)))
@@ -47,15 +53,24 @@ def test_a_rebuilt_family_replaces_its_own_errors_only(tmp_path: Path) -> None:
     assert list(found["mape"]) == [20.0, 21.0, 7.0, 8.0]
 
 
-def test_a_finished_model_carries_its_interval_and_the_coverage_of_each_gpu(gemm_samples: pd.DataFrame) -> None:
+def test_a_finished_model_carries_its_interval_and_the_coverage_of_each_gpu(
+    gemm_samples: pd.DataFrame,
+) -> None:
     recipe = shortened(RECIPES["gemm"], 120)
     names = sorted(gemm_samples["gpu"].unique())[:3]
     samples = gemm_samples[gemm_samples["gpu"].isin(names)].reset_index(drop=True)
     folds = [
-        Fold("gemm", load_gpu(name), train_utilisation(samples[samples["gpu"] != name], "gemm", recipe), None)
+        Fold(
+            "gemm",
+            load_gpu(name),
+            train_utilisation(samples[samples["gpu"] != name], "gemm", recipe),
+            None,
+        )
         for name in names
     ]
-    model, errors = add_interval_and_prior(samples, train_utilisation(samples, "gemm", recipe), folds)
+    model, errors = add_interval_and_prior(
+        samples, train_utilisation(samples, "gemm", recipe), folds
+    )
     assert model.log_p10 < 0.0 < model.log_p90
     facts = model.provenance["left_out"]
     assert set(facts) == set(names) and all(0.0 <= f["coverage"] <= 1.0 for f in facts.values())
@@ -65,6 +80,10 @@ def test_a_finished_model_carries_its_interval_and_the_coverage_of_each_gpu(gemm
 @pytest.mark.skipif(not load_models(), reason="no cross-GPU models under packs/transfer")
 def test_shipped_intervals_hold_what_left_out_gpus_showed() -> None:
     for name, model in load_models().items():
-        coverage = [facts["coverage"] for facts in model.provenance["left_out"].values() if "coverage" in facts]
+        coverage = [
+            facts["coverage"]
+            for facts in model.provenance["left_out"].values()
+            if "coverage" in facts
+        ]
         assert model.log_p10 < 0.0 < model.log_p90, name
         assert not coverage or 0.6 < np.mean(coverage) <= 1.0, name

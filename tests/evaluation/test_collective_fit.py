@@ -23,7 +23,10 @@ def of(size):
 def drawn(sizes):
     """Times of a rank's share of the buffer, without noise."""
     rows = [
-        {"op": op, "ranks": n, "bytes": size} for op in ("all_reduce", "all_gather") for n in RANKS for size in sizes
+        {"op": op, "ranks": n, "bytes": size}
+        for op in ("all_reduce", "all_gather")
+        for n in RANKS
+        for size in sizes
     ]
     table = pd.DataFrame(rows)
     factor = np.where(table["op"] == "all_reduce", 2.0, 1.0) * (table["ranks"] - 1) / table["ranks"]
@@ -54,9 +57,14 @@ def test_public_times_are_in_bytes_and_microseconds(tmp_path):
     path = aiconfigurator.table_path("H200", tmp_path, collectives=True)
     path.parent.mkdir(parents=True)
     pd.DataFrame(
-        {"op_name": ["alltoall", "all_reduce"], "nccl_dtype": ["half", "int8"], "num_gpus": [2, 8],
-         "message_size": [256, 512], "latency": [0.005, 0.016]}
-    ).to_parquet(path)  # fmt: skip
+        {
+            "op_name": ["alltoall", "all_reduce"],
+            "nccl_dtype": ["half", "int8"],
+            "num_gpus": [2, 8],
+            "message_size": [256, 512],
+            "latency": [0.005, 0.016],
+        }
+    ).to_parquet(path)
     found = aiconfigurator.read_collectives("H200", tmp_path)
     assert found["op"].tolist() == ["all_to_all", "all_reduce"]
     assert found["bytes"].tolist() == [512, 512]
@@ -90,8 +98,16 @@ def test_a_gpu_left_out_is_predicted_from_others(gpu, fitted):
 
 
 def test_shipped_curves_are_those_of_the_fit(fitted):
-    shipped = {(entry.gpu.name, entry.fabric, op): by for entry in measured_curves() for op, by in entry.curves.items()}
-    made = {(entry.gpu.name, entry.fabric, op): by for entry in fitted[0] for op, by in entry.curves.items()}
+    shipped = {
+        (entry.gpu.name, entry.fabric, op): by
+        for entry in measured_curves()
+        for op, by in entry.curves.items()
+    }
+    made = {
+        (entry.gpu.name, entry.fabric, op): by
+        for entry in fitted[0]
+        for op, by in entry.curves.items()
+    }
     assert shipped.keys() == made.keys()
     for key, by_ranks in made.items():
         for ranks, curve in by_ranks.items():
@@ -103,4 +119,6 @@ def test_without_the_tables_beside_the_package_shipped_curves_stay(monkeypatch):
         pytest.skip("aiconfigurator-core is not installed")
     monkeypatch.setattr(collective_fit, "tables", lambda: None)
     made = {(entry.gpu.name, entry.fabric, op) for entry in fitted_curves() for op in entry.curves}
-    assert {(entry.gpu.name, entry.fabric, op) for entry in measured_curves() for op in entry.curves} == made
+    assert {
+        (entry.gpu.name, entry.fabric, op) for entry in measured_curves() for op in entry.curves
+    } == made

@@ -47,7 +47,9 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "PNG_DPI", 30)
 
 
-def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(compared: Artifacts, tmp_path: Path) -> None:
+def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(
+    compared: Artifacts, tmp_path: Path
+) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert list(draw_all(compared, one, ENTRIES)) == [SCALING, *PUBLISHED, METHODS]
     for entry in DRAWN:
@@ -67,9 +69,13 @@ def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(compar
 @pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_no_text_overlaps_another_or_leaves_the_canvas(compared: Artifacts, page: Page) -> None:
     long = compared.summary.replace({"gpu": {"V100": "A100-SXM4-80GB-overclocked"}})
-    found = dataclasses.replace(compared, summary=long.replace({"model": {"dlrm_default": "dlrm_of_a_very_long_name"}}))
+    found = dataclasses.replace(
+        compared, summary=long.replace({"model": {"dlrm_default": "dlrm_of_a_very_long_name"}})
+    )
     wrong = {
-        entry.name: problems(draw(entry, found, entry.table(found), page)) for entry in DRAWN if entry.name != "cost"
+        entry.name: problems(draw(entry, found, entry.table(found), page))
+        for entry in DRAWN
+        if entry.name != "cost"
     }
     assert {name: texts for name, texts in wrong.items() if texts} == {}
 
@@ -78,33 +84,63 @@ def test_no_text_overlaps_another_or_leaves_the_canvas(compared: Artifacts, page
 def paper_grid() -> Artifacts:
     """Every published step in its loop, predicted 10 % too long; and one of them in today's loop."""
     rows = [
-        (row, loop) for table, loop in ((read_dlrm(), DLRM_LOOP), (read_cnn(), CNN_LOOP)) for row in table.itertuples()
+        (row, loop)
+        for table, loop in ((read_dlrm(), DLRM_LOOP), (read_cnn(), CNN_LOOP))
+        for row in table.itertuples()
     ]
-    asked = [expand([f"gpu={row.gpu}", f"model={row.model}", f"batch_size={row.batch_size}",
-                     *(f"{name}={value}" for name, value in loop.items())])[0] for row, loop in rows]  # fmt: skip
-    points = [(row.measured_us, *key_of(question)) for (row, _), question in zip(rows, asked, strict=True)]
+    asked = [
+        expand(
+            [
+                f"gpu={row.gpu}",
+                f"model={row.model}",
+                f"batch_size={row.batch_size}",
+                *(f"{name}={value}" for name, value in loop.items()),
+            ]
+        )[0]
+        for row, loop in rows
+    ]
+    points = [
+        (row.measured_us, *key_of(question)) for (row, _), question in zip(rows, asked, strict=True)
+    ]
     points.append((9e9, "V100", "dlrm_ddp", "default", 512))
     predictions = [
         Prediction(
-            gpu=gpu, model=model, variant=variant, batch_size=batch, predicted_us=1.1 * us, active_us=0.5 * us,
-            host_us=us, p10_us=us, p90_us=1.2 * us, memory_bytes=1, fits=True, evidence={"pack": 1.0},
-            host_evidence={"shared": 1.0}, unmodelled_share=0.0, families_us={"gemm": 0.5 * us},
+            gpu=gpu,
+            model=model,
+            variant=variant,
+            batch_size=batch,
+            predicted_us=1.1 * us,
+            active_us=0.5 * us,
+            host_us=us,
+            p10_us=us,
+            p90_us=1.2 * us,
+            memory_bytes=1,
+            fits=True,
+            evidence={"pack": 1.0},
+            host_evidence={"shared": 1.0},
+            unmodelled_share=0.0,
+            families_us={"gemm": 0.5 * us},
         )
         for us, gpu, model, variant, batch in points
-    ]  # fmt: skip
+    ]
     return Artifacts(pd.concat([summary_row(p) for p in predictions], ignore_index=True))
 
 
 @pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_grid_with_published_steps_shows_them_beside_its_own(name: str, page: Page, paper_grid: Artifacts) -> None:
+def test_a_grid_with_published_steps_shows_them_beside_its_own(
+    name: str, page: Page, paper_grid: Artifacts
+) -> None:
     (entry,) = (entry for entry in ENTRIES if entry.name == name)
     table = entry.table(paper_grid)
     assert len(table) == {"published_errors": 4, "published_networks": 18}.get(name, 36)
     if name == "published_errors":
         assert table[tables.OURS].tolist() == pytest.approx([10.0] * 4)
     else:
-        assert table["error"].tolist() == pytest.approx([0.1] * len(table)) and "families_us" not in table
+        assert (
+            table["error"].tolist() == pytest.approx([0.1] * len(table))
+            and "families_us" not in table
+        )
     assert problems(draw(entry, paper_grid, table, page)) == []
 
 
@@ -118,16 +154,30 @@ def test_shipped_errors_between_gpus_are_compared_by_method(compared: Artifacts)
 
 
 @pytest.mark.parametrize("page", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_a_grid_over_numbers_of_gpus_shows_how_they_scale(page: Page, summary: pd.DataFrame) -> None:
+def test_a_grid_over_numbers_of_gpus_shows_how_they_scale(
+    page: Page, summary: pd.DataFrame
+) -> None:
     (entry,) = (entry for entry in ENTRIES if entry.name == SCALING)
     one = predictions_of(summary)[0]
-    points = [one, *(dataclasses.replace(one, several=SeveralGpus(n, 1, "dgx1-v100", 900.0, 100.0, share))
-                     for n, share in ((2, 0.96), (8, 0.9)))]  # fmt: skip
+    points = [
+        one,
+        *(
+            dataclasses.replace(one, several=SeveralGpus(n, 1, "dgx1-v100", 900.0, 100.0, share))
+            for n, share in ((2, 0.96), (8, 0.9))
+        ),
+    ]
     grid = Artifacts(pd.concat([summary_row(p) for p in points], ignore_index=True))
     table = entry.table(grid)
-    assert table["devices"].tolist() == [1, 2, 8] and table["efficiency"].tolist() == [1.0, 0.96, 0.9]
+    assert table["devices"].tolist() == [1, 2, 8] and table["efficiency"].tolist() == [
+        1.0,
+        0.96,
+        0.9,
+    ]
     figure = draw(entry, grid, table, page)
-    assert "90.0% on 8 GPUs" in " ".join(figure.axes[0].get_title(loc="left").split()) and problems(figure) == []
+    assert (
+        "90.0% on 8 GPUs" in " ".join(figure.axes[0].get_title(loc="left").split())
+        and problems(figure) == []
+    )
     assert entry.table(Artifacts(summary)).empty
 
 
@@ -137,12 +187,16 @@ def test_the_account_of_a_grid_has_its_published_steps(paper_grid: Artifacts) ->
     assert published["error"].tolist() == pytest.approx([0.1] * 54)
 
 
-def test_a_figure_without_data_is_listed_with_the_reason(summary: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_figure_without_data_is_listed_with_the_reason(
+    summary: pd.DataFrame, tmp_path: Path
+) -> None:
     unmeasured = Artifacts(summary.assign(measured_us=None, error=None))
     absent = draw_all(unmeasured, tmp_path, ENTRIES)
     assert "measured step" in absent["predicted_against_measured"]
     assert not (tmp_path / "predicted_against_measured.svg").exists()
-    assert (tmp_path / "step_times.svg").exists() and (tmp_path / "narrow" / "step_times.svg").exists()
+    assert (tmp_path / "step_times.svg").exists() and (
+        tmp_path / "narrow" / "step_times.svg"
+    ).exists()
     assert json.loads((tmp_path / INDEX).read_text())["not_drawn"] == absent
 
 
@@ -172,23 +226,48 @@ def test_parts_that_were_worked_out_replace_what_the_summary_tells(summary: pd.D
 
 
 def test_whole_models_between_gpus_are_averaged_over_their_passes() -> None:
-    errors = pd.DataFrame({"model": "m", "origin": "A", "destination": "B", "method": [TRACKER_METHOD, TRACKER_METHOD, "wave"],
-                           "error": [0.1, -0.3, 9.0]})  # fmt: skip
+    errors = pd.DataFrame(
+        {
+            "model": "m",
+            "origin": "A",
+            "destination": "B",
+            "method": [TRACKER_METHOD, TRACKER_METHOD, "wave"],
+            "error": [0.1, -0.3, 9.0],
+        }
+    )
     found = tables.model_transfer(errors)
     assert found["mape"].to_list() == pytest.approx([20.0])
     assert found["passes"].to_list() == [2]
 
 
 def test_each_pass_between_gpus_stands_beside_its_own_wave_scaling() -> None:
-    passes = pd.DataFrame({"model": "m", "batch_size": [1, 2], "option": [None, "fused"], "origin": "A", "destination": "B",
-                           "measured_us": [10.0, 20.0]})  # fmt: skip
-    errors = pd.concat([passes.assign(method="wave", predicted_us=[5.0, 6.0])[::-1],
-                        passes.assign(method=TRACKER_METHOD, predicted_us=[11.0, 19.0])])  # fmt: skip
+    passes = pd.DataFrame(
+        {
+            "model": "m",
+            "batch_size": [1, 2],
+            "option": [None, "fused"],
+            "origin": "A",
+            "destination": "B",
+            "measured_us": [10.0, 20.0],
+        }
+    )
+    errors = pd.concat(
+        [
+            passes.assign(method="wave", predicted_us=[5.0, 6.0])[::-1],
+            passes.assign(method=TRACKER_METHOD, predicted_us=[11.0, 19.0]),
+        ]
+    )
     found = tables.passes_moved(errors)
     assert found["predicted_us"].to_list() == [11.0, 19.0]
     assert found["wave_us"].to_list() == [5.0, 6.0]
 
 
 def test_the_title_of_measured_steps_counts_those_within_ten_percent() -> None:
-    assert within_sentence(pd.Series([0.05, -0.09, 0.3]), "measured steps") == "2 of 3 measured steps are within 10 %"
-    assert within_sentence(pd.Series([-0.034]), "measured steps") == "The measured step is predicted 3 % too short"
+    assert (
+        within_sentence(pd.Series([0.05, -0.09, 0.3]), "measured steps")
+        == "2 of 3 measured steps are within 10 %"
+    )
+    assert (
+        within_sentence(pd.Series([-0.034]), "measured steps")
+        == "The measured step is predicted 3 % too short"
+    )

@@ -32,7 +32,9 @@ def table(folder, rows=ROWS, gpu="H200"):
 def test_a_table_becomes_samples_in_microseconds_with_n_as_reduction(tmp_path):
     table(tmp_path)
     found = aiconfigurator.read_products("H200", tmp_path)
-    assert found["kernel_us"].tolist() == pytest.approx([4.0, 100.0])  # other dtypes and repeats are left out
+    assert found["kernel_us"].tolist() == pytest.approx(
+        [4.0, 100.0]
+    )  # other dtypes and repeats are left out
     assert found[["M", "N", "K"]].iloc[1].tolist() == [4096, 1024, 8192]
     assert set(found["dtype"]) == {"bf16"}
 

@@ -26,7 +26,16 @@ def kernel_us(
     """Time of a kernel on 128 images of 28 x 28 pixels and 256 channels (102.8 MB), without its start."""
     physics = Physics.of(load_gpu(gpu))
     calls = pd.DataFrame(
-        [{"family": family, "op": op, "phase": phase, "dtype": "fp32", "attributes": attributes, **images}]
+        [
+            {
+                "family": family,
+                "op": op,
+                "phase": phase,
+                "dtype": "fp32",
+                "attributes": attributes,
+                **images,
+            }
+        ]
     )
     return float(physics.kernel_us(family, calls)[0]) - physics.start_us(family)
 
@@ -41,11 +50,18 @@ def test_batch_norm_reads_its_images_twice(phase: str, expected_us: float) -> No
 
 
 def test_cards_without_samples_stream_at_what_their_architecture_does() -> None:
-    for name, peak in (("V100-SXM2-32GB", 0.90 * 900), ("H200", 0.90 * 4800), ("RTX2080Ti", 0.80 * 616), ("V100", 817)):
+    for name, peak in (
+        ("V100-SXM2-32GB", 0.90 * 900),
+        ("H200", 0.90 * 4800),
+        ("RTX2080Ti", 0.80 * 616),
+        ("V100", 817),
+    ):
         assert Physics.of(load_gpu(name)).streaming().memory.peak_gb_per_s == pytest.approx(peak)
     # saved models correct formulas without it
     assert Physics.of(load_gpu("H200")).memory.peak_gb_per_s == pytest.approx(0.80 * 4800)
-    assert load_predictor(load_gpu("H200")).physics.memory.peak_gb_per_s == pytest.approx(0.90 * 4800)
+    assert load_predictor(load_gpu("H200")).physics.memory.peak_gb_per_s == pytest.approx(
+        0.90 * 4800
+    )
 
 
 def test_captured_batch_norms_move_as_many_bytes() -> None:
@@ -53,9 +69,24 @@ def test_captured_batch_norms_move_as_many_bytes() -> None:
     from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 
     x, c = Tensor((8, 16, 4, 4), "fp32"), Tensor((16,), "fp32")
-    nodes = [Node(0, "aten::cudnn_batch_norm", inputs=(x, c, c, c, c), values=(None,) * 5, outputs=(x, c, c)),
-             Node(1, "aten::cudnn_batch_norm_backward", inputs=(x, x, c, c, c, c, c), values=(None,) * 7,
-                  outputs=(x, c, c), phase="backward", order=1)]  # fmt: skip
+    nodes = [
+        Node(
+            0,
+            "aten::cudnn_batch_norm",
+            inputs=(x, c, c, c, c),
+            values=(None,) * 5,
+            outputs=(x, c, c),
+        ),
+        Node(
+            1,
+            "aten::cudnn_batch_norm_backward",
+            inputs=(x, x, c, c, c, c, c),
+            values=(None,) * 7,
+            outputs=(x, c, c),
+            phase="backward",
+            order=1,
+        ),
+    ]
     calls = map_calls(Graph(write_nodes(nodes)))
     moved = (calls["bytes_read"] + calls["bytes_written"]).to_list()
     assert moved == pytest.approx([3 * x.bytes, 5 * x.bytes], abs=16 * c.bytes)
@@ -65,14 +96,19 @@ def test_the_gradient_of_max_pooling_asks_every_pixel_in_nchw_alone() -> None:
     """The V100's trace shows 1,113 us for 32 images of 112 x 112 pixels and 64 channels; other kernels only move bytes."""
     images = {"B": 32.0, "C": 64.0, "HW": 112.0 * 112.0}
     gradient = ("pooling", "max_pool2d", "backward")
-    assert kernel_us(*gradient, gpu="V100-SXM2-32GB", images=images) == pytest.approx(1113.0, rel=0.01)
+    assert kernel_us(*gradient, gpu="V100-SXM2-32GB", images=images) == pytest.approx(
+        1113.0, rel=0.01
+    )
     innermost = kernel_us(*gradient, '{"layout":"nhwc"}')
-    assert innermost == pytest.approx(157.2, abs=0.1)  # 102.8 MB of gradient and a quarter of it, at 817 GB/s
+    assert innermost == pytest.approx(
+        157.2, abs=0.1
+    )  # 102.8 MB of gradient and a quarter of it, at 817 GB/s
     assert kernel_us("pooling", "adaptive_avg_pool2d", "backward") == pytest.approx(innermost)
 
 
 @pytest.mark.parametrize(
-    ("trace", "gpu", "bar"), [("v100_ddp", "V100-SXM2-32GB", 0.05), ("rtx2080ti_resnet", "RTX2080Ti", 0.15)]
+    ("trace", "gpu", "bar"),
+    [("v100_ddp", "V100-SXM2-32GB", 0.05), ("rtx2080ti_resnet", "RTX2080Ti", 0.15)],
 )
 def test_batch_norms_of_resnets_are_near_those_of_public_traces(
     datasets: Path, trace: str, gpu: str, bar: float

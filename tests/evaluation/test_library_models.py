@@ -17,7 +17,11 @@ EVERY = 100
 SHARE_POINTS = 5
 """Difference in percentage points of a share of evidence that refits of the packs may make."""
 
-PINS = dict(line.split("==") for line in (project_dir() / "constraints.txt").read_text().split() if "==" in line)
+PINS = dict(
+    line.split("==")
+    for line in (project_dir() / "constraints.txt").read_text().split()
+    if "==" in line
+)
 
 
 def listed(library: str) -> list[Case]:
@@ -36,7 +40,9 @@ def assert_true_to_the_page(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
     found = dict(zip(HEAD, case.row(answer_apart(case)), strict=True))
     assert found["captured"] == stated["captured"]
     for share in HEAD[-3:]:
-        assert float(found[share] or 0) == pytest.approx(float(stated[share] or 0), abs=SHARE_POINTS), share
+        assert float(found[share] or 0) == pytest.approx(
+            float(stated[share] or 0), abs=SHARE_POINTS
+        ), share
 
 
 @pytest.mark.parametrize("library", NAMED_BY)

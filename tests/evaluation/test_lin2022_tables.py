@@ -33,8 +33,9 @@ def test_tables_hold_the_errors_of_every_prediction() -> None:
     said = lin2022_tables.dlrm_summary(dlrm)
     assert "| Steptime | 10.00 | 14.5 | -10.5 | 25.0 | 1 of 2 |" in said
     assert "| Lin et al., overheads profiled on those hosts | 4.00 | 5.0 | +3.0 | 8.0 |  |" in said
-    assert "| P100 | dlrm_ddp | 4096 | 9.38 | 7.04 | 6.33 to 7.74, outside | -25.0 | +8.0 |" in lin2022_tables.table(
-        dlrm
+    assert (
+        "| P100 | dlrm_ddp | 4096 | 9.38 | 7.04 | 6.33 to 7.74, outside | -25.0 | +8.0 |"
+        in lin2022_tables.table(dlrm)
     )
     for row in (
         "| Steptime | 15.0 | 10.0 | 20.0 | 10.0 | 20.0 | 20.0 |",
@@ -50,7 +51,9 @@ def test_the_loops_are_those_that_the_page_names() -> None:
     text = (project_dir() / "docs" / "accuracy.md").read_text(encoding="utf-8")
     shown = re.search(r"under PyTorch 1\.8:\n`([^`]+)`", text)
     assert shown is not None
-    assert set(shown[1].split()) == {f"{name}={str(value).lower()}" for name, value in DLRM_LOOP.items()}
+    assert set(shown[1].split()) == {
+        f"{name}={str(value).lower()}" for name, value in DLRM_LOOP.items()
+    }
 
 
 @pytest.mark.nightly  # predicts 54 steps
@@ -58,7 +61,10 @@ def test_pages_hold_what_the_command_gives() -> None:
     dlrm, cnn = predicted_dlrm(), predicted_cnn()
     assert (len(dlrm), len(cnn)) == (36, 18)
     page = [
-        _numbers(line) for line in (project_dir() / "docs" / "accuracy.md").read_text(encoding="utf-8").splitlines()
+        _numbers(line)
+        for line in (project_dir() / "docs" / "accuracy.md")
+        .read_text(encoding="utf-8")
+        .splitlines()
     ]
     tables = [
         lin2022_tables.dlrm_summary(dlrm),
@@ -77,7 +83,9 @@ def _numbers(line: str) -> tuple[str, list[float]]:
     return re.sub(NUMBER, "#", line), [float(text) for text in re.findall(NUMBER, line)]
 
 
-@pytest.mark.parametrize(("experiment", "loop", "rows"), [("paper_dlrm", DLRM_LOOP, 36), ("paper_cnn", CNN_LOOP, 18)])
+@pytest.mark.parametrize(
+    ("experiment", "loop", "rows"), [("paper_dlrm", DLRM_LOOP, 36), ("paper_cnn", CNN_LOOP, 18)]
+)
 def test_the_experiment_asks_for_the_published_steps_in_their_loop(
     experiment: str, loop: dict[str, object], rows: int
 ) -> None:
@@ -87,4 +95,6 @@ def test_the_experiment_asks_for_the_published_steps_in_their_loop(
     assert {(p.gpu.name, p.model, p.batch_size) for p in points} == set(
         steps[list(KEYS)].itertuples(index=False, name=None)
     )
-    assert {frozenset(p.overrides) for p in points} == {frozenset(f"{k}={str(v).lower()}" for k, v in loop.items())}
+    assert {frozenset(p.overrides) for p in points} == {
+        frozenset(f"{k}={str(v).lower()}" for k, v in loop.items())
+    }

@@ -21,17 +21,33 @@ ROOT = Path(__file__).parents[2]
 
 
 def _step(model: str, variant: str, batch: int) -> dict[str, object]:
-    return {"gpu": "H200", "model": model, "variant": variant, "batch_size": batch, "step_us": 1e3, "p10_us": 1e3,
-            "p90_us": 1e3, "count": 9, "source": "x", "config": "{}"}  # fmt: skip
+    return {
+        "gpu": "H200",
+        "model": model,
+        "variant": variant,
+        "batch_size": batch,
+        "step_us": 1e3,
+        "p10_us": 1e3,
+        "p90_us": 1e3,
+        "count": 9,
+        "source": "x",
+        "config": "{}",
+    }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     place = tmp_path / "H200"
     place.mkdir()
-    (place / "manifest.json").write_text(json.dumps({"schema": 2, "units": {}, "device": {"gpu": "H200"}}))
+    (place / "manifest.json").write_text(
+        json.dumps({"schema": 2, "units": {}, "device": {"gpu": "H200"}})
+    )
     rows = [
-        *(_step(model, "embedding-joint_sparse", b) for model in ("dlrm_default", "dlrm_ddp") for b in (2048, 512)),
+        *(
+            _step(model, "embedding-joint_sparse", b)
+            for model in ("dlrm_default", "dlrm_ddp")
+            for b in (2048, 512)
+        ),
         _step("dlrm_ddp", "dtype-tf32_embedding-joint_sparse", 512),
         _step("bert_large", "optimizer-none", 2),
         _step("resnet50", "default", 32),
@@ -51,30 +67,52 @@ def test_models_with_the_same_options_and_batches_share_a_grid_of_points_that_ra
         (("bert_large",), (2,)),
         (("resnet50",), (32,)),
     ]
-    named = {(p.model, p.model_variant, p.batch_size)
-             for grid in found for p in expand(from_snakemake({k: v for k, v in grid.config("r").items()
-                                                               if k != "results"}))}  # fmt: skip
+    named = {
+        (p.model, p.model_variant, p.batch_size)
+        for grid in found
+        for p in expand(
+            from_snakemake({k: v for k, v in grid.config("r").items() if k != "results"})
+        )
+    }
     assert ("dlrm_ddp", "embedding-joint_sparse", 512) in named
     assert ("bert_large", "optimizer-none", 2) in named
     assert len(named) == 6
 
 
 def test_the_table_holds_each_part_and_its_geometric_mean() -> None:
-    rows = [("resnet50", 32, part, predicted, measured_us)
-            for part, predicted, measured_us in ((parts.ACTIVE, 1100.0, 1000.0), (parts.OWN_OVERHEADS, 1900.0, 2000.0),
-                                                 (parts.KERNEL_SUM, 1000.0, 2000.0))]  # fmt: skip
+    rows = [
+        ("resnet50", 32, part, predicted, measured_us)
+        for part, predicted, measured_us in (
+            (parts.ACTIVE, 1100.0, 1000.0),
+            (parts.OWN_OVERHEADS, 1900.0, 2000.0),
+            (parts.KERNEL_SUM, 1000.0, 2000.0),
+        )
+    ]
     rows.append(("dcgan", 64, parts.OWN_OVERHEADS, 2400.0, 2000.0))
-    found = pd.DataFrame(rows, columns=["model", "batch_size", "part", "predicted_us", "measured_us"])
-    kernels = pd.DataFrame([{"family": "gemm", "gmae": 0.021, "held_out": 12, "samples": 60},
-                            {"family": "bmm", "gmae": 0.03, "held_out": None, "samples": 11}])  # fmt: skip
+    found = pd.DataFrame(
+        rows, columns=["model", "batch_size", "part", "predicted_us", "measured_us"]
+    )
+    kernels = pd.DataFrame(
+        [
+            {"family": "gemm", "gmae": 0.021, "held_out": 12, "samples": 60},
+            {"family": "bmm", "gmae": 0.03, "held_out": None, "samples": 11},
+        ]
+    )
     facts = {"torch": "2.11.0", "cuda": None}
-    text = measured.block("H200", found.assign(variant="default"), kernels, facts, ["varies by 27 %"])
+    text = measured.block(
+        "H200", found.assign(variant="default"), kernels, facts, ["varies by 27 %"]
+    )
     lines = text.splitlines()
     assert "(torch 2.11.0), PyTorch's default precision" in text
     assert "| resnet50 | 32 | 1.00 | 2.00 | 1.10 | 1.90 |  | +10.0 | -5.0 |  | -50.0 |" in lines
     assert "| dcgan | 64 |  | 2.00 |  | 2.40 |  |  | +20.0 |  |  |" in lines
-    assert "| GMAE (%), all steps |  |  |  |  |  |  | 10.00 (1) | 10.00 (2) |  | 50.00 (1) |" in lines
-    assert "| mean absolute error (%), all steps |  |  |  |  |  |  | 10.00 (1) | 12.50 (2) |  | 50.00 (1) |" in lines
+    assert (
+        "| GMAE (%), all steps |  |  |  |  |  |  | 10.00 (1) | 10.00 (2) |  | 50.00 (1) |" in lines
+    )
+    assert (
+        "| mean absolute error (%), all steps |  |  |  |  |  |  | 10.00 (1) | 12.50 (2) |  | 50.00"
+        " (1) |" in lines
+    )
     assert "| gemm | 2.10 | 12 |" in lines
     assert "| bmm | 3.00 | 11 |" in lines
     assert "The campaign warned: varies by 27 %." in lines
@@ -82,21 +120,38 @@ def test_the_table_holds_each_part_and_its_geometric_mean() -> None:
 
 def test_a_step_that_was_not_traced_shows_its_measured_time_and_counts_apart() -> None:
     """Invented times: errors of 10 and 20 % where everything is known, 30 % where nothing was traced."""
-    rows = [("traced", part, predicted, us)
-            for part, predicted, us in ((parts.ACTIVE, 900.0, 1000.0), (parts.OWN_OVERHEADS, 2200.0, 2000.0),
-                                        (parts.SHARED_OVERHEADS, 2400.0, 2000.0), (parts.KERNEL_SUM, 1000.0, 2000.0))]  # fmt: skip
-    rows += [("timed", parts.SHARED_OVERHEADS, 5200.0, 4000.0), ("timed", parts.KERNEL_SUM, 1000.0, 4000.0)]
+    rows = [
+        ("traced", part, predicted, us)
+        for part, predicted, us in (
+            (parts.ACTIVE, 900.0, 1000.0),
+            (parts.OWN_OVERHEADS, 2200.0, 2000.0),
+            (parts.SHARED_OVERHEADS, 2400.0, 2000.0),
+            (parts.KERNEL_SUM, 1000.0, 2000.0),
+        )
+    ]
+    rows += [
+        ("timed", parts.SHARED_OVERHEADS, 5200.0, 4000.0),
+        ("timed", parts.KERNEL_SUM, 1000.0, 4000.0),
+    ]
     found = pd.DataFrame(rows, columns=["model", "part", "predicted_us", "measured_us"])
-    lines = measured.block("H200", found.assign(variant="default", batch_size=8), pd.DataFrame(), {}).splitlines()
+    lines = measured.block(
+        "H200", found.assign(variant="default", batch_size=8), pd.DataFrame(), {}
+    ).splitlines()
     assert "| timed | 8 |  | 4.00 |  |  | 5.20 |  |  | +30.0 | -75.0 |" in lines
     assert any(line.startswith("| GMAE (%), all steps |") and "24.49 (2)" in line for line in lines)
     assert (
-        "| GMAE (%), steps with all four |  |  |  |  |  |  | 10.00 (1) | 10.00 (1) | 20.00 (1) | 50.00 (1) |" in lines
+        "| GMAE (%), steps with all four |  |  |  |  |  |  | 10.00 (1) | 10.00 (1) | 20.00 (1) |"
+        " 50.00 (1) |" in lines
     )
 
 
 def test_warnings_of_all_runs_are_told_once() -> None:
-    runs = [{"preflight": {"warnings": ["a"]}}, {}, {"preflight": None}, {"preflight": {"warnings": ["b", "a"]}}]
+    runs = [
+        {"preflight": {"warnings": ["a"]}},
+        {},
+        {"preflight": None},
+        {"preflight": {"warnings": ["b", "a"]}},
+    ]
     assert measured.warnings_of({"runs": runs}) == ["a", "b"]
     assert measured.warnings_of({}) == []
 
@@ -122,17 +177,26 @@ def test_a_trial_is_refused_before_anything_is_run(
 
 def test_the_page_has_a_place_for_the_table() -> None:
     text = (ROOT / measured.PAGE).read_text()
-    assert text.count(f"<!-- {measured.MARKER} -->") == text.count(f"<!-- /{measured.MARKER} -->") == 1
+    assert (
+        text.count(f"<!-- {measured.MARKER} -->") == text.count(f"<!-- /{measured.MARKER} -->") == 1
+    )
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_make_run_takes_the_measured_gpu_as_its_example(present: bool, folder: Path, tmp_path: Path) -> None:
+def test_make_run_takes_the_measured_gpu_as_its_example(
+    present: bool, folder: Path, tmp_path: Path
+) -> None:
     ready = tmp_path / "venv"
     ready.mkdir()
     (ready / ".ready").touch()
     place = folder.parent if present else tmp_path / "none"
-    done = subprocess.run(["make", "-n", "run", f"VENV={ready}", f"STEPTIME_MEASUREMENTS={place}"], cwd=ROOT,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        ["make", "-n", "run", f"VENV={ready}", f"STEPTIME_MEASUREMENTS={place}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     measured_gpu = "gpu=H200 model=dlrm_default host=H200 overrides=model.embedding=joint_sparse"
     assert (measured_gpu if present else "gpu=V100 model=dlrm") in done.stdout
@@ -147,16 +211,39 @@ def _untraced(folder: Path, **facts: object) -> Path:
 def test_a_step_whose_trace_found_no_room_keeps_its_kernel_time(folder: Path) -> None:
     workload = "dlrm_ddp/embedding-joint_sparse/b4096"
     assert parts.measured_active_us(_untraced(folder, profiled_kernel_us=812.5), workload) == 812.5
-    assert parts.measured_active_us(_untraced(folder, profiled_kernel_us=812.5, kernels_lost=3), workload) is None
+    assert (
+        parts.measured_active_us(
+            _untraced(folder, profiled_kernel_us=812.5, kernels_lost=3), workload
+        )
+        is None
+    )
     assert parts.measured_active_us(_untraced(folder), workload) is None
-    assert parts.measured_active_us(folder / "manifest.json", "dlrm_ddp/embedding-joint_sparse/b1") is None
+    assert (
+        parts.measured_active_us(folder / "manifest.json", "dlrm_ddp/embedding-joint_sparse/b1")
+        is None
+    )
 
 
 def test_a_step_without_a_trace_has_no_overheads_of_its_own(folder: Path) -> None:
     """The prediction uses overheads of all GPUs, so it must not appear in the column of predictions with own overheads."""
-    prediction = Prediction("H200", "dlrm_ddp", "embedding-joint_sparse", 4096, 1100.0, 800.0, 900.0, 1000.0, 1200.0,
-                            1 << 30, True, {"measured": 1.0}, {"shared": 1.0}, 0.0, {"gemm": 800.0},
-                            measured_us=1000.0)  # fmt: skip
+    prediction = Prediction(
+        "H200",
+        "dlrm_ddp",
+        "embedding-joint_sparse",
+        4096,
+        1100.0,
+        800.0,
+        900.0,
+        1000.0,
+        1200.0,
+        1 << 30,
+        True,
+        {"measured": 1.0},
+        {"shared": 1.0},
+        0.0,
+        {"gemm": 800.0},
+        measured_us=1000.0,
+    )
 
     class Untraced:
         question = SimpleNamespace(step_name="dlrm_ddp/embedding-joint_sparse/b4096")
@@ -164,5 +251,7 @@ def test_a_step_without_a_trace_has_no_overheads_of_its_own(folder: Path) -> Non
         def step_us(self, observations: pd.DataFrame, own: bool) -> float | None:
             return None if own else 1300.0
 
-    found = parts.parts_of(prediction, _untraced(folder, profiled_kernel_us=812.5), Untraced(), pd.DataFrame())
+    found = parts.parts_of(
+        prediction, _untraced(folder, profiled_kernel_us=812.5), Untraced(), pd.DataFrame()
+    )
     assert list(found["part"]) == [parts.ACTIVE, parts.SHARED_OVERHEADS, parts.KERNEL_SUM]

@@ -44,13 +44,19 @@ def test_the_layer_runs_from_its_first_module_to_the_next_module_after_it() -> N
 
 
 def test_a_public_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=r"model_latency\.parquet: no such file; download the public data"):
+    with pytest.raises(
+        TableError, match=r"model_latency\.parquet: no such file; download the public data"
+    ):
         paper_surfer(tmp_path)
     (tmp_path / "neusight").mkdir()
     passes = pd.DataFrame([{name: 1 for name in PASS_COLUMNS}])
     passes.to_parquet(tmp_path / "neusight" / "model_latency.parquet")
-    _ops("V100").drop(columns="target").to_parquet(tmp_path / "neusight" / "model_op_latency.parquet")
-    with pytest.raises(TableError, match=r"model_op_latency\.parquet: column target is missing; download it again"):
+    _ops("V100").drop(columns="target").to_parquet(
+        tmp_path / "neusight" / "model_op_latency.parquet"
+    )
+    with pytest.raises(
+        TableError, match=r"model_op_latency\.parquet: column target is missing; download it again"
+    ):
         paper_surfer(tmp_path)
 
 
@@ -63,7 +69,9 @@ def test_the_ops_of_the_layer_count_as_often_as_the_model_has_layers() -> None:
     facts = {"mode": "inf", "seq_len": 64, "batch_size": 4, "option": "", "fw_latency_us": 1e4}
     predicted = []
     for layers in (1, 1000):
-        passes = pd.DataFrame([{"gpu": gpu, "model": "gpt", "num_layer": layers, **facts} for gpu in ("V100", "P4")])
+        passes = pd.DataFrame(
+            [{"gpu": gpu, "model": "gpt", "num_layer": layers, **facts} for gpu in ("V100", "P4")]
+        )
         found = scale_models(passes, model_calls(_ops("V100")), load_gpu("P4"), load_models())
         assert list(found[CASE_COLUMNS].iloc[0]) == ["gpt", "inf", 64, 4, ""]
         predicted.append(found.set_index("method").loc["utilisation", "predicted_us"])

@@ -29,7 +29,10 @@ def test_errors_stand_beside_the_published_ones() -> None:
     means = published_means(rows)
     assert means.iloc[0].tolist() == ["all", 7.95, 10.75, pytest.approx(10.0)]
     assert means["GPU"].tolist() == ["all", "V100", "Xp", "P100"]
-    assert published_means(rows.iloc[1:])["GPU"].tolist() == ["Xp", "P100"]  # unlike steps are not compared
+    assert published_means(rows.iloc[1:])["GPU"].tolist() == [
+        "Xp",
+        "P100",
+    ]  # unlike steps are not compared
     # active time 20 % too long, the step 10 %
     assert "| V100 | 2.7 | 20.0 | 7.4 | 10.0 | " in papers.step_table(rows)
     figure = measured_beside_predicted(rows)
@@ -47,9 +50,13 @@ def test_few_steps_give_every_block_and_figure_of_the_page(tmp_path: Path) -> No
     written = papers.write(tmp_path, tiny=True)
     assert [path.stem for path in written[1:]] == names
     assert re.findall(r"\]\(images/papers/(\w+)\.svg\)", text) == names
-    assert "tril_index_forward" in block((tmp_path / papers.PAGE).read_text(encoding="utf-8"), "kernels")
+    assert "tril_index_forward" in block(
+        (tmp_path / papers.PAGE).read_text(encoding="utf-8"), "kernels"
+    )
     for name in ("overheads", "pairs", "scaling"):  # these do not depend on the steps
-        assert block((tmp_path / papers.PAGE).read_text(encoding="utf-8"), name) == block(text, name)
+        assert block((tmp_path / papers.PAGE).read_text(encoding="utf-8"), name) == block(
+            text, name
+        )
 
 
 @pytest.mark.nightly  # predicts 72 steps

@@ -15,7 +15,8 @@ from pipeline.schemas import to_arrow
 
 
 @pytest.mark.parametrize(
-    "trace, model, first", [("rtx2080ti_linear", "linear_stack", False), ("gpt2_et", "gpt2_large", True)]
+    "trace, model, first",
+    [("rtx2080ti_linear", "linear_stack", False), ("gpt2_et", "gpt2_large", True)],
 )
 def test_a_rebuilt_model_matches_its_public_trace(datasets, trace, model, first):
     step = getattr(rebuilt_models, model)()
@@ -31,11 +32,25 @@ def test_an_imported_execution_trace_gives_the_calls_of_a_captured_graph(dataset
     step = rebuilt_models.linear_stack()
     nodes, *_ = observe(step, False, step.config)
     ours = map_calls(Graph(write_nodes([node for node in nodes if node.phase != "data"])))
-    imported = import_execution_trace(datasets / "traces" / "rtx2080ti_linear" / "execution_trace.json.gz")
+    imported = import_execution_trace(
+        datasets / "traces" / "rtx2080ti_linear" / "execution_trace.json.gz"
+    )
     to_arrow(imported.table, "graph")
     theirs = map_calls(imported)
     theirs = theirs[theirs["phase"] != "data"]
-    key = ["family", "op", "B", "M", "N", "K", "H", "tensors", "flops", "bytes_read", "bytes_written"]
+    key = [
+        "family",
+        "op",
+        "B",
+        "M",
+        "N",
+        "K",
+        "H",
+        "tensors",
+        "flops",
+        "bytes_read",
+        "bytes_written",
+    ]
     counts = [calls[key].astype(object).fillna(-1).value_counts() for calls in (ours, theirs)]
     assert counts[0].to_dict() == counts[1].to_dict()
 

@@ -32,7 +32,9 @@ def test_a_pack_is_small_and_says_how_good_it_is(gpu):
     for name in PUBLIC_FAMILIES:
         found = json.loads((packs_dir() / gpu / "kernels" / name / "family.json").read_text())
         # P100's convolutions hold a disturbance of their session that no model of shapes can know (docs/kernels.md)
-        assert found["metrics"]["gmae"] < (0.105 if (gpu, name) == ("P100", "conv2d_forward") else 0.10)
+        assert found["metrics"]["gmae"] < (
+            0.105 if (gpu, name) == ("P100", "conv2d_forward") else 0.10
+        )
         assert 0.75 <= found["metrics"]["coverage"] <= 0.85
         assert found["source"] and found["measured_on"]
 
@@ -71,7 +73,9 @@ def test_short_kernels_of_a_public_trace_are_predicted_without_the_floor(dataset
     found = compare(folder, "V100")
     products = found[found["family"].isin(["gemm", "bmm"])]
     assert len(products) == 5 * 22
-    assert (products["predicted_us"] > 2 * products["kernel_us"]).all()  # these lie under the latency floor
+    assert (
+        products["predicted_us"] > 2 * products["kernel_us"]
+    ).all()  # these lie under the latency floor
     assert 0.6 < products["kernel_us"].sum() / products["measured_us"].sum() < 1.6
     lookups = found[found["family"] == "embedding_forward"]
     assert len(lookups) >= 5

@@ -14,7 +14,12 @@ from evaluation.published.published_dlrm import read_rows, read_steps
 from evaluation.published.published_errors import NETWORK_METHODS, published
 from evaluation.published.published_lin2022 import read_cnn, read_dlrm, read_mean_errors
 from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, read_lookups
-from evaluation.published.published_steps import LAMBDA_GPUS, TUNING_GPUS, read_resnet50, read_training
+from evaluation.published.published_steps import (
+    LAMBDA_GPUS,
+    TUNING_GPUS,
+    read_resnet50,
+    read_training,
+)
 from evaluation.published.published_translation import (
     FILL_RATIO,
     LENGTH_BUCKETS,
@@ -51,40 +56,55 @@ def test_training_and_inference_of_resnet50_are_read_from_the_page(data: Path) -
     lines = "|    1     | 512 img/s  |   1024 img/s   | 2 x |\n|    8     | 4096 img/s |\n"
     (data / RESNET).write_text(f"{texts.RESNET_PAGE}\n{title}\n\n{lines}")
     rows = read_resnet50(data)
-    assert rows[["gpu", "mode", "dtype", "memory_format", "batch_size", "measured_us"]].to_numpy().tolist() == [
+    assert rows[
+        ["gpu", "mode", "dtype", "memory_format", "batch_size", "measured_us"]
+    ].to_numpy().tolist() == [
         ["A100-SXM4-80GB", "train", "tf32", "contiguous", 256, 5e5],
         ["A100-SXM4-80GB", "train", "fp16", "channels_last", 256, 2.5e5],
-        ["T4", "inference", "fp32", "contiguous", 1, 11500.0], ["T4", "inference", "fp32", "contiguous", 32, 80000.0],
+        ["T4", "inference", "fp32", "contiguous", 1, 11500.0],
+        ["T4", "inference", "fp32", "contiguous", 32, 80000.0],
         ["T4", "inference", "fp16", "channels_last", 32, 32250.0],
-    ]  # fmt: skip
+    ]
 
 
-def test_steps_of_dlrm_are_batch_over_throughput_and_latencies_that_wait_for_the_host_are_left_out(data: Path) -> None:
+def test_steps_of_dlrm_are_batch_over_throughput_and_latencies_that_wait_for_the_host_are_left_out(
+    data: Path,
+) -> None:
     rows = read_steps(data)
     named = rows[["version", "gpu", "mode", "dtype", "batch_size", "cuda_graph", "measured_us"]]
     train = named[rows["mode"] == "train"].drop(columns="mode").to_numpy().tolist()
     assert train == [
-        ["2020-04", "V100-SXM2-32GB", "fp32", 32768, False, 65536], ["2020-04", "V100-SXM2-32GB", "fp16", 32768, False, 32768],
-        ["2020-08", "A100-SXM4-40GB", "tf32", 32768, False, 16384], ["2020-08", "A100-SXM4-40GB", "fp16", 32768, False, 8192],
-        ["2021-10", "A100-SXM4-80GB", "tf32", 32768, True, 16384], ["2021-10", "A100-SXM4-80GB", "fp16", 32768, True, 8192],
-    ]  # fmt: skip
+        ["2020-04", "V100-SXM2-32GB", "fp32", 32768, False, 65536],
+        ["2020-04", "V100-SXM2-32GB", "fp16", 32768, False, 32768],
+        ["2020-08", "A100-SXM4-40GB", "tf32", 32768, False, 16384],
+        ["2020-08", "A100-SXM4-40GB", "fp16", 32768, False, 8192],
+        ["2021-10", "A100-SXM4-80GB", "tf32", 32768, True, 16384],
+        ["2021-10", "A100-SXM4-80GB", "fp16", 32768, True, 8192],
+    ]
     assert list(rows["seen"][:3]) == [True, True, False]
     inference = (
-        named[rows["mode"] == "inference"][["dtype", "cuda_graph", "batch_size", "measured_us"]].to_numpy().tolist()
+        named[rows["mode"] == "inference"][["dtype", "cuda_graph", "batch_size", "measured_us"]]
+        .to_numpy()
+        .tolist()
     )
     assert inference == [
-        ["fp16", True, 512, pytest.approx(500)], ["fp16", True, 4096, pytest.approx(1000)],
-        ["fp16", False, 4096, pytest.approx(4000)], ["fp32", True, 512, pytest.approx(2000)],
-        ["fp32", True, 4096, pytest.approx(3000)], ["fp32", False, 4096, pytest.approx(4000)],
-    ]  # fmt: skip
+        ["fp16", True, 512, pytest.approx(500)],
+        ["fp16", True, 4096, pytest.approx(1000)],
+        ["fp16", False, 4096, pytest.approx(4000)],
+        ["fp32", True, 512, pytest.approx(2000)],
+        ["fp32", True, 4096, pytest.approx(3000)],
+        ["fp32", False, 4096, pytest.approx(4000)],
+    ]
     assert read_rows(data) == [30, 10, 20], "in the order in which they are looked up"
 
 
 def test_a_log_gives_the_mean_of_its_last_epoch(data: Path) -> None:
     rows = read_translation(data)
     assert rows[["gpu", "dtype", "batch_size", "measured_us", "seen"]].to_numpy().tolist() == [
-        ["V100-SXM2-16GB", "fp32", 128, 5e5, True], ["RTX3090", "tf32", 256, 1.3e5, False], ["B200", "fp16", 512, 1.3e5, False],
-    ]  # fmt: skip
+        ["V100-SXM2-16GB", "fp32", 128, 5e5, True],
+        ["RTX3090", "tf32", 256, 1.3e5, False],
+        ["B200", "fp16", 512, 1.3e5, False],
+    ]
     assert sum(share for _, share in LENGTH_BUCKETS) == pytest.approx(1.0, abs=0.002)
 
 
@@ -93,15 +113,37 @@ def test_the_transformers_page_gives_steps_of_one_gpu(data: Path) -> None:
     assert list(rows["gpu"]) == ["A100-SXM4-40GB"] * 2 + ["V100-SXM2-16GB"] * 2
     assert list(rows["dtype"]) == ["tf32", "fp16", "fp32", "fp16"]
     assert list(rows["tokens"]) == [1000, 1000, 200, 400]
-    assert list(rows["measured_us"]) == pytest.approx([FILL_RATIO * us for us in (1e5, 5e4, 2e5, 1e5)])
+    assert list(rows["measured_us"]) == pytest.approx(
+        [FILL_RATIO * us for us in (1e5, 5e4, 2e5, 1e5)]
+    )
 
 
 def test_lookups_of_each_source_are_read_in_its_form(data: Path) -> None:
     rows = read_lookups(data).set_index("op")
-    assert rows.index.tolist() == ["gather_2024", "dense", "gather", "fused", "fused_atomic", "dense_few"]
+    assert rows.index.tolist() == [
+        "gather_2024",
+        "dense",
+        "gather",
+        "fused",
+        "fused_atomic",
+        "dense_few",
+    ]
     assert rows["measured_us"].tolist() == pytest.approx([250.0, 750.0, 125.0, 12.5, 50.0, 75.0])
-    assert rows.loc["gather", ["gpu", "B", "E", "L", "D"]].tolist() == ["A100-SXM4-80GB", 32, 1000, 1, 768]
-    assert rows.loc["fused", ["gpu", "B", "T", "E", "L", "D"]].tolist() == ["V100", 2, 3, 500, 7, 32]
+    assert rows.loc["gather", ["gpu", "B", "E", "L", "D"]].tolist() == [
+        "A100-SXM4-80GB",
+        32,
+        1000,
+        1,
+        768,
+    ]
+    assert rows.loc["fused", ["gpu", "B", "T", "E", "L", "D"]].tolist() == [
+        "V100",
+        2,
+        3,
+        500,
+        7,
+        32,
+    ]
     assert rows.loc["dense_few", ["B", "D"]].tolist() == [1024, 64]
     assert not rows["seen"].any()
     (data / LIGER).write_text((data / LIGER).read_text().replace("768", "4096"))
@@ -113,9 +155,9 @@ def test_numbers_of_lin_et_al_are_those_of_the_paper() -> None:
     assert len(dlrm) == 36
     first = dlrm.loc[("V100", "dlrm_default", 512)]
     # stated: active +8.73 %, step -12.68 %, active against the step -41.16 %
-    assert first[["measured_us", "busy", "published_busy", "published_error"]].tolist() == pytest.approx(
-        [4550.0, 0.5884 / 1.0873, 0.5884 / 0.8732, -0.1268]
-    )
+    assert first[
+        ["measured_us", "busy", "published_busy", "published_error"]
+    ].tolist() == pytest.approx([4550.0, 0.5884 / 1.0873, 0.5884 / 0.8732, -0.1268])
     assert dlrm["busy"].between(0, 1).all()
     # the errors of all steps give the abstract's geometric mean
     assert np.exp(np.log(dlrm["published_error"].abs()).mean()) == pytest.approx(
@@ -128,20 +170,35 @@ def test_numbers_of_lin_et_al_are_those_of_the_paper() -> None:
         for model in set(cnn["model"])
         for method in NETWORK_METHODS.values()
     }.items():
-        assert mean.percent == pytest.approx(100 * cnn.loc[cnn["model"] == model, method].mean(), abs=0.05)
-    assert read_mean_errors().groupby("what").size().to_dict() == {"active": 4, "step": 4, "step_shared": 4}
+        assert mean.percent == pytest.approx(
+            100 * cnn.loc[cnn["model"] == model, method].mean(), abs=0.05
+        )
+    assert read_mean_errors().groupby("what").size().to_dict() == {
+        "active": 4,
+        "step": 4,
+        "step_shared": 4,
+    }
 
 
 def test_every_card_has_a_specification() -> None:
-    names = {*LAMBDA_GPUS.values(), *TUNING_GPUS, *SYSTEMS.values(), *published_translation.TUNING_GPUS}
-    for name in {*names, *published_steps.NVIDIA_GPUS.values(), *published_translation.NVIDIA_GPUS.values()}:
+    names = {
+        *LAMBDA_GPUS.values(),
+        *TUNING_GPUS,
+        *SYSTEMS.values(),
+        *published_translation.TUNING_GPUS,
+    }
+    for name in {
+        *names,
+        *published_steps.NVIDIA_GPUS.values(),
+        *published_translation.NVIDIA_GPUS.values(),
+    }:
         assert load_gpu(name).name == name
 
 
 READERS: dict[str, Callable[[Path], pd.DataFrame | list[int]]] = {
     "lambda/pytorch": read_training, "lambda/results": read_translation, RESNET: read_resnet50,
-    TRANSFORMER: read_transformer, "nvidia/dlrm-README": read_steps, CRITEO: read_rows, LIGER: read_lookups,
-    NOTEBOOK: read_lookups, PULL_REQUEST: read_lookups,
+    TRANSFORMER: read_transformer, "nvidia/dlrm-README": read_steps, CRITEO: read_rows,
+    LIGER: read_lookups, NOTEBOOK: read_lookups, PULL_REQUEST: read_lookups,
 }  # fmt: skip
 
 
@@ -185,7 +242,9 @@ DLRM_PAGE = "nvidia/dlrm-README-2020-04.md"
         (PULL_REQUEST, "|64 ", "|6.4", FORM),
     ],
 )
-def test_other_contents_are_refused_in_one_line(data: Path, name: str, old: str, new: str, says: str) -> None:
+def test_other_contents_are_refused_in_one_line(
+    data: Path, name: str, old: str, new: str, says: str
+) -> None:
     text = (data / name).read_text()
     assert old in text
     (data / name).write_text(text.replace(old, new))
@@ -195,7 +254,9 @@ def test_other_contents_are_refused_in_one_line(data: Path, name: str, old: str,
     assert says in message and str(data) in message and "\n" not in message
 
 
-@pytest.mark.parametrize("name", [name for name in texts.FILES if not name.startswith("lambda/results")])
+@pytest.mark.parametrize(
+    "name", [name for name in texts.FILES if not name.startswith("lambda/results")]
+)
 def test_a_missing_file_and_one_that_is_no_text_are_named(data: Path, name: str) -> None:
     path = data / name
     for content in (b"\xff\xfe\x00", b"", None):
@@ -210,7 +271,9 @@ def test_a_missing_file_and_one_that_is_no_text_are_named(data: Path, name: str)
 
 def test_tables_that_name_no_known_card_and_a_folder_without_logs_are_refused(data: Path) -> None:
     for file in (data / "lambda").glob("*.csv"):
-        file.write_text(file.read_text().replace("RTX 3090", "some card").replace("1x V100", "8x V100"))
+        file.write_text(
+            file.read_text().replace("RTX 3090", "some card").replace("1x V100", "8x V100")
+        )
     with pytest.raises(TableError, match="has no known GPU"):
         read_training(data)
     with pytest.raises(TableError, match=r"docs/accuracy\.md"):

@@ -3,7 +3,14 @@
 import pandas as pd
 import pytest
 
-from evaluation.published.published_timm import INFERENCE, LOOKED_AT, TRAINING, is_tuning, read_inference, read_training
+from evaluation.published.published_timm import (
+    INFERENCE,
+    LOOKED_AT,
+    TRAINING,
+    is_tuning,
+    read_inference,
+    read_training,
+)
 from pipeline.errors import TableError
 
 
@@ -12,7 +19,8 @@ def test_networks_whose_errors_were_known_are_tuning_rows_whatever_their_weights
 
 
 @pytest.mark.parametrize(
-    "name, tuning", [("regnety_016", True), ("dm_nfnet_f2", True), ("vgg19", False), ("densenet121", False)]
+    "name, tuning",
+    [("regnety_016", True), ("dm_nfnet_f2", True), ("vgg19", False), ("densenet121", False)],
 )
 def test_the_hash_of_a_name_decides(name: str, tuning: bool) -> None:
     assert is_tuning(name) == tuning
@@ -20,18 +28,37 @@ def test_the_hash_of_a_name_decides(name: str, tuning: bool) -> None:
 
 def test_no_measured_row_is_lost(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / TRAINING).parent.mkdir()
-    train = {"model": ["vgg19", "vgg19"], "layout": ["nchw", "nhwc"], "train_batch_size": [64.0, 96.0],
-             "train_img_size": [224.0, 224.0], "train_step_time": [10.5, 9.0]}  # fmt: skip
+    train = {
+        "model": ["vgg19", "vgg19"],
+        "layout": ["nchw", "nhwc"],
+        "train_batch_size": [64.0, 96.0],
+        "train_img_size": [224.0, 224.0],
+        "train_step_time": [10.5, 9.0],
+    }
     pd.DataFrame(train).to_parquet(tmp_path / TRAINING)
     rows = read_training(tmp_path)
     assert [*zip(rows["memory_format"], rows["batch_size"], rows["measured_us"], strict=True)] == [
-        ("contiguous", 64, 10_500.0), ("channels_last", 96, 9_000.0)]  # fmt: skip
-    timm = {"source": "huggingface/pytorch-image-models", "compile": "False", "path": "results/b-amp-nchw-pt240-cu124.csv",
-            "model": "vgg19", "batch_per_gpu": "256", "seq_len": "img 384", "value": 3.0}  # fmt: skip
+        ("contiguous", 64, 10_500.0),
+        ("channels_last", 96, 9_000.0),
+    ]
+    timm = {
+        "source": "huggingface/pytorch-image-models",
+        "compile": "False",
+        "path": "results/b-amp-nchw-pt240-cu124.csv",
+        "model": "vgg19",
+        "batch_per_gpu": "256",
+        "seq_len": "img 384",
+        "value": 3.0,
+    }
     table = [timm, {**timm, "compile": "True"}, {**timm, "source": "karpathy/nanoGPT"}]
     pd.DataFrame(table).to_parquet(tmp_path / INFERENCE)
     (row,) = read_inference(tmp_path).to_dict("records")
-    assert (row["side"], row["torch"], row["measured_us"], row["mode"]) == (384, "2.4", 3_000.0, "inference")
+    assert (row["side"], row["torch"], row["measured_us"], row["mode"]) == (
+        384,
+        "2.4",
+        3_000.0,
+        "inference",
+    )
 
 
 def test_a_missing_table_is_one_line(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -17,15 +17,24 @@ def test_plain_adam_moves_weights_and_biases_as_written() -> None:
         update = 0.1 * grad / ((0.001 * grad**2) ** 0.5 + 1e-6) + decay * start
         return start - squad_step.RATE * update
 
-    assert weight.detach().flatten().tolist() == pytest.approx([moved(3.0, 0.5, squad_step.DECAY)] * 4)
+    assert weight.detach().flatten().tolist() == pytest.approx(
+        [moved(3.0, 0.5, squad_step.DECAY)] * 4
+    )
     assert bias.item() == pytest.approx(moved(1.0, 0.5, 0.0))
 
 
 @pytest.mark.parametrize(("dtype", "zero"), [("fp32", True), ("fp32", False), ("fp16", False)])
-def test_a_step_updates_the_weights_of_the_model(monkeypatch: pytest.MonkeyPatch, dtype: str, zero: bool) -> None:
+def test_a_step_updates_the_weights_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, zero: bool
+) -> None:
     monkeypatch.setitem(squad_step.SIZES, "tiny", (32, 1, 2))
     monkeypatch.setattr(squad_step, "TOKENS", 8)
-    config = {"dtype": dtype, "mode": "train", "optimizer": "none", "options": {"size": "tiny", "zero": zero}}
+    config = {
+        "dtype": dtype,
+        "mode": "train",
+        "optimizer": "none",
+        "options": {"size": "tiny", "zero": zero},
+    }
     torch.manual_seed(0)
     step = squad_step.make_step(config, 2, "cpu")
     for tensor in step.pool[0]:

@@ -19,7 +19,10 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(5000, 96), nn.Parameter(torch.zeros(12, 96), requires_grad=False)
+        self.words, self.places = (
+            nn.Embedding(5000, 96),
+            nn.Parameter(torch.zeros(12, 96), requires_grad=False),
+        )
         layer = nn.TransformerEncoderLayer(96, 4, 1024, dropout=0.0, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 3)
 
@@ -32,7 +35,11 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trunk, self.used, self.unused = nn.Linear(64, 512), nn.Linear(512, 600), nn.Linear(512, 700)
+        self.trunk, self.used, self.unused = (
+            nn.Linear(64, 512),
+            nn.Linear(512, 600),
+            nn.Linear(512, 700),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.used(self.trunk(x).relu())
@@ -44,9 +51,16 @@ def layers() -> nn.Module:
 
 def convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 256, 3), nn.BatchNorm2d(256), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 2000),
-    )  # fmt: skip
+        nn.Conv2d(3, 64, 3),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.Conv2d(64, 256, 3),
+        nn.BatchNorm2d(256),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(256, 2000),
+    )
 
 
 class Residual(nn.Module):
@@ -75,21 +89,39 @@ Case = tuple[Callable[[], nn.Module], Callable[[int], Tensor], dict[str, Any]]
 CASES: dict[str, Case] = {
     "layers": (layers, lambda n: torch.empty(n, 700), {}),
     "layers, small buckets as views": (
-        layers, lambda n: torch.empty(n, 700), {"bucket_cap_mb": 2, "gradient_as_bucket_view": True},
+        layers,
+        lambda n: torch.empty(n, 700),
+        {"bucket_cap_mb": 2, "gradient_as_bucket_view": True},
     ),
-    "layers, static": (layers, lambda n: torch.empty(n, 700), {"static_graph": True, "bucket_cap_mb": 3}),
+    "layers, static": (
+        layers,
+        lambda n: torch.empty(n, 700),
+        {"static_graph": True, "bucket_cap_mb": 3},
+    ),
     "convolutions": (convolutions, image, {"bucket_cap_mb": 1}),
     "tied words, frozen places": (Tied, words, {"bucket_cap_mb": 1}),
-    "residual blocks in another order": (Residual, lambda n: torch.empty(n, 400), {"bucket_cap_mb": 1}),
-    "an unused branch": (Branches, lambda n: torch.empty(n, 64), {"bucket_cap_mb": 1, "find_unused_parameters": True}),
-}  # fmt: skip
+    "residual blocks in another order": (
+        Residual,
+        lambda n: torch.empty(n, 400),
+        {"bucket_cap_mb": 1},
+    ),
+    "an unused branch": (
+        Branches,
+        lambda n: torch.empty(n, 64),
+        {"bucket_cap_mb": 1, "find_unused_parameters": True},
+    ),
+}
 """Models with their inputs and the options of `DistributedDataParallel`."""
 
 
 def exchanged(rank: int, port: int, out: str) -> None:
     """Run a few steps of each case as one of two ranks; the first rank writes the bytes of the last step's buckets."""
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=120),
     )
     torch.manual_seed(0)
     found = {}
@@ -98,7 +130,11 @@ def exchanged(rank: int, port: int, out: str) -> None:
 
         def hook(state, bucket, sizes=sizes):  # type: ignore[no-untyped-def]  # DDP checks annotations
             sizes.append(bucket.buffer().nbytes)
-            return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])
+            return (
+                dist.all_reduce(bucket.buffer(), async_op=True)
+                .get_future()
+                .then(lambda f: f.value()[0])
+            )
 
         model.register_comm_hook(None, hook)
         for _ in range(5):

@@ -29,7 +29,11 @@ def recorded(name, causal):
         )
         inputs.append(tensor)
         values.append(
-            None if tensor else causal if argument.name == "is_causal" else str(argument.type) == "bool" or 0.0
+            None
+            if tensor
+            else causal
+            if argument.name == "is_causal"
+            else str(argument.type) == "bool" or 0.0
         )
     phase = "backward" if name.endswith("backward") else "forward"
     node = Node(0, name, phase=phase, inputs=tuple(inputs), values=tuple(values), outputs=(Q,))
@@ -57,17 +61,24 @@ def test_a_stand_in_has_one_flag(causal):
         values=(None,) * 3 + (causal, 0.1),
         outputs=(Q,),
     )
-    assert json.loads(map_calls(Graph(write_nodes([node])))["attributes"].iloc[0]) == {"causal": causal}
+    assert json.loads(map_calls(Graph(write_nodes([node])))["attributes"].iloc[0]) == {
+        "causal": causal
+    }
 
 
 def test_every_fused_operator_says_where_its_flag_and_its_mask_stand():
     mapped = [name for name in rows() if name.startswith(PREFIX)]
     assert len(mapped) == 2 * len(KINDS)
     for name in mapped:
-        names = [a.name for a in getattr(torch.ops.aten, name.removeprefix("aten::")).default._schema.arguments]
+        names = [
+            a.name
+            for a in getattr(torch.ops.aten, name.removeprefix("aten::")).default._schema.arguments
+        ]
         options = rows()[name].calls[0].options
         assert options["causal"] == names.index("is_causal"), name
-        assert options.get("mask") == (names.index("attn_bias") if "attn_bias" in names else None), name
+        assert options.get("mask") == (
+            names.index("attn_bias") if "attn_bias" in names else None
+        ), name
 
 
 @pytest.mark.parametrize("kind", ["flash_attention", "flash_attention_backward"])
@@ -82,6 +93,8 @@ def test_a_call_can_be_measured_by_itself_and_weighs_what_the_formula_says(kind)
     formula = work_of("attention", pd.DataFrame([call]), own_columns=False)
     assert formula.flops[0] == call["flops"]
     assert (
-        work_of("attention", pd.DataFrame([{**call, "attributes": None}]), own_columns=False).flops[0]
+        work_of("attention", pd.DataFrame([{**call, "attributes": None}]), own_columns=False).flops[
+            0
+        ]
         == 2 * call["flops"]
     )

@@ -30,8 +30,10 @@ from tests.workloads.small import LIKE_ANOTHER
 SIZES = (3, 64, 513, 2000)
 """Odd and even batch sizes, powers of two, widths of layers, and large ones."""
 
-TINY = ["model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
-        "model.top_mlp=[4,1]"]  # fmt: skip
+TINY = [
+    "model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
+    "model.top_mlp=[4,1]",
+]  # fmt: skip
 
 
 def model(*overrides: str) -> dict[str, Any]:
@@ -43,7 +45,9 @@ def model(*overrides: str) -> dict[str, Any]:
 def same(one: Graph, other: Graph) -> bool:
     """Equal tables, memory and descriptions."""
     facts = [(g.memory, g.device, g.model, g.batch_size, g.warnings) for g in (one, other)]
-    return facts[0] == facts[1] and to_arrow(one.table, "graph").equals(to_arrow(other.table, "graph"))
+    return facts[0] == facts[1] and to_arrow(one.table, "graph").equals(
+        to_arrow(other.table, "graph")
+    )
 
 
 @pytest.fixture
@@ -51,17 +55,28 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Batch sizes that were captured, in an empty cache."""
     monkeypatch.setenv("STEPTIME_CACHE", str(tmp_path / "cache"))
     done: list[int] = []
-    monkeypatch.setattr(step_store, "capture", lambda config, batch: done.append(batch) or capture(config, batch))
+    monkeypatch.setattr(
+        step_store, "capture", lambda config, batch: done.append(batch) or capture(config, batch)
+    )
     return done
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.nightly] * (name in (*LIKE_ANOTHER, "resnet50")))
-    for name in choices("model") if name not in FREE_OPTIONS
-])  # fmt: skip
-def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(name: str, captures: list[int]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] * (name in (*LIKE_ANOTHER, "resnet50")))
+        for name in choices("model")
+        if name not in FREE_OPTIONS
+    ],
+)
+def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(
+    name: str, captures: list[int]
+) -> None:
     config = model(f"model={name}")
-    steps, question = StepStore(), replace(expand([f"model={name}"])[0], workload=FrozenDict(config))
+    steps, question = (
+        StepStore(),
+        replace(expand([f"model={name}"])[0], workload=FrozenDict(config)),
+    )
     captured(config, 32)
     whole = captured(config, 33)
     assert len(captures) == 3, "the first batch size and the two ends of the line"
@@ -72,13 +87,36 @@ def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(name: st
         assert same(computed, capture(config, size)), size
 
 
-@pytest.mark.parametrize("overrides", [
-    ("model=dlrm_default", "model.embedding=dense", "model.interaction=fused", "model.dtype=fp16"),
-    ("model=dlrm_open_source", "model.precision=pure", "model.dtype=bf16", "model.optimizer=adam"),
-    ("model=bert_large", "model.attention=fused", "model.dtype=fp16", "model.mode=inference"),
-    ("model=transformer", "model.attention=fused", "model.dtype=bf16", "model.label_smoothing=0.1"),
-    ("model=gnmt", "model.normalised_attention=true", "model.shared_embedding=true", "model.dtype=tf32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (
+            "model=dlrm_default",
+            "model.embedding=dense",
+            "model.interaction=fused",
+            "model.dtype=fp16",
+        ),
+        (
+            "model=dlrm_open_source",
+            "model.precision=pure",
+            "model.dtype=bf16",
+            "model.optimizer=adam",
+        ),
+        ("model=bert_large", "model.attention=fused", "model.dtype=fp16", "model.mode=inference"),
+        (
+            "model=transformer",
+            "model.attention=fused",
+            "model.dtype=bf16",
+            "model.label_smoothing=0.1",
+        ),
+        (
+            "model=gnmt",
+            "model.normalised_attention=true",
+            "model.shared_embedding=true",
+            "model.dtype=tf32",
+        ),
+    ],
+)
 def test_options_of_a_workload_too(overrides: Sequence[str], captures: list[int]) -> None:
     config = model(*overrides)
     captured(config, 7)
@@ -87,9 +125,13 @@ def test_options_of_a_workload_too(overrides: Sequence[str], captures: list[int]
     assert all(same(captured(config, size), capture(config, size)) for size in (9, 1024))
 
 
-@pytest.mark.parametrize("overrides", [
-    (*TINY, "model.embedding=sparse"), ("model=resnet50", "model.memory_format=channels_last"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*TINY, "model.embedding=sparse"),
+        ("model=resnet50", "model.memory_format=channels_last"),
+    ],
+)
 def test_a_workload_without_proof_is_captured_at_each_size(
     overrides: Sequence[str], captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +142,9 @@ def test_a_workload_without_proof_is_captured_at_each_size(
     assert captures == [4, 8, 16]
 
 
-def test_users_own_steps_are_captured_at_each_size(captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_own_steps_are_captured_at_each_size(
+    captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = model("model=custom", "model.target=tests.graph.test_batch_line:usual_step")
     captured(config, 4)
     captured(config, 8)
@@ -130,7 +174,9 @@ def test_a_damaged_end_of_the_line_is_made_anew(captures: list[int], tmp_path: P
 def step_of(forward: Any, config: Any, batch: int, device: str) -> Step:
     with torch.device(device):
         layer = nn.Linear(16, 16)
-    return Step([layer], [(host_empty(batch, 16),)], lambda x: forward(layer(x)).sum(), None, device, config)
+    return Step(
+        [layer], [(host_empty(batch, 16),)], lambda x: forward(layer(x)).sum(), None, device, config
+    )
 
 
 def usual_step(config: Any, batch: int, device: str) -> Step:
@@ -139,11 +185,15 @@ def usual_step(config: Any, batch: int, device: str) -> Step:
 
 def switching_step(config: Any, batch: int, device: str) -> Step:
     """Runs another operator at a single batch size, as heuristics do."""
-    return step_of(lambda y: torch.relu(y) if y.shape[0] == 512 else torch.tanh(y), config, batch, device)
+    return step_of(
+        lambda y: torch.relu(y) if y.shape[0] == 512 else torch.tanh(y), config, batch, device
+    )
 
 
 def threshold_step(config: Any, batch: int, device: str) -> Step:
-    return step_of(lambda y: torch.relu(y) if y.shape[0] > 100_000 else torch.tanh(y), config, batch, device)
+    return step_of(
+        lambda y: torch.relu(y) if y.shape[0] > 100_000 else torch.tanh(y), config, batch, device
+    )
 
 
 def squared_step(config: Any, batch: int, device: str) -> Step:
@@ -154,10 +204,16 @@ def rounded_step(config: Any, batch: int, device: str) -> Step:
     return step_of(lambda y: y[: y.shape[0] // 8 * 8], config, batch, device)
 
 
-@pytest.mark.parametrize("build, proven, computed", [
-    (usual_step, True, True), (switching_step, False, False), (threshold_step, False, False),
-    (squared_step, True, False), (rounded_step, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "build, proven, computed",
+    [
+        (usual_step, True, True),
+        (switching_step, False, False),
+        (threshold_step, False, False),
+        (squared_step, True, False),
+        (rounded_step, False, False),
+    ],
+)
 def test_what_depends_on_the_batch_size_otherwise_is_found(
     build: Any, proven: bool, computed: bool, captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,8 +236,16 @@ def graph(batch: int, *shape: int, text: Any = "x") -> Graph:
 
 def test_only_whole_numbers_with_a_whole_slope_are_on_a_line() -> None:
     line = GraphLine(graph(2, 6, 5), graph(101, 303, 5))
-    assert same(line.at(7), graph(7, 21, 5)) and line.holds(graph(9, 27, 5)) and not line.holds(graph(9, 28, 5))
-    for other in (graph(101, 304, 5), graph(101, 303, 5, 1), *(graph(101, 303, 5, text=text) for text in ("y", 0.5))):
+    assert (
+        same(line.at(7), graph(7, 21, 5))
+        and line.holds(graph(9, 27, 5))
+        and not line.holds(graph(9, 28, 5))
+    )
+    for other in (
+        graph(101, 304, 5),
+        graph(101, 303, 5, 1),
+        *(graph(101, 303, 5, text=text) for text in ("y", 0.5)),
+    ):
         with pytest.raises(NotOnALineError):
             GraphLine(graph(2, 6, 5), other).at(7)
     with pytest.raises(NotOnALineError):
@@ -192,9 +256,9 @@ def test_another_batch_size_loads_no_pytorch_and_predicts_what_a_capture_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = (
-        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question import expand; "
-        "found = engine().predict_one(expand(sys.argv[1:])[0]).whole(); "
-        "print(found.predicted_us, found.p90_us, found.memory_bytes, 'torch' in sys.modules)"
+        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question"
+        " import expand; found = engine().predict_one(expand(sys.argv[1:])[0]).whole();"
+        " print(found.predicted_us, found.p90_us, found.memory_bytes, 'torch' in sys.modules)"
     )
 
     def ask(batch: int, cache: str) -> list[str]:

@@ -19,7 +19,12 @@ def call(name, *inputs, values=(), outputs=(), device="cuda"):
 
 
 def test_linear_counts_products_twice_and_reads_its_bias():
-    found = call("aten::addmm", Tensor((32,), "fp32"), Tensor((1024, 64), "fp32"), Tensor((64, 32), "fp32", (1, 64)))
+    found = call(
+        "aten::addmm",
+        Tensor((32,), "fp32"),
+        Tensor((1024, 64), "fp32"),
+        Tensor((64, 32), "fp32", (1, 64)),
+    )
     row = found[found["family"] == "gemm"].iloc[0]
     assert (row["B"], row["M"], row["N"], row["K"], row["trans_b"]) == (1, 1024, 64, 32, 1)
     assert row["flops"] == 2 * 1024 * 64 * 32
@@ -27,18 +32,30 @@ def test_linear_counts_products_twice_and_reads_its_bias():
 
 
 def test_bias_of_a_single_output_is_copied_first():
-    found = call("aten::addmm", Tensor((1,), "fp32"), Tensor((128, 64), "fp32"), Tensor((64, 1), "fp32"))
+    found = call(
+        "aten::addmm", Tensor((1,), "fp32"), Tensor((128, 64), "fp32"), Tensor((64, 1), "fp32")
+    )
     assert list(found["family"])[:2] == ["elementwise", "gemm"]
 
 
 def test_broadcast_operands_are_read_once():
-    row = call("aten::add", Tensor((100, 8), "fp32"), Tensor((8,), "fp32"), outputs=(Tensor((100, 8), "fp32"),)).iloc[0]
+    row = call(
+        "aten::add",
+        Tensor((100, 8), "fp32"),
+        Tensor((8,), "fp32"),
+        outputs=(Tensor((100, 8), "fp32"),),
+    ).iloc[0]
     assert (row["bytes_read"], row["bytes_written"]) == (4 * (800 + 8), 3200)
     assert row["op"] == "add"
 
 
 def test_scalar_operands_have_their_own_model():
-    row = call("aten::mul", Tensor((100, 8), "fp32"), Tensor((), "fp64", (), True), outputs=(Tensor((100, 8), "fp32"),))
+    row = call(
+        "aten::mul",
+        Tensor((100, 8), "fp32"),
+        Tensor((), "fp64", (), True),
+        outputs=(Tensor((100, 8), "fp32"),),
+    )
     assert row["op"].iloc[0] == "mulu"
 
 
@@ -53,24 +70,37 @@ def test_extremes_of_two_tensors_are_elementwise(name, op):
 @pytest.mark.parametrize(
     "name", ["aten::cudnn_batch_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit"]
 )
-@pytest.mark.parametrize("training, op, reads", [(True, "batch_norm", 2), (False, "batch_norm_inference", 1)])
+@pytest.mark.parametrize(
+    "training, op, reads", [(True, "batch_norm", 2), (False, "batch_norm_inference", 1)]
+)
 def test_batch_norm_with_known_statistics_reads_its_images_once(name, training, op, reads):
     x, channels = Tensor((8, 64, 28, 28), "fp16"), Tensor((64,), "fp32")
     row = call(name, x, *[channels] * 4, None, values=(*[None] * 5, training), outputs=(x,)).iloc[0]
     assert (row["op"], row["bytes_read"] // x.bytes, row["bytes_written"]) == (op, reads, x.bytes)
 
 
-@pytest.mark.parametrize("name", ["_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact2d"])
+@pytest.mark.parametrize(
+    "name", ["_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_nearest_exact2d"]
+)
 def test_resizing_reads_the_image_and_writes_the_resized_one(name):
     small, large = Tensor((8, 64, 16, 16), "fp32"), Tensor((8, 64, 32, 32), "fp32")
     row = call(f"aten::{name}", small, outputs=(large,)).iloc[0]
-    assert (row["family"], row["bytes_read"], row["bytes_written"]) == ("elementwise", small.bytes, large.bytes)
+    assert (row["family"], row["bytes_read"], row["bytes_written"]) == (
+        "elementwise",
+        small.bytes,
+        large.bytes,
+    )
     back = call(f"aten::{name}_backward", large, outputs=(small,)).iloc[-1]
-    assert (back["family"], back["bytes_read"], back["bytes_written"]) == ("elementwise", large.bytes, small.bytes)
+    assert (back["family"], back["bytes_read"], back["bytes_written"]) == (
+        "elementwise",
+        large.bytes,
+        small.bytes,
+    )
 
 
 CONVOLUTIONS = {
-    "line": ((4, 16, 100), (32, 16, 5), [2], [2], [1]), "dilated line": ((4, 16, 100), (32, 16, 3), [1], [4], [4]),
+    "line": ((4, 16, 100), (32, 16, 5), [2], [2], [1]),
+    "dilated line": ((4, 16, 100), (32, 16, 3), [1], [4], [4]),
     "image": ((4, 16, 20, 30), (32, 16, 3, 5), [2, 1], [1, 2], [1, 1]),
     "row of an image": ((4, 16, 20, 30), (32, 16, 1, 5), [1, 1], [0, 4], [1, 2]),
     "volume": ((4, 16, 9, 20, 30), (32, 16, 3, 5, 3), [2, 1, 3], [0, 2, 1], [1, 1, 1]),
@@ -83,12 +113,22 @@ def test_dims_of_convolutions_say_their_arithmetic(kind, transposed):
     from pipeline.kernels.work import ConvShape, Dims
 
     image, weight, stride, padding, dilation = CONVOLUTIONS[kind]
-    sides = [(size + 2 * p - d * (k - 1) - 1) // s + 1
-             for size, k, s, p, d in zip(image[2:], weight[2:], stride, padding, dilation, strict=True)]  # fmt: skip
+    sides = [
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(image[2:], weight[2:], stride, padding, dilation, strict=True)
+    ]
     x, y = Tensor(image, "fp32"), Tensor((4, 32, *sides), "fp32")
     given, result = (y, x) if transposed else (x, y)
     values = (None, None, None, stride, padding, dilation, transposed, [0] * len(stride), 1)
-    row = call("aten::convolution", given, Tensor(weight, "fp32"), None, *[None] * 6, values=values, outputs=(result,))
+    row = call(
+        "aten::convolution",
+        given,
+        Tensor(weight, "fp32"),
+        None,
+        *[None] * 6,
+        values=values,
+        outputs=(result,),
+    )
     weights = Tensor(weight, "fp32").numel
     assert (
         ConvShape.of(Dims(row.head(1))).flops[0]
@@ -97,21 +137,42 @@ def test_dims_of_convolutions_say_their_arithmetic(kind, transposed):
     )
 
 
-@pytest.mark.parametrize("name", ["cudnn_convolution", "cudnn_convolution_transpose", "mkldnn_convolution"])
+@pytest.mark.parametrize(
+    "name", ["cudnn_convolution", "cudnn_convolution_transpose", "mkldnn_convolution"]
+)
 def test_convolutions_of_libraries_are_read_by_their_schema(name):
     image, weight, stride, padding, dilation = CONVOLUTIONS["image"]
-    told = {"stride": stride, "padding": padding, "dilation": dilation, "groups": 2, "output_padding": [7, 7]}
-    arguments = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
+    told = {
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "groups": 2,
+        "output_padding": [7, 7],
+    }
+    arguments = [
+        argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments
+    ]
     x, w = Tensor(image, "fp32"), Tensor((weight[0], weight[1] // 2, *weight[2:]), "fp32")
-    row = call(f"aten::{name}", x, w, *[None] * (len(arguments) - 2), values=[told.get(key) for key in arguments],
-               outputs=(Tensor((4, 32, 10, 30), "fp32"),)).iloc[0]  # fmt: skip
-    found = [row[key] for key in ("stride", "stride_w", "padding", "padding_w", "dilation", "groups")]
+    row = call(
+        f"aten::{name}",
+        x,
+        w,
+        *[None] * (len(arguments) - 2),
+        values=[told.get(key) for key in arguments],
+        outputs=(Tensor((4, 32, 10, 30), "fp32"),),
+    ).iloc[0]
+    found = [
+        row[key] for key in ("stride", "stride_w", "padding", "padding_w", "dilation", "groups")
+    ]
     assert found == [*stride, *padding, 1, 2]
 
 
 def test_sum_of_rows_clears_semaphores_when_blocks_share_outputs():
     wide, narrow = Tensor((1024, 512), "fp32"), Tensor((512, 1024), "fp32")
-    assert list(call("aten::sum", wide, None, values=(None, [0]))["family"]) == ["memset", "reduction"]
+    assert list(call("aten::sum", wide, None, values=(None, [0]))["family"]) == [
+        "memset",
+        "reduction",
+    ]
     assert list(call("aten::sum", narrow, None, values=(None, [0]))["family"]) == ["reduction"]
 
 
@@ -119,8 +180,10 @@ def test_copies_between_like_tensors_are_memory_copies_and_others_kernels():
     x = Tensor((64, 32), "fp32", (32, 1))
     turned = Tensor((64, 32), "fp32", (1, 64))
     half = Tensor((64, 32), "bf16", (32, 1))
-    kinds = {name: call("aten::copy_", x, source)[["family", "op", "api"]].iloc[0].tolist()
-             for name, source in (("same", x), ("turned", turned), ("cast", half))}  # fmt: skip
+    kinds = {
+        name: call("aten::copy_", x, source)[["family", "op", "api"]].iloc[0].tolist()
+        for name, source in (("same", x), ("turned", turned), ("cast", half))
+    }
     assert kinds["same"] == ["memcpy_d2d", "memcpy", "cudaMemcpyAsync"]
     assert kinds["turned"] == ["copy", "transpose", "cudaLaunchKernel"]
     assert kinds["cast"] == ["elementwise", "cast", "cudaLaunchKernel"]
@@ -140,7 +203,9 @@ def test_interaction_index_has_its_own_family():
     square, at = Tensor((16, 27, 27), "fp32"), Tensor((351,), "int64")
     row = call("aten::index", square, (at, at), outputs=(Tensor((16, 351), "fp32"),)).iloc[0]
     assert (row["family"], row["B"], row["F"]) == ("tril_index_forward", 16, 27)
-    other = call("aten::index", Tensor((16, 27), "fp32"), (at,), outputs=(Tensor((351, 27), "fp32"),)).iloc[0]
+    other = call(
+        "aten::index", Tensor((16, 27), "fp32"), (at,), outputs=(Tensor((351, 27), "fp32"),)
+    ).iloc[0]
     assert other["family"] == "index"
 
 
@@ -166,26 +231,48 @@ def test_foreach_launches_cover_every_element_once():
 @pytest.mark.parametrize(("tokens", "sorts"), [(3072, False), (3073, True)])
 def test_gradients_of_few_indices_are_not_sorted(tokens, sorts):
     gradient, indices = Tensor((tokens, 64), "fp32"), Tensor((tokens,), "int64")
-    found = call("aten::embedding_dense_backward", gradient, indices, None, None, None,
-                 values=(None, None, 30_000, -1, False))  # fmt: skip
+    found = call(
+        "aten::embedding_dense_backward",
+        gradient,
+        indices,
+        None,
+        None,
+        None,
+        values=(None, None, 30_000, -1, False),
+    )
     assert ("sort" in set(found["family"])) is sorts
     update = found[found["family"] == "embedding_backward"].iloc[0]
-    assert update["op"] == "dense" and ('"sorted":false' in update["attributes"].replace(" ", "")) is not sorts
+    assert (
+        update["op"] == "dense"
+        and ('"sorted":false' in update["attributes"].replace(" ", "")) is not sorts
+    )
 
 
 def test_foreach_on_fp16_halves_the_bytes():
     for dtype, element in (("fp32", 4), ("fp16", 2)):
         lists = (Tensor((100,), dtype), Tensor((50,), dtype))
         row = call("aten::_foreach_add_", lists, lists).iloc[0]
-        assert (row["bytes"], row["tensors"], row["bytes_read"]) == (150 * element, 2, 300 * element)
+        assert (row["bytes"], row["tensors"], row["bytes_read"]) == (
+            150 * element,
+            2,
+            300 * element,
+        )
 
 
 def test_on_the_cpu_an_operator_is_one_blocking_call():
     x, at = Tensor((16, 9, 9), "fp32"), Tensor((36,), "int64")
     found = call(
-        "aten::index_put", x, (at, at), Tensor((16, 36), "fp32"), None, values=(None, None, None, True), device="cpu"
+        "aten::index_put",
+        x,
+        (at, at),
+        Tensor((16, 36), "fp32"),
+        None,
+        values=(None, None, None, True),
+        device="cpu",
     )
-    assert found[["api", "family", "blocking"]].values.tolist() == [["cpu", "tril_index_backward", True]]
+    assert found[["api", "family", "blocking"]].values.tolist() == [
+        ["cpu", "tril_index_backward", True]
+    ]
 
 
 def test_every_row_of_the_map_names_known_families_and_size_functions():

@@ -49,7 +49,9 @@ def test_backward_runs_on_the_autograd_thread_and_the_rest_on_the_main_one(dlrm)
     table = dlrm.table
     under = table["name"].str.startswith("autograd::")
     assert (table.loc[under, "thread"] == 1).all()
-    assert (table.loc[table["phase"].isin(["data", "forward", "loss", "optimizer"]), "thread"] == 0).all()
+    assert (
+        table.loc[table["phase"].isin(["data", "forward", "loss", "optimizer"]), "thread"] == 0
+    ).all()
 
 
 def test_fused_lookup_is_named_as_fbgemm_names_it_and_carries_its_tables(dlrm):
@@ -57,7 +59,13 @@ def test_fused_lookup_is_named_as_fbgemm_names_it_and_carries_its_tables(dlrm):
     assert FUSED_FORWARD.format(optimizer="sgd") in names
     assert f"autograd::engine::evaluate_function: {FUSED_AUTOGRAD.format(optimizer='sgd')}" in names
     lookup = map_calls(dlrm).query("family == 'embedding_forward'").iloc[0]
-    assert (lookup["B"], lookup["E"], lookup["T"], lookup["L"], lookup["D"]) == (2048, 1_000_000, 8, 100, 64)
+    assert (lookup["B"], lookup["E"], lookup["T"], lookup["L"], lookup["D"]) == (
+        2048,
+        1_000_000,
+        8,
+        100,
+        64,
+    )
 
 
 def test_fused_lookup_leaves_no_weight_gradient_to_store(dlrm):
@@ -108,7 +116,9 @@ def test_one_row_per_table_needs_no_offsets_and_no_gradient_kernel():
     assert "embedding_backward" not in set(rows["family"])
     sent = [found.loc[found["family"] == "memcpy_h2d", "bytes"].sum() for found in (bags, rows)]
     assert sent[0] - sent[1] == 64 * 8 * 8
-    updates = [found.loc[found["op"] == "index_add", "bytes_written"].sum() for found in (bags, rows)]
+    updates = [
+        found.loc[found["op"] == "index_add", "bytes_written"].sum() for found in (bags, rows)
+    ]
     assert updates[0] == updates[1] > 0
 
 
@@ -123,9 +133,13 @@ def test_autocast_casts_the_same_beside_sparse_gradients_as_beside_others():
     for embedding in ("fused", "joint_sparse"):
         calls = map_calls(capture(config_of("dlrm_ddp", embedding=embedding, dtype="fp16"), 64))
         assert set(calls.loc[calls["family"].isin(["gemm", "bmm"]), "dtype"]) == {"fp16"}
-        casts = calls[calls["op"].isin(["copy", "copy_", "cast"]) & (calls["family"] != "memcpy_h2d")]
+        casts = calls[
+            calls["op"].isin(["copy", "copy_", "cast"]) & (calls["family"] != "memcpy_h2d")
+        ]
         found[embedding] = casts["bytes_written"].sum()
-    assert found["joint_sparse"] == pytest.approx(found["fused"], rel=0.1)  # beside one cast of the bottom MLP's output
+    assert found["joint_sparse"] == pytest.approx(
+        found["fused"], rel=0.1
+    )  # beside one cast of the bottom MLP's output
 
 
 def test_inference_has_neither_backward_nor_optimizer():
@@ -158,12 +172,17 @@ def test_tf32_is_fp32_on_gpus_that_have_none():
     from pipeline.hardware.find_gpu import load_gpu
 
     graph = capture(config_of("dlrm_small", dtype="tf32", rows=100), 8)
-    dtypes = {gpu: set(map_calls(graph, load_gpu(gpu)).query("family == 'gemm'")["dtype"]) for gpu in ("V100", "A100")}
+    dtypes = {
+        gpu: set(map_calls(graph, load_gpu(gpu)).query("family == 'gemm'")["dtype"])
+        for gpu in ("V100", "A100")
+    }
     assert dtypes == {"V100": {"fp32"}, "A100": {"tf32"}}
 
 
 def test_mixed_precision_computes_products_in_the_lower_type_and_losses_in_fp32():
-    calls = map_calls(capture(config_of("dlrm_small", dtype="bf16", loss="bce_logits", rows=100), 8))
+    calls = map_calls(
+        capture(config_of("dlrm_small", dtype="bf16", loss="bce_logits", rows=100), 8)
+    )
     assert set(calls.loc[calls["family"] == "gemm", "dtype"]) == {"bf16"}
     assert set(calls.loc[calls["family"] == "loss", "dtype"]) == {"fp32"}
     assert (calls["op"] == "cast").any()
@@ -172,7 +191,11 @@ def test_mixed_precision_computes_products_in_the_lower_type_and_losses_in_fp32(
 def test_convolutions_have_two_gradients_except_the_first():
     calls = map_calls(capture(config_of("resnet50", image_size=64), 2))
     main = calls[calls["op"] == "conv"]["family"].value_counts()
-    assert main.to_dict() == {"conv2d_forward": 53, "conv2d_backward_weight": 53, "conv2d_backward_data": 52}
+    assert main.to_dict() == {
+        "conv2d_forward": 53,
+        "conv2d_backward_weight": 53,
+        "conv2d_backward_data": 52,
+    }
 
 
 def test_lstm_is_one_cudnn_call_a_layer_and_direction_of_time():
@@ -202,10 +225,16 @@ def test_an_operator_without_a_row_is_counted_with_its_bytes():
     from pipeline.graph.table import Node, Tensor, write_nodes
 
     x = Tensor((8, 4), "fp32")
-    graph = Graph(write_nodes([Node(0, "mylib::mystery", inputs=(x,), outputs=(x,), values=(None,))]))
+    graph = Graph(
+        write_nodes([Node(0, "mylib::mystery", inputs=(x,), outputs=(x,), values=(None,))])
+    )
     calls = map_calls(graph)
     assert unknown_operators(graph, calls) == {"mylib::mystery": 1}
-    assert calls[["family", "bytes_read", "bytes_written"]].iloc[0].tolist() == ["other", 128.0, 128.0]
+    assert calls[["family", "bytes_read", "bytes_written"]].iloc[0].tolist() == [
+        "other",
+        128.0,
+        128.0,
+    ]
 
 
 def test_nodes_read_from_the_table_equal_those_written():
@@ -213,7 +242,13 @@ def test_nodes_read_from_the_table_equal_those_written():
 
     indices = (Tensor((2,), "int64", (1,), True),)
     source, result = Tensor((2, 3), "fp32", (1, 2)), Tensor((2, 3), "fp32", (3, 1))
-    node = Node(3, "aten::index", inputs=(source, indices, None), outputs=(result,), values=(None, None, [1, 2]))
+    node = Node(
+        3,
+        "aten::index",
+        inputs=(source, indices, None),
+        outputs=(result,),
+        values=(None, None, [1, 2]),
+    )
     node.attributes["a"] = 1
     back = Graph(write_nodes([node])).nodes()[0]
     assert (back.inputs, back.values, back.outputs, back.attributes) == (
@@ -232,7 +267,9 @@ def test_two_captures_of_a_step_are_equal():
 def test_activations_of_a_transformer_layer_follow_the_published_formula():
     """Korthikanti et al. 2022, equation 1, in fp32: tokens · batch · width · (66 + 9 · heads · tokens / width) bytes."""
     sizes = {"width": 256, "heads": 8, "vocabulary": 100, "positions": 512, "seq_len": 512}
-    one, three = (capture(config_of("bert_large", layers=n, **sizes), 4).memory.activations for n in (1, 3))
+    one, three = (
+        capture(config_of("bert_large", layers=n, **sizes), 4).memory.activations for n in (1, 3)
+    )
     assert (three - one) / 2 == pytest.approx(512 * 4 * 256 * (66 + 9 * 8 * 512 / 256), rel=0.01)
 
 

@@ -58,7 +58,10 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     command = [sys.executable, "-m", "tests.graph.gloo_buckets"]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(port), str(out)], cwd=project_dir(), stderr=subprocess.PIPE, text=True
+            [*command, str(rank), str(port), str(out)],
+            cwd=project_dir(),
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in (0, 1)
     ]
@@ -83,7 +86,9 @@ def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it(
     waits = stream_waits(graph.table, calls)
     reduced = calls.index[(calls["op"] == "all_reduce")].tolist()
     assert all(waits[row] == (row - 1,) for row in reduced)  # the kernel that fills the bucket
-    backward = calls.index[(calls["phase"] == "backward") & (calls["family"].str.startswith("conv2d"))]
+    backward = calls.index[
+        (calls["phase"] == "backward") & (calls["family"].str.startswith("conv2d"))
+    ]
     assert reduced[0] < backward.max()  # it starts while there is computation left
     first_after = min(row for row, awaited in waits.items() if awaited == (reduced[-1],))
     update = calls.index[calls["phase"] == "optimizer"].min()
@@ -93,12 +98,21 @@ def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it(
     assert set(calls.loc[calls["family"] == "collective", "stream"]) == {COMMUNICATION_STREAM}
 
 
-def test_buckets_cost_memory_unless_gradients_are_views_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_cost_memory_unless_gradients_are_views_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("pipeline.workloads.vision.RESNET50", ((1, 1, 1, 1), True, 1, 64))
     peaks = {}
     for views in (False, True):
-        question = ask(["gpu=A100-SXM4-80GB", "model=resnet50", "batch_size=4", "devices=2",
-                        f"ddp.gradient_as_bucket_view={str(views).lower()}"])  # fmt: skip
+        question = ask(
+            [
+                "gpu=A100-SXM4-80GB",
+                "model=resnet50",
+                "batch_size=4",
+                "devices=2",
+                f"ddp.gradient_as_bucket_view={str(views).lower()}",
+            ]
+        )
         peaks[views] = capture(question.workload.plain(), 4).memory.peak
     alone = capture(question.alone().workload.plain(), 4).memory
     assert peaks[False] - alone.peak == pytest.approx(alone.parameters, rel=0.02)
@@ -109,7 +123,9 @@ def test_buckets_cost_memory_unless_gradients_are_views_of_them(monkeypatch: pyt
 def test_gradients_in_half_precision_are_half_the_bytes() -> None:
     sums = {}
     for dtype in ("none", "fp16", "bf16"):
-        question = ask(["gpu=A100", "model=dcgan", "batch_size=4", "devices=2", f"ddp.compression={dtype}"])
+        question = ask(
+            ["gpu=A100", "model=dcgan", "batch_size=4", "devices=2", f"ddp.compression={dtype}"]
+        )
         calls = map_calls(capture(question.workload.plain(), 4), question.gpu)
         sums[dtype] = calls.loc[calls["op"] == "all_reduce", "bytes"].sum()
     assert sums["fp16"] == sums["bf16"] == sums["none"] / 2
@@ -121,27 +137,35 @@ def test_tables_without_dense_gradients_are_refused_with_what_to_take() -> None:
         capture(question.workload.plain(), 64)
 
 
-def test_a_users_own_wrapper_is_captured_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_wrapper_is_captured_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "wrapped_by_user.py").write_text(
-        "import torch\nfrom torch import nn\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-        "from pipeline.workloads.training_step import Step\n"
-        "def make_step(config, batch_size, device):\n"
-        "    with torch.device(device):\n"
-        "        model = DDP(nn.Sequential(nn.Linear(700, 700), nn.Linear(700, 10)), bucket_cap_mb=1)\n"
-        "    assert torch.distributed.get_world_size() == 16\n"
-        "    def procedure(batch, optimizers):\n"
-        "        with model.no_sync():\n"
-        "            model(batch[0]).sum().backward()\n"
-        "        model(batch[0]).sum().backward()\n"
-        "        optimizers[0].step(); optimizers[0].zero_grad()\n"
-        "    return Step([model], [(torch.rand(batch_size, 700),)], None, None, device, config, procedure=procedure)\n"
+        "import torch\nfrom torch import nn\nfrom torch.nn.parallel import DistributedDataParallel"
+        " as DDP\nfrom pipeline.workloads.training_step import Step\ndef make_step(config,"
+        " batch_size, device):\n    with torch.device(device):\n        model ="
+        " DDP(nn.Sequential(nn.Linear(700, 700), nn.Linear(700, 10)), bucket_cap_mb=1)\n    assert"
+        " torch.distributed.get_world_size() == 16\n    def procedure(batch, optimizers):\n       "
+        " with model.no_sync():\n            model(batch[0]).sum().backward()\n       "
+        " model(batch[0]).sum().backward()\n        optimizers[0].step();"
+        " optimizers[0].zero_grad()\n    return Step([model], [(torch.rand(batch_size, 700),)],"
+        " None, None, device, config, procedure=procedure)\n"
     )
     monkeypatch.chdir(tmp_path)
-    question = ask(["gpu=A100-SXM4-80GB", "model=custom", "model.target=wrapped_by_user:make_step", "batch_size=8",
-                    "devices=16"])  # fmt: skip
+    question = ask(
+        [
+            "gpu=A100-SXM4-80GB",
+            "model=custom",
+            "model.target=wrapped_by_user:make_step",
+            "batch_size=8",
+            "devices=16",
+        ]
+    )
     calls = map_calls(capture(question.workload.plain(), 8), question.gpu)
     reduced = calls[calls["op"] == "all_reduce"]
-    assert reduced["bytes"].sum() == 4 * (701 * 700 + 701 * 10)  # once, although there are two backward passes
+    assert reduced["bytes"].sum() == 4 * (
+        701 * 700 + 701 * 10
+    )  # once, although there are two backward passes
     assert set(reduced["ranks"]) == {16}
 
 
@@ -150,8 +174,19 @@ def test_a_module_that_the_user_wraps_exchanges_what_it_exchanges_unwrapped() ->
         return nn.Sequential(nn.Linear(700, 700), nn.ReLU(), nn.Linear(700, 10))
 
     def exchange_us(model: Any) -> float:
-        batch, loss = lambda size: (torch.rand(size, 700), torch.randint(10, (size,))), nn.CrossEntropyLoss()
-        step = predict(GPU, model=model, batch=batch, loss=loss, optimizer=torch.optim.SGD, batch_size=8, devices=4)
+        batch, loss = (
+            lambda size: (torch.rand(size, 700), torch.randint(10, (size,))),
+            nn.CrossEntropyLoss(),
+        )
+        step = predict(
+            GPU,
+            model=model,
+            batch=batch,
+            loss=loss,
+            optimizer=torch.optim.SGD,
+            batch_size=8,
+            devices=4,
+        )
         assert step.several is not None
         return step.several.communication_us
 
@@ -161,8 +196,16 @@ def test_a_module_that_the_user_wraps_exchanges_what_it_exchanges_unwrapped() ->
 def test_accumulated_gradients_are_exchanged_once() -> None:
     sums = {}
     for parts in (1, 2):
-        question = ask(["gpu=A100", "model=torchvision", "model.name=resnet18", "batch_size=4", "devices=2",
-                        f"model.accumulation={parts}"])  # fmt: skip
+        question = ask(
+            [
+                "gpu=A100",
+                "model=torchvision",
+                "model.name=resnet18",
+                "batch_size=4",
+                "devices=2",
+                f"model.accumulation={parts}",
+            ]
+        )
         calls = map_calls(capture(question.workload.plain(), 4), question.gpu)
         sums[parts] = calls.loc[calls["op"] == "all_reduce", "bytes"].sum()
     assert sums[1] == sums[2] > 0
@@ -176,7 +219,9 @@ def test_what_only_one_gpu_is_predicted_with_is_refused_for_several(wrap: str) -
         with torch.device(device):
             model = nn.Linear(8, 8)
         model = fsdp.fully_shard(model) if wrap == "fully_shard" else nn.DataParallel(model)
-        return Step([model], [(torch.rand(batch_size, 8),)], lambda x: model(x).sum(), None, device, config)
+        return Step(
+            [model], [(torch.rand(batch_size, 8),)], lambda x: model(x).sum(), None, device, config
+        )
 
     with pytest.raises(InputError, match="leave out devices=, or take DistributedDataParallel"):
         predict("A100", step=step, batch_size=8, devices=4)
@@ -188,9 +233,13 @@ def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
     config = {"architecture": "custom", "optimizer": "none", "ddp": options()}
     with recording_group(2):
         with torch.device("meta"):
-            model = torch.nn.Sequential(torch.nn.Conv2d(3, 24, 3), torch.nn.BatchNorm2d(24), torch.nn.ReLU())
+            model = torch.nn.Sequential(
+                torch.nn.Conv2d(3, 24, 3), torch.nn.BatchNorm2d(24), torch.nn.ReLU()
+            )
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        step = Step([model], [(torch.empty(4, 3, 16, 16),)], lambda x: model(x).sum(), None, "meta", config)
+        step = Step(
+            [model], [(torch.empty(4, 3, 16, 16),)], lambda x: model(x).sum(), None, "meta", config
+        )
         nodes, memory, *_ = observe(step, False, config)
     calls = map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
     gathered, (sums, *buckets) = (
@@ -201,7 +250,16 @@ def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
     assert gathered["bytes"].tolist() == [4 * 2 * 49]
     assert sums == 4 * 48 and buckets == [4 * (3 * 24 * 9 + 24 + 24 + 24)]
     image, names = 4 * 4 * 24 * 14 * 14, {node.node_id: node.name for node in nodes}
-    read = {names[row.node_id]: row.bytes_read for row in calls.itertuples() if "batch_norm" in names[row.node_id]}
-    assert read["aten::batch_norm_stats"] == image and read["aten::batch_norm_backward_reduce"] == 2 * image
+    read = {
+        names[row.node_id]: row.bytes_read
+        for row in calls.itertuples()
+        if "batch_norm" in names[row.node_id]
+    }
+    assert (
+        read["aten::batch_norm_stats"] == image
+        and read["aten::batch_norm_backward_reduce"] == 2 * image
+    )
     assert not (calls["op"] == "unknown").any()
-    assert (calls["api"] == "cudaMemcpyAsync").sum() >= 3  # PyTorch's masks make the host wait three times
+    assert (
+        calls["api"] == "cudaMemcpyAsync"
+    ).sum() >= 3  # PyTorch's masks make the host wait three times

@@ -24,9 +24,14 @@ def dtypes(gpu: str, *options: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize(
     ("gpu", "dtype", "convolutions", "products"),
-    [("A100", "default", "tf32", "fp32"), ("A100", "fp32", "fp32", "fp32"), ("A100", "tf32", "tf32", "tf32"),
-     ("V100", "default", "fp32", "fp32"), ("V100", "tf32", "fp32", "fp32")],
-)  # fmt: skip
+    [
+        ("A100", "default", "tf32", "fp32"),
+        ("A100", "fp32", "fp32", "fp32"),
+        ("A100", "tf32", "tf32", "tf32"),
+        ("V100", "default", "fp32", "fp32"),
+        ("V100", "tf32", "fp32", "fp32"),
+    ],
+)
 def test_convolutions_and_products(gpu: str, dtype: str, convolutions: str, products: str) -> None:
     found = dtypes(gpu, f"model.dtype={dtype}")
     assert found["conv2d_forward"] == {convolutions} and found["gemm"] == {products}
@@ -37,7 +42,10 @@ def test_it_is_the_default_and_needs_no_note() -> None:
     assert ask(["gpu=A100", "model=resnet50", "model.dtype=default"]).variant == "default"
     plain, strict = (predict(gpu, "resnet50", batch_size=4) for gpu in ("V100", "P100"))
     assert not plain.warnings and not strict.warnings and plain.as_dict()["dtype"] == "default"
-    assert any("no TF32" in text for text in predict("V100", "resnet50", batch_size=4, model__dtype="tf32").warnings)
+    assert any(
+        "no TF32" in text
+        for text in predict("V100", "resnet50", batch_size=4, model__dtype="tf32").warnings
+    )
 
 
 def test_one_graph_serves_gpus_with_and_without_tf32() -> None:
@@ -72,16 +80,33 @@ def make_step(config, batch_size, device):
 @pytest.mark.parametrize(
     ("config", "update", "option", "words"),
     [
-        ("config", "[one.step() for one in optimizers]", {"model.dtype": "bf16"}, "model.dtype.*step.autocast"),
-        ("{}", "[one.step() for one in optimizers]", {"model.optimizer": "adam"}, "model.optimizer.*does not use"),
+        (
+            "config",
+            "[one.step() for one in optimizers]",
+            {"model.dtype": "bf16"},
+            "model.dtype.*step.autocast",
+        ),
+        (
+            "{}",
+            "[one.step() for one in optimizers]",
+            {"model.optimizer": "adam"},
+            "model.optimizer.*does not use",
+        ),
         ("config", "update.step()", {"model.optimizer": "adam"}, "model.optimizer.*does not use"),
     ],
 )
 def test_an_option_that_the_own_step_never_reads_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, update: str, option: dict[str, str], words: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: str,
+    update: str,
+    option: dict[str, str],
+    words: str,
 ) -> None:
     name = f"own_step_{abs(hash((config, update))) % 10**8}"
-    (tmp_path / f"{name}.py").write_text(STEP.replace("{config}", config).replace("{update}", update))
+    (tmp_path / f"{name}.py").write_text(
+        STEP.replace("{config}", config).replace("{update}", update)
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.warns(SteptimeWarning, match=words):

@@ -22,20 +22,36 @@ def step(*names: str) -> Graph:
     nodes: list[Node] = []
 
     def add(name: str, parent: int | None = None, **more) -> int:
-        nodes.append(Node(len(nodes), name, parent, len(nodes), is_top_level=parent is None, **more))
+        nodes.append(
+            Node(len(nodes), name, parent, len(nodes), is_top_level=parent is None, **more)
+        )
         return len(nodes) - 1
 
     for number, name in enumerate(names):
         add(name, inputs=(X,), values=(None,), outputs=(X,), attributes={"sequence": number})
     for number in reversed(range(len(names))):
         holder = add(f"{HOLDER}B{number}", thread=1, phase="backward")
-        held = add(f"B{number}", holder, thread=1, phase="backward", attributes={"sequence": number})
-        add("aten::mul", held, thread=1, phase="backward", inputs=(X, X), values=(None, None), outputs=(X,))
+        held = add(
+            f"B{number}", holder, thread=1, phase="backward", attributes={"sequence": number}
+        )
+        add(
+            "aten::mul",
+            held,
+            thread=1,
+            phase="backward",
+            inputs=(X, X),
+            values=(None, None),
+            outputs=(X,),
+        )
     return Graph(write_nodes(nodes), Memory(parameters=8))
 
 
 def names(graph: Graph) -> list[str]:
-    return [name.removeprefix("aten::") for name in graph.table["name"] if not name.startswith((HOLDER, "B"))]
+    return [
+        name.removeprefix("aten::")
+        for name in graph.table["name"]
+        if not name.startswith((HOLDER, "B"))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +68,13 @@ def test_a_removed_operator_takes_its_part_of_the_backward_pass_with_it():
 
 
 def test_a_substitute_brings_its_own_gradient():
-    edited_graph = edited(step("aten::relu", "aten::exp"), EditSettings(substitute=("aten::relu/aten::gelu",)))
+    edited_graph = edited(
+        step("aten::relu", "aten::exp"), EditSettings(substitute=("aten::relu/aten::gelu",))
+    )
     assert names(edited_graph) == ["gelu", "exp", "mul", "gelu_backward"]
-    edited_graph = edited(step("aten::relu"), EditSettings(substitute=("aten::relu/aten::exp+aten::gelu",)))
+    edited_graph = edited(
+        step("aten::relu"), EditSettings(substitute=("aten::relu/aten::exp+aten::gelu",))
+    )
     assert names(edited_graph) == ["exp", "gelu", "gelu_backward", "mul"]
 
 
@@ -62,27 +82,44 @@ def test_a_fused_chain_is_one_kernel_in_each_direction():
     before = step("aten::relu", "aten::exp", "aten::gelu")
     edited_graph = edited(before, EditSettings(fuse=("aten::relu+aten::exp",)))
     assert names(edited_graph) == ["fused::relu+exp", "gelu", "mul", "fused::mul+mul"]
-    assert names(edited(before, EditSettings(fuse=("elementwise",)))) == ["fused::relu+exp+gelu", "fused::mul+mul+mul"]
+    assert names(edited(before, EditSettings(fuse=("elementwise",)))) == [
+        "fused::relu+exp+gelu",
+        "fused::mul+mul+mul",
+    ]
     calls = map_calls(edited(before, EditSettings(fuse=("elementwise",))))
     assert calls["bytes_written"].tolist() == [X.bytes, X.bytes]
-    assert calls["bytes_read"].tolist() == [X.bytes, 4 * X.bytes]  # the gradient, and an operand of each `mul`
+    assert calls["bytes_read"].tolist() == [
+        X.bytes,
+        4 * X.bytes,
+    ]  # the gradient, and an operand of each `mul`
 
 
 def test_edits_are_applied_one_after_another():
-    edit = EditSettings(remove=("aten::exp",), substitute=("aten::relu/aten::tanh",), fuse=("aten::tanh+aten::gelu",))
-    assert names(edited(step("aten::relu", "aten::exp", "aten::gelu"), edit))[0] == "fused::tanh+gelu"
+    edit = EditSettings(
+        remove=("aten::exp",),
+        substitute=("aten::relu/aten::tanh",),
+        fuse=("aten::tanh+aten::gelu",),
+    )
+    assert (
+        names(edited(step("aten::relu", "aten::exp", "aten::gelu"), edit))[0] == "fused::tanh+gelu"
+    )
 
 
 def test_dropout_leaves_a_captured_step_in_both_directions(translator):
     left = edited(translator, EditSettings(remove=("aten::dropout",)))
-    assert "dropout" in set(map_calls(translator)["family"]) and "dropout" not in set(map_calls(left)["family"])
+    assert "dropout" in set(map_calls(translator)["family"]) and "dropout" not in set(
+        map_calls(left)["family"]
+    )
     gone = len(map_calls(translator)) - len(map_calls(left))
     assert gone == 2 * sum(translator.table["name"] == "aten::dropout")
     assert names(edited(translator, EditSettings(remove=("aten::*dropout",)))) == names(left)
 
 
 def test_fused_chains_of_a_captured_step_move_fewer_bytes(translator):
-    before, after = (map_calls(each) for each in (translator, edited(translator, EditSettings(fuse=("elementwise",)))))
+    before, after = (
+        map_calls(each)
+        for each in (translator, edited(translator, EditSettings(fuse=("elementwise",))))
+    )
     assert len(after) < len(before)
     for name in ("bytes_read", "bytes_written"):
         assert after[name].sum() < before[name].sum()
@@ -92,15 +129,24 @@ def test_fused_chains_of_a_captured_step_move_fewer_bytes(translator):
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        ({"remove": ("aten::drop",)}, "edit.remove=aten::drop: the step has no operator aten::drop: near are aten::dropout"),
+        (
+            {"remove": ("aten::drop",)},
+            "edit.remove=aten::drop: the step has no operator aten::drop: near are aten::dropout",
+        ),
         ({"remove": ("dropout",)}, "no operator dropout: near are aten::dropout"),
         ({"substitute": ("aten::rel/aten::gelu",)}, "no operator aten::rel: near are aten::relu"),
-        ({"substitute": ("aten::relu/aten::gleu",)}, "aten::gleu is not in the operator map: near are aten::glu"),
+        (
+            {"substitute": ("aten::relu/aten::gleu",)},
+            "aten::gleu is not in the operator map: near are aten::glu",
+        ),
         ({"fuse": ("aten::dropout+aten::linear",)}, "aten::linear is not elementwise"),
         ({"fuse": ("aten::relu+aten::relu",)}, "do not follow each other"),
-        ({"fuse": ("aten::relu+aten::dropuot",)}, "no operator aten::dropuot: near are aten::dropout"),
+        (
+            {"fuse": ("aten::relu+aten::dropuot",)},
+            "no operator aten::dropuot: near are aten::dropout",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_edit_that_matches_nothing_says_what_is_near(translator, edit, said):
     with pytest.raises(InputError) as caught:
         edited(translator, EditSettings(**edit))
@@ -142,9 +188,14 @@ def test_edits_are_part_of_the_paths_of_a_point():
     assert several.variant == several.edit_variant not in ("default", removed.variant)
     assert plain.model_variant == removed.model_variant  # they share the captured graph
     flow = Flow.from_config({"model": "dlrm_small", "overrides": "edit.remove=none,aten::relu"})
-    graphs = [flow.artifacts.graph(p.model, p.model_variant, p.batch_size, p.edit_variant) for p in flow.points]
-    assert graphs == ["results/graphs/dlrm_small/default/b1024/graph.parquet",
-                      "results/graphs/dlrm_small/default/edit.remove-aten.relu/b1024/graph.parquet"]  # fmt: skip
+    graphs = [
+        flow.artifacts.graph(p.model, p.model_variant, p.batch_size, p.edit_variant)
+        for p in flow.points
+    ]
+    assert graphs == [
+        "results/graphs/dlrm_small/default/b1024/graph.parquet",
+        "results/graphs/dlrm_small/default/edit.remove-aten.relu/b1024/graph.parquet",
+    ]
 
 
 def test_one_prediction_and_a_grid_agree_on_an_edited_step():

@@ -103,7 +103,9 @@ def test_edits_can_be_chained():
     plain = remove(graph, lambda node: "dropout" in node.name.lower())
     softmax = next(node for node in plain.nodes() if node.name == "aten::_log_softmax")
     x = softmax.tensor(0)
-    edited = substitute(plain, softmax.node_id, [Node(0, "aten::exp", inputs=(x,), outputs=(x,), values=(None,))])
+    edited = substitute(
+        plain, softmax.node_id, [Node(0, "aten::exp", inputs=(x,), outputs=(x,), values=(None,))]
+    )
     check_tree(edited)
     families = set(map_calls(edited)["family"])
     assert "dropout" not in families and "dropout" in set(map_calls(graph)["family"])

@@ -55,7 +55,9 @@ def test_removing_takes_what_lies_under_and_leaves_the_original(graph):
 def test_a_substitute_takes_the_place_of_an_operator(graph):
     target = next(node for node in graph.nodes() if node.name == "aten::relu")
     x = target.tensor(0)
-    edited = substitute(graph, target.node_id, [Node(0, "aten::gelu", inputs=(x,), outputs=(x,), values=(None,))])
+    edited = substitute(
+        graph, target.node_id, [Node(0, "aten::gelu", inputs=(x,), outputs=(x,), values=(None,))]
+    )
     place = edited.table.iloc[target.order]
     assert place["name"] == "aten::gelu" and place["phase"] == "forward"
     assert len(edited.table) == len(graph.table)
@@ -64,8 +66,10 @@ def test_a_substitute_takes_the_place_of_an_operator(graph):
 def test_fusing_keeps_intermediate_results_off_the_memory(graph):
     chain = [node for node in graph.nodes() if node.name in ("aten::sigmoid", "aten::squeeze")]
     x = Tensor((64, 32), "fp32", (32, 1))
-    pair = [Node(0, "aten::mul", inputs=(x, x), outputs=(x,), values=(None, None)),
-            Node(1, "aten::relu", inputs=(x,), outputs=(x,), values=(None,))]  # fmt: skip
+    pair = [
+        Node(0, "aten::mul", inputs=(x, x), outputs=(x,), values=(None, None)),
+        Node(1, "aten::relu", inputs=(x,), outputs=(x,), values=(None,)),
+    ]
     apart = substitute(graph, chain[0].node_id, pair)
     ids = [node.node_id for node in apart.nodes() if node.name in ("aten::mul", "aten::relu")][-2:]
     fused = fuse(apart, ids)
@@ -80,6 +84,9 @@ def test_fusing_keeps_intermediate_results_off_the_memory(graph):
 def test_fusing_refuses_what_does_not_belong_together(graph):
     with pytest.raises(InputError, match="two or more"):
         fuse(graph, [3])
-    mixed = [graph.nodes()[0].node_id, next(n.node_id for n in graph.nodes() if n.parent_id is not None)]
+    mixed = [
+        graph.nodes()[0].node_id,
+        next(n.node_id for n in graph.nodes() if n.parent_id is not None),
+    ]
     with pytest.raises(InputError, match="different parents"):
         fuse(graph, mixed)

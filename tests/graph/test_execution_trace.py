@@ -13,15 +13,27 @@ from pipeline.paths import datasets_dir
 
 
 def node(number, name, parent, shapes=(), types=(), scope=0, tid=1, values=(), **more):
-    attributes = {"rf_id": number, "scope": scope, "tid": tid, "seq_id": -1, "op_schema": "", **more}
+    attributes = {
+        "rf_id": number,
+        "scope": scope,
+        "tid": tid,
+        "seq_id": -1,
+        "op_schema": "",
+        **more,
+    }
     side = {
         "values": list(values) or [[1, 2, 0, 4, 4, "cuda:0"]] * len(shapes),
         "shapes": list(shapes),
         "types": list(types),
     }
-    return {"id": number + 100, "name": name, "ctrl_deps": parent + 100, "inputs": side,
-            "outputs": {"values": [], "shapes": [], "types": []},
-            "attrs": [{"name": key, "value": value} for key, value in attributes.items()]}  # fmt: skip
+    return {
+        "id": number + 100,
+        "name": name,
+        "ctrl_deps": parent + 100,
+        "inputs": side,
+        "outputs": {"values": [], "shapes": [], "types": []},
+        "attrs": [{"name": key, "value": value} for key, value in attributes.items()],
+    }
 
 
 @pytest.fixture
@@ -37,14 +49,22 @@ def trace(tmp_path):
         node(8, "Optimizer.step#SGD.step", 0, scope=7),
     ]
     path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}).encode()))
+    path.write_bytes(
+        gzip.compress(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}).encode())
+    )
     return path
 
 
 def test_nodes_are_sorted_as_the_host_entered_them_and_annotations_give_phases(trace):
     table = import_execution_trace(trace).table
-    assert list(table["name"]) == ["aten::linear", "aten::mm", "autograd::engine::evaluate_function: MmBackward0",
-                                   "MmBackward0", "aten::mm", "aten::add_"]  # fmt: skip
+    assert list(table["name"]) == [
+        "aten::linear",
+        "aten::mm",
+        "autograd::engine::evaluate_function: MmBackward0",
+        "MmBackward0",
+        "aten::mm",
+        "aten::add_",
+    ]
     assert list(table["phase"]) == ["forward"] * 2 + ["backward"] * 3 + ["optimizer"]
     assert list(table["thread"]) == [0, 0, 1, 1, 1, 0]
     assert list(table["is_top_level"]) == [True, False, True, False, False, True]
@@ -55,7 +75,14 @@ def test_the_device_is_found_in_the_tensors(trace):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b'{"nodes": 3}', b'{"nodes": [{"id": 1}]}', gzip.compress(b"{}" * 99, mtime=0)[:20]]
+    "content",
+    [
+        b"",
+        b"{}",
+        b'{"nodes": 3}',
+        b'{"nodes": [{"id": 1}]}',
+        gzip.compress(b"{}" * 99, mtime=0)[:20],
+    ],
 )
 def test_broken_files_are_named_in_one_line(tmp_path, content):
     path = tmp_path / "broken.json"
@@ -111,7 +138,9 @@ def test_packed_data_with_a_flipped_bit_is_refused(trace):
             import_execution_trace(trace)
         except TraceError as error:
             refused += str(trace) in str(error)
-    assert refused >= len(packed) - 10 - 8  # bits that fill up the last byte of the packed data say nothing
+    assert (
+        refused >= len(packed) - 10 - 8
+    )  # bits that fill up the last byte of the packed data say nothing
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -131,7 +160,9 @@ def test_public_execution_traces_are_covered_by_the_map(name):
     folder = datasets_dir()
     if folder is None:
         pytest.skip("no public data: set STEPTIME_DATASETS")
-    graph = import_execution_trace(sorted((folder / "traces" / name).glob("*execution_trace.json.gz"))[0])
+    graph = import_execution_trace(
+        sorted((folder / "traces" / name).glob("*execution_trace.json.gz"))[0]
+    )
     lost = unknown_operators(graph, map_calls(graph))
     assert all(not name.startswith("aten::") for name in lost), lost
     assert len(top_level_names(graph)) > 100
@@ -147,7 +178,10 @@ def test_a_step_measured_here_gives_the_operators_of_a_captured_one(tmp_path):
     from pipeline.paths import config_dir
     from pipeline.workloads import make_step
 
-    config = {**yaml.safe_load((config_dir() / "model" / "dlrm_small.yaml").read_text()), "rows": 50}
+    config = {
+        **yaml.safe_load((config_dir() / "model" / "dlrm_small.yaml").read_text()),
+        "rows": 50,
+    }
     step = make_step(config, 16, "cpu")
     step.run(0)
     observer = ExecutionTraceObserver()
@@ -173,7 +207,9 @@ def test_element_types_are_known_by_one_list_and_all_have_a_size():
     from pipeline.transfer.trace_calls import HALF_PRECISION_TYPES
 
     assert set(DTYPES.values()) <= set(DTYPE_BYTES)
-    assert all(ELEMENT_BYTES[name] == size for name, size in DTYPE_BYTES.items() if name in ELEMENT_BYTES)
+    assert all(
+        ELEMENT_BYTES[name] == size for name, size in DTYPE_BYTES.items() if name in ELEMENT_BYTES
+    )
     assert HALF_PRECISION_TYPES == {"c10::Half": "fp16", "c10::BFloat16": "bf16"}
     assert Tensor((3, 5), DTYPES["c10::Float8_e4m3fn"]).bytes == 15
 

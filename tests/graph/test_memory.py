@@ -26,7 +26,10 @@ from pipeline.question.question import ask, expand
 from pipeline.workloads import make_step
 from pipeline.workloads.training_step import Step, host_empty
 
-GPT = "model=gpt2_large model.layers=2 model.width=128 model.heads=4 model.seq_len=128 batch_size=4 model.vocabulary="
+GPT = (
+    "model=gpt2_large model.layers=2 model.width=128 model.heads=4 model.seq_len=128 batch_size=4"
+    " model.vocabulary="
+)
 SMALL = [
     GPT + "50000",
     "model=resnet50 model.image_size=64 batch_size=8",
@@ -51,9 +54,13 @@ def measured_peak(config: dict[str, Any], batch_size: int, folder: Path) -> int:
             step.run(0)
     profiler.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    span = next(event for event in events if event.get("name") == "measured step" and event.get("ph") == "X")
+    span = next(
+        event for event in events if event.get("name") == "measured step" and event.get("ph") == "X"
+    )
     memory = [(e["ts"], e["args"]) for e in events if e.get("name") == "[memory]"]
-    before = memory[0][1]["Total Allocated"] - memory[0][1]["Bytes"]  # what an earlier profile saw stays in the total
+    before = (
+        memory[0][1]["Total Allocated"] - memory[0][1]["Bytes"]
+    )  # what an earlier profile saw stays in the total
     inside = [args for ts, args in memory if 0 <= ts - span["ts"] <= span["dur"]]
     return max(args["Total Allocated"] for args in inside) - before
 
@@ -66,21 +73,34 @@ def test_the_peak_is_that_of_a_real_run(words: str, tmp_path: Path) -> None:
     measured = measured_peak(config, batch_size, tmp_path)
     assert 0.95 <= measured / memory.peak <= 1.1
     if memory.optimizer > 0.15 * memory.peak:
-        assert measured / (memory.peak - memory.optimizer) > 1.1, "a need without optimizer states would be found out"
+        assert measured / (memory.peak - memory.optimizer) > 1.1, (
+            "a need without optimizer states would be found out"
+        )
 
 
-def test_the_peak_holds_a_row_and_an_index_of_the_sparse_gradient_for_each_lookup(tmp_path: Path) -> None:
+def test_the_peak_holds_a_row_and_an_index_of_the_sparse_gradient_for_each_lookup(
+    tmp_path: Path,
+) -> None:
     """Four tables of 512 x 20 lookups in rows of 64, more than all weights. They count in every moment of the step."""
-    config, batch_size = config_of("model=dlrm_small model.rows=5000 model.embedding=sparse batch_size=512")
+    config, batch_size = config_of(
+        "model=dlrm_small model.rows=5000 model.embedding=sparse batch_size=512"
+    )
     memory, sparse = capture(config, batch_size).memory, 4 * 512 * 20 * (64 * 4 + 8)
     measured = measured_peak(config, batch_size, tmp_path)
     assert 0.9 <= measured / memory.peak <= 1.0 < measured / (memory.peak - sparse)
 
 
-@pytest.mark.parametrize("words", [
-    *SMALL, GPT + "1000 model.optimizer=adagrad", GPT + "1000 model.dtype=bf16", "model=inception_v3 batch_size=2",
-    "model=gnmt model.width=64 batch_size=4", "model=resnet50 model.image_size=64 model.dtype=fp16 batch_size=2",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        *SMALL,
+        GPT + "1000 model.optimizer=adagrad",
+        GPT + "1000 model.dtype=bf16",
+        "model=inception_v3 batch_size=2",
+        "model=gnmt model.width=64 batch_size=4",
+        "model=resnet50 model.image_size=64 model.dtype=fp16 batch_size=2",
+    ],
+)
 def test_pytorchs_own_tracker_agrees(words: str) -> None:
     from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -100,14 +120,28 @@ def linear_step(foreach: bool, optimizer: str) -> Step:
     """Two square layers of 64 without a bias: 16 KiB each; a batch of one sample takes 256 bytes."""
     layers = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)).to("meta")
     config = {"mode": "train", "optimizer": optimizer, "foreach": foreach}
-    return Step([layers], [(host_empty(1, 64),)], layers, lambda output, x: output.sum(), "meta", config)
+    return Step(
+        [layers], [(host_empty(1, 64),)], layers, lambda output, x: output.sum(), "meta", config
+    )
 
 
-@pytest.mark.parametrize("optimizer, foreach, weights", [
-    ("adam", True, 2 * (1 + 1 + 2) + 2),  # weights, gradients, two states; the square roots of all second moments at once
-    ("adam", False, 2 * (1 + 1 + 2) + 3),  # a root, that over the bias correction, and the latter of the weight before
-    ("sgd_momentum", True, 2 * (1 + 1 + 1)), ("sgd", True, 2 * (1 + 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "optimizer, foreach, weights",
+    [
+        (
+            "adam",
+            True,
+            2 * (1 + 1 + 2) + 2,
+        ),  # weights, gradients, two states; the square roots of all second moments at once
+        (
+            "adam",
+            False,
+            2 * (1 + 1 + 2) + 3,
+        ),  # a root, that over the bias correction, and the latter of the weight before
+        ("sgd_momentum", True, 2 * (1 + 1 + 1)),
+        ("sgd", True, 2 * (1 + 1)),
+    ],
+)
 def test_the_peak_of_an_update_by_hand(optimizer: str, foreach: bool, weights: int) -> None:
     from pipeline.graph.capture import observe
 
@@ -135,7 +169,9 @@ def test_results_count_while_they_live_and_storages_once() -> None:
         y = x + 1
         del x
         y = y + 1
-    assert live.bytes == 2 * 64 * 256 * 4, "what was there before the step counts, until it is freed"
+    assert live.bytes == 2 * 64 * 256 * 4, (
+        "what was there before the step counts, until it is freed"
+    )
 
 
 def test_cross_entropy_holds_four_tensors_of_the_logits_size() -> None:
@@ -150,7 +186,10 @@ def test_cross_entropy_holds_four_tensors_of_the_logits_size() -> None:
 
 def test_flash_attention_sums_the_gradient_of_the_query_in_fp32() -> None:
     """Batch 2, 4 heads, 256 tokens of 64, in bf16: the output, three gradients, and sums in fp32 with one number per row."""
-    inputs = [torch.empty(2, 4, 256, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    inputs = [
+        torch.empty(2, 4, 256, 64, device="meta", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
     numbers = 2 * 4 * 256 * 64
     with run_as_on_cuda(), LiveMemory(inputs) as live:
         nn.functional.scaled_dot_product_attention(*inputs).sum().backward()
@@ -170,10 +209,16 @@ def test_a_trained_lstm_keeps_its_gates_and_cells() -> None:
     assert trained - live.bytes == 6 * 4 * 10 * 32 * 4
 
 
-@pytest.mark.parametrize("pairs", [
-    [(10, 10)], [(10, 20), (20, 10)], [(10, 20), (12, 12), (20, 10)], [(10, 20), (17, 17), (20, 10)],
-    [(5, 5), (9, 30), (10, 30), (30, 9), (22, 22), (15, 27)],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(10, 10)],
+        [(10, 20), (20, 10)],
+        [(10, 20), (12, 12), (20, 10)],
+        [(10, 20), (17, 17), (20, 10)],
+        [(5, 5), (9, 30), (10, 30), (30, 9), (22, 22), (15, 27)],
+    ],
+)
 def test_a_line_of_memory_is_the_largest_of_its_moments(pairs: list[tuple[int, int]]) -> None:
     def graph(batch_size: int, column: int) -> Graph:
         peaks = tuple(100 * pair[column] for pair in pairs)
@@ -198,7 +243,8 @@ def test_what_a_process_takes_beside_its_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    "gpu, gib", [("T4", 14.6), ("L4", 22.0), ("A100-PCIE-40GB", 39.5), ("H100", 79.0), ("V100", 31.7)]
+    "gpu, gib",
+    [("T4", 14.6), ("L4", 22.0), ("A100-PCIE-40GB", 39.5), ("H100", 79.0), ("V100", 31.7)],
 )
 def test_usable_memory_is_what_pytorch_can_allocate(gpu: str, gib: float) -> None:
     assert load_gpu(gpu).usable_memory_bytes / 2**30 == pytest.approx(gib, rel=0.01)
@@ -206,14 +252,18 @@ def test_usable_memory_is_what_pytorch_can_allocate(gpu: str, gib: float) -> Non
 
 def test_inference_needs_less_than_training_and_more_with_each_sample() -> None:
     config = yaml.safe_load((config_dir() / "model" / "resnet50.yaml").read_text())
-    small, large = (capture({**config, "mode": "inference"}, size).memory.activations for size in (2, 4))
+    small, large = (
+        capture({**config, "mode": "inference"}, size).memory.activations for size in (2, 4)
+    )
     assert small > 4 * 2 * 64 * 112 * 112  # the first images
     assert large == pytest.approx(2 * small, rel=1e-3)
     assert large < capture(config, 4).memory.activations
 
 
 def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds() -> None:
-    found = estimated_largest_batch(ask(["gpu=H100", "model=bert_large", "model.mode=inference"]), STEPS.memory_bytes)
+    found = estimated_largest_batch(
+        ask(["gpu=H100", "model=bert_large", "model.mode=inference"]), STEPS.memory_bytes
+    )
     assert found is not None and 100 < found < 10_000  # 13 million where inputs alone count
 
 

@@ -16,7 +16,12 @@ def nodes_of(model, loss=None, modules=None, forward=None, **config):
     config = {"optimizer": "sgd", **config}
     batch = (torch.empty(8, 4),)
     step = Step(
-        modules or [model], [batch], forward or (lambda x: model(x)), loss or (lambda y, x: y.sum()), "meta", config
+        modules or [model],
+        [batch],
+        forward or (lambda x: model(x)),
+        loss or (lambda y, x: y.sum()),
+        "meta",
+        config,
     )
     return observe(step, False, config)[0]
 
@@ -44,10 +49,20 @@ def on_meta(model):
 
 def test_an_operator_belongs_to_the_module_that_runs_and_its_gradient_to_the_same():
     nodes = nodes_of(on_meta(Net()))
-    assert modules_of(nodes, "forward", "aten::addmm") == ["Net.outer.0", "Net.outer.1", "Net.outer.1"]
+    assert modules_of(nodes, "forward", "aten::addmm") == [
+        "Net.outer.0",
+        "Net.outer.1",
+        "Net.outer.1",
+    ]
     assert modules_of(nodes, "forward", "aten::mul") == ["Net"]
-    assert modules_of(nodes, "backward", ": AddmmBackward0") == ["Net.outer.1", "Net.outer.1", "Net.outer.0"]
-    assert modules_of(nodes, "backward", "aten::mm")[-1] == "Net.outer.0"  # the inputs have no gradient
+    assert modules_of(nodes, "backward", ": AddmmBackward0") == [
+        "Net.outer.1",
+        "Net.outer.1",
+        "Net.outer.0",
+    ]
+    assert (
+        modules_of(nodes, "backward", "aten::mm")[-1] == "Net.outer.0"
+    )  # the inputs have no gradient
     assert modules_of(nodes, "backward", ": MulBackward0") == ["Net"]
 
 
@@ -58,9 +73,12 @@ def test_what_adds_up_a_gradient_belongs_to_the_module_of_the_weight():
     assert sums[-1] == "Net.outer.0"
 
 
-def test_copies_loss_and_optimizer_have_names_of_their_own_and_a_loss_that_is_a_module_has_its_own():
+def test_copies_loss_and_optimizer_have_names_of_their_own():
     nodes = nodes_of(on_meta(Net()))
-    names = {phase: {node.module for node in nodes if node.phase == phase} for phase in ("data", "loss", "optimizer")}
+    names = {
+        phase: {node.module for node in nodes if node.phase == phase}
+        for phase in ("data", "loss", "optimizer")
+    }
     assert names == {"data": {"inputs"}, "loss": {"loss"}, "optimizer": {"optimizer"}}
     assert modules_of(nodes, "backward", ": SumBackward0") == ["loss"]
     criterion = nn.MSELoss()
@@ -79,7 +97,11 @@ def test_forward_that_runs_again_in_the_backward_pass_belongs_to_its_module():
         "Net.outer.1",
     ]
     assert {node.phase for node in again} == {"backward"}
-    assert modules_of(nodes, "backward", ": AddmmBackward0") == ["Net.outer.1", "Net.outer.1", "Net.outer.0"]
+    assert modules_of(nodes, "backward", ": AddmmBackward0") == [
+        "Net.outer.1",
+        "Net.outer.1",
+        "Net.outer.0",
+    ]
     assert not any(node.attributes.get("recomputed") for node in nodes_of(model))
 
 
@@ -92,9 +114,15 @@ def test_what_follows_a_forward_that_stops_early_keeps_its_parent_phase_and_modu
     assert [(node.module, node.is_top_level) for node in products] == [
         ("Net", False)
     ] * 2  # y times the gradient, for each y
-    plain = [node.name for node in nodes_of(model) if node.is_top_level and node.phase == "backward"]
+    plain = [
+        node.name for node in nodes_of(model) if node.is_top_level and node.phase == "backward"
+    ]
     assert [node.name for node in nodes if node.is_top_level and node.phase == "backward"] == plain
-    assert (nodes[-1].phase, nodes[-1].module, nodes[-1].is_top_level) == ("optimizer", "optimizer", True)
+    assert (nodes[-1].phase, nodes[-1].module, nodes[-1].is_top_level) == (
+        "optimizer",
+        "optimizer",
+        True,
+    )
 
 
 def test_models_of_one_class_are_told_apart_and_code_without_modules_has_none():
@@ -104,16 +132,26 @@ def test_models_of_one_class_are_told_apart_and_code_without_modules_has_none():
     assert modules_of(nodes, "forward", "aten::add") == [None]
     weights = dict(one.named_parameters())
     nodes = nodes_of(one, forward=lambda x: torch.func.functional_call(one, weights, (x,)))
-    assert modules_of(nodes, "forward", "aten::addmm") == ["Net.outer.0", "Net.outer.1", "Net.outer.1"]
+    assert modules_of(nodes, "forward", "aten::addmm") == [
+        "Net.outer.0",
+        "Net.outer.1",
+        "Net.outer.1",
+    ]
     weight = one.outer[0].weight
     nodes = nodes_of(one, forward=lambda x: x @ weight.t())
-    assert modules_of(nodes, "forward", "aten::mm") == modules_of(nodes, "backward", ": MmBackward0") == [None]
+    assert (
+        modules_of(nodes, "forward", "aten::mm")
+        == modules_of(nodes, "backward", ": MmBackward0")
+        == [None]
+    )
 
 
 def test_a_mapped_module_has_the_same_modules():
     model = on_meta(Net())
     nodes = nodes_of(model, forward=lambda x: torch.vmap(model)(x))
-    assert {"Net.outer.0", "Net.outer.1"} <= {node.module for node in nodes if node.phase == "forward"}
+    assert {"Net.outer.0", "Net.outer.1"} <= {
+        node.module for node in nodes if node.phase == "forward"
+    }
 
 
 def test_a_module_that_fails_leaves_the_others_their_names():
@@ -130,9 +168,16 @@ def test_a_module_that_fails_leaves_the_others_their_names():
 def test_a_shared_weight_counts_once_and_a_shared_module_has_its_first_name():
     tied = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     tied[1].weight = tied[0].weight
-    assert held_parameters(module_paths([tied])) == {"Sequential": 0, "Sequential.0": 16, "Sequential.1": 0}
+    assert held_parameters(module_paths([tied])) == {
+        "Sequential": 0,
+        "Sequential.0": 16,
+        "Sequential.1": 0,
+    }
     layer = nn.Linear(4, 4)
-    assert list(module_paths([nn.Sequential(layer, layer)]).values()) == ["Sequential", "Sequential.0"]
+    assert list(module_paths([nn.Sequential(layer, layer)]).values()) == [
+        "Sequential",
+        "Sequential.0",
+    ]
 
 
 def test_modules_survive_a_file_and_a_file_of_an_earlier_version_has_none(tmp_path):

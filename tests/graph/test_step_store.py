@@ -25,8 +25,10 @@ from pipeline.question import compose
 from pipeline.question.question import expand
 from pipeline.schemas import to_arrow
 
-TINY = ["model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
-        "model.top_mlp=[4,1]"]  # fmt: skip
+TINY = [
+    "model=dlrm_small", "model.tables=2", "model.rows=100", "model.bottom_mlp=[4,8]", "model.dim=8",
+    "model.top_mlp=[4,1]",
+]  # fmt: skip
 
 
 def model(*overrides: str) -> dict[str, Any]:
@@ -52,7 +54,9 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Batch sizes of the steps that were captured."""
     done: list[int] = []
     usual = step_store.capture
-    monkeypatch.setattr(step_store, "capture", lambda config, batch: done.append(batch) or usual(config, batch))
+    monkeypatch.setattr(
+        step_store, "capture", lambda config, batch: done.append(batch) or usual(config, batch)
+    )
     return done
 
 
@@ -66,12 +70,18 @@ def entries(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.parquet"))
 
 
-def test_a_graph_is_captured_once_and_read_back_as_it_was(folder: Path, captures: list[int]) -> None:
+def test_a_graph_is_captured_once_and_read_back_as_it_was(
+    folder: Path, captures: list[int]
+) -> None:
     first, again = captured(model(), 8), captured(model(), 8)
     assert captures == [8] and len(entries(folder)) == 1
     same(again.table, first.table)
     assert (again.memory, again.device, again.model, again.batch_size) == (
-        first.memory, first.device, first.model, first.batch_size)  # fmt: skip
+        first.memory,
+        first.device,
+        first.model,
+        first.batch_size,
+    )
     captured(model(), 16)
     captured(model("model.optimizer=adam"), 8)
     assert captures == [8, 16, 8]
@@ -84,7 +94,9 @@ def test_calls_are_kept_for_each_kind_of_gpu(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(step_store, "map_calls", lambda *_: pytest.fail("mapped again"))
     for question in questions:
         same(StepStore().calls(question), tables[question.gpu.name])
-    assert "tf32" in set(tables["A100-PCIE-40GB"]["dtype"]) and "tf32" not in set(tables["T4"]["dtype"])
+    assert "tf32" in set(tables["A100-PCIE-40GB"]["dtype"]) and "tf32" not in set(
+        tables["T4"]["dtype"]
+    )
 
 
 def test_calls_of_gpus_that_launch_the_same_are_kept_and_made_once(
@@ -93,11 +105,16 @@ def test_calls_of_gpus_that_launch_the_same_are_kept_and_made_once(
     questions = expand([*TINY, "batch_size=8", "gpu=A10,RTX3090,L4"])
     for asked in (questions, questions[::-1]):  # second: first a GPU whose entry names another
         store = StepStore()
-        assert len({id(store.calls(question)) for question in asked}) == 1 and len(entries(folder)) == 2
+        assert (
+            len({id(store.calls(question)) for question in asked}) == 1
+            and len(entries(folder)) == 2
+        )
         monkeypatch.setattr(step_store, "map_calls", lambda *_: pytest.fail("mapped again"))
 
 
-def test_the_key_follows_what_a_graph_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_follows_what_a_graph_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("import parts\n")
     Path("parts.py").write_text("WIDTH = 3\n")
@@ -113,7 +130,9 @@ def test_the_key_follows_what_a_graph_depends_on(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("damage", [b"", b"PAR1", b"not parquet at all" * 100, None])
-def test_a_damaged_entry_is_made_anew(folder: Path, captures: list[int], damage: bytes | None) -> None:
+def test_a_damaged_entry_is_made_anew(
+    folder: Path, captures: list[int], damage: bytes | None
+) -> None:
     whole = captured(model(), 8)
     (entry,) = entries(folder)
     entry.write_bytes(entry.read_bytes()[:-9] if damage is None else damage)
@@ -134,7 +153,9 @@ def test_the_cache_can_be_switched_off(
     assert captures == [8, 8] and not entries(tmp_path)
 
 
-@pytest.mark.parametrize("place", ["file/cache", "/proc/steptime"])  # root may write to a read-only folder, not there
+@pytest.mark.parametrize(
+    "place", ["file/cache", "/proc/steptime"]
+)  # root may write to a read-only folder, not there
 def test_a_cache_that_cannot_be_written_warns_once_and_answers(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captures: list[int]
 ) -> None:
@@ -147,7 +168,10 @@ def test_a_cache_that_cannot_be_written_warns_once_and_answers(
         graph = steps.graph(question)
         steps.calls(question)
         captured(model(), 16)
-    assert len([each for each in said if each.category is SteptimeWarning]) == 1 and captures == [8, 16]
+    assert len([each for each in said if each.category is SteptimeWarning]) == 1 and captures == [
+        8,
+        16,
+    ]
     monkeypatch.setenv("STEPTIME_CACHE", "none")
     same(graph.table, captured(model(), 8).table)
 
@@ -206,7 +230,10 @@ while True:
 def test_a_process_that_is_killed_while_it_writes_leaves_whole_entries(folder: Path) -> None:
     chance = random.Random(1)
     for _ in range(12):
-        writing = [subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE) for _ in range(2)]
+        writing = [
+            subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
+            for _ in range(2)
+        ]
         for process in writing:
             assert process.stdout is not None and process.stdout.readline()
         time.sleep(chance.random() * 0.1)
@@ -220,7 +247,9 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_entries(folder: P
     assert list(folder.rglob("*.bin"))
 
 
-def test_what_killed_processes_left_counts_for_the_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_killed_processes_left_counts_for_the_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured(model(), 8)
     left = entries(folder)[0].with_name(".an-entry.parquet.1234.part")
     left.write_bytes(b"x" * 1_000_000)
@@ -231,7 +260,9 @@ def test_what_killed_processes_left_counts_for_the_size(folder: Path, monkeypatc
     assert not left.exists() and len(entries(folder)) == 2
 
 
-def test_the_entries_that_were_not_used_for_longest_give_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_entries_that_were_not_used_for_longest_give_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for batch in (8, 16, 32):
         captured(model(), batch)
     for age, entry in enumerate(sorted(entries(folder), key=lambda path: path.stat().st_mtime)):
@@ -250,24 +281,34 @@ def test_the_entries_that_were_not_used_for_longest_give_way(folder: Path, monke
 def test_a_question_that_was_asked_before_loads_no_pytorch(folder: Path) -> None:
     point = [*TINY, "predict.draws=16"]
     source = (
-        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question import expand; "
-        f"print(engine().predict_one(expand({point!r})[0]).whole().predicted_us, 'torch' in sys.modules)"
+        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question"
+        f" import expand; print(engine().predict_one(expand({point!r})[0]).whole().predicted_us,"
+        " 'torch' in sys.modules)"
     )
-    first, again = (subprocess.check_output([sys.executable, "-c", source], text=True).split() for _ in range(2))
+    first, again = (
+        subprocess.check_output([sys.executable, "-c", source], text=True).split() for _ in range(2)
+    )
     assert first == [again[0], "True"] and again[1] == "False"
 
 
 def test_processes_that_ask_at_once_agree(folder: Path) -> None:
     source = (
-        "from pipeline.graph.step_store import captured; from pipeline.question.question import expand; "
-        f"print(hash(captured(expand({TINY!r})[0].section('model'), 8).table.to_csv()))"
+        "from pipeline.graph.step_store import captured; from pipeline.question.question import"
+        f" expand; print(hash(captured(expand({TINY!r})[0].section('model'), 8).table.to_csv()))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-c", source]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
     found = {process.communicate()[0] for process in running}
     assert all(process.returncode == 0 for process in running) and len(found) == 1
-    left = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".parquet", ".json")]
+    left = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".parquet", ".json")
+    ]
     assert len(entries(folder)) == 3 and not left  # a graph, and those at the ends of its line
 
 
@@ -295,10 +336,12 @@ def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:
         whole = path.read_bytes()
         for _ in range(6):
             place = rng.randrange(len(whole))
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :])
+            path.write_bytes(
+                whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :]
+            )
             compose.forget()
             who_answers._kept_statistics.cache_clear()
             [again] = expand([*TINY, "gpu=V100", "batch_size=8", "predict.draws=16"])
-            assert Engine(steps=StepStore()).predict_one(again).whole().predicted_us == pytest.approx(expected), (
-                f"{path.name}, byte {place}"
-            )
+            assert Engine(steps=StepStore()).predict_one(
+                again
+            ).whole().predicted_us == pytest.approx(expected), f"{path.name}, byte {place}"

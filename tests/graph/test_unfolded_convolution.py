@@ -16,17 +16,42 @@ def calls_of(node: Node, gpu: str) -> pd.DataFrame:
 
 
 def forward(
-    x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], stride: int = 1, padding: int = 1, groups: int = 1,
-    transposed: bool = False, dtype: str = "bf16",
-) -> Node:  # fmt: skip
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    out: tuple[int, ...],
+    stride: int = 1,
+    padding: int = 1,
+    groups: int = 1,
+    transposed: bool = False,
+    dtype: str = "bf16",
+) -> Node:
     values = (None, None, None, [stride] * 2, [padding] * 2, [1, 1], transposed, [0, 0], groups)
-    return Node(0, "aten::convolution", inputs=(Tensor(x, dtype), Tensor(w, dtype), None), values=values,
-                outputs=(Tensor(out, dtype),))  # fmt: skip
+    return Node(
+        0,
+        "aten::convolution",
+        inputs=(Tensor(x, dtype), Tensor(w, dtype), None),
+        values=values,
+        outputs=(Tensor(out, dtype),),
+    )
 
 
 def backward(kernel: int, padding: int) -> Node:
-    grad, x, w = (Tensor(shape, "bf16") for shape in ((3, 8, 16, 16), (3, 4, 16, 16), (8, 4, kernel, kernel)))
-    values = (None, None, None, None, [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1, [True, True, False])
+    grad, x, w = (
+        Tensor(shape, "bf16") for shape in ((3, 8, 16, 16), (3, 4, 16, 16), (8, 4, kernel, kernel))
+    )
+    values = (
+        None,
+        None,
+        None,
+        None,
+        [1, 1],
+        [padding] * 2,
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        [True, True, False],
+    )
     return Node(0, "aten::convolution_backward", inputs=(grad, x, w), values=values, outputs=())
 
 
@@ -36,13 +61,18 @@ def test_a_sample_is_unfolded_and_multiplied() -> None:
     product = calls.iloc[1]
     assert (product["family"], product["M"], product["N"], product["K"]) == ("gemm", 8, 4 * 9, 256)
     assert product["flops"] == 2 * 8 * 36 * 256 and product["bytes_read"] == 2 * (8 * 36 + 36 * 256)
-    assert (calls.iloc[0]["bytes_read"], calls.iloc[0]["bytes_written"]) == (2 * 4 * 256, 2 * 36 * 256)
+    assert (calls.iloc[0]["bytes_read"], calls.iloc[0]["bytes_written"]) == (
+        2 * 4 * 256,
+        2 * 36 * 256,
+    )
 
 
 def test_a_kernel_of_one_pixel_needs_no_unfolding() -> None:
     calls = calls_of(forward((3, 4, 16, 16), (8, 4, 1, 1), (3, 8, 16, 16), padding=0), "T4")
     assert list(calls["op"]) == ["mm"] * 3
-    strided = calls_of(forward((3, 4, 16, 16), (8, 4, 1, 1), (3, 8, 8, 8), stride=2, padding=0), "T4")
+    strided = calls_of(
+        forward((3, 4, 16, 16), (8, 4, 1, 1), (3, 8, 8, 8), stride=2, padding=0), "T4"
+    )
     assert list(strided["op"]) == ["im2col", "mm"] * 3
 
 
@@ -51,7 +81,11 @@ def test_gradients_take_a_product_of_each_sample_with_the_same_arithmetic() -> N
     assert list(calls["op"]) == ["mm", "col2im"] * 3 + ["im2col", "mm"] * 3
     assert set(calls.loc[calls["op"] == "mm", "flops"]) == {2.0 * 8 * 36 * 256}
     data, weight = calls.iloc[0], calls.iloc[7]
-    assert (data["M"], data["N"], data["K"]) == (36, 8, 256) and (weight["M"], weight["N"], weight["K"]) == (8, 256, 36)
+    assert (data["M"], data["N"], data["K"]) == (36, 8, 256) and (
+        weight["M"],
+        weight["N"],
+        weight["K"],
+    ) == (8, 256, 36)
 
 
 def test_groups_are_multiplied_one_after_the_other_and_depthwise_layers_are_not_unfolded() -> None:
@@ -63,19 +97,27 @@ def test_groups_are_multiplied_one_after_the_other_and_depthwise_layers_are_not_
 
 
 def test_a_transposed_convolution_folds_what_it_multiplied() -> None:
-    calls = calls_of(forward((3, 8, 8, 8), (8, 4, 4, 4), (3, 4, 16, 16), 2, 1, transposed=True), "V100")
+    calls = calls_of(
+        forward((3, 8, 8, 8), (8, 4, 4, 4), (3, 4, 16, 16), 2, 1, transposed=True), "V100"
+    )
     assert list(calls["op"]) == ["mm", "col2im"] * 3
     assert (calls.iloc[0]["M"], calls.iloc[0]["N"], calls.iloc[0]["K"]) == (4 * 16, 8, 64)
 
 
-@pytest.mark.parametrize("gpu, dtype", [("A100", "bf16"), ("MI250", "bf16"), ("V100", "fp16"), ("V100", "fp32")])
+@pytest.mark.parametrize(
+    "gpu, dtype", [("A100", "bf16"), ("MI250", "bf16"), ("V100", "fp16"), ("V100", "fp32")]
+)
 def test_cudnn_has_all_others(gpu: str, dtype: str) -> None:
     calls = calls_of(forward((3, 4, 16, 16), (8, 4, 3, 3), (3, 8, 16, 16), dtype=dtype), gpu)
     assert calls["family"].iloc[0] == "conv2d_forward"
 
 
 def test_pascal_refuses_products_in_bf16_and_no_other_work() -> None:
-    with pytest.raises(ConfigError, match=r"bf16 on P100: PyTorch refuses it.*model\.dtype=fp32 or fp16"):
+    with pytest.raises(
+        ConfigError, match=r"bf16 on P100: PyTorch refuses it.*model\.dtype=fp32 or fp16"
+    ):
         calls_of(forward((3, 4, 16, 16), (8, 4, 3, 3), (3, 8, 16, 16)), "P100")
     x = Tensor((64, 64), "bf16")
-    assert len(calls_of(Node(0, "aten::relu", inputs=(x,), values=(None,), outputs=(x,)), "P100")) == 1
+    assert (
+        len(calls_of(Node(0, "aten::relu", inputs=(x,), values=(None,), outputs=(x,)), "P100")) == 1
+    )

@@ -46,18 +46,36 @@ def test_shipped_files_are_complete_and_every_figure_has_a_source() -> None:
     assert len(named) == len(set(named)) and set(named) <= gpus
     assert {cluster.fabric for cluster in clusters} == set(FABRICS)
     for cluster in clusters:
-        stated = {"gpus_per_node", "pcie_gb_per_s", "latency_us", "nics_per_node", "nic_gbit_per_s", "nic_latency_us"}
+        stated = {
+            "gpus_per_node",
+            "pcie_gb_per_s",
+            "latency_us",
+            "nics_per_node",
+            "nic_gbit_per_s",
+            "nic_latency_us",
+        }
         assert stated <= set(cluster.sources), cluster.name
         assert cluster.host is None or cluster.host in hosts
 
 
 @pytest.mark.parametrize(
     ("gpu", "cluster"),
-    [("V100-SXM2-32GB", "dgx1-v100"), ("A100-SXM4-40GB", "dgx-a100"), ("H100", "dgx-h100"), ("B200", "hgx-b200"),
-     ("V100", "pcie3"), ("A100-PCIE-40GB", "pcie4"), ("RTX3090", "pcie4-no-p2p"),
-     ("A10", "pcie4"), ("H100-PCIe", "pcie5"), ("T4", "pcie3")],
-)  # fmt: skip
-def test_an_sxm_card_sits_in_its_dgx_and_a_pcie_card_in_a_host_of_its_generation(gpu: str, cluster: str) -> None:
+    [
+        ("V100-SXM2-32GB", "dgx1-v100"),
+        ("A100-SXM4-40GB", "dgx-a100"),
+        ("H100", "dgx-h100"),
+        ("B200", "hgx-b200"),
+        ("V100", "pcie3"),
+        ("A100-PCIE-40GB", "pcie4"),
+        ("RTX3090", "pcie4-no-p2p"),
+        ("A10", "pcie4"),
+        ("H100-PCIe", "pcie5"),
+        ("T4", "pcie3"),
+    ],
+)
+def test_an_sxm_card_sits_in_its_dgx_and_a_pcie_card_in_a_host_of_its_generation(
+    gpu: str, cluster: str
+) -> None:
     assert usual_cluster(load_gpu(gpu)).name == cluster
 
 
@@ -69,14 +87,25 @@ def test_every_gpu_fits_into_its_usual_cluster() -> None:
 def test_figures_are_converted_once(tmp_path: Path) -> None:
     cluster = load_cluster(str(write(tmp_path)))
     assert (cluster.nvlink_gb_per_s, cluster.nic_gb_per_s) == (300.0, 12.5)
-    assert cluster.link_gb_per_s(load_gpu("H100")) == 300.0  # the cluster's figure counts before the card's
+    assert (
+        cluster.link_gb_per_s(load_gpu("H100")) == 300.0
+    )  # the cluster's figure counts before the card's
     assert load_cluster("dgx-h100").link_gb_per_s(load_gpu("H100")) == 450.0
-    assert load_cluster("pcie4").link_gb_per_s(load_gpu("A100-PCIE-40GB")) == load_cluster("pcie4").pcie_gb_per_s
+    assert (
+        load_cluster("pcie4").link_gb_per_s(load_gpu("A100-PCIE-40GB"))
+        == load_cluster("pcie4").pcie_gb_per_s
+    )
 
 
-def test_a_users_folder_counts_before_shipped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_folder_counts_before_shipped_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cluster").mkdir()
-    write(tmp_path / "cluster", FILE.replace("name: lab", "name: ours") + "usual_for: [H100]\n", "ours")
+    write(
+        tmp_path / "cluster",
+        FILE.replace("name: lab", "name: ours") + "usual_for: [H100]\n",
+        "ours",
+    )
     monkeypatch.setenv("STEPTIME_CONFIG", str(tmp_path))
     assert load_cluster("ours").host == "typical-2020"
     assert usual_cluster(load_gpu("H100")).name == "ours"
@@ -87,17 +116,27 @@ def test_a_users_folder_counts_before_shipped_files(tmp_path: Path, monkeypatch:
     [
         ("fabric: nvswitch", "fabric: torus", "fabric is 'torus': choose one of nvswitch"),
         ("gpus_per_node: 4", "gpus_per_node: 0", "gpus_per_node is 0: give a whole number from 1"),
-        ("nic_gbit_per_s: 100", "nic_gbit_per_s: fast", "nic_gbit_per_s is 'fast': give a number above 0"),
+        (
+            "nic_gbit_per_s: 100",
+            "nic_gbit_per_s: fast",
+            "nic_gbit_per_s is 'fast': give a number above 0",
+        ),
         ("latency_us: 1\n", "latency_us: -1\n", "latency_us is -1"),
         ("latency_us: 1\n", "", "latency_us is missing"),
-        (FILE[FILE.index("latency_us:") :], "", "nics_per_node, latency_us, nic_gbit_per_s, nic_latency_us is missing"),
+        (
+            FILE[FILE.index("latency_us:") :],
+            "",
+            "nics_per_node, latency_us, nic_gbit_per_s, nic_latency_us is missing",
+        ),
         ("what:", "whatever:", "unknown key 'whatever'"),
         ("name: lab", "name: other", "expected 'lab', the name of the file"),
         ("host: typical-2020", "usual_for: H100", "usual_for is 'H100': give a list"),
         ("host: typical-2020", "in_switch_reduction: often", "in_switch_reduction is 'often'"),
     ],
 )
-def test_a_damaged_file_is_one_line_that_says_where(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_a_damaged_file_is_one_line_that_says_where(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
     assert old in FILE
     path = write(tmp_path, FILE.replace(old, new, 1))
     with pytest.raises(ConfigError, match=re.escape(message)) as error:

@@ -29,7 +29,10 @@ DDP = {"model": "dlrm_ddp", "batch_size": 512}
 
 def test_a_newer_gpu_never_has_a_slower_usual_host() -> None:
     assert {gpu.architecture for gpu in list_gpus()} <= set(ORDER)
-    scales = [usual_host(gpu).scale for gpu in sorted(list_gpus(), key=lambda gpu: ORDER.index(gpu.architecture))]
+    scales = [
+        usual_host(gpu).scale
+        for gpu in sorted(list_gpus(), key=lambda gpu: ORDER.index(gpu.architecture))
+    ]
     assert scales == sorted(scales, reverse=True) and len(set(scales)) > 1
 
 
@@ -41,13 +44,17 @@ def test_each_architecture_has_one_usual_host() -> None:
 def test_a_point_has_one_answer_alone_and_in_a_grid() -> None:
     together = compare("V100,A100,H100", **DDP).predictions
     for prediction in together:
-        assert predict(prediction.gpu, **DDP).predicted_us == pytest.approx(prediction.predicted_us, rel=1e-9)
+        assert predict(prediction.gpu, **DDP).predicted_us == pytest.approx(
+            prediction.predicted_us, rel=1e-9
+        )
     v100, a100, h100 = (prediction.predicted_us for prediction in together)
     assert v100 > a100 and v100 > h100, "the newer card has no slower host"
 
 
 def test_the_usual_host_by_its_name_is_the_same_point() -> None:
-    usual, named, other = (ask(["gpu=A100", f"host={name}"]) for name in ("usual", "typical-2020", "typical-2017"))
+    usual, named, other = (
+        ask(["gpu=A100", f"host={name}"]) for name in ("usual", "typical-2020", "typical-2017")
+    )
     assert usual.variant == named.variant == "default" and usual.host == named.host
     assert other.variant == "host-typical-2017" and "host=typical-2017" in other.overrides
     assert len(expand(["gpu=A100", "host=usual,typical-2020,typical-2017"])) == 2
@@ -59,7 +66,11 @@ def test_the_factor_of_a_host_multiplies_host_times_alone(tmp_path: Path) -> Non
     file.write_text("name: fast\nwhat: a fast host\nobservations: V100\nscale: 0.5\nlog_sd: 0.1\n")
     slow, fast = (predict("V100", host=name, **DDP) for name in ("v100-traces", str(file)))
     halved = predict("V100", host="v100-traces", overheads__host_scale=0.5, **DDP)
-    assert fast.host == "fast" and fast.host_us == pytest.approx(halved.host_us) and fast.host_us < 0.6 * slow.host_us
+    assert (
+        fast.host == "fast"
+        and fast.host_us == pytest.approx(halved.host_us)
+        and fast.host_us < 0.6 * slow.host_us
+    )
     assert fast.active_us == pytest.approx(slow.active_us, rel=0.02)
     assert list(fast.host_evidence) == ["transferred"] and list(slow.host_evidence) == ["shared"]
 
@@ -75,7 +86,10 @@ def test_what_is_not_known_of_a_host_widens_the_interval() -> None:
 def test_a_comparison_says_what_the_host_changes() -> None:
     line = compare("V100,A100", **DDP).hosts
     a100 = predict("A100", host="typical-2017", **DDP)
-    assert line is not None and f"with typical-2017: A100-PCIE-40GB {a100.predicted_us / 1e3:.2f} ms instead of" in line
+    assert (
+        line is not None
+        and f"with typical-2017: A100-PCIE-40GB {a100.predicted_us / 1e3:.2f} ms instead of" in line
+    )
     assert compare("V100,P100", **DDP).hosts is None
     assert "no step" in (compare("V100,A100", model="resnet50", batch_size=64).hosts or "")
     assert compare("V100,A100", host="typical-2017,typical-2020", **DDP).hosts is None, (
@@ -83,13 +97,21 @@ def test_a_comparison_says_what_the_host_changes() -> None:
     )
 
 
-@pytest.mark.parametrize("command", [
-    ["predict", "gpu=V100"], ["compare", "gpu=V100"], ["plan", "samples_per_s", "gpu=V100"], ["advise", "gpu=V100"],
-    ["diff", "gpu=V100", "gpu=P100"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["predict", "gpu=V100"],
+        ["compare", "gpu=V100"],
+        ["plan", "samples_per_s", "gpu=V100"],
+        ["advise", "gpu=V100"],
+        ["diff", "gpu=V100", "gpu=P100"],
+    ],
+)
 def test_every_answer_names_the_host_the_dtype_and_the_optimizer(command: list[str]) -> None:
     words = [*command, "model=dlrm_small", "batch_size=64", "predict.draws=64"]
-    shown = " ".join(CliRunner().invoke(app, words).output.split())  # lines are broken at the width of a terminal
+    shown = " ".join(
+        CliRunner().invoke(app, words).output.split()
+    )  # lines are broken at the width of a terminal
     for name in ("typical-2017", "dtype default", "optimizer sgd"):
         assert name in shown, f"{command[0]}: {name}"
 
@@ -98,8 +120,16 @@ def test_statistics_are_made_once_for_all_gpus_of_a_host() -> None:
     from pipeline.flow import Flow
 
     flow = Flow.from_config({"gpu": "V100,A100,H100", "model": "dlrm_default"})
-    overheads = {flow.overheads_of_point(type("Wildcards", (), {
-        "gpu": p.gpu.name, "model": p.model, "variant": p.variant, "batch": p.batch_size})) for p in flow.points}  # fmt: skip
+    overheads = {
+        flow.overheads_of_point(
+            type(
+                "Wildcards",
+                (),
+                {"gpu": p.gpu.name, "model": p.model, "variant": p.variant, "batch": p.batch_size},
+            )
+        )
+        for p in flow.points
+    }
     assert overheads == {Artifacts("results").overheads("V100", "shared")}
 
 
@@ -110,8 +140,14 @@ def test_statistics_are_made_once_for_all_gpus_of_a_host() -> None:
         ("name: x\nwhat: y\nobservations: V100\nscale: 0\n", "scale is 0"),
         ("name: x\nwhat: y\nobservations: V100\nscale: fast\n", "scale is 'fast'"),
         ("name: x\nwhat: y\nobservations: V100\nlog_sd: -1\n", "log_sd is -1"),
-        ("scale: 2\nwhat: 3\n", "host.yaml: name, what, observations is missing; give a text for each"),
-        ("name: x\nwhat: y\nobservations: V100\nspeed: 2\ncores: 4\n", "unknown key 'speed', 'cores'"),
+        (
+            "scale: 2\nwhat: 3\n",
+            "host.yaml: name, what, observations is missing; give a text for each",
+        ),
+        (
+            "name: x\nwhat: y\nobservations: V100\nspeed: 2\ncores: 4\n",
+            "unknown key 'speed', 'cores'",
+        ),
         ("name: a/b\nwhat: y\nobservations: V100\n", "letters, digits"),
         ("name: x\nwhat: y\nobservations: V100\n", "expected 'host'"),
         ("- x\n", "mapping"),
@@ -137,7 +173,9 @@ def test_a_host_that_does_not_exist_is_refused() -> None:
 def test_observations_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("name: x\nwhat: y\nobservations: L4\n")
-    with pytest.raises(Exception, match="observations: L4, which has none; take one of A100-PCIE-40GB, V100"):
+    with pytest.raises(
+        Exception, match="observations: L4, which has none; take one of A100-PCIE-40GB, V100"
+    ):
         predict("V100", host=str(file), **DDP)
 
 
@@ -145,8 +183,12 @@ def test_a_campaigns_host_is_ready_after_the_command_of_its_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where no run was made
-    assert "the host of the measured H100 (needs a run first)" in {row["what"] for row in host_rows()}
-    with pytest.raises(InputError, match="host=H100: a run reads its traces first: `steptime run gpu=H100 ") as refused:
+    assert "the host of the measured H100 (needs a run first)" in {
+        row["what"] for row in host_rows()
+    }
+    with pytest.raises(
+        InputError, match="host=H100: a run reads its traces first: `steptime run gpu=H100 "
+    ) as refused:
         predict("H100", host="H100", **DDP)
     _, *words = shlex.split(str(refused.value).split("`")[1])
     subprocess.run([sys.executable, "-m", "steptime", *words], check=True, capture_output=True)
@@ -158,15 +200,19 @@ def test_a_campaigns_host_is_ready_after_the_command_of_its_message(
 def test_no_card_of_the_catalogue_is_left_to_the_newest_host_by_chance() -> None:
     named = {architecture for host in list_hosts() for architecture in host.usual_for}
     assert {gpu.architecture for gpu in list_gpus()} <= named
-    assert [usual_host(load_gpu(name)).name for name in ("V100", "T4", "A100")] == ["typical-2017"] * 2 + [
-        "typical-2020"
-    ]
+    assert [usual_host(load_gpu(name)).name for name in ("V100", "T4", "A100")] == [
+        "typical-2017"
+    ] * 2 + ["typical-2020"]
 
 
-def test_a_users_host_is_usual_for_the_cards_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_host_is_usual_for_the_cards_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "host").mkdir()
     file = tmp_path / "host" / "lab.yaml"
-    file.write_text("name: lab\nwhat: our host\nobservations: V100\nscale: 0.4\nusual_for: [hopper]\n")
+    file.write_text(
+        "name: lab\nwhat: our host\nobservations: V100\nscale: 0.4\nusual_for: [hopper]\n"
+    )
     monkeypatch.setenv("STEPTIME_CONFIG", str(tmp_path))
     assert ask(["gpu=H100"]).host.name == "lab" and ask(["gpu=A100"]).host.name == "typical-2020"
     assert ask(["gpu=A100", "host=lab"]).host.scale == 0.4

@@ -13,16 +13,38 @@ from pipeline.hardware.occupancy import limits_of_device, resident_blocks
 
 def blocks_per_sm(gpu: str, *resources: int) -> float:
     """Blocks of one kernel on an SM: threads, registers and shared bytes per block."""
-    return float(resident_blocks(load_gpu(gpu).sm_limits, *(np.array([value], float) for value in resources))[0])
+    return float(
+        resident_blocks(
+            load_gpu(gpu).sm_limits, *(np.array([value], float) for value in resources)
+        )[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("gpu", "threads", "registers", "shared", "blocks"),
     [
         ("V100", 256, 32, 0, 8),  # 2048 threads / 256.
-        ("V100", 128, 122, 0, 4),  # 128 registers x 32 lanes = 4096 per warp, 16384 per block; 65536 / 16384.
-        ("V100", 64, 128, 0, 8),  # 4096 registers per warp: 4 warps in each of 4 partitions; 16 / 2.
-        ("V100", 32, 168, 0, 12),  # 5376 registers per warp: 3 warps in a partition of 16384, 12 in total.
+        (
+            "V100",
+            128,
+            122,
+            0,
+            4,
+        ),  # 128 registers x 32 lanes = 4096 per warp, 16384 per block; 65536 / 16384.
+        (
+            "V100",
+            64,
+            128,
+            0,
+            8,
+        ),  # 4096 registers per warp: 4 warps in each of 4 partitions; 16 / 2.
+        (
+            "V100",
+            32,
+            168,
+            0,
+            12,
+        ),  # 5376 registers per warp: 3 warps in a partition of 16384, 12 in total.
         ("V100", 192, 80, 0, 4),  # 2560 registers per warp: 6 warps in a partition; 24 / 6.
         ("P100", 32, 168, 0, 12),  # Two partitions of 32768 registers: 6 warps each.
         ("P4", 256, 168, 0, 1),  # 12 warps / 8.
@@ -33,7 +55,9 @@ def blocks_per_sm(gpu: str, *resources: int) -> float:
         ("RTX3090", 256, 32, 0, 6),  # 1536 threads / 256.
     ],
 )
-def test_the_tightest_limit_decides(gpu: str, threads: int, registers: int, shared: int, blocks: int) -> None:
+def test_the_tightest_limit_decides(
+    gpu: str, threads: int, registers: int, shared: int, blocks: int
+) -> None:
     assert blocks_per_sm(gpu, threads, registers, shared) == blocks
 
 
@@ -43,7 +67,9 @@ def test_the_tightest_limit_decides(gpu: str, threads: int, registers: int, shar
     shared=st.integers(0, 48 * 1024),
     gpu=st.sampled_from([spec.name for spec in list_gpus()]),
 )
-def test_more_resources_per_block_never_raise_occupancy(threads: int, registers: int, shared: int, gpu: str) -> None:
+def test_more_resources_per_block_never_raise_occupancy(
+    threads: int, registers: int, shared: int, gpu: str
+) -> None:
     base = blocks_per_sm(gpu, threads, registers, shared)
     assert 1 <= base <= load_gpu(gpu).max_blocks_per_sm
     for larger in (
@@ -56,9 +82,13 @@ def test_more_resources_per_block_never_raise_occupancy(threads: int, registers:
 
 def test_a_device_of_a_trace_has_the_limits_of_its_architecture() -> None:
     properties = {
-        "computeMajor": 7, "computeMinor": 0, "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536,
-        "sharedMemPerMultiprocessor": 98304, "numSms": 80,
-    }  # fmt: skip
+        "computeMajor": 7,
+        "computeMinor": 0,
+        "maxThreadsPerMultiprocessor": 2048,
+        "regsPerMultiprocessor": 65536,
+        "sharedMemPerMultiprocessor": 98304,
+        "numSms": 80,
+    }
     assert limits_of_device(properties) == load_gpu("V100").sm_limits
     unknown = {key: value for key, value in properties.items() if "compute" not in key}
     limits = limits_of_device(unknown | {"maxThreadsPerMultiprocessor": 1024})

@@ -12,14 +12,22 @@ import yaml
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import spec as spec_module
-from pipeline.hardware.find_gpu import cpu_spec, cuda_spec, differing_figures, list_gpus, load_gpu, same_chip
+from pipeline.hardware.find_gpu import (
+    cpu_spec,
+    cuda_spec,
+    differing_figures,
+    list_gpus,
+    load_gpu,
+    same_chip,
+)
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32, refuses_bf16
 from pipeline.paths import config_dir
 
 WANTED = {
-    "V100", "P100", "P4", "T4", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-40GB", "A100-SXM4-80GB", "L4", "H100",
-    "H100-PCIe", "H200", "RTX2080Ti", "RTX3090", "A10", "A40", "L40S", "B200", "B300", "GB200", "GB300", "RTXPRO6000", "Xp",
-    "P4000", "RTX2070", "MI250", "GV100", "MI300X", "MI250X", "A10G", "L40", "H20", "H800", "H100-NVL", "GH200", "TITANRTX",
+    "V100", "P100", "P4", "T4", "A100-PCIE-40GB", "A100-PCIE-80GB", "A100-SXM4-40GB",
+    "A100-SXM4-80GB", "L4", "H100", "H100-PCIe", "H200", "RTX2080Ti", "RTX3090", "A10", "A40",
+    "L40S", "B200", "B300", "GB200", "GB300", "RTXPRO6000", "Xp", "P4000", "RTX2070", "MI250",
+    "GV100", "MI300X", "MI250X", "A10G", "L40", "H20", "H800", "H100-NVL", "GH200", "TITANRTX",
     "RTX6000", "A800-SXM4-80GB", "V100-PCIE-16GB", "P100-SXM2-16GB",
 }  # fmt: skip
 FILES = sorted((config_dir() / "gpu").glob("*.yaml"))
@@ -41,16 +49,34 @@ def test_every_figure_has_a_source(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("alias", "name"),
-    [("A100", "A100-PCIE-40GB"), ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"), ("NVIDIA H100 80GB HBM3", "H100"),
-     ("titan xp", "Xp"), ("Tesla V100-PCIE-32GB", "V100"), ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
-     ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"), ("h100", "H100"), ("Tesla V100-DGXS-32GB", "V100-SXM2-32GB"),
-     ("Tesla V100-PCIE-16GB", "V100-PCIE-16GB"), ("Tesla V100-SXM3-32GB", "V100-SXM2-32GB"),
-     ("Tesla V100-SXM2-32GB-LS", "V100-SXM2-32GB"), ("Tesla P100-SXM2-16GB", "P100-SXM2-16GB"),
-     ("Quadro RTX 6000", "RTX6000"), ("NVIDIA TITAN RTX", "TITANRTX"), ("NVIDIA A10G", "A10G"), ("NVIDIA L40", "L40"),
-     ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"), ("NVIDIA H800", "H800"), ("NVIDIA H20", "H20"),
-     ("NVIDIA H100 NVL", "H100-NVL"), ("NVIDIA GH200 480GB", "GH200"), ("AMD Instinct MI250X", "MI250X"),
-     ("AMD Instinct MI250X/MI250", "MI250X"), ("AMD Instinct MI300X", "MI300X")],
-)  # fmt: skip
+    [
+        ("A100", "A100-PCIE-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("titan xp", "Xp"),
+        ("Tesla V100-PCIE-32GB", "V100"),
+        ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"),
+        ("h100", "H100"),
+        ("Tesla V100-DGXS-32GB", "V100-SXM2-32GB"),
+        ("Tesla V100-PCIE-16GB", "V100-PCIE-16GB"),
+        ("Tesla V100-SXM3-32GB", "V100-SXM2-32GB"),
+        ("Tesla V100-SXM2-32GB-LS", "V100-SXM2-32GB"),
+        ("Tesla P100-SXM2-16GB", "P100-SXM2-16GB"),
+        ("Quadro RTX 6000", "RTX6000"),
+        ("NVIDIA TITAN RTX", "TITANRTX"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA L40", "L40"),
+        ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"),
+        ("NVIDIA H800", "H800"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("AMD Instinct MI250X", "MI250X"),
+        ("AMD Instinct MI250X/MI250", "MI250X"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ],
+)
 def test_aliases_and_driver_names_find_their_gpu(alias: str, name: str) -> None:
     assert load_gpu(alias).name == name
 
@@ -86,17 +112,24 @@ def test_derating_ratios_are_the_medians_of_the_measured_gpus() -> None:
     assert median(l2) == pytest.approx(spec_module.L2_BYTES_PER_SM_CLOCK, abs=0.1)
 
 
-def test_a_card_with_the_chip_of_another_has_its_figures_but_for_those_that_its_datasheet_changes() -> None:
+def test_a_card_with_the_chip_of_another_has_its_figures() -> None:
     """H800 and A800 are H100 and A100 with slower NVLink, the H800 also in fp64; V100s with 16 and 32 GB differ in memory."""
     slower = {"fp64_gflop_per_s", "fp64_tensor_gflop_per_s"}  # the H100's peaks are measured
-    slower |= {f"measured_{name}_gb_per_s" for name in ("dram", "l2")} | {"measured_fp32_gflop_per_s"}
-    for slow, full, others in (("H800", "H100", slower), ("A800-SXM4-80GB", "A100-SXM4-80GB", set())):
+    slower |= {f"measured_{name}_gb_per_s" for name in ("dram", "l2")} | {
+        "measured_fp32_gflop_per_s"
+    }
+    for slow, full, others in (
+        ("H800", "H100", slower),
+        ("A800-SXM4-80GB", "A100-SXM4-80GB", set()),
+    ):
         assert differing_figures(load_gpu(slow), load_gpu(full)) == {"nvlink_gb_per_s"} | others
         assert load_gpu(slow).nvlink_gb_per_s == 200
     assert load_gpu("V100-PCIE-16GB").memory_bytes == 16 << 30 and same_chip(
         load_gpu("V100-PCIE-16GB"), load_gpu("V100")
     )
-    assert load_gpu("MI300X").sms == 304 and load_gpu("A10G").sms == 80  # as deviceProperties of traces say
+    assert (
+        load_gpu("MI300X").sms == 304 and load_gpu("A10G").sms == 80
+    )  # as deviceProperties of traces say
 
 
 def test_measured_peaks_win_over_the_datasheet() -> None:
@@ -111,32 +144,51 @@ def _figures(**changes: object) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"dram_gb_per_s": 320e9}, "dram_gb_per_s"), ({"fp32_tflop_per_s": 8100}, "fp32_tflop_per_s"),
-     ({"sms": None}, "sms is missing"), ({"watt": 3, "k": 2}, "unknown key 'watt', 'k'"), ({"architecture": "kepler"}, "kepler"),
-     ({"pcie_generation": 9}, "pcie_generation"), ({"measured_dram_gb_per_s": 900}, "measured_dram_gb_per_s"),
-     ({"sources": 2147483648}, "sources"), ({"aliases": "Tesla"}, "aliases"), ({"aliases": {"a": 1}}, "aliases")],
-)  # fmt: skip
-def test_implausible_or_incomplete_files_are_refused_by_name(changes: dict[str, object], message: str) -> None:
+    [
+        ({"dram_gb_per_s": 320e9}, "dram_gb_per_s"),
+        ({"fp32_tflop_per_s": 8100}, "fp32_tflop_per_s"),
+        ({"sms": None}, "sms is missing"),
+        ({"watt": 3, "k": 2}, "unknown key 'watt', 'k'"),
+        ({"architecture": "kepler"}, "kepler"),
+        ({"pcie_generation": 9}, "pcie_generation"),
+        ({"measured_dram_gb_per_s": 900}, "measured_dram_gb_per_s"),
+        ({"sources": 2147483648}, "sources"),
+        ({"aliases": "Tesla"}, "aliases"),
+        ({"aliases": {"a": 1}}, "aliases"),
+    ],
+)
+def test_implausible_or_incomplete_files_are_refused_by_name(
+    changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         GpuSpec.from_mapping(_figures(**changes), "T4.yaml")
 
 
 def test_a_file_without_sources_says_so_in_every_answer() -> None:
-    without = GpuSpec.from_mapping({key: value for key, value in _figures().items() if key != "sources"})
+    without = GpuSpec.from_mapping(
+        {key: value for key, value in _figures().items() if key != "sources"}
+    )
     assert without.notes == ("the figures of T4 have no source: its file has no `sources`",)
     assert load_gpu("T4").notes == cpu_spec().notes == ()
 
 
 def test_the_cpu_is_a_device_too() -> None:
     cpu = cpu_spec()
-    assert cpu.name == "local" and cpu.architecture == "cpu" and cpu.sms >= 1 and cpu.memory_bytes > 0
+    assert (
+        cpu.name == "local" and cpu.architecture == "cpu" and cpu.sms >= 1 and cpu.memory_bytes > 0
+    )
 
 
 def test_a_known_cuda_device_takes_its_file_and_an_unknown_one_its_properties() -> None:
     known = cuda_spec(SimpleNamespace(name="Tesla T4", total_memory=15 << 30, major=7, minor=5))
     assert known.name == "local" and known.sms == 40 and known.memory_bytes == 15 << 30
     card = SimpleNamespace(
-        name="NVIDIA RTX A2000", total_memory=12 << 30, major=8, minor=6, multi_processor_count=26, clock_rate=1200000
+        name="NVIDIA RTX A2000",
+        total_memory=12 << 30,
+        major=8,
+        minor=6,
+        multi_processor_count=26,
+        clock_rate=1200000,
     )
     unknown = cuda_spec(card)
     assert unknown.sms == 26 and unknown.architecture == "ampere"
@@ -145,10 +197,16 @@ def test_a_known_cuda_device_takes_its_file_and_an_unknown_one_its_properties() 
 
 @pytest.mark.parametrize(
     ("key", "factor"),
-    [("fp32_tflop_per_s", 0.001), ("tf32_tflop_per_s", 1000), ("bf16_tflop_per_s", 0.001), ("fp16_tflop_per_s", 1000),
-     ("measured_l2_gb_per_s", 1000), ("nvlink_bidirectional_gb_per_s", 1000),
-     ("nvlink_bidirectional_gb_per_s", 0.001)],
-)  # fmt: skip
+    [
+        ("fp32_tflop_per_s", 0.001),
+        ("tf32_tflop_per_s", 1000),
+        ("bf16_tflop_per_s", 0.001),
+        ("fp16_tflop_per_s", 1000),
+        ("measured_l2_gb_per_s", 1000),
+        ("nvlink_bidirectional_gb_per_s", 1000),
+        ("nvlink_bidirectional_gb_per_s", 0.001),
+    ],
+)
 def test_a_wrong_unit_of_any_rate_is_refused(key: str, factor: float) -> None:
     values = yaml.safe_load((config_dir() / "gpu" / "A100-PCIE-40GB.yaml").read_text())
     with pytest.raises(ConfigError, match=f"{key} = .* is implausible"):
@@ -161,19 +219,39 @@ def test_the_files_state_a_rate_where_the_gpu_has_the_dtype_and_none_where_it_ha
         assert has_bf16(spec) == (spec.bf16_gflop_per_s is not None), spec.name
 
 
-@pytest.mark.parametrize("gpu, refused", [("P4", True), ("P100", True), ("V100", False), ("T4", False), ("A100", False),
-                                          ("MI250", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "gpu, refused",
+    [
+        ("P4", True),
+        ("P100", True),
+        ("V100", False),
+        ("T4", False),
+        ("A100", False),
+        ("MI250", False),
+    ],
+)
 def test_pytorch_refuses_bf16_before_volta(gpu: str, refused: bool) -> None:
     assert refuses_bf16(load_gpu(gpu)) == refused
-    assert has_bf16(cpu_spec()) and not refuses_bf16(cpu_spec())  # a CPU takes other paths than CUDA
+    assert has_bf16(cpu_spec()) and not refuses_bf16(
+        cpu_spec()
+    )  # a CPU takes other paths than CUDA
 
 
 @pytest.mark.parametrize(
     ("gpu", "plain", "tensor"),
-    [("T4", 8.1 / 32, None), ("P4", 5.5 / 32, None), ("RTX3090", 35.6 / 64, None), ("RTX4090", 82.6 / 64, None),
-     ("V100", 7.0, None), ("P100", 4.65, None), ("A100", 9.7, 19.5), ("H100", 33.45, 66.9), ("H20", 1.0, 1.0),
-     ("MI250", 22.6, 45.25)],
-)  # fmt: skip
+    [
+        ("T4", 8.1 / 32, None),
+        ("P4", 5.5 / 32, None),
+        ("RTX3090", 35.6 / 64, None),
+        ("RTX4090", 82.6 / 64, None),
+        ("V100", 7.0, None),
+        ("P100", 4.65, None),
+        ("A100", 9.7, 19.5),
+        ("H100", 33.45, 66.9),
+        ("H20", 1.0, 1.0),
+        ("MI250", 22.6, 45.25),
+    ],
+)
 def test_fp64_has_the_rate_of_the_whitepapers(gpu: str, plain: float, tensor: float | None) -> None:
     spec = load_gpu(gpu)
     assert spec.fp64_gflop_per_s == pytest.approx(1e3 * plain, rel=2e-3)
@@ -187,7 +265,7 @@ def test_a_file_without_fp64_takes_the_share_of_its_architecture() -> None:
         assert spec.fp64_gflop_per_s is not None, spec.name
         limited = spec.name in ("H20", "H800")  # for export
         derived = replace(spec, fp64_gflop_per_s=None, fp64_tensor_gflop_per_s=None)
-        assert limited or derived.peak_gflop_per_s("fp64") == pytest.approx(spec.peak_gflop_per_s("fp64"), rel=0.2), (
-            spec.name
-        )
+        assert limited or derived.peak_gflop_per_s("fp64") == pytest.approx(
+            spec.peak_gflop_per_s("fp64"), rel=0.2
+        ), spec.name
     assert cpu_spec().peak_gflop_per_s("fp64") == pytest.approx(0.5 * cpu_spec().peak_gflop_per_s())

@@ -18,7 +18,10 @@ def gemm_samples(v100):
     """Made-up latencies that follow physics with a floor of 60 us: what a fit must be able to learn back."""
     rng = np.random.default_rng(1)
     rows = 240
-    sizes = {name: np.exp(rng.uniform(np.log(64), np.log(4096), rows)).astype(int) for name in ("M", "N", "K")}
+    sizes = {
+        name: np.exp(rng.uniform(np.log(64), np.log(4096), rows)).astype(int)
+        for name in ("M", "N", "K")
+    }
     table = pd.DataFrame({"op": "linear", "B": 1, **sizes})
     calls = table.assign(family="gemm", phase="forward", dtype="fp32")
     kernel = 1.3 * Physics.of(v100).kernel_us("gemm", calls)

@@ -29,32 +29,58 @@ from pipeline.paths import config_dir
 from pipeline.question.question import ask
 from pipeline.yaml_text import load_yaml
 
-needs_pack = pytest.mark.skipif(not {"V100", "A100-PCIE-40GB"} <= set(list_packs()), reason="no packs")
+needs_pack = pytest.mark.skipif(
+    not {"V100", "A100-PCIE-40GB"} <= set(list_packs()), reason="no packs"
+)
 
-MEMORY_BOUND = ("elementwise", "softmax", "layer_norm", "dropout", "copy", "optimizer", "reduction", "batch_norm",
-                "index", "sort", "memset", "memcpy_d2d", "embedding_backward", "embedding_forward")  # fmt: skip
+MEMORY_BOUND = (
+    "elementwise", "softmax", "layer_norm", "dropout", "copy", "optimizer", "reduction",
+    "batch_norm", "index", "sort", "memset", "memcpy_d2d", "embedding_backward",
+    "embedding_forward",
+)  # fmt: skip
 """Families of `CALLS` whose time is traffic over DRAM; the first three have cross-GPU models."""
 
 _SIZE = {"bytes": 4e8, "bytes_read": 2e8, "bytes_written": 2e8}
 _PRODUCT = {"op": "linear", "M": 4096.0, "N": 4096.0, "K": 4096.0}
-_CONV = {"op": "conv", "B": 32.0, "in_channels": 128.0, "out_channels": 128.0, "kernel_size": 3.0, "input_size": 28.0,
-         "stride": 1.0, "padding": 1.0, "groups": 1.0}  # fmt: skip
+_CONV = {
+    "op": "conv", "B": 32.0, "in_channels": 128.0, "out_channels": 128.0, "kernel_size": 3.0,
+    "input_size": 28.0, "stride": 1.0, "padding": 1.0, "groups": 1.0,
+}  # fmt: skip
 _ROWS = {"B": 65536.0, "H": 4096.0}
 _BAG = {"B": 65536.0, "D": 128.0, "E": 4e6, "T": 8.0, "L": 10.0}
 CALLS = pd.DataFrame(
-    [{"family": "elementwise", "op": "add", **_ROWS}, {"family": "softmax", "op": "softmax", **_ROWS},
-     {"family": "layer_norm", "op": "ln", **_ROWS}, {"family": "dropout", "op": "", **_ROWS},
-     {"family": "reduction", "op": "sum", **_ROWS},
-     {"family": "batch_norm", "op": "batch_norm", "B": 64.0, "C": 256.0, "HW": 3136.0},
-     {"family": "embedding_forward", "op": "fused", **_BAG}, {"family": "embedding_backward", "op": "fused_sgd", **_BAG},
-     *({"family": name, "op": op, **_SIZE} for name, op in
-       (("copy", "copy"), ("optimizer", "adam"), ("index", "gather"), ("sort", "sort"), ("memset", "memset"),
-        ("memcpy_d2d", "memcpy"),        ("memcpy_h2d", "pinned"), ("memcpy_d2h", "pageable"))),
-     {"family": "gemm", **_PRODUCT}, {"family": "gemm", **_PRODUCT, "M": 64.0, "phase": "backward"},
-     {"family": "gemm", **_PRODUCT, "dtype": "bf16"}, {"family": "bmm", **_PRODUCT, "op": "bmm", "B": 8.0, "M": 256.0, "K": 256.0},
-     {"family": "conv2d_forward", **_CONV}, {"family": "conv2d_backward_weight", **_CONV, "phase": "backward"},
-     {"family": "collective", "op": "all_reduce", "ranks": 8.0, **_SIZE}, {"family": "unheard_of", "op": "", **_SIZE}]
-).fillna({"phase": "forward", "dtype": "fp32"})  # fmt: skip
+    [
+        {"family": "elementwise", "op": "add", **_ROWS},
+        {"family": "softmax", "op": "softmax", **_ROWS},
+        {"family": "layer_norm", "op": "ln", **_ROWS},
+        {"family": "dropout", "op": "", **_ROWS},
+        {"family": "reduction", "op": "sum", **_ROWS},
+        {"family": "batch_norm", "op": "batch_norm", "B": 64.0, "C": 256.0, "HW": 3136.0},
+        {"family": "embedding_forward", "op": "fused", **_BAG},
+        {"family": "embedding_backward", "op": "fused_sgd", **_BAG},
+        *(
+            {"family": name, "op": op, **_SIZE}
+            for name, op in (
+                ("copy", "copy"),
+                ("optimizer", "adam"),
+                ("index", "gather"),
+                ("sort", "sort"),
+                ("memset", "memset"),
+                ("memcpy_d2d", "memcpy"),
+                ("memcpy_h2d", "pinned"),
+                ("memcpy_d2h", "pageable"),
+            )
+        ),
+        {"family": "gemm", **_PRODUCT},
+        {"family": "gemm", **_PRODUCT, "M": 64.0, "phase": "backward"},
+        {"family": "gemm", **_PRODUCT, "dtype": "bf16"},
+        {"family": "bmm", **_PRODUCT, "op": "bmm", "B": 8.0, "M": 256.0, "K": 256.0},
+        {"family": "conv2d_forward", **_CONV},
+        {"family": "conv2d_backward_weight", **_CONV, "phase": "backward"},
+        {"family": "collective", "op": "all_reduce", "ranks": 8.0, **_SIZE},
+        {"family": "unheard_of", "op": "", **_SIZE},
+    ]
+).fillna({"phase": "forward", "dtype": "fp32"})
 
 
 def altered(name: str, *overrides: str) -> GpuSpec:
@@ -93,7 +119,10 @@ def test_figures_that_hang_on_an_altered_one_follow() -> None:
 
 
 def test_a_stated_figure_stays_and_is_checked() -> None:
-    assert altered("V100", "dram_gb_per_s=1000", "measured_dram_gb_per_s=700").measured_dram_gb_per_s == 700
+    assert (
+        altered("V100", "dram_gb_per_s=1000", "measured_dram_gb_per_s=700").measured_dram_gb_per_s
+        == 700
+    )
     with pytest.raises(ConfigError, match=r"measured_dram_gb_per_s = 5000 is implausible"):
         altered("V100", "dram_gb_per_s=2000", "measured_dram_gb_per_s=5000")
     with pytest.raises(ConfigError, match=r"dram_gb_per_s = 9e\+09 is implausible"):
@@ -102,11 +131,18 @@ def test_a_stated_figure_stays_and_is_checked() -> None:
         altered("V100", "boost_clock_mhz=fast")
 
 
-def test_peaks_of_a_campaign_follow_what_they_were_measured_under(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.answers.who_answers.kernel_source", lambda gpu: flows.Source.MEASUREMENTS)
-    monkeypatch.setattr("pipeline.answers.who_answers.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0})
+def test_peaks_of_a_campaign_follow_what_they_were_measured_under(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "pipeline.answers.who_answers.kernel_source", lambda gpu: flows.Source.MEASUREMENTS
+    )
+    monkeypatch.setattr(
+        "pipeline.answers.who_answers.measured_peaks", lambda folder: {"dram_gb_per_s": 2900.0}
+    )
     real, faster = (
-        kernel_predictor(gpu, "auto", None) for gpu in (altered("H200"), altered("H200", "dram_gb_per_s=9600"))
+        kernel_predictor(gpu, "auto", None)
+        for gpu in (altered("H200"), altered("H200", "dram_gb_per_s=9600"))
     )
     assert (real.gpu.measured_dram_gb_per_s, faster.gpu.measured_dram_gb_per_s) == (2900.0, 5800.0)
     assert not isinstance(real, AlteredPredictor)
@@ -123,16 +159,19 @@ def test_unaltered_figures_and_memory_leave_every_prediction_alone() -> None:
     for overrides in ((), ("memory_gib=16",), ("dram_gb_per_s=900",)):
         found = kernel_predictor(altered("V100", *overrides), "auto", None)
         assert not isinstance(found, AlteredPredictor)
-        pd.testing.assert_frame_equal(found.predict(CALLS), stated("V100").predict(CALLS), check_exact=True)
+        pd.testing.assert_frame_equal(
+            found.predict(CALLS), stated("V100").predict(CALLS), check_exact=True
+        )
 
 
 @needs_pack
 def test_half_the_bandwidth_makes_memory_bound_calls_twice_as_long_and_arithmetic_hardly() -> None:
     found = ratios("V100", "dram_gb_per_s=450")
     # a block's softmax waits for its passes too: a V100 reaches 0.7 of its bandwidth in rows of 4096 (public table)
-    assert found[list(MEMORY_BOUND)].between(1.7, 2.0).all() and found["softmax"] == found[list(MEMORY_BOUND)].min(), (
-        found
-    )
+    assert (
+        found[list(MEMORY_BOUND)].between(1.7, 2.0).all()
+        and found["softmax"] == found[list(MEMORY_BOUND)].min()
+    ), found
     assert 1.0 <= found["gemm"] < 1.1
     assert found[["memcpy_h2d", "memcpy_d2h"]].eq(1.0).all()
 
@@ -141,15 +180,22 @@ def test_half_the_bandwidth_makes_memory_bound_calls_twice_as_long_and_arithmeti
 def test_what_rested_on_samples_is_transferred_with_a_wider_interval() -> None:
     old = stated("V100").predict(CALLS)
     new = kernel_predictor(altered("V100", "dram_gb_per_s=1000"), "auto", None).predict(CALLS)
-    old, new = (table.assign(evidence=table["evidence"].str.removesuffix(" extrapolated")) for table in (old, new))
+    old, new = (
+        table.assign(evidence=table["evidence"].str.removesuffix(" extrapolated"))
+        for table in (old, new)
+    )
     own = old["evidence"] == "pack"
     assert 8 < own.sum() < len(CALLS)
-    assert (new["evidence"][own] == "transferred").all() and (new["evidence"][~own] == old["evidence"][~own]).all()
+    assert (new["evidence"][own] == "transferred").all() and (
+        new["evidence"][~own] == old["evidence"][~own]
+    ).all()
     for low, high in (("p10_us", "p90_us"), ("latency_p10_us", "latency_p90_us")):
         growth = np.log(new[high] / new[low]) / np.log(old[high] / old[low])
         # the error of another session, which both have, does not grow
         assert (
-            (growth[own] > 1.2).all() and (growth[own] < 1.501).all() and growth[~own].to_numpy() == pytest.approx(1.0)
+            (growth[own] > 1.2).all()
+            and (growth[own] < 1.501).all()
+            and growth[~own].to_numpy() == pytest.approx(1.0)
         )
 
 
@@ -164,7 +210,10 @@ def test_the_link_moves_pinned_host_copies_alone() -> None:
 
 
 def test_half_precision_packs_and_collectives_move_too() -> None:
-    clocked, linked = ratios("H100", "boost_clock_mhz=1782"), ratios("H100", "nvlink_bidirectional_gb_per_s=450")
+    clocked, linked = (
+        ratios("H100", "boost_clock_mhz=1782"),
+        ratios("H100", "nvlink_bidirectional_gb_per_s=450"),
+    )
     half = kernel_predictor(altered("H100", "boost_clock_mhz=1782"), "auto", None).predict(
         CALLS[CALLS["dtype"] == "bf16"]
     )
@@ -172,18 +221,25 @@ def test_half_precision_packs_and_collectives_move_too() -> None:
     assert was["evidence"].tolist() == ["pack"] and half["evidence"].tolist() == ["transferred"]
     # tensor cores of an H100 are limited by power: a lower clock costs less than its share
     assert 1.02 < (half["kernel_us"] / was["kernel_us"]).iloc[0] < 1 / 0.9
-    assert clocked["collective"] == 1.0 and 1.9 < linked["collective"] <= 2.0 and linked["gemm"] == 1.0
+    assert (
+        clocked["collective"] == 1.0 and 1.9 < linked["collective"] <= 2.0 and linked["gemm"] == 1.0
+    )
 
 
 @needs_pack
 def test_a_card_with_its_sibling_s_figures_is_predicted_as_the_sibling() -> None:
     sibling = load_gpu("A100-PCIE-80GB")
-    rows = CALLS[CALLS["family"].isin(["elementwise", "softmax", "layer_norm", "bmm"]) | (CALLS["op"] == "linear")]
+    rows = CALLS[
+        CALLS["family"].isin(["elementwise", "softmax", "layer_norm", "bmm"])
+        | (CALLS["op"] == "linear")
+    ]
     rows = rows[rows["dtype"] == "fp32"]
     found = kernel_predictor(replace(sibling, name="A100-PCIE-40GB"), "auto", None).predict(rows)
     expected = kernel_predictor(sibling, "auto", None).predict(rows)
     # intervals differ: of the sibling's card no second session was measured
-    assert found["kernel_us"].to_numpy() == pytest.approx(expected["kernel_us"].to_numpy(), rel=1e-9)
+    assert found["kernel_us"].to_numpy() == pytest.approx(
+        expected["kernel_us"].to_numpy(), rel=1e-9
+    )
     assert found["evidence"].str.startswith("transferred").all()
 
 
@@ -200,7 +256,10 @@ def test_more_of_a_figure_never_predicts_slower(
 ) -> None:
     values = load_yaml((config_dir() / "gpu" / f"{gpu}.yaml").read_text())
     sized = CALLS.assign(
-        **{k: np.ceil(CALLS[k] * 2**exponent) for k in ("B", "M", "bytes", "bytes_read", "bytes_written")}
+        **{
+            k: np.ceil(CALLS[k] * 2**exponent)
+            for k in ("B", "M", "bytes", "bytes_read", "bytes_written")
+        }
     )
     figures = [values[what] * steps[0], values[what] * steps[0] * steps[1]]
     figures = [round(figure) if what == "sms" else figure for figure in figures]
@@ -214,7 +273,8 @@ def test_more_of_a_figure_never_predicts_slower(
 
     answered = Answered(**{entry.name: getattr(own, entry.name) for entry in fields(own)})
     first, second = (
-        AlteredPredictor.of(composed_gpu({**values, what: figure})[0], answered).predict(sized) for figure in figures
+        AlteredPredictor.of(composed_gpu({**values, what: figure})[0], answered).predict(sized)
+        for figure in figures
     )
     for name in ("kernel_us", "predicted_us"):
         assert (first[name] <= real[name] * (1 + 1e-9)).all()
@@ -229,20 +289,35 @@ def test_a_step_moves_with_the_bandwidth_and_only_fits_with_the_memory() -> None
         for figures in ({}, {"gpu__memory_gib": 1}, {"gpu__dram_gb_per_s": 1800})
     )
     assert real.fits and not small.fits
-    assert (small.predicted_us, small.p90_us, small.evidence) == (real.predicted_us, real.p90_us, real.evidence)
+    assert (small.predicted_us, small.p90_us, small.evidence) == (
+        real.predicted_us,
+        real.p90_us,
+        real.evidence,
+    )
     assert fast.predicted_us < 0.9 * real.predicted_us
-    assert "pack" in real.evidence and "pack" not in fast.evidence and "transferred" in fast.evidence
+    assert (
+        "pack" in real.evidence and "pack" not in fast.evidence and "transferred" in fast.evidence
+    )
 
 
 def test_fits_of_a_pipeline_run_are_the_catalogue_s(monkeypatch: pytest.MonkeyPatch) -> None:
     what = Flow.from_config(
-        {"gpu": "V100", "host": "v100-traces", "model": "dlrm_default", "overrides": "gpu.dram_gb_per_s=2000"}
+        {
+            "gpu": "V100",
+            "host": "v100-traces",
+            "model": "dlrm_default",
+            "overrides": "gpu.dram_gb_per_s=2000",
+        }
     )
     real = Flow.from_config({"gpu": "V100", "host": "v100-traces", "model": "dlrm_default"})
     (altered_point,), (real_point,) = what.points, real.points
     assert what.folder(altered_point) != real.folder(real_point)
-    wildcards = [SimpleNamespace(gpu=p.gpu.name, model=p.model, variant=p.variant, batch=p.batch_size, kernels="auto")
-                 for p in (altered_point, real_point)]  # fmt: skip
+    wildcards = [
+        SimpleNamespace(
+            gpu=p.gpu.name, model=p.model, variant=p.variant, batch=p.batch_size, kernels="auto"
+        )
+        for p in (altered_point, real_point)
+    ]
     assert what.models_of_point(wildcards[0]) == real.models_of_point(wildcards[1])
     assert what.kernel_settings(wildcards[0]) == real.kernel_settings(wildcards[1])
     # a step that a campaign measured is the real card's, and no error of a what-if can be had from it
@@ -264,7 +339,9 @@ def test_models_fitted_by_a_run_answer_for_the_altered_card(tmp_path: Path) -> N
     values.pop(DIGEST_KEY, None)
     write_json(description, values)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    found = kernel_predictor(altered("V100", "dram_gb_per_s=2000"), "auto", [folder / "gemm" / "auto"])
+    found = kernel_predictor(
+        altered("V100", "dram_gb_per_s=2000"), "auto", [folder / "gemm" / "auto"]
+    )
     assert isinstance(found, AlteredPredictor) and found.stated.gpu == load_gpu("V100")
     assert found.stated.predict(CALLS)["evidence"][CALLS["family"] == "gemm"].iloc[0] == "fitted"
     assert found.predict(CALLS)["evidence"][CALLS["family"] == "gemm"].iloc[0] == "transferred"

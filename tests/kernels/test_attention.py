@@ -12,20 +12,39 @@ from pipeline.answers.gap_models import FILE, attention_model, kernel_of, neares
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import Quantiles
-from pipeline.kernels.fused_attention import AttentionModel, Constants, FittedAttention, Shape, attention_us
+from pipeline.kernels.fused_attention import (
+    AttentionModel,
+    Constants,
+    FittedAttention,
+    Shape,
+    attention_us,
+)
 from pipeline.paths import packs_dir
 
 H100 = load_gpu("H100")
 
 
 def calls(heads=256, tokens=1024, width=64, causal=False, **changes):
-    row = {"family": "attention", "op": "flash", "phase": "forward", "dtype": "bf16", "B": heads, "M": tokens,
-           "N": tokens, "K": width, "attributes": json.dumps({"causal": causal})}  # fmt: skip
+    row = {
+        "family": "attention",
+        "op": "flash",
+        "phase": "forward",
+        "dtype": "bf16",
+        "B": heads,
+        "M": tokens,
+        "N": tokens,
+        "K": width,
+        "attributes": json.dumps({"causal": causal}),
+    }
     return pd.DataFrame([{**row, **changes}])
 
 
 def kernel(gpu, *tables):
-    return load_predictor(load_gpu(gpu)).predict(pd.concat(tables, ignore_index=True))["kernel_us"].to_numpy()
+    return (
+        load_predictor(load_gpu(gpu))
+        .predict(pd.concat(tables, ignore_index=True))["kernel_us"]
+        .to_numpy()
+    )
 
 
 def test_a_long_sequence_runs_at_the_sustained_share_of_the_peak():
@@ -59,7 +78,9 @@ def test_more_heads_tokens_and_width_never_take_less():
 
 def test_a_backward_takes_between_two_and_a_half_and_five_forwards():
     for tokens in (512, 2048, 8192):
-        forward, back = kernel("L40S", calls(256, tokens, 64), calls(256, tokens, 64, phase="backward"))
+        forward, back = kernel(
+            "L40S", calls(256, tokens, 64), calls(256, tokens, 64, phase="backward")
+        )
         assert 2.5 < back / forward < 5.0
 
 
@@ -79,11 +100,20 @@ def test_gpus_take_the_kernels_that_pytorch_runs_there():
         name: kernel_of(load_gpu(name))
         for name in ("V100", "T4", "A10", "A100-PCIE-40GB", "L4", "H200", "B200", "MI250")
     }
-    assert kinds == {"V100": None, "T4": None, "A10": "flash2", "A100-PCIE-40GB": "flash2", "L4": "flash2",
-                     "H200": "cudnn", "B200": "cudnn", "MI250": None}  # fmt: skip
+    assert kinds == {
+        "V100": None,
+        "T4": None,
+        "A10": "flash2",
+        "A100-PCIE-40GB": "flash2",
+        "L4": "flash2",
+        "H200": "cudnn",
+        "B200": "cudnn",
+        "MI250": None,
+    }
     measured = read_fitted(packs_dir() / FILE)
     took = {
-        name: nearest(load_gpu(name), measured).name for name in ("A10", "RTX3090", "A100-PCIE-40GB", "L4", "H100-PCIe")
+        name: nearest(load_gpu(name), measured).name
+        for name in ("A10", "RTX3090", "A100-PCIE-40GB", "L4", "H100-PCIe")
     }
     assert took == {
         "A10": "L40S",
@@ -109,7 +139,11 @@ def test_evidence_follows_gpu_phase_kernel_and_dtype():
         ignore_index=True,
     )
     # the samples of an H100 are of FlashAttention-3, which is as fast as cuDNN's kernel; PyTorch's is FlashAttention-2
-    cudnn = load_predictor(H100).predict(table.assign(op=table["op"].replace("flash", "cudnn")))["evidence"].tolist()
+    cudnn = (
+        load_predictor(H100)
+        .predict(table.assign(op=table["op"].replace("flash", "cudnn")))["evidence"]
+        .tolist()
+    )
     assert cudnn == ["pack", "transferred", "roofline", "transferred", "roofline", "pack"]
     assert set(load_predictor(H100).predict(table)["evidence"]) == {"transferred", "roofline"}
     assert load_predictor(load_gpu("A10")).predict(table)["evidence"].tolist() == (
@@ -128,7 +162,9 @@ def test_a_mask_that_is_data_hides_no_work_and_is_read():
     assert plain == other <= small < large
     assert kernel("A100-SXM4-80GB", calls(64, 2048, causal=True))[0] < plain
     table[0] = calls(64, 2048, op="cudnn")
-    width = [load_predictor(H100).predict(each)[["p10_us", "p90_us"]].to_numpy()[0] for each in table[:2]]
+    width = [
+        load_predictor(H100).predict(each)[["p10_us", "p90_us"]].to_numpy()[0] for each in table[:2]
+    ]
     assert width[1][1] / width[1][0] > 1.2 * width[0][1] / width[0][0]
 
 
@@ -149,14 +185,23 @@ def test_intervals_widen_where_nothing_was_measured():
 def test_a_faster_clock_or_more_bandwidth_moves_what_it_bounds():
     model = attention_model(H100)
     long, short = calls(256, 8192, 128), calls(4096, 64, 64)
-    for table, field, least in ((long, "bf16_gflop_per_s", 1.8), (short, "measured_dram_gb_per_s", 1.05)):
-        faster = AttentionModel(replace(H100, **{field: 2.0 * getattr(H100, field)}), H100, model.fitted)
+    for table, field, least in (
+        (long, "bf16_gflop_per_s", 1.8),
+        (short, "measured_dram_gb_per_s", 1.05),
+    ):
+        faster = AttentionModel(
+            replace(H100, **{field: 2.0 * getattr(H100, field)}), H100, model.fitted
+        )
         assert least < model.predict(table).kernel[0] / faster.predict(table).kernel[0] <= 2.01
 
 
 def test_constants_read_from_a_file_equal_those_written(tmp_path):
     path = tmp_path / FILE
-    fitted = {"H100": FittedAttention(Constants(), (128.0, 64.0), Quantiles.constant(1.1), (64.0, 256.0), True)}
+    fitted = {
+        "H100": FittedAttention(
+            Constants(), (128.0, 64.0), Quantiles.constant(1.1), (64.0, 256.0), True
+        )
+    }
     write_fitted(path, fitted, {"source": "test"})
     back = read_fitted(path)["H100"]
     assert back.constants == Constants() and back.tiles == (128.0, 64.0) and back.open

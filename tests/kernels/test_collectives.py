@@ -22,7 +22,14 @@ from pipeline.kernels.samples import with_families
 
 
 def calls(op="all_reduce", ranks=8, size=2**26, nodes=1):
-    row = {"family": "collective", "op": op, "ranks": ranks, "nodes": nodes, "bytes": size, "phase": "backward"}
+    row = {
+        "family": "collective",
+        "op": op,
+        "ranks": ranks,
+        "nodes": nodes,
+        "bytes": size,
+        "phase": "backward",
+    }
     return pd.DataFrame([row])
 
 
@@ -36,7 +43,13 @@ def bus_gb_per_s(model, ranks, size, factor):
 
 def of(gpu, cluster=None, measured=None):
     spec = load_gpu(gpu)
-    joined = usual_cluster(spec) if cluster == "auto" else None if cluster is None else load_cluster(cluster)
+    joined = (
+        usual_cluster(spec)
+        if cluster == "auto"
+        else None
+        if cluster is None
+        else load_cluster(cluster)
+    )
     return collective_model(spec, joined, measured)
 
 
@@ -45,7 +58,12 @@ def test_a_call_takes_its_operation_and_the_nearest_ranks():
     curves = {"all_reduce": flat, "all_to_all": {2: TimeCurve((1.0,), (1.0,))}}
     model = of("H200", None, [MeasuredCurves(load_gpu("H200"), "nvswitch", curves)])
     table = pd.concat(
-        [calls("nccl:all_reduce", 3, 0), calls("allreduce", 7, 0), calls("alltoall_base", 8, 0), calls("broadcast")],
+        [
+            calls("nccl:all_reduce", 3, 0),
+            calls("allreduce", 7, 0),
+            calls("alltoall_base", 8, 0),
+            calls("broadcast"),
+        ],
         ignore_index=True,
     )
     assert model.covers(table).tolist() == [True, True, True, False]
@@ -70,22 +88,36 @@ def test_topology_decides_not_the_sum_of_links():
     assert shipped.evidence_of(calls()).tolist() == ["pack"]
     # behind the switches of a DGX-2, two reach what eight reach
     switched = of("V100-SXM2-32GB", "dgx2-v100")
-    two, eight = (bus_gb_per_s(switched, ranks, 2**29, factor) for ranks, factor in ((2, 1.0), (8, 1.75)))
+    two, eight = (
+        bus_gb_per_s(switched, ranks, 2**29, factor) for ranks, factor in ((2, 1.0), (8, 1.75))
+    )
     assert 0.8 < two / eight < 1.1
 
 
 @pytest.mark.parametrize(
     ("name", "op"),
-    [("nccl:all_reduce", "all_reduce"), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"),
-     ("nccl:_all_gather_base", "all_gather"), ("_reduce_scatter_base", "reduce_scatter"), ("reduce", "broadcast"),
-     ("nccl:all_to_all", "all_to_all"), ("alltoallv", "all_to_all"), ("nccl:broadcast", "broadcast"),
-     ("ncclDevKernel_SendRecv", "send_recv"), ("nccl:recv", "send_recv"), ("barrier", ""), ("copy", "")],
-)  # fmt: skip
+    [
+        ("nccl:all_reduce", "all_reduce"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"),
+        ("nccl:_all_gather_base", "all_gather"),
+        ("_reduce_scatter_base", "reduce_scatter"),
+        ("reduce", "broadcast"),
+        ("nccl:all_to_all", "all_to_all"),
+        ("alltoallv", "all_to_all"),
+        ("nccl:broadcast", "broadcast"),
+        ("ncclDevKernel_SendRecv", "send_recv"),
+        ("nccl:recv", "send_recv"),
+        ("barrier", ""),
+        ("copy", ""),
+    ],
+)
 def test_names_of_nccl_are_known(name, op):
     assert kinds(np.array([name], dtype=object)).tolist() == [op]
 
 
-@pytest.mark.parametrize("gpu", ["A100-SXM4-80GB", "H200", "V100-SXM2-32GB", "T4", "A100-PCIE-80GB", "GB200"])
+@pytest.mark.parametrize(
+    "gpu", ["A100-SXM4-80GB", "H200", "V100-SXM2-32GB", "T4", "A100-PCIE-80GB", "GB200"]
+)
 def test_more_bytes_more_nodes_and_slower_links_never_take_less(gpu):
     model = of(gpu, "auto")
     sizes = [2**i for i in range(8, 31)]
@@ -107,7 +139,9 @@ def test_gpus_say_where_their_curves_come_from():
     assert of("H200").evidence == "pack"
     assert of("V100-SXM2-32GB").evidence == "transferred"
     assert of("T4") is None
-    predicted = load_predictor(load_gpu("H200")).predict(pd.concat([calls(), calls("broadcast")], ignore_index=True))
+    predicted = load_predictor(load_gpu("H200")).predict(
+        pd.concat([calls(), calls("broadcast")], ignore_index=True)
+    )
     assert predicted["evidence"].tolist() == ["pack", "roofline"]
     # 64 MiB over eight H200: NCCL reaches most of what NVLink carries, and no more
     bus = 2**26 * 1.75 / predicted["kernel_us"][0] / 1e3
@@ -115,7 +149,9 @@ def test_gpus_say_where_their_curves_come_from():
 
 
 def test_a_cluster_answers_for_every_operation_with_evidence():
-    table = pd.concat([calls(), calls("broadcast"), calls(ranks=16, nodes=2), calls(ranks=16)], ignore_index=True)
+    table = pd.concat(
+        [calls(), calls("broadcast"), calls(ranks=16, nodes=2), calls(ranks=16)], ignore_index=True
+    )
     table.loc[3, "nodes"] = np.nan  # sixteen ranks need two nodes
     spec = load_gpu("H100")
     predicted = load_predictor(spec, cluster=usual_cluster(spec)).predict(table)
@@ -135,7 +171,9 @@ def test_a_ring_over_pcie_has_the_rate_of_the_host():
 def test_the_rate_between_nodes_is_that_of_their_nics():
     # four DGX H100: rings of 32 ranks send 2 x 31/32 of the buffer through 8 NICs of 50 GB/s
     wire = 2 * 31 / 32 * 2**34 / (0.95 * 400e3)
-    assert time_us(of("H100", "dgx-h100"), "all_reduce", 32, 2**34, 4) == pytest.approx(wire, rel=0.01)
+    assert time_us(of("H100", "dgx-h100"), "all_reduce", 32, 2**34, 4) == pytest.approx(
+        wire, rel=0.01
+    )
     # one NIC a node: four GPUs on two nodes sum in a tree, whose two halves cross once each
     thin = time_us(of("A100-PCIE-80GB", "pcie4"), "all_reduce", 4, 2**30, 2)
     assert thin == pytest.approx(2**30 / (0.9 * 0.95 * 12.5e3), rel=0.01)
@@ -149,9 +187,9 @@ def test_a_pair_with_a_bridge_is_nvlink_and_four_are_pcie():
 
 def test_the_command_answers_collectives_in_a_cluster(tmp_path):
     source, out = tmp_path / "calls.parquet", tmp_path / "times.parquet"
-    pd.concat([calls(), calls("send_recv", 2), calls(ranks=16, nodes=2)]).drop(columns=["family", "phase"]).to_parquet(
-        source
-    )
+    pd.concat([calls(), calls("send_recv", 2), calls(ranks=16, nodes=2)]).drop(
+        columns=["family", "phase"]
+    ).to_parquet(source)
     usual = predict_command("V100-SXM2-32GB", None, source, out)
     assert usual["rows"] == 3 and (tight := pd.read_parquet(out)["predicted_us"]).gt(0).all()
     predict_command("V100-SXM2-32GB", None, source, out, cluster="dgx2-v100")
@@ -181,16 +219,21 @@ def test_curves_survive_the_disk_and_damage_is_named(tmp_path):
         read_curves(other)
 
 
-@pytest.mark.parametrize("name", ["ncclAllReduce", "c10d::allreduce_", "nccl:all_reduce", "AllReduce"])
+@pytest.mark.parametrize(
+    "name", ["ncclAllReduce", "c10d::allreduce_", "nccl:all_reduce", "AllReduce"]
+)
 def test_names_that_nccl_and_pytorch_give_a_collective_are_its_own(name):
     table = pd.DataFrame({"op": [name, "all_reduce"], "bytes": 1e6, "ranks": 8})
     spec = load_gpu("H100")
-    predicted = load_predictor(spec, cluster=usual_cluster(spec)).predict(with_families(table, "calls"))
+    predicted = load_predictor(spec, cluster=usual_cluster(spec)).predict(
+        with_families(table, "calls")
+    )
     assert predicted["kernel_us"].nunique() == 1 and set(predicted["evidence"]) == {"pack"}
 
 
 @pytest.mark.parametrize(
-    "ranks, nodes, said", [(1, 1, "a collective needs 2 ranks"), (16, 1, "16 ranks on 1 nodes; a node of")]
+    "ranks, nodes, said",
+    [(1, 1, "a collective needs 2 ranks"), (16, 1, "16 ranks on 1 nodes; a node of")],
 )
 def test_a_collective_has_two_ranks_and_no_more_than_its_nodes_hold(ranks, nodes, said, tmp_path):
     pd.DataFrame({"op": ["all_reduce"], "bytes": 1e6, "ranks": ranks, "nodes": nodes}).to_parquet(

@@ -25,7 +25,11 @@ from pipeline.kernels.convolutions import native
 from pipeline.kernels.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.kernels.work import Dims
 
-GPUS = ("V100", "A100", *(pytest.param(gpu, marks=pytest.mark.nightly) for gpu in ("H100", "T4", "P100")))
+GPUS = (
+    "V100",
+    "A100",
+    *(pytest.param(gpu, marks=pytest.mark.nightly) for gpu in ("H100", "T4", "P100")),
+)
 FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
 SHAPES, SEED = 200, 0
 MOST_ELEMENTS = 2**28
@@ -38,11 +42,16 @@ Flags = npt.NDArray[np.bool_]
 def shapes() -> pd.DataFrame:
     """Shapes with every option: groups, windows, strides, dilation, 1D, 3D, transposed; one row per shape."""
     draw = np.random.default_rng(SEED)
-    table = pd.DataFrame({
-        "B": 2 ** draw.integers(1, 9, SHAPES), "in_channels": 2 ** draw.integers(4, 11, SHAPES),
-        "kernel_size": draw.choice([1, 2, 3, 4, 5, 6, 7], SHAPES), "input_size": draw.choice([7, 14, 28, 56, 112], SHAPES),
-        "stride": draw.choice([1, 1, 2, 3], SHAPES), "dilation": draw.choice([1, 1, 2], SHAPES),
-    }).astype(float)  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "B": 2 ** draw.integers(1, 9, SHAPES),
+            "in_channels": 2 ** draw.integers(4, 11, SHAPES),
+            "kernel_size": draw.choice([1, 2, 3, 4, 5, 6, 7], SHAPES),
+            "input_size": draw.choice([7, 14, 28, 56, 112], SHAPES),
+            "stride": draw.choice([1, 1, 2, 3], SHAPES),
+            "dilation": draw.choice([1, 1, 2], SHAPES),
+        }
+    ).astype(float)
     kind, form = (
         draw.choice(["dense", "depthwise", "grouped"], SHAPES),
         draw.choice(["2d", "1d", "row", "turned"], SHAPES),
@@ -53,12 +62,17 @@ def shapes() -> pd.DataFrame:
         [kind == "depthwise", kind == "grouped"], [channels, np.maximum(channels / width, 2)], 1
     )
     wider = 2.0 ** draw.integers(4, 11, SHAPES)
-    table["out_channels"] = np.select([kind == "depthwise", kind == "grouped"], [channels * draw.choice([1, 1, 2], SHAPES),
-                                                                                channels], wider)  # fmt: skip
+    table["out_channels"] = np.select(
+        [kind == "depthwise", kind == "grouped"],
+        [channels * draw.choice([1, 1, 2], SHAPES), channels],
+        wider,
+    )
     table["padding"] = table["dilation"] * (table["kernel_size"] // 2)
     line, row = form == "1d", form == "row"
     for name, single in (("kernel_size", 1), ("input_size", 1), ("stride", 1), ("padding", 0)):
-        table[f"{name}_w"] = table[name] if name != "input_size" else table[name] ** np.where(line, 2, 1)
+        table[f"{name}_w"] = (
+            table[name] if name != "input_size" else table[name] ** np.where(line, 2, 1)
+        )
         table[name] = np.where(line, single, table[name])
     table["kernel_size_w"] = np.where(row, 1, table["kernel_size_w"])
     table["padding_w"] = np.where(row, 0, table["padding_w"])
@@ -69,15 +83,24 @@ def shapes() -> pd.DataFrame:
         ['"volume":true,"single_channel":true', '"transposed":true'],
         "",
     )
-    elements = table["B"] * np.maximum(table["out_channels"], channels) * table["input_size"] * table["input_size_w"]
+    elements = (
+        table["B"]
+        * np.maximum(table["out_channels"], channels)
+        * table["input_size"]
+        * table["input_size_w"]
+    )
     return table.assign(said=said)[elements < MOST_ELEMENTS].reset_index(drop=True)
 
 
 def halved(table: pd.DataFrame, what: str) -> tuple[pd.DataFrame, Flags]:
     """The shapes with one dimension halved, and which shapes can be halved."""
     half, volume, several = table.copy(), table["said"].str.contains("volume"), table["groups"] > 1
-    changed = {"batch": ["B"], "channels": ["in_channels", "out_channels"], "size": ["input_size", "input_size_w"],
-               "width": ["in_channels", "out_channels"]}[what]  # fmt: skip
+    changed = {
+        "batch": ["B"],
+        "channels": ["in_channels", "out_channels"],
+        "size": ["input_size", "input_size_w"],
+        "width": ["in_channels", "out_channels"],
+    }[what]
     half[changed] = np.maximum(half[changed] // 2, 1)
     possible = pd.Series(True, table.index)
     if what == "channels":
@@ -94,7 +117,9 @@ def calls(table: pd.DataFrame, family: str, dtype: str, nhwc: bool) -> pd.DataFr
     parts = table["said"] + (',"layout":"nhwc"' if nhwc else "")
     attributes = "{" + parts.str.strip(",") + "}"
     phase = "forward" if family == FAMILIES[0] else "backward"
-    return table.drop(columns="said").assign(family=family, op="conv", phase=phase, dtype=dtype, attributes=attributes)
+    return table.drop(columns="said").assign(
+        family=family, op="conv", phase=phase, dtype=dtype, attributes=attributes
+    )
 
 
 def _rule_changes(larger: pd.DataFrame, smaller: pd.DataFrame, gpu: str) -> Flags:
@@ -125,8 +150,10 @@ def _longer(first: pd.DataFrame, second: pd.DataFrame) -> Flags:
 
 
 def _say(table: pd.DataFrame, rows: Flags, *times: pd.DataFrame) -> str:
-    found = [f"{row.dropna().to_dict()}: {[float(time['kernel_us'].iloc[i]) for time in times]}"
-             for i, row in table[rows].iterrows()]  # fmt: skip
+    found = [
+        f"{row.dropna().to_dict()}: {[float(time['kernel_us'].iloc[i]) for time in times]}"
+        for i, row in table[rows].iterrows()
+    ]
     return "\n".join(found)
 
 
@@ -134,7 +161,13 @@ def _say(table: pd.DataFrame, rows: Flags, *times: pd.DataFrame) -> str:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_half_of_a_dimension_takes_no_longer(gpu: str, family: str) -> None:
     predictor, table = kernel_predictor(load_gpu(gpu), "auto", None), shapes()
-    for dtype, nhwc in (("fp32", False), ("tf32", False), ("fp16", False), ("fp16", True), ("bf16", False)):
+    for dtype, nhwc in (
+        ("fp32", False),
+        ("tf32", False),
+        ("fp16", False),
+        ("fp16", True),
+        ("bf16", False),
+    ):
         whole = predictor.predict(calls(table, family, dtype, nhwc))
         for what in HALVES:
             half, possible = halved(table, what)
@@ -155,8 +188,11 @@ def test_a_faster_dtype_takes_no_longer(gpu: str, family: str) -> None:
     predictor, table = kernel_predictor(load_gpu(gpu), "auto", None), shapes()
     for nhwc in (False, True):
         found = {
-            dtype: predictor.predict(calls(table, family, dtype, nhwc)) for dtype in ("fp32", "tf32", "fp16", "bf16")
+            dtype: predictor.predict(calls(table, family, dtype, nhwc))
+            for dtype in ("fp32", "tf32", "fp16", "bf16")
         }
         for slow, fast in (("fp32", "tf32"), ("tf32", "fp16"), ("fp32", "fp16"), ("fp32", "bf16")):
             bad = _longer(found[fast], found[slow]) & ~_converted(table, fast, nhwc)
-            assert not bad.any(), f"{fast} after {slow}, NHWC {nhwc}\n{_say(table, bad, found[slow], found[fast])}"
+            assert not bad.any(), (
+                f"{fast} after {slow}, NHWC {nhwc}\n{_say(table, bad, found[slow], found[fast])}"
+            )

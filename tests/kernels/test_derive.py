@@ -31,7 +31,11 @@ def convolutions(family: str, *shapes: tuple[int, int, int, int, int]) -> pd.Dat
 
 def test_a_product_taller_than_any_sample_is_left_to_physics(v100: KernelPredictor) -> None:
     calls = convolutions(
-        "conv2d_forward", (64, 64, 1, 56, 1), (64, 256, 1, 56, 1), (3, 64, 7, 224, 2), (512, 2048, 1, 7, 1)
+        "conv2d_forward",
+        (64, 64, 1, 56, 1),
+        (64, 256, 1, 56, 1),
+        (3, 64, 7, 224, 2),
+        (512, 2048, 1, 7, 1),
     )
     found = v100.predict(calls)
     physics = v100.physics.kernel_us("conv2d_forward", calls)
@@ -42,7 +46,9 @@ def test_a_product_taller_than_any_sample_is_left_to_physics(v100: KernelPredict
 @pytest.mark.parametrize("gpu", ["H100", "V100"])
 def test_half_precision_takes_no_latency_below_the_floor(gpu: str) -> None:
     rows = [1, 64, 1024, 4096, 16384, 65536, 131072, 1 << 20]
-    calls = pd.DataFrame({"B": rows}).assign(H=33, family="softmax", op="softmax", phase="forward", dtype="fp16")
+    calls = pd.DataFrame({"B": rows}).assign(
+        H=33, family="softmax", op="softmax", phase="forward", dtype="fp16"
+    )
     predictor = kernel_predictor(load_gpu(gpu), "auto", None)
     found = predictor.predict(calls)
     assert (found["predicted_us"] >= predictor.floor.of(Dims(calls).text("op")) - 1e-9).all()
@@ -50,19 +56,27 @@ def test_half_precision_takes_no_latency_below_the_floor(gpu: str) -> None:
     assert (found["predicted_us"] <= found["latency_p90_us"]).all()
 
 
-@pytest.mark.parametrize("family", ["conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"])
-def test_what_a_call_takes_does_not_depend_on_its_neighbours(v100: KernelPredictor, family: str) -> None:
+@pytest.mark.parametrize(
+    "family", ["conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"]
+)
+def test_what_a_call_takes_does_not_depend_on_its_neighbours(
+    v100: KernelPredictor, family: str
+) -> None:
     shapes = [(64, 64, 3, 56, 1), (64, 64, 1, 56, 1), (256, 256, 3, 14, 1), (512, 2048, 1, 7, 1)]
     together = v100.predict(convolutions(family, *shapes))["kernel_us"]
     alone = [v100.predict(convolutions(family, shape))["kernel_us"].iloc[0] for shape in shapes]
     assert list(together) == pytest.approx(alone)
 
 
-def test_gradients_of_a_sampled_window_take_about_as_long_as_its_forward_pass(v100: KernelPredictor) -> None:
+def test_gradients_of_a_sampled_window_take_about_as_long_as_its_forward_pass(
+    v100: KernelPredictor,
+) -> None:
     shapes = [(128, 128, 3, 28, 1), (256, 256, 3, 14, 1), (512, 512, 3, 7, 1)]
     forward = v100.predict(convolutions("conv2d_forward", *shapes))["kernel_us"]
     for family in ("conv2d_backward_data", "conv2d_backward_weight"):
-        assert list(v100.predict(convolutions(family, *shapes))["kernel_us"]) == pytest.approx(list(forward), rel=0.05)
+        assert list(v100.predict(convolutions(family, *shapes))["kernel_us"]) == pytest.approx(
+            list(forward), rel=0.05
+        )
 
 
 @pytest.mark.parametrize("stride", [1, 2])

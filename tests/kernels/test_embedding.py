@@ -34,7 +34,9 @@ def test_distinct_rows_agree_with_drawn_indices(distribution):
         shares = np.arange(1, rows + 1) ** -1.05
         shares /= shares.sum()
     drawn = np.mean([len(np.unique(rng.choice(rows, draws, p=shares))) for _ in range(20)])
-    assert Lookup(draws, rows, 1, 64, distribution).distinct_rows() == pytest.approx(drawn, rel=0.01)
+    assert Lookup(draws, rows, 1, 64, distribution).distinct_rows() == pytest.approx(
+        drawn, rel=0.01
+    )
 
 
 def test_a_table_that_fits_the_cache_misses_only_first_touches():
@@ -43,7 +45,12 @@ def test_a_table_that_fits_the_cache_misses_only_first_touches():
 
 
 @example(batch=592, rows=20214, lookups=10, cached=2566.0)
-@given(batch=st.integers(1, 5000), rows=st.integers(1, 10**6), lookups=st.integers(1, 200), cached=st.floats(1, 1e6))
+@given(
+    batch=st.integers(1, 5000),
+    rows=st.integers(1, 10**6),
+    lookups=st.integers(1, 200),
+    cached=st.floats(1, 1e6),
+)
 def test_hit_rates_are_shares_and_grow_with_the_cache(batch, rows, lookups, cached):
     lookup = Lookup(batch, rows, lookups, 64)
     small, large = lookup.hit_rate(cached), lookup.hit_rate(2 * cached)
@@ -54,7 +61,9 @@ def test_hit_rates_are_shares_and_grow_with_the_cache(batch, rows, lookups, cach
 def test_skewed_indices_are_faster_than_uniform_ones(v100):
     physics = Physics.of(v100)
     uniform = physics.kernel_us("embedding_forward", forward())[0]
-    skewed = physics.kernel_us("embedding_forward", forward(attributes='{"distribution": "zipf:1.2"}'))[0]
+    skewed = physics.kernel_us(
+        "embedding_forward", forward(attributes='{"distribution": "zipf:1.2"}')
+    )[0]
     assert skewed < 0.6 * uniform
 
 
@@ -70,19 +79,25 @@ def test_many_tables_of_one_call_add_up(v100):
     physics = Physics.of(v100)
     rows = "[" + ", ".join(["1000000"] * 8) + "]"
     together = physics.kernel_us("embedding_forward", forward())[0]
-    listed = physics.kernel_us("embedding_forward", forward(attributes=f'{{"rows": {rows}, "lookups": 100}}'))[0]
+    listed = physics.kernel_us(
+        "embedding_forward", forward(attributes=f'{{"rows": {rows}, "lookups": 100}}')
+    )[0]
     assert listed == pytest.approx(together)
 
 
 def test_a_fused_backward_moves_more_than_the_forward(v100):
     physics = Physics.of(v100)
     back = forward().assign(family="embedding_backward", op="fused_sgd", phase="backward")
-    assert physics.kernel_us("embedding_backward", back)[0] > physics.kernel_us("embedding_forward", forward())[0]
+    assert (
+        physics.kernel_us("embedding_backward", back)[0]
+        > physics.kernel_us("embedding_forward", forward())[0]
+    )
 
 
 def test_a_few_samples_of_many_lookups_wait_for_each_row(v100):
     few, many = (
-        Physics.of(v100).kernel_us("embedding_forward", forward(B=16, T=1, L=lookups))[0] for lookups in (10, 110)
+        Physics.of(v100).kernel_us("embedding_forward", forward(B=16, T=1, L=lookups))[0]
+        for lookups in (10, 110)
     )
     assert many - few > 40.0
 
@@ -91,7 +106,9 @@ def test_l2_holds_nine_tenths_of_its_bytes_in_rows():
     """By hand: 40 MB hold 90,000 rows of 400 bytes. Of 1,000,000 reads of 100,000 rows, 90,000 are first reads of rows that stay,
     and a tenth of the others reads a row that does not."""
     gpu = replace(load_gpu("A100"), l2_bytes=40_000_000)
-    table = pd.DataFrame([{"family": "embedding_forward", "B": 100_000, "T": 1, "L": 10, "E": 100_000, "D": 100}])
+    table = pd.DataFrame(
+        [{"family": "embedding_forward", "B": 100_000, "T": 1, "L": 10, "E": 100_000, "D": 100}]
+    )
     assert forward_traffic(Dims(table), gpu).hits[0] == pytest.approx(
         1 - (90_000 + 0.1 * 910_000) / 1_000_000, rel=1e-6
     )

@@ -63,26 +63,42 @@ def test_every_variant_learns_scaled_physics(samples, v100, variant, monkeypatch
     assert (scored.test["kernel_us"] < scored.test["predicted_us"]).all()
 
 
-def test_variants_are_judged_on_the_same_rows_also_where_an_average_predicts_some_folds(samples, v100, monkeypatch):
+def test_variants_are_judged_on_the_same_rows_also_where_an_average_predicts_some_folds(
+    samples, v100, monkeypatch
+):
     monkeypatch.setattr("pipeline.kernels.fit_family.MAX_GAUSSIAN_PROCESS_SAMPLES", 100)
     variants = ("average", "trees", "roofline")
-    judged = [fit_family(samples, v100, "gemm", variant, offset_us=14.0).test for variant in variants]
+    judged = [
+        fit_family(samples, v100, "gemm", variant, offset_us=14.0).test for variant in variants
+    ]
     assert len(judged[0]) == pytest.approx(len(samples) * 3 / 5, rel=0.05), "three of five folds"
-    assert [rows["latency_us"].tolist() for rows in judged[1:]] == [judged[0]["latency_us"].tolist()] * 2
+    assert [rows["latency_us"].tolist() for rows in judged[1:]] == [
+        judged[0]["latency_us"].tolist()
+    ] * 2
 
 
 @pytest.mark.parametrize("variant", ["auto", "average"])
 def test_the_same_seed_gives_the_same_model(samples, v100, variant, fitted):
     again = fit_family(samples, v100, "gemm", variant, offset_us=14.0).model
-    np.testing.assert_array_equal(again.predict(samples).latency, fitted(variant).model.predict(samples).latency)
+    np.testing.assert_array_equal(
+        again.predict(samples).latency, fitted(variant).model.predict(samples).latency
+    )
 
 
-def test_a_saved_model_answers_as_before_and_leaves_no_file_of_an_earlier_one(samples, v100, tmp_path, fitted):
+def test_a_saved_model_answers_as_before_and_leaves_no_file_of_an_earlier_one(
+    samples, v100, tmp_path, fitted
+):
     fitted("trees").save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["family.json", "trees0.txt"]
     fitted("average").save(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["family.json", "networks.safetensors"]
-    before, after = (model.predict(samples) for model in (fitted("average").model, FittedModel.load(tmp_path, v100)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "family.json",
+        "networks.safetensors",
+    ]
+    before, after = (
+        model.predict(samples)
+        for model in (fitted("average").model, FittedModel.load(tmp_path, v100))
+    )
     np.testing.assert_allclose(before.latency, after.latency, rtol=2e-3)
     np.testing.assert_allclose(before.p90, after.p90, rtol=1e-2)
 
@@ -136,7 +152,9 @@ def test_few_samples_are_judged_by_models_that_have_not_seen_them(samples, v100)
     found = fit_family(table, v100, "gemm")
     others = fit_family(table.head(3), v100, "gemm").model.predict(table.tail(1)).latency[0]
     assert found.test["predicted_us"].iloc[3] == pytest.approx(others)
-    assert found.metrics["mape"] == pytest.approx((found.test["predicted_us"] / table["latency_us"] - 1.0).abs().mean())
+    assert found.metrics["mape"] == pytest.approx(
+        (found.test["predicted_us"] / table["latency_us"] - 1.0).abs().mean()
+    )
 
 
 def test_a_single_sample_judges_nothing(samples, v100, tmp_path):
@@ -157,9 +175,13 @@ def test_impossible_samples_change_nothing_but_a_warning(samples, v100):
     bad = samples.head(4).assign(latency_us=[np.nan, 0.0, -3.0, 1e12])
     worse = samples.head(2).assign(M=[0, -5])
     with pytest.warns(UserWarning, match="6 of 246 samples dropped"):
-        found = fit_family(pd.concat([samples, bad, worse], ignore_index=True), v100, "gemm", "trees")
+        found = fit_family(
+            pd.concat([samples, bad, worse], ignore_index=True), v100, "gemm", "trees"
+        )
     alone = fit_family(samples, v100, "gemm", "trees")
-    np.testing.assert_array_equal(found.model.predict(samples).latency, alone.model.predict(samples).latency)
+    np.testing.assert_array_equal(
+        found.model.predict(samples).latency, alone.model.predict(samples).latency
+    )
 
 
 def test_nothing_usable_is_an_error_of_one_line(samples, v100):
@@ -173,14 +195,24 @@ def test_nothing_usable_is_an_error_of_one_line(samples, v100):
 
 def test_intervals_hold_about_eight_of_ten_new_latencies(samples, v100):
     rng = np.random.default_rng(5)
-    noisy = samples.assign(latency_us=samples["latency_us"] * np.exp(rng.normal(0, 0.05, len(samples))))
-    inside = [fit_family(noisy, v100, "gemm", "trees", seed, test_share=0.25).metrics["coverage"] for seed in range(4)]
+    noisy = samples.assign(
+        latency_us=samples["latency_us"] * np.exp(rng.normal(0, 0.05, len(samples)))
+    )
+    inside = [
+        fit_family(noisy, v100, "gemm", "trees", seed, test_share=0.25).metrics["coverage"]
+        for seed in range(4)
+    ]
     assert np.mean(inside) == pytest.approx(0.8, abs=0.08)
 
 
 def test_kernels_under_the_floor_stay_below_the_latency_and_grow_with_size(samples, fitted):
     model = fitted("trees").model
-    small = samples.head(1).loc[[0] * 4].reset_index(drop=True).assign(M=[64, 128, 256, 512], N=64, K=64)
+    small = (
+        samples.head(1)
+        .loc[[0] * 4]
+        .reset_index(drop=True)
+        .assign(M=[64, 128, 256, 512], N=64, K=64)
+    )
     found = model.predict(small)
     np.testing.assert_allclose(found.latency, 60.0, rtol=0.03)
     assert (found.kernel < 20.0).all() and (found.kernel > 1.0).all()
@@ -190,7 +222,9 @@ def test_kernels_under_the_floor_stay_below_the_latency_and_grow_with_size(sampl
     np.testing.assert_allclose(long.latency - long.kernel, 14.0, atol=0.5)
 
 
-def test_sizes_outside_the_samples_are_flagged_scaled_and_widened_up_to_the_width_of_physics(samples, fitted):
+def test_sizes_outside_the_samples_are_flagged_scaled_and_widened_up_to_the_width_of_physics(
+    samples, fitted
+):
     model = fitted("trees").model
     near = samples.iloc[[0]].assign(M=2000, N=2000, K=2000)
     inside, outside, far = (model.predict(near.assign(M=rows)) for rows in (2000, 128_000, 2.0**34))
@@ -215,7 +249,9 @@ def test_an_unknown_variant_lists_the_choices(samples, v100):
 
 def test_a_gpu_is_fitted_tracked_and_saved(samples, v100, tmp_path):
     seen = []
-    best = fit_gpu(samples, v100, tmp_path, variants=("trees", "roofline"), test_share=0.2, on_fit=seen.append)
+    best = fit_gpu(
+        samples, v100, tmp_path, variants=("trees", "roofline"), test_share=0.2, on_fit=seen.append
+    )
     assert [fitted.model.variant for fitted in seen] == ["trees", "roofline"]
     assert set(best) == {"gemm"}
     description = json.loads((tmp_path / "gemm" / "family.json").read_text())
@@ -226,11 +262,19 @@ def test_a_gpu_is_fitted_tracked_and_saved(samples, v100, tmp_path):
 def test_a_fitted_model_of_copies_stays_beside_the_bandwidth_curve(v100, tmp_path):
     """Copies here are three times as slow as element-wise operations; families without samples follow the latter."""
     size = np.geomspace(1e5, 1e8, 60).round()
-    dims = {"B": 1.0, "H": size, "inputs": 4 * size, "outputs": 4 * size, "bytes": 4 * size, "dtype": "fp32"}
+    dims = {
+        "B": 1.0,
+        "H": size,
+        "inputs": 4 * size,
+        "outputs": 4 * size,
+        "bytes": 4 * size,
+        "dtype": "fp32",
+    }
     moved_us = 3.0 + 8 * size / 8e5
     kinds = (("elementwise", "relu", 1.0), ("copy", "copy", 3.0))
     tables = [
-        pd.DataFrame({**dims, "family": name, "op": op, "kernel_us": slow * moved_us}) for name, op, slow in kinds
+        pd.DataFrame({**dims, "family": name, "op": op, "kernel_us": slow * moved_us})
+        for name, op, slow in kinds
     ]
     both = pd.concat(tables, ignore_index=True).assign(gpu="V100", phase="forward")
     table = with_families(both.assign(latency_us=both["kernel_us"] + 5.0), "t")
@@ -240,7 +284,9 @@ def test_a_fitted_model_of_copies_stays_beside_the_bandwidth_curve(v100, tmp_pat
         predictor = predictor_of(v100, find_families([tmp_path]))
         assert predictor.physics.evidence == "fitted"
         copies, concat = calls, calls.assign(family="concat", op="cat")
-        return [np.median(predictor.predict(of).kernel_us / moved_us[15:55]) for of in (copies, concat)]
+        return [
+            np.median(predictor.predict(of).kernel_us / moved_us[15:55]) for of in (copies, concat)
+        ]
 
     fit_gpu(table, v100, tmp_path, variants=("roofline",))
     copies, others = slowness()
@@ -253,14 +299,20 @@ def test_the_commands_keep_rows_order_and_columns(gemm_samples, tmp_path):
     gemm_samples.assign(gpu="V100").to_parquet(tmp_path / "s.parquet")
     rows = fit_command(tmp_path / "s.parquet", "V100", None, tmp_path / "m", workers=1)
     assert rows[0]["family"] == "gemm"
-    calls = gemm_samples.sample(frac=1.0, random_state=0).assign(gpu="P4", note="kept").drop(columns="latency_us")
+    calls = (
+        gemm_samples.sample(frac=1.0, random_state=0)
+        .assign(gpu="P4", note="kept")
+        .drop(columns="latency_us")
+    )
     calls.to_parquet(tmp_path / "c.parquet")
     facts = predict_command("V100", tmp_path / "m", tmp_path / "c.parquet", tmp_path / "p.parquet")
     found = pd.read_parquet(tmp_path / "p.parquet")
     assert facts["evidence"] == {"fitted": 1.0}
     assert found["M"].tolist() == calls["M"].tolist()
     assert (found["note"] == "kept").all() and (found["gpu"] == "P4").all()
-    assert (found["p10_us"] <= found["predicted_us"]).all() and (found["predicted_us"] <= found["p90_us"]).all()
+    assert (found["p10_us"] <= found["predicted_us"]).all() and (
+        found["predicted_us"] <= found["p90_us"]
+    ).all()
     assert (found["kernel_us"] < found["predicted_us"]).all()
 
 
@@ -281,7 +333,9 @@ def test_a_growing_disturbance_is_found_and_an_absent_one_is_not():
 
 def test_families_without_a_disturbance_are_spared_most_rounds(monkeypatch):
     asked = []
-    monkeypatch.setattr(drift, "train_trees", lambda *a, **k: asked.append(1) or trees.train_trees(*a, **k))
+    monkeypatch.setattr(
+        drift, "train_trees", lambda *a, **k: asked.append(1) or trees.train_trees(*a, **k)
+    )
     rng = np.random.default_rng(0)
     size = rng.uniform(5, 8, 900)
     quiet, folds = np.exp(size) * np.exp(rng.normal(0, 0.02, 900)), np.arange(900) % 3
@@ -306,8 +360,15 @@ def test_errors_are_geometric_and_clipped():
     measured = np.array([100.0, 100.0])
     assert gmae(np.array([101.0, 104.0]), measured) == pytest.approx(0.02)
     assert gmae(measured, measured) == pytest.approx(1e-6)
-    table = pd.DataFrame({"latency_us": [50.0, 200.0], "predicted_us": [55.0, 210.0], "p10_us": [40.0, 205.0],
-                          "p90_us": [60.0, 220.0], "floor_us": [40.0, 40.0]})  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "latency_us": [50.0, 200.0],
+            "predicted_us": [55.0, 210.0],
+            "p10_us": [40.0, 205.0],
+            "p90_us": [60.0, 220.0],
+            "floor_us": [40.0, 40.0],
+        }
+    )
     found = metrics(table)
     assert found["coverage"] == 0.5
     assert found["above_floor_rows"] == 1
@@ -317,10 +378,13 @@ def test_errors_are_geometric_and_clipped():
 def test_errors_are_told_by_tenths_of_the_size():
     size = np.random.default_rng(0).permutation(200).astype(float)
     table = pd.DataFrame(
-        {"latency_us": 100.0, "predicted_us": 100.0 + np.where(size < 20, 10.0, size // 100 + 1.0)}, index=range(200)
+        {"latency_us": 100.0, "predicted_us": 100.0 + np.where(size < 20, 10.0, size // 100 + 1.0)},
+        index=range(200),
     )
     found = gmae_by_size(table, size)
     assert list(found) == [f"gmae_size_{tenth}0" for tenth in range(1, 11)]
     assert found["gmae_size_10"] == pytest.approx(0.10)
-    assert [found[f"gmae_size_{tenth}0"] for tenth in (2, 5, 6, 10)] == pytest.approx([0.01, 0.01, 0.02, 0.02])
+    assert [found[f"gmae_size_{tenth}0"] for tenth in (2, 5, 6, 10)] == pytest.approx(
+        [0.01, 0.01, 0.02, 0.02]
+    )
     assert gmae_by_size(table.head(99), size[:99]) == {}

@@ -18,14 +18,28 @@ from pipeline.kernels.physics import Physics
 DATA, WEIGHT = "conv2d_backward_data", "conv2d_backward_weight"
 
 
-def convolution(family: str, window: int, side: int, channels: tuple[int, int], stride: int = 1) -> pd.DataFrame:
+def convolution(
+    family: str, window: int, side: int, channels: tuple[int, int], stride: int = 1
+) -> pd.DataFrame:
     """32 images in fp32."""
     phase = "forward" if family == "conv2d_forward" else "backward"
     return pd.DataFrame(
-        [{"family": family, "op": "conv", "phase": phase, "dtype": "fp32", "B": 32, "in_channels": channels[0],
-          "out_channels": channels[1], "kernel_size": window, "padding": window // 2, "input_size": side,
-          "stride": stride}]
-    )  # fmt: skip
+        [
+            {
+                "family": family,
+                "op": "conv",
+                "phase": phase,
+                "dtype": "fp32",
+                "B": 32,
+                "in_channels": channels[0],
+                "out_channels": channels[1],
+                "kernel_size": window,
+                "padding": window // 2,
+                "input_size": side,
+                "stride": stride,
+            }
+        ]
+    )
 
 
 def physics_us(calls: pd.DataFrame, gpu: str = "V100") -> float:
@@ -40,7 +54,11 @@ def test_a_strided_data_gradient_runs_at_two_thirds_of_the_throughput(window: in
     def tflop_per_s(stride: int) -> float:
         calls = convolution(DATA, window, 56, (256, 512), stride)
         operations = 2 * 32 * (56 // stride) ** 2 * 256 * 512 * window**2
-        return operations / 1e6 / float(kernel_predictor(v100, "auto", None).predict(calls)["kernel_us"].iloc[0])
+        return (
+            operations
+            / 1e6
+            / float(kernel_predictor(v100, "auto", None).predict(calls)["kernel_us"].iloc[0])
+        )
 
     assert 8.0 < tflop_per_s(2) < 9.5
     assert tflop_per_s(1) > 12.0
@@ -48,13 +66,18 @@ def test_a_strided_data_gradient_runs_at_two_thirds_of_the_throughput(window: in
 
 def test_the_weight_gradient_of_a_product_does_not_hide_its_traffic() -> None:
     """128.5 MB of images at 256 GB/s are 501.8 us: 4 bytes x 32 images x 56 x 56 pixels x (64 + 256) channels."""
-    weight, forward = (physics_us(convolution(family, 1, 56, (64, 256)), "T4") for family in (WEIGHT, "conv2d_forward"))
+    weight, forward = (
+        physics_us(convolution(family, 1, 56, (64, 256)), "T4")
+        for family in (WEIGHT, "conv2d_forward")
+    )
     assert weight - forward == pytest.approx(501.8, abs=3.0)
 
 
 def test_a_weight_gradient_computes_at_the_datasheets_rate_before_its_traffic_is_added() -> None:
     """3.29 GFLOP at the V100's 14 TFLOP/s, not at the 15.4 of another board: 234.9 us, and 157.2 us for 128.5 MB."""
-    assert physics_us(convolution(WEIGHT, 1, 56, (64, 256))) == pytest.approx(7.0 + 234.9 + 157.2, abs=3.0)
+    assert physics_us(convolution(WEIGHT, 1, 56, (64, 256))) == pytest.approx(
+        7.0 + 234.9 + 157.2, abs=3.0
+    )
 
 
 def test_few_channels_on_large_images_have_no_fused_winograd_in_their_weight_gradient() -> None:
@@ -73,7 +96,13 @@ def test_few_channels_on_large_images_have_no_fused_winograd_in_their_weight_gra
 
 def test_forward_convolutions_and_other_gradients_are_left_alone() -> None:
     physics = Physics.of(load_gpu("V100"))
-    for family, window in (("conv2d_forward", 1), ("conv2d_forward", 3), (DATA, 1), (DATA, 3), (WEIGHT, 5)):
+    for family, window in (
+        ("conv2d_forward", 1),
+        ("conv2d_forward", 3),
+        (DATA, 1),
+        (DATA, 3),
+        (WEIGHT, 5),
+    ):
         calls = convolution(family, window, 28, (128, 128))
         kernel = physics.kernel_us(family, calls)
         assert list(physics.gradient_us(family, calls, kernel)) == list(kernel)
@@ -81,12 +110,22 @@ def test_forward_convolutions_and_other_gradients_are_left_alone() -> None:
 
 @settings(max_examples=40)
 @given(
-    family=st.sampled_from([DATA, WEIGHT]), window=st.sampled_from([1, 3, 7]), side=st.integers(7, 112),
-    channels=st.tuples(st.integers(1, 1024), st.integers(1, 1024)), stride=st.integers(1, 2),
-    more=st.floats(1.0, 4.0), figure=st.sampled_from(["measured_dram_gb_per_s", "measured_fp32_gflop_per_s"]),
-)  # fmt: skip
+    family=st.sampled_from([DATA, WEIGHT]),
+    window=st.sampled_from([1, 3, 7]),
+    side=st.integers(7, 112),
+    channels=st.tuples(st.integers(1, 1024), st.integers(1, 1024)),
+    stride=st.integers(1, 2),
+    more=st.floats(1.0, 4.0),
+    figure=st.sampled_from(["measured_dram_gb_per_s", "measured_fp32_gflop_per_s"]),
+)
 def test_more_bandwidth_or_throughput_never_slows(
-    family: str, window: int, side: int, channels: tuple[int, int], stride: int, more: float, figure: str
+    family: str,
+    window: int,
+    side: int,
+    channels: tuple[int, int],
+    stride: int,
+    more: float,
+    figure: str,
 ) -> None:
     gpu, calls = load_gpu("V100"), convolution(family, window, side, channels, stride)
     faster = replace(gpu, **{figure: more * getattr(gpu, figure)})
@@ -94,8 +133,12 @@ def test_more_bandwidth_or_throughput_never_slows(
     assert fast <= slow * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize(("trace", "gpu"), [("v100_ddp", "V100-SXM2-32GB"), ("rtx2080ti_resnet", "RTX2080Ti")])
-def test_backward_convolutions_of_resnets_are_near_those_of_public_traces(datasets: Path, trace: str, gpu: str) -> None:
+@pytest.mark.parametrize(
+    ("trace", "gpu"), [("v100_ddp", "V100-SXM2-32GB"), ("rtx2080ti_resnet", "RTX2080Ti")]
+)
+def test_backward_convolutions_of_resnets_are_near_those_of_public_traces(
+    datasets: Path, trace: str, gpu: str
+) -> None:
     """The V100's strided gradients set one constant; the RTX 2080 Ti is a held-out GPU."""
     found = compare(trace, gpu, datasets).set_index("operator")
     assert abs(found.loc["convolution backward", "error_percent"]) < 5.0

@@ -20,15 +20,38 @@ NHWC = {"layout": "nhwc"}
 FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
 
 
-def call(family: str = FAMILIES[0], dtype: str = "fp32", said: dict[str, object] | None = None,
-         **dims: float) -> pd.DataFrame:  # fmt: skip
+def call(
+    family: str = FAMILIES[0],
+    dtype: str = "fp32",
+    said: dict[str, object] | None = None,
+    **dims: float,
+) -> pd.DataFrame:
     """A depthwise convolution: 3 x 3 on 128 channels of 32 images of 28 x 28, changed."""
-    shape = {"B": 32, "in_channels": 128, "out_channels": 128, "groups": 128, "kernel_size": 3, "input_size": 28,
-             "stride": 1, "padding": 1, **dims}  # fmt: skip
+    shape = {
+        "B": 32,
+        "in_channels": 128,
+        "out_channels": 128,
+        "groups": 128,
+        "kernel_size": 3,
+        "input_size": 28,
+        "stride": 1,
+        "padding": 1,
+        **dims,
+    }
     phase = "forward" if family == FAMILIES[0] else "backward"
     attributes = json.dumps(said, separators=(",", ":")) if said else None
-    return pd.DataFrame([{"family": family, "op": "conv", "phase": phase, "dtype": dtype, "attributes": attributes,
-                          **shape}])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "family": family,
+                "op": "conv",
+                "phase": phase,
+                "dtype": dtype,
+                "attributes": attributes,
+                **shape,
+            }
+        ]
+    )
 
 
 def wide(channels: int, **dims: float) -> dict[str, float]:
@@ -55,7 +78,11 @@ def wide(channels: int, **dims: float) -> dict[str, float]:
         (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=8, input_size=7), 8.0, False),
         (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=8, input_size=8), 8.0, True),
         (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=17, input_size=7), 8.0, True),
-        (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=8, input_size=7, **wide(127)), 8.0, True),
+        (
+            call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=8, input_size=7, **wide(127)),
+            8.0,
+            True,
+        ),
         (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=1, input_size=28), 8.0, False),
         (call(dtype="fp16", kernel_size=1, padding=0, stride=2, B=1, input_size=29), 8.0, True),
         (call(dtype="fp16", stride=2, B=1, **wide(32, input_size=56)), 8.0, False),
@@ -63,7 +90,11 @@ def wide(channels: int, **dims: float) -> dict[str, float]:
         (call(dtype="fp16", stride=2, **wide(255)), 8.0, True),
         (call(dtype="fp16", stride=3, **wide(512)), 8.0, True),
         (call(dtype="fp16", said={"volume": True, "single_channel": True}), 8.0, True),
-        (call(dtype="fp16", kernel_size=1, kernel_size_w=15, input_size=1, input_size_w=400), 8.0, False),
+        (
+            call(dtype="fp16", kernel_size=1, kernel_size_w=15, input_size=1, input_size_w=400),
+            8.0,
+            False,
+        ),
         (call(said={"transposed": True}), 8.0, False),
         (call(in_channels=384, said={"volume": True, "single_channel": True}), 8.0, True),
         (call(groups=64), 8.0, False),
@@ -80,7 +111,11 @@ def test_pytorch_computes_the_depthwise_convolutions_that_its_rule_keeps_from_cu
 @pytest.mark.parametrize(
     ("family", "milliseconds", "dims"),
     [
-        (FAMILIES[2], 2.7723, wide(2048, B=4, input_size=64, input_size_w=128, dilation=12, padding=12)),
+        (
+            FAMILIES[2],
+            2.7723,
+            wide(2048, B=4, input_size=64, input_size_w=128, dilation=12, padding=12),
+        ),
         (FAMILIES[2], 1.0652, wide(728, B=8, input_size=65)),
         (FAMILIES[2], 2.6702, wide(304, B=4, input_size=128, input_size_w=256)),
         (FAMILIES[2], 2.1160, wide(256, B=4, input_size=128, input_size_w=256)),
@@ -99,7 +134,13 @@ def test_weight_gradients_of_a_v100_are_inside_the_interval(
 @pytest.mark.parametrize("gpu", ["V100", "A100", "H100", "T4", "P100"])
 def test_no_kernel_beats_dram_or_takes_a_thousandfold(family: str, gpu: str) -> None:
     spec = load_gpu(gpu)
-    for dims in (wide(16), wide(960), {"groups": 32}, {"groups": 8}, wide(128, kernel_size=7, padding=3)):
+    for dims in (
+        wide(16),
+        wide(960),
+        {"groups": 32},
+        {"groups": 8},
+        wide(128, kernel_size=7, padding=3),
+    ):
         for dtype in ("fp32", "tf32", "fp16", "bf16"):
             for said in (None, NHWC):
                 calls = call(family, dtype, said, **dims)
@@ -111,10 +152,16 @@ def test_no_kernel_beats_dram_or_takes_a_thousandfold(family: str, gpu: str) -> 
 
 
 @pytest.mark.parametrize("gpu", ["V100", "P100", "T4", "A100"])
-@pytest.mark.parametrize("dims", [
-    {"groups": 2}, {"groups": 8}, {"groups": 1, "kernel_size": 7, "padding": 3}, {"groups": 1, "kernel_size": 1, "padding": 0},
-    {"groups": 1, "stride": 2},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dims",
+    [
+        {"groups": 2},
+        {"groups": 8},
+        {"groups": 1, "kernel_size": 7, "padding": 3},
+        {"groups": 1, "kernel_size": 1, "padding": 0},
+        {"groups": 1, "stride": 2},
+    ],
+)
 def test_no_direct_kernel_beats_the_fp32_peak_of_the_card(gpu: str, dims: dict[str, float]) -> None:
     """512 channels, images of 28 x 28. The datasheet's peak: the V100's measured one is that of a board with a faster clock."""
     spec = load_gpu(gpu)
@@ -143,7 +190,9 @@ def test_fp32_products_and_transferred_models_answer_no_grouped_convolution() ->
 
 
 def test_pytorchs_own_kernels_are_single_launches() -> None:
-    dims = {**{str(k): int(v) for k, v in call().iloc[0].items() if isinstance(v, (int, np.integer))}}
+    dims = {
+        **{str(k): int(v) for k, v in call().iloc[0].items() if isinstance(v, (int, np.integer))}
+    }
     for family in FAMILIES:
         assert convolution_extra(family, dims, "fp32", {}, 8.0) == []
     assert len(convolution_extra(FAMILIES[0], dims, "fp32", NHWC, 8.0)) == 1
@@ -151,20 +200,33 @@ def test_pytorchs_own_kernels_are_single_launches() -> None:
 
 def test_intervals_of_libraries_are_wider_than_those_of_pytorchs_kernels() -> None:
     predictor = kernel_predictor(load_gpu("A100"), "auto", None)
-    found = [predictor.predict(calls).iloc[0] for calls in (call(), call(said=NHWC), call(groups=16))]
+    found = [
+        predictor.predict(calls).iloc[0] for calls in (call(), call(said=NHWC), call(groups=16))
+    ]
     own, *library = [row["p90_us"] / row["p10_us"] for row in found]
     assert own == pytest.approx(NATIVE_SPREAD**2, rel=0.02) and min(library) > own
 
 
 @pytest.mark.parametrize(
     ("groups", "inside", "outside", "even"),
-    [(32, 128, 128, True), (32, 256, 128, True), (64, 512, 512, True), (32, 96, 128, False), (32, 128, 64, False),
-     (48, 192, 192, False), (16, 128, 128, False), (1, 128, 128, False)],
-)  # fmt: skip
+    [
+        (32, 128, 128, True),
+        (32, 256, 128, True),
+        (64, 512, 512, True),
+        (32, 96, 128, False),
+        (32, 128, 64, False),
+        (48, 192, 192, False),
+        (16, 128, 128, False),
+        (1, 128, 128, False),
+    ],
+)
 def test_tensor_cores_take_groups_by_thirty_two_of_at_least_four_channels(
     groups: int, inside: int, outside: int, even: bool
 ) -> None:
-    assert evenly_grouped(Dims(call(groups=groups, in_channels=inside, out_channels=outside)))[0] == even
+    assert (
+        evenly_grouped(Dims(call(groups=groups, in_channels=inside, out_channels=outside)))[0]
+        == even
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -173,8 +235,12 @@ def test_a_volume_is_never_faster_than_its_arithmetic_at_the_peak(family: str, g
     """Regression: it took the time of an image of the same dims, which Winograd computes with fewer multiplications."""
     spec = load_gpu(gpu)
     image = {"B": 512, "in_channels": 192, "out_channels": 64, "groups": 1, "input_size": 56}
-    volume, plane = (call(family, said={"volume": True} if solid else None, **image) for solid in (True, False))
-    found, flat = (kernel_predictor(spec, "auto", None).predict(calls).iloc[0] for calls in (volume, plane))
+    volume, plane = (
+        call(family, said={"volume": True} if solid else None, **image) for solid in (True, False)
+    )
+    found, flat = (
+        kernel_predictor(spec, "auto", None).predict(calls).iloc[0] for calls in (volume, plane)
+    )
     at_peak = ConvShape.of(Dims(volume)).flops[0] / (1e3 * spec.fp32_gflop_per_s)
     assert found["kernel_us"] > at_peak <= found["p10_us"] and found["evidence"] == "roofline"
     assert flat["kernel_us"] < found["kernel_us"] and flat["evidence"] != "roofline"
@@ -183,17 +249,34 @@ def test_a_volume_is_never_faster_than_its_arithmetic_at_the_peak(family: str, g
 @pytest.mark.parametrize("gpu", ["RTX3090", "L4", "A100"])
 def test_tf32_never_makes_a_volume_slower(gpu: str) -> None:
     """Regression: 15.9 against 11.2 ms on an RTX 3090. Where TF32 is allowed, the library has its fp32 kernels too."""
-    image = {"B": 512, "in_channels": 192, "out_channels": 64, "input_size": 56, "said": {"volume": True}}
+    image = {
+        "B": 512,
+        "in_channels": 192,
+        "out_channels": 64,
+        "input_size": 56,
+        "said": {"volume": True},
+    }
     for family, groups in ((family, groups) for family in FAMILIES for groups in (1, 8)):
-        calls = pd.concat([call(family, dtype, groups=groups, **image) for dtype in ("fp32", "tf32")])
+        calls = pd.concat(
+            [call(family, dtype, groups=groups, **image) for dtype in ("fp32", "tf32")]
+        )
         strict, free = kernel_predictor(load_gpu(gpu), "auto", None).predict(calls)["kernel_us"]
         assert free <= strict and (gpu != "A100" or groups > 1 or free < 0.8 * strict)
 
 
 def test_no_kernel_of_a_volume_transforms_tiles() -> None:
-    dims = {"B": 512, "in_channels": 192, "out_channels": 64, "groups": 1, "kernel_size": 3, "input_size": 28,
-            "stride": 1}  # fmt: skip
-    volume, plane = (convolution_extra(FAMILIES[0], dims, "fp32", said, 7.0) for said in ({"volume": True}, {}))
+    dims = {
+        "B": 512,
+        "in_channels": 192,
+        "out_channels": 64,
+        "groups": 1,
+        "kernel_size": 3,
+        "input_size": 28,
+        "stride": 1,
+    }
+    volume, plane = (
+        convolution_extra(FAMILIES[0], dims, "fp32", said, 7.0) for said in ({"volume": True}, {})
+    )
     assert len(volume) == 1 < len(plane) == 3
 
 
@@ -205,16 +288,27 @@ def kernel_us(gpu: str, family: str = FAMILIES[0], **options: object) -> float:
     return float(Physics.of(load_gpu(gpu)).kernel_us(family, call(family, "fp16", **options))[0])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("gpu, slow", [("RTX3090", True), ("A100", True), ("RTX4090", False), ("H100", False)])
-def test_groups_in_nhwc_are_slow_where_the_library_had_only_direct_kernels(gpu: str, slow: bool) -> None:
-    nchw, nhwc = (sum(kernel_us(gpu, family, said=said, **REGNETX_016) for family in FAMILIES) for said in (None, NHWC))
+@pytest.mark.parametrize(
+    "gpu, slow", [("RTX3090", True), ("A100", True), ("RTX4090", False), ("H100", False)]
+)
+def test_groups_in_nhwc_are_slow_where_the_library_had_only_direct_kernels(
+    gpu: str, slow: bool
+) -> None:
+    nchw, nhwc = (
+        sum(kernel_us(gpu, family, said=said, **REGNETX_016) for family in FAMILIES)
+        for said in (None, NHWC)
+    )
     assert (nhwc > 2.0 * nchw) == slow
 
 
 def test_a_block_of_direct_kernels_takes_256_channels_whether_they_are_there_or_not() -> None:
     """The time of 17 groups of 24 channels is that of two blocks, and so is that of 21."""
     few, many, more = (
-        kernel_us("RTX3090", said=NHWC, **{**REGNETX_016, "groups": g, "in_channels": 24 * g, "out_channels": 24 * g})
+        kernel_us(
+            "RTX3090",
+            said=NHWC,
+            **{**REGNETX_016, "groups": g, "in_channels": 24 * g, "out_channels": 24 * g},
+        )
         for g in (17, 21, 22)
     )
     assert few == pytest.approx(many, rel=0.02) and more > 1.4 * many
@@ -222,5 +316,7 @@ def test_a_block_of_direct_kernels_takes_256_channels_whether_they_are_there_or_
 
 def test_depthwise_windows_above_seven_run_in_general_kernels_in_nhwc() -> None:
     """ConvMixer-1536/20 in NHWC takes 2.4 times its step in NCHW."""
-    seven, nine = (kernel_us("RTX3090", said=NHWC, kernel_size=k, padding=k // 2, **wide(1536)) for k in (7, 9))
+    seven, nine = (
+        kernel_us("RTX3090", said=NHWC, kernel_size=k, padding=k // 2, **wide(1536)) for k in (7, 9)
+    )
     assert nine > 10.0 * seven

@@ -28,11 +28,17 @@ def products(dtype, size=4096.0):
 
 
 def test_shipped_models_say_how_good_they_are():
-    assert {"A100-SXM4-80GB", "B200", "H100", "H200", "L40S"} <= set(measured_gpus()) <= set(aiconfigurator.TABLES)
+    assert (
+        {"A100-SXM4-80GB", "B200", "H100", "H200", "L40S"}
+        <= set(measured_gpus())
+        <= set(aiconfigurator.TABLES)
+    )
     for gpu in measured_gpus():
         files = check_pack(f"half/{gpu}")["files"]
         assert sum(entry["bytes"] for entry in files.values()) < 1_000_000
-        found = json.loads((packs_dir() / "half" / gpu / "kernels" / "gemm" / "family.json").read_text())
+        found = json.loads(
+            (packs_dir() / "half" / gpu / "kernels" / "gemm" / "family.json").read_text()
+        )
         assert found["metrics"]["gmae"] < 0.10
         assert 0.75 <= found["metrics"]["coverage"] <= 0.85
         assert found["scope"]["dtypes"] == ["bf16"]
@@ -40,17 +46,26 @@ def test_shipped_models_say_how_good_they_are():
 
 def test_half_rows_rest_on_measurements_and_others_on_what_there_was():
     predictor = load_predictor(load_gpu("H200"))
-    calls = pd.concat([products(dtype) for dtype in ("bf16", "fp16", "fp32", "tf32")], ignore_index=True)
+    calls = pd.concat(
+        [products(dtype) for dtype in ("bf16", "fp16", "fp32", "tf32")], ignore_index=True
+    )
     found = predictor.predict(calls)
     assert found["evidence"].tolist() == ["pack", "pack", "transferred", "transferred"]
-    assert found["kernel_us"][0] == found["kernel_us"][1] < found["kernel_us"][3] < found["kernel_us"][2]
+    assert (
+        found["kernel_us"][0]
+        == found["kernel_us"][1]
+        < found["kernel_us"][3]
+        < found["kernel_us"][2]
+    )
     # two operands of 4096 x 4096 at no more than the tensor cores' peak
     assert 2 * 4096.0**3 / found["kernel_us"][0] / 1e3 < load_gpu("H200").peak_gflop_per_s("bf16")
 
 
 def test_a_card_of_the_same_chip_takes_the_measured_one_s():
     # the measured card's own answer, and its slower sister's
-    measured, sister = (tensor_core_gemm_model(load_gpu(gpu)) for gpu in ("A100-SXM4-80GB", "A100-PCIE-40GB"))
+    measured, sister = (
+        tensor_core_gemm_model(load_gpu(gpu)) for gpu in ("A100-SXM4-80GB", "A100-PCIE-40GB")
+    )
     calls = products("bf16")
     assert (measured.evidence, sister.evidence) == ("pack", "transferred")
     here, there = measured.predict(calls), sister.predict(calls)
@@ -90,12 +105,20 @@ def test_products_on_tensor_cores_need_no_samples_of_the_gpu():
     for gpu, dtypes in (("V100", ["fp16"]), ("RTX3090", ["bf16", "fp16", "tf32"])):
         predictor = kernel_predictor(load_gpu(gpu), "auto", None)
         calls = pd.concat([products(dtype) for dtype in (*dtypes, "fp32")], ignore_index=True)
-        found = predictor.predict(pd.concat([calls, calls.assign(family="bmm", B=4.0)], ignore_index=True))
+        found = predictor.predict(
+            pd.concat([calls, calls.assign(family="bmm", B=4.0)], ignore_index=True)
+        )
         half = (calls["dtype"] != "fp32").tolist() * 2
         assert (found["evidence"][half] == "transferred").all()
         gflop_per_s = 2e-3 * 4096.0**3 / found["kernel_us"][0]
-        assert 0.6 * load_gpu(gpu).fp16_gflop_per_s < gflop_per_s < 1.05 * load_gpu(gpu).fp16_gflop_per_s
-        assert (found["p10_us"] < found["kernel_us"]).all() and (found["kernel_us"] < found["p90_us"]).all()
+        assert (
+            0.6 * load_gpu(gpu).fp16_gflop_per_s
+            < gflop_per_s
+            < 1.05 * load_gpu(gpu).fp16_gflop_per_s
+        )
+        assert (found["p10_us"] < found["kernel_us"]).all() and (
+            found["kernel_us"] < found["p90_us"]
+        ).all()
 
 
 def test_tf32_runs_the_tiles_of_half_precision_and_as_fp32_where_there_is_none():

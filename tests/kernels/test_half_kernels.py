@@ -23,19 +23,36 @@ def kernel(gpu="H100", **call):
 
 
 def moved(family, op, elements, attributes=STRIDED, reads=1, size=2):
-    return {"family": family, "op": op, "B": 1, "H": elements, "bytes": size * elements, "inputs": size * reads * elements,
-            "outputs": size * elements, "attributes": attributes}  # fmt: skip
+    return {
+        "family": family,
+        "op": op,
+        "B": 1,
+        "H": elements,
+        "bytes": size * elements,
+        "inputs": size * reads * elements,
+        "outputs": size * elements,
+        "attributes": attributes,
+    }
 
 
 @pytest.mark.parametrize(
     ("call", "measured_us"),
     [
-        ({"family": "bmm", "B": 96, "M": 3137, "N": 64, "K": 3137}, 1897.1),  # rows of an odd number of elements
+        (
+            {"family": "bmm", "B": 96, "M": 3137, "N": 64, "K": 3137},
+            1897.1,
+        ),  # rows of an odd number of elements
         ({"family": "bmm", "B": 96, "M": 3137, "N": 3137, "K": 64, "trans_b": 0}, 1693.7),
         ({"family": "bmm", "B": 37632, "M": 8, "N": 8, "K": 64}, 107.9),
         ({"family": "bmm", "B": 37632, "M": 8, "N": 64, "K": 8}, 40.7),
-        ({"family": "gemm", "op": "linear", "B": 1, "M": 141, "N": 512, "K": 30522}, 41.3),  # rows of an even number
-        ({"family": "gemm", "op": "linear", "B": 1, "M": 141, "N": 512, "K": 512}, 5.8),  # short layers
+        (
+            {"family": "gemm", "op": "linear", "B": 1, "M": 141, "N": 512, "K": 30522},
+            41.3,
+        ),  # rows of an even number
+        (
+            {"family": "gemm", "op": "linear", "B": 1, "M": 141, "N": 512, "K": 512},
+            5.8,
+        ),  # short layers
         ({"family": "gemm", "op": "linear", "B": 1, "M": 4, "N": 768, "K": 768}, 6.9),
         ({"family": "gemm", "op": "linear", "B": 1, "M": 788, "N": 768, "K": 768}, 8.3),
         ({"family": "gemm", "op": "linear", "B": 1, "M": 25089, "N": 3072, "K": 768}, 158.0),
@@ -45,21 +62,47 @@ def moved(family, op, elements, attributes=STRIDED, reads=1, size=2):
         ({"family": "layer_norm", "op": "ln", "B": 788, "H": 768}, 4.4),
         ({"family": "layer_norm", "op": "ln", "B": 25096, "H": 768}, 59.5),
         ({"family": "attention", "op": "flash", "B": 8, "M": 141, "N": 141, "K": 64}, 9.1),
-        ({"family": "attention", "op": "flash", "B": 256, "M": 559, "N": 559, "K": 64, "attributes": '{"causal":true}'},
-         113.4),
-        (moved("elementwise", "mul", 9157376), 27.9),  # a broadcast operand: the table of rotary embeddings
+        (
+            {
+                "family": "attention",
+                "op": "flash",
+                "B": 256,
+                "M": 559,
+                "N": 559,
+                "K": 64,
+                "attributes": '{"causal":true}',
+            },
+            113.4,
+        ),
+        (
+            moved("elementwise", "mul", 9157376),
+            27.9,
+        ),  # a broadcast operand: the table of rotary embeddings
         (moved("copy", "transpose", 9157376), 29.3),
         (moved("elementwise", "add", 9157376, reads=2), 34.8),
         (moved("concat", "cat", 9157376), 42.0),
         (moved("copy", "transpose", 19273728, '{"strided":true,"scattered":true}'), 153.8),
         (moved("elementwise", "gelu", 77073408, None), 127.8),
-        ({"family": "conv2d_forward", "op": "conv", "B": 128, "in_channels": 3, "out_channels": 768, "kernel_size": 16,
-          "input_size": 224, "stride": 16}, 1198.3),
+        (
+            {
+                "family": "conv2d_forward",
+                "op": "conv",
+                "B": 128,
+                "in_channels": 3,
+                "out_channels": 768,
+                "kernel_size": 16,
+                "input_size": 224,
+                "stride": 16,
+            },
+            1198.3,
+        ),
     ],
-)  # fmt: skip
+)
 def test_half_precision_kernels_of_an_h100_take_what_a_profiler_measured(call, measured_us):
     found = kernel(**call)
-    assert found["kernel_us"] == pytest.approx(measured_us, rel=0.05 if call["family"] == "attention" else 0.25)
+    assert found["kernel_us"] == pytest.approx(
+        measured_us, rel=0.05 if call["family"] == "attention" else 0.25
+    )
     assert found["p10_us"] <= measured_us <= found["p90_us"]
 
 
@@ -73,10 +116,15 @@ def test_strides_cost_little_where_elements_have_four_bytes(gpu):
 
 
 def test_an_operand_of_another_layout_makes_a_kernel_strided():
-    image, bias = Tensor((8, 768, 14, 14), "bf16", ()), Tensor((1, 768, 1, 1), "bf16", (768, 1, 1, 1))
+    image, bias = (
+        Tensor((8, 768, 14, 14), "bf16", ()),
+        Tensor((1, 768, 1, 1), "bf16", (768, 1, 1, 1)),
+    )
     turned = Tensor(image.shape, "bf16", (150528, 1, 10752, 768))
     pairs = [(image, image), (image, bias), (image, turned), (image, Tensor((), "bf16"))]
-    nodes = [Node(i, "aten::add", order=i, inputs=pair, outputs=(image,)) for i, pair in enumerate(pairs)]
+    nodes = [
+        Node(i, "aten::add", order=i, inputs=pair, outputs=(image,)) for i, pair in enumerate(pairs)
+    ]
     said = map_calls(Graph(write_nodes(nodes)), load_gpu("H100"))["attributes"].fillna("").tolist()
     assert ["strided" in str(one) for one in said] == [False, True, True, False]
 
@@ -91,12 +139,18 @@ def test_many_thin_products_take_about_as_long_as_their_bytes(family, rows):
     """Talking heads of CaiT-XXS24 (576 x 4 times 4 x 4) and positions of ConViT, whose steps leave no more time."""
     call = {"B": rows, "M": 39_337_984 // rows if rows == 1 else 576, "N": 4, "K": 4}
     moved_us = 2 * call["B"] * call["M"] * 8 / 0.9e6
-    assert moved_us / 1.2 < kernel("RTX4090", family=family, op=family, **call)["kernel_us"] < 3 * moved_us
+    assert (
+        moved_us / 1.2
+        < kernel("RTX4090", family=family, op=family, **call)["kernel_us"]
+        < 3 * moved_us
+    )
 
 
 def test_moving_a_long_sum_of_few_outputs_by_element_uses_all_sms():
     """Weight gradient of CaiT's talking heads, 4 x 4 outputs of 7 million terms, as one tile: one SM takes 82 times as long."""
-    call = pd.DataFrame([{"family": "gemm", "op": "mm", "B": 1, "M": 4, "N": 7_375_872, "K": 4, "dtype": "fp16"}])
+    call = pd.DataFrame(
+        [{"family": "gemm", "op": "mm", "B": 1, "M": 4, "N": 7_375_872, "K": 4, "dtype": "fp16"}]
+    )
     one_sm = replace(load_gpu("RTX3090"), sms=1)
     alone, split = by_element_us(call, one_sm)[0], by_element_us(call, load_gpu("RTX3090"))[0]
     assert split == pytest.approx(alone / 82, rel=0.02)

@@ -13,16 +13,21 @@ from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.latency_floor import fit_curve, memory_curve
 from pipeline.kernels.physics import Physics
 
-DIMS = {"B": 256, "M": 256, "N": 256, "K": 256, "H": 256, "in_channels": 64, "out_channels": 64, "kernel_size": 3,
-        "input_size": 28, "stride": 1, "padding": 1, "E": 10_000, "T": 4, "L": 10, "D": 64, "C": 64, "HW": 784, "F": 27,
-        "I": 256, "layers": 1, "bytes": 1 << 20, "tensors": 2, "ranks": 4}  # fmt: skip
+DIMS = {
+    "B": 256, "M": 256, "N": 256, "K": 256, "H": 256, "in_channels": 64, "out_channels": 64,
+    "kernel_size": 3, "input_size": 28, "stride": 1, "padding": 1, "E": 10_000, "T": 4, "L": 10,
+    "D": 64, "C": 64, "HW": 784, "F": 27, "I": 256, "layers": 1, "bytes": 1 << 20, "tensors": 2,
+    "ranks": 4,
+}  # fmt: skip
 
 
 def call(name, phase="forward", dtype="fp32", **values):
     entry = FAMILIES[name]
     op = entry.ops[0] if entry.ops else "other"
     own = {dim: DIMS[dim] for dim in entry.dims if dim in DIMS}
-    return pd.DataFrame([{"family": name, "op": op, "phase": phase, "dtype": dtype, **own, **values}])
+    return pd.DataFrame(
+        [{"family": name, "op": op, "phase": phase, "dtype": dtype, **own, **values}]
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -39,10 +44,14 @@ def test_a_gpu_with_twice_of_everything_is_never_slower(name, v100):
     from dataclasses import replace
 
     double = replace(
-        v100, sms=160, measured_fp32_gflop_per_s=2 * v100.peak_gflop_per_s(), l2_bytes=2 * v100.l2_bytes,
-        measured_dram_gb_per_s=2 * v100.peak_dram_gb_per_s(), measured_l2_gb_per_s=2 * v100.peak_l2_gb_per_s(),
+        v100,
+        sms=160,
+        measured_fp32_gflop_per_s=2 * v100.peak_gflop_per_s(),
+        l2_bytes=2 * v100.l2_bytes,
+        measured_dram_gb_per_s=2 * v100.peak_dram_gb_per_s(),
+        measured_l2_gb_per_s=2 * v100.peak_l2_gb_per_s(),
         pcie_gb_per_s=2 * v100.pcie_gb_per_s,
-    )  # fmt: skip
+    )
     slow, fast = (Physics.of(gpu).kernel_us(name, call(name))[0] for gpu in (v100, double))
     assert fast <= slow * 1.0001
 
@@ -68,7 +77,11 @@ def test_a_pageable_copy_is_never_faster_than_a_pinned_one(v100):
     from dataclasses import replace
 
     slow = replace(v100, pcie_gb_per_s=2.0)
-    assert copy_us(slow, "pageable", 1e9) == copy_us(slow, "pinned", 1e9) == pytest.approx(5e5, rel=0.01)
+    assert (
+        copy_us(slow, "pageable", 1e9)
+        == copy_us(slow, "pinned", 1e9)
+        == pytest.approx(5e5, rel=0.01)
+    )
 
 
 def copy_us(gpu, op, size):
@@ -77,12 +90,20 @@ def copy_us(gpu, op, size):
 
 @pytest.mark.parametrize(
     ("gpu", "op", "dtype", "elements", "measured_us"),
-    [("A100-SXM4-80GB", "sum_all", "fp32", 4096, 5.16), ("A100-SXM4-40GB", "sum_all", "fp32", 262144, 9.44),
-     ("A100-SXM4-40GB", "sum_all", "fp32", 32768, 8.94), ("H100", "all_all", "bool", 141, 3.65)],
-)  # fmt: skip
-def test_a_sum_of_all_elements_waits_for_its_blocks_where_it_needs_several(gpu, op, dtype, elements, measured_us):
+    [
+        ("A100-SXM4-80GB", "sum_all", "fp32", 4096, 5.16),
+        ("A100-SXM4-40GB", "sum_all", "fp32", 262144, 9.44),
+        ("A100-SXM4-40GB", "sum_all", "fp32", 32768, 8.94),
+        ("H100", "all_all", "bool", 141, 3.65),
+    ],
+)
+def test_a_sum_of_all_elements_waits_for_its_blocks_where_it_needs_several(
+    gpu, op, dtype, elements, measured_us
+):
     calls = call("reduction", op=op, dtype=dtype, B=1, H=elements)
-    assert Physics.of(load_gpu(gpu)).kernel_us("reduction", calls)[0] == pytest.approx(measured_us, rel=0.12)
+    assert Physics.of(load_gpu(gpu)).kernel_us("reduction", calls)[0] == pytest.approx(
+        measured_us, rel=0.12
+    )
 
 
 def test_a_collective_on_one_rank_stays_on_the_device(v100):
@@ -99,7 +120,9 @@ def test_a_call_that_nothing_describes_is_counted_not_zero(v100):
 
 
 def test_predictions_keep_the_rows_and_index_of_calls(v100):
-    calls = pd.concat([call("gemm"), call("softmax"), call("gemm", M=1024)]).set_index(np.array([7, 3, 5]))
+    calls = pd.concat([call("gemm"), call("softmax"), call("gemm", M=1024)]).set_index(
+        np.array([7, 3, 5])
+    )
     found = load_predictor(v100).predict(calls)
     assert found.index.tolist() == [7, 3, 5]
     assert found.kernel_us[5] > found.kernel_us[7]
@@ -137,7 +160,18 @@ def test_samples_in_the_cache_do_not_change_the_curve_of_device_memory():
     size = 2 * 4 * width
     cached = (size > 1e5) & (size < 50e6)
     kernel_us = 1.0 + size / np.where(cached, 9000.0, 3000.0) / 1e3
-    samples = pd.DataFrame({"family": "elementwise", "op": "relu", "dtype": "fp32", "B": 1.0, "H": width,
-                            "latency_us": kernel_us + 30.0, "kernel_us": kernel_us})  # fmt: skip
+    samples = pd.DataFrame(
+        {
+            "family": "elementwise",
+            "op": "relu",
+            "dtype": "fp32",
+            "B": 1.0,
+            "H": width,
+            "latency_us": kernel_us + 30.0,
+            "kernel_us": kernel_us,
+        }
+    )
     curve = memory_curve(samples, load_gpu("H100")).curve
-    assert curve.start_us == pytest.approx(1.0, rel=0.05) and curve.peak_gb_per_s == pytest.approx(3000, rel=0.05)
+    assert curve.start_us == pytest.approx(1.0, rel=0.05) and curve.peak_gb_per_s == pytest.approx(
+        3000, rel=0.05
+    )

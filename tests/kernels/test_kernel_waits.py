@@ -27,34 +27,131 @@ def time_us(call, gpu=H100):
         ({"family": "loss", "op": "nll_loss", "B": 73168, "H": 64}, 62.9),
         ({"family": "bmm", "op": "bmm", "B": 4096, "M": 9, "N": 64, "K": 9}, 26.3),
         ({"family": "bmm", "op": "bmm", "B": 1024, "M": 9, "N": 128, "K": 9}, 11.8),
-        ({"family": "pooling", "op": "avg_pool2d", "B": 64, "C": 128, "HW": 1225, "kernel_size": 3, "stride": 1}, 127.9),
-        ({"family": "pooling", "op": "avg_pool2d", "phase": "backward", "B": 64, "C": 2048, "HW": 64, "kernel_size": 3,
-          "stride": 1}, 245.6),
+        (
+            {
+                "family": "pooling",
+                "op": "avg_pool2d",
+                "B": 64,
+                "C": 128,
+                "HW": 1225,
+                "kernel_size": 3,
+                "stride": 1,
+            },
+            127.9,
+        ),
+        (
+            {
+                "family": "pooling",
+                "op": "avg_pool2d",
+                "phase": "backward",
+                "B": 64,
+                "C": 2048,
+                "HW": 64,
+                "kernel_size": 3,
+                "stride": 1,
+            },
+            245.6,
+        ),
         ({"family": "attention", "op": "efficient", "B": 32, "M": 512, "N": 512, "K": 64}, 79.0),
-        ({"family": "attention", "op": "efficient", "phase": "backward", "B": 61, "M": 312, "N": 492, "K": 64}, 233.9),
-        ({"family": "attention", "op": "cudnn", "dtype": "bf16", "B": 32, "M": 512, "N": 512, "K": 64}, 9.5),
-        ({"family": "attention", "op": "flash", "dtype": "bf16", "B": 32, "M": 512, "N": 512, "K": 64,
-          "attributes": '{"chosen": true}'}, 9.5),
+        (
+            {
+                "family": "attention",
+                "op": "efficient",
+                "phase": "backward",
+                "B": 61,
+                "M": 312,
+                "N": 492,
+                "K": 64,
+            },
+            233.9,
+        ),
+        (
+            {
+                "family": "attention",
+                "op": "cudnn",
+                "dtype": "bf16",
+                "B": 32,
+                "M": 512,
+                "N": 512,
+                "K": 64,
+            },
+            9.5,
+        ),
+        (
+            {
+                "family": "attention",
+                "op": "flash",
+                "dtype": "bf16",
+                "B": 32,
+                "M": 512,
+                "N": 512,
+                "K": 64,
+                "attributes": '{"chosen": true}',
+            },
+            9.5,
+        ),
         ({"family": "layer_norm", "op": "ln", "B": 2048, "H": 1024}, 9.0),
         ({"family": "layer_norm", "op": "ln", "B": 33203, "H": 318}, 222.2),
         ({"family": "layer_norm", "op": "ln", "phase": "backward", "B": 65536, "H": 300}, 307.3),
-        ({"family": "embedding_forward", "op": "bag", "B": 8192, "T": 1, "E": 8_000_000, "L": 100, "D": 64}, 136.5),
-        ({"family": "embedding_backward", "op": "sparse", "phase": "backward", "B": 2048, "T": 1, "E": 15, "L": 1,
-          "D": 128}, 2.7),
+        (
+            {
+                "family": "embedding_forward",
+                "op": "bag",
+                "B": 8192,
+                "T": 1,
+                "E": 8_000_000,
+                "L": 100,
+                "D": 64,
+            },
+            136.5,
+        ),
+        (
+            {
+                "family": "embedding_backward",
+                "op": "sparse",
+                "phase": "backward",
+                "B": 2048,
+                "T": 1,
+                "E": 15,
+                "L": 1,
+                "D": 128,
+            },
+            2.7,
+        ),
         ({"family": "batch_norm", "op": "batch_norm", "B": 64, "C": 32, "HW": 5329}, 218.3),
-        ({"family": "optimizer", "op": "foreach_mul", "bytes": 20_837_376, "tensors": 2,
-          "inputs": 20_837_376, "outputs": 20_837_376}, 16.8),
-        ({"family": "copy", "op": "transpose", "bytes": 20_971_520, "attributes": '{"strided": true}'}, 42.4),
+        (
+            {
+                "family": "optimizer",
+                "op": "foreach_mul",
+                "bytes": 20_837_376,
+                "tensors": 2,
+                "inputs": 20_837_376,
+                "outputs": 20_837_376,
+            },
+            16.8,
+        ),
+        (
+            {
+                "family": "copy",
+                "op": "transpose",
+                "bytes": 20_971_520,
+                "attributes": '{"strided": true}',
+            },
+            42.4,
+        ),
         ({"family": "memcpy_d2h", "op": "pageable", "bytes": 1 << 20}, 21.0),
         ({"family": "elementwise", "op": "relu", "B": 1, "H": 3_145_728}, 6.1),
     ],
-)  # fmt: skip
+)
 def test_an_h100_takes_what_it_measured(call, measured_us):
     assert time_us(call) == pytest.approx(measured_us, rel=0.2)
 
 
 def test_a_likelihood_takes_as_long_for_any_number_of_classes():
-    few, many = (time_us({"family": "loss", "op": "nll_loss", "B": 4096, "H": classes}) for classes in (10, 100_000))
+    few, many = (
+        time_us({"family": "loss", "op": "nll_loss", "B": 4096, "H": classes})
+        for classes in (10, 100_000)
+    )
     assert few == many
 
 
@@ -84,9 +181,15 @@ def test_half_of_the_sms_take_twice_as_long_for_sorted_positions():
 def test_unaligned_rows_of_a_measured_card_lie_between_its_fit_and_older_traces():
     """A public H100 trace has 5,707 us (5,000 cycles a row), PyTorch 2.11 on our H100 264 us for 25,632 rows of 2,603 (2,700)."""
     rows = pd.DataFrame(
-        {"family": "softmax", "op": "softmax", "phase": "forward", "dtype": "bf16", "B": [301_152.0, 25_632.0, 25_632.0],
-         "H": [3_137.0, 2_603.0, 2_608.0]}
-    )  # fmt: skip
+        {
+            "family": "softmax",
+            "op": "softmax",
+            "phase": "forward",
+            "dtype": "bf16",
+            "B": [301_152.0, 25_632.0, 25_632.0],
+            "H": [3_137.0, 2_603.0, 2_608.0],
+        }
+    )
     times = kernel_predictor(H100, "auto").predict(rows)
     assert times["p10_us"][0] < 5_707 < times["p90_us"][0]
     assert times["p10_us"][1] < 264 < times["p90_us"][1]
@@ -95,11 +198,21 @@ def test_unaligned_rows_of_a_measured_card_lie_between_its_fit_and_older_traces(
 
 def test_unaligned_rows_take_the_geometric_mean_of_their_fit_and_of_older_traces():
     """PyTorch loads eight elements of 2 bytes at once: rows of 2,604 begin beside such a vector, too. 5,000 cycles a row."""
-    rows = pd.DataFrame({"family": "softmax", "op": "softmax", "phase": "forward", "dtype": "bf16", "B": 25_632.0,
-                         "H": [2_603.0, 2_604.0, 2_608.0]})  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "family": "softmax",
+            "op": "softmax",
+            "phase": "forward",
+            "dtype": "bf16",
+            "B": 25_632.0,
+            "H": [2_603.0, 2_604.0, 2_608.0],
+        }
+    )
     predictor = kernel_predictor(H100, "auto")
     fit_us = predictor.models["softmax"].predict(rows).kernel
     older_us = 25_632 * 5_000 / (H100.sms * H100.boost_clock_mhz)
     found = predictor.predict(rows)["kernel_us"]
-    assert list(found) == pytest.approx([(fit_us[0] * older_us) ** 0.5, (fit_us[1] * older_us) ** 0.5, fit_us[2]])
+    assert list(found) == pytest.approx(
+        [(fit_us[0] * older_us) ** 0.5, (fit_us[1] * older_us) ** 0.5, fit_us[2]]
+    )
     assert found[0] > 1.2 * fit_us[0]

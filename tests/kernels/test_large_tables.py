@@ -11,7 +11,13 @@ from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.family_model import ROWS_IN_BLOCK
 
-OPS = {"linear": "gemm", "bmm": "bmm", "softmax": "softmax", "add": "elementwise", "fused": "embedding_forward"}
+OPS = {
+    "linear": "gemm",
+    "bmm": "bmm",
+    "softmax": "softmax",
+    "add": "elementwise",
+    "fused": "embedding_forward",
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +32,9 @@ def calls() -> pd.DataFrame:
     return table.assign(**dict(zip("BMNKHTLD", sizes.T, strict=True)), E=10_000)
 
 
-def test_numbers_of_a_large_table_are_those_of_small_ones(calls: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_a_large_table_are_those_of_small_ones(
+    calls: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
     predictor = kernel_predictor(load_gpu("T4"), "auto", None)
     together = predictor.predict(calls)

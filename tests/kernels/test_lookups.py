@@ -14,7 +14,14 @@ from pipeline.kernels.physics import Physics
 
 def calls(op, **values):
     family = "embedding_forward" if op in ("fused", "bag", "gather") else "embedding_backward"
-    base = {"family": family, "op": op, "phase": family.removeprefix("embedding_"), "dtype": "fp32", "T": 1, "L": 1}
+    base = {
+        "family": family,
+        "op": op,
+        "phase": family.removeprefix("embedding_"),
+        "dtype": "fp32",
+        "T": 1,
+        "L": 1,
+    }
     return pd.DataFrame([base | values])
 
 
@@ -47,7 +54,9 @@ def test_a_block_for_each_row_takes_them_in_turn(a100):
 def test_narrow_rows_share_a_multiprocessor(a100):
     """A block for rows of 32 elements has a quarter of the threads, so that several run on one SM."""
     rows, uses = 50_000, 64
-    wide, narrow = (time_us(a100, "fused_sgd", B=rows * uses, E=rows, D=width) for width in (128, 32))
+    wide, narrow = (
+        time_us(a100, "fused_sgd", B=rows * uses, E=rows, D=width) for width in (128, 32)
+    )
     assert narrow < 0.5 * wide
 
 
@@ -64,7 +73,10 @@ def test_updates_of_rows_used_once_are_bound_by_what_they_move(a100):
 
 def test_a_gradient_beyond_l2_is_read_from_memory_for_every_lookup(a100):
     """The same lookups of fewer samples: their output gradient fits L2."""
-    many, few = (time_us(a100, "fused_sgd", B=b, L=1_000_000 // b, E=10_000_000, D=256) for b in (250_000, 1000))
+    many, few = (
+        time_us(a100, "fused_sgd", B=b, L=1_000_000 // b, E=10_000_000, D=256)
+        for b in (250_000, 1000)
+    )
     assert many > 1.15 * few
 
 
@@ -84,7 +96,9 @@ def test_few_indices_are_handled_sixteen_at_a_time(a100):
 
 
 def test_a_sparse_gradient_writes_a_row_for_each_lookup(a100):
-    one, two = (time_us(a100, "sparse", B=100_000, L=lookups, E=1_000_000, D=128) for lookups in (10, 20))
+    one, two = (
+        time_us(a100, "sparse", B=100_000, L=lookups, E=1_000_000, D=128) for lookups in (10, 20)
+    )
     assert 1.8 * one < two < 2.1 * one
 
 
@@ -94,7 +108,10 @@ def test_a_better_gpu_is_never_slower(a100, op, better):
     faster = replace(a100, **{better: 2 * getattr(a100, better)})
     op, form = ("dense", '{"sorted": false}') if op == "unsorted" else (op, "{}")
     shape = {"attributes": form}
-    for sizes in (shape | {"B": 2048, "L": 30, "E": 50_000, "D": 64}, shape | {"B": 30_000, "E": 900, "D": 96}):
+    for sizes in (
+        shape | {"B": 2048, "L": 30, "E": 50_000, "D": 64},
+        shape | {"B": 30_000, "E": 900, "D": 96},
+    ):
         assert time_us(faster, op, **sizes) <= time_us(a100, op, **sizes) + 1e-9
 
 
@@ -103,4 +120,6 @@ def test_what_learned_models_correct_is_the_published_formula(v100):
     table = calls("fused", B=2048, T=8, E=1_000_000, L=100, D=64)
     physics = Physics.of(v100)
     moved = physics.reference_us("embedding_forward", table) - physics.memory.start_us
-    assert moved[0] < physics.kernel_us("embedding_forward", table)[0] - physics.start_us("embedding_forward")
+    assert moved[0] < physics.kernel_us("embedding_forward", table)[0] - physics.start_us(
+        "embedding_forward"
+    )

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from pipeline.errors import PackError, SteptimeError
-from pipeline.kernels.network_training import Recipe, _outputs, minimise, shuffled_batches, train_network, uniform
+from pipeline.kernels.network_training import (
+    Recipe,
+    _outputs,
+    minimise,
+    shuffled_batches,
+    train_network,
+    uniform,
+)
 from pipeline.kernels.networks import Network, Periodic
 
 torch = pytest.importorskip("torch")
@@ -48,7 +55,9 @@ def test_one_step_is_that_of_adamw():
         undecayed=[free],
         warm_up=None,
     )
-    np.testing.assert_allclose(weight.detach(), [1.0 * (1 - 0.005) - 0.01, -2.0 * (1 - 0.005) + 0.01], rtol=1e-6)
+    np.testing.assert_allclose(
+        weight.detach(), [1.0 * (1 - 0.005) - 0.01, -2.0 * (1 - 0.005) + 0.01], rtol=1e-6
+    )
     np.testing.assert_allclose(free.detach(), [4.01], rtol=1e-6)
 
 
@@ -85,12 +94,16 @@ def test_parameters_that_are_no_numbers_after_the_last_step_are_refused():
         minimise(lambda: weight.abs().sqrt().sum(), [weight], 1, 0.1)
 
 
-@pytest.mark.parametrize(("rows", "batch", "per_pass"), [(10, 3, 3), (10, 5, 2), (4, 9, 1), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("rows", "batch", "per_pass"), [(10, 3, 3), (10, 5, 2), (4, 9, 1), (1, 1, 1)]
+)
 def test_batches_pass_over_all_rows_in_a_new_order(rows, batch, per_pass):
     batches = shuffled_batches(rows, batch, torch.Generator().manual_seed(0))
     passes = [torch.cat([next(batches) for _ in range(per_pass)]).tolist() for _ in range(8)]
     for order in passes:
-        assert len(order) == len(set(order)) == per_pass * min(batch, rows) and set(order) <= set(range(rows))
+        assert len(order) == len(set(order)) == per_pass * min(batch, rows) and set(order) <= set(
+            range(rows)
+        )
     assert rows == 1 or any(order != passes[0] for order in passes)
 
 
@@ -117,22 +130,37 @@ def test_numpy_evaluates_a_network_as_torch_trained_it(frequencies, relu):
     def normal(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.4
 
-    embedding = [normal(columns, 3), normal(columns, 6, 2), normal(columns, 2)] if frequencies else []
+    embedding = (
+        [normal(columns, 3), normal(columns, 6, 2), normal(columns, 2)] if frequencies else []
+    )
     sizes = [columns * 3 if frequencies else columns, 6, 6, 6, 1]
-    layers = [normal(*shape) for a, b in zip(sizes[:-1], sizes[1:], strict=True) for shape in ((a, b), (b,))]
+    layers = [
+        normal(*shape)
+        for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+        for shape in ((a, b), (b,))
+    ]
     x = normal(40, columns)
     arrays, periodic = [layer.numpy() for layer in layers], [part.numpy() for part in embedding]
     network = Network(
-        np.zeros(columns, np.float32), np.ones(columns, np.float32), 0.0, 1.0, tuple(arrays[::2]), tuple(arrays[1::2]),
-        recipe.residual, Periodic(*periodic) if periodic else None, relu,
-    )  # fmt: skip
+        np.zeros(columns, np.float32),
+        np.ones(columns, np.float32),
+        0.0,
+        1.0,
+        tuple(arrays[::2]),
+        tuple(arrays[1::2]),
+        recipe.residual,
+        Periodic(*periodic) if periodic else None,
+        relu,
+    )
     expected = _outputs(x, embedding, layers, recipe).numpy()
     np.testing.assert_allclose(network.predict(x.numpy()), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_fewer_samples_than_a_batch_are_one_batch():
     features = np.random.default_rng(0).normal(size=(10, 2))
-    network = train_network(features, features[:, 0], 0, Recipe(width=16, layers=2, steps=300, batch=64))
+    network = train_network(
+        features, features[:, 0], 0, Recipe(width=16, layers=2, steps=300, batch=64)
+    )
     assert np.abs(network.predict(features) - features[:, 0]).mean() < 0.05
 
 
@@ -143,13 +171,17 @@ def test_a_network_round_trips_through_half_precision(frequencies):
     network = train_network(features, features.sum(axis=1), 0, recipe)
     assert (network.periodic is not None) == bool(frequencies)
     tensors = network.tensors()
-    np.testing.assert_allclose(network.predict(features), Network.from_tensors(tensors).predict(features), atol=0.02)
+    np.testing.assert_allclose(
+        network.predict(features), Network.from_tensors(tensors).predict(features), atol=0.02
+    )
     for name in ("mean", "periodic_units") if frequencies else ("mean",):
         with pytest.raises(PackError, match=r"array .* is missing"):
             Network.from_tensors({key: array for key, array in tensors.items() if key != name})
     if frequencies:
         with pytest.raises(PackError, match="contradict each other"):
-            Network.from_tensors(tensors | {"periodic_frequency": tensors["periodic_frequency"][:2]})
+            Network.from_tensors(
+                tensors | {"periodic_frequency": tensors["periodic_frequency"][:2]}
+            )
 
 
 def test_sines_and_cosines_follow_whole_waves():
@@ -157,9 +189,15 @@ def test_sines_and_cosines_follow_whole_waves():
     waves = (3.0 * features[:, 0]) % 1.0 + features[:, 1]
     plain, periodic = (
         train_network(
-            features[:1000], waves[:1000], 0, Recipe(width=32, layers=3, steps=400, frequencies=frequencies, spread=1.0)
+            features[:1000],
+            waves[:1000],
+            0,
+            Recipe(width=32, layers=3, steps=400, frequencies=frequencies, spread=1.0),
         )
         for frequencies in (0, 8)
     )
-    errors = [np.abs(network.predict(features[1000:]) - waves[1000:]).mean() for network in (plain, periodic)]
+    errors = [
+        np.abs(network.predict(features[1000:]) - waves[1000:]).mean()
+        for network in (plain, periodic)
+    ]
     assert errors[1] < 0.7 * errors[0], errors

@@ -20,20 +20,32 @@ from pipeline.kernels.samples import with_families
 def samples(gemm_samples: pd.DataFrame) -> pd.DataFrame:
     """Samples of two families."""
     products = with_families(gemm_samples, "t").head(60)
-    rows = pd.DataFrame({"op": "softmax", "B": np.arange(1, 61) * 64, "H": 512, "latency_us": 40.0 + np.arange(60)})
+    rows = pd.DataFrame(
+        {"op": "softmax", "B": np.arange(1, 61) * 64, "H": 512, "latency_us": 40.0 + np.arange(60)}
+    )
     return pd.concat([products, with_families(rows, "t")], ignore_index=True)
 
 
-def test_a_fit_in_two_processes_makes_the_models_of_one(samples: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_fit_in_two_processes_makes_the_models_of_one(
+    samples: pd.DataFrame, tmp_path: Path
+) -> None:
     fitted: dict[int, list[str]] = {1: [], 2: []}
     for workers, names in fitted.items():
         fit.fit_gpu(
-            samples, load_gpu("V100"), tmp_path / str(workers), variants=("auto", "trees"), workers=workers,
+            samples,
+            load_gpu("V100"),
+            tmp_path / str(workers),
+            variants=("auto", "trees"),
+            workers=workers,
             on_fit=lambda family, names=names: names.append(family.model.family),
-        )  # fmt: skip
+        )
     assert sorted(fitted[1]) == sorted(fitted[2]) == ["gemm", "gemm", "softmax", "softmax"]
-    paths = sorted(path.relative_to(tmp_path / "1") for path in (tmp_path / "1").rglob("*") if path.is_file())
-    assert paths == sorted(path.relative_to(tmp_path / "2") for path in (tmp_path / "2").rglob("*") if path.is_file())
+    paths = sorted(
+        path.relative_to(tmp_path / "1") for path in (tmp_path / "1").rglob("*") if path.is_file()
+    )
+    assert paths == sorted(
+        path.relative_to(tmp_path / "2") for path in (tmp_path / "2").rglob("*") if path.is_file()
+    )
     for one, two in (((tmp_path / "1" / path), (tmp_path / "2" / path)) for path in paths):
         if one.suffix == ".safetensors":  # the order of its metadata is random
             arrays = load_file(two)

@@ -42,10 +42,13 @@ def curved(gemm_samples):
 def test_a_process_of_two_samples_answers_as_computed_by_hand():
     """At a scaled distance of 1 the covariance is 2/e; the weights are 1 / (1.1 - 2/e), of opposite sign."""
     features, target = np.array([[-1.0], [1.0]]), np.array([0.0, 2.0])
-    learned = train_gaussian_process(features, target, [Hyperparameters(np.array([2.0 * np.sqrt(3.0)]), 0.1)])
+    learned = train_gaussian_process(
+        features, target, [Hyperparameters(np.array([2.0 * np.sqrt(3.0)]), 0.1)]
+    )
     close = 2.0 / np.e
     np.testing.assert_allclose(
-        learned.predict(features), [1 - (1 - close) / (1.1 - close), 1 + (1 - close) / (1.1 - close)]
+        learned.predict(features),
+        [1 - (1 - close) / (1.1 - close), 1 + (1 - close) / (1.1 - close)],
     )
     np.testing.assert_allclose(learned.predict(np.array([[0.0]])), 1.0)
 
@@ -63,11 +66,17 @@ def test_the_likelihood_is_that_of_scikit_learn_and_its_gradient_that_of_differe
     target = np.sin(features[:, 0]) + 0.3 * features[:, 1]
     theta = np.log([0.8, 1.5, 2.5, 0.9, 4.0, 0.05])
     kernel = ConstantKernel(0.8) * Matern([1.5, 2.5, 0.9, 4.0], nu=1.5) + WhiteKernel(0.05)
-    theirs = GaussianProcessRegressor(kernel, alpha=process.MIN_NOISE, optimizer=None).fit(features, target)
+    theirs = GaussianProcessRegressor(kernel, alpha=process.MIN_NOISE, optimizer=None).fit(
+        features, target
+    )
     value, gradient = negative_log_likelihood(features, target, theta)
     constant = 0.5 * len(target) * np.log(2.0 * np.pi)
-    assert value + constant == pytest.approx(-theirs.log_marginal_likelihood(theirs.kernel_.theta), rel=1e-9)
-    by_differences = approx_fprime(theta, lambda at: negative_log_likelihood(features, target, at)[0], 1e-6)
+    assert value + constant == pytest.approx(
+        -theirs.log_marginal_likelihood(theirs.kernel_.theta), rel=1e-9
+    )
+    by_differences = approx_fprime(
+        theta, lambda at: negative_log_likelihood(features, target, at)[0], 1e-6
+    )
     np.testing.assert_allclose(gradient, by_differences, rtol=1e-4, atol=1e-4)
 
 
@@ -110,7 +119,8 @@ def test_a_damaged_process_is_refused(wave, damage):
     learned = train_gaussian_process(features, target, [find_hyperparameters(features, target, 0)])
     tensors = learned.tensors("member0.")
     np.testing.assert_array_equal(
-        GaussianProcess.from_tensors(tensors, "member0.").predict(features), learned.predict(features)
+        GaussianProcess.from_tensors(tensors, "member0.").predict(features),
+        learned.predict(features),
     )
     if damage == "missing":
         del tensors["member0.process_weights"]
@@ -118,7 +128,8 @@ def test_a_damaged_process_is_refused(wave, damage):
         tensors["member0.process_weights"] = tensors["member0.process_weights"][:, :-1]
     else:
         tensors |= {
-            f"member0.process_{name}": tensors[f"member0.process_{name}"][:0] for name in ("weights", "lengths")
+            f"member0.process_{name}": tensors[f"member0.process_{name}"][:0]
+            for name in ("weights", "lengths")
         }
     with pytest.raises(PackError, match="rebuild"):
         GaussianProcess.from_tensors(tensors, "member0.")
@@ -147,7 +158,8 @@ def test_a_saved_process_answers_as_before(curved, v100, tmp_path):
 
 def test_processes_err_less_than_scaled_physics_where_no_factor_is_right(curved, v100):
     errors = [
-        fit_family(curved, v100, "gemm", variant, test_share=0.8).metrics["gmae"] for variant in ("auto", "roofline")
+        fit_family(curved, v100, "gemm", variant, test_share=0.8).metrics["gmae"]
+        for variant in ("auto", "roofline")
     ]
     assert errors[0] < 0.6 * errors[1]
 
@@ -165,9 +177,15 @@ def test_variants_of_few_samples_are_ranked_by_the_mean_log_error(curved, v100, 
     rows = curved.head(40)
     found = {}
     best = fit_gpu(
-        rows, v100, tmp_path, variants=("auto", "roofline"), on_fit=lambda one: found.setdefault(one.model.variant, one)
+        rows,
+        v100,
+        tmp_path,
+        variants=("auto", "roofline"),
+        on_fit=lambda one: found.setdefault(one.model.variant, one),
     )
-    hit = found["roofline"].test.assign(predicted_us=lambda table: np.where(table.index < 30, table["latency_us"], 1e5))
+    hit = found["roofline"].test.assign(
+        predicted_us=lambda table: np.where(table.index < 30, table["latency_us"], 1e5)
+    )
     lucky = fit.FittedFamily(found["roofline"].model, {"gmae": 0.0}, hit)
     assert best["gemm"].model.variant == "process"
     assert lucky.rank > best["gemm"].rank
@@ -176,14 +194,21 @@ def test_variants_of_few_samples_are_ranked_by_the_mean_log_error(curved, v100, 
 def test_ends_of_few_residuals_are_order_statistics():
     residual = np.arange(9.0) - 4.0
     found = fit_quantiles(np.zeros(9), residual, few=True)
-    assert (found.low, found.high) == ((-4.0,), (4.0,))  # a tenth of new ones lie below the least of nine
-    wide, usual = (fit_quantiles(np.zeros(2000), np.linspace(-1, 1, 2000), few=few) for few in (True, False))
+    assert (found.low, found.high) == (
+        (-4.0,),
+        (4.0,),
+    )  # a tenth of new ones lie below the least of nine
+    wide, usual = (
+        fit_quantiles(np.zeros(2000), np.linspace(-1, 1, 2000), few=few) for few in (True, False)
+    )
     np.testing.assert_allclose(wide.low, usual.low, atol=0.02)
 
 
 def test_too_many_samples_for_processes_are_refused_in_one_line(curved, v100, monkeypatch):
     monkeypatch.setattr(fit, "MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES", 100)
-    with pytest.raises(InputError, match="gemm: 240 samples, but the variant process takes at most 100"):
+    with pytest.raises(
+        InputError, match="gemm: 240 samples, but the variant process takes at most 100"
+    ):
         fit_family(curved, v100, "gemm", "process")
 
 

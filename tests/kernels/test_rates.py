@@ -16,15 +16,29 @@ def products(tflop_per_s, dtype="fp32", count=40):
     sizes = np.linspace(256, 4096, count).astype(int)
     flops = 2.0 * sizes.astype(float) ** 3
     return pd.DataFrame(
-        {"family": "gemm", "op": "mm", "phase": "forward", "dtype": dtype, "B": 1, "M": sizes, "N": sizes, "K": sizes,
-         "latency_us": 5.0 + flops / tflop_per_s / 1e6}
-    )  # fmt: skip
+        {
+            "family": "gemm",
+            "op": "mm",
+            "phase": "forward",
+            "dtype": dtype,
+            "B": 1,
+            "M": sizes,
+            "N": sizes,
+            "K": sizes,
+            "latency_us": 5.0 + flops / tflop_per_s / 1e6,
+        }
+    )
 
 
 def test_milliseconds_are_refused_before_a_fit():
     slow = products(10.0)
-    with pytest.raises(TableError, match=r"samples of gemm: 40 of 40 are faster than V100 can compute.*microseconds"):
-        fit_family(slow.assign(latency_us=slow["latency_us"] / 1000), load_gpu("V100"), "gemm", "trees")
+    with pytest.raises(
+        TableError,
+        match=r"samples of gemm: 40 of 40 are faster than V100 can compute.*microseconds",
+    ):
+        fit_family(
+            slow.assign(latency_us=slow["latency_us"] / 1000), load_gpu("V100"), "gemm", "trees"
+        )
 
 
 def test_tf32_under_the_name_of_fp32_is_refused_and_under_its_own_is_not():

@@ -32,7 +32,9 @@ def calls(*rows, **more):
 def by_work(table: pd.DataFrame):
     """A product takes a microsecond per MFLOP, with an interval of a fifth up and down."""
     kernel = (2e-6 * table["M"] * table["N"] * table["K"]).to_numpy(dtype=float)
-    return Estimate.around(kernel, kernel, 1.2, np.zeros(len(table))), np.full(len(table), "pack", dtype=object)
+    return Estimate.around(kernel, kernel, 1.2, np.zeros(len(table))), np.full(
+        len(table), "pack", dtype=object
+    )
 
 
 def free(table: pd.DataFrame):
@@ -53,15 +55,22 @@ def flops(table):
         d, g = said.get("directions", 1), said.get("gates", 4)
         p = said.get("projected", 0)
         widths = [row["I"]] + [d * (p or row["H"])] * (row["layers"] - 1)
-        once = sum(2.0 * row["H"] * (g * (width + (p or row["H"])) + p) for width in widths) * d * row["T"] * row["B"]
+        once = (
+            sum(2.0 * row["H"] * (g * (width + (p or row["H"])) + p) for width in widths)
+            * d
+            * row["T"]
+            * row["B"]
+        )
         total.append(once * (2.0 if row["phase"] == "backward" else 1.0))
     return np.array(total)
 
 
 SHAPES = (
-    {}, {"gates": 3}, {"directions": 2}, {"layers": 3, "directions": 2}, {"I": 256}, {"layers": 2, "T": 1},
-    {"phase": "backward"}, {"phase": "backward", "directions": 2, "layers": 2}, {"phase": "backward", "gates": 1},
-    {"projected": 256}, {"projected": 256, "layers": 2, "directions": 2}, {"projected": 256, "phase": "backward"},
+    {}, {"gates": 3}, {"directions": 2}, {"layers": 3, "directions": 2}, {"I": 256},
+    {"layers": 2, "T": 1}, {"phase": "backward"},
+    {"phase": "backward", "directions": 2, "layers": 2}, {"phase": "backward", "gates": 1},
+    {"projected": 256}, {"projected": 256, "layers": 2, "directions": 2},
+    {"projected": 256, "phase": "backward"},
     {"projected": 256, "layers": 2, "directions": 2, "phase": "backward"},
 )  # fmt: skip
 
@@ -76,15 +85,21 @@ def test_products_do_the_arithmetic_of_the_layer(shape):
         done.append(products)
         return found, kinds
 
-    parts, _, times, _ = recurrent._products(recurrent.Layers.of(table), np.array(["fp32"], dtype=object))
-    assert 2.0 * (times * parts["M"] * parts["N"] * parts["K"]).sum() == pytest.approx(flops(table)[0])
+    parts, _, times, _ = recurrent._products(
+        recurrent.Layers.of(table), np.array(["fp32"], dtype=object)
+    )
+    assert 2.0 * (times * parts["M"] * parts["N"] * parts["K"]).sum() == pytest.approx(
+        flops(table)[0]
+    )
     assert us(table, noted)[0] > 1e-6 * flops(table)[0]
     assert set(done[0]["phase"]) == {table["phase"][0]}
 
 
 def test_a_step_of_negligible_work_takes_its_launches():
-    few = calls({"B": 1, "H": 512, "I": 8, "T": 1000, "layers": 4}, {"B": 1, "H": 512, "I": 8, "T": 1000, "layers": 4,
-                                                                    "phase": "backward"})  # fmt: skip
+    few = calls(
+        {"B": 1, "H": 512, "I": 8, "T": 1000, "layers": 4},
+        {"B": 1, "H": 512, "I": 8, "T": 1000, "layers": 4, "phase": "backward"},
+    )
     forward, backward = us(few, free)
     assert forward == pytest.approx(4 * 1000 * 2 * LAUNCH_US, rel=0.01)
     assert backward == pytest.approx(4 * 1000 * 3 * LAUNCH_US, rel=0.01)
@@ -92,13 +107,24 @@ def test_a_step_of_negligible_work_takes_its_launches():
 
 def test_layers_of_a_stack_overlap_and_bidirectional_ones_do_not():
     small = {"B": 1, "H": 512, "I": 512, "T": 500}
-    one, four, both = us(calls({**small}, {**small, "layers": 4}, {**small, "layers": 4, "directions": 2}), by_work)
+    one, four, both = us(
+        calls({**small}, {**small, "layers": 4}, {**small, "layers": 4, "directions": 2}), by_work
+    )
     assert four < 4.0 * one
     assert both > 4.0 * one
 
 
-@pytest.mark.parametrize("name, values", [("B", (1, 8, 64, 500)), ("T", (1, 2, 50, 700)), ("I", (8, 100, 4000)),
-                                          ("H", (256, 300, 1024, 3000)), ("layers", (1, 2, 6)), ("gates", (1, 3, 4))])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("B", (1, 8, 64, 500)),
+        ("T", (1, 2, 50, 700)),
+        ("I", (8, 100, 4000)),
+        ("H", (256, 300, 1024, 3000)),
+        ("layers", (1, 2, 6)),
+        ("gates", (1, 3, 4)),
+    ],
+)
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_more_work_takes_longer(name, values, phase):
     found = us(calls(*({name: value, "phase": phase} for value in values)))
@@ -116,20 +142,30 @@ def test_a_faster_gpu_takes_no_longer(change):
     assert times[0].sum() < times[1].sum()
 
 
-@pytest.mark.parametrize("hidden, phase, gates, kept", [
-    (192, "forward", 4, True), (200, "forward", 4, False), (128, "backward", 4, True), (136, "backward", 3, False),
-    (384, "forward", 1, True), (256, "backward", 1, True), (264, "backward", 1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "hidden, phase, gates, kept",
+    [
+        (192, "forward", 4, True),
+        (200, "forward", 4, False),
+        (128, "backward", 4, True),
+        (136, "backward", 3, False),
+        (384, "forward", 1, True),
+        (256, "backward", 1, True),
+        (264, "backward", 1, False),
+    ],
+)
 def test_small_layers_get_the_kernel_that_pytorch_chooses(hidden, phase, gates, kept):
     table = calls({"H": hidden, "I": 64, "phase": phase, "gates": gates, "B": 1, "T": 1000})
     sizes = recurrent.Layers.of(table)
     assert (
-        recurrent._uses_small_persistent(sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100")))[0]
+        recurrent._uses_small_persistent(
+            sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100"))
+        )[0]
         == kept
     )
-    assert not recurrent._uses_small_persistent(sizes, np.array(["fp64"], dtype=object), Physics.of(load_gpu("V100")))[
-        0
-    ]
+    assert not recurrent._uses_small_persistent(
+        sizes, np.array(["fp64"], dtype=object), Physics.of(load_gpu("V100"))
+    )[0]
 
 
 def test_a_projected_layer_multiplies_less_and_launches_more():
@@ -141,13 +177,13 @@ def test_a_projected_layer_multiplies_less_and_launches_more():
         launched = us(calls(few, {**few, "projected": 64}), free)
         assert launched[1] - launched[0] == pytest.approx(1000 * LAUNCH_US, rel=0.02)
     sizes = recurrent.Layers.of(calls({"H": 128, "projected": 64}))
-    assert not recurrent._uses_small_persistent(sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100")))[
-        0
-    ]
+    assert not recurrent._uses_small_persistent(
+        sizes, np.array(["fp32"], dtype=object), Physics.of(load_gpu("V100"))
+    )[0]
     sizes = recurrent.Layers.of(calls({"B": 64, "projected": 128}))
-    assert not recurrent._uses_large_persistent(sizes, np.array(["fp16"], dtype=object), Physics.of(load_gpu("A100")))[
-        0
-    ]
+    assert not recurrent._uses_large_persistent(
+        sizes, np.array(["fp16"], dtype=object), Physics.of(load_gpu("A100"))
+    )[0]
 
 
 def test_a_resident_layer_takes_far_less_than_its_launches():
@@ -155,15 +191,30 @@ def test_a_resident_layer_takes_far_less_than_its_launches():
     assert found < 0.3 * 1000 * 2 * LAUNCH_US
 
 
-@pytest.mark.parametrize("gpu, batch, tokens, expected", [
-    ("V100", 128, 40, True), ("V100", 128, 39, False), ("V100", 80, 50, False), ("V100", 256, 50, False),
-    ("A100", 128, 5, True), ("A100", 136, 50, False), ("A100", 12, 50, False), ("H100", 64, 50, True),
-    ("T4", 64, 50, False), ("RTX3090", 64, 50, False), ("RTX4090", 64, 50, True), ("P100", 64, 50, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "gpu, batch, tokens, expected",
+    [
+        ("V100", 128, 40, True),
+        ("V100", 128, 39, False),
+        ("V100", 80, 50, False),
+        ("V100", 256, 50, False),
+        ("A100", 128, 5, True),
+        ("A100", 136, 50, False),
+        ("A100", 12, 50, False),
+        ("H100", 64, 50, True),
+        ("T4", 64, 50, False),
+        ("RTX3090", 64, 50, False),
+        ("RTX4090", 64, 50, True),
+        ("P100", 64, 50, False),
+    ],
+)
 def test_the_large_persistent_kernel_is_taken_where_pytorch_takes_it(gpu, batch, tokens, expected):
     table = calls({"B": batch, "T": tokens})
     sizes, physics = recurrent.Layers.of(table), Physics.of(load_gpu(gpu))
-    assert recurrent._uses_large_persistent(sizes, np.array(["fp16"], dtype=object), physics)[0] == expected
+    assert (
+        recurrent._uses_large_persistent(sizes, np.array(["fp16"], dtype=object), physics)[0]
+        == expected
+    )
     assert not recurrent._uses_large_persistent(sizes, np.array(["fp32"], dtype=object), physics)[0]
 
 
@@ -176,7 +227,9 @@ def test_intervals_hold_the_products_own_and_evidence_is_theirs():
 
 def test_a_latency_is_the_kernel_and_what_timing_adds():
     floor = Floor(offset_us=10.0, default_us=500.0, by_op={})
-    found, _ = recurrent_us(calls({}, {"H": 8, "T": 1}), by_work, Physics.of(load_gpu("V100")), floor)
+    found, _ = recurrent_us(
+        calls({}, {"H": 8, "T": 1}), by_work, Physics.of(load_gpu("V100")), floor
+    )
     assert found.latency == pytest.approx([found.kernel[0] + 10.0, 500.0])
     assert (found.latency_p10 < found.latency).all() and (found.latency < found.latency_p90).all()
 
@@ -187,12 +240,23 @@ def test_a_call_without_its_sizes_has_no_time():
     assert list(evidence) == ["roofline", "pack"]
 
 
-@pytest.mark.parametrize("gpu, dtype, kind", [("V100", "fp32", "pack"), ("T4", "fp32", "pack"), ("V100", "fp16", "transferred"),
-                                              ("RTX4090", "fp32", "transferred")])  # fmt: skip
+@pytest.mark.parametrize(
+    "gpu, dtype, kind",
+    [
+        ("V100", "fp32", "pack"),
+        ("T4", "fp32", "pack"),
+        ("V100", "fp16", "transferred"),
+        ("RTX4090", "fp32", "transferred"),
+    ],
+)
 def test_predictions_rest_on_the_models_of_products(gpu, dtype, kind):
     spec = load_gpu(gpu)
-    found = kernel_predictor(spec, "auto", None).predict(calls({}, {"phase": "backward"}, dtype=dtype))
+    found = kernel_predictor(spec, "auto", None).predict(
+        calls({}, {"phase": "backward"}, dtype=dtype)
+    )
     assert list(found["evidence"]) == [kind, kind]
     assert found["modelled"].all()
     assert found["kernel_us"][1] > found["kernel_us"][0]
-    assert (found["p10_us"] < found["kernel_us"]).all() and (found["kernel_us"] < found["p90_us"]).all()
+    assert (found["p10_us"] < found["kernel_us"]).all() and (
+        found["kernel_us"] < found["p90_us"]
+    ).all()

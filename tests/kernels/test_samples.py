@@ -14,7 +14,9 @@ from pipeline.transfer.transfer_command import read_measured
 
 
 def softmax(**values):
-    return pd.DataFrame({"op": "softmax", "B": [128, 256], "H": [512, 1024], "latency_us": [40.0, 50.0]} | values)
+    return pd.DataFrame(
+        {"op": "softmax", "B": [128, 256], "H": [512, 1024], "latency_us": [40.0, 50.0]} | values
+    )
 
 
 @pytest.mark.parametrize("latency", [np.nan, 0.0, -3.0, np.inf, 1e12])
@@ -67,7 +69,9 @@ def test_columns_that_pandas_wrote_as_labels_are_kept_and_read(tmp_path):
 
 
 def test_samples_of_other_gpus_are_not_taken_for_an_index_or_an_empty_name(tmp_path):
-    both = pd.concat([softmax().assign(gpu="V100"), softmax().assign(gpu="T4"), softmax().assign(gpu=None)])
+    both = pd.concat(
+        [softmax().assign(gpu="V100"), softmax().assign(gpu="T4"), softmax().assign(gpu=None)]
+    )
     both.set_index("gpu").to_parquet(tmp_path / "samples.parquet")
     samples, _ = read_samples(tmp_path / "samples.parquet", "V100")
     assert len(samples) == 2
@@ -84,7 +88,9 @@ def test_samples_that_name_their_family_alone_are_read_on_every_gpu(tmp_path):
 
 def test_a_dtype_is_known_by_our_name_or_pytorchs(tmp_path):
     dtypes = ["bf16", "torch.bfloat16", "float16", None]
-    table = pd.DataFrame({"op": "softmax", "B": [8, 8, 8, 8], "H": 64, "dtype": pd.Series(dtypes, dtype=object)})
+    table = pd.DataFrame(
+        {"op": "softmax", "B": [8, 8, 8, 8], "H": 64, "dtype": pd.Series(dtypes, dtype=object)}
+    )
     assert with_families(table, "t")["dtype"].tolist() == ["bf16", "bf16", "fp16", "fp32"]
     table.assign(dtype=["fp32", "fp23", None, "fp23"]).to_parquet(tmp_path / "calls.parquet")
     with pytest.raises(TableError, match="row 1: unknown dtype 'fp23': did you mean"):
@@ -99,17 +105,44 @@ def test_an_unknown_op_is_refused_with_the_choices(tmp_path):
 
 
 def test_every_family_can_be_asked_by_its_name_or_an_op_of_its_own(tmp_path):
-    sizes = {"B": 8, "M": 64, "N": 64, "K": 64, "D": 64, "H": 64, "C": 8, "HW": 64, "F": 27, "T": 4, "I": 64,
-             "in_channels": 8, "out_channels": 8, "kernel_size": 3, "input_size": 28, "bytes": 1 << 20}  # fmt: skip
-    asked = [{"op": op, **{dim: sizes[dim] for dim in FAMILIES[name].required}} for op, name in OP_NAMES.items()]
+    sizes = {
+        "B": 8,
+        "M": 64,
+        "N": 64,
+        "K": 64,
+        "D": 64,
+        "H": 64,
+        "C": 8,
+        "HW": 64,
+        "F": 27,
+        "T": 4,
+        "I": 64,
+        "in_channels": 8,
+        "out_channels": 8,
+        "kernel_size": 3,
+        "input_size": 28,
+        "bytes": 1 << 20,
+    }
+    asked = [
+        {"op": op, **{dim: sizes[dim] for dim in FAMILIES[name].required}}
+        for op, name in OP_NAMES.items()
+    ]
     pd.DataFrame(asked).to_parquet(tmp_path / "calls.parquet")
     predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
     predicted = pd.read_parquet(tmp_path / "out.parquet").set_index("op")
     assert (predicted["kernel_us"] > 0).all()
     assert {name for name, entry in FAMILIES.items() if entry.required} == set(OP_NAMES.values())
-    for family, op in (("concat", "cat"), ("embedding_backward", "fused_sgd"), ("layer_norm", "ln"), ("rnn", "lstm")):
+    for family, op in (
+        ("concat", "cat"),
+        ("embedding_backward", "fused_sgd"),
+        ("layer_norm", "ln"),
+        ("rnn", "lstm"),
+    ):
         assert predicted.loc[family, "kernel_us"] == predicted.loc[op, "kernel_us"]
-    assert predicted.loc["embedding_backward", "kernel_us"] > predicted.loc["embedding_forward", "kernel_us"]
+    assert (
+        predicted.loc["embedding_backward", "kernel_us"]
+        > predicted.loc["embedding_forward", "kernel_us"]
+    )
 
 
 def test_a_family_alone_names_its_first_op_and_its_pass():
@@ -120,14 +153,19 @@ def test_a_family_alone_names_its_first_op_and_its_pass():
 
 def test_an_unknown_family_is_called_one():
     with pytest.raises(
-        TableError, match=r"row 1: unknown family 'embedding_forwards': did you mean 'embedding_forward'"
+        TableError,
+        match=r"row 1: unknown family 'embedding_forwards': did you mean 'embedding_forward'",
     ):
         with_families(pd.DataFrame({"family": ["gemm", "embedding_forwards"], "op": "linear"}), "t")
 
 
-@pytest.mark.parametrize(("column", "message"), [("op", "column op is missing"), ("H", "column H is missing")])
+@pytest.mark.parametrize(
+    ("column", "message"), [("op", "column op is missing"), ("H", "column H is missing")]
+)
 def test_a_missing_column_is_named(tmp_path, column, message):
-    pd.DataFrame({"op": ["ln"], "B": [1], "H": [1]}).drop(columns=column).to_parquet(tmp_path / "calls.parquet")
+    pd.DataFrame({"op": ["ln"], "B": [1], "H": [1]}).drop(columns=column).to_parquet(
+        tmp_path / "calls.parquet"
+    )
     with pytest.raises(TableError, match=message):
         predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
 
@@ -161,7 +199,9 @@ def test_unknown_names_list_the_choices(tmp_path):
 def test_a_shape_is_held_out_for_all_ops_at_once():
     rng = np.random.default_rng(0)
     shapes = pd.DataFrame({"B": rng.integers(1, 1000, 50), "H": rng.integers(1, 1000, 50)})
-    table = with_families(pd.concat([shapes.assign(op=op) for op in ("add", "relu", "softmax")]), "t")
+    table = with_families(
+        pd.concat([shapes.assign(op=op) for op in ("add", "relu", "softmax")]), "t"
+    )
     held = split_by_shape(table, 0.2, seed=3)
     by_shape = pd.Series(held).groupby([table["B"].to_numpy(), table["H"].to_numpy()]).nunique()
     assert (by_shape == 1).all()
@@ -174,8 +214,11 @@ def test_columns_that_hold_no_numbers_are_refused(tmp_path, column, kind):
     table = softmax()
     table[column] = table[column].astype("int64").astype(kind)
     table.to_parquet(tmp_path / "t.parquet")
-    for read in (lambda path: read_samples(path, "V100"), read_measured,
-                 lambda path: predict_command("V100", None, path, tmp_path / "out.parquet")):  # fmt: skip
+    for read in (
+        lambda path: read_samples(path, "V100"),
+        read_measured,
+        lambda path: predict_command("V100", None, path, tmp_path / "out.parquet"),
+    ):
         with pytest.raises(TableError, match=f"column {column} holds {kind[:4]}"):
             read(tmp_path / "t.parquet")
 
@@ -193,13 +236,21 @@ def test_a_name_of_thousands_of_characters_is_cut(tmp_path):
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize(("dims", "says"), [
-    ({"groups": 3}, "conv: in_channels that groups does not divide"),
-    ({"groups": 3, "in_channels": 66}, "conv: out_channels that groups does not divide"),
-    ({"dilation": 40}, "a window larger than the padded image"),
-    ({"kernel_size_w": 61, "input_size_w": 40, "padding_w": 10}, "a window larger than the padded image"),
-])  # fmt: skip
-def test_convolutions_that_cannot_exist_are_refused_as_calls_and_dropped_as_samples(tmp_path, dims, says):
+@pytest.mark.parametrize(
+    ("dims", "says"),
+    [
+        ({"groups": 3}, "conv: in_channels that groups does not divide"),
+        ({"groups": 3, "in_channels": 66}, "conv: out_channels that groups does not divide"),
+        ({"dilation": 40}, "a window larger than the padded image"),
+        (
+            {"kernel_size_w": 61, "input_size_w": 40, "padding_w": 10},
+            "a window larger than the padded image",
+        ),
+    ],
+)
+def test_convolutions_that_cannot_exist_are_refused_as_calls_and_dropped_as_samples(
+    tmp_path, dims, says
+):
     shape = {
         "op": "conv",
         "B": 32,
@@ -209,7 +260,9 @@ def test_convolutions_that_cannot_exist_are_refused_as_calls_and_dropped_as_samp
         "input_size": 56,
         "padding": 1,
     }
-    table = pd.DataFrame([{**shape, "groups": 32, "dilation": 2}, {**shape, **dims}]).assign(latency_us=100.0)
+    table = pd.DataFrame([{**shape, "groups": 32, "dilation": 2}, {**shape, **dims}]).assign(
+        latency_us=100.0
+    )
     table.to_parquet(tmp_path / "calls.parquet")
     with pytest.raises(TableError, match=f"row 1: .*{says}"):
         predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")
@@ -218,16 +271,29 @@ def test_convolutions_that_cannot_exist_are_refused_as_calls_and_dropped_as_samp
 
 
 def test_a_factor_is_stored_transposed_or_not():
-    table = with_families(pd.DataFrame({"op": "linear", "M": [8, 8], "N": 8, "K": 8, "trans_b": [1, 2]}), "t")
+    table = with_families(
+        pd.DataFrame({"op": "linear", "M": [8, 8], "N": 8, "K": 8, "trans_b": [1, 2]}), "t"
+    )
     assert bad_dims(table).tolist() == ["", "trans_b = 2"]
 
 
-@pytest.mark.parametrize(("op", "inside", "outside", "least"), [
-    ("softmax", {"B": 4096, "H": 1024}, {"B": 4096, "H": 16384}, 1.5), ("ln", {"B": 4096, "H": 1024}, {"B": 4096, "H": 65536}, 1.1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "inside", "outside", "least"),
+    [
+        ("softmax", {"B": 4096, "H": 1024}, {"B": 4096, "H": 16384}, 1.5),
+        ("ln", {"B": 4096, "H": 1024}, {"B": 4096, "H": 65536}, 1.1),
+    ],
+)
 def test_kernels_outside_the_samples_say_so_and_are_less_sure(tmp_path, op, inside, outside, least):
-    pd.DataFrame([{"op": op, **inside}, {"op": op, **outside}]).to_parquet(tmp_path / "calls.parquet")
-    assert predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")["outside_range"] == 1
+    pd.DataFrame([{"op": op, **inside}, {"op": op, **outside}]).to_parquet(
+        tmp_path / "calls.parquet"
+    )
+    assert (
+        predict_command("V100", None, tmp_path / "calls.parquet", tmp_path / "out.parquet")[
+            "outside_range"
+        ]
+        == 1
+    )
     near, far = pd.read_parquet(tmp_path / "out.parquet").itertuples()
     assert (near.evidence, far.evidence) == ("pack", "pack extrapolated")
     assert near.p90_us / near.predicted_us < 1.1 and far.p90_us / far.predicted_us > least

@@ -45,33 +45,56 @@ def test_rows_of_other_families_are_no_elements_in_a_row() -> None:
 
 def test_bytes_that_a_call_does_not_state_are_not_those_of_the_smallest_sample() -> None:
     """A softmax of more rows than any sample: its time grows with its rows, whether or not samples stated bytes."""
-    samples = pd.DataFrame({"op": "softmax", "dtype": "fp32", "phase": "forward", "B": [4.0, 1024.0], "H": [64.0, 512.0],
-                            "inputs": [1024.0, None], "outputs": [1024.0, None]})  # fmt: skip
+    samples = pd.DataFrame(
+        {
+            "op": "softmax",
+            "dtype": "fp32",
+            "phase": "forward",
+            "B": [4.0, 1024.0],
+            "H": [64.0, 512.0],
+            "inputs": [1024.0, None],
+            "outputs": [1024.0, None],
+        }
+    )
     scope = Scope.of("softmax", samples, ("B", "H", "inputs", "outputs"))
-    call = pd.DataFrame({"op": ["softmax"], "dtype": "fp32", "phase": "forward", "B": [4096.0], "H": [512.0]})
+    call = pd.DataFrame(
+        {"op": ["softmax"], "dtype": "fp32", "phase": "forward", "B": [4096.0], "H": [512.0]}
+    )
     assert scope.covers(call).all()
     clamped, octaves = scope.clamp(call)
-    assert (clamped["B"].item(), octaves.item()) == (1024.0, 2.0) and clamped[["inputs", "outputs"]].isna().all(
-        axis=None
-    )
+    assert (clamped["B"].item(), octaves.item()) == (1024.0, 2.0) and clamped[
+        ["inputs", "outputs"]
+    ].isna().all(axis=None)
 
 
 def test_a_square_convolution_is_covered_where_some_samples_are_oblong() -> None:
     """The sides of oblong samples say nothing of square images, which may be larger."""
     dims = {"B": 8.0, "in_channels": 16.0, "out_channels": 16.0, "kernel_size": 3.0, "padding": 1.0}
-    square = {**dims, "input_size": [224.0, 17.0], "kernel_size_w": [None, 1.0], "input_size_w": [None, 9.0]}
+    square = {
+        **dims,
+        "input_size": [224.0, 17.0],
+        "kernel_size_w": [None, 1.0],
+        "input_size_w": [None, 9.0],
+    }
     samples = pd.DataFrame({"op": "conv", "dtype": "fp32", "phase": "forward", **square})
     scope = Scope.of("conv2d_forward", samples, family("conv2d_forward").dims)
-    call = pd.DataFrame({"op": ["conv"], "dtype": "fp32", "phase": "forward", **dims, "input_size": 112.0})
+    call = pd.DataFrame(
+        {"op": ["conv"], "dtype": "fp32", "phase": "forward", **dims, "input_size": 112.0}
+    )
     assert scope.covers(call).all() and scope.clamp(call)[1].item() == 0.0
     assert scope.covers(call.assign(kernel_size_w=3.0, input_size_w=112.0)).all()
     assert not scope.covers(call.assign(kernel_size_w=1.0)).any()
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtypes"), [((50, 5), ("fp32",)), ((50, 20), ("bf16", "fp32")), ((2, 2), ("bf16", "fp32"))]
+    ("rows", "dtypes"),
+    [((50, 5), ("fp32",)), ((50, 20), ("bf16", "fp32")), ((2, 2), ("bf16", "fp32"))],
 )
-def test_a_dtype_of_few_samples_is_left_to_other_models(rows: tuple[int, int], dtypes: tuple[str, ...]) -> None:
+def test_a_dtype_of_few_samples_is_left_to_other_models(
+    rows: tuple[int, int], dtypes: tuple[str, ...]
+) -> None:
     names = ["fp32"] * rows[0] + ["bf16"] * rows[1]
-    samples = pd.DataFrame({"op": "linear", "dtype": names, "phase": "forward", "M": 64.0, "N": 64.0, "K": 64.0})
+    samples = pd.DataFrame(
+        {"op": "linear", "dtype": names, "phase": "forward", "M": 64.0, "N": 64.0, "K": 64.0}
+    )
     assert Scope.of("gemm", samples, ("M", "N", "K")).dtypes == dtypes

@@ -29,19 +29,28 @@ def test_a_tenth_of_both_sessions_together_lies_beyond_each_end() -> None:
     first, second = rows(0.0), rows(-0.3)
     session = fit_session(first, second)
     assert session.low > 0.3 and session.high == pytest.approx(0.0, abs=1e-3)
-    beyond = np.mean([np.mean(part["log_error"] < -np.hypot(part["low"], session.low)) for part in (first, second)])
+    beyond = np.mean(
+        [
+            np.mean(part["log_error"] < -np.hypot(part["low"], session.low))
+            for part in (first, second)
+        ]
+    )
     assert beyond == pytest.approx(0.1, abs=0.002)
 
 
 def test_a_session_like_the_first_adds_nothing() -> None:
     session = fit_session(rows(0.0), rows(0.0))
-    assert max(vars(session).values()) < 0.01 and share_inside(rows(0.0), session) == pytest.approx(0.8, abs=0.01)
+    assert max(vars(session).values()) < 0.01 and share_inside(rows(0.0), session) == pytest.approx(
+        0.8, abs=0.01
+    )
 
 
 def test_sums_show_what_a_step_shares_beyond_its_session() -> None:
     """0.05 of which the session explains 0.03 leaves 0.04, a fifth of 0.2; an error within the session leaves nothing."""
     sums = pd.DataFrame({"error": [-0.05, 0.02], "session": [0.03, 0.03], "sigma": [0.2, 0.2]})
-    assert step_ratio(sums[:1]) == pytest.approx(0.2) and step_ratio(sums) == pytest.approx(0.2 / np.sqrt(2))
+    assert step_ratio(sums[:1]) == pytest.approx(0.2) and step_ratio(sums) == pytest.approx(
+        0.2 / np.sqrt(2)
+    )
 
 
 def test_what_steps_share_is_what_whole_models_of_the_public_data_show(datasets: Path) -> None:
@@ -50,9 +59,19 @@ def test_what_steps_share_is_what_whole_models_of_the_public_data_show(datasets:
 
 def test_the_interval_grows_in_quadrature_on_its_side_alone() -> None:
     one = np.array([100.0])
-    own = Estimate(one, one, one * np.exp(-0.3), one * np.exp(0.3), one > 0, one * np.exp(-0.3), one * np.exp(0.3))
+    own = Estimate(
+        one,
+        one,
+        one * np.exp(-0.3),
+        one * np.exp(0.3),
+        one > 0,
+        one * np.exp(-0.3),
+        one * np.exp(0.3),
+    )
     wide = own.in_any_session(0.4, 0.0)
-    assert np.log(wide.p10 / wide.kernel) == pytest.approx([-0.5]) and wide.p90 == pytest.approx(own.p90)
+    assert np.log(wide.p10 / wide.kernel) == pytest.approx([-0.5]) and wide.p90 == pytest.approx(
+        own.p90
+    )
     assert np.log(wide.latency_p10 / wide.latency) == pytest.approx([-0.5]) and wide.kernel == one
 
 
@@ -63,14 +82,37 @@ def test_a_card_has_its_own_error_and_others_that_of_their_kind() -> None:
     assert low_power.low > 0.3 > low_power.high
     assert session_of(load_gpu("P4"), "gemm").low > 1.0  # three times as fast as throttled
     assert session_of(load_gpu("P4"), "conv2d_forward") == session_of(load_gpu("P4"), "gemm")
-    assert session_of(load_gpu("A100"), "memset") == session_of(load_gpu("A100"), "elementwise") != Session(0, 0)
+    assert (
+        session_of(load_gpu("A100"), "memset")
+        == session_of(load_gpu("A100"), "elementwise")
+        != Session(0, 0)
+    )
 
 
-@pytest.mark.parametrize("gpu, low, high", [("V100", 0.0639, 0.0), ("P4", 1.188, 0.0), ("A100", 0.0639, 0.0639)])
-def test_the_interval_of_a_predicted_kernel_contains_the_error_of_a_session(gpu: str, low: float, high: float) -> None:
-    calls = pd.DataFrame([{"family": "gemm", "op": "linear", "dtype": "fp32", "B": 1, "M": 1024, "N": 1024, "K": 1024}])
+@pytest.mark.parametrize(
+    "gpu, low, high", [("V100", 0.0639, 0.0), ("P4", 1.188, 0.0), ("A100", 0.0639, 0.0639)]
+)
+def test_the_interval_of_a_predicted_kernel_contains_the_error_of_a_session(
+    gpu: str, low: float, high: float
+) -> None:
+    calls = pd.DataFrame(
+        [
+            {
+                "family": "gemm",
+                "op": "linear",
+                "dtype": "fp32",
+                "B": 1,
+                "M": 1024,
+                "N": 1024,
+                "K": 1024,
+            }
+        ]
+    )
     predictor = kernel_predictor(load_gpu(gpu), "auto", None)
-    alone, found = (replace(predictor, any_session=any_session).predict(calls).iloc[0] for any_session in (False, True))
+    alone, found = (
+        replace(predictor, any_session=any_session).predict(calls).iloc[0]
+        for any_session in (False, True)
+    )
     assert found["kernel_us"] == alone["kernel_us"]
     for end, session in (("p10_us", low), ("p90_us", high)):
         own, whole = (np.log(row[end] / row["kernel_us"]) for row in (alone, found))
@@ -80,14 +122,19 @@ def test_the_interval_of_a_predicted_kernel_contains_the_error_of_a_session(gpu:
 
 def test_answers_of_cards_that_throttle_say_which_clock_they_mean() -> None:
     (cool,), (whole,), (like,) = (clock_notes(load_gpu(name)) for name in ("P4", "T4", "L4"))
-    assert "cool, its products ran up to 3.3 times" in cool and "in whole models, its products ran up to 1.6" in whole
+    assert (
+        "cool, its products ran up to 3.3 times" in cool
+        and "in whole models, its products ran up to 1.6" in whole
+    )
     assert "(not measured)" in like and "of a T4" in like and "its products" not in like
     assert clock_notes(load_gpu("V100")) == () and NOTED_RATIO > 1
 
 
 def test_shipped_intervals_hold_with_both_sessions_weighted_equally() -> None:
     cards = json.loads((packs_dir() / FILE).read_text())["gpus"]
-    twice = [entry for families in cards.values() for entry in families.values() if "inside" in entry]
+    twice = [
+        entry for families in cards.values() for entry in families.values() if "inside" in entry
+    ]
     assert len(twice) == 10
     for entry in twice:
         few = min(entry["rows"])

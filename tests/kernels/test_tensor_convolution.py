@@ -24,11 +24,28 @@ def convolution(
     family: str = "conv2d_forward", dtype: str = "fp16", layout: str | None = None, **dims: float
 ) -> pd.DataFrame:
     """One convolution: 3 x 3 on 256 channels of 128 images of 28 x 28, changed."""
-    shape = {"B": 128, "in_channels": 256, "out_channels": 256, "kernel_size": 3, "input_size": 28, "stride": 1,
-             "padding": 1, **dims}  # fmt: skip
+    shape = {
+        "B": 128,
+        "in_channels": 256,
+        "out_channels": 256,
+        "kernel_size": 3,
+        "input_size": 28,
+        "stride": 1,
+        "padding": 1,
+        **dims,
+    }
     phase = "forward" if family == "conv2d_forward" else "backward"
     return pd.DataFrame(
-        [{"family": family, "op": "conv", "phase": phase, "dtype": dtype, "attributes": layout, **shape}]
+        [
+            {
+                "family": family,
+                "op": "conv",
+                "phase": phase,
+                "dtype": dtype,
+                "attributes": layout,
+                **shape,
+            }
+        ]
     )
 
 
@@ -39,9 +56,15 @@ def kernel_us(calls: pd.DataFrame, gpu: GpuSpec | str = "A100") -> float:
 
 @pytest.mark.parametrize(
     ("gpu", "dtypes"),
-    [("P100", set()), ("V100", {"fp16"}), ("T4", {"fp16"}), ("A100", {"fp16", "bf16", "tf32"}), ("MI250", set()),
-     ("H100", {"fp16", "bf16", "tf32"})],
-)  # fmt: skip
+    [
+        ("P100", set()),
+        ("V100", {"fp16"}),
+        ("T4", {"fp16"}),
+        ("A100", {"fp16", "bf16", "tf32"}),
+        ("MI250", set()),
+        ("H100", {"fp16", "bf16", "tf32"}),
+    ],
+)
 def test_tensor_cores_take_what_their_generation_takes(gpu: str, dtypes: set[str]) -> None:
     spec = load_gpu(gpu)
     calls = pd.DataFrame({"dtype": ["fp32", "tf32", "fp16", "bf16", None]})
@@ -51,7 +74,12 @@ def test_tensor_cores_take_what_their_generation_takes(gpu: str, dtypes: set[str
 
 
 def test_a_large_convolution_sustains_a_plausible_share_of_the_peak() -> None:
-    for gpu, low, high in (("V100", 0.6, 0.9), ("A100", 0.5, 0.8), ("H100", 0.3, 0.65), ("RTX3090", 0.75, 0.95)):
+    for gpu, low, high in (
+        ("V100", 0.6, 0.9),
+        ("A100", 0.5, 0.8),
+        ("H100", 0.3, 0.65),
+        ("RTX3090", 0.75, 0.95),
+    ):
         spec, calls = load_gpu(gpu), convolution(layout=NHWC, B=512)
         flops = float(ConvShape.of(Dims(calls)).flops[0])
         share = flops / kernel_us(calls, spec) / (1e3 * spec.fp16_gflop_per_s)
@@ -64,14 +92,28 @@ def test_images_in_nchw_are_turned_around_every_half_precision_kernel(family: st
     shape = ConvShape.of(Dims(convolution(family)))
     images = 2.0 * float((shape.inputs + shape.outputs)[0])
     turning = kernel_us(convolution(family)) - kernel_us(convolution(family, layout=NHWC))
-    assert turning == pytest.approx(2.0 * images / LAYOUT_CONVERSION_SHARE / (1e3 * spec.peak_dram_gb_per_s()))
+    assert turning == pytest.approx(
+        2.0 * images / LAYOUT_CONVERSION_SHARE / (1e3 * spec.peak_dram_gb_per_s())
+    )
 
 
-@pytest.mark.parametrize("gpu, turned", [("RTX3090", True), ("A100", True), ("H100", True), ("RTX4090", False)])
-def test_ada_gathers_half_precision_images_in_nchw_where_others_turn_them(gpu: str, turned: bool) -> None:
+@pytest.mark.parametrize(
+    "gpu, turned", [("RTX3090", True), ("A100", True), ("H100", True), ("RTX4090", False)]
+)
+def test_ada_gathers_half_precision_images_in_nchw_where_others_turn_them(
+    gpu: str, turned: bool
+) -> None:
     """A 1 x 1 window on 64 channels of 56 x 56 pixels: both conversions together move twice the bytes of the product."""
-    stage = {"in_channels": 64, "out_channels": 64, "input_size": 56, "kernel_size": 1, "padding": 0}
-    stored, innermost = (kernel_us(convolution(layout=layout, **stage), gpu) for layout in (None, NHWC))
+    stage = {
+        "in_channels": 64,
+        "out_channels": 64,
+        "input_size": 56,
+        "kernel_size": 1,
+        "padding": 0,
+    }
+    stored, innermost = (
+        kernel_us(convolution(layout=layout, **stage), gpu) for layout in (None, NHWC)
+    )
     assert (stored > 2.0 * innermost) == turned and stored >= innermost
 
 
@@ -81,9 +123,17 @@ def test_tf32_turns_images_only_where_that_costs_less_than_gathering_them() -> N
         {"in_channels": 64, "out_channels": 64, "kernel_size": 1, "padding": 0},
     )
     for dims in (many, few):
-        stored, innermost = (kernel_us(convolution(dtype="tf32", layout=layout, **dims)) for layout in (None, NHWC))
+        stored, innermost = (
+            kernel_us(convolution(dtype="tf32", layout=layout, **dims)) for layout in (None, NHWC)
+        )
         shape = ConvShape.of(Dims(convolution(**dims)))
-        turning = 2.0 * 4.0 * float((shape.inputs + shape.outputs)[0]) / LAYOUT_CONVERSION_SHARE / (1e3 * 1391)
+        turning = (
+            2.0
+            * 4.0
+            * float((shape.inputs + shape.outputs)[0])
+            / LAYOUT_CONVERSION_SHARE
+            / (1e3 * 1391)
+        )
         own = stored < innermost + 0.999 * turning
         assert own == (dims is few)
         assert innermost <= stored <= innermost + 1.001 * turning
@@ -92,7 +142,14 @@ def test_tf32_turns_images_only_where_that_costs_less_than_gathering_them() -> N
 
 def test_three_channels_take_as_long_as_the_eight_that_they_are_padded_to() -> None:
     """Images of 3 channels are copied to be padded, but the arithmetic (here nearly all that counts) is that of 8."""
-    wide = {"kernel_size": 7, "stride": 2, "padding": 3, "input_size": 224, "out_channels": 512, "layout": NHWC}
+    wide = {
+        "kernel_size": 7,
+        "stride": 2,
+        "padding": 3,
+        "input_size": 224,
+        "out_channels": 512,
+        "layout": NHWC,
+    }
     three, eight, nine = (kernel_us(convolution(in_channels=c, **wide)) for c in (3, 8, 9))  # type: ignore[arg-type]
     assert three == pytest.approx(eight, rel=0.04) and nine > 1.5 * eight
 
@@ -100,10 +157,14 @@ def test_three_channels_take_as_long_as_the_eight_that_they_are_padded_to() -> N
 def test_images_in_nhwc_whose_channels_are_no_multiple_of_eight_are_copied_to_be_padded() -> None:
     """Both images of 60 channels are read once more, and written with 64."""
     spec = load_gpu("A100")
-    odd, even = (convolution(in_channels=c, out_channels=c, layout=NHWC, input_size=56) for c in (60, 64))
+    odd, even = (
+        convolution(in_channels=c, out_channels=c, layout=NHWC, input_size=56) for c in (60, 64)
+    )
     pixels = 2.0 * 128 * 56 * 56
     copied = pixels * 2.0 * (60 + 64) / LAYOUT_CONVERSION_SHARE / (1e3 * spec.peak_dram_gb_per_s())
-    traffic = pixels * 2.0 * 4 / (1e3 * spec.peak_dram_gb_per_s())  # what 64 channels move more than 60
+    traffic = (
+        pixels * 2.0 * 4 / (1e3 * spec.peak_dram_gb_per_s())
+    )  # what 64 channels move more than 60
     assert kernel_us(even) + copied - traffic <= kernel_us(odd) <= kernel_us(even) + copied
 
 
@@ -125,7 +186,8 @@ def test_a_small_card_throttles_in_long_convolutions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "dtype"), [("A100", "fp16"), ("A100", "tf32"), ("B200", "bf16"), ("B200", "tf32"), ("RTX3090", "fp16")]
+    ("gpu", "dtype"),
+    [("A100", "fp16"), ("A100", "tf32"), ("B200", "bf16"), ("B200", "tf32"), ("RTX3090", "fp16")],
 )
 def test_fp32_models_answer_no_convolution_of_tensor_cores(gpu: str, dtype: str) -> None:
     """Regression: some rows did not; the forward pass took 31 ms, the gradients 60 and 87 ms, for the same arithmetic."""
@@ -172,12 +234,31 @@ def test_rows_of_both_kinds_keep_their_own_answers() -> None:
     stride=st.integers(1, 2),
 )
 def test_more_of_any_figure_never_slows(
-    family: str, dtype: str, layout: str | None, gpu: str, figure: str, factor: float, batch: int,
-    channels: tuple[int, int], window: tuple[int, int], side: int, stride: int,
-) -> None:  # fmt: skip
+    family: str,
+    dtype: str,
+    layout: str | None,
+    gpu: str,
+    figure: str,
+    factor: float,
+    batch: int,
+    channels: tuple[int, int],
+    window: tuple[int, int],
+    side: int,
+    stride: int,
+) -> None:
     spec = load_gpu(gpu)
-    calls = convolution(family, dtype, layout, B=batch, in_channels=channels[0], out_channels=channels[1],
-                        kernel_size=window[0], padding=window[1], input_size=side, stride=stride)  # fmt: skip
+    calls = convolution(
+        family,
+        dtype,
+        layout,
+        B=batch,
+        in_channels=channels[0],
+        out_channels=channels[1],
+        kernel_size=window[0],
+        padding=window[1],
+        input_size=side,
+        stride=stride,
+    )
     slow, fast = (kernel_us(calls, each) for each in (spec, _more(spec, figure, factor)))
     assert fast <= slow * (1.0 + 1e-9)
 
@@ -185,10 +266,17 @@ def test_more_of_any_figure_never_slows(
 def _more(gpu: GpuSpec, figure: str, factor: float) -> GpuSpec:
     """The GPU with `factor` times of one figure."""
     if figure == "dram":
-        return replace(gpu, dram_gb_per_s=factor * gpu.dram_gb_per_s,
-                       measured_dram_gb_per_s=factor * gpu.peak_dram_gb_per_s())  # fmt: skip
+        return replace(
+            gpu,
+            dram_gb_per_s=factor * gpu.dram_gb_per_s,
+            measured_dram_gb_per_s=factor * gpu.peak_dram_gb_per_s(),
+        )
     if figure == "l2":
         return replace(gpu, measured_l2_gb_per_s=factor * gpu.peak_l2_gb_per_s())
-    changed = {"clock": ("boost_clock_mhz",), "power": ("tdp_w",), "fp32": ("fp32_gflop_per_s",),
-               "tensor": ("fp16_gflop_per_s", "tf32_gflop_per_s")}[figure]  # fmt: skip
+    changed = {
+        "clock": ("boost_clock_mhz",),
+        "power": ("tdp_w",),
+        "fp32": ("fp32_gflop_per_s",),
+        "tensor": ("fp16_gflop_per_s", "tf32_gflop_per_s"),
+    }[figure]
     return replace(gpu, **{name: factor * getattr(gpu, name) for name in changed})

@@ -34,16 +34,19 @@ def test_two_operands_are_read_by_add_and_one_by_its_scalar_variant():
 
 
 @pytest.mark.parametrize(
-    "causal, backward, products", [(False, False, 2), (True, False, 1), (False, True, 5), (True, True, 2.5)]
+    "causal, backward, products",
+    [(False, False, 2), (True, False, 1), (False, True, 5), (True, True, 2.5)],
 )
 def test_attention_multiplies_twice_and_a_causal_mask_halves_that(causal, backward, products):
     """6 heads of 64, 128 queries and keys: queries times keys, scores times values; five products in the backward pass."""
-    call = one(op="flash", B=6, M=128, N=128, K=64, attributes=f'{{"causal":{str(causal).lower()}}}').assign(
-        dtype="bf16"
-    )
+    call = one(
+        op="flash", B=6, M=128, N=128, K=64, attributes=f'{{"causal":{str(causal).lower()}}}'
+    ).assign(dtype="bf16")
     found = work_of("attention", call.assign(phase="backward" if backward else "forward"))
     assert found.flops[0] == products * 2 * 6 * 128 * 128 * 64
-    assert found.read[0] == (2.5 if backward else 1) * 2 * 6 * 64 * (128 + 2 * 128), "the mask saves no bytes"
+    assert found.read[0] == (2.5 if backward else 1) * 2 * 6 * 64 * (128 + 2 * 128), (
+        "the mask saves no bytes"
+    )
 
 
 def test_half_precision_moves_half_the_bytes():
@@ -62,16 +65,25 @@ def test_an_unknown_family_lists_the_choices():
         family("gem")
 
 
-@pytest.mark.parametrize(("gpu", "tera"), [("T4", 8.1 / 32), ("V100", 7.0), ("A100", 19.5), ("RTX3090", 35.6 / 64)])
+@pytest.mark.parametrize(
+    ("gpu", "tera"), [("T4", 8.1 / 32), ("V100", 7.0), ("A100", 19.5), ("RTX3090", 35.6 / 64)]
+)
 def test_fp64_products_take_their_arithmetic_at_the_rate_of_fp64(gpu: str, tera: float) -> None:
     table = one(family="gemm", op="mm", B=1, M=4096, N=4096, K=4096).assign(dtype="fp64")
     found = kernel_predictor(load_gpu(gpu), "auto", None).predict(table).iloc[0]
-    assert 1.0 < found["kernel_us"] / (2 * 4096**3 / tera / 1e6) < 1.3 and found["evidence"] == "roofline"
+    assert (
+        1.0 < found["kernel_us"] / (2 * 4096**3 / tera / 1e6) < 1.3
+        and found["evidence"] == "roofline"
+    )
 
 
-@pytest.mark.parametrize("family", ["conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"])
+@pytest.mark.parametrize(
+    "family", ["conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"]
+)
 @pytest.mark.parametrize("groups", [1, 64])
-def test_fp64_convolutions_take_their_arithmetic_outside_tensor_cores(family: str, groups: int) -> None:
+def test_fp64_convolutions_take_their_arithmetic_outside_tensor_cores(
+    family: str, groups: int
+) -> None:
     shape = {
         "B": 64,
         "in_channels": 64,
@@ -88,7 +100,9 @@ def test_fp64_convolutions_take_their_arithmetic_outside_tensor_cores(family: st
 
 
 @pytest.mark.parametrize(("gpu", "tera"), [("T4", 8.1 / 32), ("RTX3090", 35.6 / 64)])
-def test_other_kernels_in_fp64_take_their_arithmetic_at_the_rate_of_fp64(gpu: str, tera: float) -> None:
+def test_other_kernels_in_fp64_take_their_arithmetic_at_the_rate_of_fp64(
+    gpu: str, tera: float
+) -> None:
     """Products of 64 vectors of 64 elements with each other: 63 FLOP for each element, at a 32nd and a 64th of the rate of fp32."""
     table = one(family="interaction", op="fused", B=4096, F=64, D=64).assign(dtype="fp64")
     found = kernel_predictor(load_gpu(gpu), "auto", None).predict(table).iloc[0]
@@ -98,7 +112,15 @@ def test_other_kernels_in_fp64_take_their_arithmetic_at_the_rate_of_fp64(gpu: st
 def test_frames_of_a_ctc_loss_follow_each_other() -> None:
     """512 and 1,024 frames take 0.66 and 1.12 ms, 1.01 and 1.89 ms on two GPUs (flagos-ai/FlagGems, 2723 and 3265)."""
     table = pd.DataFrame(
-        {"family": "loss", "op": "ctc_loss", "B": 32 * 512, "H": 97, "inputs": 4, "outputs": 4, "T": [512, 1024]}
+        {
+            "family": "loss",
+            "op": "ctc_loss",
+            "B": 32 * 512,
+            "H": 97,
+            "inputs": 4,
+            "outputs": 4,
+            "T": [512, 1024],
+        }
     )
     short, long = kernel_predictor(load_gpu("A100"), "auto", None).predict(table)["kernel_us"]
     assert 1116 - 656 < long - short < 1894 - 1008

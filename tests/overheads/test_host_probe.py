@@ -31,12 +31,20 @@ def test_what_depends_on_the_device_is_left_out(observations: pd.DataFrame) -> N
 
 
 @pytest.mark.parametrize("factor", [0.5, 3.0])
-def test_a_host_that_is_slower_by_a_factor_has_this_factor(observations: pd.DataFrame, factor: float) -> None:
+def test_a_host_that_is_slower_by_a_factor_has_this_factor(
+    observations: pd.DataFrame, factor: float
+) -> None:
     other = observations.assign(value_us=observations["value_us"] * factor)
-    assert probe_factor(other, OverheadModel(merged(observations))) == pytest.approx(factor, rel=0.06)
+    assert probe_factor(other, OverheadModel(merged(observations))) == pytest.approx(
+        factor, rel=0.06
+    )
     device = ~observations.index.isin(probe_samples(observations).index)
-    slow_driver = observations.assign(value_us=observations["value_us"].mask(device, observations["value_us"] * 9))
-    assert probe_factor(slow_driver, OverheadModel(merged(observations))) == pytest.approx(1.0, rel=0.06)
+    slow_driver = observations.assign(
+        value_us=observations["value_us"].mask(device, observations["value_us"] * 9)
+    )
+    assert probe_factor(slow_driver, OverheadModel(merged(observations))) == pytest.approx(
+        1.0, rel=0.06
+    )
 
 
 def test_too_little_in_common_is_one_line(observations: pd.DataFrame) -> None:
@@ -59,10 +67,14 @@ def test_what_the_profiler_costs_here_is_not_taken_for_a_slow_host(
     monkeypatch.setattr(host_probe, "thread_time", lambda: host_probe.perf_counter() / 2)
     with pytest.warns(SteptimeWarning, match="left the probe 50% of a core"):
         busy = host_probe.probe_host("x", observations)
-    assert 0.7 < busy.log_sd < 0.75 and "other programs" in busy.what, "it may be twice as fast: 0.69, beside 0.22"
+    assert 0.7 < busy.log_sd < 0.75 and "other programs" in busy.what, (
+        "it may be twice as fast: 0.69, beside 0.22"
+    )
 
 
-def test_the_command_writes_a_host_that_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_a_host_that_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_probe, "ROUNDS", 1)
     monkeypatch.setattr(host_probe, "WORKLOADS", {"dlrm_ddp": 16})
     monkeypatch.setattr(host_probe, "thread_time", host_probe.perf_counter)
@@ -70,7 +82,12 @@ def test_the_command_writes_a_host_that_predicts(tmp_path: Path, monkeypatch: py
     result = CliRunner().invoke(cli.app, ["host", "--out", str(file)])
     assert result.exit_code == 0 and f"host={file}" in result.output, result.output
     host = load_host(str(file))
-    assert host.name == "lab" and host.observations == DONOR and host.log_sd == PROBE_LOG_SD and 0.05 < host.scale < 50
+    assert (
+        host.name == "lab"
+        and host.observations == DONOR
+        and host.log_sd == PROBE_LOG_SD
+        and 0.05 < host.scale < 50
+    )
     assert "torch" in file.read_text()
     assert predict("H100", "dlrm_ddp", batch_size=64, host=str(file)).host == "lab"
     again = CliRunner().invoke(cli.app, ["host", "--out", str(file)])

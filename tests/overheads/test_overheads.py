@@ -12,8 +12,22 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UnknownNameError
 from pipeline.overheads.extraction import extract_overheads
-from pipeline.overheads.overhead_model import GLOBAL, MAX_SIGNATURE, OP, SIGNATURE, OverheadModel, normalised
-from pipeline.overheads.statistics import ESTIMATORS, ProfilerCost, calibrate, group_statistics, merged, summarise
+from pipeline.overheads.overhead_model import (
+    GLOBAL,
+    MAX_SIGNATURE,
+    OP,
+    SIGNATURE,
+    OverheadModel,
+    normalised,
+)
+from pipeline.overheads.statistics import (
+    ESTIMATORS,
+    ProfilerCost,
+    calibrate,
+    group_statistics,
+    merged,
+    summarise,
+)
 from pipeline.overheads.trace_overheads import extract_public
 from pipeline.schemas import to_arrow
 from pipeline.trace.load import load_trace
@@ -25,10 +39,10 @@ from tests.trace.trace_drawing import AUTOGRAD, annotation, api, kernel, launch,
 #   s7             [k---]   [k]
 #   autograd                                     [evaluate_function: MmBackward0]
 EVENTS = [
-    op("aten::mm", 0, 18), launch(3, 5, 1), launch(9, 12, 2), kernel("k", 6, 11, 1), kernel("k", 20, 22, 2),
-    op("aten::view", 23, 30),
-    op("autograd::engine::evaluate_function: MmBackward0", 40, 50, AUTOGRAD), launch(42, 44, 3, AUTOGRAD),
-    kernel("k", 46, 48, 3),
+    op("aten::mm", 0, 18), launch(3, 5, 1), launch(9, 12, 2), kernel("k", 6, 11, 1),
+    kernel("k", 20, 22, 2), op("aten::view", 23, 30),
+    op("autograd::engine::evaluate_function: MmBackward0", 40, 50, AUTOGRAD),
+    launch(42, 44, 3, AUTOGRAD), kernel("k", 46, 48, 3),
 ]  # fmt: skip
 
 
@@ -52,16 +66,24 @@ def test_the_five_types_are_what_the_drawing_shows(tmp_path: Path) -> None:
 
 def test_waiting_is_no_overhead(tmp_path: Path) -> None:
     #   main  [aten::item: memcpy.......][sync......]
-    events = [op("aten::item", 0, 500), api("cudaMemcpyAsync", 2, 300, 1), api("cudaStreamSynchronize", 301, 490, 2),
-              memcpy("Memcpy DtoH (Device -> Pageable)", 290, 299, 1, 4)]  # fmt: skip
+    events = [
+        op("aten::item", 0, 500),
+        api("cudaMemcpyAsync", 2, 300, 1),
+        api("cudaStreamSynchronize", 301, 490, 2),
+        memcpy("Memcpy DtoH (Device -> Pageable)", 290, 299, 1, 4),
+    ]
     samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
     assert samples.loc[samples["type"] == "T4", "value_us"].tolist() == [10, 10]
     assert samples.loc[samples["type"].isin(["T2", "T3", "T5"]), "value_us"].tolist() == [2, 10, 1]
 
 
 def test_data_loading_is_no_t1(tmp_path: Path) -> None:
-    events = [annotation("ProfilerStep#1", 0, 100), op("aten::a", 1, 2),
-              annotation("enumerate(DataLoader)#_Iter.__next__", 10, 60), op("aten::b", 70, 80)]  # fmt: skip
+    events = [
+        annotation("ProfilerStep#1", 0, 100),
+        op("aten::a", 1, 2),
+        annotation("enumerate(DataLoader)#_Iter.__next__", 10, 60),
+        op("aten::b", 70, 80),
+    ]
     samples = extract_overheads(load_trace(write(tmp_path, events)), "w")
     assert not (samples["type"] == "T1").any()
     assert observed(samples, "loading", "aten::b") == [68]
@@ -77,23 +99,37 @@ def test_launches_into_a_full_queue_say_nothing_about_t4(tmp_path: Path) -> None
 
 def test_a_trace_without_gpu_has_compute_ops_as_calls(tmp_path: Path) -> None:
     #   [aten::linear [aten::t] [aten::addmm .....]   ]
-    events = [op("aten::linear", 0, 100), op("aten::t", 2, 4), op("aten::addmm", 6, 90), op("aten::expand", 7, 8)]
+    events = [
+        op("aten::linear", 0, 100),
+        op("aten::t", 2, 4),
+        op("aten::addmm", 6, 90),
+        op("aten::expand", 7, 8),
+    ]
     loaded = load_trace(write(tmp_path, events))
     samples = extract_overheads(loaded, "cpu")
     assert loaded.device == "cpu"
-    assert observed(samples, "T2", "aten::linear") == [6] and observed(samples, "T3", "aten::linear") == [10]
+    assert observed(samples, "T2", "aten::linear") == [6] and observed(
+        samples, "T3", "aten::linear"
+    ) == [10]
     assert not samples["type"].isin(["T4", "launch_latency"]).any()
 
 
 def test_only_the_chosen_iterations_are_used(tmp_path: Path) -> None:
-    events = [annotation("ProfilerStep#1", 0, 50), op("aten::view", 1, 2), annotation("ProfilerStep#2", 50, 90),
-              op("aten::view", 60, 70)]  # fmt: skip
+    events = [
+        annotation("ProfilerStep#1", 0, 50),
+        op("aten::view", 1, 2),
+        annotation("ProfilerStep#2", 50, 90),
+        op("aten::view", 60, 70),
+    ]
     loaded = load_trace(write(tmp_path, events))
-    assert observed(extract_overheads(loaded, "w", np.array([False, True])), "T5", "aten::view") == [10]
+    assert observed(
+        extract_overheads(loaded, "w", np.array([False, True])), "T5", "aten::view"
+    ) == [10]
 
 
 @pytest.mark.parametrize(
-    ("estimator", "expected"), [("mean", 21.0), ("median", 2.0), ("trimmed_mean", 1.5), ("clipped_mean", 20.24)]
+    ("estimator", "expected"),
+    [("mean", 21.0), ("median", 2.0), ("trimmed_mean", 1.5), ("clipped_mean", 20.24)],
 )
 def test_estimators_on_values_with_one_outlier(estimator: str, expected: float) -> None:
     values = np.array([1.0, 1.0, 2.0, 2.0, 99.0])
@@ -109,8 +145,13 @@ def test_an_unknown_estimator_lists_the_choices(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1e4)), min_size=1, max_size=60), st.sampled_from(ESTIMATORS))
-def test_an_estimate_lies_between_least_and_greatest(pairs: list[tuple[int, float]], estimator: str) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1e4)), min_size=1, max_size=60),
+    st.sampled_from(ESTIMATORS),
+)
+def test_an_estimate_lies_between_least_and_greatest(
+    pairs: list[tuple[int, float]], estimator: str
+) -> None:
     group = np.unique([g for g, _ in pairs], return_inverse=True)[1].astype(np.int64)
     value = np.array([v for _, v in pairs])
     mean = group_statistics(value, group, estimator)["mean_us"]
@@ -123,13 +164,17 @@ def test_lookup_falls_back_from_signature_to_op_to_all_ops(tmp_path: Path) -> No
     to_arrow(table, "overheads")
     known = table.loc[(table["type"] == "T2") & (table["op"] == "aten::mm"), "signature"].iloc[0]
     found = OverheadModel(table).find(
-        "T2", ["aten::mm", "aten::mm_", "aten::never"], [[known, "other", "other"], ["calls=2", "calls=2", "calls=9"]]
+        "T2",
+        ["aten::mm", "aten::mm_", "aten::never"],
+        [[known, "other", "other"], ["calls=2", "calls=2", "calls=9"]],
     )
     assert found.level.tolist() == [SIGNATURE, OP, GLOBAL]
     assert found.value_us[:2].tolist() == [3, 3]
 
 
-def test_an_item_of_many_launches_has_a_short_signature_that_still_finds_its_own_times(tmp_path: Path) -> None:
+def test_an_item_of_many_launches_has_a_short_signature_that_still_finds_its_own_times(
+    tmp_path: Path,
+) -> None:
     """An optimizer over thousands of tensors: keys as long as all its launches would take gigabytes."""
     #   main  [_foreach_add: L L L ... ]   twice, with 400 and with 401 launches of 2 us each
     events, at = [], 0
@@ -145,7 +190,10 @@ def test_an_item_of_many_launches_has_a_short_signature_that_still_finds_its_own
     assert sorted(inner["value_us"]) == [3, 5] and inner["signature"].nunique() == 2
     model = OverheadModel(summarise(samples))
     one, other = inner["signature"]
-    assert model.find("T5", ["aten::_foreach_add_"] * 2, [[one, other]]).value_us.tolist() == inner["value_us"].tolist()
+    assert (
+        model.find("T5", ["aten::_foreach_add_"] * 2, [[one, other]]).value_us.tolist()
+        == inner["value_us"].tolist()
+    )
 
 
 def test_scaling_scales_host_times_but_no_device_constant(tmp_path: Path) -> None:
@@ -157,7 +205,10 @@ def test_scaling_scales_host_times_but_no_device_constant(tmp_path: Path) -> Non
 
 def test_an_empty_table_answers_nothing_and_constants_fall_back() -> None:
     model = OverheadModel(summarise(extract_nothing()))
-    assert model.find("T2", ["aten::mm"], [["x"]]).value_us[0] == 0 and model.constant("kernel_gap") == 1.2
+    assert (
+        model.find("T2", ["aten::mm"], [["x"]]).value_us[0] == 0
+        and model.constant("kernel_gap") == 1.2
+    )
 
 
 def extract_nothing() -> pd.DataFrame:
@@ -168,11 +219,16 @@ def extract_nothing() -> pd.DataFrame:
 
 def test_the_profilers_cost_is_taken_off_but_never_below_zero(tmp_path: Path) -> None:
     samples = extract_overheads(load_trace(write(tmp_path, EVENTS)), "w")
-    plain, less = summarise(samples), summarise(samples, cost=ProfilerCost(event_us=2.0, launch_us=1.0))
+    plain, less = (
+        summarise(samples),
+        summarise(samples, cost=ProfilerCost(event_us=2.0, launch_us=1.0)),
+    )
     both = plain.merge(less, on=["type", "op", "api", "signature"], suffixes=("_plain", "_less"))
     gone = both["mean_us_plain"] - both["mean_us_less"]
     assert (gone >= -1e-9).all() and (both["mean_us_less"] >= 0).all()
-    assert gone[both["type"] == "T4"].tolist() == pytest.approx([1.0] * int((both["type"] == "T4").sum()))
+    assert gone[both["type"] == "T4"].tolist() == pytest.approx(
+        [1.0] * int((both["type"] == "T4").sum())
+    )
     assert gone[both["type"] == "T1"].max() == pytest.approx(2.0)
 
 
@@ -188,9 +244,15 @@ def test_the_profilers_cost_is_taken_off_but_never_below_zero(tmp_path: Path) ->
         ("aten::mul.Tensor", "aten::mul"),
         (
             "torch::autograd::CppNode<SplitLookupFunction_sgd_Op>",
-            "autograd::engine::evaluate_function: torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>",
+            (
+                "autograd::engine::evaluate_function:"
+                " torch::autograd::CppNode<SplitLookupFunction_rowwise_adagrad_Op>"
+            ),
         ),
-        ("fbgemm::split_embedding_codegen_lookup_sgd_function", "fbgemm::split_embedding_codegen_lookup_adam_function"),
+        (
+            "fbgemm::split_embedding_codegen_lookup_sgd_function",
+            "fbgemm::split_embedding_codegen_lookup_adam_function",
+        ),
     ],
 )
 def test_names_of_one_op_are_one(one: str, other: str) -> None:
@@ -198,7 +260,9 @@ def test_names_of_one_op_are_one(one: str, other: str) -> None:
 
 
 def test_lookups_without_an_optimizer_are_another_op() -> None:
-    dense, fused = (f"torch::autograd::CppNode<SplitLookupFunction_{name}_Op>" for name in ("Dense", "sgd"))
+    dense, fused = (
+        f"torch::autograd::CppNode<SplitLookupFunction_{name}_Op>" for name in ("Dense", "sgd")
+    )
     assert normalised(dense) == dense != normalised(fused)
 
 
@@ -208,7 +272,9 @@ def test_a_host_twice_as_slow_gets_a_factor_of_two(datasets: Path) -> None:
     table = merged(samples)
     slower = samples.assign(value_us=samples["value_us"] * 2.0)
     calibrated = calibrate(OverheadModel(table), slower)
-    assert calibrated.scale == pytest.approx(2.0, rel=1e-6) and calibrated.coverage == pytest.approx(1.0)
+    assert calibrated.scale == pytest.approx(
+        2.0, rel=1e-6
+    ) and calibrated.coverage == pytest.approx(1.0)
 
 
 def test_public_traces_of_an_unknown_gpu_are_refused(datasets: Path) -> None:

@@ -41,8 +41,16 @@ def test_the_gpu_named_local_needs_no_file() -> None:
 
 
 def test_points_with_different_results_never_share_a_variant() -> None:
-    texts = ["model.embedding=fused", "model.embedding=sparse", "model.embedding=dense", "predict.critical_path=published",
-             "overheads.host_scale=2", "kernels=roofline", "predict.seed=7", "model.dtype=bf16"]  # fmt: skip
+    texts = [
+        "model.embedding=fused",
+        "model.embedding=sparse",
+        "model.embedding=dense",
+        "predict.critical_path=published",
+        "overheads.host_scale=2",
+        "kernels=roofline",
+        "predict.seed=7",
+        "model.dtype=bf16",
+    ]
     variants = [expand(["gpu=V100", "model=dlrm_default", text])[0].variant for text in texts]
     assert variants[0] == "default", "fused is the default: saying so changes nothing"
     assert len(set(variants)) == len(variants)
@@ -50,7 +58,15 @@ def test_points_with_different_results_never_share_a_variant() -> None:
 
 def test_methods_have_readable_names_and_leave_the_workload_its_own() -> None:
     shared, own = expand(["gpu=V100", "model=dlrm_ddp", "overheads=shared,own"])
-    tuned = expand(["gpu=V100", "model=dlrm_ddp", "model.embedding=sparse", "overheads=own", "kernels=roofline"])[0]
+    tuned = expand(
+        [
+            "gpu=V100",
+            "model=dlrm_ddp",
+            "model.embedding=sparse",
+            "overheads=own",
+            "kernels=roofline",
+        ]
+    )[0]
     assert (shared.variant, own.variant) == ("default", "overheads-own")
     assert tuned.variant == "kernels-roofline_overheads-own_embedding-sparse"
     assert shared.step_name == own.step_name == "dlrm_ddp/default/b2048"
@@ -62,7 +78,9 @@ def test_campaign_steps_are_named_as_grid_points_are() -> None:
 
     for plan in plans()[::7]:
         overrides = [f"model.{key}={value}" for key, value in plan.overrides.items()]
-        point = expand(["gpu=V100", f"model={plan.model}", f"batch_size={plan.batch_size}", *overrides])[0]
+        point = expand(
+            ["gpu=V100", f"model={plan.model}", f"batch_size={plan.batch_size}", *overrides]
+        )[0]
         assert point.step_name == plan.unit.removeprefix("steps/")
 
 
@@ -71,10 +89,17 @@ def test_of_several_models_the_one_that_lacks_an_option_is_named() -> None:
         expand(["model=dlrm_default,resnet50", "model.tables=4"])
 
 
-@pytest.mark.parametrize(("wrong", "meant"), [("gpus=V100", "gpu"), ("overides=model.tables=4", "overrides"),
-                                            ("modle.mode=train", "model.mode"), ("dtype=fp16", "model.dtype"),
-                                            ("model_dtype=fp16", "model.dtype"),
-                                            ("host_scale=2", "overheads.host_scale")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("gpus=V100", "gpu"),
+        ("overides=model.tables=4", "overrides"),
+        ("modle.mode=train", "model.mode"),
+        ("dtype=fp16", "model.dtype"),
+        ("model_dtype=fp16", "model.dtype"),
+        ("host_scale=2", "overheads.host_scale"),
+    ],
+)
 def test_a_misspelt_key_is_answered_by_the_nearest_one(wrong: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
         expand([wrong])
@@ -108,7 +133,11 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         ("model.optimizer=lamb", UnknownNameError, "adam"),
         ("nonsense=1", ConfigError, "nonsense"),
         ("+nonsense=1", ConfigError, "unknown option 'nonsense'"),
-        ("+model.attention=fused", ConfigError, "unknown option 'model.attention' of model=dlrm_default"),
+        (
+            "+model.attention=fused",
+            ConfigError,
+            "unknown option 'model.attention' of model=dlrm_default",
+        ),
         ("++predict.cuda_graf=true", ConfigError, "did you mean 'predict.cuda_graph'"),
         ("overheads.host_scale=-1", ConfigError, "above 0"),
         ("model.dtype=[", ConfigError, "cannot read"),
@@ -120,38 +149,79 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         ("collect.iterations=2.5", ConfigError, "give a whole number above 0"),
         ("predict.wait_each_step=0", ConfigError, "give true or false"),
         ("predict.wait_each_step=1", ConfigError, "give true or false"),
-        ("model.top_mlp=[a,b]", ConfigError, r"model.top_mlp=\[a,b\]: give whole numbers above 0 in the brackets"),
-        ("model.rows=[1.5,2]", ConfigError, r"model.rows=\[1.5,2\]: give whole numbers above 0 in the brackets"),
+        (
+            "model.top_mlp=[a,b]",
+            ConfigError,
+            r"model.top_mlp=\[a,b\]: give whole numbers above 0 in the brackets",
+        ),
+        (
+            "model.rows=[1.5,2]",
+            ConfigError,
+            r"model.rows=\[1.5,2\]: give whole numbers above 0 in the brackets",
+        ),
         ("predict=3", ConfigError, "write predict.KEY=value"),
         ("+model.tables=4", ConfigError, "write it without the plus"),
         ("gpu=V100 T4", ConfigError, "write several values with commas and no spaces: gpu=V100,T4"),
-        ("gpu=GeForce RTX 4070 Ti", UnknownNameError, "unknown GPU 'GeForce RTX 4070 Ti': did you mean 'RTX4090'"),
-        ("gpu=NVIDIA A2", UnknownNameError, "unknown GPU 'NVIDIA A2': choose one of .*gpu=FILE.yaml"),
+        (
+            "gpu=GeForce RTX 4070 Ti",
+            UnknownNameError,
+            "unknown GPU 'GeForce RTX 4070 Ti': did you mean 'RTX4090'",
+        ),
+        (
+            "gpu=NVIDIA A2",
+            UnknownNameError,
+            "unknown GPU 'NVIDIA A2': choose one of .*gpu=FILE.yaml",
+        ),
         ("gpu=GeForce GTX 1080 Ti", UnknownNameError, "1080 Ti': choose one of .*gpu=FILE.yaml"),
         ("gpu=AA100", UnknownNameError, "unknown GPU 'AA100': did you mean 'A100-PCIE-40GB'"),
-        ("gpu=glob(Z*)", ConfigError, r"gpu=glob\(Z\*\): no gpu has a name like this; choose among .*A100.*V100"),
+        (
+            "gpu=glob(Z*)",
+            ConfigError,
+            r"gpu=glob\(Z\*\): no gpu has a name like this; choose among .*A100.*V100",
+        ),
         ("host=glob(Z*)", ConfigError, r"host=glob\(Z\*\): no host .*typical-2020"),
-        ("batch_size=glob(*)", ConfigError, r"batch_size=glob\(\*\): only gpu, model, kernels, overheads, host, "),
-        ("model=resnet50 batch_size=32", ConfigError, "cannot read the override 'model=resnet50 batch_size=32'"),
-        ("batch_size=1,,2", ConfigError, "cannot read the override 'batch_size=1,,2': write key=value"),
+        (
+            "batch_size=glob(*)",
+            ConfigError,
+            r"batch_size=glob\(\*\): only gpu, model, kernels, overheads, host, ",
+        ),
+        (
+            "model=resnet50 batch_size=32",
+            ConfigError,
+            "cannot read the override 'model=resnet50 batch_size=32'",
+        ),
+        (
+            "batch_size=1,,2",
+            ConfigError,
+            "cannot read the override 'batch_size=1,,2': write key=value",
+        ),
         ("model=bert", UnknownNameError, "did you mean 'bert_large'"),
     ],
 )
-def test_a_bad_override_gets_one_line_with_the_remedy(override: str, error: type[Exception], says: str) -> None:
+def test_a_bad_override_gets_one_line_with_the_remedy(
+    override: str, error: type[Exception], says: str
+) -> None:
     whole = override.startswith(("gpu", "model="))
     with pytest.raises(error, match=says) as raised:
         expand([override] if whole else ["gpu=V100", "model=dlrm_default", override])
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name, gpus", [
-    ("NVIDIA A10G", ["A10G"]), ("NVIDIA H100 80GB HBM3,Tesla T4", ["H100", "T4"]), ("Quadro RTX 6000", ["RTX6000"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, gpus",
+    [
+        ("NVIDIA A10G", ["A10G"]),
+        ("NVIDIA H100 80GB HBM3,Tesla T4", ["H100", "T4"]),
+        ("Quadro RTX 6000", ["RTX6000"]),
+    ],
+)
 def test_a_gpu_may_have_the_name_that_cuda_gives_it(name: str, gpus: list[str]) -> None:
     assert [question.gpu.name for question in expand([f"gpu={name}"])] == gpus
 
 
-@pytest.mark.parametrize("text", ["gpu=V100", "batch_size=512", "model.dim=32", "experiment=paper_dlrm"])
+@pytest.mark.parametrize(
+    "text", ["gpu=V100", "batch_size=512", "model.dim=32", "experiment=paper_dlrm"]
+)
 def test_an_option_that_is_given_twice_is_no_choice_of_one(text: str) -> None:
     """Regression: the last value replaced the first one without a warning."""
     key = text.partition("=")[0]
@@ -162,15 +232,27 @@ def test_an_option_that_is_given_twice_is_no_choice_of_one(text: str) -> None:
 
 def test_values_from_snakemake_become_overrides_of_hydra() -> None:
     given = {"gpu": "V100,P100", "batch_size": 512, "overrides": "model.tables=4 model.dim=32"}
-    assert from_snakemake(given) == ["gpu=V100,P100", "batch_size=512", "model.tables=4", "model.dim=32"]
+    assert from_snakemake(given) == [
+        "gpu=V100,P100",
+        "batch_size=512",
+        "model.tables=4",
+        "model.dim=32",
+    ]
 
 
 def test_settings_that_shape_statistics_or_models_name_what_is_made_of_them() -> None:
     """Otherwise all points of a grid over them would read the artifact of the first point."""
-    texts = ["overheads.estimator=median", "overheads.estimator=clipped_mean", "overheads.profiler_event_us=3",
-             "overheads=published", "overheads.host_scale=2"]  # fmt: skip
+    texts = [
+        "overheads.estimator=median",
+        "overheads.estimator=clipped_mean",
+        "overheads.profiler_event_us=3",
+        "overheads=published",
+        "overheads.host_scale=2",
+    ]
     labels = [expand(["gpu=V100", text])[0].overheads_label for text in texts]
-    assert labels[1] == labels[4] == "shared", "the default, and what is applied when a point is predicted"
+    assert labels[1] == labels[4] == "shared", (
+        "the default, and what is applied when a point is predicted"
+    )
     assert labels[3] == "published"
     assert len(set(labels)) == 4
     seeds = [question.kernels_label for question in expand(["gpu=V100", "kernels.seed=0,1,2"])]
@@ -182,7 +264,9 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The configuration with a GPU and a workload copied, and nothing changed in the copies yet."""
     shutil.copytree(config_dir(), tmp_path / "config")
     for folder, name, copy in (("gpu", "V100", "MY_GPU"), ("model", "dlrm_small", "my-Model")):
-        shutil.copy(tmp_path / f"config/{folder}/{name}.yaml", tmp_path / f"config/{folder}/{copy}.yaml")
+        shutil.copy(
+            tmp_path / f"config/{folder}/{name}.yaml", tmp_path / f"config/{folder}/{copy}.yaml"
+        )
     for module in ("pipeline.question.compose", "pipeline.paths"):
         monkeypatch.setattr(f"{module}.config_dir", lambda: tmp_path / "config")
     yield tmp_path / "config"
@@ -197,7 +281,9 @@ def test_a_copied_file_is_refused_until_it_has_a_name_of_its_own(copied: Path) -
     with pytest.raises(ConfigError, match=r"V100.yaml: .V100-PCIE-32GB. is also a name of MY_GPU"):
         expand(["gpu=MY_GPU"])
     gpu.write_text(re.sub(r"aliases:\n(  - .*\n)+", "", gpu.read_text()))
-    with pytest.raises(ConfigError, match=r"model/my-Model.yaml: name is 'dlrm_small', expected 'my-Model'"):
+    with pytest.raises(
+        ConfigError, match=r"model/my-Model.yaml: name is 'dlrm_small', expected 'my-Model'"
+    ):
         expand(["gpu=MY_GPU", "model=my-Model"])
     model = copied / "model" / "my-Model.yaml"
     model.write_text(model.read_text().replace("name: dlrm_small\n", "name: my-Model\n"))
@@ -221,12 +307,19 @@ def test_values_of_python_are_written_as_overrides():
     for value in ([512, 128, 64], (512, 128, 64)):
         (found,) = expand([f"model.bottom_mlp={written(value)}"])
         assert found.workload.plain()["bottom_mlp"] == [512, 128, 64]
-    (custom,) = expand(["model=custom", "model.target=m:f", f"+model.options={written({'width': 3, 'of': None})}"])
+    (custom,) = expand(
+        ["model=custom", "model.target=m:f", f"+model.options={written({'width': 3, 'of': None})}"]
+    )
     assert custom.workload.plain()["options"] == {"width": 3, "of": None}
 
 
 def test_a_pattern_stands_for_all_names_that_fit_it():
-    assert [point.gpu.name for point in expand(["gpu=glob(*100)"])] == ["GV100", "H100", "P100", "V100"]
+    assert [point.gpu.name for point in expand(["gpu=glob(*100)"])] == [
+        "GV100",
+        "H100",
+        "P100",
+        "V100",
+    ]
     assert len(expand(["gpu=glob(*)"])) == len(choices("gpu"))
     rest = expand(["gpu=glob([A100*,V100*],exclude=*-*)"])
     assert [point.gpu.name for point in rest] == ["V100"]
@@ -235,44 +328,70 @@ def test_a_pattern_stands_for_all_names_that_fit_it():
 CUSTOM = ["model=custom", "model.target=m:f"]
 
 
-@pytest.mark.parametrize("text", ["+model.option.layers=3", "+model.layers=3", "++model.optons={layers:3}"])
+@pytest.mark.parametrize(
+    "text", ["+model.option.layers=3", "+model.layers=3", "++model.optons={layers:3}"]
+)
 def test_a_key_of_a_custom_model_that_nothing_reads_is_refused(text: str) -> None:
     """Regression: `option` for `options` changed nothing and nobody was told."""
-    with pytest.raises(ConfigError, match=r"unknown option .* of model=custom: .*model\.options\.") as raised:
+    with pytest.raises(
+        ConfigError, match=r"unknown option .* of model=custom: .*model\.options\."
+    ) as raised:
         expand([*CUSTOM, text])
     assert "seq_len" in str(raised.value)
 
 
 def test_options_of_the_users_own_step_need_no_plus() -> None:
-    variants = {expand([*CUSTOM, text])[0].variant for text in ("model.options.width=3", "+model.options.width=3")}
+    variants = {
+        expand([*CUSTOM, text])[0].variant
+        for text in ("model.options.width=3", "+model.options.width=3")
+    }
     assert len(variants) == 1 and variants != {expand(CUSTOM)[0].variant}
 
 
 def test_a_missing_value_comes_with_an_example() -> None:
-    with pytest.raises(ConfigError, match=r"a value for model\.target, for example model\.target=my_module:make_step"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a value for model\.target, for example model\.target=my_module:make_step",
+    ):
         expand(["model=custom"])
 
 
 def test_an_unknown_option_lists_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"'model\.embedding' of model=resnet50: its options are .*memory_format"):
+    with pytest.raises(
+        ConfigError, match=r"'model\.embedding' of model=resnet50: its options are .*memory_format"
+    ):
         expand(["model=resnet50", "model.embedding=sparse"])
 
 
-def test_files_of_two_groups_are_not_composed_in_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_two_groups_are_not_composed_in_every_combination(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import hydra
 
     composed = []
     monkeypatch.setenv("STEPTIME_CACHE", "none")
     compose.forget()
     usual = hydra.compose
-    monkeypatch.setattr(hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw))
-    sweep = ["gpu=V100,T4,A100", "model=dlrm_small,resnet50,bert_large", "predict.draws=10,20", "batch_size=8,16"]
+    monkeypatch.setattr(
+        hydra, "compose", lambda *args, **kw: composed.append(kw["overrides"]) or usual(*args, **kw)
+    )
+    sweep = [
+        "gpu=V100,T4,A100",
+        "model=dlrm_small,resnet50,bert_large",
+        "predict.draws=10,20",
+        "batch_size=8,16",
+    ]
     points = expand(sweep)
     assert len(points) == 36 and len(composed) == 5
     assert points[0].workload is points[1].workload  # they differ in their batch size
     for each in points[::5]:
         compose.forget()
-        alone = [f"gpu={each.gpu.name}", f"model={each.model}", f"batch_size={each.batch_size}", *each.overrides]
+        alone = [
+            f"gpu={each.gpu.name}",
+            f"model={each.model}",
+            f"batch_size={each.batch_size}",
+            *each.overrides,
+        ]
         assert expand(alone) == [each]
 
 
@@ -311,11 +430,16 @@ def test_a_gpu_file_of_the_user_counts_before_a_shipped_one(own_files: Path) -> 
     assert [expand([f"gpu={name}"])[0].gpu.name for name in ("V100", "A100")] == ["V100", "Other"]
 
 
-def test_a_gpu_given_by_path_is_known_by_its_name_here_and_in_jobs(own_files: Path, tmp_path: Path) -> None:
+def test_a_gpu_given_by_path_is_known_by_its_name_here_and_in_jobs(
+    own_files: Path, tmp_path: Path
+) -> None:
     file = _own_gpu(tmp_path / "H900.yaml", dram_gb_per_s=5000)
     assert [point.gpu.name for point in expand([f"gpu={file},T4"])] == ["H900", "T4"]
     job = "from pipeline.hardware.find_gpu import load_gpu; print(load_gpu('H900').dram_gb_per_s)"
-    assert subprocess.run([sys.executable, "-c", job], capture_output=True, text=True).stdout == "5000.0\n"
+    assert (
+        subprocess.run([sys.executable, "-c", job], capture_output=True, text=True).stdout
+        == "5000.0\n"
+    )
     _own_gpu(file, dram_gb_per_s=6000)
     assert expand(["gpu=H900"])[0].gpu.dram_gb_per_s == 6000  # edited meanwhile
     file.unlink()
@@ -323,11 +447,18 @@ def test_a_gpu_given_by_path_is_known_by_its_name_here_and_in_jobs(own_files: Pa
     assert expand(["gpu=T4"])[0].gpu.name == "T4"
 
 
-@pytest.mark.parametrize("text, message", [
-    ("name: Bad\nsms: 3", "Bad.yaml: architecture, .* is missing"), ("a: [", "Bad.yaml: not readable as YAML"),
-    ("- a", "Bad.yaml: expected a mapping"), (None, "Bad.yaml: no such file"),
-])  # fmt: skip
-def test_a_damaged_file_given_by_path_is_one_line_and_forgotten(own_files: Path, tmp_path: Path, text, message) -> None:
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("name: Bad\nsms: 3", "Bad.yaml: architecture, .* is missing"),
+        ("a: [", "Bad.yaml: not readable as YAML"),
+        ("- a", "Bad.yaml: expected a mapping"),
+        (None, "Bad.yaml: no such file"),
+    ],
+)
+def test_a_damaged_file_given_by_path_is_one_line_and_forgotten(
+    own_files: Path, tmp_path: Path, text, message
+) -> None:
     if text is not None:
         (tmp_path / "Bad.yaml").write_text(text)
     with pytest.raises(InputError, match=message):
@@ -336,5 +467,7 @@ def test_a_damaged_file_given_by_path_is_one_line_and_forgotten(own_files: Path,
 
 
 def test_an_unknown_gpu_says_where_its_file_goes(own_files: Path) -> None:
-    with pytest.raises(InputError, match=rf"did you mean 'L40S?'\? .*gpu=FILE\.yaml.*{own_files}/gpu"):
+    with pytest.raises(
+        InputError, match=rf"did you mean 'L40S?'\? .*gpu=FILE\.yaml.*{own_files}/gpu"
+    ):
         expand(["gpu=NVIDIA-L40T"])

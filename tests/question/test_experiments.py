@@ -25,7 +25,10 @@ def asked_by(file: Path, text: str, *more: str) -> list[tuple[str, str, str, int
 
 
 SWEEP = "hydra: {sweeper: {params: {%s}}}\n"
-DEFAULTS = "# @package _global_\ndefaults:\n  - override /gpu: T4\n  - override /model: dlrm_small\n  - _self_\n"
+DEFAULTS = (
+    "# @package _global_\ndefaults:\n  - override /gpu: T4\n  - override /model: dlrm_small\n  -"
+    " _self_\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -34,32 +37,57 @@ DEFAULTS = "# @package _global_\ndefaults:\n  - override /gpu: T4\n  - override 
         (DEFAULTS, [("T4", "default", 1024)]),
         (DEFAULTS + "batch_size: 64\nmodel: {optimizer: adam}\n", [("T4", "optimizer-adam", 64)]),
         (DEFAULTS + "batch_size: [64, 128]\n", [("T4", "default", 64), ("T4", "default", 128)]),
-        (DEFAULTS + SWEEP % "batch_size: 'choice(8,16)'", [("T4", "default", 8), ("T4", "default", 16)]),
-        (DEFAULTS + SWEEP % "batch_size: 'range(8,24,8)'", [("T4", "default", 8), ("T4", "default", 16)]),
+        (
+            DEFAULTS + SWEEP % "batch_size: 'choice(8,16)'",
+            [("T4", "default", 8), ("T4", "default", 16)],
+        ),
+        (
+            DEFAULTS + SWEEP % "batch_size: 'range(8,24,8)'",
+            [("T4", "default", 8), ("T4", "default", 16)],
+        ),
         (DEFAULTS + SWEEP % "gpu: 'glob(P1*0)'", [("P100", "default", 1024)]),
-        (DEFAULTS + "model: {bottom_mlp: [128, 64], foreach: false}\n", [("T4", "bottom_mlp--128-64-_foreach-False", 1024)]),
-        ("defaults: [override /model: dlrm_small, /gpu: [V100, T4]]\n", [("V100", "default", 1024), ("T4", "default", 1024)]),
+        (
+            DEFAULTS + "model: {bottom_mlp: [128, 64], foreach: false}\n",
+            [("T4", "bottom_mlp--128-64-_foreach-False", 1024)],
+        ),
+        (
+            "defaults: [override /model: dlrm_small, /gpu: [V100, T4]]\n",
+            [("V100", "default", 1024), ("T4", "default", 1024)],
+        ),
     ],
-)  # fmt: skip
-def test_an_experiment_is_written_as_for_hydra(text: str, grid: list[tuple[str, str, int]], tmp_path: Path) -> None:
+)
+def test_an_experiment_is_written_as_for_hydra(
+    text: str, grid: list[tuple[str, str, int]], tmp_path: Path
+) -> None:
     asked = asked_by(tmp_path / "mine.yaml", text)
     assert {model for _, model, *_ in asked} == {"dlrm_small"}
     assert [(gpu, size) for gpu, _, _, size in asked] == [(gpu, size) for gpu, _, size in grid]
-    assert [variant == "default" for *_, variant, _ in asked] == [variant == "default" for _, variant, _ in grid]
+    assert [variant == "default" for *_, variant, _ in asked] == [
+        variant == "default" for _, variant, _ in grid
+    ]
 
 
 def test_an_experiment_builds_on_another_and_overrides_outrank_both(tmp_path: Path) -> None:
     text = "defaults: [paper_cnn, override /gpu: T4]\nbatch_size: 8\n"
     loop = "copies-pageable_foreach-False_set_to_none-False"  # of the paper
-    assert asked_by(tmp_path / "a.yaml", text) == [("T4", name, loop, 8) for name in ("resnet50", "inception_v3")]
-    assert asked_by(tmp_path / "a.yaml", text, "model=dcgan", "gpu=P4") == [("P4", "dcgan", loop, 8)]
+    assert asked_by(tmp_path / "a.yaml", text) == [
+        ("T4", name, loop, 8) for name in ("resnet50", "inception_v3")
+    ]
+    assert asked_by(tmp_path / "a.yaml", text, "model=dcgan", "gpu=P4") == [
+        ("P4", "dcgan", loop, 8)
+    ]
 
 
 def test_several_experiments_are_one_grid() -> None:
     both = expand(["experiment=paper_cnn,paper_surfer", "gpu=V100"])
-    alone = [len(expand([f"experiment={name}", "gpu=V100"])) for name in ("paper_cnn", "paper_surfer", "paper_dlrm")]
+    alone = [
+        len(expand([f"experiment={name}", "gpu=V100"]))
+        for name in ("paper_cnn", "paper_surfer", "paper_dlrm")
+    ]
     assert len(both) == sum(alone[:2]) and min(alone) > 3
-    assert len(expand(["experiment=paper_cnn,paper_cnn", "gpu=V100"])) == alone[0], "a point of both is asked once"
+    assert len(expand(["experiment=paper_cnn,paper_cnn", "gpu=V100"])) == alone[0], (
+        "a point of both is asked once"
+    )
     assert len(expand(["experiment=glob(paper_*)", "gpu=V100"])) == sum(alone)
 
 

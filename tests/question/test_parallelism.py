@@ -20,7 +20,8 @@ def test_one_gpu_is_asked_as_before() -> None:
 
 
 @pytest.mark.parametrize(
-    "gpu, devices, nodes", [("A100-SXM4-80GB", 8, 1), ("A100-SXM4-80GB", 9, 9), ("A100-SXM4-80GB", 24, 3)]
+    "gpu, devices, nodes",
+    [("A100-SXM4-80GB", 8, 1), ("A100-SXM4-80GB", 9, 9), ("A100-SXM4-80GB", 24, 3)],
 )
 def test_nodes_are_as_few_as_hold_the_gpus(gpu: str, devices: int, nodes: int) -> None:
     asked = ["model=resnet50", f"gpu={gpu}", f"devices={devices}"]
@@ -34,7 +35,15 @@ def test_nodes_are_as_few_as_hold_the_gpus(gpu: str, devices: int, nodes: int) -
 
 
 def test_a_variant_names_what_differs_and_a_question_survives_snakemakes_params() -> None:
-    question = ask(["gpu=A100-SXM4-80GB", "model=resnet50", "devices=4", "ddp.bucket_cap_mb=50", "cluster=pcie4"])
+    question = ask(
+        [
+            "gpu=A100-SXM4-80GB",
+            "model=resnet50",
+            "devices=4",
+            "ddp.bucket_cap_mb=50",
+            "cluster=pcie4",
+        ]
+    )
     assert question.variant == "devices-4_cluster-pcie4_ddp.bucket_cap_mb-50"
     assert set(question.overrides) == {"devices=4", "cluster=pcie4", "ddp.bucket_cap_mb=50"}
     again = Question.of(question.plain())
@@ -63,8 +72,14 @@ def test_options_of_the_exchange_make_no_second_question_about_one_gpu() -> None
         ("devices=true", "give a whole number"),
         ("devices=16 nodes=1", "a node of dgx-a100 holds 8 GPUs; take nodes=2"),
         ("devices=4 nodes=3", "devices=4 nodes=3: each node holds the same number"),
-        ("devices=3 cluster=pair-rtx", "devices=3: a node of pair-rtx holds 2 GPUs, so 2 are needed"),
-        ("devices=4 parallel=fsdp", "FSDP and tensor, pipeline and hybrid parallelism are not predicted yet"),
+        (
+            "devices=3 cluster=pair-rtx",
+            "devices=3: a node of pair-rtx holds 2 GPUs, so 2 are needed",
+        ),
+        (
+            "devices=4 parallel=fsdp",
+            "FSDP and tensor, pipeline and hybrid parallelism are not predicted yet",
+        ),
         ("devices=4 model.mode=inference", "multiply the throughput of one"),
         ("devices=4 global_batch=256", "the global batch divided by devices"),
         ("devices=4 ddp.compression=int8", "choose one of bf16, fp16, none"),
@@ -82,12 +97,20 @@ def test_what_makes_no_sense_is_refused_in_one_line(given: str, says: str) -> No
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("devices=4", "gpu=local devices=4: this machine has 2 cores, one for each process; take fewer"),
+        (
+            "devices=4",
+            "gpu=local devices=4: this machine has 2 cores, one for each process; take fewer",
+        ),
         ("devices=2 nodes=2", "the processes are on this machine; leave out cluster= and nodes="),
-        ("devices=2 cluster=pcie4", "the processes are on this machine; leave out cluster= and nodes="),
+        (
+            "devices=2 cluster=pcie4",
+            "the processes are on this machine; leave out cluster= and nodes=",
+        ),
     ],
 )
-def test_processes_of_this_cpu_are_refused_in_one_line(given: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_this_cpu_are_refused_in_one_line(
+    given: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.question.question.load_gpu", lambda _: replace(cpu_spec(), sms=2))
     with pytest.raises(ConfigError, match=f"{says}$"):
         ask(["gpu=local", "model=resnet50", *given.split()])
@@ -98,7 +121,9 @@ def test_processes_of_this_cpu_are_a_cluster_of_their_own(monkeypatch: pytest.Mo
     question = ask(["gpu=local", "model=resnet50", "devices=2"])
     assert question.ranks is not None and question.ranks.cluster.name == "local"
     assert (question.variant, question.nodes) == ("devices-2", 1)
-    monkeypatch.setattr("pipeline.question.question.load_gpu", lambda _: replace(load_gpu("A100"), name="local"))
+    monkeypatch.setattr(
+        "pipeline.question.question.load_gpu", lambda _: replace(load_gpu("A100"), name="local")
+    )
     with pytest.raises(ConfigError, match="share a CPU, and this machine has a GPU"):
         ask(["gpu=local", "model=resnet50", "devices=2"])
 

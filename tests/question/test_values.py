@@ -35,18 +35,21 @@ def test_a_misspelt_name_is_answered_by_the_nearest_one(wrong: str, suggested: s
 
 def test_the_section_alone_makes_no_option_alike() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown option 'model\.memory_format' of model=dlrm_default: its options are"
+        ConfigError,
+        match=r"unknown option 'model\.memory_format' of model=dlrm_default: its options are",
     ):
         expand(["model=dlrm_default", "model.memory_format=channels_last"])
 
 
 def test_a_figure_that_the_file_leaves_out_can_be_added() -> None:
     with pytest.raises(
-        ConfigError, match=r"gpu\.pcie_lanes: the file of gpu=V100 does not state it: add it with \+gpu"
+        ConfigError,
+        match=r"gpu\.pcie_lanes: the file of gpu=V100 does not state it: add it with \+gpu",
     ):
         expand(["gpu=V100", "gpu.pcie_lanes=8"])
     assert (
-        expand(["gpu=V100", "+gpu.pcie_lanes=8"])[0].gpu.pcie_gb_per_s == expand(["gpu=V100"])[0].gpu.pcie_gb_per_s / 2
+        expand(["gpu=V100", "+gpu.pcie_lanes=8"])[0].gpu.pcie_gb_per_s
+        == expand(["gpu=V100"])[0].gpu.pcie_gb_per_s / 2
     )
 
 
@@ -58,28 +61,61 @@ def test_a_name_like_no_other_gets_the_list_alone() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "overheads.host_scale=inf", "overheads.host_scale=nan", "overheads.host_scale=0", "overheads.host_scale=fast",
-        "overheads.profiler_event_us=abc", "overheads.profiler_event_us=-5", "predict.seed=-1", "predict.seed=abc",
-        "predict.draws=1.5", "predict.draws=0", "predict.draws=9", "gpu.sms=abc", "gpu.memory_gib=-1", "gpu.dram_gb_per_s=0",
-        "model.dim=abc", "model.dim=0", "model.bottom_mlp=5", "model.bottom_mlp=[]", "model.bottom_mlp=[512,abc,64]",
-        "model.top_mlp=[1024,0,1]", "model.tables=0", "model.tables=2.5", "model.tables=[1,2]", "model.lookups=1.5",
-        "model.rows=abc", "model.rows=[10,-3]", "model.dtype=null", "model.distribution=3",
-        "model.dtype={}", "model.dim={}", "gpu.sms={a:1}", "kernels.seed={}",
+        "overheads.host_scale=inf",
+        "overheads.host_scale=nan",
+        "overheads.host_scale=0",
+        "overheads.host_scale=fast",
+        "overheads.profiler_event_us=abc",
+        "overheads.profiler_event_us=-5",
+        "predict.seed=-1",
+        "predict.seed=abc",
+        "predict.draws=1.5",
+        "predict.draws=0",
+        "predict.draws=9",
+        "gpu.sms=abc",
+        "gpu.memory_gib=-1",
+        "gpu.dram_gb_per_s=0",
+        "model.dim=abc",
+        "model.dim=0",
+        "model.bottom_mlp=5",
+        "model.bottom_mlp=[]",
+        "model.bottom_mlp=[512,abc,64]",
+        "model.top_mlp=[1024,0,1]",
+        "model.tables=0",
+        "model.tables=2.5",
+        "model.tables=[1,2]",
+        "model.lookups=1.5",
+        "model.rows=abc",
+        "model.rows=[10,-3]",
+        "model.dtype=null",
+        "model.distribution=3",
+        "model.dtype={}",
+        "model.dim={}",
+        "gpu.sms={a:1}",
+        "kernels.seed={}",
     ],
-)  # fmt: skip
+)
 def test_a_value_of_the_wrong_kind_is_refused_by_its_key(text: str) -> None:
     with pytest.raises(InputError, match=text.partition("=")[0].replace(".", r"\.")):
         expand(["gpu=V100", "model=dlrm_default", text])
 
 
 @pytest.mark.parametrize(
-    "text", ["predict.seed=0", "overheads.profiler_event_us=0", "gpu.boost_clock_mhz=1380.5", "model.rows=[10,20,30]"]
+    "text",
+    [
+        "predict.seed=0",
+        "overheads.profiler_event_us=0",
+        "gpu.boost_clock_mhz=1380.5",
+        "model.rows=[10,20,30]",
+    ],
 )
 def test_values_of_the_right_kind_are_taken(text: str) -> None:
     assert len(expand(["gpu=V100", "model=dlrm_default", text])) == 1
 
 
-@pytest.mark.parametrize("text", ["gauss", "zipf:abc", "zipf:-1", "zipf:nan", "zipf:0", "uniform:3"])
+@pytest.mark.parametrize(
+    "text", ["gauss", "zipf:abc", "zipf:-1", "zipf:nan", "zipf:0", "uniform:3"]
+)
 def test_an_unknown_index_distribution_is_no_uniform_one(text: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.distribution"):
         check_distribution(text)
@@ -92,14 +128,18 @@ def test_known_index_distributions_are_taken() -> None:
 
 def test_tables_that_a_file_lacks_are_named_with_how_many_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "tables.json"
-    path.write_text(json.dumps([{"num_embeddings": 10, "pooling_factor": 2}, {"num_embeddings": 20}]))
+    path.write_text(
+        json.dumps([{"num_embeddings": 10, "pooling_factor": 2}, {"num_embeddings": 20}])
+    )
     assert tables({"table_configs": str(path), "tables": [1, 0]}) == ([20, 10], [1, 2])
     for wanted in ([4, 24], [-1], [], 3, ["a"]):
         with pytest.raises(ConfigError, match=r"model\.tables="):
             tables({"table_configs": str(path), "tables": wanted})
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "[3]", '[{"num_embeddings": "many"}]', '[{"rows": 3}]'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "[3]", '[{"num_embeddings": "many"}]', '[{"rows": 3}]']
+)
 def test_a_file_without_tables_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tables.json"
     path.write_text(content)
@@ -108,7 +148,9 @@ def test_a_file_without_tables_is_named(tmp_path: Path, content: str) -> None:
             tables({"table_configs": str(wrong)})
 
 
-@pytest.mark.parametrize("text", ["batch_size=" + "1" * 5000, "model.dim=" + "9" * 5000, "batch_size=" + "[" * 3000])
+@pytest.mark.parametrize(
+    "text", ["batch_size=" + "1" * 5000, "model.dim=" + "9" * 5000, "batch_size=" + "[" * 3000]
+)
 def test_numbers_of_thousands_of_digits_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         expand([text])
@@ -148,17 +190,25 @@ BOMB = b"a0: &a0 [x]\n" + b"".join(
         ("model/dlrm_small.yaml", b"dim: 3", "model.name is missing"),
         ("kernels/auto.yaml", b"", "section kernels has no keys|kernels.name is missing"),
         ("kernels/auto.yaml", b"name: auto", "kernels.variants is missing"),
-        ("overheads/shared.yaml", b"name: shared\nobservations: 3\n", "overheads.observations=3: a name is needed"),
+        (
+            "overheads/shared.yaml",
+            b"name: shared\nobservations: 3\n",
+            "overheads.observations=3: a name is needed",
+        ),
     ],
-)  # fmt: skip
-def test_a_damaged_file_of_the_configuration_is_named(files: Path, name: str, content: bytes | None, told: str) -> None:
+)
+def test_a_damaged_file_of_the_configuration_is_named(
+    files: Path, name: str, content: bytes | None, told: str
+) -> None:
     (files / name).unlink() if content is None else (files / name).write_bytes(content)
     with pytest.raises(ConfigError, match=told) as caught:
         expand(["model=dlrm_small"])
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["collect: true", "collect: {}", "predict: {draws: '\"'}", "predict: {draws: 1.5}"])
+@pytest.mark.parametrize(
+    "line", ["collect: true", "collect: {}", "predict: {draws: '\"'}", "predict: {draws: 1.5}"]
+)
 def test_sections_of_other_kinds_are_refused(files: Path, line: str) -> None:
     text = (files / "config.yaml").read_text()
     key = line.partition(":")[0]

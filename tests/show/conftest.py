@@ -26,16 +26,31 @@ def summary() -> pd.DataFrame:
             active, host = 3.0 * batch * factor, 3300.0
             step = max(active, host) + 200.0
             rows.append(
-                summary_row(Prediction(
-                    gpu=gpu, model="dlrm_default", variant="default", batch_size=batch, predicted_us=step,
-                    active_us=active,
-                    host_us=host, p10_us=0.9 * step, p90_us=1.2 * step, memory_bytes=2 << 30,
-                    fits=batch < 2048 or gpu == "V100",
-                    evidence={"pack": 0.9, "roofline": 0.1}, host_evidence={"shared": 1.0}, unmodelled_share=0.01,
-                    families_us={"gemm": 0.6 * active, "memcpy_h2d": 0.3 * active, "concat": 0.1 * active},
-                    measured_us=1.05 * step if gpu == "V100" else None,
-                ))
-            )  # fmt: skip
+                summary_row(
+                    Prediction(
+                        gpu=gpu,
+                        model="dlrm_default",
+                        variant="default",
+                        batch_size=batch,
+                        predicted_us=step,
+                        active_us=active,
+                        host_us=host,
+                        p10_us=0.9 * step,
+                        p90_us=1.2 * step,
+                        memory_bytes=2 << 30,
+                        fits=batch < 2048 or gpu == "V100",
+                        evidence={"pack": 0.9, "roofline": 0.1},
+                        host_evidence={"shared": 1.0},
+                        unmodelled_share=0.01,
+                        families_us={
+                            "gemm": 0.6 * active,
+                            "memcpy_h2d": 0.3 * active,
+                            "concat": 0.1 * active,
+                        },
+                        measured_us=1.05 * step if gpu == "V100" else None,
+                    )
+                )
+            )
     return pd.concat(rows, ignore_index=True)
 
 
@@ -45,24 +60,39 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
     random = np.random.default_rng(0)
     ops = np.array([f"aten::op{number}" for number in range(12)])
     count = 2000
-    observations = pd.DataFrame({
-        "type": random.choice(["T1", "T2", "T3", "T4", "T5"], count), "op": random.choice(ops, count),
-        "value_us": random.lognormal(1.5, 0.8, count), "workload": random.choice(["one", "two"], count),
-        "iteration": 0, "gpu": "V100",
-    })  # fmt: skip
+    observations = pd.DataFrame(
+        {
+            "type": random.choice(["T1", "T2", "T3", "T4", "T5"], count),
+            "op": random.choice(ops, count),
+            "value_us": random.lognormal(1.5, 0.8, count),
+            "workload": random.choice(["one", "two"], count),
+            "iteration": 0,
+            "gpu": "V100",
+        }
+    )
     observations["api"] = np.where(observations["type"] == "T4", "cudaLaunchKernel", None)
     models = []
     for family in ("gemm", "softmax"):
         folder = tmp_path / "results/V100/kernels" / family / "auto"
         folder.mkdir(parents=True)
-        facts = {"family": family, "variant": "average", "evidence": "fitted", "split": "held-out shapes",
-                 "samples": 80,
-                 "held_out": 20, "measured_on": ["V100"],
-                 "metrics": {"gmae": 0.02, "mape": 0.05, "bias": 0.0, "coverage": 0.8}}  # fmt: skip
+        facts = {
+            "family": family,
+            "variant": "average",
+            "evidence": "fitted",
+            "split": "held-out shapes",
+            "samples": 80,
+            "held_out": 20,
+            "measured_on": ["V100"],
+            "metrics": {"gmae": 0.02, "mape": 0.05, "bias": 0.0, "coverage": 0.8},
+        }
         (folder / "family.json").write_text(json.dumps(facts))
         measured = random.lognormal(5, 1, 200)
         test = pd.DataFrame(
-            {"latency_us": measured, "predicted_us": measured * random.lognormal(0, 0.05, 200), "op": "mm"}
+            {
+                "latency_us": measured,
+                "predicted_us": measured * random.lognormal(0, 0.05, 200),
+                "op": "mm",
+            }
         )
         test.to_parquet(folder / "test_predictions.parquet")
         models.append(("V100", folder))
@@ -70,7 +100,10 @@ def artifacts(summary: pd.DataFrame, tmp_path: Path) -> Artifacts:
     faster, slower = predictions_of(summary)[1::2]
     faster = replace(faster, calls=step().calls, arithmetic=step().arithmetic)
     return Artifacts(
-        pd.concat([summary, network], ignore_index=True), observations, tuple(models), detailed=(slower, faster)
+        pd.concat([summary, network], ignore_index=True),
+        observations,
+        tuple(models),
+        detailed=(slower, faster),
     )
 
 

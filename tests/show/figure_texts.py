@@ -18,7 +18,9 @@ def shown_texts(figure: Figure) -> Iterator[Text]:
     hidden: set[int] = set()
     for axis in figure.findobj(Axis):
         low, high = sorted(axis.get_view_interval())
-        hidden |= {id(tick.label1) for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
+        hidden |= {
+            id(tick.label1) for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high
+        }
     for text in figure.findobj(Text):
         if text.get_visible() and text.get_text().strip() and id(text) not in hidden:
             yield text
@@ -29,8 +31,11 @@ def problems(figure: Figure) -> list[str]:
     figure.draw_without_rendering()
     width, height = figure.bbox.width, figure.bbox.height
     boxes = [(text.get_text(), text.get_window_extent()) for text in shown_texts(figure)]
-    found = [f"leaves the canvas: {text!r}" for text, box in boxes
-             if min(box.x0, box.y0) < -TOUCH or box.x1 > width + TOUCH or box.y1 > height + TOUCH]  # fmt: skip
+    found = [
+        f"leaves the canvas: {text!r}"
+        for text, box in boxes
+        if min(box.x0, box.y0) < -TOUCH or box.x1 > width + TOUCH or box.y1 > height + TOUCH
+    ]
     for (one, a), (two, b) in itertools.combinations(boxes, 2):
         if min(a.x1, b.x1) - max(a.x0, b.x0) > TOUCH and min(a.y1, b.y1) - max(a.y0, b.y0) > TOUCH:
             found.append(f"overlap: {one!r} and {two!r}")

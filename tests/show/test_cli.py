@@ -31,7 +31,9 @@ def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNames
     return lambda **results: SimpleNamespace(predict=lambda questions: map(answer, questions))
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["steptime", *words])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -46,19 +48,43 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("predict", "gpu"), "write key=value"),
         (("predict", "batch_size=1.5"), "batch_size=1.5"),
         (("predict", "=3"), "'=3' names no option"),
-        (("predict", "--gpu", "V100"), "No such option: --gpu (overrides have no dashes: write gpu=V100)"),
-        (("predict", "-g", "V100"), "No such option: -g (overrides have no dashes: write gpu=V100)"),
-        (("compare", "--gpus", "V100"), "No such option: --gpus (overrides have no dashes: write gpu=V100)"),
-        (("compare", "-m", "gpu=V100,T4"), "several values need no -m: write for example gpu=V100,T4"),
-        (("run", "gpu=V100,T4", "--multirun"), "several values need no -m: write for example gpu=V100,T4"),
+        (
+            ("predict", "--gpu", "V100"),
+            "No such option: --gpu (overrides have no dashes: write gpu=V100)",
+        ),
+        (
+            ("predict", "-g", "V100"),
+            "No such option: -g (overrides have no dashes: write gpu=V100)",
+        ),
+        (
+            ("compare", "--gpus", "V100"),
+            "No such option: --gpus (overrides have no dashes: write gpu=V100)",
+        ),
+        (
+            ("compare", "-m", "gpu=V100,T4"),
+            "several values need no -m: write for example gpu=V100,T4",
+        ),
+        (
+            ("run", "gpu=V100,T4", "--multirun"),
+            "several values need no -m: write for example gpu=V100,T4",
+        ),
         (
             ("predict", "--timeline", "step.gif"),
             "--timeline step.gif: give a name that ends in .html or .json.gz or .json",
         ),
-        (("predict", "--roofline", "nowhere/r.svg"), "--roofline nowhere/r.svg: there is no folder nowhere"),
+        (
+            ("predict", "--roofline", "nowhere/r.svg"),
+            "--roofline nowhere/r.svg: there is no folder nowhere",
+        ),
         (("predict", "--depth", "3"), "--depth 3: modules are shown with --by module"),
-        (("replay", "a.json", "--timeline", "step.gif"), "--timeline step.gif: give a name that ends in .html"),
-        (("predict", "--dtype", "fp16"), "No such option: --dtype (overrides have no dashes: write model.dtype=fp16)"),
+        (
+            ("replay", "a.json", "--timeline", "step.gif"),
+            "--timeline step.gif: give a name that ends in .html",
+        ),
+        (
+            ("predict", "--dtype", "fp16"),
+            "No such option: --dtype (overrides have no dashes: write model.dtype=fp16)",
+        ),
         (("gpus", "--gpu", "V100"), "No such option: --gpu (steptime gpus --help)"),
         (("predict", "--batch-size=64"), "write batch_size=64"),
         (("compare", "--model.dtype", "fp16"), "write model.dtype=fp16"),
@@ -71,12 +97,21 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("predit",), "Did you mean 'predict'"),
         (("replay", "nowhere.json"), "nowhere.json: no such file"),
         (("replay", "a.json", "--rank", "./a.json"), "given twice"),
-        (("transfer", "--from", "V100", "--to", "T4", "--in", "nowhere", "--out", "x"), "nowhere: no such file"),
-        (("transfer", "--from", "V100", "--to", "T4", "--in", "\udcff", "--out", "x"), "a name is not utf-8 text"),
+        (
+            ("transfer", "--from", "V100", "--to", "T4", "--in", "nowhere", "--out", "x"),
+            "nowhere: no such file",
+        ),
+        (
+            ("transfer", "--from", "V100", "--to", "T4", "--in", "\udcff", "--out", "x"),
+            "a name is not utf-8 text",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code, out, err = run(capsys, monkeypatch, *words)
     assert (code, out) == (2, "")
@@ -95,7 +130,9 @@ def test_predict_writes_the_timeline_that_its_numbers_come_from(
     (step,) = json.loads(rest.partition("</script>")[0])["steps"]
     assert step["step_us"] == pytest.approx(predicted["predicted_us"], abs=1e-3)
     assert step["active_us"] == pytest.approx(predicted["active_us"], abs=1e-3)
-    assert run(capsys, monkeypatch, *words, "--timeline", str(page))[1].endswith(f"timeline: {page}\n")
+    assert run(capsys, monkeypatch, *words, "--timeline", str(page))[1].endswith(
+        f"timeline: {page}\n"
+    )
 
 
 def test_a_timeline_that_cannot_be_written_is_one_line(
@@ -103,21 +140,28 @@ def test_a_timeline_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     words = ("predict", "gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10")
-    code, out, err = run(capsys, monkeypatch, *words, "--timeline", str(tmp_path / "file" / "step.html"))
+    code, out, err = run(
+        capsys, monkeypatch, *words, "--timeline", str(tmp_path / "file" / "step.html")
+    )
     assert code != 0 and out == "" and err.startswith("steptime: ") and err.count("\n") == 1
 
 
-def test_help_and_version_name_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_and_version_name_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, _ = run(capsys, monkeypatch, "--help")
     assert code == 0 and "Usage: steptime " in out and "__main__" not in out
     code, out, _ = run(capsys, monkeypatch, "--version")
     assert code == 0 and out.startswith("steptime ")
 
 
-def test_the_help_groups_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_groups_the_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, out, _ = run(capsys, monkeypatch, "--help")
     places = [
-        out.index(name) for name in ("Ask", "predict ", "Look", "gpus ", "Search", "plan ", "Measure", "Pipeline")
+        out.index(name)
+        for name in ("Ask", "predict ", "Look", "gpus ", "Search", "plan ", "Measure", "Pipeline")
     ]
     assert places == sorted(places)
 
@@ -136,10 +180,14 @@ def test_a_comparison_as_csv_has_the_rows_of_its_json(
 def test_a_summary_is_found_by_its_results_folder_or_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prediction = Prediction("V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0)
+    prediction = Prediction(
+        "V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0
+    )
     write_table(summary_row(prediction), tmp_path / "summary.parquet", "summary", {})
-    told = [run(capsys, monkeypatch, "summary", where, "--json") for where in
-            (f"results={tmp_path}", str(tmp_path / "summary.parquet"), str(tmp_path))]  # fmt: skip
+    told = [
+        run(capsys, monkeypatch, "summary", where, "--json")
+        for where in (f"results={tmp_path}", str(tmp_path / "summary.parquet"), str(tmp_path))
+    ]
     assert told[0] == told[1] == told[2] and told[0][0] == 0
     assert json.loads(told[0][1])["predictions"][0]["predicted_us"] == 100.0
     monkeypatch.chdir(tmp_path)
@@ -152,20 +200,28 @@ def test_a_summary_is_found_by_its_results_folder_or_its_file(
 def test_a_damaged_row_of_a_summary_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    prediction = Prediction("V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0)
+    prediction = Prediction(
+        "V100", "m", "default", 8, 100.0, 90.0, 50.0, 90.0, 110.0, 1, True, {"pack": 1.0}, {}, 0.0
+    )
     row = summary_row(prediction)
-    write_table(row.assign(evidence=text, warnings="[3]"), tmp_path / "summary.parquet", "summary", {})
+    write_table(
+        row.assign(evidence=text, warnings="[3]"), tmp_path / "summary.parquet", "summary", {}
+    )
     code, _, err = run(capsys, monkeypatch, "summary", str(tmp_path))
     assert code == 2 and "summary.parquet: row 0 is damaged" in err and err.count("\n") == 1
 
 
-def test_catalogues_are_one_json_object(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalogues_are_one_json_object(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, err = run(capsys, monkeypatch, "gpus", "--json")
     assert (code, err) == (0, "")
     assert {"V100", "local"} <= {row["gpu"] for row in json.loads(out)["rows"]}
 
 
-def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_warnings_are_one_line_and_those_of_libraries_are_silent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     import warnings
 
     from pipeline.errors import SteptimeWarning, show_warning
@@ -187,7 +243,11 @@ def test_an_interrupt_ends_in_one_line_and_130() -> None:
         "cli.engine = wait\nsys.argv = ['steptime', 'predict']\ncli.main()\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
@@ -196,9 +256,14 @@ def test_an_interrupt_ends_in_one_line_and_130() -> None:
 
 
 def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
-    code = "import sys; from pipeline.cli import main; sys.argv = ['steptime', 'predict', 'model=dlrm_small']; main()"
+    code = (
+        "import sys; from pipeline.cli import main; sys.argv = ['steptime', 'predict',"
+        " 'model=dlrm_small']; main()"
+    )
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "") and "dlrm_small" in done.stdout
     assert "> host-bound" in done.stdout and "##" in done.stdout and "?" not in done.stdout
     assert len({len(line) for line in done.stdout.splitlines()}) == 1  # the frame is straight
@@ -207,31 +272,50 @@ def test_an_encoding_without_our_signs_shows_a_table_with_plain_ones() -> None:
 def test_a_replay_says_where_it_wrote_the_timeline(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    trace, out = project_dir() / "tests/trace/golden/drawn_gpu/input/kineto.json.gz", tmp_path / "timeline.json.gz"
+    trace, out = (
+        project_dir() / "tests/trace/golden/drawn_gpu/input/kineto.json.gz",
+        tmp_path / "timeline.json.gz",
+    )
     code, shown, _ = run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out))
     assert code == 0 and out.is_file() and f"predicted timeline -> {out}" in shown and "µs" in shown
     said = r"step \S+ ms predicted, \S+ ms measured: ([\d.]+% (short|long)|less than 0.01% off)"
     assert re.match(said, shown), "the verdict comes first"
-    told = json.loads(run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out), "--json")[1])
+    told = json.loads(
+        run(capsys, monkeypatch, "replay", str(trace), "--timeline", str(out), "--json")[1]
+    )
     assert told["timeline"] == str(out)
 
 
 def test_a_comparison_in_json_names_the_currency_of_its_costs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    step = Prediction("V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0)
+    step = Prediction(
+        "V100", "dlrm_small", "default", 100, 1e6, 1e6, 0.0, 1e6, 1e6, 0, True, {}, {}, 0.0
+    )
     monkeypatch.setattr(cli, "engine", answering(lambda question: Answer(question, step)))
     monkeypatch.setattr(cli, "estimated_largest_batch", lambda question, memory_bytes: 4)
-    table = "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my provider}\n"
+    table = (
+        "currency: EUR\nprices:\n  - {gpu: V100, per_hour: 3.6, date: 2026-01-15, source: my"
+        " provider}\n"
+    )
     (tmp_path / "prices.yaml").write_text(table)
     monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
     code, out, _ = run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")
     answer = json.loads(out)
     row, price = answer["predictions"][0], answer["prices"][0]
-    assert code == 0 and price["currency"] == row["currency"] == "EUR" and price["date"] == "2026-01-15"
-    assert (row["cost_per_million"], row["samples_per_dollar"]) == (pytest.approx(10.0), pytest.approx(1e5))
+    assert (
+        code == 0
+        and price["currency"] == row["currency"] == "EUR"
+        and price["date"] == "2026-01-15"
+    )
+    assert (row["cost_per_million"], row["samples_per_dollar"]) == (
+        pytest.approx(10.0),
+        pytest.approx(1e5),
+    )
     monkeypatch.setenv("STEPTIME_PRICES", "none")
-    answer = json.loads(run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")[1])
+    answer = json.loads(
+        run(capsys, monkeypatch, "compare", "gpu=V100", "model=dlrm_small", "--json")[1]
+    )
     assert "prices" not in answer and "currency" not in answer["predictions"][0]
 
 
@@ -242,13 +326,23 @@ def test_a_prediction_does_not_load_the_other_commands() -> None:
         "except SystemExit: pass\n"
         "print(sorted(name for name in sys.modules if name.startswith('pipeline.commands')))"
     )
-    assert subprocess.check_output([sys.executable, "-c", source], text=True).splitlines()[-1] == "[]"
+    assert (
+        subprocess.check_output([sys.executable, "-c", source], text=True).splitlines()[-1] == "[]"
+    )
 
 
-@pytest.mark.parametrize(("wrong", "meant"), [("gpu", "gpus"), ("predit", "predict"), ("replai", "replay")])
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("gpu", "gpus"), ("predit", "predict"), ("replai", "replay")]
+)
 def test_a_misspelt_command_is_answered_by_the_nearest_one(wrong: str, meant: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "pipeline", wrong], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and f"Did you mean '{meant}'" in done.stderr and done.stderr.count("\n") == 1
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", wrong], capture_output=True, text=True, check=False
+    )
+    assert (
+        done.returncode == 2
+        and f"Did you mean '{meant}'" in done.stderr
+        and done.stderr.count("\n") == 1
+    )
 
 
 def test_each_row_of_a_comparison_in_json_says_which_options_it_has(
@@ -259,13 +353,20 @@ def test_each_row_of_a_comparison_in_json_says_which_options_it_has(
     answer = json.loads(out)
     options = {(row["gpu"], *row["overrides"]) for row in answer["predictions"]}
     assert code == 0
-    assert options == {("V100", "model.dtype=fp32"), ("V100", "model.dtype=bf16"), ("P100", "model.dtype=fp32")}
+    assert options == {
+        ("V100", "model.dtype=fp32"),
+        ("V100", "model.dtype=bf16"),
+        ("P100", "model.dtype=fp32"),
+    }
     assert [row["overrides"] for row in answer["unpredicted"]] == [["model.dtype=bf16"]]
 
 
 @pytest.mark.parametrize("command", ["predict", "compare"])
 def test_a_results_folder_that_does_not_exist_is_refused(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = ("gpu=V100", "model=dlrm_small", "batch_size=8")
     code, _, err = run(capsys, monkeypatch, command, *given, f"results={tmp_path / 'none'}")

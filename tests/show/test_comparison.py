@@ -25,9 +25,23 @@ from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table
 from pipeline.show.comparison import Comparison, Unpredicted
 
-STEP = Prediction("V100", "custom", "v0123456789", 2048, 8000.0, 6000.0, 3000.0, 7500.0, 9000.0, 2 << 30, True,
-                  {"pack": 0.9, "roofline": 0.1}, {"shared": 1.0}, 0.0,
-                  overrides=("model.target=my_module:make_step", "model.options.width=512"))  # fmt: skip
+STEP = Prediction(
+    "V100",
+    "custom",
+    "v0123456789",
+    2048,
+    8000.0,
+    6000.0,
+    3000.0,
+    7500.0,
+    9000.0,
+    2 << 30,
+    True,
+    {"pack": 0.9, "roofline": 0.1},
+    {"shared": 1.0},
+    0.0,
+    overrides=("model.target=my_module:make_step", "model.options.width=512"),
+)
 
 
 def answering(answer: Callable[[Question], Answer]) -> Callable[..., SimpleNamespace]:
@@ -50,7 +64,10 @@ def test_options_of_all_rows_are_in_the_heading_alone() -> None:
     lines = shown(Comparison(found), 80)
     assert lines[0] == "custom (target=my_module:make_step options.width=512)"
     assert sum("make_step" in line for line in lines) == 1
-    assert " ".join(lines[1].split()) == ("GPU batch step ms p10-p90 ms busy bound samples/s mem GiB evidence")
+    assert (
+        " ".join(lines[1].split())
+        == "GPU batch step ms p10-p90 ms busy bound samples/s mem GiB evidence"
+    )
 
 
 def test_an_option_that_differs_stays_in_its_row() -> None:
@@ -62,10 +79,23 @@ def test_an_option_that_differs_stays_in_its_row() -> None:
 
 @pytest.mark.parametrize("width", [60, 70, 80, 90, 120, 160])
 def test_bound_and_interval_stay_and_what_goes_is_named(width: int) -> None:
-    found = rows({}, {"gpu": "A100-PCIE-40GB", "predicted_us": 2.1e7, "p10_us": 1.9e7, "p90_us": 2.3e7, "fits": False})
-    lines = shown(Comparison(found, {f"{p.gpu}/{p.model}/{p.variant}": 1_200_000 for p in found}), width)
+    found = rows(
+        {},
+        {
+            "gpu": "A100-PCIE-40GB",
+            "predicted_us": 2.1e7,
+            "p10_us": 1.9e7,
+            "p90_us": 2.3e7,
+            "fits": False,
+        },
+    )
+    lines = shown(
+        Comparison(found, {f"{p.gpu}/{p.model}/{p.variant}": 1_200_000 for p in found}), width
+    )
     text = "\n".join(lines)
-    assert "p10-p90 ms" in text and "bound" in text and "7.50-9.00" in text and "19,000-23,000" in text
+    assert (
+        "p10-p90 ms" in text and "bound" in text and "7.50-9.00" in text and "19,000-23,000" in text
+    )
     assert max(map(len, lines)) <= width
     header = next(line for line in lines if "p10-p90" in line)
     heads = {"evidence": "evidence", "busy": "busy", "max batch": "max batch", "memory": "mem GiB"}
@@ -78,13 +108,25 @@ def test_bound_and_interval_stay_and_what_goes_is_named(width: int) -> None:
 @pytest.mark.parametrize("width", [40, 50])
 def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: int) -> None:
     """Two designs of one workload: their options are shown, on several lines, and each column is shown or named."""
-    designs = ({"overrides": ("model.embedding=sparse",)}, {"overrides": ("model.embedding=dense",), "gpu": "T4"})
+    designs = (
+        {"overrides": ("model.embedding=sparse",)},
+        {"overrides": ("model.embedding=dense",), "gpu": "T4"},
+    )
     found = rows(*designs)
     lines = shown(Comparison(found, {}, priced(V100=2.0)), width)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= width and "…" not in text
     header, told = lines[1].split(), " ".join(text.partition("Not shown:")[2].split())
-    for name in ("step", "samples/s", "busy", "bound", "p10-p90", "memory", "evidence", "samples/EUR"):
+    for name in (
+        "step",
+        "samples/s",
+        "busy",
+        "bound",
+        "p10-p90",
+        "memory",
+        "evidence",
+        "samples/EUR",
+    ):
         assert (name in header) != (name in told), name
     body = "".join(text.partition("\n★")[0].split())
     assert all(p.overrides[0].removeprefix("model.") in body for p in found)
@@ -92,11 +134,23 @@ def test_a_very_narrow_table_cuts_no_cell_and_names_what_it_leaves_out(width: in
 
 
 def test_each_row_has_its_host_and_optimizer_whatever_is_left_out() -> None:
-    other = {"host": "slow", "asked": {"dtype": "bf16", "optimizer": "adam"}, "overrides": ("model.optimizer=adam",)}
-    usual = {"host": "fast", "asked": {"dtype": "bf16", "optimizer": "sgd"}, "overrides": (), "variant": "default"}
+    other = {
+        "host": "slow",
+        "asked": {"dtype": "bf16", "optimizer": "adam"},
+        "overrides": ("model.optimizer=adam",),
+    }
+    usual = {
+        "host": "fast",
+        "asked": {"dtype": "bf16", "optimizer": "sgd"},
+        "overrides": (),
+        "variant": "default",
+    }
     found = rows(usual, other)
     text = " ".join(" ".join(shown(Comparison(found), 60)).split())
-    assert "custom: host fast (default) or slow (optimizer=adam), dtype bf16, optimizer sgd (default) or adam" in text
+    assert (
+        "custom: host fast (default) or slow (optimizer=adam), dtype bf16, optimizer sgd (default)"
+        " or adam" in text
+    )
 
 
 ARITHMETIC = Arithmetic(4e10, "fp32", {"fp32": 20.0})
@@ -105,7 +159,10 @@ ARITHMETIC = Arithmetic(4e10, "fp32", {"fp32": 20.0})
 
 def test_achieved_arithmetic_is_shown_where_there_is_room() -> None:
     found = rows({"arithmetic": ARITHMETIC}, {"gpu": "T4"})
-    header, row = (line.replace("┃", " ").replace("│", " ").split() for line in shown(Comparison(found), 160)[2:5:2])
+    header, row = (
+        line.replace("┃", " ").replace("│", " ").split()
+        for line in shown(Comparison(found), 160)[2:5:2]
+    )
     assert header[-3:] == ["evidence", "TFLOP/s", "MFU"] and row[-2:] == ["5.00", "25.0%"]
     assert "Not shown: TFLOP/s, MFU (a wider" in "\n".join(shown(Comparison(found), 65))
 
@@ -113,7 +170,10 @@ def test_achieved_arithmetic_is_shown_where_there_is_room() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_steps_on_several_gpus_keep_what_the_exchange_costs(width: int) -> None:
     two = {"several": SeveralGpus(2, 1, "pcie4", 900.0, 300.0, 0.95), "overrides": ("devices=2",)}
-    lines = shown(Comparison(rows({"overrides": (), "variant": "default", "arithmetic": ARITHMETIC}, two)), width)
+    lines = shown(
+        Comparison(rows({"overrides": (), "variant": "default", "arithmetic": ARITHMETIC}, two)),
+        width,
+    )
     assert lines[0] == "custom on V100, batch 2048 each"
     text = "\n".join(lines)
     assert "devices=1" in text and "devices=2" in text and "default" not in text
@@ -134,7 +194,10 @@ def test_the_largest_batch_is_that_of_a_prediction_or_marked_as_an_estimate(
 
 
 def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
-    failed = [Unpredicted("P100", "custom", batch, STEP.overrides, "bf16 on P100: refused") for batch in (512, 2048)]
+    failed = [
+        Unpredicted("P100", "custom", batch, STEP.overrides, "bf16 on P100: refused")
+        for batch in (512, 2048)
+    ]
     lines = shown(Comparison(rows({}), unpredicted=failed), 120)
     found = [line.replace("│", " ").split() for line in lines if line.startswith("│ P100")]
     assert found == [["P100", "512", "none"], ["P100", "2048", "none"]]
@@ -143,17 +206,38 @@ def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
 
 def priced(**per_hour: float) -> pd.DataFrame:
     """What `prices_of` returns for these prices."""
-    return pd.DataFrame([{"gpu": gpu, "price_per_hour": price, "currency": "EUR", "provider": "mine", "region": "here",
-                          "date": "2026-01-15", "source": "my offer", "scope": "instance", "priced_as": ""}
-                         for gpu, price in per_hour.items()])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "gpu": gpu,
+                "price_per_hour": price,
+                "currency": "EUR",
+                "provider": "mine",
+                "region": "here",
+                "date": "2026-01-15",
+                "source": "my offer",
+                "scope": "instance",
+                "priced_as": "",
+            }
+            for gpu, price in per_hour.items()
+        ]
+    )
 
 
 def test_rows_are_sorted_best_first_and_without_a_price_last() -> None:
-    fast, dear, free = rows({}, {"gpu": "T4", "predicted_us": 9000.0, "batch_size": 4096},
-                            {"gpu": "A100", "predicted_us": 8500.0})  # fmt: skip
-    for order, names in ((Order.step, ["V100", "A100", "T4"]), (Order.throughput, ["T4", "V100", "A100"]),
-                         (Order.cost, ["T4", "V100", "A100"])):  # fmt: skip
-        assert [p.gpu for p in in_order([fast, dear, free], priced(V100=3.0, T4=1.0), order)] == names
+    fast, dear, free = rows(
+        {},
+        {"gpu": "T4", "predicted_us": 9000.0, "batch_size": 4096},
+        {"gpu": "A100", "predicted_us": 8500.0},
+    )
+    for order, names in (
+        (Order.step, ["V100", "A100", "T4"]),
+        (Order.throughput, ["T4", "V100", "A100"]),
+        (Order.cost, ["T4", "V100", "A100"]),
+    ):
+        assert [
+            p.gpu for p in in_order([fast, dear, free], priced(V100=3.0, T4=1.0), order)
+        ] == names
 
 
 def test_the_cheapest_has_a_star_of_its_own() -> None:
@@ -165,7 +249,9 @@ def test_the_cheapest_has_a_star_of_its_own() -> None:
     assert lines[-1] == "EUR per hour (mine, here), 2026-01-15: V100 2, T4 0.5"
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[int, str, str]:
     monkeypatch.setattr("sys.argv", ["steptime", *arguments])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -187,9 +273,14 @@ def test_a_failing_point_does_not_end_the_grid(
     code, out, _ = run(capsys, monkeypatch, *grid, "--json")
     facts = json.loads(out)
     assert code == 0 and [p["gpu"] for p in facts["predictions"]] == ["V100"]
-    assert [(each["gpu"], each["reason"]) for each in facts["unpredicted"]] == [("P100", "no bf16 there")]
+    assert [(each["gpu"], each["reason"]) for each in facts["unpredicted"]] == [
+        ("P100", "no bf16 there")
+    ]
     assert "no prediction for P100" in run(capsys, monkeypatch, *grid)[1]
-    assert run(capsys, monkeypatch, "compare", "gpu=P100", "model=dlrm_small")[::2] == (2, "steptime: no bf16 there\n")
+    assert run(capsys, monkeypatch, "compare", "gpu=P100", "model=dlrm_small")[::2] == (
+        2,
+        "steptime: no bf16 there\n",
+    )
 
 
 def test_a_grid_is_written_in_groups_of_rows(
@@ -208,7 +299,11 @@ def test_a_grid_is_written_in_groups_of_rows(
     monkeypatch.setattr(answer_files, "ROWS_IN_GROUP", 2)
     grid = ("compare", "gpu=V100", "model=dlrm_small", "batch_size=1,2,3,4,5", "--out", str(out))
     code, text, err = run(capsys, monkeypatch, *grid, "--json")
-    assert (code, err, json.loads(text)) == (0, "", {"points": 5, "unpredicted": 1, "out": str(out)})
+    assert (code, err, json.loads(text)) == (
+        0,
+        "",
+        {"points": 5, "unpredicted": 1, "out": str(out)},
+    )
     assert pq.ParquetFile(out).metadata.num_row_groups == 3
     table = read_table(out, "grid")
     assert list(table["batch_size"]) == [1, 2, 3, 4, 5]
@@ -227,12 +322,18 @@ def test_a_grid_that_is_broken_off_leaves_the_file_as_it_was(tmp_path: Path) -> 
 
     with pytest.raises(KeyboardInterrupt):
         answer_files.write_answers(broken(), out)
-    assert out.read_text() == "before" and [path.name for path in tmp_path.iterdir()] == ["grid.parquet"]
+    assert out.read_text() == "before" and [path.name for path in tmp_path.iterdir()] == [
+        "grid.parquet"
+    ]
 
 
-def test_an_order_by_cost_needs_prices(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_by_cost_needs_prices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STEPTIME_PRICES", "none")
-    code, _, err = run(capsys, monkeypatch, "compare", "gpu=V100,T4", "model=dlrm_small", "--sort", "cost")
+    code, _, err = run(
+        capsys, monkeypatch, "compare", "gpu=V100,T4", "model=dlrm_small", "--sort", "cost"
+    )
     assert code == 2 and "none of these GPUs has a price" in err
 
 
@@ -241,7 +342,11 @@ def test_a_workload_lists_its_options_with_values(
 ) -> None:
     code, out, _ = run(capsys, monkeypatch, "models", "dlrm_default", "--json")
     found = {row["option"]: row for row in json.loads(out)["rows"]}
-    assert code == 0 and found["model.embedding"]["values"] == "fused | joint_sparse | joint_rows | sparse | dense"
+    assert (
+        code == 0
+        and found["model.embedding"]["values"]
+        == "fused | joint_sparse | joint_rows | sparse | dense"
+    )
     assert found["model.foreach"]["default"] == "true" and found["batch_size"]["default"] == "2048"
     assert found["model.copies"]["what"] == "whether the host waits for copies of the batch"
     assert not {"model.name", "model.architecture"} & found.keys()

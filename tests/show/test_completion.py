@@ -30,7 +30,9 @@ def completed(word: str, *given: str) -> list[str]:
 
 def test_every_value_that_is_offered_is_accepted() -> None:
     for key in keys_of("dlrm_default"):
-        for value in values(key, "dlrm_default") if not key.startswith(("edit.", "experiment")) else ():
+        for value in (
+            values(key, "dlrm_default") if not key.startswith(("edit.", "experiment")) else ()
+        ):
             # options that a value needs beside it
             more = {
                 "model.precision": ["model.dtype=bf16"],
@@ -51,8 +53,13 @@ def test_the_last_value_of_a_list_is_completed_and_none_is_offered_twice() -> No
 
 
 def test_options_are_those_of_the_workload_that_is_named() -> None:
-    assert "model.embedding=" in completed("model.") and "model.embedding=" not in completed("model.", "model=resnet50")
-    assert completed("model.prec", "model=resnet50") == ["model.precision=autocast", "model.precision=pure"]
+    assert "model.embedding=" in completed("model.") and "model.embedding=" not in completed(
+        "model.", "model=resnet50"
+    )
+    assert completed("model.prec", "model=resnet50") == [
+        "model.precision=autocast",
+        "model.precision=pure",
+    ]
     assert completed("model.emb", "model=no_such") == completed("model.emb")
 
 
@@ -74,12 +81,20 @@ def test_a_single_option_brings_its_values_so_that_the_shell_adds_no_blank() -> 
         ("steptime predict 'gpu = V", 2, ["steptime", "predict", "'gpu", "=", "V"], None),
     ],
 )
-def test_bash_words_become_overrides(words: str, at: int, joined: list[str], unfinished: str | None) -> None:
-    environment = {"_STEPTIME_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+def test_bash_words_become_overrides(
+    words: str, at: int, joined: list[str], unfinished: str | None
+) -> None:
+    environment = {
+        "_STEPTIME_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(at),
+    }
     join_bash_words(environment)
     assert environment["COMP_WORDS"].split() == joined
     assert environment.get("_STEPTIME_UNFINISHED") == unfinished
-    assert int(environment["COMP_CWORD"]) == (len(joined) if unfinished else min(at, len(joined) - 1))
+    assert int(environment["COMP_CWORD"]) == (
+        len(joined) if unfinished else min(at, len(joined) - 1)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,21 +116,34 @@ def test_bash_completes_with_the_installed_script(path: str, tmp_path: Path) -> 
     ]
     tries = "\n".join(
         f"COMP_WORDS=(steptime {each}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=(); "
-        '_steptime_completion steptime; echo "${COMPREPLY[*]}"' for each in asked)  # fmt: skip
+        '_steptime_completion steptime; echo "${COMPREPLY[*]}"'
+        for each in asked
+    )
     script = f'eval "$(_STEPTIME_COMPLETE=source_bash steptime)"\n{tries}\n'
     done = subprocess.run(
-        [str(BASH), "--norc", "-c", script], env={**os.environ, "PATH": path, "HOME": str(tmp_path)},
-        capture_output=True, text=True, check=False)  # fmt: skip
+        [str(BASH), "--norc", "-c", script],
+        env={**os.environ, "PATH": path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["V100,T4 V100,TITANRTX", "H20 H200", "channels_last"]
 
 
 @pytest.mark.parametrize(("shell", "form"), [("zsh", '"{}"'), ("fish", "{}")])
 def test_zsh_and_fish_get_whole_overrides(shell: str, form: str, path: str) -> None:
-    asked = {"_STEPTIME_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "steptime predict gpu=V100-",
-             "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+    asked = {
+        "_STEPTIME_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": "steptime predict gpu=V100-",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
     done = subprocess.run(
-        ["steptime"], env={**os.environ, "PATH": path, **asked}, capture_output=True, text=True, check=False
+        ["steptime"],
+        env={**os.environ, "PATH": path, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     for name in ("V100-SXM2-16GB", "V100-SXM2-32GB"):
         assert form.format(f"gpu={name}") in done.stdout

@@ -23,12 +23,16 @@ def test_pictures_say_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None
     for name, figure in figures():
         now, before = texts_of(figure), says[f"{name}.svg"]
         assert (IMAGES / f"{name}.svg").is_file()
-        assert [NUMBER.sub("#", text) for text in now] == [NUMBER.sub("#", text) for text in before], (
-            "run `make pictures`"
+        assert [NUMBER.sub("#", text) for text in now] == [
+            NUMBER.sub("#", text) for text in before
+        ], "run `make pictures`"
+        numbers = [
+            [float(number.replace(",", "")) for text in texts for number in NUMBER.findall(text)]
+            for texts in (now, before)
+        ]
+        assert numbers[0] == pytest.approx(numbers[1], rel=SAME, abs=0.011), (
+            f"{name}.svg: run `make pictures`"
         )
-        numbers = [[float(number.replace(",", "")) for text in texts for number in NUMBER.findall(text)]
-                   for texts in (now, before)]  # fmt: skip
-        assert numbers[0] == pytest.approx(numbers[1], rel=SAME, abs=0.011), f"{name}.svg: run `make pictures`"
 
 
 def test_the_picture_of_a_timeline_shows_the_page_of_today() -> None:

@@ -54,7 +54,9 @@ def anchors(page: Path) -> set[str]:
 
 def commands(text: str) -> Iterator[str]:
     """Command lines of a page: in fences, indented blocks and inline code; comments and prompts taken off."""
-    lines = [line for _, block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    lines = [
+        line for _, block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()
+    ]
     rest = prose(text)
     lines += re.findall(r"^    (\S.*)$", rest, re.MULTILINE)
     lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", rest)]
@@ -66,7 +68,11 @@ def commands(text: str) -> Iterator[str]:
 
 
 def links(page: Path) -> Iterator[str]:
-    return (link for link in LINK.findall(prose(page.read_text(encoding="utf-8"))) if not link.startswith("http"))
+    return (
+        link
+        for link in LINK.findall(prose(page.read_text(encoding="utf-8")))
+        if not link.startswith("http")
+    )
 
 
 @pytest.mark.parametrize("name", names(PAGES))
@@ -84,7 +90,11 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
 def test_modules_that_a_page_names_exist(name: str) -> None:
     named = set(re.findall(r"`([\w/]+\.py)`", prose((ROOT / name).read_text(encoding="utf-8"))))
     folders = ("pipeline", "evaluation", "soak", "workflow", "benchmarks", "tests")
-    known = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    known = {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+    }
     missing = {each for each in named if not any(f"/{path}".endswith(f"/{each}") for path in known)}
     assert not missing - OUTSIDE, name
 
@@ -96,7 +106,9 @@ def test_every_page_of_the_docs_is_reached_from_their_index() -> None:
 
 
 def test_the_readme_repeats_how_many_published_steps_lie_inside() -> None:
-    page, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/accuracy.md", "README.md"))
+    page, readme = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("docs/accuracy.md", "README.md")
+    )
     said = held_sentence(block(page, "published"))
     assert re.search(r"\d+ of \d+ lie inside p10 to p90", said) and said in readme
 
@@ -120,15 +132,27 @@ def steptime(words: list[str]) -> bool:
     while words and hasattr(command, "commands") and (inner := command.get_command(None, words[0])):
         command, words = inner, words[1:]
     if command.name == "run":  # overrides and targets, then options of Snakemake
-        given = words[: next((at for at, word in enumerate(words) if word.startswith("-")), len(words))]
+        given = words[
+            : next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+        ]
         config = [word for word in given if "=" in word]
-        return snakemake(["--", *(word for word in given if word not in config)]) and composes(config)
+        return snakemake(["--", *(word for word in given if word not in config)]) and composes(
+            config
+        )
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
     overrides = [word for word in words if re.match(r"\+?[a-z][\w.]*=", word)]
     if command.name == "diff":
-        points = expand(overrides) * 2 if "--trace" in words else two_points(overrides) if overrides else []
+        points = (
+            expand(overrides) * 2
+            if "--trace" in words
+            else two_points(overrides)
+            if overrides
+            else []
+        )
         return options(words) <= known and len(points) in (0, 2)
-    whole = not hasattr(command, "commands") or (words and options(words) == set(words))  # `steptime --version`
+    whole = not hasattr(command, "commands") or (
+        words and options(words) == set(words)
+    )  # `steptime --version`
     return bool(whole) and options(words) <= known and composes(overrides)
 
 
@@ -141,14 +165,20 @@ def snakemake(words: list[str]) -> bool:
     given = dict(word.split("=", 1) for word in words[:at] if "=" in word)
     PlanRequest.of(given)
     overrides = [f"{key}={value}" for key, value in PlanRequest.without(given).items()]
-    more = [word for given in overrides if given.startswith("overrides=") for word in given[10:].split()]
-    return set(words[at + 1 :]) <= rules and composes([o for o in overrides if not o.startswith("overrides=")] + more)
+    more = [
+        word for given in overrides if given.startswith("overrides=") for word in given[10:].split()
+    ]
+    return set(words[at + 1 :]) <= rules and composes(
+        [o for o in overrides if not o.startswith("overrides=")] + more
+    )
 
 
 def make(words: list[str]) -> bool:
     """Targets."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return all(re.search(rf"^{re.escape(word)}:", text, re.MULTILINE) for word in words if "=" not in word)
+    return all(
+        re.search(rf"^{re.escape(word)}:", text, re.MULTILINE) for word in words if "=" not in word
+    )
 
 
 def script(words: list[str]) -> bool:
@@ -195,10 +225,18 @@ def help_pages(command: Any, *path: str) -> Iterator[tuple[str, str]]:
 
 def test_the_help_of_every_command_ends_with_examples_that_work() -> None:
     pages = dict(help_pages(typer.main.get_command(app)))
-    assert {"steptime", "steptime predict", "steptime kernels", "steptime kernels fit", "steptime run"} <= set(pages)
+    assert {
+        "steptime",
+        "steptime predict",
+        "steptime kernels",
+        "steptime kernels fit",
+        "steptime run",
+    } <= set(pages)
     for name, page in pages.items():
         shown = [
-            line.strip().removeprefix("$ ") for line in page.partition("Examples:")[2].splitlines() if line.strip()
+            line.strip().removeprefix("$ ")
+            for line in page.partition("Examples:")[2].splitlines()
+            if line.strip()
         ]
         assert shown, name
         for command in shown:

@@ -39,7 +39,9 @@ def page(name: str) -> str:
 def row(name: str, begin: str) -> list[float]:
     """The numbers behind the first cell of a table's row."""
     line = next(line for line in page(name).splitlines() if line.startswith(begin))
-    return [float(text.replace(",", "")) for text in re.findall(r"[\d.,]*\d", line.split("|", 2)[2])]
+    return [
+        float(text.replace(",", "")) for text in re.findall(r"[\d.,]*\d", line.split("|", 2)[2])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,10 @@ def row(name: str, begin: str) -> list[float]:
         ("| `model.read_loss=before_backward` |", {**DDP, "model__read_loss": "before_backward"}),
         ("| `model.copies=pageable` |", {**DDP, "model__copies": "pageable"}),
         ("| both, as facebookresearch/dlrm does", {**DDP, **WAITING}),
-        ("| both, with `model.foreach=false", {**DDP, **WAITING, "model__foreach": False, "model__set_to_none": False}),
+        (
+            "| both, with `model.foreach=false",
+            {**DDP, **WAITING, "model__foreach": False, "model__set_to_none": False},
+        ),
     ],
 )
 def test_what_waiting_costs(begin: str, asked: dict[str, Any]) -> None:
@@ -61,16 +66,27 @@ def test_what_waiting_costs(begin: str, asked: dict[str, Any]) -> None:
 
 def test_what_cuda_graphs_save() -> None:
     shown = row("docs/workloads.md", "| `dlrm_ddp`, batch 512")
-    found = [predict("V100", batch_size=512, predict__cuda_graph=graph, **DDP) for graph in (False, True)]
+    found = [
+        predict("V100", batch_size=512, predict__cuda_graph=graph, **DDP) for graph in (False, True)
+    ]
     times = [time / 1e3 for each in found for time in (each.predicted_us, each.idle_us)]
     assert times == pytest.approx(shown, rel=NEAR, abs=0.006)
 
 
 def test_a_what_if_of_a_gpu() -> None:
-    for begin, asked in (("| BERT-Large, batch 8", {"model": "bert_large"}), ("| DLRM, batch 2048", {})):
+    for begin, asked in (
+        ("| BERT-Large, batch 8", {"model": "bert_large"}),
+        ("| DLRM, batch 2048", {}),
+    ):
         shown = row("config/README.md", begin)
-        real, more = (predict("V100", **asked, **figures) for figures in ({}, {"gpu__dram_gb_per_s": 1800}))
-        times = [time / 1e3 for each in (real, more) for time in (each.predicted_us, each.p10_us, each.p90_us)]
+        real, more = (
+            predict("V100", **asked, **figures) for figures in ({}, {"gpu__dram_gb_per_s": 1800})
+        )
+        times = [
+            time / 1e3
+            for each in (real, more)
+            for time in (each.predicted_us, each.p10_us, each.p90_us)
+        ]
         assert times == pytest.approx(shown[-6:], rel=NEAR)
 
 
@@ -85,15 +101,24 @@ def test_kernels_of_a_linear_layer_and_of_lookups() -> None:
     found = kernels({"op": "linear", "B": 1, "M": [1024, 1280, 1296], "N": 1024, "K": 1024})
     for place, rows in enumerate(found["M"]):
         shown = row("docs/kernels.md", f"| {rows} |")
-        assert found.loc[place, ["predicted_us", "p10_us", "p90_us", "kernel_us"]].to_list() == pytest.approx(
-            shown, rel=NEAR
-        )
+        assert found.loc[
+            place, ["predicted_us", "p10_us", "p90_us", "kernel_us"]
+        ].to_list() == pytest.approx(shown, rel=NEAR)
     step = found["predicted_us"].diff().to_list()
-    told = re.search(r"costs ([\d.]+) µs more than one of 1024; sixteen rows beyond it cost another (\d+\.\d)",
-                     page("docs/kernels.md"))  # fmt: skip
+    told = re.search(
+        r"costs ([\d.]+) µs more than one of 1024; sixteen rows beyond it cost another (\d+\.\d)",
+        page("docs/kernels.md"),
+    )
     assert told is not None
     assert [float(text) for text in told.groups()] == pytest.approx(step[1:], abs=1.0)
-    sizes = {"op": ["embedding_forward", "embedding_backward"], "B": 2048, "T": 8, "E": 1_000_000, "L": 100, "D": 64}
+    sizes = {
+        "op": ["embedding_forward", "embedding_backward"],
+        "B": 2048,
+        "T": 8,
+        "E": 1_000_000,
+        "L": 100,
+        "D": 64,
+    }
     both = re.search(r"V100: (\d+) and (\d+) µs of kernel time", page("docs/kernels.md"))
     assert both is not None
     times = kernels(sizes)["kernel_us"].to_list()
@@ -101,9 +126,17 @@ def test_kernels_of_a_linear_layer_and_of_lookups() -> None:
 
 
 def test_the_break_even_of_a_host_bound_step() -> None:
-    shown = page("docs/workloads.md").partition("## The host")[2].partition("```text\n")[2].partition("```")[0]
+    shown = (
+        page("docs/workloads.md")
+        .partition("## The host")[2]
+        .partition("```text\n")[2]
+        .partition("```")[0]
+    )
     rows = dict(predict("V100", batch_size=512, **DDP).rows())
-    lines = [(label.strip(), value) for label, value in (line.split("  ", 1) for line in shown.splitlines())]
+    lines = [
+        (label.strip(), value)
+        for label, value in (line.split("  ", 1) for line in shown.splitlines())
+    ]
     assert [label for label, _ in lines] == ["host done after", "host", "break-even"]
     for label, value in lines:
         assert numbers(value) == pytest.approx(numbers(rows[label]), rel=NEAR, abs=0.011)
@@ -122,7 +155,11 @@ def test_the_replay_of_a_public_trace(datasets: Path) -> None:
     stream = io.StringIO()
     result = replay(datasets / "traces" / "a100x8_dlrm" / "kineto.json.gz").as_dict()
     Console(file=stream, width=160).print(table(result))
-    cells = [" ".join(line.strip("│").split("│")).split() for line in stream.getvalue().splitlines() if "│" in line]
+    cells = [
+        " ".join(line.strip("│").split("│")).split()
+        for line in stream.getvalue().splitlines()
+        if "│" in line
+    ]
     made = [" ".join(words).replace("), the predicted span", ")") for words in cells]
     assert [" ".join(line.split()) for line in shown] == made[: len(shown)]
 
@@ -130,12 +167,16 @@ def test_the_replay_of_a_public_trace(datasets: Path) -> None:
 def test_the_first_example_of_the_readme_is_what_prints() -> None:
     shown = page("README.md").partition("```text\n")[2].partition("```")[0].splitlines()
     printed = (
-        CliRunner().invoke(app, ["predict", "gpu=V100", "model=dlrm_default", "batch_size=2048"]).output.splitlines()
+        CliRunner()
+        .invoke(app, ["predict", "gpu=V100", "model=dlrm_default", "batch_size=2048"])
+        .output.splitlines()
     )
     assert [re.sub(r"[\d.,]+| +|█+", "#", line) for line in shown] == [
         re.sub(r"[\d.,]+| +|█+", "#", line) for line in printed
     ]
-    assert numbers(" ".join(shown)) == pytest.approx(numbers(" ".join(printed)), rel=NEAR, abs=0.006)
+    assert numbers(" ".join(shown)) == pytest.approx(
+        numbers(" ".join(printed)), rel=NEAR, abs=0.006
+    )
 
 
 def test_the_readme_is_short() -> None:

@@ -38,15 +38,24 @@ def point(gpu: str, batch: int, ms: float, **others: Any) -> Prediction:
         "host_evidence": {},
         "unmodelled_share": 0.0,
     }
-    return Prediction(gpu=gpu, model="m", batch_size=batch, predicted_us=1000 * ms, **{**usual, **others})
+    return Prediction(
+        gpu=gpu, model="m", batch_size=batch, predicted_us=1000 * ms, **{**usual, **others}
+    )
 
 
-POINTS = [point("V100", 512, 100), point("V100", 1024, 198), point("H100", 512, 30), point("H100", 1024, 56),
-          point("V100", 512, 60, variant="d", overrides=("model.dtype=fp16",), asked={"dtype": "fp16"})]  # fmt: skip
+POINTS = [
+    point("V100", 512, 100), point("V100", 1024, 198), point("H100", 512, 30),
+    point("H100", 1024, 56),
+    point("V100", 512, 60, variant="d", overrides=("model.dtype=fp16",), asked={"dtype": "fp16"}),
+]  # fmt: skip
 
 
 def data(points: list[Prediction]) -> list[dict[str, Any]]:
-    return page_points(points, [31 * GIB if p.gpu == "V100" else 79 * GIB for p in points], prices_of(["V100", "H100"]))
+    return page_points(
+        points,
+        [31 * GIB if p.gpu == "V100" else 79 * GIB for p in points],
+        prices_of(["V100", "H100"]),
+    )
 
 
 def test_a_point_has_its_cost_its_memory_and_its_options() -> None:
@@ -69,14 +78,24 @@ def ran(expression: str, points: list[Prediction] = POINTS) -> Any:
 
 
 def test_the_page_begins_with_all_gpus_at_the_largest_batch_that_fits() -> None:
-    assert ran('readState(points, "")') == {"model": ["m"], "gpu": ["V100", "H100"], "dtype": ["", "fp16"], "options": [""],
-                                            "batch": 512}  # fmt: skip
+    assert ran('readState(points, "")') == {
+        "model": ["m"],
+        "gpu": ["V100", "H100"],
+        "dtype": ["", "fp16"],
+        "options": [""],
+        "batch": 512,
+    }
 
 
 def test_the_state_is_in_the_address_and_comes_back_from_it() -> None:
-    assert ran('writeState(points, {...readState(points, ""), gpu: ["H100"], batch: 1024})') == "#gpu=H100&batch=1024"
+    assert (
+        ran('writeState(points, {...readState(points, ""), gpu: ["H100"], batch: 1024})')
+        == "#gpu=H100&batch=1024"
+    )
     again = ran('readState(points, "#gpu=H100&batch=1024&dtype=none&model=<b>")')
-    assert (again["gpu"], again["batch"], again["model"]) == (["H100"], 1024, ["m"]), "unknown values are ignored"
+    assert (again["gpu"], again["batch"], again["model"]) == (["H100"], 1024, ["m"]), (
+        "unknown values are ignored"
+    )
 
 
 def test_the_front_is_what_no_other_point_beats_in_time_and_cost() -> None:
@@ -88,20 +107,35 @@ def test_the_front_is_what_no_other_point_beats_in_time_and_cost() -> None:
 @pytest.mark.parametrize(
     ("chosen", "says"),
     [
-        ('points.filter(p => p.batch === 1024)', "steptime compare gpu=V100,H100 model=m batch_size=1024"),
+        (
+            "points.filter(p => p.batch === 1024)",
+            "steptime compare gpu=V100,H100 model=m batch_size=1024",
+        ),
         ("points.slice(4)", "steptime predict gpu=V100 model=m batch_size=512 model.dtype=fp16"),
-        ("[points[0], points[4]]", "steptime predict gpu=V100 model=m batch_size=512\n"
-                                   "steptime predict gpu=V100 model=m batch_size=512 model.dtype=fp16"),
-        ('[{...points[0], model: "it\'s"}]', "steptime predict gpu=V100 'model=it'\\''s' batch_size=512"),
+        (
+            "[points[0], points[4]]",
+            "steptime predict gpu=V100 model=m batch_size=512\n"
+            "steptime predict gpu=V100 model=m batch_size=512 model.dtype=fp16",
+        ),
+        (
+            '[{...points[0], model: "it\'s"}]',
+            "steptime predict gpu=V100 'model=it'\\''s' batch_size=512",
+        ),
         ("[]", ""),
     ],
-)  # fmt: skip
+)
 def test_the_command_asks_for_what_is_chosen(chosen: str, says: str) -> None:
     assert ran(f"command({chosen})") == says
 
 
 def test_numbers_have_three_digits() -> None:
-    assert ran("[37.84, 0.5, 1234567, 176.2, 9.996].map(digits)") == ["37.8", "0.500", "1,234,567", "176", "10.0"]
+    assert ran("[37.84, 0.5, 1234567, 176.2, 9.996].map(digits)") == [
+        "37.8",
+        "0.500",
+        "1,234,567",
+        "176",
+        "10.0",
+    ]
 
 
 def test_a_name_cannot_end_the_script_or_become_a_tag(tmp_path: Path) -> None:
@@ -122,7 +156,9 @@ def test_compare_writes_the_page_and_names_it(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*asked, "--page", str(page)])
     assert done.exit_code == 0 and f"page: {page}" in done.output.replace("\n", "")
     points = json.loads(
-        re.findall(r'<script id="explore-data" type="application/json">(.*?)</script>', page.read_text())[0]
+        re.findall(
+            r'<script id="explore-data" type="application/json">(.*?)</script>', page.read_text()
+        )[0]
     )["points"]
     of_python = compare("V100,T4", "dlrm_small", batch_size="64,128").predictions
     assert [p["us"] for p in points] == [p.predicted_us for p in of_python]
@@ -132,13 +168,17 @@ def test_compare_writes_the_page_and_names_it(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_the_page_fits_a_screen_and_answers_to_its_controls(page: Page, tmp_path: Path, width: int, dark: bool) -> None:
+def test_the_page_fits_a_screen_and_answers_to_its_controls(
+    page: Page, tmp_path: Path, width: int, dark: bool
+) -> None:
     file = tmp_path / "page.html"
     write_page(file, data(POINTS), POINTS)
     page.size(width, 900, dark=dark)
     page.open(file.as_uri())
     assert page.value("document.documentElement.scrollWidth") <= width and page.errors == []
-    assert page.value("document.querySelectorAll('#explore-steps .active').length") == 3, "a bar per point"
+    assert page.value("document.querySelectorAll('#explore-steps .active').length") == 3, (
+        "a bar per point"
+    )
     page.value("document.querySelector('#explore-toggles input[name=explore-gpu]').click()")
     assert page.value("location.hash") == "#gpu=H100&batch=512"
     assert (

@@ -31,7 +31,9 @@ def test_without_a_checkout_the_figures_of_the_product_are_drawn_or_absent(
     assert "step_times" in drawn and "kernel_errors" in absent
 
 
-def test_a_shipped_model_keeps_a_histogram_of_its_errors(artifacts: Artifacts, tmp_path: Path) -> None:
+def test_a_shipped_model_keeps_a_histogram_of_its_errors(
+    artifacts: Artifacts, tmp_path: Path
+) -> None:
     whole = tables.error_histograms(artifacts.models)
     shipped = []
     for gpu, folder in artifacts.models:
@@ -44,7 +46,9 @@ def test_a_shipped_model_keeps_a_histogram_of_its_errors(artifacts: Artifacts, t
     assert from_quantiles["family"].to_list() == whole["family"].to_list()
     for family in ("gemm", "softmax"):
         sums = [t.loc[t["family"] == family, "share"].cumsum() for t in (whole, from_quantiles)]
-        assert (sums[0] - sums[1]).abs().max() < 0.05, "the same distribution, to the width of a bin"
+        assert (sums[0] - sums[1]).abs().max() < 0.05, (
+            "the same distribution, to the width of a bin"
+        )
 
 
 def test_dominant_operators_are_those_with_most_time(artifacts: Artifacts) -> None:
@@ -55,32 +59,66 @@ def test_dominant_operators_are_those_with_most_time(artifacts: Artifacts) -> No
 
 
 def test_dominant_operators_of_a_grid_are_those_of_its_steps(artifacts: Artifacts) -> None:
-    calls = pd.DataFrame({"model": ["m", "m", "n"], "op": ["aten::op1", "aten::op2", "aten::op3"], "calls": [1, 50, 2]})
+    calls = pd.DataFrame(
+        {
+            "model": ["m", "m", "n"],
+            "op": ["aten::op1", "aten::op2", "aten::op3"],
+            "calls": [1, 50, 2],
+        }
+    )
     table = tables.dominant_operators(artifacts.observations, calls)
     assert list(dict.fromkeys(zip(table["model"], table["op"], strict=True))) == [
-        ("m", "aten::op2"), ("m", "aten::op1"), ("n", "aten::op3")]  # fmt: skip
+        ("m", "aten::op2"),
+        ("m", "aten::op1"),
+        ("n", "aten::op3"),
+    ]
 
 
 def test_ranks_of_a_workload_are_pooled_and_the_own_workloads_are_shown_alone() -> None:
     names = ["x8_rank0", "x8_rank1", "x8_rank1", "one/default/b8"]
-    seen = pd.DataFrame({"gpu": "V100", "type": "T1", "op": "a", "workload": names, "value_us": [1.0, 2.0, 3.0, 9.0]})
+    seen = pd.DataFrame(
+        {
+            "gpu": "V100",
+            "type": "T1",
+            "op": "a",
+            "workload": names,
+            "value_us": [1.0, 2.0, 3.0, 9.0],
+        }
+    )
     found = tables.t1_by_workload(seen).set_index("workload")
     assert found["count"].to_dict() == {"one/default/b8": 1, "x8 (2 ranks)": 3}
     assert found.loc["x8 (2 ranks)", "mean_us"] == 2.0
-    assert tables.t1_by_workload(seen, ["one/default/b8", "two"])["workload"].to_list() == ["one/default/b8"]
+    assert tables.t1_by_workload(seen, ["one/default/b8", "two"])["workload"].to_list() == [
+        "one/default/b8"
+    ]
 
 
 def steps(**points: float) -> pd.DataFrame:
     """A step in µs by GPU, of one model at one batch size; device-bound from 3 ms."""
-    rows = [{"gpu": gpu, "workload": "m b8", "model_variant": "m", "batch_size": 8, "predicted_us": us, "p10_us": 0.9 * us,
-             "p90_us": 1.1 * us, "active_us": 0.5 * us, "measured_us": float("nan"), "samples_per_s": 8e6 / us, "fits": True,
-             "bound": "device" if us >= 3000 else "host"}
-            for gpu, us in points.items()]  # fmt: skip
+    rows = [
+        {
+            "gpu": gpu,
+            "workload": "m b8",
+            "model_variant": "m",
+            "batch_size": 8,
+            "predicted_us": us,
+            "p10_us": 0.9 * us,
+            "p90_us": 1.1 * us,
+            "active_us": 0.5 * us,
+            "measured_us": float("nan"),
+            "samples_per_s": 8e6 / us,
+            "fits": True,
+            "bound": "device" if us >= 3000 else "host",
+        }
+        for gpu, us in points.items()
+    ]
     return pd.DataFrame(rows)
 
 
 def test_models_have_panels_of_their_own_so_that_none_vanishes_beside_another() -> None:
-    both = pd.concat([steps(V100=1000.0), steps(V100=1e6).assign(model_variant="n")], ignore_index=True)
+    both = pd.concat(
+        [steps(V100=1000.0), steps(V100=1e6).assign(model_variant="n")], ignore_index=True
+    )
     short, long = drawn_steps.step_times(both).axes
     assert long.get_xlim()[1] > 500 > short.get_xlim()[1] / 1000
     assert [axes.get_title(loc="left").partition(",")[0] for axes in (short, long)] == ["m", "n"]
@@ -105,9 +143,19 @@ def test_a_kernel_family_has_the_same_colour_in_every_panel() -> None:
         workload="w", batch_size=8
     )
     first, second = drawn_steps.breakdown(table).axes
-    colours = [[to_hex(bar.get_facecolor()).upper() for bar in axes.patches][:2] for axes in (first, second)]
-    assert colours == [[FAMILIES["gemm"], FAMILIES["softmax"]], [FAMILIES["softmax"], FAMILIES["gemm"]]]
-    assert [text.get_text() for text in first.texts if text.get_text()] == ["gemm 90", "10", "100 µs"]
+    colours = [
+        [to_hex(bar.get_facecolor()).upper() for bar in axes.patches][:2]
+        for axes in (first, second)
+    ]
+    assert colours == [
+        [FAMILIES["gemm"], FAMILIES["softmax"]],
+        [FAMILIES["softmax"], FAMILIES["gemm"]],
+    ]
+    assert [text.get_text() for text in first.texts if text.get_text()] == [
+        "gemm 90",
+        "10",
+        "100 µs",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +189,10 @@ def test_a_small_difference_that_is_sure_is_said_in_percent() -> None:
 def test_a_title_names_the_batch_sizes_at_which_gpus_tie() -> None:
     small = steps(V100=2000.0, H100=1990.0).assign(batch_size=4)
     large = steps(V100=9000.0, H100=3000.0)
-    says = "V100 and H100 tie at batch 4: the host limits them; H100 is 3.0 times as fast as V100 at batch 8"
+    says = (
+        "V100 and H100 tie at batch 4: the host limits them; H100 is 3.0 times as fast as V100 at"
+        " batch 8"
+    )
     assert step_sentence(pd.concat([small, large])) == says
 
 
@@ -156,14 +207,23 @@ def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
 ) -> None:
     """T4 at half the throughput of the V100 and a fifth of its price: 0.5 and 2.5. The P4 has no price."""
     entries = [
-        f"{{gpu: {gpu}, per_hour: {price}, date: 2026-01-15, source: mine}}" for gpu, price in (("V100", 5), ("T4", 1))
+        f"{{gpu: {gpu}, per_hour: {price}, date: 2026-01-15, source: mine}}"
+        for gpu, price in (("V100", 5), ("T4", 1))
     ]
-    (tmp_path / "prices.yaml").write_text("currency: EUR\nprices:\n  - " + "\n  - ".join(entries) + "\n")
+    (tmp_path / "prices.yaml").write_text(
+        "currency: EUR\nprices:\n  - " + "\n  - ".join(entries) + "\n"
+    )
     monkeypatch.setenv("STEPTIME_PRICES", str(tmp_path / "prices.yaml"))
     points = steps(V100=1000.0, T4=2000.0, P4=4000.0)
-    smaller_batch = points[points["gpu"] == "T4"].assign(batch_size=4, predicted_us=1500.0, samples_per_s=4e6 / 1500)
+    smaller_batch = points[points["gpu"] == "T4"].assign(
+        batch_size=4, predicted_us=1500.0, samples_per_s=4e6 / 1500
+    )
     table = tables.value_for_money(pd.concat([smaller_batch, points], ignore_index=True))
-    assert dict(zip(table["gpu"], table["batch_size"], strict=True)) == {"V100": 8, "T4": 8, "P4": 8}
+    assert dict(zip(table["gpu"], table["batch_size"], strict=True)) == {
+        "V100": 8,
+        "T4": 8,
+        "P4": 8,
+    }
     figure = value_for_money(table)
     speed, money = figure.axes
     assert [bar.get_width() for bar in speed.patches] == pytest.approx([1.0, 0.5, 0.25])
@@ -176,13 +236,17 @@ def test_throughput_and_throughput_per_cost_are_relative_to_the_first_gpu(
 
 
 def test_a_point_is_named_by_its_overrides_and_not_by_their_hash(summary: pd.DataFrame) -> None:
-    point = dataclasses.replace(predictions_of(summary)[0], variant="v0123456789", overrides=("model.rows=[10,20]",))
+    point = dataclasses.replace(
+        predictions_of(summary)[0], variant="v0123456789", overrides=("model.rows=[10,20]",)
+    )
     assert point.label == "dlrm_default rows=[10,20] b512"
     long = dataclasses.replace(point, overrides=("model.rows=" + "9" * 80,))
     assert long.label == "dlrm_default v0123456789 b512"
 
 
-def test_a_gpu_has_the_same_colour_in_figures_of_steps_and_of_kernel_models(artifacts: Artifacts) -> None:
+def test_a_gpu_has_the_same_colour_in_figures_of_steps_and_of_kernel_models(
+    artifacts: Artifacts,
+) -> None:
     grid = artifacts.summary["gpu"].drop_duplicates().to_list()
     assert grid == ["V100", "P100"], "not in the order of the alphabet"
     others = tuple(("P100", folder) for _, folder in artifacts.models)
@@ -193,13 +257,21 @@ def test_a_gpu_has_the_same_colour_in_figures_of_steps_and_of_kernel_models(arti
 
 
 def test_kernel_models_of_several_choices_are_told_apart_in_figures() -> None:
-    fitted = [f"results/{gpu}/kernels/gemm/{choice}" for gpu in ("V100", "T4") for choice in ("roofline", "trees")]
-    both = with_distinct_names(with_gpus([*fitted, "packs/P100/kernels/gemm", "results/Xp/kernels/gemm/trees"]))
+    fitted = [
+        f"results/{gpu}/kernels/gemm/{choice}"
+        for gpu in ("V100", "T4")
+        for choice in ("roofline", "trees")
+    ]
+    both = with_distinct_names(
+        with_gpus([*fitted, "packs/P100/kernels/gemm", "results/Xp/kernels/gemm/trees"])
+    )
     names = [name for name, _ in both]
     assert names == ["V100 roofline", "V100 trees", "T4 roofline", "T4 trees", "P100", "Xp"]
 
 
-def test_the_price_list_in_use_is_an_input_of_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_price_list_in_use_is_an_input_of_the_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert price_table() == [str(project_dir() / "config/prices.yaml")]
     (tmp_path / "prices.yaml").touch()

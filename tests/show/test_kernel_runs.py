@@ -31,9 +31,20 @@ ERRORS = {"auto": 0.02, "trees": 0.03, "roofline": 0.4}
 
 def samples(gpu: str, rows: int) -> pd.DataFrame:
     sizes = np.random.default_rng(0).integers(4, 2000, (rows, 2))
-    return pd.DataFrame({"gpu": gpu, "family": "softmax", "op": "softmax", "phase": "forward", "dtype": "fp32",
-                         "latency_us": 20 + 8.0 * sizes.prod(axis=1) / 700e3, "source": "drawn", "campaign_id": "drawn",
-                         "B": sizes[:, 0], "H": sizes[:, 1]})  # fmt: skip
+    return pd.DataFrame(
+        {
+            "gpu": gpu,
+            "family": "softmax",
+            "op": "softmax",
+            "phase": "forward",
+            "dtype": "fp32",
+            "latency_us": 20 + 8.0 * sizes.prod(axis=1) / 700e3,
+            "source": "drawn",
+            "campaign_id": "drawn",
+            "B": sizes[:, 0],
+            "H": sizes[:, 1],
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +57,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlflowClient]:
     real = fitting.fit_gpu
 
-    def quick(table: pd.DataFrame, gpu: Any, out: str, *, variants: Any, seed: int, on_fit: Any, **_: Any) -> Any:
+    def quick(
+        table: pd.DataFrame, gpu: Any, out: str, *, variants: Any, seed: int, on_fit: Any, **_: Any
+    ) -> Any:
         """Physics in the name of every variant, with errors as in `ERRORS`, or all physics where samples are few."""
         fitted = real(table, gpu, out, variants=("roofline",), seed=seed)["softmax"]
         names = variants if len(table) >= fitter.MIN_TREE_SAMPLES else ["roofline"] * len(variants)
-        fits = [replace(fitted, metrics={**fitted.metrics, "gmae": ERRORS[name]},
-                        parameters={**fitted.parameters, "variant": name}) for name in names]  # fmt: skip
+        fits = [
+            replace(
+                fitted,
+                metrics={**fitted.metrics, "gmae": ERRORS[name]},
+                parameters={**fitted.parameters, "variant": name},
+            )
+            for name in names
+        ]
         for each in fits:
             on_fit(each)
         return {"softmax": min(fits, key=lambda each: each.metrics["gmae"])}
@@ -61,7 +80,9 @@ def fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlflowCl
     def run(table: pd.DataFrame, *variants: str, seed: int = 0) -> MlflowClient:
         gpu = str(table["gpu"].iloc[0])
         settings = {"name": variants[0], "variants": variants, "seed": seed}
-        fit_and_track(table, gpu, settings, [folder / gpu / "softmax" / "fitted"], folder / "mlflow")
+        fit_and_track(
+            table, gpu, settings, [folder / gpu / "softmax" / "fitted"], folder / "mlflow"
+        )
         return MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
 
     return run
@@ -76,12 +97,16 @@ def champion(client: MlflowClient, gpu: str) -> str:
     """Name of the run that the alias leads to, which must be there and alone carry the tag."""
     run = client.get_run(client.get_model_version_by_alias(f"{gpu}-softmax", "champion").run_id)
     assert run.info.lifecycle_stage == "active"
-    tagged = [name for name, each in runs(client, gpu).items() if each.data.tags["champion"] == "yes"]
+    tagged = [
+        name for name, each in runs(client, gpu).items() if each.data.tags["champion"] == "yes"
+    ]
     assert tagged == [run.info.run_name]
     return str(run.info.run_name)
 
 
-def test_a_variant_that_few_samples_turn_into_another_is_one_run_and_the_champion(fit: Callable[..., Any]) -> None:
+def test_a_variant_that_few_samples_turn_into_another_is_one_run_and_the_champion(
+    fit: Callable[..., Any],
+) -> None:
     client = fit(samples("P100", 12), "auto", "roofline")
     assert list(runs(client, "P100")) == ["P100 softmax roofline"]
     assert champion(client, "P100") == "P100 softmax roofline"
@@ -95,28 +120,38 @@ def test_the_champion_is_the_best_of_all_fits_whichever_came_last(fit: Callable[
     assert champion(client, "V100") == "V100 softmax auto"
     measured = runs(client, "V100")["V100 softmax trees"].data.metrics
     assert measured["gmae_percent"] == pytest.approx(100 * ERRORS["trees"])
-    assert sorted(runs(client, "V100")) == ["V100 softmax auto", "V100 softmax roofline", "V100 softmax trees"]
+    assert sorted(runs(client, "V100")) == [
+        "V100 softmax auto",
+        "V100 softmax roofline",
+        "V100 softmax trees",
+    ]
 
 
 def test_a_champion_and_a_losing_variant_load_from_mlflow_and_predict_a_table(
     fit: Callable[..., Any], folder: Path
 ) -> None:
     client = fit(samples("L4", 40), "auto", "trees")
-    calls = pd.DataFrame({"op": ["softmax", "softmax"], "B": [512, 64], "H": [1000, 30]}, index=[7, 3])
+    calls = pd.DataFrame(
+        {"op": ["softmax", "softmax"], "B": [512, 64], "H": [1000, 30]}, index=[7, 3]
+    )
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow/mlflow.db")
     champion = mlflow.pyfunc.load_model("models:/L4-softmax@champion").predict(calls)
     fitted = FittedModel.load(folder / "L4" / "softmax" / "fitted", load_gpu("L4")).predict(calls)
     assert champion.index.tolist() == [7, 3]
     assert champion["predicted_us"].tolist() == pytest.approx(fitted.latency)
     assert champion["p10_us"].tolist() == pytest.approx(fitted.latency_p10)
-    loser = mlflow.pyfunc.load_model(f"runs:/{runs(client, 'L4')['L4 softmax trees'].info.run_id}/model")
+    loser = mlflow.pyfunc.load_model(
+        f"runs:/{runs(client, 'L4')['L4 softmax trees'].info.run_id}/model"
+    )
     assert loser.predict(calls)["predicted_us"].gt(0).all()
     with pytest.raises(TableError, match="rows of gemm, but the model predicts softmax"):
         loser.predict(pd.DataFrame({"op": ["linear"], "M": [8], "N": [8], "K": [8]}))
 
 
 def test_only_the_named_families_are_fitted(tmp_path: Path) -> None:
-    table = pd.concat([samples("P100", 12), samples("P100", 12).assign(family="layer_norm", op="layer_norm")])
+    table = pd.concat(
+        [samples("P100", 12), samples("P100", 12).assign(family="layer_norm", op="layer_norm")]
+    )
     settings = {"variants": ("roofline",), "seed": 0, "families": ["layer_norm"]}
     folders = [tmp_path / "P100" / name / "auto" for name in ("softmax", "layer_norm")]
     fit_and_track(table, "P100", settings, folders, tmp_path / "mlflow")
@@ -124,22 +159,29 @@ def test_only_the_named_families_are_fitted(tmp_path: Path) -> None:
     assert "kernels.families leaves it out" in (folders[0] / "no_samples.txt").read_text()
 
 
-def test_another_seed_is_another_run_and_other_samples_another_contest(fit: Callable[..., Any]) -> None:
+def test_another_seed_is_another_run_and_other_samples_another_contest(
+    fit: Callable[..., Any],
+) -> None:
     fit(samples("T4", 40), "auto")
     client = fit(samples("T4", 40), "auto", seed=1)
     assert sorted(runs(client, "T4")) == ["T4 softmax auto", "T4 softmax auto seed 1"]
     assert champion(fit(samples("T4", 30), "roofline"), "T4") == "T4 softmax roofline"
 
 
-def test_a_run_names_its_data_and_script_and_has_a_place_in_the_table(fit: Callable[..., Any]) -> None:
+def test_a_run_names_its_data_and_script_and_has_a_place_in_the_table(
+    fit: Callable[..., Any],
+) -> None:
     client = fit(samples("P4", 40), "auto", "trees")
     found = runs(client, "P4")["P4 softmax auto"]
     (data,) = found.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.source) == ("P4 softmax", "drawn")
     assert json.loads(data.dataset.profile) == {"num_rows": 40}
     assert found.data.tags["mlflow.source.name"] == "workflow/scripts/fit_kernels.py"
-    assert all(len(f"{abs(value):.10g}".replace(".", "").lstrip("0")) <= 4 for value in found.data.metrics.values()
-               if not value.is_integer())  # fmt: skip
+    assert all(
+        len(f"{abs(value):.10g}".replace(".", "").lstrip("0")) <= 4
+        for value in found.data.metrics.values()
+        if not value.is_integer()
+    )
     note = client.get_experiment_by_name(KERNEL_MODELS).tags["mlflow.note.content"]
     assert "| softmax | P4 | auto 2, trees 3 |" in note
 
@@ -149,7 +191,14 @@ def test_the_predictions_behind_an_error_say_what_made_them(tmp_path: Path) -> N
         {"name": "fitted", "variants": ("roofline",), "seed": 0},
         tmp_path / "P100" / "softmax" / "fitted",
     )
-    fit_and_track(samples("P100", 12), "P100", settings, [models], tmp_path / "mlflow", provenance={"commit": "abc"})
+    fit_and_track(
+        samples("P100", 12),
+        "P100",
+        settings,
+        [models],
+        tmp_path / "mlflow",
+        provenance={"commit": "abc"},
+    )
     kept = models / "test_predictions.parquet"
     assert read_provenance(kept)["commit"] == "abc"
     assert pq.ParquetFile(kept).metadata.row_group(0).column(0).compression == "ZSTD"
@@ -160,7 +209,13 @@ def test_a_single_sample_is_tracked_although_nothing_judges_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"name": "auto", "variants": ("auto",), "seed": 0}
-    fit_and_track(samples("A10", 1), "A10", settings, [folder / "A10" / "softmax" / "fitted"], folder / "mlflow")
+    fit_and_track(
+        samples("A10", 1),
+        "A10",
+        settings,
+        [folder / "A10" / "softmax" / "fitted"],
+        folder / "mlflow",
+    )
     assert "a single sample, error unknown" in capsys.readouterr().out
     client = MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
     assert champion(client, "A10") == "A10 softmax roofline"
@@ -184,7 +239,10 @@ def test_shipped_models_are_champions_until_a_model_of_that_name_is_fitted(
     assert model.predict(calls)["predicted_us"].tolist() == pytest.approx(expected)
     assert champion(client, "V100") == "V100 softmax shipped"
     assert client.get_model_version_by_alias("H100-gemm-bf16", "champion")
-    settings, models = {"variants": ("roofline",), "seed": 0}, [tmp_path / "V100" / "softmax" / "fitted"]
+    settings, models = (
+        {"variants": ("roofline",), "seed": 0},
+        [tmp_path / "V100" / "softmax" / "fitted"],
+    )
     fit_and_track(samples("V100", 12), "V100", settings, models, tmp_path)
     assert champion(client, "V100") == "V100 softmax roofline"
     assert log_shipped_models(tmp_path) == 0 and champion(client, "V100") == "V100 softmax roofline"

@@ -39,8 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def accuracy_tables(found: Artifacts) -> list[Section]:
     by_part = error_parts(found.summary)
-    return sections(step_table.steps(predictions_of(found.summary)), errors_by_part(by_part), by_part,
-                    tables.kernel_errors(found.models), ["P100: nothing was measured"])  # fmt: skip
+    return sections(
+        step_table.steps(predictions_of(found.summary)),
+        errors_by_part(by_part),
+        by_part,
+        tables.kernel_errors(found.models),
+        ["P100: nothing was measured"],
+    )
 
 
 @pytest.fixture
@@ -55,7 +60,9 @@ def report(folder: Path, artifacts: Artifacts) -> Path:
             {"map_calls": [], "predict": ["map_calls"]},
             {"dlrm_default on V100": "<p>a 'timeline' & more</p>"},
         )
-        write_report(target, comparison, folder / "figures", accuracy_tables(artifacts), rules, timelines)
+        write_report(
+            target, comparison, folder / "figures", accuracy_tables(artifacts), rules, timelines
+        )
     return target
 
 
@@ -67,7 +74,9 @@ def test_the_page_needs_no_other_file(report: Path) -> None:
     assert not re.search(r"<script[^>]* src", text)
 
 
-def test_the_page_forbids_the_browser_to_fetch_anything_and_names_its_one_script(report: Path) -> None:
+def test_the_page_forbids_the_browser_to_fetch_anything_and_names_its_one_script(
+    report: Path,
+) -> None:
     text = report.read_text(encoding="utf-8")
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
     (script,) = SCRIPT.findall(text)
@@ -80,7 +89,9 @@ def test_the_page_lets_the_scripts_of_its_timelines_run_and_no_other() -> None:
     """A frame is bound by the policy of the page around it."""
     script = "\nconst a = '<b>';\n"
     pages = [
-        f'<script id="data" type="application/json">{n}</script><script type="module">{script}</script>' for n in "12"
+        f'<script id="data" type="application/json">{n}</script><script'
+        f' type="module">{script}</script>'
+        for n in "12"
     ]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert page_policy(pages) == f"{POLICY}; script-src 'sha256-{digest}'"
@@ -92,26 +103,42 @@ def test_the_head_of_the_page_says_what_it_is_about(report: Path) -> None:
     assert "dlrm_default and resnet50 on V100 and P100, batch 512 and 2,048" in head
     said = [unescape(text) for text in re.findall(r"<li>([^<]+)</li>", head)]
     assert said[0].startswith(
-        "dlrm_default: V100 and P100 tie at batch 512: they take the same time; V100 is 1.7 times as fast as P100"
+        "dlrm_default: V100 and P100 tie at batch 512: they take the same time; V100 is 1.7 times"
+        " as fast as P100"
     )
     assert "dlrm_default: batch 2,048 does not fit the P100" in said
     assert said[-1].startswith(
-        "How sure: p10 to p90 is at most −10 % to +20 % of a step. Device time rests on: V100 pack 90%"
+        "How sure: p10 to p90 is at most −10 % to +20 % of a step. Device time rests on: V100"
+        " pack 90%"
     )
 
 
 def test_the_page_answers_first_and_says_last_how_it_was_computed(report: Path) -> None:
     text = report.read_text(encoding="utf-8")
-    order = [text.index(mark) for mark in ('id="explore"', "<h2>Steps</h2>", "<h2>Kernel models</h2>", 'id="rules"')]
+    order = [
+        text.index(mark)
+        for mark in ('id="explore"', "<h2>Steps</h2>", "<h2>Kernel models</h2>", 'id="rules"')
+    ]
     assert order == sorted(order)
 
 
 def test_the_steps_are_a_table_with_memory_throughput_and_bound(report: Path) -> None:
-    table = report.read_text(encoding="utf-8").partition("<h3>All steps</h3>")[2].partition("</table>")[0]
+    table = (
+        report.read_text(encoding="utf-8")
+        .partition("<h3>All steps</h3>")[2]
+        .partition("</table>")[0]
+    )
     heads = re.findall(r"<th>([^<]+)</th>", table)
-    rows = [re.findall(r'<td data-name="[^"]+">([^<]*)</td>', row) for row in table.split("<tr>")[2:]]
+    rows = [
+        re.findall(r'<td data-name="[^"]+">([^<]*)</td>', row) for row in table.split("<tr>")[2:]
+    ]
     first = dict(zip(heads, rows[3], strict=True))
-    assert (first["GPU"], first["batch"], first["step ms"], first["bound"]) == ("P100", "2048", "10.6", "device")
+    assert (first["GPU"], first["batch"], first["step ms"], first["bound"]) == (
+        "P100",
+        "2048",
+        "10.6",
+        "device",
+    )
     assert first["mem GiB"] == "2 ✗" and first["samples/s"] == "192,000"
 
 
@@ -133,11 +160,16 @@ def test_every_figure_has_its_caption_below_it_in_the_order_of_the_parts(report:
 def test_figures_are_there_for_wide_and_for_narrow_screens(report: Path) -> None:
     text = report.read_text(encoding="utf-8")
     pictures = re.findall(
-        r'srcset="data:image/svg\+xml;base64,([^"]+)"><img src="data:image/svg\+xml;base64,([^"]+)"', text
+        r'srcset="data:image/svg\+xml;base64,([^"]+)"><img'
+        r' src="data:image/svg\+xml;base64,([^"]+)"',
+        text,
     )
     assert pictures
     for narrow, wide in pictures:
-        widths = [float(re.search(rb'width="([\d.]+)pt"', base64.b64decode(each))[1]) for each in (narrow, wide)]  # type: ignore[index]
+        widths = [
+            float(re.search(rb'width="([\d.]+)pt"', base64.b64decode(each))[1])
+            for each in (narrow, wide)
+        ]  # type: ignore[index]
         assert widths[0] < 0.7 * widths[1]
 
 
@@ -151,13 +183,20 @@ def test_the_answers_of_one_point_are_its_own(artifacts: Artifacts) -> None:
     point = predictions_of(artifacts.summary)[0]
     assert grid_title([point]) == "dlrm_default on V100, batch 512"
     said = answers(step_table.steps([point]), [point])
-    assert said[0] == "dlrm_default on V100, batch 512: 3.50 ms (p10 to p90: 3.15 ms to 4.20 ms), 146,000 samples/s"
+    assert (
+        said[0]
+        == "dlrm_default on V100, batch 512: 3.50 ms (p10 to p90: 3.15 ms to 4.20 ms), 146,000"
+        " samples/s"
+    )
     assert said[1] == "The GPU limits the step: the GPU idles 56 % of it"
     assert said[2] == "It needs 2.0 GiB: fits. Device time rests on: V100 pack 90%"
 
 
 def test_a_timeline_has_the_name_of_its_point() -> None:
-    assert point_name("results/V100/dlrm_default/default/b512/timeline.html") == "dlrm_default on V100, batch 512"
+    assert (
+        point_name("results/V100/dlrm_default/default/b512/timeline.html")
+        == "dlrm_default on V100, batch 512"
+    )
     assert point_name("r/T4/m/dtype-fp16/b8/timeline.html") == "m on T4, batch 8, dtype-fp16"
 
 
@@ -167,8 +206,10 @@ def test_the_page_fits_the_width_of_a_screen(page: Page, report: Path, width: in
     page.size(width, 800)
     page.open(report.as_uri())
     assert page.value("document.documentElement.scrollWidth") <= width
-    cut = ("[...document.querySelectorAll('h1,h2,h3,td,nav a,b')].filter("
-           "e => e.getBoundingClientRect().right > document.documentElement.clientWidth).length")  # fmt: skip
+    cut = (
+        "[...document.querySelectorAll('h1,h2,h3,td,nav a,b')].filter("
+        "e => e.getBoundingClientRect().right > document.documentElement.clientWidth).length"
+    )
     assert page.value(cut) == 0, "headings and cells end inside the page"
 
 

@@ -7,13 +7,25 @@ import itertools
 import pytest
 
 from pipeline.kernels.families import FAMILIES
-from pipeline.palette import ACTIVE, IDLE, MEASURED, OTHER, family_colour, luminance, series_colours, text_on
+from pipeline.palette import (
+    ACTIVE,
+    IDLE,
+    MEASURED,
+    OTHER,
+    family_colour,
+    luminance,
+    series_colours,
+    text_on,
+)
 from pipeline.palette import FAMILIES as COLOURS
 from pipeline.simulate.timeline_page import TEMPLATE, page_data
 
-NEIGHBOURS = (("gemm", "bmm"), ("conv2d_forward", "conv2d_backward_data"), ("conv2d_backward_data", "conv2d_backward_weight"),
-              ("embedding_forward", "embedding_backward"), ("tril_index_forward", "tril_index_backward"),
-              ("batch_norm", "layer_norm"), ("elementwise", "dropout"), ("memcpy_h2d", "memcpy_d2d"))  # fmt: skip
+NEIGHBOURS = (
+    ("gemm", "bmm"), ("conv2d_forward", "conv2d_backward_data"),
+    ("conv2d_backward_data", "conv2d_backward_weight"), ("embedding_forward", "embedding_backward"),
+    ("tril_index_forward", "tril_index_backward"), ("batch_norm", "layer_norm"),
+    ("elementwise", "dropout"), ("memcpy_h2d", "memcpy_d2d"),
+)  # fmt: skip
 """Families of one hue that are often drawn beside each other."""
 
 
@@ -34,7 +46,10 @@ def test_every_kernel_family_has_a_colour_of_its_own() -> None:
 
 
 def test_pairs_are_told_apart_in_grey() -> None:
-    pairs = [(COLOURS[one], COLOURS[two]) for one, two in NEIGHBOURS] + [(ACTIVE, IDLE), (MEASURED, IDLE)]
+    pairs = [(COLOURS[one], COLOURS[two]) for one, two in NEIGHBOURS] + [
+        (ACTIVE, IDLE),
+        (MEASURED, IDLE),
+    ]
     assert min(abs(lightness(one) - lightness(two)) for one, two in pairs) > 15
 
 
@@ -45,7 +60,10 @@ def test_text_on_a_colour_is_readable(colour: str) -> None:
 
 
 def test_series_keep_their_colours_whatever_follows() -> None:
-    few, many = series_colours(["V100", "T4", "V100"]), series_colours(["V100", "T4", *map(str, range(20))])
+    few, many = (
+        series_colours(["V100", "T4", "V100"]),
+        series_colours(["V100", "T4", *map(str, range(20))]),
+    )
     assert list(few) == ["V100", "T4"]
     assert all(many[name] == colour for name, colour in few.items())
     for one, two in itertools.pairwise(list(many.values())):
@@ -53,6 +71,15 @@ def test_series_keep_their_colours_whatever_follows() -> None:
 
 
 def test_the_timeline_has_the_colours_of_the_figures() -> None:
-    kernel = {"ph": "X", "cat": "kernel", "name": "gemm:linear", "pid": 1, "tid": 1, "ts": 0.0, "dur": 2.0, "args": {}}
+    kernel = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "gemm:linear",
+        "pid": 1,
+        "tid": 1,
+        "ts": 0.0,
+        "dur": 2.0,
+        "args": {},
+    }
     assert page_data([kernel], "a step")["families"] == {"gemm": COLOURS["gemm"]}
     assert "data.families[name]" in TEMPLATE.read_text(encoding="utf-8")

@@ -11,7 +11,9 @@ import pytest
 
 SMALL = ("predict", "model=dlrm_small", "batch_size=64", "predict.draws=10")
 COMMANDS = [("compare", "gpu=V100,T4", *SMALL[1:]), (*SMALL, "--json"), ("--help",)]
-PLAIN = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHON"))}
+PLAIN = {
+    key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHON"))
+}
 """The environment without the settings of an encoding."""
 
 
@@ -26,7 +28,11 @@ def test_a_pipe_gets_plain_text_in_any_locale(words: tuple[str, ...], encoding: 
     environment = {**PLAIN, "LANG": "C", "LC_ALL": "C", "TERM": "xterm-256color", **forced}
     done = subprocess.run(steptime(*words), env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"\x1b" not in done.stdout and b"\r" not in done.stdout and len(done.stdout.splitlines()) > 0
+    assert (
+        b"\x1b" not in done.stdout
+        and b"\r" not in done.stdout
+        and len(done.stdout.splitlines()) > 0
+    )
     text = done.stdout.decode("ascii" if forced else "utf-8")
     if "--json" in words:
         assert isinstance(json.loads(text), dict)
@@ -34,7 +40,9 @@ def test_a_pipe_gets_plain_text_in_any_locale(words: tuple[str, ...], encoding: 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_reader_that_stops_early_ends_the_command_without_a_word(words: tuple[str, ...]) -> None:
-    with subprocess.Popen(steptime(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        steptime(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         said = process.stderr.read()
@@ -45,5 +53,11 @@ def test_a_reader_that_stops_early_ends_the_command_without_a_word(words: tuple[
 @pytest.mark.parametrize("words", [SMALL, ("--version",)], ids=" ".join)
 def test_a_full_disk_behind_the_output_is_one_line_and_exit_code_1(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(steptime(*words), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1 and done.stderr.startswith("steptime: ") and done.stderr.count("\n") == 1
+        done = subprocess.run(
+            steptime(*words), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (
+        done.returncode == 1
+        and done.stderr.startswith("steptime: ")
+        and done.stderr.count("\n") == 1
+    )

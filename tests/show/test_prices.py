@@ -10,9 +10,21 @@ import pytest
 from pipeline.errors import ConfigError, InputError
 from pipeline.paths import config_dir
 from pipeline.prediction import Prediction, SeveralGpus
-from pipeline.prices import COLUMNS, Order, in_order, offers_in, price_file, price_notes, prices_of, with_prices
+from pipeline.prices import (
+    COLUMNS,
+    Order,
+    in_order,
+    offers_in,
+    price_file,
+    price_notes,
+    prices_of,
+    with_prices,
+)
 
-GOOD = "currency: EUR\nprices:\n  - {gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}\n"
+GOOD = (
+    "currency: EUR\nprices:\n  - {gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my"
+    " provider}\n"
+)
 
 
 def listed(folder: Path, *entries: str) -> Path:
@@ -28,7 +40,9 @@ def test_a_price_needs_date_and_source(tmp_path: Path) -> None:
     file.write_text(GOOD)
     prices = prices_of(["A100"], file)
     assert tuple(prices.columns) == COLUMNS and prices["gpu"].tolist() == ["A100-PCIE-40GB"]
-    assert prices[["price_per_hour", "currency", "date"]].values.tolist() == [[1.5, "EUR", "2026-01-15"]]
+    assert prices[["price_per_hour", "currency", "date"]].values.tolist() == [
+        [1.5, "EUR", "2026-01-15"]
+    ]
     file.write_text("prices:\n  - {gpu: A100, per_hour: 1.5}\n")
     with pytest.raises(ConfigError, match="entry 1: date, source is missing"):
         offers_in(file)
@@ -41,10 +55,16 @@ def test_a_price_needs_date_and_source(tmp_path: Path) -> None:
 
 def test_samples_per_money_are_throughput_over_price(tmp_path: Path) -> None:
     file = listed(tmp_path, "gpu: T4, per_hour: 3.6")
-    table = with_prices(pd.DataFrame({"gpu": ["T4", "V100"], "samples_per_s": [100.0, 100.0]}), file)
+    table = with_prices(
+        pd.DataFrame({"gpu": ["T4", "V100"], "samples_per_s": [100.0, 100.0]}), file
+    )
     assert table["cost_per_million"].iloc[0] == pytest.approx(10.0)
     assert table["samples_per_dollar"].iloc[0] == pytest.approx(1e5)
-    assert table.iloc[1][["price_per_hour", "currency", "samples_per_dollar", "cost_per_million"]].isna().all()
+    assert (
+        table.iloc[1][["price_per_hour", "currency", "samples_per_dollar", "cost_per_million"]]
+        .isna()
+        .all()
+    )
 
 
 def test_every_shipped_price_says_where_it_is_from() -> None:
@@ -73,8 +93,13 @@ def test_the_users_own_list_comes_first(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_comparison_takes_one_offer_where_one_covers_all(tmp_path: Path) -> None:
     """A has T4 and P4, B has T4 and V100: the wanted GPUs decide."""
-    file = listed(tmp_path, "gpu: T4, per_hour: 1, provider: A", "gpu: P4, per_hour: 2, provider: A",
-                  "gpu: T4, per_hour: 3, provider: B", "gpu: V100, per_hour: 4, provider: B")  # fmt: skip
+    file = listed(
+        tmp_path,
+        "gpu: T4, per_hour: 1, provider: A",
+        "gpu: P4, per_hour: 2, provider: A",
+        "gpu: T4, per_hour: 3, provider: B",
+        "gpu: V100, per_hour: 4, provider: B",
+    )
 
     def chosen(*gpus: str) -> dict[str, str]:
         prices = prices_of(gpus, file)
@@ -84,14 +109,21 @@ def test_a_comparison_takes_one_offer_where_one_covers_all(tmp_path: Path) -> No
     assert chosen("V100", "T4") == {"V100": "B", "T4": "B"}
     assert chosen("P4", "V100") == {"P4": "A", "V100": "B"}
     notes = price_notes(prices_of(["P4", "V100", "T4"], file), ["P4", "V100", "T4", "L4"])
-    assert len(notes) == 3 and "no single offer covers all" in notes[1] and notes[2].startswith("no price of L4")
+    assert (
+        len(notes) == 3
+        and "no single offer covers all" in notes[1]
+        and notes[2].startswith("no price of L4")
+    )
 
 
 @pytest.mark.parametrize("providers", ["AB", "BA"])
-def test_of_two_offers_the_more_recent_is_taken_whatever_their_order(tmp_path: Path, providers: str) -> None:
+def test_of_two_offers_the_more_recent_is_taken_whatever_their_order(
+    tmp_path: Path, providers: str
+) -> None:
     days = {"A": "2025-12-15", "B": "2026-01-15"}
     entries = [
-        f"  - {{gpu: T4, per_hour: 1, provider: {name}, date: {days[name]}, source: offer}}" for name in providers
+        f"  - {{gpu: T4, per_hour: 1, provider: {name}, date: {days[name]}, source: offer}}"
+        for name in providers
     ]
     file = tmp_path / "prices.yaml"
     file.write_text("\n".join(["currency: EUR", "prices:", *entries]))
@@ -124,7 +156,9 @@ def test_the_order_by_cost_pays_for_each_gpu_of_a_step(tmp_path: Path) -> None:
 def test_prices_of_one_comparison_have_one_currency(tmp_path: Path) -> None:
     file = listed(tmp_path, "gpu: T4, per_hour: 1, currency: USD", "gpu: V100, per_hour: 1")
     assert prices_of(["T4"], file)["currency"].tolist() == ["USD"]
-    with pytest.raises(InputError, match="T4 in USD and V100 in EUR: prices of one comparison need one currency"):
+    with pytest.raises(
+        InputError, match="T4 in USD and V100 in EUR: prices of one comparison need one currency"
+    ):
         prices_of(["T4", "V100"], file)
 
 
@@ -146,7 +180,10 @@ ENTRY = "{gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}"
         (GOOD.replace("1.5", "true"), "not a positive number"),
         (GOOD.replace("1.5", "0"), "not a positive number"),
         (GOOD.replace("1.5", "1,50"), "unknown key 50"),
-        (GOOD + f"  - {ENTRY.replace('A100', 'A100-PCIE-40GB')}\n", "entry 2: A100-PCIE-40GB has a price already"),
+        (
+            GOOD + f"  - {ENTRY.replace('A100', 'A100-PCIE-40GB')}\n",
+            "entry 2: A100-PCIE-40GB has a price already",
+        ),
         (GOOD.replace("per_hour: 1.5", "per_hour: 1.5, per_hour: 2"), "'per_hour' is given twice"),
         (GOOD.replace("2026-01-15", "yesterday"), "'yesterday' is not a date"),
         (GOOD.replace("2026-01-15", "20260115"), "20260115 is not a date"),
@@ -154,11 +191,16 @@ ENTRY = "{gpu: A100, per_hour: 1.5, date: 2026-01-15, source: my provider}"
         (GOOD.replace("currency", "curency"), "did you mean 'currency'"),
         (GOOD.replace("EUR", "[EUR]"), "is not a name"),
         (GOOD.replace("currency: EUR\n", ""), "entry 1: no currency"),
-        (GOOD.replace("per_hour", "scope: node, per_hour"), "scope 'node' is neither of instance and gpu"),
+        (
+            GOOD.replace("per_hour", "scope: node, per_hour"),
+            "scope 'node' is neither of instance and gpu",
+        ),
         (GOOD.replace("per_hour", "stands_for: V100, per_hour"), "stands_for 'V100' is no list"),
     ],
 )
-def test_a_price_that_cannot_be_meant_is_refused_by_its_entry(tmp_path: Path, text: str, said: str) -> None:
+def test_a_price_that_cannot_be_meant_is_refused_by_its_entry(
+    tmp_path: Path, text: str, said: str
+) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"prices\.yaml") as refused:

@@ -14,26 +14,48 @@ from pipeline.prediction import Prediction
 from tests.show.figure_texts import problems
 
 STEP = Prediction(
-    "V100", "m", "dtype-fp16", 64, 10_000.0, 6_000.0, 9_000.0, 9_000.0, 12_000.0, 0, True, {}, {}, 0.0,
-    families_us={"gemm": 4_000.0, "concat": 2_000.0}, bound="host", overrides=("model.dtype=fp16",),
-)  # fmt: skip
+    "V100",
+    "m",
+    "dtype-fp16",
+    64,
+    10_000.0,
+    6_000.0,
+    9_000.0,
+    9_000.0,
+    12_000.0,
+    0,
+    True,
+    {},
+    {},
+    0.0,
+    families_us={"gemm": 4_000.0, "concat": 2_000.0},
+    bound="host",
+    overrides=("model.dtype=fp16",),
+)
 
 
 def bars(figure: Figure) -> dict[str, float]:
     """Length of each bar in ms, by its name in the legend."""
-    return {box.get_label(): box.patches[0].get_width() for box in figure.axes[0].containers
-            if isinstance(box, BarContainer)}  # fmt: skip
+    return {
+        box.get_label(): box.patches[0].get_width()
+        for box in figure.axes[0].containers
+        if isinstance(box, BarContainer)
+    }
 
 
 def test_the_parts_of_a_step_are_its_bars() -> None:
     figure = STEP.plot()
     assert isinstance(figure, Figure)
-    assert bars(figure) == pytest.approx({"step": 10.0, "gemm": 4.0, "concat": 2.0, "idle": 4.0, "host": 9.0})
+    assert bars(figure) == pytest.approx(
+        {"step": 10.0, "gemm": 4.0, "concat": 2.0, "idle": 4.0, "host": 9.0}
+    )
     assert " ".join(figure.axes[0].get_title(loc="left").split()) == (
         "m on V100, batch 64 (dtype=fp16): 10.0 ms, host-bound, the device idles 40% of it"
     )
-    names, texts = ([text.get_text() for text in found]
-                    for found in (figure.axes[0].get_yticklabels(), figure.axes[0].texts))  # fmt: skip
+    names, texts = (
+        [text.get_text() for text in found]
+        for found in (figure.axes[0].get_yticklabels(), figure.axes[0].texts)
+    )
     assert names == ["step", "gemm", "concat", "idle", "host"], "a name stands beside its bar"
     assert texts == ["10.0 ms", "4.00 ms, 40 %", "2.00 ms, 20 %", "4.00 ms, 40 %", "9.00 ms"]
     (interval,) = (box for box in figure.axes[0].containers if isinstance(box, ErrorbarContainer))
@@ -45,26 +67,44 @@ def test_overlapping_kernels_and_small_families_still_add_up_to_the_step() -> No
     families = {f"family{number}": 1_000.0 * (10 - number) for number in range(10)}
     shown = bars(dataclasses.replace(STEP, families_us=families).plot())
     assert "other families" in shown and len(shown) == 6 + 4
-    assert sum(us for name, us in shown.items() if name not in ("step", "host")) == pytest.approx(10.0)
+    assert sum(us for name, us in shown.items() if name not in ("step", "host")) == pytest.approx(
+        10.0
+    )
     assert shown["family0"] / shown["family5"] == pytest.approx(2.0)
 
 
 def test_a_prediction_plots_its_own_step() -> None:
     p = predict(gpu="T4", model="dlrm_small", batch_size=64)
     shown = bars(p.plot())
-    assert sum(ms for name, ms in shown.items() if name not in ("step", "host")) == pytest.approx(p.predicted_us / 1000)
-    assert shown["host"] == pytest.approx(p.host_us / 1000) and shown["idle"] == pytest.approx(p.idle_us / 1000)
+    assert sum(ms for name, ms in shown.items() if name not in ("step", "host")) == pytest.approx(
+        p.predicted_us / 1000
+    )
+    assert shown["host"] == pytest.approx(p.host_us / 1000) and shown["idle"] == pytest.approx(
+        p.idle_us / 1000
+    )
 
 
 def test_a_comparison_is_a_table_a_figure_and_a_best() -> None:
     grid = compare(gpu="V100,T4", model="dlrm_small", batch_size="64,128")
-    assert grid.table[["gpu", "batch_size"]].values.tolist() == [["V100", 64], ["V100", 128], ["T4", 64], ["T4", 128]]
+    assert grid.table[["gpu", "batch_size"]].values.tolist() == [
+        ["V100", 64],
+        ["V100", 128],
+        ["T4", 64],
+        ["T4", 128],
+    ]
     assert {"families_us.gemm", "samples_per_dollar", "unpredicted"} <= set(grid.table)
     best = grid.table.loc[grid.table["samples_per_s"].idxmax()]
-    assert (grid.best["dlrm_small"].gpu, grid.best["dlrm_small"].batch_size) == (best["gpu"], best["batch_size"])
+    assert (grid.best["dlrm_small"].gpu, grid.best["dlrm_small"].batch_size) == (
+        best["gpu"],
+        best["batch_size"],
+    )
     figure = grid.plot()
     bars_of = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]
-    drawn = sorted(active + idle for widths in bars_of for active, idle in zip(widths[:4], widths[4:], strict=True))
+    drawn = sorted(
+        active + idle
+        for widths in bars_of
+        for active, idle in zip(widths[:4], widths[4:], strict=True)
+    )
     assert drawn == pytest.approx(sorted(grid.table["predicted_us"] / 1000))
     assert "V100" in grid._repr_html_()
 
@@ -73,7 +113,9 @@ def test_a_point_that_cannot_be_predicted_is_a_row_with_its_reason() -> None:
     with pytest.warns(SteptimeWarning, match="V100 has no bf16"):
         grid = compare(gpu="V100,P100", model="dlrm_small", batch_size=64, model__dtype="bf16")
     lost = grid.table.set_index("gpu")["unpredicted"]
-    assert lost["P100"] and "bf16" in lost["P100"] and len(grid.predictions) == int(lost.isna().sum())
+    assert (
+        lost["P100"] and "bf16" in lost["P100"] and len(grid.predictions) == int(lost.isna().sum())
+    )
 
 
 def test_a_comparison_without_any_prediction_raises_its_error() -> None:
@@ -85,6 +127,7 @@ def test_a_comparison_without_any_prediction_raises_its_error() -> None:
 def test_no_text_of_a_plot_overlaps_another_or_leaves_it(name: str) -> None:
     families = {f"embedding_backward_{number}": 1_000.0 * (10 - number) for number in range(10)}
     steps = [
-        dataclasses.replace(STEP, model=name, families_us=families, batch_size=64 * 4**place) for place in range(5)
+        dataclasses.replace(STEP, model=name, families_us=families, batch_size=64 * 4**place)
+        for place in range(5)
     ]
     assert problems(steps[0].plot()) == [] and problems(draw_steps(steps)) == []

@@ -22,8 +22,18 @@ from tests.show.figure_texts import problems
 def call(
     family: str, us: float, flops: float, moved: float, evidence: str = "pack", dtype: str = "fp32"
 ) -> dict[str, object]:
-    return {"family": family, "op": family, "dtype": dtype, "evidence": evidence, "flops": flops, "bytes_read": moved / 2,
-            "bytes_written": moved / 2, "kernel_us": us, "device_start_us": 0.0, "device_end_us": us}  # fmt: skip
+    return {
+        "family": family,
+        "op": family,
+        "dtype": dtype,
+        "evidence": evidence,
+        "flops": flops,
+        "bytes_read": moved / 2,
+        "bytes_written": moved / 2,
+        "kernel_us": us,
+        "device_start_us": 0.0,
+        "device_end_us": us,
+    }
 
 
 CALLS = [
@@ -38,27 +48,50 @@ CALLS = [
 
 
 def step(calls: list[dict[str, object]] = CALLS) -> Prediction:
-    return Prediction("GPU", "m", "default", 1, 1e3, 1e3, 1e3, 9e2, 1.1e3, 0, True, {}, {}, 0.0, calls=pd.DataFrame(calls),
-                      arithmetic=Arithmetic(2e9, "fp32", {"fp32": 20.0, "fp16": 100.0}, 1000.0))  # fmt: skip
+    return Prediction(
+        "GPU",
+        "m",
+        "default",
+        1,
+        1e3,
+        1e3,
+        1e3,
+        9e2,
+        1.1e3,
+        0,
+        True,
+        {},
+        {},
+        0.0,
+        calls=pd.DataFrame(calls),
+        arithmetic=Arithmetic(2e9, "fp32", {"fp32": 20.0, "fp16": 100.0}, 1000.0),
+    )
 
 
 def test_equal_kernels_are_one_with_their_time_and_the_roof_above_them() -> None:
     table = kernels_of(step()).set_index("family")
     assert "memcpy_h2d" not in table.index and list(table["calls"][["gemm", "copy"]]) == [2, 1]
     gemm, elementwise = table.loc["gemm"], table.loc["elementwise"]
-    assert (gemm["us"], gemm["intensity"], gemm["tflop_per_s"], gemm["roof_tflop_per_s"]) == pytest.approx(
-        (200, 100, 10, 20)
-    )
-    assert (elementwise["intensity"], elementwise["tflop_per_s"], elementwise["roof_tflop_per_s"]) == pytest.approx(
-        (0.25, 0.2, 0.25)
-    )
+    assert (
+        gemm["us"],
+        gemm["intensity"],
+        gemm["tflop_per_s"],
+        gemm["roof_tflop_per_s"],
+    ) == pytest.approx((200, 100, 10, 20))
+    assert (
+        elementwise["intensity"],
+        elementwise["tflop_per_s"],
+        elementwise["roof_tflop_per_s"],
+    ) == pytest.approx((0.25, 0.2, 0.25))
     assert not gemm["memory"] and table["memory"][["elementwise", "softmax", "copy"]].all()
 
 
 def test_title_and_notes_are_computed_from_the_kernels() -> None:
     """Memory limits all but 200 of 400 µs; the softmax reaches a fifth of its roof, and the copy computes nothing."""
     figure = draw_roofline(step())
-    assert headline_of(figure) == "50 % of the kernels' time is limited by memory, 50 % by arithmetic"
+    assert (
+        headline_of(figure) == "50 % of the kernels' time is limited by memory, 50 % by arithmetic"
+    )
     note = " ".join(figure.get_supxlabel().split())
     assert "25 % of it is in kernels that reach less than a quarter of their roof" in note
     assert "hardly any arithmetic and very short ones, 12 % of the time" in note
@@ -77,7 +110,9 @@ def test_area_is_time_and_fill_is_evidence() -> None:
     assert not len(softmax.get_facecolor()) and not softmax.get_hatch()
 
 
-@pytest.mark.parametrize("gpu, model", [("V100", "dlrm_default"), ("A100", "resnet50"), ("H100", "dcgan")])
+@pytest.mark.parametrize(
+    "gpu, model", [("V100", "dlrm_default"), ("A100", "resnet50"), ("H100", "dcgan")]
+)
 def test_texts_do_not_overlap(gpu: str, model: str) -> None:
     assert problems(predict(gpu, model).plot("roofline")) == []
 
@@ -86,7 +121,9 @@ def test_a_phone_shows_it_too() -> None:
     assert problems(draw_roofline(step(), NARROW)) == []
 
 
-def test_the_same_step_gives_the_same_file_and_other_predictions_say_why_not(tmp_path: Path) -> None:
+def test_the_same_step_gives_the_same_file_and_other_predictions_say_why_not(
+    tmp_path: Path,
+) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write_roofline(step(), tmp_path / name / "roofline.svg")

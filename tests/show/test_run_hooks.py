@@ -20,7 +20,9 @@ from pipeline.show.run_hooks import ORDER, artifact_paths, date_now, predictions
 from pipeline.summary_rows import summary_row
 
 PACK = {"pack": 1.0}
-PREDICTION = Prediction("V100", "dlrm_ddp", "default", 64, 4e3, 3e3, 1e3, 3e3, 5e3, 1 << 30, True, PACK, PACK, 0.0)
+PREDICTION = Prediction(
+    "V100", "dlrm_ddp", "default", 64, 4e3, 3e3, 1e3, 3e3, 5e3, 1 << 30, True, PACK, PACK, 0.0
+)
 
 
 def test_artifacts_of_a_grid_lie_under_the_results_and_not_under_the_grid(tmp_path: Path) -> None:
@@ -28,13 +30,17 @@ def test_artifacts_of_a_grid_lie_under_the_results_and_not_under_the_grid(tmp_pa
     assert artifact_paths([PREDICTION], tmp_path) == {}, "no folder is named that is not there"
     point.mkdir(parents=True)
     grid.mkdir(parents=True)
-    assert {artifact_paths([PREDICTION], folder)["artifacts"] for folder in (grid, tmp_path)} == {str(point)}
+    assert {artifact_paths([PREDICTION], folder)["artifacts"] for folder in (grid, tmp_path)} == {
+        str(point)
+    }
 
 
 def test_a_damaged_summary_of_another_run_is_left_out_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine, other = (tmp_path / f"{gpu}/dlrm_ddp/default/b64/summary.parquet" for gpu in ("V100", "T4"))
+    mine, other = (
+        tmp_path / f"{gpu}/dlrm_ddp/default/b64/summary.parquet" for gpu in ("V100", "T4")
+    )
     write_table(summary_row(PREDICTION), mine, "summary")
     other.parent.mkdir(parents=True)
     other.write_bytes(mine.read_bytes()[:200])
@@ -46,7 +52,9 @@ def test_a_damaged_summary_of_another_run_is_left_out_and_named(
         predictions_in(tmp_path)
 
 
-def test_a_summary_has_the_last_grid_in_its_order_and_other_points_by_model_and_batch(tmp_path: Path) -> None:
+def test_a_summary_has_the_last_grid_in_its_order_and_other_points_by_model_and_batch(
+    tmp_path: Path,
+) -> None:
     for gpu, size in (("T4", 512), ("V100", 64), ("T4", 64), ("T4", 4096)):
         row = summary_row(replace(PREDICTION, gpu=gpu, batch_size=size))
         write_table(row, tmp_path / f"{gpu}/dlrm_ddp/default/b{size}/summary.parquet", "summary")
@@ -54,9 +62,13 @@ def test_a_summary_has_the_last_grid_in_its_order_and_other_points_by_model_and_
     assert points == [("T4", 64), ("T4", 512), ("T4", 4096), ("V100", 64)]
     order = tmp_path / "grids" / "two" / ORDER
     order.parent.mkdir(parents=True)
-    order.write_text('[["V100", "dlrm_ddp", "default", "64"], ["T4", "dlrm_ddp", "default", "4096"]]')
+    order.write_text(
+        '[["V100", "dlrm_ddp", "default", "64"], ["T4", "dlrm_ddp", "default", "4096"]]'
+    )
     points = [(p.gpu, p.batch_size) for p in predictions_in(tmp_path)]
-    assert points == [("V100", 64), ("T4", 4096), ("T4", 64), ("T4", 512)], "the last grid as it was asked, then others"
+    assert points == [("V100", 64), ("T4", 4096), ("T4", 64), ("T4", 512)], (
+        "the last grid as it was asked, then others"
+    )
 
 
 def test_provenance_names_the_kernel_models_that_a_prediction_rests_on(tmp_path: Path) -> None:
@@ -67,30 +79,43 @@ def test_provenance_names_the_kernel_models_that_a_prediction_rests_on(tmp_path:
         path.write_text("{}")
     config = {"results": str(tmp_path)}
     job = SimpleNamespace(rule="predict", params={}, input=[str(calls), str(folder)], config=config)
-    assert list(provenance(job)["inputs"]) == ["results/calls.parquet", "results/kernels/gemm/auto/family.json"]
+    assert list(provenance(job)["inputs"]) == [
+        "results/calls.parquet",
+        "results/kernels/gemm/auto/family.json",
+    ]
     shutil.rmtree(folder)
     assert list(provenance(job)["inputs"]) == ["results/calls.parquet"]
 
 
-def test_provenance_names_no_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provenance_names_no_folder_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable, folder in (("STEPTIME_DATASETS", "data"), ("STEPTIME_MEASUREMENTS", "mine")):
         (tmp_path / folder).mkdir()
         monkeypatch.setenv(variable, str(tmp_path / folder))
     files = [
-        tmp_path / name for name in ("data/kernels.parquet", "mine/manifest.json", "table.csv", "out/calls.parquet")
+        tmp_path / name
+        for name in ("data/kernels.parquet", "mine/manifest.json", "table.csv", "out/calls.parquet")
     ]
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.write_text("content")
     pack = packs_dir() / "V100" / "pack.json"
-    job = SimpleNamespace(rule="predict", params={}, input=[*files, pack], config={"results": str(tmp_path / "out")})
+    job = SimpleNamespace(
+        rule="predict", params={}, input=[*files, pack], config={"results": str(tmp_path / "out")}
+    )
     assert list(provenance(job)["inputs"]) == [
-        "datasets/kernels.parquet", "measurements/manifest.json", "table.csv", "results/calls.parquet",
+        "datasets/kernels.parquet",
+        "measurements/manifest.json",
+        "table.csv",
+        "results/calls.parquet",
         "packs/V100/pack.json",
-    ]  # fmt: skip
+    ]
 
 
-def test_files_of_the_future_are_dated_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_the_future_are_dated_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ahead, old = tmp_path / "graph.parquet", tmp_path / "calls.parquet"
     for path, shift in ((ahead, 86_400), (old, -86_400)):
         path.write_text("content")
@@ -98,5 +123,8 @@ def test_files_of_the_future_are_dated_now(tmp_path: Path, capsys: pytest.Captur
     before = old.stat().st_mtime
     assert date_now(tmp_path) == 1
     assert abs(ahead.stat().st_mtime - time.time()) < 60 and old.stat().st_mtime == before
-    assert capsys.readouterr().err == f"steptime: {tmp_path}: 1 file(s) had a date in the future, and are dated now\n"
+    assert (
+        capsys.readouterr().err
+        == f"steptime: {tmp_path}: 1 file(s) had a date in the future, and are dated now\n"
+    )
     assert date_now(tmp_path) == 0 and capsys.readouterr().err == ""

@@ -18,11 +18,23 @@ from pipeline.summary_rows import prediction_of, predictions_of, summary_row
 @pytest.fixture
 def prediction() -> Prediction:
     return Prediction(
-        gpu="V100", model="dlrm_default", variant="default", batch_size=2048, predicted_us=8000.0, active_us=6000.0,
-        host_us=3000.0, p10_us=7500.0, p90_us=9000.0, memory_bytes=2 << 30, fits=True, evidence={"pack": 0.9, "roofline": 0.1},
-        host_evidence={"shared": 1.0}, unmodelled_share=0.01, families_us={"gemm": 4000.0, "bmm": 2000.0},
+        gpu="V100",
+        model="dlrm_default",
+        variant="default",
+        batch_size=2048,
+        predicted_us=8000.0,
+        active_us=6000.0,
+        host_us=3000.0,
+        p10_us=7500.0,
+        p90_us=9000.0,
+        memory_bytes=2 << 30,
+        fits=True,
+        evidence={"pack": 0.9, "roofline": 0.1},
+        host_evidence={"shared": 1.0},
+        unmodelled_share=0.01,
+        families_us={"gemm": 4000.0, "bmm": 2000.0},
         unmodelled_us={"aten::odd": 60.0},
-    )  # fmt: skip
+    )
 
 
 def text_of(renderable: object) -> str:
@@ -31,14 +43,21 @@ def text_of(renderable: object) -> str:
     return stream.getvalue()
 
 
-def test_brackets_of_names_and_paths_are_text(prediction: Prediction, capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_of_names_and_paths_are_text(
+    prediction: Prediction, capsys: pytest.CaptureFixture[str]
+) -> None:
     console().print(Catalogue([{"file": "runs[/b].parquet", "says": "[Errno 2] :cat:"}]))
     other = dataclasses.replace(
         prediction, variant="v0123456789", overrides=("model.sizes=[a,b]", f"model.x={'1' * 60}")
     )
     show([other], {"timeline": "runs[red]/t.json"})
     shown = capsys.readouterr().out
-    for text in ("runs[/b].parquet", "[Errno 2] :cat:", "sizes=[a,b]", "timeline: runs[red]/t.json"):
+    for text in (
+        "runs[/b].parquet",
+        "[Errno 2] :cat:",
+        "sizes=[a,b]",
+        "timeline: runs[red]/t.json",
+    ):
         assert text in shown
 
 
@@ -66,7 +85,10 @@ def test_the_table_says_what_matters(prediction: Prediction) -> None:
 
 
 def test_a_prediction_prints_as_one_line_and_shows_as_a_table(prediction: Prediction) -> None:
-    line = "dlrm_default on V100, batch 2048: at least 8.00 ms (p10-p90: 7.50 ms to 9.00 ms), device-bound, 2.0 GiB"
+    line = (
+        "dlrm_default on V100, batch 2048: at least 8.00 ms (p10-p90: 7.50 ms to 9.00 ms),"
+        " device-bound, 2.0 GiB"
+    )
     assert str(prediction) == line and repr([prediction]) == f"[<Prediction: {line}>]"
     assert str(dataclasses.replace(prediction, fits=False)) == f"{line}, does not fit"
     named = dataclasses.replace(prediction, host="h", asked={"dtype": "bf16"})
@@ -79,7 +101,9 @@ def test_a_prediction_prints_as_one_line_and_shows_as_a_table(prediction: Predic
 
 
 def test_a_comparison_shows_as_a_table_in_a_notebook(prediction: Prediction) -> None:
-    html = Comparison([prediction, dataclasses.replace(prediction, gpu="P100", predicted_us=16000.0)])._repr_html_()
+    html = Comparison(
+        [prediction, dataclasses.replace(prediction, gpu="P100", predicted_us=16000.0)]
+    )._repr_html_()
     assert html.count("<tr>") == 3 and "<th>GPU</th>" in html and "128,000" in html and "★" in html
 
 
@@ -102,9 +126,14 @@ def test_a_step_that_fits_tightly_says_so_wherever_it_is_shown(prediction: Predi
 
 def test_a_step_that_does_not_fit_names_what_does(prediction: Prediction) -> None:
     large = dataclasses.replace(
-        prediction, fits=False, largest_batch=1700, fitting_gpus=("L40S", "A100", "H100", "H200", "B200")
+        prediction,
+        fits=False,
+        largest_batch=1700,
+        fitting_gpus=("L40S", "A100", "H100", "H200", "B200"),
     )
-    assert "a batch of 1,700 on this GPU; this batch on L40S, A100, H100 and 2 more" in text_of(one(large))
+    assert "a batch of 1,700 on this GPU; this batch on L40S, A100, H100 and 2 more" in text_of(
+        one(large)
+    )
     none = dataclasses.replace(large, largest_batch=None, fitting_gpus=())
     assert "not even a batch of 1 on this GPU; this batch on no other GPU" in text_of(one(none))
     row = to_arrow(summary_row(large), "summary").to_pandas().to_dict("records")[0]
@@ -114,7 +143,9 @@ def test_a_step_that_does_not_fit_names_what_does(prediction: Prediction) -> Non
 
 
 def test_a_summary_of_an_earlier_version_is_read(prediction: Prediction) -> None:
-    table = summary_row(prediction).drop(columns=["host", "device_bound_from", "largest_batch", "fitting_gpus"])
+    table = summary_row(prediction).drop(
+        columns=["host", "device_bound_from", "largest_batch", "fitting_gpus"]
+    )
     (row,) = to_arrow(table, "summary").to_pandas().to_dict("records")
     assert prediction_of(row) == prediction
 
@@ -126,14 +157,29 @@ def lines_at(renderable: object, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_a_comparison_is_whole_at_the_width_of_any_terminal(prediction: Prediction, width: int) -> None:
+def test_a_comparison_is_whole_at_the_width_of_any_terminal(
+    prediction: Prediction, width: int
+) -> None:
     rows = [
-        dataclasses.replace(prediction, gpu="A100-PCIE-40GB", model=model, batch_size=batch, memory_bytes=memory << 30,
-                            predicted_us=us, p10_us=0.9 * us, p90_us=1.1 * us, fits=memory < 40)
-        for model in ("dlrm_open_source", "gpt3_27") for batch, us, memory in ((2, 8e3, 2), (4096, 2.1e7, 148))
-    ]  # fmt: skip
+        dataclasses.replace(
+            prediction,
+            gpu="A100-PCIE-40GB",
+            model=model,
+            batch_size=batch,
+            memory_bytes=memory << 30,
+            predicted_us=us,
+            p10_us=0.9 * us,
+            p90_us=1.1 * us,
+            fits=memory < 40,
+        )
+        for model in ("dlrm_open_source", "gpt3_27")
+        for batch, us, memory in ((2, 8e3, 2), (4096, 2.1e7, 148))
+    ]
     shown = lines_at(
-        Comparison(rows, dict.fromkeys([f"{p.gpu}/{p.model}/{p.variant}" for p in rows], 1_200_000)), width
+        Comparison(
+            rows, dict.fromkeys([f"{p.gpu}/{p.model}/{p.variant}" for p in rows], 1_200_000)
+        ),
+        width,
     )
     assert max(map(len, shown)) <= width
     text = "\n".join(shown)
@@ -162,7 +208,11 @@ def test_a_title_that_does_not_fit_becomes_rows(prediction: Prediction) -> None:
 
 
 def test_options_are_not_folded_on_a_terminal_that_is_too_narrow(prediction: Prediction) -> None:
-    long = ("model.embedding=joint_sparse", "model.interaction=fused", "model.read_loss=before_backward")
+    long = (
+        "model.embedding=joint_sparse",
+        "model.interaction=fused",
+        "model.read_loss=before_backward",
+    )
     rows = [dataclasses.replace(prediction, overrides=texts) for texts in (long[:1], long)]
     stream = io.StringIO()
     Console(file=stream, width=40).print(Comparison(rows), crop=False)
@@ -186,7 +236,9 @@ def test_the_catalogue_of_gpus_breaks_no_word(width: int) -> None:
 
 def test_a_hashed_variant_is_shown_by_its_options(prediction: Prediction) -> None:
     hashed = dataclasses.replace(
-        prediction, variant="v82811cac9c", overrides=("model.tables=[4,24]", "+model.options.width=512")
+        prediction,
+        variant="v82811cac9c",
+        overrides=("model.tables=[4,24]", "+model.options.width=512"),
     )
     for shown in (text_of(one(hashed)), text_of(Comparison([hashed, prediction]))):
         assert "tables=[4,24] options.width=512" in shown and "v82811cac9c" not in shown

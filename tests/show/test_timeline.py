@@ -70,7 +70,12 @@ def test_events_follow_the_trace_event_format(trace: dict[str, object]) -> None:
             assert isinstance(event["id"], int) and event["cat"]
             assert event.get("bp") == ("e" if event["ph"] == "f" else None)
         if event["ph"] == "M":
-            assert event["name"] in ("process_name", "thread_name", "process_sort_index", "thread_sort_index")
+            assert event["name"] in (
+                "process_name",
+                "thread_name",
+                "process_sort_index",
+                "thread_sort_index",
+            )
             assert event["args"]
 
 
@@ -101,15 +106,37 @@ def test_the_measured_step_lies_below_the_predicted_one(tmp_path: Path) -> None:
     for step, (begin, longer) in enumerate(((0, 0), (100, 4), (200, 9))):
         host = {"ph": "X", "pid": 5, "tid": 5, "args": {"External id": 10 + step}}
         events += [
-            {**host, "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin, "dur": 60},
+            {
+                **host,
+                "cat": "user_annotation",
+                "name": f"ProfilerStep#{step}",
+                "ts": begin,
+                "dur": 60,
+            },
             {**host, "cat": "cpu_op", "name": "aten::mm", "ts": begin + 1, "dur": 19},
-            {**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": begin + 4, "dur": 6,
-             "args": {"correlation": 50 + step}},
-            {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": begin + 12, "dur": 20 + longer,
-             "args": {"correlation": 50 + step, "stream": 7, "device": 0}},
-        ]  # fmt: skip
+            {
+                **host,
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "ts": begin + 4,
+                "dur": 6,
+                "args": {"correlation": 50 + step},
+            },
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": "gemm",
+                "pid": 0,
+                "tid": 7,
+                "ts": begin + 12,
+                "dur": 20 + longer,
+                "args": {"correlation": 50 + step, "stream": 7, "device": 0},
+            },
+        ]
     file = tmp_path / "kineto.json"
-    file.write_text(json.dumps({"deviceProperties": [{"id": 0, "name": "V100"}], "traceEvents": events}))
+    file.write_text(
+        json.dumps({"deviceProperties": [{"id": 0, "name": "V100"}], "traceEvents": events})
+    )
     rows = measured_events(file)
     assert {e["args"]["name"] for e in rows if e["name"] in ("process_name", "thread_name")} == {
         measured_rows.HOST,
@@ -124,13 +151,18 @@ def test_the_measured_step_lies_below_the_predicted_one(tmp_path: Path) -> None:
 
 
 def test_perfetto_reads_every_slice(trace: dict[str, object], tmp_path: Path) -> None:
-    processor = pytest.importorskip("perfetto.trace_processor", reason="the perfetto package is not installed")
+    processor = pytest.importorskip(
+        "perfetto.trace_processor", reason="the perfetto package is not installed"
+    )
     file = tmp_path / "timeline.json"
     file.write_text(json.dumps(trace))
     try:
         opened = processor.TraceProcessor(trace=str(file))
     except Exception as error:  # whatever it meets while fetching its program
-        pytest.skip(f"perfetto's trace processor is fetched at first use, and cannot be fetched here ({error})")
+        pytest.skip(
+            "perfetto's trace processor is fetched at first use, and cannot be fetched here"
+            f" ({error})"
+        )
     events = trace["traceEvents"]
     assert isinstance(events, list)
     with opened:
@@ -147,7 +179,9 @@ def test_slices_of_one_row_nest_or_follow_each_other(trace: dict[str, object]) -
     assert isinstance(events, list)
     rows: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in (e for e in events if e["ph"] == "X"):
-        rows.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+        rows.setdefault((event["pid"], event["tid"]), []).append(
+            (event["ts"], event["ts"] + event["dur"])
+        )
     tolerance = 0.0025  # times are rounded to nanoseconds, begin and length apart
     for slices in rows.values():
         open_ends: list[float] = []
@@ -165,7 +199,9 @@ def slices(trace: dict[str, Any], chosen: Callable[[dict[str, Any]], bool]) -> l
 def test_an_arrow_leads_from_each_launch_to_its_kernel(trace: dict[str, Any]) -> None:
     launches = {e["args"]["call"]: e for e in slices(trace, lambda e: e["name"] == "launch")}
     kernels = {e["args"]["call"]: e for e in slices(trace, lambda e: e["cat"] == "kernel")}
-    begins = {e["id"]: (e["pid"], e["tid"], e["ts"]) for e in trace["traceEvents"] if e["ph"] == "s"}
+    begins = {
+        e["id"]: (e["pid"], e["tid"], e["ts"]) for e in trace["traceEvents"] if e["ph"] == "s"
+    }
     ends = {e["id"]: (e["pid"], e["tid"], e["ts"]) for e in trace["traceEvents"] if e["ph"] == "f"}
     assert launches.keys() == kernels.keys() and len(kernels) == len(begins) == len(ends) > 10
     drawn = {begins[number]: ends[number] for number in begins}
@@ -187,7 +223,11 @@ def test_the_critical_path_fills_the_step_without_a_gap(step: Step) -> None:
 
 def test_two_operators_of_one_name_are_two_slices_of_the_path(step: Step) -> None:
     timeline = step.timeline
-    operators = [name for name, *_ in critical_slices(timeline, [""] * timeline.program.call_count) if "::" in name]
+    operators = [
+        name
+        for name, *_ in critical_slices(timeline, [""] * timeline.program.call_count)
+        if "::" in name
+    ]
     on_path = np.unique(timeline.program.item[timeline.critical.rows])
     assert len(operators) >= 0.9 * len(on_path) > 10, "some operators take no time of the path"
 
@@ -206,11 +246,19 @@ def test_phases_follow_each_other_in_the_order_of_a_training_step(trace: dict[st
 
 
 def test_rows_are_sorted_summary_first_and_measured_last(trace: dict[str, Any]) -> None:
-    order = {e["pid"]: e["args"]["sort_index"] for e in trace["traceEvents"] if e["name"] == "process_sort_index"}
-    names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    order = {
+        e["pid"]: e["args"]["sort_index"]
+        for e in trace["traceEvents"]
+        if e["name"] == "process_sort_index"
+    }
+    names = {
+        e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
+    }
     assert [names[pid] for pid in sorted(order, key=order.__getitem__)] == [
-        "predicted step", "predicted host", "predicted GPU",
-    ]  # fmt: skip
+        "predicted step",
+        "predicted host",
+        "predicted GPU",
+    ]
 
 
 def test_collectives_of_the_backward_phase_are_communication(tmp_path: Path) -> None:
@@ -218,15 +266,26 @@ def test_collectives_of_the_backward_phase_are_communication(tmp_path: Path) -> 
     # main       |-- mm --||-- mm --|
     # stream 7        |--- gemm ---||-- ncclDevKernel --|
     events: list[dict[str, object]] = [annotation("ProfilerStep#0", 0, 190)]
-    for number, (name, begin, end) in enumerate((("gemm", 5, 18), ("ncclDevKernel_AllReduce_Sum_f32", 19, 39))):
-        events += [op("aten::mm", 1 + 10 * number, 10 + 10 * number), launch(3 + 10 * number, 4 + 10 * number, number + 1),
-                   kernel(name, begin, end, number + 1)]  # fmt: skip
+    for number, (name, begin, end) in enumerate(
+        (("gemm", 5, 18), ("ncclDevKernel_AllReduce_Sum_f32", 19, 39))
+    ):
+        events += [
+            op("aten::mm", 1 + 10 * number, 10 + 10 * number),
+            launch(3 + 10 * number, 4 + 10 * number, number + 1),
+            kernel(name, begin, end, number + 1),
+        ]
     out = tmp_path / "timeline.json"
     replay(write(tmp_path, events), timeline=out)
     trace = json.loads(out.read_text())
     (moving,) = slices(trace, lambda e: e["cat"] == "communication")
-    (collective,) = slices(trace, lambda e: e["name"].startswith("nccl") and e["pid"] == predicted_rows.DEVICE_PID)
-    assert (moving["ts"], moving["dur"]) == (collective["ts"], collective["dur"]) == (pytest.approx(1019, abs=3), 20.0)
+    (collective,) = slices(
+        trace, lambda e: e["name"].startswith("nccl") and e["pid"] == predicted_rows.DEVICE_PID
+    )
+    assert (
+        (moving["ts"], moving["dur"])
+        == (collective["ts"], collective["dur"])
+        == (pytest.approx(1019, abs=3), 20.0)
+    )
 
 
 def test_steps_that_overlap_get_rows_of_their_own() -> None:
@@ -243,7 +302,9 @@ def html(step: Step, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-GPU_ROW = "timeline.data.rows.findIndex(row => row.group === 'predicted GPU' && row.name !== 'module')"
+GPU_ROW = (
+    "timeline.data.rows.findIndex(row => row.group === 'predicted GPU' && row.name !== 'module')"
+)
 
 
 def opened(page: Page, file: Path, width: int = 1280) -> None:
@@ -268,11 +329,16 @@ def test_the_page_needs_no_network_and_draws_every_slice(
     assert page.value("timeline.data.arrows.length") == calls
 
 
-def test_the_timeline_is_drawn_in_the_frame_of_a_report(page: Page, html: Path, tmp_path: Path) -> None:
+def test_the_timeline_is_drawn_in_the_frame_of_a_report(
+    page: Page, html: Path, tmp_path: Path
+) -> None:
     text, report = html.read_text(encoding="utf-8"), tmp_path / "report.html"
     policy = escape(page_policy([text]))
-    report.write_text(f"""<!doctype html><meta http-equiv="Content-Security-Policy" content="{policy}">
-        <iframe style="width: 100%; height: 700px" srcdoc="{escape(text)}"></iframe>""", encoding="utf-8")  # fmt: skip
+    report.write_text(
+        f"""<!doctype html><meta http-equiv="Content-Security-Policy" content="{policy}">
+        <iframe style="width: 100%; height: 700px" srcdoc="{escape(text)}"></iframe>""",
+        encoding="utf-8",
+    )
     page.size(1280, 800)
     page.errors.clear()
     page.open(report.as_uri())
@@ -280,7 +346,9 @@ def test_the_timeline_is_drawn_in_the_frame_of_a_report(page: Page, html: Path, 
     assert page.errors == []
 
 
-def test_pointing_at_a_kernel_names_it_with_its_time_and_sizes(page: Page, html: Path, step: Step) -> None:
+def test_pointing_at_a_kernel_names_it_with_its_time_and_sizes(
+    page: Page, html: Path, step: Step
+) -> None:
     opened(page, html)
     table = step.prediction.calls.dropna(subset=["device_start_us"]).sort_values("device_start_us")
     number = int(np.argmax(np.where(table["family"] == "gemm", table["kernel_us"], 0.0)))
@@ -288,7 +356,8 @@ def test_pointing_at_a_kernel_names_it_with_its_time_and_sizes(page: Page, html:
     at = page.value(f"timeline.place({GPU_ROW}, {number})")
     page.mouse(at["x"], at["y"])
     tip = page.wait(
-        "document.getElementById('tip').style.display === 'block' && document.getElementById('tip').textContent"
+        "document.getElementById('tip').style.display === 'block' &&"
+        " document.getElementById('tip').textContent"
     )
     assert tip.startswith(f"{longest['family']}:{longest['op']}  ·  {longest['kernel_us']:.2f} µs")
     sizes = step.calls.loc[int(longest["call"]), ["B", "M", "N", "K"]].astype(int)
@@ -305,14 +374,17 @@ def test_wheel_keys_and_buttons_change_the_part_that_is_shown(page: Page, html: 
     span = "timeline.view.to - timeline.view.from"
     whole = page.value(span)
     box = page.value(
-        "(b => [b.left + b.width / 4, b.top + 60])(document.getElementById('chart').getBoundingClientRect())"
+        "(b => [b.left + b.width / 4, b.top +"
+        " 60])(document.getElementById('chart').getBoundingClientRect())"
     )
     width = "document.getElementById('chart').clientWidth"
     time = f"(px => timeline.view.from + px / {width} * ({span}))"
     under = page.value(f"{time}({box[0]})")
     page.mouse(*box, "mouseWheel", deltaX=0, deltaY=-500)
     page.wait(f"{span} < {0.6 * whole}")
-    assert page.value(f"{time}({box[0]})") == pytest.approx(under, rel=1e-6), "what lies under the mouse stays there"
+    assert page.value(f"{time}({box[0]})") == pytest.approx(under, rel=1e-6), (
+        "what lies under the mouse stays there"
+    )
     page.wait("timeline.state.drawn < timeline.state.slices")
     begin = page.value("timeline.view.from")
     page.key("d")
@@ -333,7 +405,8 @@ def test_a_search_finds_every_slice_of_that_name_and_goes_to_the_next(
     expected = slices(trace, lambda e: "gemm" in e["name"])
     kernels = [e["dur"] for e in expected if e["cat"] == "kernel"]
     page.wait(
-        f"document.getElementById('found').textContent === '{len(kernels)} kernels, {sum(kernels):.2f} µs in all'"
+        f"document.getElementById('found').textContent === '{len(kernels)} kernels,"
+        f" {sum(kernels):.2f} µs in all'"
     )
     page.key("Enter")
     page.wait(f"document.getElementById('found').textContent === '1 of {len(expected)}'")
@@ -347,7 +420,9 @@ def test_the_page_fits_a_phone(page: Page, html: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_fifty_thousand_slices_are_drawn_in_time_for_a_movement(page: Page, tmp_path: Path, step: Step) -> None:
+def test_fifty_thousand_slices_are_drawn_in_time_for_a_movement(
+    page: Page, tmp_path: Path, step: Step
+) -> None:
     own = sum(len(row["begin"]) for row in page_data(timeline_events(step.timeline), "")["rows"])
     copies = -(-50_000 // own)
     length = float(step.timeline.step_us[0])
@@ -358,7 +433,8 @@ def test_fifty_thousand_slices_are_drawn_in_time_for_a_movement(page: Page, tmp_
     assert page.value("timeline.state.slices") == own * copies >= 50_000
     page.value("timeline.paintAll()")
     took = page.value(
-        "(start => { for (let i = 0; i < 10; i++) timeline.paintAll(); return performance.now() - start })(performance.now())"
+        "(start => { for (let i = 0; i < 10; i++) timeline.paintAll(); return performance.now() -"
+        " start })(performance.now())"
     )
     assert took / 10 < 500, "milliseconds a frame, on a machine that does other work too"
 
@@ -367,16 +443,28 @@ def test_names_that_do_not_fit_keep_their_end(page: Page, html: Path) -> None:
     opened(page, html)
     page.value("timeline.pen.font = '12px system-ui, sans-serif'")
     room = "timeline.pen.measureText('conv…weight').width + 2"
-    cuts = [page.value(f"timeline.cut('conv2d_backward_{what}', {room})") for what in ("weight", "data")]
-    assert all("…" in text for text in cuts) and cuts[0].endswith("eight") and cuts[1].endswith("ata")
-    assert page.value("timeline.cut('ResNet.layer1.0.conv1', timeline.pen.measureText('conv1').width + 1)") == "conv1"
+    cuts = [
+        page.value(f"timeline.cut('conv2d_backward_{what}', {room})") for what in ("weight", "data")
+    ]
+    assert (
+        all("…" in text for text in cuts) and cuts[0].endswith("eight") and cuts[1].endswith("ata")
+    )
+    assert (
+        page.value(
+            "timeline.cut('ResNet.layer1.0.conv1', timeline.pen.measureText('conv1').width + 1)"
+        )
+        == "conv1"
+    )
     shorter = {"gemm:mm": "gemm", "Addmm backward": "Addmm", "fbgemm::lookup": "fbgemm::lookup"}
     for name, text in shorter.items():
-        assert page.value(f"timeline.cut('{name}', timeline.pen.measureText('{text}').width)") == text
+        assert (
+            page.value(f"timeline.cut('{name}', timeline.pen.measureText('{text}').width)") == text
+        )
     assert page.value("timeline.cut('gemm', 1)") == ""
-    assert page.value("timeline.cut('embedding_backward', timeline.pen.measureText('e…d').width + 1)") == "", (
-        "no riddles"
-    )
+    assert (
+        page.value("timeline.cut('embedding_backward', timeline.pen.measureText('e…d').width + 1)")
+        == ""
+    ), "no riddles"
 
 
 def test_no_two_kinds_of_rows_have_one_grey(page: Page, html: Path) -> None:
@@ -384,6 +472,9 @@ def test_no_two_kinds_of_rows_have_one_grey(page: Page, html: Path) -> None:
     kinds = ["cuda_runtime", "host time", "step", "other kernels", "inputs"]
     hues = [page.value(f"timeline.FIXED['{kind}']") for kind in kinds]
     apart = [
-        max(abs(int(a[i : i + 2], 16) - int(b[i : i + 2], 16)) for i in (1, 3, 5)) for a in hues for b in hues if a < b
+        max(abs(int(a[i : i + 2], 16) - int(b[i : i + 2], 16)) for i in (1, 3, 5))
+        for a in hues
+        for b in hues
+        if a < b
     ]
     assert min(apart) > 48

@@ -32,7 +32,9 @@ Event = dict[str, Any]
 @pytest.fixture(scope="module")
 def step() -> Answer:
     """A small step, predicted from shipped models."""
-    return engine(None).predict_one(ask(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"]))
+    return engine(None).predict_one(
+        ask(["gpu=H100", "model=dlrm_small", "batch_size=64", "predict.draws=10"])
+    )
 
 
 def timeline_of(step: Answer) -> Timeline:
@@ -50,17 +52,33 @@ def slices(events: Sequence[Event], chosen: Callable[[Event], bool]) -> list[Eve
 
 def test_modules_lie_above_the_kernels_each_inside_the_one_that_holds_it(step: Answer) -> None:
     modules = slices(events_of(step), lambda e: e["cat"] == "module")
-    assert {(e["pid"], e["tid"]) for e in modules} == {(predicted_rows.DEVICE_PID, predicted_rows.MODULES)}
-    assert min(timeline_of(step).program.streams) > predicted_rows.MODULES, "rows are in the order of their ids"
+    assert {(e["pid"], e["tid"]) for e in modules} == {
+        (predicted_rows.DEVICE_PID, predicted_rows.MODULES)
+    }
+    assert min(timeline_of(step).program.streams) > predicted_rows.MODULES, (
+        "rows are in the order of their ids"
+    )
     names = [e["name"] for e in modules]
-    assert names.count("Dlrm") == 2 and {"Dlrm.bottom", "Dlrm.top", "inputs", "loss", "optimizer"} <= set(names)
+    assert names.count("Dlrm") == 2 and {
+        "Dlrm.bottom",
+        "Dlrm.top",
+        "inputs",
+        "loss",
+        "optimizer",
+    } <= set(names)
     for event in modules:
         path, begin, end = event["name"], event["ts"], event["ts"] + event["dur"]
         if "." in path:
-            above = [e for e in modules if e["name"] == path.rpartition(".")[0] and e["args"] == event["args"]]
+            above = [
+                e
+                for e in modules
+                if e["name"] == path.rpartition(".")[0] and e["args"] == event["args"]
+            ]
             assert any(e["ts"] <= begin and end <= e["ts"] + e["dur"] + 1e-6 for e in above), path
     inside = [
-        e for e in slices(events_of(step), lambda e: e["cat"] == "kernel") if e["args"]["operator"] == "aten::linear"
+        e
+        for e in slices(events_of(step), lambda e: e["cat"] == "kernel")
+        if e["args"]["operator"] == "aten::linear"
     ]
     first = next(e for e in modules if e["name"] == "Dlrm.bottom.0")
     assert first["ts"] == inside[0]["ts"]
@@ -69,7 +87,9 @@ def test_modules_lie_above_the_kernels_each_inside_the_one_that_holds_it(step: A
 def test_a_kernel_says_its_interval_and_its_evidence(step: Answer) -> None:
     calls = step.whole().calls
     assert calls is not None
-    (first, *_) = slices(events_of(step), lambda e: e["cat"] == "kernel" and e["name"].startswith("gemm"))
+    (first, *_) = slices(
+        events_of(step), lambda e: e["cat"] == "kernel" and e["name"].startswith("gemm")
+    )
     call = calls.query(f"call == {first['args']['call']}").iloc[0]
     assert first["args"]["p10 to p90"] == f"{call['p10_us']:.3g} to {call['p90_us']:.3g} µs"
     assert first["args"]["evidence"] == call["evidence"] in step.whole().evidence
@@ -92,9 +112,17 @@ def test_a_replay_draws_the_measured_step_and_the_difference_below_the_predicted
     timeline = simulate(program(action(api=4.0)), np.array([5.0]))  # from 1 to 6 µs
     events = timeline_events([(timeline, 100.0)], measured_us=[8.0])
     rows = {e["cat"]: (e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
-    assert rows["step"] == ("step", 100.0, 6.0) and rows["measured step"] == ("measured", 100.0, 8.0)
+    assert rows["step"] == ("step", 100.0, 6.0) and rows["measured step"] == (
+        "measured",
+        100.0,
+        8.0,
+    )
     assert rows["difference"] == ("predicted 25.00% too short", 106.0, 2.0)
-    order = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == predicted_rows.PID]
+    order = [
+        e["args"]["name"]
+        for e in events
+        if e["name"] == "thread_name" and e["pid"] == predicted_rows.PID
+    ]
     assert order[:3] == ["step", "measured step", "difference"]
 
 
@@ -122,18 +150,39 @@ def test_a_replay_draws_where_predicted_kernels_begin_later_or_earlier(tmp_path:
     assert (found[0]["ts"], found[-1]["ts"] + found[-1]["dur"]) == pytest.approx(
         (100.0 + start[2], 100.0 + start[3] + 10.0)
     )
-    exact = replace(done.timeline, device_start=measured[:, None], device_end=measured[:, None] + 10.0)
-    assert not [e for e in shifted_rows(source.act, [(done.iteration, exact, 100.0)]) if e["ph"] == "X"]
+    exact = replace(
+        done.timeline, device_start=measured[:, None], device_end=measured[:, None] + 10.0
+    )
+    assert not [
+        e for e in shifted_rows(source.act, [(done.iteration, exact, 100.0)]) if e["ph"] == "X"
+    ]
 
 
 def test_measured_rows_lie_below_the_predicted_ones_of_their_kind(tmp_path: Path) -> None:
-    events = [annotation("ProfilerStep#0", 0, 190), op("aten::mm", 1, 10), launch(3, 4, 1), kernel("gemm", 5, 18, 1)]
+    events = [
+        annotation("ProfilerStep#0", 0, 190),
+        op("aten::mm", 1, 10),
+        launch(3, 4, 1),
+        kernel("gemm", 5, 18, 1),
+    ]
     replay(write(tmp_path, events), timeline=tmp_path / "timeline.json")
     trace = json.loads((tmp_path / "timeline.json").read_text())
-    order = {e["pid"]: e["args"]["sort_index"] for e in trace["traceEvents"] if e["name"] == "process_sort_index"}
-    names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    order = {
+        e["pid"]: e["args"]["sort_index"]
+        for e in trace["traceEvents"]
+        if e["name"] == "process_sort_index"
+    }
+    names = {
+        e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
+    }
     assert [names[pid] for pid in sorted(order, key=order.__getitem__)] == [
-        "predicted step", "predicted host", measured_rows.HOST, "predicted GPU", measured_rows.DEVICE,
+        "predicted step",
+        "predicted host",
+        measured_rows.HOST,
+        "predicted GPU",
+        measured_rows.DEVICE,
         measured_rows.SHIFT,
-    ]  # fmt: skip
-    assert not slices(trace["traceEvents"], lambda e: e["cat"] == "module"), "a trace has no modules"
+    ]
+    assert not slices(trace["traceEvents"], lambda e: e["cat"] == "module"), (
+        "a trace has no modules"
+    )

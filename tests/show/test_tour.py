@@ -39,15 +39,25 @@ def test_every_cell_runs_and_shows_what_the_file_says(monkeypatch: pytest.Monkey
     pictures = 0
     for cell in cells():
         value, printed = run_cell(cell.source, names)
-        shown = {kind: text for output in cell.outputs for kind, text in output.get("data", {}).items()}
+        shown = {
+            kind: text for output in cell.outputs for kind, text in output.get("data", {}).items()
+        }
         if "image/png" in shown:
             assert type(value).__name__ == "Figure", cell.source
             pictures += 1
             continue
         told = "".join(output.get("text", "") for output in cell.outputs)
-        now = value._repr_html_() if isinstance(value, pd.DataFrame) else repr(value) if value is not None else ""
+        now = (
+            value._repr_html_()
+            if isinstance(value, pd.DataFrame)
+            else repr(value)
+            if value is not None
+            else ""
+        )
         before = shown.get("text/html" if isinstance(value, pd.DataFrame) else "text/plain", "")
-        before, now = (re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL) for text in (before, now))
+        before, now = (
+            re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL) for text in (before, now)
+        )
         assert numbers(now) == pytest.approx(numbers(before), rel=SAME), cell.source
         assert numbers(printed) == pytest.approx(numbers(told), rel=SAME), cell.source
     assert pictures == 3
@@ -58,6 +68,8 @@ def test_the_file_is_small_and_says_nothing_of_a_machine() -> None:
     assert len(text) < MOST_BYTES
     assert not re.search(r"(?<![\w/.])/(tmp|home|root|work|usr)/", text)
     for cell in cells():
-        assert cell.outputs == [] or not any(output.output_type == "error" for output in cell.outputs)
+        assert cell.outputs == [] or not any(
+            output.output_type == "error" for output in cell.outputs
+        )
         assert "execution" not in cell.metadata  # times of a machine
     assert any(cell.outputs for cell in cells())

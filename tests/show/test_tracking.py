@@ -17,7 +17,14 @@ import pytest
 from mlflow import MlflowClient
 
 from pipeline.errors import InputError, SteptimeError
-from pipeline.show.tracking import KERNEL_MODELS, OVERHEADS, SHARED_DATABASE, describe_kernel_models, log_run, serve
+from pipeline.show.tracking import (
+    KERNEL_MODELS,
+    OVERHEADS,
+    SHARED_DATABASE,
+    describe_kernel_models,
+    log_run,
+    serve,
+)
 
 OPEN_TO_ALL = {
     "MLFLOW_HOST": "0.0.0.0",
@@ -48,7 +55,9 @@ def test_processes_that_log_first_at_once_share_one_database(tmp_path: Path) -> 
         owner = client.get_experiment_by_name(experiment)
         assert owner is not None and owner.artifact_location.startswith(folder.as_uri())
         runs = client.search_runs([owner.experiment_id])
-        assert {run.info.run_name for run in runs} == {name for kind, name in names if kind == experiment}
+        assert {run.info.run_name for run in runs} == {
+            name for kind, name in names if kind == experiment
+        }
 
 
 def test_the_description_lists_as_many_kernel_models_as_mlflow_stores(tmp_path: Path) -> None:
@@ -76,7 +85,10 @@ def test_results_folders_share_the_database_that_a_variable_names(
     client = MlflowClient(f"sqlite:///{tmp_path}/shared.db")
     owner = client.get_experiment_by_name(OVERHEADS)
     assert owner is not None and owner.artifact_location.startswith((tmp_path / "one").as_uri())
-    assert {run.info.run_name for run in client.search_runs([owner.experiment_id])} == {"one", "other"}
+    assert {run.info.run_name for run in client.search_runs([owner.experiment_id])} == {
+        "one",
+        "other",
+    }
     assert not list(tmp_path.glob("*/mlflow.db"))
 
 
@@ -86,16 +98,23 @@ def test_an_experiment_that_another_machine_creates_meanwhile_is_used(
     log(tmp_path, OVERHEADS, "first")
     known = MlflowClient.get_experiment_by_name
     answers = iter([None])  # the first question comes before the other machine's experiment
-    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda self, name: next(answers, known(self, name)))
+    monkeypatch.setattr(
+        MlflowClient, "get_experiment_by_name", lambda self, name: next(answers, known(self, name))
+    )
     log(tmp_path, OVERHEADS, "second")
     monkeypatch.undo()
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     owner = client.get_experiment_by_name(OVERHEADS)
     assert owner is not None
-    assert {run.info.run_name for run in client.search_runs([owner.experiment_id])} == {"first", "second"}
+    assert {run.info.run_name for run in client.search_runs([owner.experiment_id])} == {
+        "first",
+        "second",
+    }
 
 
-def test_a_tracking_server_is_not_served_a_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracking_server_is_not_served_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SHARED_DATABASE, "http://mlflow.example:5000")
     with pytest.raises(InputError, match="has a UI of its own; open it in a browser"):
         serve(5001, tmp_path)
@@ -110,10 +129,14 @@ log_run(sys.argv[1], OVERHEADS, "V100", params={}, metrics={"mean": 1.0}, tags={
 
 
 @pytest.mark.nightly
-def test_a_process_that_is_killed_while_it_makes_the_database_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_while_it_makes_the_database_leaves_none_or_a_whole_one(
+    tmp_path: Path,
+) -> None:
     command = [sys.executable, "-c", FIRST_LOG, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        while process.poll() is None and not any(each.stat().st_size for each in tmp_path.glob("*mlflow.db*")):
+        while process.poll() is None and not any(
+            each.stat().st_size for each in tmp_path.glob("*mlflow.db*")
+        ):
             time.sleep(0.02)
         process.kill()
     assert not (tmp_path / "mlflow.db").exists(), "the process was killed too late for this test"
@@ -123,10 +146,14 @@ def test_a_process_that_is_killed_while_it_makes_the_database_leaves_none_or_a_w
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
-        raise RuntimeError("(sqlite3.OperationalError) database or disk is full\n[SQL: INSERT INTO runs]")
+        raise RuntimeError(
+            "(sqlite3.OperationalError) database or disk is full\n[SQL: INSERT INTO runs]"
+        )
 
     monkeypatch.setattr(MlflowClient, "create_run", full)
-    with pytest.raises(SteptimeError, match=r"MLflow's database cannot be written \(the disk is full\)$"):
+    with pytest.raises(
+        SteptimeError, match=r"MLflow's database cannot be written \(the disk is full\)$"
+    ):
         log(tmp_path, OVERHEADS, "V100")
 
 
@@ -181,21 +208,35 @@ def test_the_server_listens_on_the_loopback_address_alone(tmp_path: Path) -> Non
     for library in ("mlflow", "uvicorn", "fastapi", "flask"):
         (planted / f"{library}.py").write_text(f"open({str(tmp_path / 'sign')!r}, 'w').close()")
     command = f"from pipeline.show.tracking import serve; serve({port}, {str(tmp_path)!r})"
-    server = subprocess.Popen([sys.executable, "-P", "-c", command], cwd=planted, env={**os.environ, **OPEN_TO_ALL},
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+    server = subprocess.Popen(
+        [sys.executable, "-P", "-c", command],
+        cwd=planted,
+        env={**os.environ, **OPEN_TO_ALL},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
-        link = next(line for line in server.stdout if "kernel models" in line)  # comes when the server answers
+        link = next(
+            line for line in server.stdout if "kernel models" in line
+        )  # comes when the server answers
         assert f"http://127.0.0.1:{port}/#/experiments/" in link and "champion" in link
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
             assert answer.status == 200
-        assert not (tmp_path / "sign").exists(), "a file of the current folder took the place of a library"
+        assert not (tmp_path / "sign").exists(), (
+            "a file of the current folder took the place of a library"
+        )
         with (
             pytest.raises(OSError),
             socket.create_connection(("127.0.0.2", port), timeout=5),
         ):  # 0.0.0.0 would answer here
             pass
-        asked = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Host": "elsewhere.example"})
-        with pytest.raises(urllib.error.HTTPError, match="403"):  # a page of another site that takes this address
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}/", headers={"Host": "elsewhere.example"}
+        )
+        with pytest.raises(
+            urllib.error.HTTPError, match="403"
+        ):  # a page of another site that takes this address
             urllib.request.urlopen(asked, timeout=10)
     finally:
         server.send_signal(signal.SIGTERM)

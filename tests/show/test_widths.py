@@ -18,7 +18,11 @@ LONG = "gpu=A100-SXM4-80GB,H100-PCIe"
 OPTIONS = "model.interaction=by_parts,fused predict.cuda_graph=false,true model.dtype=default,fp16"
 
 COMMANDS = [
-    "gpus", "hosts", "clusters", "models", "models dlrm_default",
+    "gpus",
+    "hosts",
+    "clusters",
+    "models",
+    "models dlrm_default",
     f"predict gpu=A100-SXM4-80GB {SMALL}",
     f"predict gpu=A100-SXM4-80GB {SMALL} --by module",
     f"compare {LONG} model=dlrm_small,dlrm_default batch_size=64 predict.draws=10",
@@ -29,9 +33,11 @@ COMMANDS = [
     f"advise gpu=A100-SXM4-80GB {SMALL}",
     f"plan samples_per_dollar {LONG} {SMALL} {OPTIONS}",
     "summary results={folder}",
-    "replay {trace}", "replay {trace} --rank {other}", "advise --trace {trace} gpu=A100-SXM4-80GB",
+    "replay {trace}",
+    "replay {trace} --rank {other}",
+    "advise --trace {trace} gpu=A100-SXM4-80GB",
     "kernels fit --samples {samples} --gpu T4 --out {folder}/models",
-]  # fmt: skip
+]
 
 COPIED = re.compile(r"   steptime |\[\d+\] ")
 """Beginning of a line that is copied, and so longer than a narrow terminal."""
@@ -40,12 +46,38 @@ COPIED = re.compile(r"   steptime |\[\d+\] ")
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tables")
-    step = Prediction("A100-SXM4-80GB", "dlrm_open_source", "v0123456789", 2048, 8000.0, 6000.0, 3000.0, 7500.0, 9000.0,
-                      2 << 30, True, {"pack": 0.9, "roofline": 0.1}, {"shared": 1.0}, 0.0, host="typical-2020",
-                      overrides=("model.target=my_module:make_step", "model.options.width=512"))  # fmt: skip
+    step = Prediction(
+        "A100-SXM4-80GB",
+        "dlrm_open_source",
+        "v0123456789",
+        2048,
+        8000.0,
+        6000.0,
+        3000.0,
+        7500.0,
+        9000.0,
+        2 << 30,
+        True,
+        {"pack": 0.9, "roofline": 0.1},
+        {"shared": 1.0},
+        0.0,
+        host="typical-2020",
+        overrides=("model.target=my_module:make_step", "model.options.width=512"),
+    )
     write_table(summary_row(step), folder / "summary.parquet", "summary", {})
-    rows = [{"gpu": "T4", "op": "linear", "latency_us": 5.0 + m * n * 512 / 1e7, "B": 1, "M": m, "N": n, "K": 512}
-            for m in range(64, 1024, 64) for n in (64, 256, 512)]  # fmt: skip
+    rows = [
+        {
+            "gpu": "T4",
+            "op": "linear",
+            "latency_us": 5.0 + m * n * 512 / 1e7,
+            "B": 1,
+            "M": m,
+            "N": n,
+            "K": 512,
+        }
+        for m in range(64, 1024, 64)
+        for n in (64, 256, 512)
+    ]
     pd.DataFrame(rows).to_parquet(folder / "samples.parquet")
     return {
         "folder": folder,
@@ -71,5 +103,11 @@ def test_no_line_is_longer_than_the_terminal(
     assert code == 0, err
     assert len(lines) >= 2
     assert not [line for line in lines if len(line) > width and not COPIED.match(line)]
-    options = [option for option in ("interaction=fused", "dtype=fp16") if option in command.replace("by_parts,", "")]
-    assert all(any(option in line for line in lines) for option in options), "no option is broken over two lines"
+    options = [
+        option
+        for option in ("interaction=fused", "dtype=fp16")
+        if option in command.replace("by_parts,", "")
+    ]
+    assert all(any(option in line for line in lines) for option in options), (
+        "no option is broken over two lines"
+    )

@@ -13,8 +13,22 @@ HOST, LAUNCH, SYNC = int(Kind.HOST), int(Kind.LAUNCH), int(Kind.SYNC)
 
 def row(kind: int = LAUNCH, **given: Any) -> dict[str, Any]:
     """One row of a program: T1 `lead`, T2/T5 `gap`, T4 `api`, T3 `tail`; latency 1, kernel gap 1 unless said."""
-    return {"kind": kind, "lead": 0.0, "gap": 0.0, "api": 0.0, "tail": 0.0, "stream": 0, "thread": 0, "latency": 1.0,
-            "kernel_gap": 1.0, "blocking": False, "waits": (), "previous": None, "item": None, **given}  # fmt: skip
+    return {
+        "kind": kind,
+        "lead": 0.0,
+        "gap": 0.0,
+        "api": 0.0,
+        "tail": 0.0,
+        "stream": 0,
+        "thread": 0,
+        "latency": 1.0,
+        "kernel_gap": 1.0,
+        "blocking": False,
+        "waits": (),
+        "previous": None,
+        "item": None,
+        **given,
+    }
 
 
 def program(*rows: dict[str, Any], backlog: tuple[float, ...] = (), **given: Any) -> Program:
@@ -30,15 +44,32 @@ def program(*rows: dict[str, Any], backlog: tuple[float, ...] = (), **given: Any
         return np.array([r[key] for r in rows], dtype)
 
     return Program(
-        items=Items(np.arange(len(names)), names, threads, np.full(len(names), "forward", object),
-                    np.full(len(names), "measured", object)),
-        item=items, kind=kinds, thread=column("thread", int),
-        previous=np.array([i - 1 if r["previous"] is None else r["previous"] for i, r in enumerate(rows)]),
-        lead_us=column("lead"), gap_us=column("gap"), api_us=column("api"), tail_us=column("tail"), call=call,
-        stream=column("stream", int), blocking=column("blocking", bool), latency_us=column("latency"),
+        items=Items(
+            np.arange(len(names)),
+            names,
+            threads,
+            np.full(len(names), "forward", object),
+            np.full(len(names), "measured", object),
+        ),
+        item=items,
+        kind=kinds,
+        thread=column("thread", int),
+        previous=np.array(
+            [i - 1 if r["previous"] is None else r["previous"] for i, r in enumerate(rows)]
+        ),
+        lead_us=column("lead"),
+        gap_us=column("gap"),
+        api_us=column("api"),
+        tail_us=column("tail"),
+        call=call,
+        stream=column("stream", int),
+        blocking=column("blocking", bool),
+        latency_us=column("latency"),
         kernel_gap_us=column("kernel_gap"),
         wait_offsets=np.concatenate([[0], np.cumsum([len(r["waits"]) for r in rows])]),
-        wait_calls=np.array([c for r in rows for c in r["waits"]], int), streams=streams,
-        backlog_us=np.array([*backlog, *[0.0] * (len(streams) - len(backlog))]), call_count=int((call >= 0).sum()),
+        wait_calls=np.array([c for r in rows for c in r["waits"]], int),
+        streams=streams,
+        backlog_us=np.array([*backlog, *[0.0] * (len(streams) - len(backlog))]),
+        call_count=int((call >= 0).sum()),
         **{"sync_return_us": 2.0, "queue_depth": 0, **given},
-    )  # fmt: skip
+    )

@@ -32,10 +32,16 @@ def test_a_step_without_device_time_stays_host_bound() -> None:
 def test_the_speed_is_the_smallest(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = [
-        row(int(rng.choice([HOST, LAUNCH, LAUNCH, SYNC])), lead=rng.exponential(9), gap=rng.exponential(9),
-            api=rng.exponential(5), tail=rng.exponential(5), stream=int(rng.integers(0, 2)))
+        row(
+            int(rng.choice([HOST, LAUNCH, LAUNCH, SYNC])),
+            lead=rng.exponential(9),
+            gap=rng.exponential(9),
+            api=rng.exponential(5),
+            tail=rng.exponential(5),
+            stream=int(rng.integers(0, 2)),
+        )
         for _ in range(30)
-    ]  # fmt: skip
+    ]
     step = program(*rows)
     kernels = rng.exponential(6, step.call_count)
     speed = device_bound_from(step, kernels)
@@ -53,7 +59,10 @@ def test_a_prediction_says_so_and_the_faster_host_shows_it(monkeypatch: pytest.M
     assert answer.as_dict()["host"] == answer.host == "typical-2017"
     rows = dict(answer.rows())
     assert rows["host"] == answer.host
-    assert rows["break-even"] == f"device-bound from a host {answer.device_bound_from:.2f} times as fast"
+    assert (
+        rows["break-even"]
+        == f"device-bound from a host {answer.device_bound_from:.2f} times as fast"
+    )
     faster, slower = (
         predict(**asked, overheads__host_scale=1 / speed).bound
         for speed in (answer.device_bound_from + 0.01, answer.device_bound_from - 0.02)

@@ -20,9 +20,12 @@ def exchange() -> Program:
     collectives      [all-reduce]
     """
     return program(
-        row(LAUNCH, kernel_gap=0.0, latency=0.0), row(LAUNCH, stream=1, waits=(0,), kernel_gap=0.0, latency=0.0),
-        row(LAUNCH, kernel_gap=0.0, latency=0.0), row(LAUNCH, waits=(1,), kernel_gap=0.0, latency=0.0), collectives=1,
-    )  # fmt: skip
+        row(LAUNCH, kernel_gap=0.0, latency=0.0),
+        row(LAUNCH, stream=1, waits=(0,), kernel_gap=0.0, latency=0.0),
+        row(LAUNCH, kernel_gap=0.0, latency=0.0),
+        row(LAUNCH, waits=(1,), kernel_gap=0.0, latency=0.0),
+        collectives=1,
+    )
 
 
 def test_a_kernel_beside_a_whole_collective_loses_what_the_collective_takes() -> None:
@@ -50,9 +53,15 @@ def test_exposed_communication_is_what_nothing_else_covers() -> None:
 
 @pytest.mark.parametrize(
     "kernel_us, bound",
-    [([10, 500, 20, 5], "communication"), ([10, 5, 20, 5], "device"), ([0.1, 0.1, 0.1, 0.1], "host")],
+    [
+        ([10, 500, 20, 5], "communication"),
+        ([10, 5, 20, 5], "device"),
+        ([0.1, 0.1, 0.1, 0.1], "host"),
+    ],
 )
-def test_what_takes_most_of_the_critical_path_limits_the_step(kernel_us: list[float], bound: str) -> None:
+def test_what_takes_most_of_the_critical_path_limits_the_step(
+    kernel_us: list[float], bound: str
+) -> None:
     assert simulate(replace(exchange(), api_us=np.full(4, 1.0)), kernel_us).bound == bound
 
 

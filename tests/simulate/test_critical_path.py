@@ -23,7 +23,12 @@ def test_t2_t4_t3_of_an_op_with_one_call() -> None:
     #             3  5
     # s0         [1 latency] kernel 10 from 4 to 14
     t = simulate(program(row(gap=3, api=2, tail=4)), [10.0])
-    assert t.host_us[0] == 9 and t.device_start[0, 0] == 4 and t.step_us[0] == 14 and t.active_us[0] == 10
+    assert (
+        t.host_us[0] == 9
+        and t.device_start[0, 0] == 4
+        and t.step_us[0] == 14
+        and t.active_us[0] == 10
+    )
 
 
 def test_t5_lies_between_two_calls_and_kernels_queue_on_a_stream() -> None:
@@ -49,7 +54,9 @@ def test_an_op_without_calls_takes_its_whole_host_time() -> None:
 def test_the_published_form_adds_half_of_t4_and_one_microsecond_between_kernels() -> None:
     # host |T2=3|T4=4 |T5=1|T4=4 |
     # s0         .[5--------15][16--21]     5 = 3 + 4/2; 16 = max(15 + 1, 8 + 4/2)
-    t = simulate(program(row(gap=3, api=4, item=0), row(gap=1, api=4, item=0)), [10.0, 5.0], form="published")
+    t = simulate(
+        program(row(gap=3, api=4, item=0), row(gap=1, api=4, item=0)), [10.0, 5.0], form="published"
+    )
     assert t.device_start[:, 0].tolist() == [5, 16] and t.step_us[0] == 21
 
 
@@ -97,23 +104,39 @@ def test_a_full_launch_queue_blocks_the_launch_until_the_device_catches_up() -> 
 def test_two_threads_the_main_thread_goes_on_when_the_backward_thread_is_done() -> None:
     # main      [0-5]                     [18-20]
     # autograd       . [8-----------16]   each switch costs its own T1 (3, then 2)
-    t = simulate(program(row(HOST, gap=5), row(HOST, thread=1, lead=3, gap=8), row(HOST, lead=2, gap=2)), np.empty(0))
+    t = simulate(
+        program(row(HOST, gap=5), row(HOST, thread=1, lead=3, gap=8), row(HOST, lead=2, gap=2)),
+        np.empty(0),
+    )
     assert t.row_end[:, 0].tolist() == [5, 16, 20]
 
 
 def test_threads_that_follow_the_same_op_run_at_the_same_time() -> None:
     # main      [0-5][5----15]
     # worker         [5--8]    follows row 0 as well
-    t = simulate(program(row(HOST, gap=5), row(HOST, gap=10), row(HOST, thread=1, gap=3, previous=0)), np.empty(0))
+    t = simulate(
+        program(row(HOST, gap=5), row(HOST, gap=10), row(HOST, thread=1, gap=3, previous=0)),
+        np.empty(0),
+    )
     assert t.row_end[:, 0].tolist() == [5, 15, 8] and t.step_us[0] == 15
 
 
 def test_a_kernel_that_fills_the_device_holds_up_another_stream() -> None:
     # s0  .[1: fills------------21]
     # s1                            [21--24]  could start at 2, has no room
-    full = program(row(api=1), row(api=1, stream=1), fills=np.array([True, False]), competes=np.array([True, True]))
+    full = program(
+        row(api=1),
+        row(api=1, stream=1),
+        fills=np.array([True, False]),
+        competes=np.array([True, True]),
+    )
     assert simulate(full, [20.0, 3.0]).device_start[1, 0] == 21
-    copy = program(row(api=1), row(api=1, stream=1), fills=np.array([True, False]), competes=np.array([True, False]))
+    copy = program(
+        row(api=1),
+        row(api=1, stream=1),
+        fills=np.array([True, False]),
+        competes=np.array([True, False]),
+    )
     assert simulate(copy, [20.0, 3.0]).device_start[1, 0] == 2
 
 
@@ -126,9 +149,13 @@ def test_two_ranks_leave_a_collective_together() -> None:
     # rank 0  .[c: arrives 1, waits ....... 11-15]     transfer = least duration = 4
     # rank 1  ..........[c: arrives 11 ---- 15]
     ranks = [program(row(api=1)), program(row(lead=10, api=1))]
-    (first, second), _ = simulate_ranks(ranks, [np.array([14.0]), np.array([4.0])], [np.array([0]), np.array([0])])
+    (first, second), _ = simulate_ranks(
+        ranks, [np.array([14.0]), np.array([4.0])], [np.array([0]), np.array([0])]
+    )
     assert first.step_us[0] == second.step_us[0] == 15
-    later, _ = simulate_ranks(ranks, [np.array([14.0]), np.array([4.0])], [np.array([0])] * 2, begin_us=[20.0, 0.0])
+    later, _ = simulate_ranks(
+        ranks, [np.array([14.0]), np.array([4.0])], [np.array([0])] * 2, begin_us=[20.0, 0.0]
+    )
     assert later[0].step_us[0] == 5 and later[1].step_us[0] == 25
 
 
@@ -140,7 +167,9 @@ def test_ranks_with_different_collectives_are_refused() -> None:
 
 def test_the_cpu_as_device_runs_calls_on_the_calling_thread() -> None:
     # host = device |T2=2|call 10|T3=1|
-    cpu = program(row(gap=2, tail=1, latency=0, kernel_gap=0, blocking=True), row(HOST, lead=1, gap=4))
+    cpu = program(
+        row(gap=2, tail=1, latency=0, kernel_gap=0, blocking=True), row(HOST, lead=1, gap=4)
+    )
     t = simulate(cpu, [10.0])
     assert t.step_us[0] == 18 and t.active_us[0] == 10 and t.device_start[0, 0] == 2
 
@@ -148,7 +177,10 @@ def test_the_cpu_as_device_runs_calls_on_the_calling_thread() -> None:
 def test_the_critical_path_follows_what_was_waited_for() -> None:
     # the host is done at 4, the device at 33: the path is launch 0, kernel 0, kernel 1
     device = simulate(program(row(api=2), row(api=2)), [20.0, 11.0])
-    assert device.critical.calls.tolist() == [True, True] and device.critical.rows.tolist() == [True, False]
+    assert device.critical.calls.tolist() == [True, True] and device.critical.rows.tolist() == [
+        True,
+        False,
+    ]
     assert device.bound == "device"
     host = simulate(program(row(gap=50, api=2), row(gap=50, api=2)), [1.0, 1.0])
     assert host.critical.rows.all() and host.bound == "host"
@@ -163,7 +195,9 @@ def test_time_on_the_critical_path_counts_from_where_the_path_came() -> None:
     waits = simulate(program(row(api=1), row(SYNC, gap=7, api=1, tail=3)), [20.0]).critical
     assert (waits.host_us, waits.device_us) == (3, 20)
     # host |L0|L1|....|L2|op 50|                L2 waits for a place until call 1 begins at 12: call 0 is on the path alone
-    full = simulate(program(*[row(api=1)] * 3, row(HOST, gap=50), queue_depth=1), [10.0, 5.0, 1.0]).critical
+    full = simulate(
+        program(*[row(api=1)] * 3, row(HOST, gap=50), queue_depth=1), [10.0, 5.0, 1.0]
+    ).critical
     assert (full.host_us, full.device_us, full.calls.tolist()) == (51, 10, [True, False, False])
     # s0  [backlog---30][31-36]                 work of an earlier step: neither host nor device of this one
     late = simulate(program(row(gap=3, api=1), backlog=(30.0,)), [5.0]).critical
@@ -177,35 +211,61 @@ def test_the_critical_path_holds_what_lengthens_the_step(seed: int) -> None:
     """A time is on the path if, and only if, the step grows with it: host and device time, and each single call."""
     rng = np.random.default_rng(seed)
     rows = [
-        row(int(rng.choice([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC])), lead=rng.exponential(3), gap=rng.exponential(3),
-            api=rng.exponential(2), tail=rng.exponential(2), stream=int(rng.integers(0, 3)), latency=rng.exponential(3),
-            thread=int(rng.integers(0, 2)), blocking=bool(rng.random() < 0.15))
+        row(
+            int(rng.choice([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC])),
+            lead=rng.exponential(3),
+            gap=rng.exponential(3),
+            api=rng.exponential(2),
+            tail=rng.exponential(2),
+            stream=int(rng.integers(0, 3)),
+            latency=rng.exponential(3),
+            thread=int(rng.integers(0, 2)),
+            blocking=bool(rng.random() < 0.15),
+        )
         for _ in range(15)
-    ]  # fmt: skip
+    ]
     built = program(
-        *rows, backlog=tuple(rng.exponential(5, 3) * (rng.random(3) < 0.5)), queue_depth=int(rng.integers(1, 4))
+        *rows,
+        backlog=tuple(rng.exponential(5, 3) * (rng.random(3) < 0.5)),
+        queue_depth=int(rng.integers(1, 4)),
     )
     kernels, step = rng.exponential(8, built.call_count), 1e-7
     t = simulate(built, kernels)
 
     def growth(kernel_us: np.ndarray, host_scale: float = 1.0) -> float:
-        return float((simulate(built, kernel_us, host_scale=host_scale).step_us - t.step_us)[0]) / step
+        return (
+            float((simulate(built, kernel_us, host_scale=host_scale).step_us - t.step_us)[0]) / step
+        )
 
     assert growth(kernels, 1 + step) == pytest.approx(t.critical.host_us, abs=1e-4)
     assert growth(kernels * (1 + step)) == pytest.approx(t.critical.device_us, abs=1e-4)
-    each = [growth(kernels + step * (np.arange(len(kernels)) == call)) for call in range(len(kernels))]
+    each = [
+        growth(kernels + step * (np.arange(len(kernels)) == call)) for call in range(len(kernels))
+    ]
     assert np.array_equal(np.array(each) > 0.5, t.critical.calls)
 
 
 def test_parts_of_the_critical_path_by_hand() -> None:
     # s0  [backlog---30]+1[31-36]+1[37-40]      two calls behind earlier work; the host ends before
     late = simulate(program(row(gap=3, api=1), row(api=1), backlog=(30.0,)), [5.0, 3.0])
-    assert late.critical.parts == {"host_us": 0, "device_us": 8, "queued_us": 30, "latency_us": 0, "gap_us": 2,
-                                   "return_us": 0}  # fmt: skip
+    assert late.critical.parts == {
+        "host_us": 0,
+        "device_us": 8,
+        "queued_us": 30,
+        "latency_us": 0,
+        "gap_us": 2,
+        "return_us": 0,
+    }
     # host |T2 3|L 1|wait ......|+2|T3 4|       s0 .[4-24]: the launch at 3, its call 1 later, the wait returns at 26
     waits = simulate(program(row(gap=3, api=1), row(SYNC, api=1, tail=4)), [20.0])
-    assert waits.critical.parts == {"host_us": 7, "device_us": 20, "queued_us": 0, "latency_us": 1, "gap_us": 0,
-                                    "return_us": 2}  # fmt: skip
+    assert waits.critical.parts == {
+        "host_us": 7,
+        "device_us": 20,
+        "queued_us": 0,
+        "latency_us": 1,
+        "gap_us": 0,
+        "return_us": 2,
+    }
     # a wait of the host for earlier work
     idle = simulate(program(row(SYNC, gap=3, api=1, tail=4), backlog=(30.0,)), [])
     assert (idle.critical.queued_us, idle.critical.return_us, idle.critical.host_us) == (30, 2, 4)
@@ -216,12 +276,20 @@ def test_parts_of_the_critical_path_by_hand() -> None:
 def test_the_parts_of_the_critical_path_add_up_to_the_step(seed: int, form: Form) -> None:
     rng = np.random.default_rng(seed)
     rows = [
-        row(int(rng.choice([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC])), lead=rng.exponential(3), gap=rng.exponential(3),
-            api=rng.exponential(2), tail=rng.exponential(2), stream=int(rng.integers(0, 3)), latency=rng.exponential(3),
-            thread=int(rng.integers(0, 2)), blocking=bool(rng.random() < 0.15),
-            previous=None if rng.random() < 0.8 else max(at - 3, -1))
+        row(
+            int(rng.choice([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC])),
+            lead=rng.exponential(3),
+            gap=rng.exponential(3),
+            api=rng.exponential(2),
+            tail=rng.exponential(2),
+            stream=int(rng.integers(0, 3)),
+            latency=rng.exponential(3),
+            thread=int(rng.integers(0, 2)),
+            blocking=bool(rng.random() < 0.15),
+            previous=None if rng.random() < 0.8 else max(at - 3, -1),
+        )
         for at in range(40)
-    ]  # fmt: skip
+    ]
     built, kernels = _with_kernels(rows, seed)
     built = replace(built, backlog_us=rng.exponential(60, 3) * (rng.random(3) < 0.5))
     for times in (kernels, 0.01 * kernels):
@@ -242,15 +310,25 @@ def test_the_timeline_fits_the_prediction_schema() -> None:
     t = simulate(program(row(gap=3, api=2, tail=4), row(HOST, lead=1, gap=2), row(SYNC)), [10.0])
     frame = t.to_frame()
     to_arrow(frame, "prediction")
-    assert frame["host_end_us"].tolist() == [9, 12, 16] and frame["call"].isna().tolist() == [False, True, True]
+    assert frame["host_end_us"].tolist() == [9, 12, 16] and frame["call"].isna().tolist() == [
+        False,
+        True,
+        True,
+    ]
 
 
 ROW = st.builds(
     row,
     kind=st.sampled_from([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC]),
-    lead=st.floats(0, 50), gap=st.floats(0, 50), api=st.floats(0, 20), tail=st.floats(0, 20),
-    stream=st.integers(0, 2), thread=st.integers(0, 1), blocking=st.booleans(), latency=st.floats(0, 10),
-)  # fmt: skip
+    lead=st.floats(0, 50),
+    gap=st.floats(0, 50),
+    api=st.floats(0, 20),
+    tail=st.floats(0, 20),
+    stream=st.integers(0, 2),
+    thread=st.integers(0, 1),
+    blocking=st.booleans(),
+    latency=st.floats(0, 10),
+)
 PROGRAMS = st.lists(ROW, min_size=1, max_size=25)
 
 
@@ -264,7 +342,9 @@ def _with_kernels(rows: list[dict[str, Any]], seed: int) -> tuple[Program, np.nd
 
 @settings(max_examples=150)
 @given(PROGRAMS, st.integers(0, 1000))
-def test_the_step_lasts_at_least_as_long_as_host_and_busiest_stream(rows: list[dict[str, Any]], seed: int) -> None:
+def test_the_step_lasts_at_least_as_long_as_host_and_busiest_stream(
+    rows: list[dict[str, Any]], seed: int
+) -> None:
     built, kernels = _with_kernels(rows, seed)
     t = simulate(built, kernels)
     streams = built.stream[built.call >= 0]
@@ -278,9 +358,13 @@ def test_the_step_lasts_at_least_as_long_as_host_and_busiest_stream(rows: list[d
 
 @settings(max_examples=100)
 @given(PROGRAMS, st.integers(0, 1000), st.floats(0.1, 1.0))
-def test_a_faster_kernel_never_makes_the_step_longer(rows: list[dict[str, Any]], seed: int, factor: float) -> None:
+def test_a_faster_kernel_never_makes_the_step_longer(
+    rows: list[dict[str, Any]], seed: int, factor: float
+) -> None:
     built, kernels = _with_kernels(rows, seed)
-    built = replace(built, fills=None, competes=None)  # room on the device is first come, first served
+    built = replace(
+        built, fills=None, competes=None
+    )  # room on the device is first come, first served
     if not len(kernels):
         return
     faster = kernels.copy()

@@ -27,7 +27,9 @@ def test_a_wait_of_the_host_cuts_the_step_into_two_graphs():
     timeline = simulate(as_cuda_graphs(steps), [10.0, 3.0])
     assert timeline.device_start[:, 0].tolist() == [1, 17]
     blocking = program(row(gap=9, api=2, blocking=True), row(lead=3, gap=9, api=2))
-    assert simulate(as_cuda_graphs(blocking), [10.0, 3.0]).device_start[0, 0] == 10  # launched by itself, as before
+    assert (
+        simulate(as_cuda_graphs(blocking), [10.0, 3.0]).device_start[0, 0] == 10
+    )  # launched by itself, as before
 
 
 def test_copies_of_the_batch_stay_outside():
@@ -42,10 +44,13 @@ def test_a_program_without_launches_is_left_without_any():
     assert simulate(found, np.empty(0)).step_us[0] == 0
 
 
-@pytest.mark.parametrize("changes", [{}, {"model.read_loss": "before_backward", "model.copies": "pageable"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"model.read_loss": "before_backward", "model.copies": "pageable"}]
+)
 def test_a_graph_leaves_a_small_step_to_its_kernels_and_changes_no_kernel(changes):
     eager, graph = (
-        predict("V100", "dlrm_ddp", batch_size=128, **{"predict.cuda_graph": on, **changes}) for on in (False, True)
+        predict("V100", "dlrm_ddp", batch_size=128, **{"predict.cuda_graph": on, **changes})
+        for on in (False, True)
     )
     assert graph.active_us == pytest.approx(eager.active_us)
     assert graph.predicted_us < 0.5 * eager.predicted_us and graph.predicted_us > graph.active_us
@@ -54,6 +59,7 @@ def test_a_graph_leaves_a_small_step_to_its_kernels_and_changes_no_kernel(change
 
 def test_a_large_step_gains_next_to_nothing():
     eager, graph = (
-        predict("V100", "dlrm_default", batch_size=8192, **{"predict.cuda_graph": on}) for on in (False, True)
+        predict("V100", "dlrm_default", batch_size=8192, **{"predict.cuda_graph": on})
+        for on in (False, True)
     )
     assert 0.95 * eager.predicted_us < graph.predicted_us <= eager.predicted_us

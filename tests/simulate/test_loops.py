@@ -15,12 +15,20 @@ from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
 REPEATS, SETTLED = 30, 20
 
 
-def random_rows(rng: np.random.Generator, kinds: list[int], streams: int = 1) -> list[dict[str, Any]]:
+def random_rows(
+    rng: np.random.Generator, kinds: list[int], streams: int = 1
+) -> list[dict[str, Any]]:
     return [
-        row(int(rng.choice(kinds)), lead=rng.exponential(3), gap=rng.exponential(3), api=rng.exponential(3),
-            tail=rng.exponential(3), stream=int(rng.integers(0, streams)))
+        row(
+            int(rng.choice(kinds)),
+            lead=rng.exponential(3),
+            gap=rng.exponential(3),
+            api=rng.exponential(3),
+            tail=rng.exponential(3),
+            stream=int(rng.integers(0, streams)),
+        )
         for _ in range(30)
-    ]  # fmt: skip
+    ]
 
 
 def repeated_us(rows: list[dict[str, Any]], kernels: np.ndarray, host_scale: float = 1.0) -> float:
@@ -28,10 +36,15 @@ def repeated_us(rows: list[dict[str, Any]], kernels: np.ndarray, host_scale: flo
     timeline = simulate(program(*rows * REPEATS), np.tile(kernels, REPEATS), host_scale=host_scale)
 
     def ends(count: int) -> tuple[float, float]:
-        host, device = timeline.row_end[: count * len(rows), 0], timeline.device_end[: count * len(kernels), 0]
+        host, device = (
+            timeline.row_end[: count * len(rows), 0],
+            timeline.device_end[: count * len(kernels), 0],
+        )
         return float(host.max()), float(device.max())
 
-    return max(late - early for late, early in zip(ends(REPEATS), ends(SETTLED), strict=True)) / (REPEATS - SETTLED)
+    return max(late - early for late, early in zip(ends(REPEATS), ends(SETTLED), strict=True)) / (
+        REPEATS - SETTLED
+    )
 
 
 def looped(rows: list[dict[str, Any]], kernels: np.ndarray) -> Timeline:
@@ -41,7 +54,9 @@ def looped(rows: list[dict[str, Any]], kernels: np.ndarray) -> Timeline:
 @pytest.mark.parametrize("waits", [0, 1])
 @pytest.mark.parametrize("kernel_us", [4.0, 12.0, 20.0])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_step_of_a_loop_takes_as_long_as_one_of_many(seed: int, kernel_us: float, waits: int) -> None:
+def test_a_step_of_a_loop_takes_as_long_as_one_of_many(
+    seed: int, kernel_us: float, waits: int
+) -> None:
     rng = np.random.default_rng(seed)
     rows = random_rows(rng, [LAUNCH] * 6 + [HOST] + [SYNC] * waits)
     kernels = rng.exponential(kernel_us, sum(one["kind"] == LAUNCH for one in rows))
@@ -59,10 +74,14 @@ def test_each_draw_is_a_step_of_its_own_loop(seed: int) -> None:
     calls = sum(one["kind"] == LAUNCH for one in rows)
     times, scale = rng.exponential(12.0, (calls, 20)), rng.lognormal(0.0, 0.5, 20)
     for depth in (0, 20):
-        drawn = step_times(program(*rows, loop=True, queue_depth=depth), times, np.arange(calls), scale)
+        drawn = step_times(
+            program(*rows, loop=True, queue_depth=depth), times, np.arange(calls), scale
+        )
         alone = [repeated_us(rows, times[:, draw], scale[draw]) for draw in range(20)]
         assert drawn == pytest.approx(alone, rel=1e-9)
-        one_by_one = simulate(program(*rows, loop=True, queue_depth=depth), times.T, host_scale=scale)
+        one_by_one = simulate(
+            program(*rows, loop=True, queue_depth=depth), times.T, host_scale=scale
+        )
         assert one_by_one.step_us == pytest.approx(drawn, rel=1e-9)
 
 
@@ -81,11 +100,18 @@ def test_a_step_that_can_be_added_up() -> None:
     # alone: the host launches at 10, 20, 30; kernels of 15 run from 11, 27 and 43 (a gap of 1) to 58; the host is done at 40
     rows, kernels = [row(gap=10)] * 3 + [row(HOST, gap=10)], np.full(3, 15.0)
     assert simulate(program(*rows), kernels).step_us[0] == 58.0
-    step = looped(rows, kernels)  # the device fills its idle time, 13 us: three kernels and the gaps before them
+    step = looped(
+        rows, kernels
+    )  # the device fills its idle time, 13 us: three kernels and the gaps before them
     assert step.carried_us[0] == 13.0 and step.step_us[0] == 48.0 and step.bound == "device"
     assert step.critical.parts == {
-        "host_us": 0.0, "device_us": 45.0, "queued_us": 0.0, "latency_us": 0.0, "gap_us": 3.0, "return_us": 0.0,
-    }  # fmt: skip
+        "host_us": 0.0,
+        "device_us": 45.0,
+        "queued_us": 0.0,
+        "latency_us": 0.0,
+        "gap_us": 3.0,
+        "return_us": 0.0,
+    }
     short = looped(rows, np.full(3, 5.0))
     assert short.step_us[0] == 40.0 and short.bound == "host" and not short.critical.calls.any()
 
@@ -93,9 +119,12 @@ def test_a_step_that_can_be_added_up() -> None:
 def test_a_wait_after_each_step_ends_the_overlap() -> None:
     asked = {"gpu": "H100", "model": "resnet50", "batch_size": 24}
     loop, apart, read = (
-        predict(**asked, **option) for option in ({}, {"predict.wait_each_step": True}, {"model.read_loss": "at_end"})
+        predict(**asked, **option)
+        for option in ({}, {"predict.wait_each_step": True}, {"model.read_loss": "at_end"})
     )
     assert loop.predicted_us < 0.97 * apart.predicted_us
-    assert read.predicted_us == pytest.approx(apart.predicted_us, rel=0.02), "the copy of the loss, and its wait"
+    assert read.predicted_us == pytest.approx(apart.predicted_us, rel=0.02), (
+        "the copy of the loss, and its wait"
+    )
     assert loop.active_us == pytest.approx(apart.active_us)
     assert loop.p10_us < loop.predicted_us < loop.p90_us

@@ -34,12 +34,23 @@ def warped(source: TraceSelection, seed: int) -> Trace:
     start, end = trace.columns["ts_ns"][host], trace.end_ns[host]
     stamps = np.unique(np.concatenate([start, end]))
     moved = stamps.copy()
-    first_launch = [source.act.action_end[source.act.call_action[iteration.calls]].min() for iteration in source.chosen]
-    firm = np.searchsorted(stamps, [*(iteration.start_ns for iteration in source.chosen), *first_launch])
+    first_launch = [
+        source.act.action_end[source.act.call_action[iteration.calls]].min()
+        for iteration in source.chosen
+    ]
+    firm = np.searchsorted(
+        stamps, [*(iteration.start_ns for iteration in source.chosen), *first_launch]
+    )
     bounds = np.unique([0, *firm.tolist(), len(stamps) - 1])
     for low, high in zip(bounds[:-1], bounds[1:], strict=True):
-        moved[low : high + 1] = stamps[low] + np.concatenate([[0], np.cumsum(_stretched(stamps[low : high + 1], rng))])
-    columns = {**trace.columns, "ts_ns": trace.columns["ts_ns"].copy(), "dur_ns": trace.columns["dur_ns"].copy()}
+        moved[low : high + 1] = stamps[low] + np.concatenate(
+            [[0], np.cumsum(_stretched(stamps[low : high + 1], rng))]
+        )
+    columns = {
+        **trace.columns,
+        "ts_ns": trace.columns["ts_ns"].copy(),
+        "dur_ns": trace.columns["dur_ns"].copy(),
+    }
     columns["ts_ns"][host] = moved[np.searchsorted(stamps, start)]
     columns["dur_ns"][host] = moved[np.searchsorted(stamps, end)] - columns["ts_ns"][host]
     return replace(trace, columns=columns)
@@ -63,7 +74,11 @@ def unmoved(source: TraceSelection, seed: int) -> None:
     other = TraceSelection.of(warped(source, seed))
     blind = replay_source(other, [source])
     assert [r.predicted_us for r in blind.replayed] == [r.predicted_us for r in told.replayed]
-    moved = [abs(a.act.end[i] - b.act.end[i]) for a, b in [(source, other)] for i in range(len(a.act.item))]
+    moved = [
+        abs(a.act.end[i] - b.act.end[i])
+        for a, b in [(source, other)]
+        for i in range(len(a.act.item))
+    ]
     assert np.median(moved) > 1_000  # the test would prove nothing otherwise
 
 
@@ -74,20 +89,29 @@ def test_the_host_times_of_a_drawn_iteration_do_not_enter_its_prediction(tmp_pat
     for i in range(3):
         at, ids = 1000 * i, 10 * i
         events += [
-            annotation(f"ProfilerStep#{i}", at, at + 990), op("aten::mm", at + 10, at + 90),
-            launch(at + 30, at + 45, ids + 1), kernel("a", at + 50, at + 120, ids + 1),
-            op("aten::item", at + 110, at + 300), launch(at + 120, at + 130, ids + 2),
-            kernel("b", at + 140, at + 200, ids + 2, stream=8), api("cudaMemcpyAsync", at + 140, at + 150, ids + 3),
+            annotation(f"ProfilerStep#{i}", at, at + 990),
+            op("aten::mm", at + 10, at + 90),
+            launch(at + 30, at + 45, ids + 1),
+            kernel("a", at + 50, at + 120, ids + 1),
+            op("aten::item", at + 110, at + 300),
+            launch(at + 120, at + 130, ids + 2),
+            kernel("b", at + 140, at + 200, ids + 2, stream=8),
+            api("cudaMemcpyAsync", at + 140, at + 150, ids + 3),
             memcpy("Memcpy DtoH (Device -> Pageable)", at + 210, at + 215, ids + 3, 8),
             api("cudaStreamSynchronize", at + 160, at + 230, ids + 4),
             op("autograd::engine::evaluate_function: MmBackward0", at + 450, at + 600, AUTOGRAD),
-            launch(at + 500, at + 520, ids + 5, AUTOGRAD), kernel("c", at + 530, at + 700, ids + 5),
+            launch(at + 500, at + 520, ids + 5, AUTOGRAD),
+            kernel("c", at + 530, at + 700, ids + 5),
             op("aten::view", at + 800, at + 820),
-        ]  # fmt: skip
+        ]
     for seed in range(4):
         unmoved(TraceSelection.of(load_trace(write(tmp_path, events))), seed)
 
 
-@pytest.mark.parametrize("name", ["a100x8_dlrm/kineto", "v100x8_dlrm/rank0_kineto", "v100_ddp/kineto"])
-def test_the_host_times_of_a_public_iteration_do_not_enter_its_prediction(datasets: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["a100x8_dlrm/kineto", "v100x8_dlrm/rank0_kineto", "v100_ddp/kineto"]
+)
+def test_the_host_times_of_a_public_iteration_do_not_enter_its_prediction(
+    datasets: Path, name: str
+) -> None:
     unmoved(TraceSelection.of(load_trace(datasets / "traces" / f"{name}.json.gz")), 7)

@@ -36,17 +36,22 @@ def steps(count: int, stretch: float = 1.0) -> list[dict[str, Any]]:
     for i in range(count):
         at = 200 * i
         events += [
-            annotation(f"ProfilerStep#{i}", at, at + 190), op("aten::mm", at + 1, at + 1 + 20 * stretch),
-            launch(at + 4, at + 6, i + 1), kernel("gemm", at + 9, at + 19, i + 1),
+            annotation(f"ProfilerStep#{i}", at, at + 190),
+            op("aten::mm", at + 1, at + 1 + 20 * stretch),
+            launch(at + 4, at + 6, i + 1),
+            kernel("gemm", at + 9, at + 19, i + 1),
             op("aten::view", at + 6 + 20 * stretch, at + 14 + 20 * stretch),
-        ]  # fmt: skip
+        ]
     return events
 
 
 @pytest.mark.parametrize(
-    ("count", "split", "evaluated"), [(1, "none", 1), (2, "halves", 2), (3, "halves", 2), (6, "halves", 5)]
+    ("count", "split", "evaluated"),
+    [(1, "none", 1), (2, "halves", 2), (3, "halves", 2), (6, "halves", 5)],
 )
-def test_iterations_are_split_as_documented(tmp_path: Path, count: int, split: str, evaluated: int) -> None:
+def test_iterations_are_split_as_documented(
+    tmp_path: Path, count: int, split: str, evaluated: int
+) -> None:
     result = replay(write(tmp_path, steps(count)))
     assert result.split == split and len(result.replayed) == evaluated
     assert result.as_dict()["error"] == pytest.approx(0.0, abs=1e-9)
@@ -64,13 +69,23 @@ def test_host_time_of_the_evaluated_iterations_is_not_used(tmp_path: Path) -> No
     other = tmp_path / "other"
     other.mkdir()
     figures = replay(write(tmp_path, steps(3, stretch=3.0)), [write(other, steps(3))]).as_dict()
-    assert figures["measured_us"] == pytest.approx(73.0) and figures["predicted_us"] == pytest.approx(33.0)
+    assert figures["measured_us"] == pytest.approx(73.0) and figures[
+        "predicted_us"
+    ] == pytest.approx(33.0)
 
 
 def test_the_json_holds_what_the_contract_names(tmp_path: Path) -> None:
     figures = replay(write(tmp_path, steps(4))).as_dict()
-    for key in ("iterations", "measured_us", "predicted_us", "error", "active_measured_us", "active_predicted_us",
-                "baselines", "overheads"):  # fmt: skip
+    for key in (
+        "iterations",
+        "measured_us",
+        "predicted_us",
+        "error",
+        "active_measured_us",
+        "active_predicted_us",
+        "baselines",
+        "overheads",
+    ):
         assert key in figures
     json.dumps(figures)
     assert figures["baselines"]["queued_and_kernels_us"] == pytest.approx(10.0)
@@ -85,9 +100,13 @@ def test_a_trace_without_operators_is_refused_with_the_remedy(tmp_path: Path) ->
 def test_the_timeline_opens_beside_the_measured_trace(tmp_path: Path) -> None:
     out = tmp_path / "timeline.json.gz"
     result = replay(write(tmp_path, steps(2)), timeline=out)
-    events = [e for e in json.loads(gzip.decompress(out.read_bytes()))["traceEvents"] if e["ph"] == "X"]
-    predicted, measured = (next(e for e in events if e["name"] == "aten::mm" and e["pid"] == pid)
-                           for pid in (timeline_events.HOST_PID, measured_rows.HOST_PID))  # fmt: skip
+    events = [
+        e for e in json.loads(gzip.decompress(out.read_bytes()))["traceEvents"] if e["ph"] == "X"
+    ]
+    predicted, measured = (
+        next(e for e in events if e["name"] == "aten::mm" and e["pid"] == pid)
+        for pid in (timeline_events.HOST_PID, measured_rows.HOST_PID)
+    )
     assert predicted["ts"] == measured["ts"] == pytest.approx(1001.0)  # on the trace's own axis
     assert sum(e["cat"] == "kernel" for e in events) == 4  # two predicted, two measured
     assert load_trace(out).device != "cpu" and table(result.as_dict()).row_count > 4
@@ -102,11 +121,19 @@ def test_streams_of_two_gpus_are_two_although_both_are_called_7(tmp_path: Path) 
         at = 200 * i
         second = kernel("b", at + 17, at + 117, 2 * i + 2)
         second["args"]["device"] = 1
-        events += [annotation(f"ProfilerStep#{i}", at, at + 40), op("aten::mm", at + 1, at + 10),
-                   launch(at + 3, at + 4, 2 * i + 1), kernel("a", at + 5, at + 105, 2 * i + 1),
-                   op("aten::mm", at + 12, at + 22), launch(at + 14, at + 16, 2 * i + 2), second]  # fmt: skip
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 40),
+            op("aten::mm", at + 1, at + 10),
+            launch(at + 3, at + 4, 2 * i + 1),
+            kernel("a", at + 5, at + 105, 2 * i + 1),
+            op("aten::mm", at + 12, at + 22),
+            launch(at + 14, at + 16, 2 * i + 2),
+            second,
+        ]
     figures = replay(write(tmp_path, events)).as_dict()
-    assert figures["measured_us"] == 116.0 and figures["predicted_us"] == pytest.approx(116.0, abs=0.5)
+    assert figures["measured_us"] == 116.0 and figures["predicted_us"] == pytest.approx(
+        116.0, abs=0.5
+    )
 
 
 def test_a_graph_takes_one_place_in_the_launch_queue(tmp_path: Path) -> None:
@@ -115,12 +142,17 @@ def test_a_graph_takes_one_place_in_the_launch_queue(tmp_path: Path) -> None:
     events = []
     for i in range(3):
         at = 6000 * i
-        events += [annotation(f"ProfilerStep#{i}", at, at + 5000), api("cudaGraphLaunch", at + 2, at + 10, i + 1)]
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 5000),
+            api("cudaGraphLaunch", at + 2, at + 10, i + 1),
+        ]
         events += [op("aten::view", at + 12 + 40 * k, at + 42 + 40 * k) for k in range(100)]
         events += [kernel(f"k{k}", at + 15 + k, at + 15.9 + k, i + 1) for k in range(3000)]
     path = write(tmp_path, events)
     figures = replay(path).as_dict()
-    assert figures["measured_us"] == 4000.0 and figures["predicted_us"] == pytest.approx(4000.0, rel=0.001)
+    assert figures["measured_us"] == 4000.0 and figures["predicted_us"] == pytest.approx(
+        4000.0, rel=0.001
+    )
     assert outstanding(activity(load_trace(path))).max() == 0
 
 
@@ -129,7 +161,10 @@ def test_stamps_below_zero_are_stamps(tmp_path: Path) -> None:
     plain = replay(write(tmp_path, events)).as_dict()
     earlier = [{**event, "ts": event["ts"] - 5000} for event in events]
     moved = replay(write(tmp_path, earlier)).as_dict()
-    assert moved["per_iteration"] == plain["per_iteration"] and moved["overheads"] == plain["overheads"]
+    assert (
+        moved["per_iteration"] == plain["per_iteration"]
+        and moved["overheads"] == plain["overheads"]
+    )
 
 
 def test_gpu_work_that_nothing_is_tied_to_is_refused_not_left_out(tmp_path: Path) -> None:
@@ -137,15 +172,22 @@ def test_gpu_work_that_nothing_is_tied_to_is_refused_not_left_out(tmp_path: Path
     for event in events:
         event["args"].pop("correlation", None)
     path = write(tmp_path, events)
-    with pytest.raises(TraceError, match=r"trace\.json: no operators launched any of the GPU's work"):
+    with pytest.raises(
+        TraceError, match=r"trace\.json: no operators launched any of the GPU's work"
+    ):
         replay(path)
 
 
 def test_a_graph_launch_starts_all_its_kernels(tmp_path: Path) -> None:
     #   main [graph op: cudaGraphLaunch]
     #   s7        [a---][b--]   s8  [c----]
-    events = [op("graph::replay", 0, 30), api("cudaGraphLaunch", 2, 6, 1), kernel("a", 8, 18, 1),
-              kernel("b", 19, 26, 1), kernel("c", 12, 40, 1, stream=8)]  # fmt: skip
+    events = [
+        op("graph::replay", 0, 30),
+        api("cudaGraphLaunch", 2, 6, 1),
+        kernel("a", 8, 18, 1),
+        kernel("b", 19, 26, 1),
+        kernel("c", 12, 40, 1, stream=8),
+    ]
     result = replay(write(tmp_path, events))
     assert result.replayed[0].program.call_count == 3
     assert result.replayed[0].timeline.active_us[0] >= 28
@@ -158,8 +200,12 @@ def queued(tmp_path: Path, count: int = 4) -> Path:
     events = []
     for i in range(count):
         at, begin = 50 * i, 5 + 101 * i
-        events += [annotation(f"ProfilerStep#{i}", at, at + 45), op("aten::mm", at + 1, at + 21),
-                   launch(at + 3, at + 5, i + 1), kernel("gemm", begin, begin + 100, i + 1)]  # fmt: skip
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 45),
+            op("aten::mm", at + 1, at + 21),
+            launch(at + 3, at + 5, i + 1),
+            kernel("gemm", begin, begin + 100, i + 1),
+        ]
     return write(tmp_path, events)
 
 
@@ -172,25 +218,43 @@ def test_work_queued_before_a_step_is_shown_apart_from_it(tmp_path: Path) -> Non
     assert figures["step_measured_us"] == 101 == figures["time_per_batch_us"]
     assert figures["step_predicted_us"] == pytest.approx(figures["predicted_us"] - 105)
     path = figures["critical_path"]
-    parts = [path[name] for name in ("host_us", "device_us", "queued_us", "latency_us", "gap_us", "return_us")]
+    parts = [
+        path[name]
+        for name in ("host_us", "device_us", "queued_us", "latency_us", "gap_us", "return_us")
+    ]
     assert (
-        sum(parts) == pytest.approx(figures["predicted_us"]) and path["queued_us"] == 105 and path["device_us"] == 100
+        sum(parts) == pytest.approx(figures["predicted_us"])
+        and path["queued_us"] == 105
+        and path["device_us"] == 100
     )
     text = rendered(table(figures))
-    for label in ("work queued before the step", "step (span without that work), measured", "time per batch"):
+    for label in (
+        "work queued before the step",
+        "step (span without that work), measured",
+        "time per batch",
+    ):
         assert label in text
 
 
 def test_earlier_work_that_outlasts_a_step_did_not_delay_it(tmp_path: Path) -> None:
     """A kernel of stream 8 runs from the second step to after the third one, whose own kernel is on stream 7."""
     events = [
-        event for i, at in enumerate((0, 1000, 2000))
-        for event in (annotation(f"ProfilerStep#{i}", at, at + 100), op("aten::mm", at + 1, at + 21),
-                      launch(at + 3, at + 5, i + 1), kernel("gemm", at + 10, at + 90, i + 1))
-    ]  # fmt: skip
+        event
+        for i, at in enumerate((0, 1000, 2000))
+        for event in (
+            annotation(f"ProfilerStep#{i}", at, at + 100),
+            op("aten::mm", at + 1, at + 21),
+            launch(at + 3, at + 5, i + 1),
+            kernel("gemm", at + 10, at + 90, i + 1),
+        )
+    ]
     events += [launch(1006, 1008, 9), kernel("other", 1020, 3000, 9, stream=8)]
     each = replay(write(tmp_path, events)).as_dict()["per_iteration"]
-    assert [(row["iteration"], row["measured_us"], row["queued_us"]) for row in each][-1] == (2, 89, 0)
+    assert [(row["iteration"], row["measured_us"], row["queued_us"]) for row in each][-1] == (
+        2,
+        89,
+        0,
+    )
 
 
 def test_one_iteration_has_no_time_per_batch(tmp_path: Path) -> None:
@@ -203,7 +267,9 @@ def test_the_mean_of_halves_has_no_error_of_its_own(tmp_path: Path) -> None:
     figures = replay(queued(tmp_path)).as_dict()
     assert figures["baselines"]["train_mean_error"] is None
     assert figures["baselines"]["train_mean_mean_absolute_error"] > 0.1
-    line = next(line for line in rendered(table(figures)).splitlines() if "mean of training" in line)
+    line = next(
+        line for line in rendered(table(figures)).splitlines() if "mean of training" in line
+    )
     assert line.count("%") == 1
     other = tmp_path / "other"
     other.mkdir()
@@ -217,7 +283,9 @@ def rendered(renderable: object) -> str:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("name", ["v100_ddp", "a100x8_dlrm", "rtx2080ti_resnet", "rtx2080ti_linear"])
+@pytest.mark.parametrize(
+    "name", ["v100_ddp", "a100x8_dlrm", "rtx2080ti_resnet", "rtx2080ti_linear"]
+)
 def test_a_trace_on_its_own_gpu_is_the_step_that_replay_shows(datasets: Path, name: str) -> None:
     path = datasets / "traces" / name / "kineto.json.gz"
     moved = tracked_trace(path)
@@ -238,7 +306,10 @@ BARS = {"rtx2080ti_resnet": 0.025, "rtx2080ti_linear": 0.10, "a100x8_dlrm": 0.05
 def test_held_out_iterations_are_predicted_within_the_bar(datasets: Path, name: str) -> None:
     figures = replay(datasets / "traces" / name / "kineto.json.gz").as_dict()
     assert figures["mean_absolute_error"] <= BARS[name]
-    assert figures["mean_absolute_error"] < figures["baselines"]["queued_and_kernels_mean_absolute_error"]
+    assert (
+        figures["mean_absolute_error"]
+        < figures["baselines"]["queued_and_kernels_mean_absolute_error"]
+    )
     assert figures["mean_absolute_error"] < figures["baselines"]["train_mean_mean_absolute_error"]
 
 
@@ -246,9 +317,9 @@ def test_work_that_was_queued_before_a_public_trace_is_no_part_of_its_step(datas
     figures = replay(
         datasets / "traces/mi300/sglang_decode.json.gz"
     ).as_dict()  # its first kernel of stream 3 waits 463 ms
-    assert figures["queued_us"] == pytest.approx(463_317, abs=1) and figures["step_measured_us"] == pytest.approx(
-        10_450, abs=1
-    )
+    assert figures["queued_us"] == pytest.approx(463_317, abs=1) and figures[
+        "step_measured_us"
+    ] == pytest.approx(10_450, abs=1)
 
 
 def ranks(datasets: Path) -> list[Path]:
@@ -265,14 +336,21 @@ def test_ranks_simulated_together_explain_their_waiting(datasets: Path) -> None:
     results = replay_ranks(ranks(datasets))
     assert np.mean([abs(r.error) for r in results]) <= 0.03
     for result in results:
-        compute, communication, active = result.compute_us, result.communication_us, result.timeline.active_us[0]
+        compute, communication, active = (
+            result.compute_us,
+            result.communication_us,
+            result.timeline.active_us[0],
+        )
         assert max(compute, communication) <= active <= compute + communication
 
 
 def test_the_published_form_is_selectable_and_worse(datasets: Path) -> None:
     path = datasets / "traces" / "a100x8_dlrm" / "kineto.json.gz"
     ours = replay(path).as_dict()
-    assert replay(path, options=PUBLISHED).as_dict()["mean_absolute_error"] > ours["mean_absolute_error"]
+    assert (
+        replay(path, options=PUBLISHED).as_dict()["mean_absolute_error"]
+        > ours["mean_absolute_error"]
+    )
 
 
 def test_faster_kernels_never_lengthen_a_public_step(datasets: Path) -> None:

@@ -37,13 +37,25 @@ def random_program(seed: int) -> Program:
     for i in range(int(rng.integers(1, 60))):
         kind = int(rng.choice([HOST, LAUNCH, LAUNCH, LAUNCH, SYNC]))
         times = {name: float(rng.exponential(5.0)) for name in ("lead", "gap", "api", "tail")}
-        waits = tuple(rng.integers(0, calls, rng.integers(0, 3)).tolist()) if calls and kind != HOST else ()
+        waits = (
+            tuple(rng.integers(0, calls, rng.integers(0, 3)).tolist())
+            if calls and kind != HOST
+            else ()
+        )
         stream = int(rng.integers(-1 if kind == SYNC else 0, 3))
         previous = int(rng.integers(-1, i)) if i and rng.random() < 0.2 else None
         rows.append(
-            row(kind, stream=stream, thread=int(rng.integers(0, 2)), waits=waits, previous=previous,
-                blocking=bool(kind == LAUNCH and rng.random() < 0.1), latency=float(rng.choice([0.0, 4.0])), **times)
-        )  # fmt: skip
+            row(
+                kind,
+                stream=stream,
+                thread=int(rng.integers(0, 2)),
+                waits=waits,
+                previous=previous,
+                blocking=bool(kind == LAUNCH and rng.random() < 0.1),
+                latency=float(rng.choice([0.0, 4.0])),
+                **times,
+            )
+        )
         calls += kind == LAUNCH
     depth, collectives = int(rng.choice([0, 1, 3])), int(rng.choice([-1, 2]))
     backlog, loop = tuple(rng.choice([0.0, 30.0], 3).tolist()), bool(rng.integers(0, 2))
@@ -51,18 +63,24 @@ def random_program(seed: int) -> Program:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_step_times_timelines_and_critical_paths_of_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_times_timelines_and_critical_paths_of_random_programs(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subject = random_program(seed)
     assert np.array_equal(*both(subject, 70, seed))
     kernels = np.random.default_rng(seed).lognormal(2.0, 1.0, subject.call_count)
     steps, paths = [], []
     for compiled in (True, False):
-        monkeypatch.setattr(critical_path, "load_if_it_pays", lambda values, answer=compiled: answer)
+        monkeypatch.setattr(
+            critical_path, "load_if_it_pays", lambda values, answer=compiled: answer
+        )
         monkeypatch.setattr(timeline, "is_loaded", lambda answer=compiled: answer)
         steps.append(simulate(subject, kernels, host_scale=1.1))
         paths.append(asdict(steps[-1].critical))
     for name in compiled_walk.Walked._fields:
-        assert np.array_equal(getattr(steps[0], name), getattr(steps[1], name), equal_nan="device_" in name), name
+        assert np.array_equal(
+            getattr(steps[0], name), getattr(steps[1], name), equal_nan="device_" in name
+        ), name
     for name, value in paths[0].items():
         assert np.array_equal(value, paths[1][name]), name
     assert len(paths[0]["moments"]) > 0
@@ -87,7 +105,9 @@ def test_a_step_without_calls() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_published_form_is_the_same_compiled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_form_is_the_same_compiled(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subject, rng = random_program(seed), np.random.default_rng(seed)
     times, which = rng.exponential(9.0, (subject.call_count, 4)), np.arange(subject.call_count)
     expected = simulate(subject, times[which].T, form="published").step_us
@@ -101,13 +121,16 @@ def test_full_devices_are_walked_in_numpy(monkeypatch: pytest.MonkeyPatch) -> No
     rows = [row(api=2.0), row(api=1.0, stream=1)]
     times, which, scale = np.full((2, 4), 9.0), np.array([0, 1]), np.ones(4)
     full = program(*rows, fills=np.array([True, True]), competes=np.array([True, True]))
-    assert np.array_equal(step_times(full, times, which, scale), simulate(full, times[which].T).step_us)
+    assert np.array_equal(
+        step_times(full, times, which, scale), simulate(full, times[which].T).step_us
+    )
 
 
 def test_a_small_step_does_not_load_the_compiler() -> None:
     point = ["gpu=V100", "model=dlrm_default", "predict.draws=64"]
     source = (
-        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question import expand; "
-        f"engine().predict_one(expand({point!r})[0]).whole(); sys.exit('numba' in sys.modules)"
+        "import sys; from pipeline.answers.engine import engine; from pipeline.question.question"
+        f" import expand; engine().predict_one(expand({point!r})[0]).whole(); sys.exit('numba' in"
+        " sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0

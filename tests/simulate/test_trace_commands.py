@@ -24,9 +24,13 @@ def steps(folder: Path, count: int = 4) -> Path:
     events: list[dict[str, Any]] = []
     for i in range(count):
         at = 200 * i
-        events += [annotation(f"ProfilerStep#{i}", at, at + 190), op("aten::mm", at + 1, at + 21),
-                   launch(at + 4, at + 6, i + 1), kernel("gemm", at + 9, at + 19, i + 1),
-                   op('aten::"view"\\', at + 26, at + 34)]  # fmt: skip
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 190),
+            op("aten::mm", at + 1, at + 21),
+            launch(at + 4, at + 6, i + 1),
+            kernel("gemm", at + 9, at + 19, i + 1),
+            op('aten::"view"\\', at + 26, at + 34),
+        ]
     folder.mkdir(exist_ok=True)
     return write(folder, events)
 
@@ -46,17 +50,33 @@ def test_replay_prints_one_json_object_with_the_contract_and_nothing_else(
     code, out, err = steptime(capsys, "replay", steps(tmp_path), "--json")
     figures = json.loads(out)
     assert code == 0 and err == "" and out.count("\n") == 1
-    contract = "iterations measured_us predicted_us error active_measured_us active_predicted_us baselines overheads"
+    contract = (
+        "iterations measured_us predicted_us error active_measured_us active_predicted_us baselines"
+        " overheads"
+    )
     assert set(contract.split()) <= figures.keys()
     assert {"queued_and_kernels_us", "train_mean_us"} <= figures["baselines"].keys()
-    assert figures["idle_predicted_us"] == pytest.approx(figures["predicted_us"] - figures["active_predicted_us"])
+    assert figures["idle_predicted_us"] == pytest.approx(
+        figures["predicted_us"] - figures["active_predicted_us"]
+    )
     path = figures["critical_path"]  # the host is done at 33, the kernel long before
-    assert path["bound"] == "host" and path["host_us"] == pytest.approx(33.0) and path["host_share"] == pytest.approx(1)
+    assert (
+        path["bound"] == "host"
+        and path["host_us"] == pytest.approx(33.0)
+        and path["host_share"] == pytest.approx(1)
+    )
 
 
-def test_replay_prints_the_baselines_beside_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_prints_the_baselines_beside_the_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = steptime(capsys, "replay", steps(tmp_path))
-    assert code == 0 and "queued work and kernels" in out and "mean of training iterations" in out and "T4" in out
+    assert (
+        code == 0
+        and "queued work and kernels" in out
+        and "mean of training iterations" in out
+        and "T4" in out
+    )
 
 
 def test_replay_takes_overheads_from_several_traces_packed_or_not(
@@ -66,7 +86,9 @@ def test_replay_takes_overheads_from_several_traces_packed_or_not(
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     target = tmp_path / "c.json.gz"
     target.write_bytes(packed.read_bytes())
-    code, out, _ = steptime(capsys, "replay", target, "--overheads", plain, "--overheads", packed, "--json")
+    code, out, _ = steptime(
+        capsys, "replay", target, "--overheads", plain, "--overheads", packed, "--json"
+    )
     figures = json.loads(out)
     assert code == 0 and figures["iterations"] == 4 and figures["split"] == "other traces"
     assert figures["error"] == pytest.approx(0.0, abs=1e-6)
@@ -74,7 +96,10 @@ def test_replay_takes_overheads_from_several_traces_packed_or_not(
 
 @pytest.mark.parametrize(
     ("iterations", "said"),
-    [(2, "give traces of other hosts too, with --overheads TRACE"), (-1, "give a number of iterations, 1 or more")],
+    [
+        (2, "give traces of other hosts too, with --overheads TRACE"),
+        (-1, "give a number of iterations, 1 or more"),
+    ],
 )
 def test_a_calibration_that_cannot_be_made_says_what_to_give(
     iterations: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -83,19 +108,27 @@ def test_a_calibration_that_cannot_be_made_says_what_to_give(
     assert code == 2 and f"--calibrate {iterations}: {said}" in err
 
 
-def test_an_error_that_rounds_to_zero_has_no_minus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_that_rounds_to_zero_has_no_minus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     facts = json.loads(steptime(capsys, "replay", steps(tmp_path), "--json")[1])
     shown = table(facts | {"error": -1e-6, "step_error": -2e-4}).columns[2]
     assert list(shown.cells)[1] == "+0.00%" and "-0.02%" in shown.cells
 
 
-def test_the_timeline_is_a_trace_that_perfetto_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_timeline_is_a_trace_that_perfetto_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "timeline.json.gz"
     assert steptime(capsys, "replay", steps(tmp_path), "--timeline", out, "--json")[0] == 0
     events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
     assert {event["ph"] for event in events} == {"X", "M", "s", "f"}
     for event in events:
-        assert isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert (
+            isinstance(event["name"], str)
+            and isinstance(event["pid"], int)
+            and isinstance(event["tid"], int)
+        )
         assert event["ph"] != "X" or (event["ts"] >= 0 and event["dur"] >= 0)
     named = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     measured = {"measured host (profiled)", "measured GPU (profiled)"}
@@ -103,7 +136,9 @@ def test_the_timeline_is_a_trace_that_perfetto_opens(tmp_path: Path, capsys: pyt
     assert len(load_trace(out)) == sum(event["ph"] == "X" for event in events)
 
 
-def test_a_timeline_is_packed_as_its_name_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timeline_is_packed_as_its_name_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain, packed = tmp_path / "timeline.json", tmp_path / "timeline.json.gz"
     for out in (plain, packed):
         assert steptime(capsys, "replay", steps(tmp_path), "--timeline", out)[0] == 0
@@ -115,7 +150,9 @@ def test_a_timeline_named_html_is_a_page_that_begins_at_zero(
 ) -> None:
     out = tmp_path / "timeline.html"
     assert steptime(capsys, "replay", steps(tmp_path), "--timeline", out)[0] == 0
-    (text,) = re.findall(r'<script id="data" type="application/json">(.*)</script>', out.read_text())
+    (text,) = re.findall(
+        r'<script id="data" type="application/json">(.*)</script>', out.read_text()
+    )
     data = json.loads(text)
     assert [step["name"] for step in data["steps"]] == ["step 1", "step 2", "step 3"]
     assert min(row["begin"][0] for row in data["rows"]) == 0
@@ -128,16 +165,31 @@ def test_a_timeline_named_html_is_a_page_that_begins_at_zero(
 def test_overheads_of_the_trace_itself_are_no_held_out_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace, other, copy = steps(tmp_path), steps(tmp_path / "other", 5), tmp_path / "packed_copy.json.gz"
+    trace, other, copy = (
+        steps(tmp_path),
+        steps(tmp_path / "other", 5),
+        tmp_path / "packed_copy.json.gz",
+    )
     copy.write_bytes(gzip.compress(trace.read_bytes()))
-    alone, itself = steps(tmp_path / "alone", 1), "ms measured: predicted from itself, which is no evidence\n"
+    alone, itself = (
+        steps(tmp_path / "alone", 1),
+        "ms measured: predicted from itself, which is no evidence\n",
+    )
     given = [(trace, trace), (trace, copy), (alone, None), (trace, other), (other, None)]
     for (target, overheads), noted in zip(given, (True, True, True, False, False), strict=True):
         words = ["replay", target, *(["--overheads", overheads] if overheads else [])]
         facts = json.loads(steptime(capsys, *words, "--json")[1])
-        assert any("not a held-out error" in note for note in facts["notes"]) is noted is not facts["held_out"]
+        assert (
+            any("not a held-out error" in note for note in facts["notes"])
+            is noted
+            is not facts["held_out"]
+        )
         shown = steptime(capsys, *words)[1]
-        assert (itself in shown) is noted and ("less than 0.01% off" in shown) is not noted and "exact" not in shown
+        assert (
+            (itself in shown) is noted
+            and ("less than 0.01% off" in shown) is not noted
+            and "exact" not in shown
+        )
 
 
 def test_ranks_are_replayed_together(datasets: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +203,9 @@ def test_ranks_are_replayed_together(datasets: Path, capsys: pytest.CaptureFixtu
     assert steptime(capsys, "replay", first, "--rank", others[0], "--calibrate", 1)[0] == 2
 
 
-def test_trace_writes_a_table_that_holds_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_writes_a_table_that_holds_what_was_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, out = steps(tmp_path), tmp_path / "events.parquet"
     code, text, _ = steptime(capsys, "trace", path, "--out", out, "--json")
     frame, trace = read_table(out, "events"), load_trace(path)
@@ -159,21 +213,31 @@ def test_trace_writes_a_table_that_holds_what_was_read(tmp_path: Path, capsys: p
     expected = trace.events
     for column in frame:
         same = frame[column].astype(object).where(frame[column].notna(), None)
-        assert list(same) == list(expected[column].astype(object).where(expected[column].notna(), None)), column
+        assert list(same) == list(
+            expected[column].astype(object).where(expected[column].notna(), None)
+        ), column
     assert read_provenance(out)["source"] == path.name
 
 
 def test_reading_a_trace_imports_neither_pandas_nor_arrow() -> None:
-    code = "import sys, pipeline.trace.load; print(sorted({'pandas', 'pyarrow', 'torch', 'mlflow'} & set(sys.modules)))"
+    code = (
+        "import sys, pipeline.trace.load; print(sorted({'pandas', 'pyarrow', 'torch', 'mlflow'} &"
+        " set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "empty"), (b'{"traceEvents": [{"ph": "X", ', "truncated"), (gzip.compress(b"{}", mtime=0)[:-6], "gzip"),
-     (b'{"traceEvents": []}', "no operators"), (b'{"traceEvents": [7]}', "traceEvents[0]")],
-)  # fmt: skip
+    [
+        (b"", "empty"),
+        (b'{"traceEvents": [{"ph": "X", ', "truncated"),
+        (gzip.compress(b"{}", mtime=0)[:-6], "gzip"),
+        (b'{"traceEvents": []}', "no operators"),
+        (b'{"traceEvents": [7]}', "traceEvents[0]"),
+    ],
+)
 def test_a_bad_file_is_one_line_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
 ) -> None:

@@ -36,11 +36,16 @@ def steps(count: int, slow: int = -1, speed: float = 1.0, idle: int = -1) -> lis
             events += [api("cudaMalloc", at + 2, at + 2 + wait, 1000 + i)]
         begin = at + 1 + 20 * speed + wait
         events += [
-            launch(begin, begin + 6 * speed, i + 1), kernel("gemm", begin + 8, begin + 18, i + 1),
-            op("aten::view", at + 1 + 50 * speed + wait + pause, at + 1 + 60 * speed + wait + pause),
+            launch(begin, begin + 6 * speed, i + 1),
+            kernel("gemm", begin + 8, begin + 18, i + 1),
+            op(
+                "aten::view", at + 1 + 50 * speed + wait + pause, at + 1 + 60 * speed + wait + pause
+            ),
             op("aten::t", at + 1 + 65 * speed + wait + pause, at + 1 + 70 * speed + wait + pause),
-            op("aten::size", at + 1 + 75 * speed + wait + pause, at + 1 + 80 * speed + wait + pause),
-        ]  # fmt: skip
+            op(
+                "aten::size", at + 1 + 75 * speed + wait + pause, at + 1 + 80 * speed + wait + pause
+            ),
+        ]
     return events
 
 
@@ -64,14 +69,19 @@ def test_cutting_a_call_moves_up_what_follows(tmp_path: Path) -> None:
 def test_a_one_time_cost_neither_rules_statistics_nor_goes_unnamed(tmp_path: Path) -> None:
     figures = replay(write(tmp_path, steps(5, slow=3))).as_dict()
     errors = {row["iteration"]: row["error"] for row in figures["per_iteration"]}
-    assert all(abs(error) < 0.2 for number, error in errors.items() if number != 3) and errors[3] < -0.9
+    assert (
+        all(abs(error) < 0.2 for number, error in errors.items() if number != 3)
+        and errors[3] < -0.9
+    )
     notes = " ".join(figures["notes"])
     assert "iteration 3: 100% of the span are one-time costs" in notes
     assert "cudaMalloc in aten::mm 40.0 ms" in notes and "exclude 1 one-time call" in notes
 
 
 @pytest.mark.parametrize("evaluated_us", [3, 30])
-def test_evaluated_iterations_do_not_decide_what_statistics_leave_out(tmp_path: Path, evaluated_us: int) -> None:
+def test_evaluated_iterations_do_not_decide_what_statistics_leave_out(
+    tmp_path: Path, evaluated_us: int
+) -> None:
     """Launches take 3 us and one of them 2 ms, in iterations 1 and 2; those of the evaluated 3 and 4 take 3 or 30 us."""
     events = []
     for step in range(5):
@@ -81,8 +91,11 @@ def test_evaluated_iterations_do_not_decide_what_statistics_leave_out(tmp_path: 
             took = 2000 if (step, number) == (1, 2) else usual
             at, ids = 20_000 * step + 100 * number + late, 100 * step + number + 1
             late += took - usual
-            events += [op("aten::mm", at, at + took + 10), launch(at + 2, at + 2 + took, ids),
-                       kernel("gemm", at + took + 4, at + took + 14, ids)]  # fmt: skip
+            events += [
+                op("aten::mm", at, at + took + 10),
+                launch(at + 2, at + 2 + took, ids),
+                kernel("gemm", at + took + 4, at + took + 14, ids),
+            ]
     found = {r.iteration.number: r for r in replay(write(tmp_path, events)).replayed}
     assert found[3].program.api_us.mean() == pytest.approx(3.6, abs=0.5)  # 3 us, and 10 once
 
@@ -95,13 +108,24 @@ def test_shared_statistics_are_free_of_one_time_costs(tmp_path: Path) -> None:
 
 def test_a_long_stretch_without_any_operator_is_named(tmp_path: Path) -> None:
     notes = replay(write(tmp_path, steps(4, idle=2))).as_dict()["notes"]
-    assert any(note.startswith("iteration 2:") and "30.0 ms before aten::view" in note for note in notes)
+    assert any(
+        note.startswith("iteration 2:") and "30.0 ms before aten::view" in note for note in notes
+    )
 
 
 def test_a_short_stretch_is_told_in_microseconds(tmp_path: Path) -> None:
-    events = [annotation("ProfilerStep#0", 0, 400), op("aten::mm", 1, 41), launch(5, 7, 1), kernel("gemm", 9, 39, 1),
-              op("aten::add", 81, 121), annotation("ProfilerStep#1", 400, 800), op("aten::mm", 401, 441), launch(405, 407, 2),
-              kernel("gemm", 409, 439, 2), op("aten::add", 481, 521)]  # fmt: skip
+    events = [
+        annotation("ProfilerStep#0", 0, 400),
+        op("aten::mm", 1, 41),
+        launch(5, 7, 1),
+        kernel("gemm", 9, 39, 1),
+        op("aten::add", 81, 121),
+        annotation("ProfilerStep#1", 400, 800),
+        op("aten::mm", 401, 441),
+        launch(405, 407, 2),
+        kernel("gemm", 409, 439, 2),
+        op("aten::add", 481, 521),
+    ]
     assert any("40 µs before aten::add" in note for note in replay(write(tmp_path, events)).notes)
 
 
@@ -109,9 +133,16 @@ def test_one_factor_brings_the_overheads_of_a_slower_host_to_this_one(tmp_path: 
     slow = tmp_path / "slow"
     slow.mkdir()
     donor, target = write(slow, steps(4, speed=3.0)), write(tmp_path, steps(6))
-    plain, scaled = replay(target, [donor]).as_dict(), replay(target, [donor], calibrate=2).as_dict()
+    plain, scaled = (
+        replay(target, [donor]).as_dict(),
+        replay(target, [donor], calibrate=2).as_dict(),
+    )
     assert plain["error"] > 1.5 and abs(scaled["error"]) < 0.02
-    assert scaled["iterations"] == 3 and [row["iteration"] for row in scaled["per_iteration"]] == [3, 4, 5]
+    assert scaled["iterations"] == 3 and [row["iteration"] for row in scaled["per_iteration"]] == [
+        3,
+        4,
+        5,
+    ]
     assert "times 0.33" in " ".join(scaled["notes"])
 
 
@@ -126,7 +157,9 @@ def test_a_factor_needs_iterations_of_its_own(tmp_path: Path, calibrate: int, sa
 
 def test_overheads_from_a_trace_that_starts_cuda_stay_sane(datasets: Path) -> None:
     folder = datasets / "traces"
-    result = replay(folder / "a100_alexnet" / "kineto.json.gz", [folder / "a100x8_dlrm" / "kineto.json.gz"])
+    result = replay(
+        folder / "a100_alexnet" / "kineto.json.gz", [folder / "a100x8_dlrm" / "kineto.json.gz"]
+    )
     notes = " ".join(result.as_dict()["notes"])
     assert "cudaDeviceGetStreamPriorityRange in aten::to 29.9 s" in notes and "warm-up" in notes
     assert TraceSelection.of(result.trace).without_one_time_costs.chosen[0].span_us < 2e6

@@ -30,13 +30,26 @@ while True:
 
 
 def test_a_writer_that_is_killed_leaves_every_table_whole(tmp_path: Path) -> None:
-    rows = pd.DataFrame({"type": "T1", "op": [f"aten::op{i}" for i in range(20_000)], "mean_us": 3.0, "std_us": 1.0,
-                         "median_us": 2.5, "count": 7, "workloads": "x"})  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "type": "T1",
+            "op": [f"aten::op{i}" for i in range(20_000)],
+            "mean_us": 3.0,
+            "std_us": 1.0,
+            "median_us": 2.5,
+            "count": 7,
+            "workloads": "x",
+        }
+    )
     rows.to_parquet(tmp_path / "rows.parquet")
     rng, written = Random(0), set()
     for _ in range(3):
-        with subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "rows.parquet", tmp_path], cwd=project_dir(),
-                              stdout=subprocess.PIPE, text=True) as process:  # fmt: skip
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path / "rows.parquet", tmp_path],
+            cwd=project_dir(),
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             try:
                 process.wait(rng.uniform(0.2, 0.6))

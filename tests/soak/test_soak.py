@@ -28,7 +28,9 @@ CASES = 20
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_damaged_input_is_refused_in_one_line_or_read_rightly(kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_damaged_input_is_refused_in_one_line_or_read_rightly(
+    kind: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
     (tmp_path / "base").mkdir()
     base = KINDS[kind].prepare(tmp_path / "base")
@@ -37,7 +39,11 @@ def test_damaged_input_is_refused_in_one_line_or_read_rightly(kind: str, tmp_pat
         (place := tmp_path / str(number)).mkdir()
         case = KINDS[kind].case(base, place, Random(f"short/{kind}/{number}"))
         verdict = judge(case)
-        failed += [f"{number} {case.mutation}: {verdict.outcome}: {verdict.detail}"] if verdict.failed else []
+        failed += (
+            [f"{number} {case.mutation}: {verdict.outcome}: {verdict.detail}"]
+            if verdict.failed
+            else []
+        )
     assert not failed
 
 
@@ -69,9 +75,16 @@ def test_each_kind_of_failure_is_found(case: Case, outcome: str) -> None:
 
 def test_results_are_compared_in_depth() -> None:
     truth = {"a": [1, 2.5, None], "b": np.array([1.0, np.nan])}
-    assert difference({"a": [1, 2.5 * (1 + 1e-12), None], "b": np.array([1.0, np.nan])}, truth) == ""
-    for other in ({"a": [1, 2.5, None]}, {**truth, "a": [1, 2.6, None]}, {**truth, "b": np.array([1.0, 0.0])},
-                  {**truth, "b": np.array([1.0])}, {**truth, "a": [1, 2.5]}):  # fmt: skip
+    assert (
+        difference({"a": [1, 2.5 * (1 + 1e-12), None], "b": np.array([1.0, np.nan])}, truth) == ""
+    )
+    for other in (
+        {"a": [1, 2.5, None]},
+        {**truth, "a": [1, 2.6, None]},
+        {**truth, "b": np.array([1.0, 0.0])},
+        {**truth, "b": np.array([1.0])},
+        {**truth, "a": [1, 2.5]},
+    ):
         assert difference(other, truth)
 
 
@@ -79,18 +92,24 @@ def test_a_seed_makes_the_same_damage_again() -> None:
     data, value = bytes(range(256)) * 4, {"a": [1, {"b": 2}], "c": "x"}
     for number in range(50):
         assert damaged(data, Random(number)) == damaged(data, Random(number))
-        assert repr(strange_json(value, Random(number))) == repr(strange_json(value, Random(number)))
+        assert repr(strange_json(value, Random(number))) == repr(
+            strange_json(value, Random(number))
+        )
     assert value == {"a": [1, {"b": 2}], "c": "x"}
 
 
 def test_steps_are_captured_again_after_everything_was_forgotten() -> None:
-    config = expand(["gpu=V100", "model=dlrm_small", "model.read_loss=before_backward"])[0].section("model")
+    config = expand(["gpu=V100", "model=dlrm_small", "model.read_loss=before_backward"])[0].section(
+        "model"
+    )
     before = capture(config, 16)
     forget_everything()
     assert capture(config, 16).table.equals(before.table)
 
 
-def test_a_case_that_hangs_is_counted_and_the_rest_runs_in_another_process(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_case_that_hangs_is_counted_and_the_rest_runs_in_another_process(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(runner, "work", sleeping)
     monkeypatch.setattr(runner, "CASE_SECONDS", 1.0)
     state = soak(State(seed=1, cases=3), tmp_path / "state.json", lambda _: None)
@@ -100,7 +119,9 @@ def test_a_case_that_hangs_is_counted_and_the_rest_runs_in_another_process(tmp_p
     assert "| profiler traces (both readers) | 3 | 2 | 0 | 1 |" in table(state)
 
 
-def test_a_process_that_dies_is_counted_and_a_stopped_soak_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_process_that_dies_is_counted_and_a_stopped_soak_goes_on(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(runner, "work", dying)
     state = soak(State(seed=1, cases=2), tmp_path / "state.json", lambda _: None)
     assert state.counts == {"traces": {"accepted": 1, "died": 1}}

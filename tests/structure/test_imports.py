@@ -16,21 +16,22 @@ from pipeline.paths import project_dir
 ROOT = project_dir()
 
 ROOMS = (
-    "private_names", "errors",
-    "palette", "readable", "yaml_text", "paths", "schemas", "user_cache", "plotter",
-    "prediction", "summary_rows", "model_files",
-    "hardware", "prices", "question", "as_on_cuda", "workloads", "trace", "kernels", "graph",
-    "collect", "datasets", "transfer", "overheads", "simulate", "answers", "flow", "scripting",
-    "show", "completion", "terminal", "commands", "cli", "__main__",
-    "evaluation.published", "evaluation.workloads", "evaluation.training", "evaluation.checks", "evaluation.figures",
-    "evaluation.pages", "soak",
+    "private_names", "errors", "palette", "readable", "yaml_text", "paths", "schemas", "user_cache",
+    "plotter", "prediction", "summary_rows", "model_files", "hardware", "prices", "question",
+    "as_on_cuda", "workloads", "trace", "kernels", "graph", "collect", "datasets", "transfer",
+    "overheads", "simulate", "answers", "flow", "scripting", "show", "completion", "terminal",
+    "commands", "cli", "__main__", "evaluation.published", "evaluation.workloads",
+    "evaluation.training", "evaluation.checks", "evaluation.figures", "evaluation.pages",
+    "evaluation.golden", "soak",
 )  # fmt: skip
 """Rooms and single modules, from the lowest to the highest: each imports from those before it alone. The product comes first."""
 
 PACKAGES = ("pipeline", "evaluation", "soak")
 
-HEAVY = {"torch", "mlflow", "matplotlib", "snakemake", "hydra", "omegaconf", "lightgbm", "sklearn", "transformers", "timm",
-         "torchvision", "peft"}  # fmt: skip
+HEAVY = {
+    "torch", "mlflow", "matplotlib", "snakemake", "hydra", "omegaconf", "lightgbm", "sklearn",
+    "transformers", "timm", "torchvision", "peft",
+}  # fmt: skip
 """Libraries that take long to import: a module that does without one imports late what loads it."""
 
 ABSENT_ON_MEASURED_MACHINES = {"yaml", "orjson", "scipy", "safetensors", "rich", "typer"}
@@ -57,7 +58,11 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports() -> tuple[Import, ...]:
-    return tuple(each for name, path in modules().items() for each in imports_of(name, path.read_text("utf-8")))
+    return tuple(
+        each
+        for name, path in modules().items()
+        for each in imports_of(name, path.read_text("utf-8"))
+    )
 
 
 def imports_of(name: str, text: str) -> Iterator[Import]:
@@ -66,11 +71,18 @@ def imports_of(name: str, text: str) -> Iterator[Import]:
     def visit(node: ast.AST, late: bool, typing: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             inside = late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            types = typing or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test))
-            if isinstance(child, ast.ImportFrom) and (child.module or "").partition(".")[0] in PACKAGES:
+            types = typing or (
+                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+            )
+            if (
+                isinstance(child, ast.ImportFrom)
+                and (child.module or "").partition(".")[0] in PACKAGES
+            ):
                 for alias in child.names:
                     whole = f"{child.module}.{alias.name}"
-                    yield Import(name, whole if whole in modules() else str(child.module), late, types)
+                    yield Import(
+                        name, whole if whole in modules() else str(child.module), late, types
+                    )
             yield from visit(child, inside, types)
 
     yield from visit(ast.parse(text), False, False)
@@ -88,7 +100,11 @@ def room(module: str) -> str:
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     """Groups of modules that reach each other."""
     reach = {name: reached(name, arrows) for name in arrows}
-    groups = {frozenset(x for x in reach[a] if a in reach.get(x, ())) | {a} for a in arrows if a in reach[a]}
+    groups = {
+        frozenset(x for x in reach[a] if a in reach.get(x, ())) | {a}
+        for a in arrows
+        if a in reach[a]
+    }
     return sorted(sorted(group) for group in groups)
 
 
@@ -129,10 +145,14 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_a_climb_and_a_circle_would_be_found() -> None:
-    up = "def f():\n    from pipeline.answers.tracker import track\n    from evaluation.checks.surfer_pairs import in_layer\n"
+    up = (
+        "def f():\n    from pipeline.answers.tracker import track\n    from"
+        " evaluation.checks.surfer_pairs import in_layer\n"
+    )
     assert climbing(tuple(imports_of("pipeline.trace.load", up))) == [
-        "pipeline.trace.load -> pipeline.answers.tracker", "pipeline.trace.load -> evaluation.checks.surfer_pairs"
-    ]  # fmt: skip
+        "pipeline.trace.load -> pipeline.answers.tracker",
+        "pipeline.trace.load -> evaluation.checks.surfer_pairs",
+    ]
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
@@ -145,13 +165,19 @@ def test_own_modules_are_imported_at_the_top_unless_they_load_a_heavy_library() 
 
     def loads(name: str) -> set[str]:
         parents = {name.rsplit(".", up)[0] for up in range(1, name.count("."))}
-        names = {name, *parents} | set().union(*(reached(each, arrows) for each in {name, *parents}))
+        names = {name, *parents} | set().union(
+            *(reached(each, arrows) for each in {name, *parents})
+        )
         return set().union(*(libraries.get(each, set()) for each in names))
 
     needless = []
     for source, target, late, typing in imports():
-        if (late or typing) and source != "pipeline":  # the facade imports its functions at their first use
-            banned = HEAVY | {"collect": ABSENT_ON_MEASURED_MACHINES, "trace": LATE_IN_TRACE}.get(room(source), set())
+        if (
+            late or typing
+        ) and source != "pipeline":  # the facade imports its functions at their first use
+            banned = HEAVY | {"collect": ABSENT_ON_MEASURED_MACHINES, "trace": LATE_IN_TRACE}.get(
+                room(source), set()
+            )
             if not (loads(target) - loads(source)) & banned:
                 needless.append(f"{source} -> {target}")
     assert not needless
@@ -184,8 +210,14 @@ def scripts() -> dict[str, str]:
 
 def strangers(text: str, known: set[str]) -> list[str]:
     """Modules of this list that a script imports by their bare names, and lines that name the path of modules."""
-    found = [f"names {node.value.id}.path" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
-             and node.attr == "path" and isinstance(node.value, ast.Name) and node.value.id == "sys"]  # fmt: skip
+    found = [
+        f"names {node.value.id}.path"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute)
+        and node.attr == "path"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "sys"
+    ]
     for node in ast.walk(ast.parse(text)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
@@ -196,18 +228,35 @@ def strangers(text: str, known: set[str]) -> list[str]:
 def test_no_test_or_benchmark_edits_the_path_of_modules_or_imports_another_script() -> None:
     stems = {Path(name).stem for name in scripts()} - set(sys.stdlib_module_names)
     assert len(stems) > 100
-    found = {name: strangers(text, stems) for name, text in scripts().items() if name not in TESTS_OF_THE_PATH}
+    found = {
+        name: strangers(text, stems)
+        for name, text in scripts().items()
+        if name not in TESTS_OF_THE_PATH
+    }
     assert not {name: lines for name, lines in found.items() if lines}
 
 
 def test_an_edited_path_and_a_borrowed_script_would_be_found() -> None:
-    text = "import sys\nsys.path.insert(0, 'benchmarks')\nfrom squad import make_step\nimport masters, numpy\n"
-    assert strangers(text, {"squad", "masters"}) == ["names sys.path", "imports squad", "imports masters"]
+    text = (
+        "import sys\nsys.path.insert(0, 'benchmarks')\nfrom squad import make_step\nimport masters,"
+        " numpy\n"
+    )
+    assert strangers(text, {"squad", "masters"}) == [
+        "names sys.path",
+        "imports squad",
+        "imports masters",
+    ]
     assert not strangers("from evaluation.workloads.squad_step import make_step\n", {"squad_step"})
 
 
 def test_workloads_that_benchmarks_name_exist() -> None:
-    named = {found for name, text in scripts().items() if name.startswith("benchmarks/")
-             for found in re.findall(r'"model\.target": "([\w.]+):(\w+)"', text)}  # fmt: skip
+    named = {
+        found
+        for name, text in scripts().items()
+        if name.startswith("benchmarks/")
+        for found in re.findall(r'"model\.target": "([\w.]+):(\w+)"', text)
+    }
     assert len(named) == 3
-    assert all(callable(getattr(importlib.import_module(module), function)) for module, function in named)
+    assert all(
+        callable(getattr(importlib.import_module(module), function)) for module, function in named
+    )

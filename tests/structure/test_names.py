@@ -67,7 +67,11 @@ def missing(text: str) -> Iterator[str]:
                 elif alias.name not in names_in(str(node.module)):
                     yield module
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in modules
+        ):
             module = modules[node.value.id]
             if node.attr not in names_in(module) and not file_of(f"{module}.{node.attr}"):
                 yield f"{module}.{node.attr}"
@@ -79,5 +83,8 @@ def test_names_of_the_project_exist() -> None:
 
 
 def test_a_missing_name_is_noticed() -> None:
-    text = "from pipeline import errors as e, nothing\nfrom pipeline.errors import InputError\ne.InputError, e.no_error"
+    text = (
+        "from pipeline import errors as e, nothing\nfrom pipeline.errors import"
+        " InputError\ne.InputError, e.no_error"
+    )
     assert list(missing(text)) == ["pipeline.nothing", "pipeline.errors.no_error"]

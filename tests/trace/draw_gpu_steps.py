@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.collect.profiling import write_gzip
-from tests.trace.trace_drawing import AUTOGRAD, MAIN, annotation, api, kernel, memcpy, op, trace, wait
+from tests.trace.trace_drawing import (
+    AUTOGRAD,
+    MAIN,
+    annotation,
+    api,
+    kernel,
+    memcpy,
+    op,
+    trace,
+    wait,
+)
 
 PATH = Path(__file__).parent / "golden" / "drawn_gpu" / "input" / "kineto.json.gz"
 
@@ -49,7 +59,12 @@ class Pen:
         self.now = round(self.now + us * self.chance.uniform(0.8, 1.25), 3)
 
     def launch(
-        self, name: str, us: float, thread: int = MAIN, stream: int = MAIN_STREAM, size: int | None = None
+        self,
+        name: str,
+        us: float,
+        thread: int = MAIN,
+        stream: int = MAIN_STREAM,
+        size: int | None = None,
     ) -> None:
         """A call of 6 µs that starts a kernel, or a copy of `size` bytes, of about `us`."""
         self.correlation += 1
@@ -61,14 +76,21 @@ class Pen:
         end = round(start + us * self.chance.uniform(0.98, 1.02), 3)
         self.busy[stream] = end
         if size is None:
-            self.events.append(kernel(name, start, end, self.correlation, stream, grid=[80, 1, 1], block=[256, 1, 1]))
+            self.events.append(
+                kernel(
+                    name, start, end, self.correlation, stream, grid=[80, 1, 1], block=[256, 1, 1]
+                )
+            )
         else:
             self.events.append(memcpy(name, start, end, self.correlation, size, stream))
 
     def stream_waits(self, waiter: int, awaited: int) -> None:
         """An event on one stream that the other waits for, with CUPTI's note on the wait."""
         self.correlation += 2
-        for name, number in (("cudaEventRecord", self.correlation - 1), ("cudaStreamWaitEvent", self.correlation)):
+        for name, number in (
+            ("cudaEventRecord", self.correlation - 1),
+            ("cudaStreamWaitEvent", self.correlation),
+        ):
             begin = self.now
             self.host(2.0)
             self.events.append(api(name, begin, self.now, number))
@@ -123,8 +145,15 @@ def _step(pen: Pen) -> None:
         thread=AUTOGRAD,
         rest=30.0,
     )
-    pen.operator("aten::item", lambda: pen.launch("Memcpy DtoH (Device -> Pageable)", 2, size=4), pen.synchronise)
-    pen.operator("aten::_foreach_add_", *(lambda: pen.launch("multi_tensor_apply_kernel", 15) for _ in range(2)))
+    pen.operator(
+        "aten::item",
+        lambda: pen.launch("Memcpy DtoH (Device -> Pageable)", 2, size=4),
+        pen.synchronise,
+    )
+    pen.operator(
+        "aten::_foreach_add_",
+        *(lambda: pen.launch("multi_tensor_apply_kernel", 15) for _ in range(2)),
+    )
 
 
 if __name__ == "__main__":

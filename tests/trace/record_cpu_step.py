@@ -21,7 +21,14 @@ from tests.workloads.small import config_of
 
 FOLDER = Path(__file__).parent / "golden" / "cpu_dlrm" / "input"
 
-MODEL = {"bottom_mlp": [16, 32, 8], "top_mlp": [32, 1], "tables": 2, "rows": 1000, "dim": 8, "lookups": 4}
+MODEL = {
+    "bottom_mlp": [16, 32, 8],
+    "top_mlp": [32, 1],
+    "tables": 2,
+    "rows": 1000,
+    "dim": 8,
+    "lookups": 4,
+}
 BATCH_SIZE = 256
 STEPS = 4
 
@@ -51,4 +58,7 @@ def record(folder: Path = FOLDER) -> None:
 if __name__ == "__main__":
     record()
     for written in sorted(FOLDER.iterdir()):
-        print(f"{written.name}: {written.stat().st_size} bytes, {len(gzip.decompress(written.read_bytes()))} unpacked")
+        print(
+            f"{written.name}: {written.stat().st_size} bytes,"
+            f" {len(gzip.decompress(written.read_bytes()))} unpacked"
+        )

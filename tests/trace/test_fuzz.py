@@ -29,16 +29,25 @@ SECONDS_PER_FILE = 5.0
 def _iteration(number: int) -> list[dict[str, Any]]:
     at, ids = 100 * number, 10 * number
     return [
-        annotation(f"ProfilerStep#{number}", at, at + 95), op("aten::linear", at + 1, at + 20),
-        op("aten::addmm", at + 2, at + 18, **{"Input Dims": [[8, 8], []], "Input type": ["float", ""]}),
+        annotation(f"ProfilerStep#{number}", at, at + 95),
+        op("aten::linear", at + 1, at + 20),
+        op(
+            "aten::addmm",
+            at + 2,
+            at + 18,
+            **{"Input Dims": [[8, 8], []], "Input type": ["float", ""]},
+        ),
         launch(at + 5, at + 8, ids + 1),
         kernel("sgemm", at + 9, at + 30, ids + 1, **{"grid": [64, 1, 1], "block": [128, 1, 1]}),
-        op("aten::to", at + 22, at + 40), api("cudaMemcpyAsync", at + 23, at + 36, ids + 2),
+        op("aten::to", at + 22, at + 40),
+        api("cudaMemcpyAsync", at + 23, at + 36, ids + 2),
         memcpy("Memcpy DtoH (Device -> Pageable)", at + 31, at + 35, ids + 2, 4096),
-        api("cudaStreamSynchronize", at + 36, at + 38, ids + 3), api("cudaStreamWaitEvent", at + 41, at + 42, ids + 4),
+        api("cudaStreamSynchronize", at + 36, at + 38, ids + 3),
+        api("cudaStreamWaitEvent", at + 41, at + 42, ids + 4),
         op("autograd::engine::evaluate_function: AddmmBackward0", at + 50, at + 70, AUTOGRAD),
-        launch(at + 55, at + 58, ids + 5, AUTOGRAD), kernel("sgemm", at + 60, at + 80, ids + 5, stream=20),
-    ]  # fmt: skip
+        launch(at + 55, at + 58, ids + 5, AUTOGRAD),
+        kernel("sgemm", at + 60, at + 80, ids + 5, stream=20),
+    ]
 
 
 EVENTS = [event for number in range(3) for event in _iteration(number)]
@@ -126,22 +135,36 @@ def test_every_key_may_be_missing(folder: Path) -> None:
         b"\xef\xbb\xbf{}",
         b"PK\x03\x04" + bytes(1000),
     ],
-    ids=["nested", "nested events", "nested objects", "endless name", "endless number", "no gzip", "bom", "zip"],
+    ids=[
+        "nested",
+        "nested events",
+        "nested objects",
+        "endless name",
+        "endless number",
+        "no gzip",
+        "bom",
+        "zip",
+    ],
 )
 def test_files_without_end_are_refused_quickly(folder: Path, content: bytes) -> None:
     assert not survives(content, folder)
 
 
 @pytest.mark.parametrize(
-    "name", ['a"b', "a\\b", "a\x01b", "\u2028", "\U0001f600", "", "x" * 20_000, "},{", '"ts": 5', "]}"]
+    "name",
+    ['a"b', "a\\b", "a\x01b", "\u2028", "\U0001f600", "", "x" * 20_000, "},{", '"ts": 5', "]}"],
 )
 def test_odd_names_change_no_figure(folder: Path, name: str) -> None:
     """Names are text and nothing more: whatever stands in them, links and predictions stay as they are."""
     path = folder / "named.json"
     path.write_bytes(RAW)
     expected = replay(path).as_dict()["predicted_us"]
-    path.write_bytes(trace([{**e, "name": e["name"].replace("aten::addmm", name)} for e in EVENTS],
-                           baseTimeNanoseconds=1_700_000_000_000_000_000))  # fmt: skip
+    path.write_bytes(
+        trace(
+            [{**e, "name": e["name"].replace("aten::addmm", name)} for e in EVENTS],
+            baseTimeNanoseconds=1_700_000_000_000_000_000,
+        )
+    )
     loaded = load_trace(path)
     assert len(loaded) == len(EVENTS) and set(loaded.names) >= {name}
     assert replay(path).as_dict()["predicted_us"] == pytest.approx(expected)
@@ -151,7 +174,11 @@ def test_every_single_byte_may_be_lost_or_flipped(folder: Path) -> None:
     raw = trace(_iteration(0), baseTimeNanoseconds=5)
     for place in range(0, len(raw), 9):
         survives(raw[:place] + raw[place + 1 :], folder, predict=False)
-        survives(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :], folder, predict=False)
+        survives(
+            raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :],
+            folder,
+            predict=False,
+        )
 
 
 def test_a_trace_without_work_is_refused_by_replay_alone(folder: Path) -> None:
@@ -164,5 +191,7 @@ def test_a_number_of_forty_digits_is_refused_at_its_event(folder: Path) -> None:
     events[7]["ts"] = 10**40
     path = folder / "long.json"
     path.write_bytes(trace(events))
-    with pytest.raises(SteptimeError, match=r"traceEvents\[7\] has a ts that is not a time in microseconds"):
+    with pytest.raises(
+        SteptimeError, match=r"traceEvents\[7\] has a ts that is not a time in microseconds"
+    ):
         load_trace(path)

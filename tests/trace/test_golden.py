@@ -33,8 +33,15 @@ REFRESH = os.environ.get("REFRESH_GOLDENS") == "1"
 TOLERANCE = 1e-6
 
 OWN = ["cpu_dlrm", "drawn_gpu"]
-PUBLIC = ["a100_alexnet", "a100_event_sync", "a100x8_dlrm", "rtx2080ti_linear", "rtx2080ti_resnet", "v100_ddp",
-          *(f"v100x8_dlrm/rank{rank}" for rank in range(5))]  # fmt: skip
+PUBLIC = [
+    "a100_alexnet",
+    "a100_event_sync",
+    "a100x8_dlrm",
+    "rtx2080ti_linear",
+    "rtx2080ti_resnet",
+    "v100_ddp",
+    *(f"v100x8_dlrm/rank{rank}" for rank in range(5)),
+]
 
 
 def facts(path: Path) -> dict[str, Any]:
@@ -46,21 +53,37 @@ def facts(path: Path) -> dict[str, Any]:
     columns = trace.columns
     predicted = replay(path).as_dict()
     return {
-        "device": trace.device, "marker": trace.marker, "events": len(trace), "notes": trace.notes,
-        "by_category": {str(k): int(v) for k, v in trace.events["category"].value_counts().sort_index().items()},
-        "by_phase": {str(k): int(v) for k, v in trace.events["phase"].value_counts().sort_index().items()},
-        "linked": int((columns["launch"][device] >= 0).sum()), "items": len(act.item),
+        "device": trace.device,
+        "marker": trace.marker,
+        "events": len(trace),
+        "notes": trace.notes,
+        "by_category": {
+            str(k): int(v) for k, v in trace.events["category"].value_counts().sort_index().items()
+        },
+        "by_phase": {
+            str(k): int(v) for k, v in trace.events["phase"].value_counts().sort_index().items()
+        },
+        "linked": int((columns["launch"][device] >= 0).sum()),
+        "items": len(act.item),
         "device_us": float(columns["dur_ns"][device].sum() / 1000),
         "iterations": [
-            {"span_us": i.span_us, "active_us": i.active_us, "calls": len(i.calls), "items": len(i.items)}
+            {
+                "span_us": i.span_us,
+                "active_us": i.active_us,
+                "calls": len(i.calls),
+                "items": len(i.items),
+            }
             for i in iterations(act)
         ],
         "overheads": {
             str(kind): {"mean_us": float(v.mean()), "median_us": float(v.median()), "count": len(v)}
             for kind, v in samples.groupby("type")["value_us"]
         },
-        "replay": {key: predicted[key] for key in ("iterations", "measured_us", "predicted_us", "active_predicted_us")},
-    }  # fmt: skip
+        "replay": {
+            key: predicted[key]
+            for key in ("iterations", "measured_us", "predicted_us", "active_predicted_us")
+        },
+    }
 
 
 def graph_facts(path: Path) -> dict[str, Any]:
@@ -69,13 +92,20 @@ def graph_facts(path: Path) -> dict[str, Any]:
     calls = map_calls(graph)
     sums = calls.groupby("family", observed=True)[["flops", "bytes_read", "bytes_written"]].sum()
     return {
-        "nodes": len(graph.table), "device": graph.device, "unknown": unknown_operators(graph, calls),
-        "by_phase": {str(k): int(v) for k, v in graph.table["phase"].value_counts().sort_index().items()},
+        "nodes": len(graph.table),
+        "device": graph.device,
+        "unknown": unknown_operators(graph, calls),
+        "by_phase": {
+            str(k): int(v) for k, v in graph.table["phase"].value_counts().sort_index().items()
+        },
         "families": {
-            str(family): {"calls": int((calls["family"] == family).sum()), **{k: float(v) for k, v in row.items()}}
+            str(family): {
+                "calls": int((calls["family"] == family).sum()),
+                **{k: float(v) for k, v in row.items()},
+            }
             for family, row in sums.iterrows()
         },
-    }  # fmt: skip
+    }
 
 
 def compare(found: dict[str, Any], expected_path: Path) -> None:
@@ -88,12 +118,17 @@ def compare(found: dict[str, Any], expected_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_trace_of_our_own_is_read_as_before(name: str) -> None:
-    compare(facts(GOLDEN / name / "input" / "kineto.json.gz"), GOLDEN / name / "output" / "facts.json")
+    compare(
+        facts(GOLDEN / name / "input" / "kineto.json.gz"), GOLDEN / name / "output" / "facts.json"
+    )
 
 
 def test_our_own_execution_trace_is_read_as_before() -> None:
     case = GOLDEN / "cpu_dlrm"
-    compare(graph_facts(case / "input" / "execution_trace.json.gz"), case / "output" / "graph_facts.json")
+    compare(
+        graph_facts(case / "input" / "execution_trace.json.gz"),
+        case / "output" / "graph_facts.json",
+    )
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -110,13 +145,22 @@ def test_the_drawn_trace_is_what_its_script_draws() -> None:
 def test_the_drawn_trace_holds_every_kind_of_event_that_a_gpu_step_has() -> None:
     events = load_trace(draw_gpu_steps.PATH).events
     work = events[events["category"].isin(DEVICE_CATEGORIES)]
-    assert set(events["category"]) >= {"cpu_op", "user_annotation", "cuda_runtime", "cuda_sync", "kernel", "gpu_memcpy"}
+    assert set(events["category"]) >= {
+        "cpu_op",
+        "user_annotation",
+        "cuda_runtime",
+        "cuda_sync",
+        "kernel",
+        "gpu_memcpy",
+    }
     assert work.groupby("stream").size().to_dict() == {
         draw_gpu_steps.MAIN_STREAM: 9 * draw_gpu_steps.STEPS,
         draw_gpu_steps.SIDE_STREAM: draw_gpu_steps.STEPS,
     }
     assert (work["launch"] >= 0).all()
-    assert {"cudaStreamSynchronize", "cudaEventRecord", "cudaStreamWaitEvent"} <= set(events["name"])
+    assert {"cudaStreamSynchronize", "cudaEventRecord", "cudaStreamWaitEvent"} <= set(
+        events["name"]
+    )
     assert events.loc[events["category"] == "cpu_op", "tid"].nunique() == 2
 
 
@@ -127,7 +171,9 @@ def test_a_cpu_step_is_recorded_as_small_files_without_paths(tmp_path: Path) -> 
             packed = (folder / name).read_bytes()
             assert len(packed) < 200_000
             text = gzip.decompress(packed).decode()
-            assert not [part for part in ("/tmp", "/home/", "/root/", str(Path.cwd())) if part in text]
+            assert not [
+                part for part in ("/tmp", "/home/", "/root/", str(Path.cwd())) if part in text
+            ]
     assert replay(tmp_path / "kineto.json.gz").as_dict()["iterations"] == record_cpu_step.STEPS - 1
 
 

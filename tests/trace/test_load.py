@@ -25,8 +25,11 @@ from tests.trace.trace_drawing import AUTOGRAD, annotation, api, kernel, launch,
 #                 L0
 #   s7                [gemm   ]
 STEP = [
-    op("aten::linear", 0, 20), op("aten::addmm", 1, 19), launch(5, 8, 1), kernel("gemm", 10, 22, 1),
-]  # fmt: skip
+    op("aten::linear", 0, 20),
+    op("aten::addmm", 1, 19),
+    launch(5, 8, 1),
+    kernel("gemm", 10, 22, 1),
+]
 
 
 def test_a_kernel_is_linked_to_its_launch_and_the_ops_around_it(tmp_path: Path) -> None:
@@ -68,7 +71,9 @@ def test_the_window_of_the_reader_does_not_matter(
         (5, 0, 5000),
     ],
 )
-def test_stamps_become_exact_nanoseconds(tmp_path: Path, stamp: float, base: int | None, expected: int) -> None:
+def test_stamps_become_exact_nanoseconds(
+    tmp_path: Path, stamp: float, base: int | None, expected: int
+) -> None:
     text = json.dumps({"traceEvents": [{**STEP[0], "ts": "STAMP"}]}).replace('"STAMP"', repr(stamp))
     if stamp == 1712195495505582.988:
         text = text.replace(repr(stamp), "1712195495505582.988")
@@ -95,8 +100,10 @@ def test_gzip_is_told_by_content(tmp_path: Path) -> None:
 def test_text_process_ids_and_old_category_names_are_read(tmp_path: Path) -> None:
     events = [
         {**STEP[0], "pid": "Spans", "tid": "PyTorch Profiler", "cat": "Trace"},
-        {**STEP[0], "cat": "Operator"}, {**STEP[2], "cat": "Runtime"}, {**STEP[3], "cat": "Kernel"},
-    ]  # fmt: skip
+        {**STEP[0], "cat": "Operator"},
+        {**STEP[2], "cat": "Runtime"},
+        {**STEP[3], "cat": "Kernel"},
+    ]
     loaded = load_trace(write(tmp_path, events))
     assert sorted(loaded.events["category"]) == ["Trace", "cpu_op", "cuda_runtime", "kernel"]
     assert (loaded.columns["launch"] >= 0).sum() == 1
@@ -104,20 +111,30 @@ def test_text_process_ids_and_old_category_names_are_read(tmp_path: Path) -> Non
 
 def test_amd_and_driver_launches_count_as_launches(tmp_path: Path) -> None:
     events = [
-        op("aten::mm", 0, 30), api("hipExtModuleLaunchKernel", 2, 4, 1), kernel("Cijk_Ailk", 6, 9, 1),
-        {**api("cuLaunchKernel", 12, 14, 2), "cat": "cuda_driver"}, kernel("triton_0", 16, 18, 2),
-    ]  # fmt: skip
+        op("aten::mm", 0, 30),
+        api("hipExtModuleLaunchKernel", 2, 4, 1),
+        kernel("Cijk_Ailk", 6, 9, 1),
+        {**api("cuLaunchKernel", 12, 14, 2), "cat": "cuda_driver"},
+        kernel("triton_0", 16, 18, 2),
+    ]
     loaded = load_trace(write(tmp_path, events))
     assert (loaded.columns["launch"] >= 0).sum() == 2
 
 
 @pytest.mark.parametrize(
     ("name", "plain"),
-    [("cudaStreamSynchronize_ptsz", "cudaStreamSynchronize"), ("cudaMemcpyAsync_ptsz_v7000", "cudaMemcpyAsync"),
-     ("cudaDeviceSynchronize_v3020", "cudaDeviceSynchronize"), ("__cudaLaunchKernel_v13000", "__cudaLaunchKernel"),
-     ("cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync"), ("hipLaunchKernel", "hipLaunchKernel"),
-     ("cutlass_gemm_v2", "cutlass_gemm_v2"), ("aten::add", "aten::add"), ("cudnn_conv_v7", "cudnn_conv_v7")],
-)  # fmt: skip
+    [
+        ("cudaStreamSynchronize_ptsz", "cudaStreamSynchronize"),
+        ("cudaMemcpyAsync_ptsz_v7000", "cudaMemcpyAsync"),
+        ("cudaDeviceSynchronize_v3020", "cudaDeviceSynchronize"),
+        ("__cudaLaunchKernel_v13000", "__cudaLaunchKernel"),
+        ("cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync"),
+        ("hipLaunchKernel", "hipLaunchKernel"),
+        ("cutlass_gemm_v2", "cutlass_gemm_v2"),
+        ("aten::add", "aten::add"),
+        ("cudnn_conv_v7", "cudnn_conv_v7"),
+    ],
+)
 def test_forms_of_a_runtime_call_are_one(name: str, plain: str) -> None:
     assert base_api_name(name) == plain
 
@@ -136,8 +153,14 @@ def test_ids_beyond_64_bits_never_link_by_accident(tmp_path: Path) -> None:
 
 
 def test_of_launches_with_one_id_the_latest_before_the_kernel_is_taken(tmp_path: Path) -> None:
-    events = [op("aten::a", 0, 9), launch(1, 3, 5), kernel("k", 4, 6, 5), op("aten::b", 20, 29), launch(21, 23, 5),
-              kernel("k", 24, 26, 5)]  # fmt: skip
+    events = [
+        op("aten::a", 0, 9),
+        launch(1, 3, 5),
+        kernel("k", 4, 6, 5),
+        op("aten::b", 20, 29),
+        launch(21, 23, 5),
+        kernel("k", 24, 26, 5),
+    ]
     loaded = load_trace(write(tmp_path, events))
     tops = loaded.names[loaded.columns["top"][np.flatnonzero(loaded.is_category("kernel"))]]
     assert list(tops) == ["aten::a", "aten::b"]
@@ -145,11 +168,20 @@ def test_of_launches_with_one_id_the_latest_before_the_kernel_is_taken(tmp_path:
 
 def test_doubtful_links_are_told(tmp_path: Path) -> None:
     #  main  [mm L1 L2 L2]     k1 begins 6 us before L1; two calls carry id 2
-    events = [op("aten::mm", 0, 40), launch(10, 12, 1), kernel("k1", 4, 9, 1), launch(15, 17, 2), launch(20, 22, 2),
-              kernel("k2", 25, 30, 2)]  # fmt: skip
+    events = [
+        op("aten::mm", 0, 40),
+        launch(10, 12, 1),
+        kernel("k1", 4, 9, 1),
+        launch(15, 17, 2),
+        launch(20, 22, 2),
+        kernel("k2", 25, 30, 2),
+    ]
     notes = load_trace(write(tmp_path, events)).notes
     assert any(note.startswith("1 of 2 device events begin before their launch") for note in notes)
-    assert any(note.startswith("1 of 2 device events have a correlation id that several calls have") for note in notes)
+    assert any(
+        note.startswith("1 of 2 device events have a correlation id that several calls have")
+        for note in notes
+    )
     sound = [
         op("aten::mm", 0, 40),
         launch(10, 12, 1),
@@ -184,13 +216,19 @@ def test_names_with_control_characters_quotes_and_bad_utf8_are_mended(tmp_path: 
 @pytest.mark.parametrize("number", ["nan", "-nan", "inf", "-inf", "NaN", "Infinity"])
 def test_what_is_no_number_in_an_argument_is_read_past(tmp_path: Path, number: str) -> None:
     path = write(tmp_path, STEP)
-    path.write_text(path.read_text().replace('"device": 0', f'"blocks per SM": {number}, "device": 0'))
+    path.write_text(
+        path.read_text().replace('"device": 0', f'"blocks per SM": {number}, "device": 0')
+    )
     loaded = load_trace(path)
-    assert len(loaded) == len(STEP) and list(loaded.names) == list(load_trace(write(tmp_path, STEP)).names)
+    assert len(loaded) == len(STEP) and list(loaded.names) == list(
+        load_trace(write(tmp_path, STEP)).names
+    )
 
 
 def test_half_a_surrogate_pair_and_endless_numbers_reach_a_table(tmp_path: Path) -> None:
-    raw = trace([*STEP, {**STEP[3], "ts": 2000, "args": {**STEP[3]["args"], "grid": [2**70, 1, 1]}}])
+    raw = trace(
+        [*STEP, {**STEP[3], "ts": 2000, "args": {**STEP[3]["args"], "grid": [2**70, 1, 1]}}]
+    )
     path = tmp_path / "t.json"
     path.write_bytes(raw.replace(b'"aten::linear"', b'"aten::\\ud83d"'))
     loaded = load_trace(path)
@@ -201,19 +239,34 @@ def test_half_a_surrogate_pair_and_endless_numbers_reach_a_table(tmp_path: Path)
 
 def test_phases_follow_annotations_and_backward_wrappers(tmp_path: Path) -> None:
     events = [
-        op("aten::mm", 0, 5), op("aten::mse_loss", 6, 9),
-        op("autograd::engine::evaluate_function: MmBackward0", 10, 20, AUTOGRAD), op("aten::mm", 12, 18, AUTOGRAD),
-        annotation("Optimizer.step#SGD.step", 30, 40), op("aten::add_", 31, 35), op("c10d::allreduce_", 50, 55),
-    ]  # fmt: skip
+        op("aten::mm", 0, 5),
+        op("aten::mse_loss", 6, 9),
+        op("autograd::engine::evaluate_function: MmBackward0", 10, 20, AUTOGRAD),
+        op("aten::mm", 12, 18, AUTOGRAD),
+        annotation("Optimizer.step#SGD.step", 30, 40),
+        op("aten::add_", 31, 35),
+        op("c10d::allreduce_", 50, 55),
+    ]
     loaded = load_trace(write(tmp_path, events))
     assert list(loaded.events["phase"]) == [
-        "forward", "loss", "backward", "backward", "optimizer", "optimizer", "communication",
-    ]  # fmt: skip
+        "forward",
+        "loss",
+        "backward",
+        "backward",
+        "optimizer",
+        "optimizer",
+        "communication",
+    ]
 
 
 def test_profiler_steps_outrank_zero_grad(tmp_path: Path) -> None:
-    events = [annotation("ProfilerStep#1", 0, 10), annotation("ProfilerStep#2", 10, 20), op("aten::a", 1, 2),
-              op("aten::b", 11, 12), annotation("Optimizer.zero_grad#SGD.zero_grad", 5, 6)]  # fmt: skip
+    events = [
+        annotation("ProfilerStep#1", 0, 10),
+        annotation("ProfilerStep#2", 10, 20),
+        op("aten::a", 1, 2),
+        op("aten::b", 11, 12),
+        annotation("Optimizer.zero_grad#SGD.zero_grad", 5, 6),
+    ]
     loaded = load_trace(write(tmp_path, events))
     assert loaded.marker == "ProfilerStep"
     assert loaded.iterations["end_ns"].tolist() == [1010_000, 1020_000]
@@ -224,10 +277,14 @@ def test_waiting_for_the_loader_is_outside_every_iteration(tmp_path: Path) -> No
     #   [loader]  a  zero  b  [loader..........] a zero b [loader]
     loader = "enumerate(DataLoader)#_Iter.__next__"
     events = [
-        annotation(loader, 0, 8), op("aten::a", 10, 12), annotation("Optimizer.zero_grad#SGD", 13, 14),
-        annotation(loader, 20, 50), op("aten::a", 52, 54), annotation("Optimizer.zero_grad#SGD", 55, 56),
+        annotation(loader, 0, 8),
+        op("aten::a", 10, 12),
+        annotation("Optimizer.zero_grad#SGD", 13, 14),
+        annotation(loader, 20, 50),
+        op("aten::a", 52, 54),
+        annotation("Optimizer.zero_grad#SGD", 55, 56),
         annotation(loader, 60, 61),
-    ]  # fmt: skip
+    ]
     iterations = load_trace(write(tmp_path, events)).iterations
     assert iterations["start_ns"].tolist() == [1008_000, 1050_000]
     assert iterations["end_ns"].tolist() == [1020_000, 1060_000]
@@ -240,7 +297,12 @@ def test_a_trace_without_marker_is_one_iteration(tmp_path: Path) -> None:
 
 def old_spelling(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same events as PyTorch 1.8 wrote them: everything that the host ran is an operator."""
-    old = {"cpu_op": "Operator", "user_annotation": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel"}
+    old = {
+        "cpu_op": "Operator",
+        "user_annotation": "Operator",
+        "cuda_runtime": "Runtime",
+        "kernel": "Kernel",
+    }
     return [{**event, "cat": old[event["cat"]]} for event in events]
 
 
@@ -252,7 +314,10 @@ def test_steps_that_old_profilers_call_operators_are_steps(tmp_path: Path) -> No
         *(launch(30 * i + 4, 30 * i + 6, i + 1) for i in range(2)),
         *(kernel("gemm", 30 * i + 8, 30 * i + 20, i + 1) for i in range(2)),
     ]
-    new, old = load_trace(write(tmp_path, events)), load_trace(write(tmp_path, old_spelling(events)))
+    new, old = (
+        load_trace(write(tmp_path, events)),
+        load_trace(write(tmp_path, old_spelling(events))),
+    )
     assert old.marker == "ProfilerStep" and old.iterations.equals(new.iterations)
     for column in ("category", "top", "op", "iteration"):
         assert list(old.events[column].astype(object)) == list(new.events[column].astype(object))
@@ -262,8 +327,11 @@ def test_steps_that_old_profilers_call_operators_are_steps(tmp_path: Path) -> No
 def test_one_zero_grad_bounds_no_step_wherever_it_stands(tmp_path: Path, place: int) -> None:
     #   0     2    12      30                 40      55
     #   (zero) [mm ] (zero) [backward of mm   ]       (zero)
-    events = [op("aten::mm", 2, 12), annotation("Optimizer.zero_grad#SGD.zero_grad", place, place + 1),
-              op("autograd::engine::evaluate_function: MmBackward0", 30, 40, AUTOGRAD)]  # fmt: skip
+    events = [
+        op("aten::mm", 2, 12),
+        annotation("Optimizer.zero_grad#SGD.zero_grad", place, place + 1),
+        op("autograd::engine::evaluate_function: MmBackward0", 30, 40, AUTOGRAD),
+    ]
     loaded = load_trace(write(tmp_path, events))
     assert loaded.marker == "" and set(loaded.columns["iteration"]) == {0}
     assert any("mark steps with profiler.step()" in note for note in loaded.notes)
@@ -275,13 +343,15 @@ def test_optimizers_that_are_cleared_together_open_one_step(tmp_path: Path) -> N
     events = []
     for at in (0, 100, 200):
         events += [
-            annotation("Optimizer.zero_grad#SGD.zero_grad", at, at + 3), op("aten::zero_", at + 1, at + 2),
-            annotation("Optimizer.zero_grad#SparseAdam.zero_grad", at + 4, at + 7), op("aten::zero_", at + 5, at + 6),
+            annotation("Optimizer.zero_grad#SGD.zero_grad", at, at + 3),
+            op("aten::zero_", at + 1, at + 2),
+            annotation("Optimizer.zero_grad#SparseAdam.zero_grad", at + 4, at + 7),
+            op("aten::zero_", at + 5, at + 6),
             op("aten::mm", at + 8, at + 12),
             op("autograd::engine::evaluate_function: MmBackward0", at + 14, at + 20, AUTOGRAD),
             annotation("Optimizer.step#SGD.step", at + 30, at + 33),
             annotation("Optimizer.step#SparseAdam.step", at + 34, at + 37),
-        ]  # fmt: skip
+        ]
     iterations = load_trace(write(tmp_path, events)).iterations
     assert iterations["start_ns"].tolist() == [1000_000, 1100_000]
     assert iterations["end_ns"].tolist() == [1100_000, 1200_000]
@@ -290,7 +360,9 @@ def test_optimizers_that_are_cleared_together_open_one_step(tmp_path: Path) -> N
 def test_events_survive_a_round_trip_through_parquet(tmp_path: Path) -> None:
     loaded = load_trace(write(tmp_path, STEP))
     write_table(loaded.events, tmp_path / "events.parquet", "events")
-    assert list(read_table(tmp_path / "events.parquet", "events")["name"]) == list(loaded.events["name"])
+    assert list(read_table(tmp_path / "events.parquet", "events")["name"]) == list(
+        loaded.events["name"]
+    )
 
 
 def test_an_empty_trace_is_read_as_empty(tmp_path: Path) -> None:
@@ -320,12 +392,18 @@ def test_an_empty_trace_is_read_as_empty(tmp_path: Path) -> None:
         (gzip.compress(trace(STEP), mtime=0)[:-12], "gzip data is truncated"),
     ],
 )
-def test_a_damaged_file_is_refused_with_file_and_place(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_damaged_file_is_refused_with_file_and_place(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(content)
     with pytest.raises(TraceError) as caught:
         load_trace(path)
-    assert says in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        says in str(caught.value)
+        and str(path) in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
 
 def test_a_trace_cut_off_at_any_byte_is_refused(tmp_path: Path) -> None:
@@ -347,6 +425,9 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
 def test_an_op_and_the_one_inside_it_may_tie_in_whole_microseconds(tmp_path: Path) -> None:
     #   main     [aten::to      ]
     #            [aten::_to_copy]   the ids tell which began first, whatever the names and the order in the file
-    events = [op("aten::_to_copy", 0, 20, **{"External id": 6}), op("aten::to", 0, 20, **{"External id": 5})]
+    events = [
+        op("aten::_to_copy", 0, 20, **{"External id": 6}),
+        op("aten::to", 0, 20, **{"External id": 5}),
+    ]
     linked = load_trace(write(tmp_path, events))
     assert [linked.names[top] for top in linked.columns["top"]] == ["aten::to", "aten::to"]

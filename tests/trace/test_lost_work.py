@@ -32,10 +32,13 @@ def step(at: float, number: int, first: float = 9, hole: float = 1) -> Events:
     """
     begin, second = at + first, at + first + 10 + hole
     return [
-        annotation(f"ProfilerStep#{number}", at, max(second + 15, at + 45)), op("aten::mm", at + 1, at + 21),
-        launch(at + 3, at + 5, 2 * number + 1), kernel("k0", begin, begin + 10, 2 * number + 1),
-        launch(at + 6, at + 8, 2 * number + 2), kernel("k1", second, second + 10, 2 * number + 2),
-    ]  # fmt: skip
+        annotation(f"ProfilerStep#{number}", at, max(second + 15, at + 45)),
+        op("aten::mm", at + 1, at + 21),
+        launch(at + 3, at + 5, 2 * number + 1),
+        kernel("k0", begin, begin + 10, 2 * number + 1),
+        launch(at + 6, at + 8, 2 * number + 2),
+        kernel("k1", second, second + 10, 2 * number + 2),
+    ]
 
 
 def run(count: int, **figures: float) -> Events:
@@ -61,10 +64,17 @@ def test_work_that_was_not_recorded_is_said_and_teaches_no_latency(tmp_path: Pat
     path = write(tmp_path, run(5, hole=1000), deviceProperties=V100)
     result = replay(path)
     # of 1028 us from the operator's begin to the end of the second kernel, the device waits 1000
-    assert [note for note in result.notes if "the device idled 97% of the span although work was queued" in note]
+    assert [
+        note
+        for note in result.notes
+        if "the device idled 97% of the span although work was queued" in note
+    ]
     overheads = result.as_dict()["overheads"]
     assert overheads["launch_latency"]["mean_us"] == 6 and "kernel_gap" not in overheads
-    with pytest.warns(SteptimeWarning, match=r"takes 0.0\d+ ms, measured 1.03 ms: its prediction is scaled by that"):
+    with pytest.warns(
+        SteptimeWarning,
+        match=r"takes 0.0\d+ ms, measured 1.03 ms: its prediction is scaled by that",
+    ):
         here = movable_trace(path).to("V100")
     assert set(here.warnings) <= set(movable_trace(path).advise().warnings)
     assert here.predicted_us == 1028 and here.active_us == 20  # what was recorded, not scaled
@@ -84,8 +94,12 @@ def test_a_whole_trace_has_no_such_notes(tmp_path: Path, hole: float) -> None:
 def test_a_simulated_step_that_differs_from_the_measured_one_by_a_fifth_is_said(
     tmp_path: Path, scale: float, says: bool
 ) -> None:
-    notes = TrackedTrace(load_trace(write(tmp_path, run(5), deviceProperties=V100)))._steps.notes(scale)
-    assert [f"its prediction is scaled by that ratio, {scale}" in note for note in notes] == [True] * says
+    notes = TrackedTrace(load_trace(write(tmp_path, run(5), deviceProperties=V100)))._steps.notes(
+        scale
+    )
+    assert [f"its prediction is scaled by that ratio, {scale}" in note for note in notes] == [
+        True
+    ] * says
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -97,7 +111,10 @@ def test_launches_without_work_and_work_without_duration_are_counted_and_teach_n
     events[3::6] = lost if held else [op("aten::detach", 0, 0)] * 5
     path = write(tmp_path, events, deviceProperties=V100)
     facts = replay(path).as_dict()
-    assert any("4 of 8 launches have no work in the trace, or work without duration" in note for note in facts["notes"])
+    assert any(
+        "4 of 8 launches have no work in the trace, or work without duration" in note
+        for note in facts["notes"]
+    )
     # the second kernel begins 14 us after its launch, which is no latency, and 11 us after the first kernel began
     assert (
         facts["overheads"].get("launch_latency", {"mean_us": 6})["mean_us"] == 6
@@ -110,11 +127,16 @@ def test_launches_without_work_and_work_without_duration_are_counted_and_teach_n
 def test_fills_launches_into_a_graph_and_short_kernels_are_no_lost_work(tmp_path: Path) -> None:
     events = run(10)
     events[9] |= {"dur": 0}  # a kernel of less than 1 us, in a trace in whole us
-    events += [api("cudaMemsetAsync", 2021, 2022, 98), api("cudaStreamBeginCapture", 2022, 2023, 97)]
+    events += [
+        api("cudaMemsetAsync", 2021, 2022, 98),
+        api("cudaStreamBeginCapture", 2022, 2023, 97),
+    ]
     events += [launch(2023, 2024, 99), api("cudaStreamEndCapture", 2025, 2026, 96)]
     assert replay(write(tmp_path, events)).notes == ()
     events[11] |= {"dur": 10.5}  # now times have fractions
-    assert any("1 of 18 launches have no work" in note for note in replay(write(tmp_path, events)).notes)
+    assert any(
+        "1 of 18 launches have no work" in note for note in replay(write(tmp_path, events)).notes
+    )
 
 
 def test_a_first_launch_that_waits_shows_work_queued_before_the_step(tmp_path: Path) -> None:
@@ -127,24 +149,37 @@ def test_a_first_launch_that_waits_shows_work_queued_before_the_step(tmp_path: P
     assert any(said in note for note in result.notes)
     with pytest.warns(SteptimeWarning, match="counts as queued before the step"):
         there = movable_trace(path).to("T4")
-    assert there.predicted_us < 100 and there.traced is not None and there.traced.queued_us == 399_999
+    assert (
+        there.predicted_us < 100 and there.traced is not None and there.traced.queued_us == 399_999
+    )
 
 
 def test_recorded_work_without_its_launch_is_queued_work_too(tmp_path: Path) -> None:
     earlier = kernel("earlier", -50, 5000, 77)
     path = write(tmp_path, [earlier, *step(0, 0, first=5002)])
     assert replay(path).as_dict()["queued_us"] == 5000 - 1
-    elsewhere = write(tmp_path, [kernel("earlier", -50, 5000, 77, stream=8), *step(0, 0, first=5002)])
-    assert replay(elsewhere).as_dict()["queued_us"] == 0  # it may have waited for an event of that stream
+    elsewhere = write(
+        tmp_path, [kernel("earlier", -50, 5000, 77, stream=8), *step(0, 0, first=5002)]
+    )
+    assert (
+        replay(elsewhere).as_dict()["queued_us"] == 0
+    )  # it may have waited for an event of that stream
 
 
-@pytest.mark.parametrize("work, start, queued", [(6_000, 6_010, 0), (4, 400_000, 399_999), (5_000, 400_000, 0)])
-def test_a_first_launch_of_another_stream(tmp_path: Path, work: float, start: float, queued: float) -> None:
+@pytest.mark.parametrize(
+    "work, start, queued", [(6_000, 6_010, 0), (4, 400_000, 399_999), (5_000, 400_000, 0)]
+)
+def test_a_first_launch_of_another_stream(
+    tmp_path: Path, work: float, start: float, queued: float
+) -> None:
     """It may wait for the other stream. After next to no work, a long wait is for queued work; else its cause is not known."""
     events = [op("aten::mm", 1, 21), launch(3, 5, 1), kernel("k0", 9, 9 + work, 1), launch(6, 8, 2)]
     path = write(tmp_path, [*events, kernel("k1", start, start + 10, 2, stream=8)])
     act = activity(load_trace(path))
-    assert act.unrecorded_ns.any() == (start > 9 + work + 100) and replay(path).as_dict()["queued_us"] == queued
+    assert (
+        act.unrecorded_ns.any() == (start > 9 + work + 100)
+        and replay(path).as_dict()["queued_us"] == queued
+    )
 
 
 # positions within a step: 3 is its first kernel, 2 the launch of it
@@ -157,14 +192,19 @@ def test_iterations_with_lost_times_are_left_out(tmp_path: Path, lost: int) -> N
     assert f"1 events have no time (ts 0): {lacking}" in facts["notes"]
     assert facts["active_measured_us"] == 20 and facts["time_per_batch_us"] == 2000
     moved = movable_trace(result.trace.path)
-    assert set(result.trace.notes) <= {*moved.to("T4").notes} & {*moved.advise().warnings}, "as every answer says"
+    assert set(result.trace.notes) <= {*moved.to("T4").notes} & {*moved.advise().warnings}, (
+        "as every answer says"
+    )
     assert not (extract_overheads(load_trace(result.trace.path))["iteration"] == 2).any()
 
 
 def test_no_time_per_batch_is_counted_over_an_iteration_that_is_left_out(tmp_path: Path) -> None:
     """Iterations from one `zero_grad` to the next have no number of their own in the trace: the third one is lost, 2000 us."""
     events = run(8)
-    events[::6] = [annotation("Optimizer.zero_grad#SGD.zero_grad", 2000 * at, 2000 * at + 0.5) for at in range(8)]
+    events[::6] = [
+        annotation("Optimizer.zero_grad#SGD.zero_grad", 2000 * at, 2000 * at + 0.5)
+        for at in range(8)
+    ]
     result = replay(write(tmp_path, lose(events, 3 * 6 + 3), deviceProperties=V100))
     assert [each["iteration"] for each in result.as_dict()["per_iteration"]] == [1, 2, 4, 5, 6]
     assert result.time_per_batch_us == 2000
@@ -177,11 +217,15 @@ def test_steps_that_lost_their_marker_are_named(tmp_path: Path) -> None:
     assert len(facts["per_iteration"]) == 8, "of nine steps the first is warm-up"
     assert facts["active_measured_us"] == 20
     (note,) = (note for note in facts["notes"] if "ts 0" in note)
-    assert note.endswith("steps whose marker is lost are left out: ProfilerStep#2, ProfilerStep#9, ProfilerStep#10")
+    assert note.endswith(
+        "steps whose marker is lost are left out: ProfilerStep#2, ProfilerStep#9, ProfilerStep#10"
+    )
 
 
 def test_a_file_of_which_every_step_lost_a_time_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"no operators in any iteration; 3 events have no time \(ts 0\)"):
+    with pytest.raises(
+        TraceError, match=r"no operators in any iteration; 3 events have no time \(ts 0\)"
+    ):
         replay(write(tmp_path, lose(run(3), 3, 9, 15)))
 
 
@@ -193,14 +237,22 @@ def test_times_that_begin_at_0_are_no_lost_times(tmp_path: Path) -> None:
     assert load_trace(path).notes == [] and len(load_trace(path)) == 19
 
 
-@pytest.mark.parametrize("category, maker", [("xpu_runtime", "Intel GPUs"), ("mtia_runtime", "Meta's MTIA")])
-def test_traces_of_other_devices_are_refused_by_their_name(tmp_path: Path, category: str, maker: str) -> None:
+@pytest.mark.parametrize(
+    "category, maker", [("xpu_runtime", "Intel GPUs"), ("mtia_runtime", "Meta's MTIA")]
+)
+def test_traces_of_other_devices_are_refused_by_their_name(
+    tmp_path: Path, category: str, maker: str
+) -> None:
     events = run(3)
     for event in events:
         event["cat"] = category if event["cat"] == "cuda_runtime" else event["cat"]
-    path = write(tmp_path, [event for event in events if maker != "Meta's MTIA" or event["cat"] != "kernel"])
+    path = write(
+        tmp_path, [event for event in events if maker != "Meta's MTIA" or event["cat"] != "kernel"]
+    )
     for answer in (lambda: replay(path), lambda: movable_trace(path).to("V100")):
-        with pytest.raises(TraceError, match=rf"trace\.json: traces of {maker} \({category}\) are not supported"):
+        with pytest.raises(
+            TraceError, match=rf"trace\.json: traces of {maker} \({category}\) are not supported"
+        ):
             answer()
     assert len(load_trace(path))  # its events can be read
 
@@ -208,7 +260,10 @@ def test_traces_of_other_devices_are_refused_by_their_name(tmp_path: Path, categ
 def test_a_trace_without_the_name_of_its_gpu_takes_a_given_one(tmp_path: Path) -> None:
     named = movable_trace(write(tmp_path, run(3), deviceProperties=V100)).to("T4").predicted_us
     path = write(tmp_path, run(3), deviceProperties=None)
-    with pytest.raises(InputError, match=r'trace\.json: the trace does not name its GPU: .*trace\(path, gpu="V100"\)'):
+    with pytest.raises(
+        InputError,
+        match=r'trace\.json: the trace does not name its GPU: .*trace\(path, gpu="V100"\)',
+    ):
         movable_trace(path).to("T4")
     assert movable_trace(path, gpu="V100").to("T4").predicted_us == named
     words = ["advise", "--trace", str(path), "gpu=V100", "--json"]
@@ -217,18 +272,37 @@ def test_a_trace_without_the_name_of_its_gpu_takes_a_given_one(tmp_path: Path) -
         movable_trace(path, gpu="V1000")
 
 
-@pytest.mark.parametrize("name, figures, says", [
-    ("NVIDIA X", (9, 0, 78, 96), r'.*gpu="H20"\) \(the nearest by multiprocessors and memory\), .*gpu=FILE'),
-    ("NVIDIA X", (9, 0, 110, 64), r'.*gpu="H100-PCIe"\) \(the nearest by'),  # AMD's MI250X is 9.0 too, by another count
-    ("NVIDIA A2", (8, 6, 10, 16), "for another GPU give a file"),  # the A10 has seven times as many multiprocessors
-    ("NVIDIA H2000", None, r'.*gpu="H200"\) \(the nearest name'),
-    ("Matrox", None, "for another GPU give a file"),
-])  # fmt: skip
-def test_an_unknown_name_comes_with_a_gpu_that_is_like_it(tmp_path: Path, name: str, figures, says: str) -> None:
+@pytest.mark.parametrize(
+    "name, figures, says",
+    [
+        (
+            "NVIDIA X",
+            (9, 0, 78, 96),
+            r'.*gpu="H20"\) \(the nearest by multiprocessors and memory\), .*gpu=FILE',
+        ),
+        (
+            "NVIDIA X",
+            (9, 0, 110, 64),
+            r'.*gpu="H100-PCIe"\) \(the nearest by',
+        ),  # AMD's MI250X is 9.0 too, by another count
+        (
+            "NVIDIA A2",
+            (8, 6, 10, 16),
+            "for another GPU give a file",
+        ),  # the A10 has seven times as many multiprocessors
+        ("NVIDIA H2000", None, r'.*gpu="H200"\) \(the nearest name'),
+        ("Matrox", None, "for another GPU give a file"),
+    ],
+)
+def test_an_unknown_name_comes_with_a_gpu_that_is_like_it(
+    tmp_path: Path, name: str, figures, says: str
+) -> None:
     keys = ("computeMajor", "computeMinor", "numSms", "totalGlobalMem")
     stated = dict(zip(keys, (*figures[:3], figures[3] << 30), strict=True)) if figures else {}
     idle = {"id": 1, "name": "Tesla T4", **dict.fromkeys(keys, 7)}
-    path = write(tmp_path, run(3), deviceProperties=[idle, {"id": 0, "name": name, "warpSize": 32, **stated}])
+    path = write(
+        tmp_path, run(3), deviceProperties=[idle, {"id": 0, "name": name, "warpSize": 32, **stated}]
+    )
     with pytest.raises(InputError, match=f"no GPU file has the name {name}: {says}"):
         movable_trace(path).to("T4")
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from pipeline.trace import nesting
 from pipeline.trace.iterations import iteration_of
 
-INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=40)
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=40
+)
 Ints = npt.NDArray[np.int64]
 
 
@@ -35,14 +37,18 @@ def _enclosing(thread: Ints, start: Ints, end: Ints) -> list[int]:
 
 @settings(max_examples=100, deadline=None)
 @given(INTERVALS)
-def test_the_enclosing_interval_is_the_innermost_open_one(intervals: list[tuple[int, int, int]]) -> None:
+def test_the_enclosing_interval_is_the_innermost_open_one(
+    intervals: list[tuple[int, int, int]],
+) -> None:
     drawn = _drawn(intervals)
     assert nesting.enclosing(*drawn).tolist() == _enclosing(*drawn)
 
 
 @settings(max_examples=100, deadline=None)
 @given(INTERVALS, st.lists(st.integers(0, 3), min_size=40, max_size=40))
-def test_ancestors_are_those_of_a_walk_to_the_root(intervals: list[tuple[int, int, int]], drawn: list[int]) -> None:
+def test_ancestors_are_those_of_a_walk_to_the_root(
+    intervals: list[tuple[int, int, int]], drawn: list[int]
+) -> None:
     parent = nesting.enclosing(*_drawn(intervals))
     level = np.array(drawn[: len(parent)], np.int8)
     wanted = level > 1
@@ -71,5 +77,7 @@ def test_a_timestamp_belongs_to_the_latest_iteration_that_has_begun_unless_it_ha
     for stamp in stamps:
         latest = max((i for i, begin in enumerate(opens) if begin <= stamp), default=-1)
         expected.append(latest if latest >= 0 and stamp < closes[latest] else -1)
-    numbers = iteration_of(np.array(stamps, np.int64), np.array(opens, np.int64), np.array(closes, np.int64))
+    numbers = iteration_of(
+        np.array(stamps, np.int64), np.array(opens, np.int64), np.array(closes, np.int64)
+    )
     assert numbers.tolist() == expected

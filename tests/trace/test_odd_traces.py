@@ -31,7 +31,9 @@ def without_flows(data: Data) -> None:
 
 
 def without_sync_details(data: Data) -> None:
-    data["traceEvents"] = [event for event in data["traceEvents"] if event.get("cat") != "cuda_sync"]
+    data["traceEvents"] = [
+        event for event in data["traceEvents"] if event.get("cat") != "cuda_sync"
+    ]
 
 
 def without_external_ids(data: Data) -> None:
@@ -81,19 +83,29 @@ def twice(data: Data) -> None:
 
 def with_python_frames(data: Data) -> None:
     data["traceEvents"] += [
-        {**event, "cat": "python_function", "name": "train.py(7): step", "args": {"Python id": number}}
-        for number, event in enumerate(complete(data)) if event.get("cat") == "cpu_op"
-    ]  # fmt: skip
+        {
+            **event,
+            "cat": "python_function",
+            "name": "train.py(7): step",
+            "args": {"Python id": number},
+        }
+        for number, event in enumerate(complete(data))
+        if event.get("cat") == "cpu_op"
+    ]
 
 
 def without_some_operators(data: Data) -> None:
     rng = random.Random(0)
-    data["traceEvents"] = [e for e in data["traceEvents"] if e.get("cat") != "cpu_op" or rng.random() > 0.05]
+    data["traceEvents"] = [
+        e for e in data["traceEvents"] if e.get("cat") != "cpu_op" or rng.random() > 0.05
+    ]
 
 
 def without_some_kernels(data: Data) -> None:
     rng = random.Random(0)
-    data["traceEvents"] = [e for e in data["traceEvents"] if e.get("cat") not in DEVICE or rng.random() > 0.02]
+    data["traceEvents"] = [
+        e for e in data["traceEvents"] if e.get("cat") not in DEVICE or rng.random() > 0.02
+    ]
 
 
 def without_shapes(data: Data) -> None:
@@ -108,7 +120,9 @@ def with_a_late_device_clock(data: Data) -> None:
             event["ts"] += 20
 
 
-def predicted(datasets: Path, folder: Path, change: Callable[[Data], None] | None) -> tuple[float, float]:
+def predicted(
+    datasets: Path, folder: Path, change: Callable[[Data], None] | None
+) -> tuple[float, float]:
     """(predicted span, error) of rank 0 of the V100 DLRM from rank 1, after a change to rank 0's file."""
     source = datasets / "traces" / "v100x8_dlrm"
     data = json.loads(gzip.decompress((source / "rank0_kineto.json.gz").read_bytes()))
@@ -120,17 +134,23 @@ def predicted(datasets: Path, folder: Path, change: Callable[[Data], None] | Non
     return figures["predicted_us"], figures["error"]
 
 
-SAME = [without_flows, without_sync_details, without_external_ids, with_thread_names, with_a_base_time, by_the_driver,
-        by_forms_of_calls, of_an_amd_gpu, shuffled, twice, with_python_frames]  # fmt: skip
+SAME = [
+    without_flows, without_sync_details, without_external_ids, with_thread_names, with_a_base_time,
+    by_the_driver, by_forms_of_calls, of_an_amd_gpu, shuffled, twice, with_python_frames,
+]  # fmt: skip
 CLOSE = [without_some_operators, without_some_kernels, without_shapes, with_a_late_device_clock]
 
 
 @pytest.mark.parametrize("change", SAME, ids=lambda change: change.__name__)
-def test_a_disguise_changes_little_or_nothing(datasets: Path, tmp_path: Path, change: Callable[[Data], None]) -> None:
+def test_a_disguise_changes_little_or_nothing(
+    datasets: Path, tmp_path: Path, change: Callable[[Data], None]
+) -> None:
     plain, _ = predicted(datasets, tmp_path, None)
     # launch overheads are kept per API: another API's name finds the statistics of all of them
     tolerance = 0.03 if change in (by_the_driver, of_an_amd_gpu) else 1e-9
-    if change is without_external_ids:  # of ops that tie in whole microseconds ids tell which is the outer one
+    if (
+        change is without_external_ids
+    ):  # of ops that tie in whole microseconds ids tell which is the outer one
         tolerance = 0.003
     assert predicted(datasets, tmp_path, change)[0] == pytest.approx(plain, rel=tolerance)
 
@@ -159,13 +179,17 @@ def test_ids_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     #   process 1  [mm L1 ]            process 2              [mm L1 ]       both count their ids from 1
     #   device 0        [a--]          device 1                    [b--]
     first = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 10, 15, 1)]
-    second = [{**op("aten::mm", 95, 115), "pid": 2}, {**launch(100, 102, 1), "pid": 2},
-              {**kernel("b", 105, 110, 1), "args": {"device": 1, "stream": 7, "correlation": 1}}]  # fmt: skip
+    second = [
+        {**op("aten::mm", 95, 115), "pid": 2},
+        {**launch(100, 102, 1), "pid": 2},
+        {**kernel("b", 105, 110, 1), "args": {"device": 1, "stream": 7, "correlation": 1}},
+    ]
     trace = load_trace(write(tmp_path, [*second, *first]))
     owner = {
         str(name): int(trace.columns["pid"][trace.columns["launch"][row]])
-        for row, name in enumerate(trace.names) if name in "ab"
-    }  # fmt: skip
+        for row, name in enumerate(trace.names)
+        if name in "ab"
+    }
     assert owner == {"a": 1, "b": 2}
 
 
@@ -176,11 +200,16 @@ def test_kernels_without_launch_find_none_in_another_process(tmp_path: Path) -> 
     second = []
     for number in range(2, 12):
         at = 100 * number
-        second += [{**op("aten::mm", at, at + 20), "pid": 2}, {**launch(at + 5, at + 7, number), "pid": 2},
-                   on_device_1(kernel("b", at + 10, at + 15, number))]  # fmt: skip
+        second += [
+            {**op("aten::mm", at, at + 20), "pid": 2},
+            {**launch(at + 5, at + 7, number), "pid": 2},
+            on_device_1(kernel("b", at + 10, at + 15, number)),
+        ]
     trace = load_trace(write(tmp_path, [*first, *second, on_device_1(kernel("c", 50, 55, 1))]))
-    launched = {str(trace.names[row]): int(trace.columns["launch"][row])
-                for row in np.flatnonzero(trace.is_category("kernel"))}  # fmt: skip
+    launched = {
+        str(trace.names[row]): int(trace.columns["launch"][row])
+        for row in np.flatnonzero(trace.is_category("kernel"))
+    }
     assert launched["c"] == -1 and trace.columns["pid"][launched["b"]] == 2
 
 
@@ -196,20 +225,44 @@ def test_a_process_that_only_loads_data_is_not_the_one_that_trains(tmp_path: Pat
 
 def test_what_another_process_says_of_its_waits_is_not_ours(tmp_path: Path) -> None:
     #   process 1  [mm L1 wait for a stream ]   process 2 (device 1), 200 us later  [mm L1 wait 2: for stream 9]
-    first = [op("aten::mm", 0, 90), launch(5, 7, 1), kernel("a", 10, 60, 1), api("cudaStreamSynchronize", 12, 63, 2),
-             op("aten::add", 91, 95)]  # fmt: skip
-    detail = {"ph": "X", "cat": "cuda_sync", "name": "Stream Sync", "pid": 0, "tid": 9, "ts": 1012, "dur": 3,
-              "args": {"stream": 9, "device": 0, "correlation": 2}}  # fmt: skip
-    host = [op("aten::mm", 200, 290), launch(205, 207, 1), api("cudaStreamSynchronize", 212, 263, 2)]
-    second = [*({**event, "pid": 2} for event in host), on_device_1(kernel("b", 210, 260, 1)),
-              on_device_1({**detail, "ts": 1212})]  # fmt: skip
+    first = [
+        op("aten::mm", 0, 90),
+        launch(5, 7, 1),
+        kernel("a", 10, 60, 1),
+        api("cudaStreamSynchronize", 12, 63, 2),
+        op("aten::add", 91, 95),
+    ]
+    detail = {
+        "ph": "X",
+        "cat": "cuda_sync",
+        "name": "Stream Sync",
+        "pid": 0,
+        "tid": 9,
+        "ts": 1012,
+        "dur": 3,
+        "args": {"stream": 9, "device": 0, "correlation": 2},
+    }
+    host = [
+        op("aten::mm", 200, 290),
+        launch(205, 207, 1),
+        api("cudaStreamSynchronize", 212, 263, 2),
+    ]
+    second = [
+        *({**event, "pid": 2} for event in host),
+        on_device_1(kernel("b", 210, 260, 1)),
+        on_device_1({**detail, "ts": 1212}),
+    ]
     trace = load_trace(write(tmp_path, first + second))
     assert trace.process == 1 and not len(activity(trace).sync_details)
     assert len(activity(load_trace(write(tmp_path, [*first, detail]))).sync_details)
 
 
 def test_duplicates_are_dropped_but_not_short_calls_that_look_alike(tmp_path: Path) -> None:
-    alike = [annotation("ProfilerStep#1", 0, 50), op("aten::detach", 5, 5), op("aten::detach", 5, 5)]
+    alike = [
+        annotation("ProfilerStep#1", 0, 50),
+        op("aten::detach", 5, 5),
+        op("aten::detach", 5, 5),
+    ]
     assert len(load_trace(write(tmp_path, alike))) == 3
     events = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 30, 40, 1)]
     trace = load_trace(write(tmp_path, events + events))
@@ -219,7 +272,9 @@ def test_duplicates_are_dropped_but_not_short_calls_that_look_alike(tmp_path: Pa
 
 
 @pytest.mark.parametrize("encoding, told", [("utf-8-sig", None), ("utf-16", "UTF-16")])
-def test_a_file_that_an_editor_saved_again_is_read_or_named(tmp_path: Path, encoding: str, told: str | None) -> None:
+def test_a_file_that_an_editor_saved_again_is_read_or_named(
+    tmp_path: Path, encoding: str, told: str | None
+) -> None:
     path = write(tmp_path, [op("aten::mm", 0, 20)])
     path.write_text(path.read_text(), encoding=encoding)
     if told is None:
@@ -229,7 +284,9 @@ def test_a_file_that_an_editor_saved_again_is_read_or_named(tmp_path: Path, enco
             load_trace(path)
 
 
-def test_a_trace_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_a_trace_is_never_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     from pipeline import cli
 
     path = write(tmp_path, [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 30, 40, 1)])

@@ -15,8 +15,16 @@ from typing import Any
 
 MAIN, AUTOGRAD = 100, 101
 
-PROPERTIES = [{"id": 0, "name": "Test GPU", "maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536,
-               "sharedMemPerMultiprocessor": 98304, "numSms": 80}]  # fmt: skip
+PROPERTIES = [
+    {
+        "id": 0,
+        "name": "Test GPU",
+        "maxThreadsPerMultiprocessor": 2048,
+        "regsPerMultiprocessor": 65536,
+        "sharedMemPerMultiprocessor": 98304,
+        "numSms": 80,
+    }
+]
 
 
 def op(name: str, start: float, end: float, thread: int = MAIN, **args: Any) -> dict[str, Any]:
@@ -27,7 +35,9 @@ def annotation(name: str, start: float, end: float, thread: int = MAIN) -> dict[
     return _event("user_annotation", name, start, end, 1, thread, {})
 
 
-def api(name: str, start: float, end: float, correlation: int, thread: int = MAIN) -> dict[str, Any]:
+def api(
+    name: str, start: float, end: float, correlation: int, thread: int = MAIN
+) -> dict[str, Any]:
     return _event("cuda_runtime", name, start, end, 1, thread, {"correlation": correlation})
 
 
@@ -35,21 +45,38 @@ def launch(start: float, end: float, correlation: int, thread: int = MAIN) -> di
     return api("cudaLaunchKernel", start, end, correlation, thread)
 
 
-def kernel(name: str, start: float, end: float, correlation: int, stream: int = 7, **args: Any) -> dict[str, Any]:
+def kernel(
+    name: str, start: float, end: float, correlation: int, stream: int = 7, **args: Any
+) -> dict[str, Any]:
     return _event(
-        "kernel", name, start, end, 0, stream, {"stream": stream, "device": 0, "correlation": correlation, **args}
+        "kernel",
+        name,
+        start,
+        end,
+        0,
+        stream,
+        {"stream": stream, "device": 0, "correlation": correlation, **args},
     )
 
 
-def memcpy(name: str, start: float, end: float, correlation: int, size: int, stream: int = 7) -> dict[str, Any]:
+def memcpy(
+    name: str, start: float, end: float, correlation: int, size: int, stream: int = 7
+) -> dict[str, Any]:
     args = {"stream": stream, "device": 0, "correlation": correlation, "bytes": size}
     return _event("gpu_memcpy", name, start, end, 0, stream, args)
 
 
-def wait(correlation: int, start: float, record: int, awaited: int, waiter: int = -1) -> dict[str, Any]:
+def wait(
+    correlation: int, start: float, record: int, awaited: int, waiter: int = -1
+) -> dict[str, Any]:
     """CUPTI's note on a wait of 1 us: the stream awaited, and the call that recorded the event."""
-    args = {"stream": waiter, "device": 0, "correlation": correlation, "wait_on_stream": awaited,
-            "wait_on_cuda_event_record_corr_id": record}  # fmt: skip
+    args = {
+        "stream": waiter,
+        "device": 0,
+        "correlation": correlation,
+        "wait_on_stream": awaited,
+        "wait_on_cuda_event_record_corr_id": record,
+    }
     return _event("cuda_sync", "Sync", start, start + 1, 0, 0, args)
 
 
@@ -67,6 +94,12 @@ def _event(
     category: str, name: str, start: float, end: float, pid: int, tid: int, args: dict[str, Any]
 ) -> dict[str, Any]:
     return {
-        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": round(1000 + start, 3),
-        "dur": round(end - start, 3), "args": args,
-    }  # fmt: skip
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": round(1000 + start, 3),
+        "dur": round(end - start, 3),
+        "args": args,
+    }

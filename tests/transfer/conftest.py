@@ -22,14 +22,25 @@ def law_samples(family: str, gpus: tuple[str, ...] = GPUS, rows: int = 300) -> p
         if family == "gemm":
             dims = {"B": np.ones(rows), "M": size[:, 0], "N": size[:, 1], "K": size[:, 2]}
             flops = 2 * size.prod(axis=1)
-            traffic = 4 * (size[:, 0] * size[:, 1] + size[:, 1] * size[:, 2] + size[:, 0] * size[:, 2])
+            traffic = 4 * (
+                size[:, 0] * size[:, 1] + size[:, 1] * size[:, 2] + size[:, 0] * size[:, 2]
+            )
             op = "linear"
         else:
             dims, flops, op = {"B": size[:, 0], "H": size[:, 1]}, np.zeros(rows), "relu"
             traffic = 8 * size[:, 0] * size[:, 1]
-        kernel = arithmetic_us(spec, flops) / 0.7 + traffic / (0.8e3 * sustained_dram_gb_per_s(spec))
+        kernel = arithmetic_us(spec, flops) / 0.7 + traffic / (
+            0.8e3 * sustained_dram_gb_per_s(spec)
+        )
         latency = np.maximum(30.0, 16.0 + kernel)
-        facts = {"gpu": gpu, "family": family, "op": op, "phase": "forward", "dtype": "fp32", "source": "law"}
+        facts = {
+            "gpu": gpu,
+            "family": family,
+            "op": op,
+            "phase": "forward",
+            "dtype": "fp32",
+            "source": "law",
+        }
         parts.append(pd.DataFrame({**facts, "latency_us": latency, **dims}))
     return pd.concat(parts, ignore_index=True)
 

@@ -24,7 +24,9 @@ GPUS = ("A100-PCIE-40GB", "P100", "T4", "V100")
 
 
 def _calls(rows: list[tuple[int, ...]], **more: object) -> pd.DataFrame:
-    table = pd.DataFrame(rows, columns=["B", "in_channels", "out_channels", "input_size"]).astype(float)
+    table = pd.DataFrame(rows, columns=["B", "in_channels", "out_channels", "input_size"]).astype(
+        float
+    )
     return table.assign(op="conv", **{"kernel_size": 3.0, "stride": 1.0, "padding": 1.0, **more})
 
 
@@ -34,15 +36,27 @@ def samples() -> pd.DataFrame:
     random = np.random.default_rng(5)
     low, high = np.log([2, 16, 16, 6]), np.log([64, 1024, 1024, 100])
     rows = [tuple(int(v) for v in row) for row in np.exp(random.uniform(low, high, (400, 4)))]
-    names = ["ampere_scudnn_128x64_relu", "scudnn_winograd_128x128_ldg1_relu_tile148t", "volta_sgemm_64x64_nn"]
+    names = [
+        "ampere_scudnn_128x64_relu",
+        "scudnn_winograd_128x128_ldg1_relu_tile148t",
+        "volta_sgemm_64x64_nn",
+    ]
     parts = []
     for gpu in GPUS:
         calls, spec = _calls(rows), load_gpu(gpu)
         routes = convolution_routes(calls, spec).values()
         bandwidth = 1e3 * sustained_dram_gb_per_s(spec)
-        times = np.stack([(arithmetic_us(spec, r.flops) + r.bytes / bandwidth) / 0.7 for r in routes])
+        times = np.stack(
+            [(arithmetic_us(spec, r.flops) + r.bytes / bandwidth) / 0.7 for r in routes]
+        )
         taken = times.argmin(axis=0)
-        facts = {"gpu": gpu, "family": "conv2d_forward", "phase": "forward", "dtype": "fp32", "source": "law"}
+        facts = {
+            "gpu": gpu,
+            "family": "conv2d_forward",
+            "phase": "forward",
+            "dtype": "fp32",
+            "source": "law",
+        }
         parts.append(
             calls.assign(
                 **facts,
@@ -65,14 +79,26 @@ def test_kernel_names_show_the_route() -> None:
     names = [
         "cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1",
         "cudnn_infer_maxwell_scudnn_128x64_relu_small_nn_v1",
-        "void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, false, false, true>(int)",
+        (
+            "void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, false, false,"
+            " true>(int)"
+        ),
         "volta_sgemm_64x64_nn",
         "volta_sgemm_64x64_nn",
         "void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>",
         "ampere_gcgemm_64x64_nt",
         None,
     ]
-    grids = ["[39,2,1]", "[7,21,1]", "[30,11,1]", "[2,5,36]", "[2,36,1]", "[8,1,1]", "[1,1,544]", None]
+    grids = [
+        "[39,2,1]",
+        "[7,21,1]",
+        "[30,11,1]",
+        "[2,5,36]",
+        "[2,36,1]",
+        "[8,1,1]",
+        "[1,1,544]",
+        None,
+    ]
     taken = routes_taken(pd.DataFrame({"kernel_name": names, "grid": grids}))
     shown = [ROUTES[at] if at >= 0 else "" for at in taken]
     assert shown == ["winograd", "implicit", "implicit", "transformed", "", "transformed", "", ""]
@@ -95,11 +121,21 @@ def test_boxes_and_groups_of_images_are_padded_as_the_grids_of_the_public_table_
 
 def test_only_small_windows_that_move_by_one_can_be_transformed() -> None:
     call = [(8, 64, 64, 28)]
-    for more in ({"kernel_size": 1.0, "padding": 0.0}, {"stride": 2.0}, {"groups": 64.0}, {"dilation": 2.0}):
+    for more in (
+        {"kernel_size": 1.0, "padding": 0.0},
+        {"stride": 2.0},
+        {"groups": 64.0},
+        {"dilation": 2.0},
+    ):
         found = convolution_routes(_calls(call, **more), load_gpu("T4"))
         assert np.isfinite(found["implicit"].flops).all()
-        assert np.isinf(found["winograd"].flops).all() and np.isinf(found["transformed"].flops).all()
-    assert all(np.isfinite(route.flops).all() for route in convolution_routes(_calls(call), load_gpu("T4")).values())
+        assert (
+            np.isinf(found["winograd"].flops).all() and np.isinf(found["transformed"].flops).all()
+        )
+    assert all(
+        np.isfinite(route.flops).all()
+        for route in convolution_routes(_calls(call), load_gpu("T4")).values()
+    )
 
 
 @pytest.mark.nightly
@@ -111,20 +147,30 @@ def test_a_law_of_routes_holds_on_a_gpu_that_was_left_out(samples: pd.DataFrame)
     assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.12
 
 
-def test_a_known_route_is_never_shorter_than_the_shortest(model: UtilisationModel, samples: pd.DataFrame) -> None:
+def test_a_known_route_is_never_shorter_than_the_shortest(
+    model: UtilisationModel, samples: pd.DataFrame
+) -> None:
     rows, gpu = samples[samples["gpu"] == "V100"].head(50), load_gpu("V100")
     free, _ = model.kernel_and_latency(rows, gpu)
-    routes = [model.kernel_and_latency(rows, gpu, taken=np.full(50, at))[0] for at in range(len(ROUTES))]
-    assert (np.min(routes, axis=0) >= free * (1 - 1e-9)).all() and (np.max(routes, axis=0) > 1.5 * free).any()
+    routes = [
+        model.kernel_and_latency(rows, gpu, taken=np.full(50, at))[0] for at in range(len(ROUTES))
+    ]
+    assert (np.min(routes, axis=0) >= free * (1 - 1e-9)).all() and (
+        np.max(routes, axis=0) > 1.5 * free
+    ).any()
     unknown, _ = model.kernel_and_latency(rows, gpu, taken=np.full(50, -1))
     assert unknown == pytest.approx(free)
 
 
-def test_the_origin_is_compared_to_the_route_that_it_took(model: UtilisationModel, samples: pd.DataFrame) -> None:
+def test_the_origin_is_compared_to_the_route_that_it_took(
+    model: UtilisationModel, samples: pd.DataFrame
+) -> None:
     rows = samples[samples["gpu"] == "T4"].head(40).reset_index(drop=True)
     origin, gpu, models = load_gpu("T4"), load_gpu("V100"), {"conv2d_forward": model}
     known = by_auto(rows, origin, gpu, models)["predicted_us"].to_numpy(dtype=np.float64)
-    blind = by_auto(rows.drop(columns="kernel_name"), origin, gpu, models)["predicted_us"].to_numpy(dtype=np.float64)
+    blind = by_auto(rows.drop(columns="kernel_name"), origin, gpu, models)["predicted_us"].to_numpy(
+        dtype=np.float64
+    )
     # a made-up route that is not the shortest: the measurement was short for it, and so will the destination's be
     slow = rows.assign(kernel_name="scudnn_128x64", grid="[1,1,1]")
     other = by_auto(slow, origin, gpu, models)["predicted_us"].to_numpy(dtype=np.float64)
@@ -137,14 +183,18 @@ def test_the_origin_is_compared_to_the_route_that_it_took(model: UtilisationMode
     gpu=st.sampled_from(["V100", "T4", "P4", "L4", "H100"]),
     what=st.sampled_from(["dram_gb_per_s", "fp32_gflop_per_s", "tdp_w"]),
     factor=st.floats(1.0, 8.0),
-    sizes=st.tuples(st.integers(1, 64), st.integers(1, 2048), st.integers(1, 2048), st.integers(3, 200)),
+    sizes=st.tuples(
+        st.integers(1, 64), st.integers(1, 2048), st.integers(1, 2048), st.integers(3, 200)
+    ),
 )
 def test_more_bandwidth_throughput_or_power_is_never_slower(
     model: UtilisationModel, gpu: str, what: str, factor: float, sizes: tuple[int, int, int, int]
 ) -> None:
     base = replace(load_gpu(gpu), measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
     better = replace(base, **{what: getattr(base, what) * factor})
-    before, after = (model.kernel_and_latency(_calls([sizes]), spec)[1][0] for spec in (base, better))
+    before, after = (
+        model.kernel_and_latency(_calls([sizes]), spec)[1][0] for spec in (base, better)
+    )
     assert after <= before * (1 + 1e-9)
 
 

@@ -48,32 +48,44 @@ def measured() -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_order_and_extra_columns_survive(method: str, measured: pd.DataFrame, tmp_path: Path) -> None:
+def test_rows_order_and_extra_columns_survive(
+    method: str, measured: pd.DataFrame, tmp_path: Path
+) -> None:
     source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
     measured.iloc[::-1].to_parquet(source)
     facts = transfer_command("V100", "T4", method, source, out)
     found = pd.read_parquet(out)
     assert list(found["note"]) == list("gfedcba") and facts["rows"] == 7
     assert set(ADDED_COLUMNS) <= set(found.columns)
-    assert (found["predicted_us"] / found["latency_us"]).between(0.25, 4.0).all(), "two GPUs three times apart"
-    assert ((found["p10_us"] <= found["predicted_us"]) & (found["predicted_us"] <= found["p90_us"])).all()
+    assert (found["predicted_us"] / found["latency_us"]).between(0.25, 4.0).all(), (
+        "two GPUs three times apart"
+    )
+    assert (
+        (found["p10_us"] <= found["predicted_us"]) & (found["predicted_us"] <= found["p90_us"])
+    ).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("gpu", ["V100", "L4", "MI250"])
-def test_the_same_gpu_gives_back_the_measurement(method: str, gpu: str, measured: pd.DataFrame, tmp_path: Path) -> None:
+def test_the_same_gpu_gives_back_the_measurement(
+    method: str, gpu: str, measured: pd.DataFrame, tmp_path: Path
+) -> None:
     source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
     measured.assign(gpu=gpu).to_parquet(source)
     transfer_command(gpu, gpu, method, source, out)
     found = pd.read_parquet(out)
-    assert found["predicted_us"].to_numpy() == pytest.approx(measured["latency_us"].to_numpy(), rel=1e-12)
+    assert found["predicted_us"].to_numpy() == pytest.approx(
+        measured["latency_us"].to_numpy(), rel=1e-12
+    )
     assert (found["evidence"] == "measured").all()
 
 
 def test_auto_names_its_choice_per_row(measured: pd.DataFrame) -> None:
     if not load_models():
         pytest.skip("no cross-GPU models under packs/transfer")
-    samples = measured.assign(family=["gemm", "bmm", "elementwise", "softmax", "layer_norm", "conv2d_forward", "other"])
+    samples = measured.assign(
+        family=["gemm", "bmm", "elementwise", "softmax", "layer_norm", "conv2d_forward", "other"]
+    )
     found = by_auto(samples, load_gpu("V100"), load_gpu("T4"))
     assert list(found["method"]) == ["utilisation"] * 6 + ["wave"]
 
@@ -84,17 +96,41 @@ def test_auto_names_its_choice_per_row(measured: pd.DataFrame) -> None:
     what=st.sampled_from(["dram_gb_per_s", "boost_clock_mhz", "fp32_gflop_per_s"]),
     factor=st.floats(1.0, 4.0),
 )
-def test_auto_is_never_slower_with_more_bandwidth_or_clock(pair: tuple[str, str], what: str, factor: float) -> None:
+def test_auto_is_never_slower_with_more_bandwidth_or_clock(
+    pair: tuple[str, str], what: str, factor: float
+) -> None:
     rows = pd.DataFrame(
-        {"family": ["gemm", "elementwise", "softmax"], "op": ["linear", "add", "softmax"], "B": [1, 8192, 8192],
-         "M": [700, np.nan, np.nan], "N": [900, np.nan, np.nan], "K": [1100, np.nan, np.nan],
-         "H": [np.nan, 999, 999], "latency_us": [200.0, 150.0, 160.0]}
-    )  # fmt: skip
-    conv = {"family": "conv2d_forward", "op": "conv", "B": 16, "in_channels": 64, "out_channels": 96, "kernel_size": 3,
-            "input_size": 56, "stride": 1, "padding": 1, "latency_us": 300.0}  # fmt: skip
-    rows = pd.concat([rows, pd.DataFrame([conv, {"family": "other", "op": "roll", "latency_us": 40.0}])])
+        {
+            "family": ["gemm", "elementwise", "softmax"],
+            "op": ["linear", "add", "softmax"],
+            "B": [1, 8192, 8192],
+            "M": [700, np.nan, np.nan],
+            "N": [900, np.nan, np.nan],
+            "K": [1100, np.nan, np.nan],
+            "H": [np.nan, 999, 999],
+            "latency_us": [200.0, 150.0, 160.0],
+        }
+    )
+    conv = {
+        "family": "conv2d_forward",
+        "op": "conv",
+        "B": 16,
+        "in_channels": 64,
+        "out_channels": 96,
+        "kernel_size": 3,
+        "input_size": 56,
+        "stride": 1,
+        "padding": 1,
+        "latency_us": 300.0,
+    }
+    rows = pd.concat(
+        [rows, pd.DataFrame([conv, {"family": "other", "op": "roll", "latency_us": 40.0}])]
+    )
     origin, destination = (load_gpu(name) for name in pair)
-    unmeasured = {key: None for key in ("measured_dram_gb_per_s", "measured_l2_gb_per_s", "measured_fp32_gflop_per_s")}
+    unmeasured = {
+        key: None
+        for key in ("measured_dram_gb_per_s", "measured_l2_gb_per_s", "measured_fp32_gflop_per_s")
+    }
     destination = replace(destination, name="variant", **unmeasured)
     better = replace(destination, **{what: getattr(destination, what) * factor})
     before, after = (by_auto(rows, origin, gpu)["predicted_us"] for gpu in (destination, better))
@@ -103,11 +139,20 @@ def test_auto_is_never_slower_with_more_bandwidth_or_clock(pair: tuple[str, str]
 
 def test_families_without_networks_say_what_carried_them() -> None:
     rows = pd.DataFrame(
-        {"family": ["batch_norm", "rnn", "batch_norm", "other"], "op": ["batch_norm", "lstm", "batch_norm", "roll"],
-         "phase": "forward", "dtype": "fp32", "B": [32, 64, None, None], "C": [64, None, None, None],
-         "HW": [3136, None, None, None], "T": [None, 20, None, None], "I": [None, 512, None, None],
-         "H": [None, 512, None, None], "latency_us": [90.0, 800.0, 90.0, 50.0]}
-    )  # fmt: skip
+        {
+            "family": ["batch_norm", "rnn", "batch_norm", "other"],
+            "op": ["batch_norm", "lstm", "batch_norm", "roll"],
+            "phase": "forward",
+            "dtype": "fp32",
+            "B": [32, 64, None, None],
+            "C": [64, None, None, None],
+            "HW": [3136, None, None, None],
+            "T": [None, 20, None, None],
+            "I": [None, 512, None, None],
+            "H": [None, 512, None, None],
+            "latency_us": [90.0, 800.0, 90.0, 50.0],
+        }
+    )
     found = METHODS["mlp"](rows, load_gpu("V100"), load_gpu("T4"))
     assert list(found["method"]) == ["roofline", "roofline", "wave", "wave"]
     # traffic by bandwidth, arithmetic by throughput
@@ -119,7 +164,11 @@ def test_families_without_networks_say_what_carried_them() -> None:
 
 def test_siblings_share_the_whole_residual() -> None:
     small, large = load_gpu("A100-PCIE-40GB"), load_gpu("A100-PCIE-80GB")
-    assert residual_share("gemm", small, large) == 1.0 > residual_share("gemm", small, load_gpu("H100"))
+    assert (
+        residual_share("gemm", small, large)
+        == 1.0
+        > residual_share("gemm", small, load_gpu("H100"))
+    )
 
 
 def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Path) -> None:
@@ -127,7 +176,9 @@ def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Pa
     with pytest.raises(TableError, match="no such file"):
         transfer_command("V100", "T4", "wave", source, out)
     measured.to_parquet(source)
-    with pytest.raises(UnknownNameError, match="unknown method 'magic': choose one of auto, mlp, wave"):
+    with pytest.raises(
+        UnknownNameError, match="unknown method 'magic': choose one of auto, mlp, wave"
+    ):
         transfer_command("V100", "T4", "magic", source, out)
     with pytest.raises(UnknownNameError, match="unknown GPU"):
         transfer_command("V100", "K80", "wave", source, out)
@@ -162,11 +213,15 @@ def test_a_value_that_no_call_has_is_refused_by_its_row(
     method: str, column: str, value: object, says: str, measured: pd.DataFrame, tmp_path: Path
 ) -> None:
     source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    wrong = [None, value, *[None] * 5] if column not in ("op", "latency_us") else [*measured[column]]
+    wrong = (
+        [None, value, *[None] * 5] if column not in ("op", "latency_us") else [*measured[column]]
+    )
     wrong[1] = value
     column_type = str if isinstance(value, str) else object if value is None else float
     values = pd.Series(wrong, dtype=object)
-    measured.assign(**{column: values.where(values.isna(), values.astype(column_type))}).to_parquet(source)
+    measured.assign(**{column: values.where(values.isna(), values.astype(column_type))}).to_parquet(
+        source
+    )
     with pytest.raises(TableError, match=says):
         transfer_command("V100", "T4", method, source, out)
     assert not out.exists()
@@ -183,17 +238,28 @@ def test_rows_without_sizes_and_with_labels_given_twice_are_answered(
     twice.to_parquet(source)
     transfer_command("V100", "T4", method, source, out)
     found = pd.read_parquet(out)
-    assert found["note"].tolist() == twice["note"].tolist() and found.index.tolist() == twice.index.tolist()
+    assert (
+        found["note"].tolist() == twice["note"].tolist()
+        and found.index.tolist() == twice.index.tolist()
+    )
     assert np.allclose(found["predicted_us"][:7], found["predicted_us"][:6:-1])
 
 
 def test_uncovered_calls_are_left_to_the_caller() -> None:
     calls = pd.DataFrame(
-        {"family": ["gemm", "gemm", "optimizer", "softmax"], "op": ["mm", "mm", "sgd", "softmax"],
-         "dtype": ["fp32", "bf16", "fp32", "fp32"], "phase": ["forward", "forward", "optimizer", "backward"],
-         "B": [1, 1, 1, 64], "M": [64, 64, np.nan, np.nan], "N": [64, 64, np.nan, np.nan],
-         "K": [64, 64, np.nan, np.nan], "H": [np.nan, np.nan, np.nan, 64]}, index=[7, 8, 9, 10]
-    )  # fmt: skip
+        {
+            "family": ["gemm", "gemm", "optimizer", "softmax"],
+            "op": ["mm", "mm", "sgd", "softmax"],
+            "dtype": ["fp32", "bf16", "fp32", "fp32"],
+            "phase": ["forward", "forward", "optimizer", "backward"],
+            "B": [1, 1, 1, 64],
+            "M": [64, 64, np.nan, np.nan],
+            "N": [64, 64, np.nan, np.nan],
+            "K": [64, 64, np.nan, np.nan],
+            "H": [np.nan, np.nan, np.nan, 64],
+        },
+        index=[7, 8, 9, 10],
+    )
     assert list(covered(calls)) == [True, False, False, False]
     found = predict_calls(calls, load_gpu("H100"))
     assert list(found.index) == [7, 8, 9, 10] and list(found.columns) == list(COLUMNS)
@@ -207,7 +273,9 @@ def test_a_small_network_learns_and_saves(gemm_samples: pd.DataFrame, tmp_path: 
     assert np.median(error) < 0.25
     network.save(tmp_path / "mlp.safetensors")
     again = TransferMlp.load(tmp_path / "mlp.safetensors")
-    assert again.predict(rows, load_gpu("T4")) == pytest.approx(network.predict(rows, load_gpu("T4")))
+    assert again.predict(rows, load_gpu("T4")) == pytest.approx(
+        network.predict(rows, load_gpu("T4"))
+    )
     with pytest.raises(InputError, match="no network for family softmax"):
         train_mlp(gemm_samples, "softmax")
 
@@ -223,7 +291,11 @@ def test_rows_that_only_a_mistake_leaves_to_wave_scaling_are_named(tmp_path: Pat
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             transfer_command("T4", "L4", "auto", given, tmp_path / "predicted.parquet")
-        return [str(each.message).partition(": ")[2] for each in caught if each.category is SteptimeWarning]
+        return [
+            str(each.message).partition(": ")[2]
+            for each in caught
+            if each.category is SteptimeWarning
+        ]
 
     sizes = {"B": [1, 1], "M": [512, 2048], "N": [512, 2048], "K": [512, 2048]}
     needed = ", ".join(FAMILIES["gemm"].required)

@@ -19,7 +19,13 @@ def _calls(rows: list[tuple[int, ...]]) -> pd.DataFrame:
 
 
 def test_kernel_names_show_the_tile() -> None:
-    names = ["maxwell_sgemm_128x64_nn", "volta_sgemm_32x128_nn", "sgemm_32x32x32_NN", "gemv2T", None]
+    names = [
+        "maxwell_sgemm_128x64_nn",
+        "volta_sgemm_32x128_nn",
+        "sgemm_32x32x32_NN",
+        "gemv2T",
+        None,
+    ]
     taken = tiles_taken(pd.DataFrame({"kernel_name": names}))
     assert [TILES[at] if at >= 0 else "" for at in taken] == ["128x64", "32x128", "", "", ""]
     assert list(tiles_taken(pd.DataFrame({"B": [1.0]}))) == [-1]
@@ -51,34 +57,53 @@ def test_an_architecture_has_its_tiles_only() -> None:
 def test_a_law_of_tiles_holds_on_a_gpu_that_was_left_out() -> None:
     random = np.random.default_rng(2)
     low, high = np.log([4, 32, 32, 32]), np.log([256, 1024, 1024, 1024])
-    calls = _calls([tuple(int(v) for v in row) for row in np.exp(random.uniform(low, high, (400, 4)))])
+    calls = _calls(
+        [tuple(int(v) for v in row) for row in np.exp(random.uniform(low, high, (400, 4)))]
+    )
     parts = []
     for gpu in ("P100", "P4", "T4", "V100"):
         spec = load_gpu(gpu)
         tiles = batched_tiles(calls, spec)
         bandwidth = 1e3 * sustained_dram_gb_per_s(spec)
-        times = np.stack([
-            arithmetic_us(spec, np.where(np.isfinite(t.flops), t.flops, 1e30)) + t.bytes / bandwidth
-            for t in tiles.values()
-        ]) / 0.7  # fmt: skip
+        times = (
+            np.stack(
+                [
+                    arithmetic_us(spec, np.where(np.isfinite(t.flops), t.flops, 1e30))
+                    + t.bytes / bandwidth
+                    for t in tiles.values()
+                ]
+            )
+            / 0.7
+        )
         name = "sgemm_" + np.array(list(tiles), dtype=object)[times.argmin(axis=0)] + "_nn"
         latency = np.maximum(30.0, 15.0 + times.min(axis=0))
         facts = {"gpu": gpu, "family": "bmm", "phase": "forward", "dtype": "fp32", "source": "law"}
         parts.append(calls.assign(latency_us=latency, kernel_name=name, **facts))
     samples = pd.concat(parts, ignore_index=True)
-    model = train_utilisation(samples[samples["gpu"] != "P100"], "bmm", shortened(RECIPES["bmm"], 300))
+    model = train_utilisation(
+        samples[samples["gpu"] != "P100"], "bmm", shortened(RECIPES["bmm"], 300)
+    )
     rows = samples[samples["gpu"] == "P100"]
     _, latency = model.kernel_and_latency(rows, load_gpu("P100"))
     assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.12
 
 
 def test_a_floor_is_what_calls_that_wait_for_the_host_usually_take() -> None:
-    lucky, usual, kernels = [24.0], list(np.linspace(25.6, 26.4, 101)), list(np.linspace(40.0, 4000.0, 100))
+    lucky, usual, kernels = (
+        [24.0],
+        list(np.linspace(25.6, 26.4, 101)),
+        list(np.linspace(40.0, 4000.0, 100)),
+    )
     table = pd.DataFrame({"op": "add", "latency_us": [*lucky, *usual, *kernels]})
     assert op_floors(table)["add"] == pytest.approx(26.0, rel=0.01)
 
 
 def test_an_unknown_host_is_like_those_of_the_newest_gpus() -> None:
-    floors = {"P100": {"add": 41.0}, "V100": {"add": 32.0}, "T4": {"add": 25.0}, "A100-PCIE-40GB": {"add": 26.0}}
+    floors = {
+        "P100": {"add": 41.0},
+        "V100": {"add": 32.0},
+        "T4": {"add": 25.0},
+        "A100-PCIE-40GB": {"add": 26.0},
+    }
     assert unknown_host_floors(floors) == {"add": 25.5}
     assert unknown_host_floors({name: floors[name] for name in ("P100", "V100")}) == {"add": 36.5}

@@ -17,9 +17,15 @@ pytestmark = pytest.mark.skipif("A100-PCIE-40GB" not in list_packs(), reason="no
 
 @pytest.mark.parametrize(
     ("gpu", "sibling"),
-    [("A100-PCIE-80GB", "A100-PCIE-40GB"), ("A100-SXM4-80GB", "A100-PCIE-40GB"), ("V100-SXM2-32GB", "V100"),
-     ("H100", None), ("L4", None), ("RTX2070", None)],
-)  # fmt: skip
+    [
+        ("A100-PCIE-80GB", "A100-PCIE-40GB"),
+        ("A100-SXM4-80GB", "A100-PCIE-40GB"),
+        ("V100-SXM2-32GB", "V100"),
+        ("H100", None),
+        ("L4", None),
+        ("RTX2070", None),
+    ],
+)
 def test_only_a_card_of_the_same_chip_is_a_sibling(gpu: str, sibling: str | None) -> None:
     found = same_chip_gpu(load_gpu(gpu), list_packs())
     assert (found.name if found else None) == sibling
@@ -32,9 +38,16 @@ def test_a_card_has_the_chip_of_itself_and_an_a30_would_not_be() -> None:
 
 def _calls() -> pd.DataFrame:
     return pd.DataFrame(
-        {"family": ["elementwise", "gemm", "gemm"], "op": ["add", "linear", "linear"], "B": [65536.0, 1, 1],
-         "H": [4096.0, np.nan, np.nan], "M": [np.nan, 4096, 64], "N": [np.nan, 4096, 64], "K": [np.nan, 4096, 64]}
-    )  # fmt: skip
+        {
+            "family": ["elementwise", "gemm", "gemm"],
+            "op": ["add", "linear", "linear"],
+            "B": [65536.0, 1, 1],
+            "H": [4096.0, np.nan, np.nan],
+            "M": [np.nan, 4096, 64],
+            "N": [np.nan, 4096, 64],
+            "K": [np.nan, 4096, 64],
+        }
+    )
 
 
 def test_the_80_gb_a100_is_the_40_gb_one_with_more_bandwidth() -> None:
@@ -45,8 +58,10 @@ def test_the_80_gb_a100_is_the_40_gb_one_with_more_bandwidth() -> None:
     assert 0.79 < ratio[0] < 0.85 and 0.97 < ratio[1] <= 1.0 + 1e-9
     assert large["predicted_us"].iloc[2] == pytest.approx(small["predicted_us"].iloc[2], rel=0.01)
     tiny = _calls().iloc[[0]].assign(B=16.0, H=64.0)
-    floors = [kernel_predictor(load_gpu(gpu), "auto", None).predict(tiny)["predicted_us"].iloc[0]
-              for gpu in ("A100-PCIE-40GB", "A100-PCIE-80GB")]  # fmt: skip
+    floors = [
+        kernel_predictor(load_gpu(gpu), "auto", None).predict(tiny)["predicted_us"].iloc[0]
+        for gpu in ("A100-PCIE-40GB", "A100-PCIE-80GB")
+    ]
     assert floors[0] == pytest.approx(floors[1], rel=0.01)
     assert large["evidence"].str.startswith("transferred").all()
     width = np.log(large["latency_p90_us"] / large["latency_p10_us"])

@@ -31,12 +31,18 @@ def test_blocks_are_those_that_the_public_table_shows() -> None:
     [
         (1100, 256, 2.0),  # a vector of 4 each, then 76 of 256 threads once more
         (1536, 256, 3.0),  # a vector each, two single elements
-        (1101, 256, (2 + 5 + 5 + 5) / 4),  # three of four rows begin beside a vector: 1 + 4 single elements
+        (
+            1101,
+            256,
+            (2 + 5 + 5 + 5) / 4,
+        ),  # three of four rows begin beside a vector: 1 + 4 single elements
         (1102, 256, (2 + 5) / 2),
     ],
 )
 def test_rounds_of_a_pass_add_up_by_hand(width: int, threads: int, rounds: float) -> None:
-    assert block_rounds(np.array([float(width)]), np.array([float(threads)]))[0] == pytest.approx(rounds)
+    assert block_rounds(np.array([float(width)]), np.array([float(threads)]))[0] == pytest.approx(
+        rounds
+    )
 
 
 def test_a_row_of_a_warp_has_no_rounds_and_a_row_of_a_block_no_padding() -> None:
@@ -53,7 +59,9 @@ def test_rows_within_a_sector_cost_where_partial_writes_do() -> None:
 
 def test_features_hold_no_bandwidth_and_no_clock() -> None:
     calls, gpu = _calls([(4096, 768), (100, 2000)]), load_gpu("T4")
-    faster = replace(gpu, dram_gb_per_s=2 * gpu.dram_gb_per_s, boost_clock_mhz=2 * gpu.boost_clock_mhz)
+    faster = replace(
+        gpu, dram_gb_per_s=2 * gpu.dram_gb_per_s, boost_clock_mhz=2 * gpu.boost_clock_mhz
+    )
     assert np.array_equal(softmax_features(calls, gpu), softmax_features(calls, faster))
 
 
@@ -70,7 +78,9 @@ def test_a_law_without_hidden_layers_is_learned_and_predicted_alike() -> None:
     parts = []
     for gpu in ("P100", "T4", "V100", "A100-PCIE-40GB"):
         kernel = 8.0 * calls["B"] * calls["H"] / sustained_dram_gb_per_s(load_gpu(gpu)) / 1e3
-        parts.append(calls.assign(gpu=gpu, family="softmax", latency_us=np.maximum(30.0, 16.0 + kernel)))
+        parts.append(
+            calls.assign(gpu=gpu, family="softmax", latency_us=np.maximum(30.0, 16.0 + kernel))
+        )
     model = train_utilisation(pd.concat(parts[:3]), "softmax", shortened(RECIPES["softmax"], 300))
     assert model.shape.depth == 0
     predicted = model.kernel_and_latency(calls, load_gpu("A100-PCIE-40GB"))[1]

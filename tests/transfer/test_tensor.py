@@ -26,7 +26,9 @@ from pipeline.transfer.ways import FAMILY
 NAMES = ("A100-PCIE-40GB", "A10", "RTX3090", "L4", "H100-PCIe", "V100", "T4")
 
 
-def products(*sizes: tuple[float, float, float], dtype: str = "fp16", batch: float = 1.0) -> pd.DataFrame:
+def products(
+    *sizes: tuple[float, float, float], dtype: str = "fp16", batch: float = 1.0
+) -> pd.DataFrame:
     """Calls by (M, N, K)."""
     table = pd.DataFrame(sizes, columns=["M", "N", "K"], dtype=float)
     return table.assign(family="gemm", op="linear", phase="forward", dtype=dtype, B=batch)
@@ -43,7 +45,9 @@ def improved(gpu: GpuSpec, what: str, factor: float) -> GpuSpec:
     bare = replace(gpu, measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
     tensor = {"fp16_gflop_per_s": bare.fp16_gflop_per_s * factor}
     if bare.tf32_gflop_per_s and bare.bf16_gflop_per_s:
-        tensor |= {name: getattr(bare, name) * factor for name in ("tf32_gflop_per_s", "bf16_gflop_per_s")}
+        tensor |= {
+            name: getattr(bare, name) * factor for name in ("tf32_gflop_per_s", "bf16_gflop_per_s")
+        }
     if what == "clock":
         return replace(bare, boost_clock_mhz=bare.boost_clock_mhz * factor, **tensor)
     return replace(bare, **(tensor if what == "tensor" else {what: getattr(bare, what) * factor}))
@@ -62,9 +66,13 @@ def test_more_bandwidth_clock_throughput_or_power_is_never_slower(
     gpu: str, what: str, factor: float, sizes: tuple[int, int, int], dtype: str, batch: int
 ) -> None:
     shipped = tensor_model()
-    calls = products(sizes, dtype=dtype if load_gpu(gpu).compute_capability >= 8 else "fp16", batch=batch)
+    calls = products(
+        sizes, dtype=dtype if load_gpu(gpu).compute_capability >= 8 else "fp16", batch=batch
+    )
     assert shipped is not None
-    before, after = (kernel_us(shipped, calls, improved(load_gpu(gpu), what, by))[0] for by in (1.0, factor))
+    before, after = (
+        kernel_us(shipped, calls, improved(load_gpu(gpu), what, by))[0] for by in (1.0, factor)
+    )
     assert after <= before * (1 + 1e-9)
 
 
@@ -78,7 +86,9 @@ def test_power_costs_less_than_its_share_and_the_same_of_every_dtype() -> None:
 
 
 def test_only_what_tensor_cores_compute_is_covered() -> None:
-    calls = pd.concat([products((64, 64, 64), dtype=name) for name in ("fp32", "fp16", "bf16", "tf32", "int8")])
+    calls = pd.concat(
+        [products((64, 64, 64), dtype=name) for name in ("fp32", "fp16", "bf16", "tf32", "int8")]
+    )
     assert covered(calls, load_gpu("A10")).tolist() == [False, True, True, True, False]
     assert covered(calls, load_gpu("V100")).tolist() == [False, True, False, False, False]
     assert not covered(calls, load_gpu("P100")).any()
@@ -86,7 +96,9 @@ def test_only_what_tensor_cores_compute_is_covered() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_empty_and_tiny_products_take_the_shortest_kernel(model: UtilisationModel, name: str) -> None:
+def test_empty_and_tiny_products_take_the_shortest_kernel(
+    model: UtilisationModel, name: str
+) -> None:
     calls = products((0, 64, 64), (64, 0, 64), (64, 64, 0), (1, 1, 1), (1, 64, 64), (128, 128, 128))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -96,12 +108,19 @@ def test_empty_and_tiny_products_take_the_shortest_kernel(model: UtilisationMode
 
 def test_time_grows_with_sizes_and_a_batch_is_more_tiles(model: UtilisationModel) -> None:
     card = load_gpu("A10")
-    found = kernel_us(model, products(*[(size, size, size) for size in (512, 1024, 2048, 4096, 8192)]), card)
+    found = kernel_us(
+        model, products(*[(size, size, size) for size in (512, 1024, 2048, 4096, 8192)]), card
+    )
     assert (np.diff(np.log(found)) > np.log(3)).all()
     # the device is full: twice the batch takes twice as long, and as long as one product of as many tiles
-    one, two, flat = (kernel_us(model, calls, card)[0] for calls in (
-        products((1024, 256, 1024), batch=32), products((1024, 256, 1024), batch=64), products((32 * 1024, 256, 1024))
-    ))  # fmt: skip
+    one, two, flat = (
+        kernel_us(model, calls, card)[0]
+        for calls in (
+            products((1024, 256, 1024), batch=32),
+            products((1024, 256, 1024), batch=64),
+            products((32 * 1024, 256, 1024)),
+        )
+    )
     assert two == pytest.approx(2 * one, rel=0.1) and one == pytest.approx(flat, rel=0.15)
 
 
@@ -114,18 +133,33 @@ def test_tf32_takes_about_twice_as_long_as_half_precision() -> None:
 
 def test_rows_that_are_no_multiple_of_16_bytes_are_slower(model: UtilisationModel) -> None:
     card = load_gpu("A100-SXM4-80GB")
-    sizes = products((4096, 4096, 4096), (4097, 4096, 4096), (4096, 4095, 4096), (4096, 4096, 4095), (4096, 4092, 4096))
+    sizes = products(
+        (4096, 4096, 4096),
+        (4097, 4096, 4096),
+        (4096, 4095, 4096),
+        (4096, 4096, 4095),
+        (4096, 4092, 4096),
+    )
     assert misaligned(sizes).tolist() == [False, False, True, True, True]
     assert misaligned(sizes.assign(dtype="tf32")).tolist() == [False, False, True, True, False]
     found = kernel_us(model, sizes, card)
     assert (found[2:] / found[0] > 1.8).all() and found[1] / found[0] < 1.2
     # an operand that is stored transposed has its rows along the other size; gradients of a profile may have either
-    assert misaligned(sizes.assign(trans_a=1.0, trans_b=0.0)).tolist() == [False, True, False, True, False]
+    assert misaligned(sizes.assign(trans_a=1.0, trans_b=0.0)).tolist() == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     assert misaligned(sizes.assign(phase="backward")).tolist() == [False, True, True, True, True]
     fitted = tensor_core_gemm_model(card)
     assert fitted is not None
     times = fitted.predict(sizes)
-    assert times.kernel[2] / times.kernel[0] > 1.8 and times.p90[2] / times.p10[2] > times.p90[0] / times.p10[0]
+    assert (
+        times.kernel[2] / times.kernel[0] > 1.8
+        and times.p90[2] / times.p10[2] > times.p90[0] / times.p10[0]
+    )
 
 
 def test_cards_of_a_chip_are_left_out_together() -> None:
@@ -138,10 +172,13 @@ def test_a_chip_left_out_is_predicted_by_the_others() -> None:
         pytest.skip("aiconfigurator-core is not installed")
     names = ("A100-SXM4-80GB", "L40S", "H200")
     samples = {
-        gpu: aiconfigurator.read_products(gpu).sample(1500, random_state=0).assign(family=FAMILY) for gpu in names
+        gpu: aiconfigurator.read_products(gpu).sample(1500, random_state=0).assign(family=FAMILY)
+        for gpu in names
     }
     left = train_without(["H200"], samples, replace(TENSOR_CORE_RECIPE, steps=200, networks=1))
-    found = error_summary(residuals(left, samples["H200"], "H200"), samples["H200"]["kernel_us"].to_numpy())
+    found = error_summary(
+        residuals(left, samples["H200"], "H200"), samples["H200"]["kernel_us"].to_numpy()
+    )
     assert sorted(left.gpu_corrections) == ["A100-SXM4-80GB", "L40S"]
     assert found["gmae"] < 0.15 and abs(found["bias"]) < 0.15
 

@@ -21,8 +21,12 @@ def test_a_step_does_not_wait_for_the_step_before_it(tmp_path: Path) -> None:
     for i in range(4):
         at = 10 * i
         shape = {"grid": [4096, 1, 1], "block": [256, 1, 1]}
-        events += [annotation(f"ProfilerStep#{i}", at, at + 9), op("aten::relu", at + 1, at + 8),
-                   launch(at + 2, at + 4, i + 1), kernel("relu", 6 + 1000 * i, 1006 + 1000 * i, i + 1, **shape)]  # fmt: skip
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 9),
+            op("aten::relu", at + 1, at + 8),
+            launch(at + 2, at + 4, i + 1),
+            kernel("relu", 6 + 1000 * i, 1006 + 1000 * i, i + 1, **shape),
+        ]
     trace = load_trace(write(tmp_path, events, deviceProperties=V100))
     here, there = trace.to("V100-SXM2-16GB"), trace.to("T4")
     assert here.predicted_us == pytest.approx(1000.0) and here.bound == "device"
@@ -32,42 +36,109 @@ def test_a_step_does_not_wait_for_the_step_before_it(tmp_path: Path) -> None:
 
 def product(at: float, i: int, kernel_name: str, took: float, kind: str) -> list[dict[str, Any]]:
     """A product of 4096 x 4096 matrices; 2 x 4096^3 FLOP."""
-    shapes = {"Input Dims": [[4096], [4096, 4096], [4096, 4096], [], []], "Input type": [kind] * 3 + ["Scalar"] * 2}
+    shapes = {
+        "Input Dims": [[4096], [4096, 4096], [4096, 4096], [], []],
+        "Input type": [kind] * 3 + ["Scalar"] * 2,
+    }
     shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
-    return [op("aten::addmm", at, at + 12, **shapes), launch(at + 4, at + 6, i),
-            kernel(kernel_name, at + 9, at + 9 + took, i, **shape)]  # fmt: skip
+    return [
+        op("aten::addmm", at, at + 12, **shapes),
+        launch(at + 4, at + 6, i),
+        kernel(kernel_name, at + 9, at + 9 + took, i, **shape),
+    ]
 
 
-def convolution(kernel_name: str, took: float, kind: str, *sizes: list[int]) -> list[dict[str, Any]]:
-    shapes = {"Input Dims": [*sizes, [], [], [], [], [], []], "Input type": [kind] * 2 + ["Scalar"] * 6}
+def convolution(
+    kernel_name: str, took: float, kind: str, *sizes: list[int]
+) -> list[dict[str, Any]]:
+    shapes = {
+        "Input Dims": [*sizes, [], [], [], [], [], []],
+        "Input type": [kind] * 2 + ["Scalar"] * 6,
+    }
     shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
-    return [annotation("ProfilerStep#0", 0, 20), op("aten::cudnn_convolution", 1, 13, **shapes), launch(5, 7, 1),
-            kernel(kernel_name, 10, 10 + took, 1, **shape)]  # fmt: skip
+    return [
+        annotation("ProfilerStep#0", 0, 20),
+        op("aten::cudnn_convolution", 1, 13, **shapes),
+        launch(5, 7, 1),
+        kernel(kernel_name, 10, 10 + took, 1, **shape),
+    ]
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "dtype", "gpu", "least", "most"),
     [
         # 137.4 GFLOP; 1.2 ms on an A100 are 115 TFLOP/s, which TF32 reaches there
-        ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "V100", 7.3, 11.7),  # fp32 on a V100: 15.7 TFLOP/s
+        (
+            "float",
+            "cutlass_80_tensorop_s1688gemm_128x128",
+            "tf32",
+            "V100",
+            7.3,
+            11.7,
+        ),  # fp32 on a V100: 15.7 TFLOP/s
         ("float", "cutlass_80_tensorop_s1688gemm_128x128", "tf32", "P100", 12, 21),
-        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "P100", 12, 21),  # no tensor cores
-        ("c10::Half", "ampere_fp16_s16816gemm_fp16_128x128", "fp16", "V100", 1.8, 4),  # 312 against 125
+        (
+            "c10::Half",
+            "ampere_fp16_s16816gemm_fp16_128x128",
+            "fp16",
+            "P100",
+            12,
+            21,
+        ),  # no tensor cores
+        (
+            "c10::Half",
+            "ampere_fp16_s16816gemm_fp16_128x128",
+            "fp16",
+            "V100",
+            1.8,
+            4,
+        ),  # 312 against 125
         ("c10::BFloat16", "ampere_bf16_s16816gemm_bf16_128x128", "bf16", "H100", 0.25, 0.5),
         # 236.8 GFLOP; 1.5 ms on an A100 are 158 TFLOP/s, which halves reach there, and TF32 takes 2.5 ms
-        ("c10::Half", "sm80_xmma_fprop_implicit_gemm_f16f16_nhwc_tensor16x8x16", "fp16", "V100", 1.8, 4),  # 312 against 125
-        ("c10::BFloat16", "sm80_xmma_fprop_implicit_gemm_bf16_nhwc_tensor16x8x16", "bf16", "H100", 0.25, 0.6),
-        ("c10::Half", "sm80_xmma_fprop_implicit_gemm_f16f16_nhwc_tensor16x8x16", "fp16", "P100", 7, 25),  # in fp32, Winograd
-        ("float", "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc", "tf32", "V100", 2.5, 14),  # as before
+        (
+            "c10::Half",
+            "sm80_xmma_fprop_implicit_gemm_f16f16_nhwc_tensor16x8x16",
+            "fp16",
+            "V100",
+            1.8,
+            4,
+        ),  # 312 against 125
+        (
+            "c10::BFloat16",
+            "sm80_xmma_fprop_implicit_gemm_bf16_nhwc_tensor16x8x16",
+            "bf16",
+            "H100",
+            0.25,
+            0.6,
+        ),
+        (
+            "c10::Half",
+            "sm80_xmma_fprop_implicit_gemm_f16f16_nhwc_tensor16x8x16",
+            "fp16",
+            "P100",
+            7,
+            25,
+        ),  # in fp32, Winograd
+        (
+            "float",
+            "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc",
+            "tf32",
+            "V100",
+            2.5,
+            14,
+        ),  # as before
     ],
-)  # fmt: skip
+)
 def test_work_of_tensor_cores_is_moved_as_such(
     tmp_path: Path, kind: str, name: str, dtype: str, gpu: str, least: float, most: float
 ) -> None:
     took = 2500.0 if dtype == "tf32" else 1500.0
     events = convolution(name, took, kind, [64, 256, 56, 56], [256, 256, 3, 3])
     if "fprop" not in name:
-        took, events = 1200.0, [annotation("ProfilerStep#0", 0, 20), *product(1, 1, name, 1200, kind)]
+        took, events = (
+            1200.0,
+            [annotation("ProfilerStep#0", 0, 20), *product(1, 1, name, 1200, kind)],
+        )
     a100 = [{**PROPERTIES[0], "name": "NVIDIA A100-PCIE-40GB"}]
     calls = load_trace(write(tmp_path, events, deviceProperties=a100))._tracked.calls(gpu)
     assert calls["dtype"][0] == dtype and calls["method"][0] == "tensor"
@@ -75,30 +146,52 @@ def test_work_of_tensor_cores_is_moved_as_such(
 
 
 def test_only_what_multiplies_moves_by_arithmetic(tmp_path: Path) -> None:
-    multiplied = [annotation("ProfilerStep#0", 0, 20), *product(1, 1, "volta_sgemm_128x64_nn", 9000, "float")]
+    multiplied = [
+        annotation("ProfilerStep#0", 0, 20),
+        *product(1, 1, "volta_sgemm_128x64_nn", 9000, "float"),
+    ]
     sizes = [64, 256, 56, 56], [256, 256, 3, 3]
     convolved = convolution("volta_scudnn_128x64_relu", 9000, "float", *sizes)
     copied = convolution("cudnn::cnn::im2col4d_kernel", 900, "float", *sizes)
     for step, least, most in ((multiplied, 1.2, 1.7), (convolved, 1.2, 1.7), (copied, 0.8, 0.9)):
         trace = load_trace(write(tmp_path, step, deviceProperties=V100))._tracked
         slow, fast = (trace.calls(gpu)["predicted_us"][0] for gpu in ("H20", "H100"))
-        assert least < slow / fast < most, "an H20 has less arithmetic and more bandwidth than an H100"
+        assert least < slow / fast < most, (
+            "an H20 has less arithmetic and more bandwidth than an H100"
+        )
 
 
 def test_a_convolution_keeps_its_groups_and_both_sides_of_its_window(tmp_path: Path) -> None:
     events = convolution("cudnn_convolve", 100, "float", [8, 64, 17, 34], [96, 16, 1, 7])
     call = load_trace(write(tmp_path, events, deviceProperties=V100))._tracked.calls("T4").iloc[0]
-    assert (call["kernel_size"], call["kernel_size_w"], call["padding"], call["padding_w"]) == (1, 7, 0, 3)
+    assert (call["kernel_size"], call["kernel_size_w"], call["padding"], call["padding_w"]) == (
+        1,
+        7,
+        0,
+        3,
+    )
     assert (call["input_size"], call["input_size_w"], call["groups"]) == (17, 34, 4)
 
 
-def test_what_a_call_is_follows_from_its_category_not_from_words_in_its_name(tmp_path: Path) -> None:
+def test_what_a_call_is_follows_from_its_category_not_from_words_in_its_name(
+    tmp_path: Path,
+) -> None:
     def copy(name: str, at: float, i: int) -> list[dict[str, Any]]:
-        return [op("aten::copy_", at, at + 9), launch(at + 2, at + 4, i), memcpy(name, at + 5, at + 8, i, 4096)]
+        return [
+            op("aten::copy_", at, at + 9),
+            launch(at + 2, at + 4, i),
+            memcpy(name, at + 5, at + 8, i, 4096),
+        ]
 
-    events = [annotation("ProfilerStep#0", 0, 60), *copy("Memcpy HtoD (Pinned -> Device)", 1, 1),
-              *copy("CopyHostToDevice", 11, 2), *copy("CopyDeviceToDevice", 21, 3), op("aten::sum", 31, 40),
-              launch(33, 35, 4), kernel("sum_HostPolicy_Memset_kernel", 36, 39, 4)]  # fmt: skip
+    events = [
+        annotation("ProfilerStep#0", 0, 60),
+        *copy("Memcpy HtoD (Pinned -> Device)", 1, 1),
+        *copy("CopyHostToDevice", 11, 2),
+        *copy("CopyDeviceToDevice", 21, 3),
+        op("aten::sum", 31, 40),
+        launch(33, 35, 4),
+        kernel("sum_HostPolicy_Memset_kernel", 36, 39, 4),
+    ]
     calls = load_trace(write(tmp_path, events, deviceProperties=V100))._tracked.calls("T4")
     assert list(calls["kind"]) == ["link", "link", "copy", "kernel"]
 
@@ -129,7 +222,11 @@ SCORES = 2 * (2 * 2 * 12 * 128 * 128 * 64)  # two products
             inputs(OUTPUT, IMAGES, WEIGHTS, values=["[True, True, False]"]),
             2 * CONVOLUTION,
         ),
-        ("aten::convolution_backward", inputs(OUTPUT, IMAGES, WEIGHTS, values=["[False, True, False]"]), CONVOLUTION),
+        (
+            "aten::convolution_backward",
+            inputs(OUTPUT, IMAGES, WEIGHTS, values=["[False, True, False]"]),
+            CONVOLUTION,
+        ),
         ("aten::_scaled_dot_product_cudnn_attention", inputs(QUERY, QUERY, QUERY), SCORES),
         ("aten::_flash_attention_backward", inputs(*[HEADS_LAST] * 4), 2 * SCORES),
         ("aten::mm", {}, None),
@@ -141,9 +238,15 @@ def test_a_trace_with_shapes_shows_its_arithmetic(
 ) -> None:
     """One kernel of 1 ms, beside a product of 64 x 64 matrices, which is half a MFLOP."""
     square, known = inputs([64, 64], [64, 64]), 2 * 64**3
-    events = [annotation("ProfilerStep#0", 0, 1200), op("aten::mm", 1, 13, **square), launch(5, 7, 1), kernel("gemm", 10, 20, 1),
-              op(name, 14, 19, **recorded), launch(15, 17, 2),
-              kernel("relu" if flops == 0 else "sgemm_or_flash", 20, 1020, 2)]  # fmt: skip
+    events = [
+        annotation("ProfilerStep#0", 0, 1200),
+        op("aten::mm", 1, 13, **square),
+        launch(5, 7, 1),
+        kernel("gemm", 10, 20, 1),
+        op(name, 14, 19, **recorded),
+        launch(15, 17, 2),
+        kernel("relu" if flops == 0 else "sgemm_or_flash", 20, 1020, 2),
+    ]
     step = load_trace(
         write(tmp_path, events, deviceProperties=[{**PROPERTIES[0], "name": "NVIDIA H100 PCIe"}])
     ).measured
@@ -152,4 +255,6 @@ def test_a_trace_with_shapes_shows_its_arithmetic(
         return
     assert step.arithmetic is not None and step.arithmetic.dtype == "bf16" and step.mfu is not None
     assert step.arithmetic.model_flops == flops + known
-    assert step.mfu == pytest.approx((flops + known) / step.predicted_us / 1e6 / 756, rel=1e-3)  # datasheet
+    assert step.mfu == pytest.approx(
+        (flops + known) / step.predicted_us / 1e6 / 756, rel=1e-3
+    )  # datasheet

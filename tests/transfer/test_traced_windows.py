@@ -18,7 +18,12 @@ NEUTRAL = ["", "", "", "[2, 1]", "[0, 1]", "[3, 3]"]
 def traced(folder: Path, op: str, values: list[str] | None) -> TrackedTrace:
     said = {"Input Dims": SHAPES, "Input type": ["float", "float", *[""] * 4]}
     said |= {} if values is None else {"Concrete Inputs": values}
-    shape = {"grid": [98, 1, 1], "block": [256, 1, 1], "registers per thread": 64, "shared memory": 0}
+    shape = {
+        "grid": [98, 1, 1],
+        "block": [256, 1, 1],
+        "registers per thread": 64,
+        "shared memory": 0,
+    }
     kernel = draw.kernel("implicit_convolve_sgemm", 20, 220, 1, **shape)
     events = [draw.op(op, 0, 100, **said), draw.launch(10, 15, 1), kernel]
     device = {**draw.PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}
@@ -37,14 +42,24 @@ def traced(folder: Path, op: str, values: list[str] | None) -> TrackedTrace:
     ],
 )
 def test_the_window_moves_as_the_trace_says(
-    tmp_path: Path, op: str, values: list[str] | None, stride: tuple[int, int], padding: tuple[int, int], dilation: int
+    tmp_path: Path,
+    op: str,
+    values: list[str] | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: int,
 ) -> None:
     call = traced(tmp_path, op, values).calls("T4").iloc[0]
     assert call["family"] == "conv2d_forward" and call["dilation"] == dilation
-    assert (call["stride"], call["stride_w"]) == stride and (call["padding"], call["padding_w"]) == padding
+    assert (call["stride"], call["stride_w"]) == stride and (
+        call["padding"],
+        call["padding_w"],
+    ) == padding
 
 
 def test_a_convolution_that_skips_pixels_is_moved_as_one(tmp_path: Path) -> None:
     """Taken for one of stride 1, it had four times its arithmetic."""
-    told, untold = (traced(tmp_path, "aten::cudnn_convolution", values).to("T4") for values in (CUDNN, None))
+    told, untold = (
+        traced(tmp_path, "aten::cudnn_convolution", values).to("T4") for values in (CUDNN, None)
+    )
     assert told.predicted_us != untold.predicted_us

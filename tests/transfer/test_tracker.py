@@ -26,20 +26,28 @@ def tracked() -> TrackedTrace:
 def test_the_traced_gpu_gives_back_its_measurement(tracked: TrackedTrace) -> None:
     here = tracked.to(tracked.origin.name)
     assert here.predicted_us == pytest.approx(here.measured_us)
-    assert here.evidence == {"measured": pytest.approx(1.0)} and here.p10_us == pytest.approx(here.p90_us)
+    assert here.evidence == {"measured": pytest.approx(1.0)} and here.p10_us == pytest.approx(
+        here.p90_us
+    )
 
 
 def test_a_slower_gpu_takes_longer_and_has_an_interval(tracked: TrackedTrace) -> None:
     here, there = tracked.to(tracked.origin.name), tracked.to("T4")
     assert there.predicted_us > here.predicted_us
     assert there.p10_us < there.predicted_us < there.p90_us
-    assert sum(there.evidence.values()) == pytest.approx(1.0) and set(there.evidence) == {"transferred"}
+    assert sum(there.evidence.values()) == pytest.approx(1.0) and set(there.evidence) == {
+        "transferred"
+    }
     assert there.samples_per_s < here.samples_per_s
 
 
-def test_all_gpus_come_fastest_first_with_the_costs_of_a_price_list(tracked: TrackedTrace, tmp_path: Path) -> None:
+def test_all_gpus_come_fastest_first_with_the_costs_of_a_price_list(
+    tracked: TrackedTrace, tmp_path: Path
+) -> None:
     prices = tmp_path / "prices.yaml"
-    prices.write_text("currency: EUR\nprices: [{gpu: T4, per_hour: 3.6, date: 2026-01-15, source: mine}]\n")
+    prices.write_text(
+        "currency: EUR\nprices: [{gpu: T4, per_hour: 3.6, date: 2026-01-15, source: mine}]\n"
+    )
     table = tracked.to_all(["T4", "H100", "P4"], prices)
     assert list(table["gpu"]) == ["H100", "T4", "P4"]
     assert list(table["cost_per_million"].notna()) == [False, True, False]
@@ -52,8 +60,15 @@ def test_one_gpu_may_be_named_without_a_list(tracked: TrackedTrace) -> None:
 
 def test_every_call_says_how_it_was_moved(tracked: TrackedTrace) -> None:
     calls = tracked.calls("T4")
-    assert set(calls["method"]) <= {"roofline", "link_ratio", "bandwidth_ratio", "unchanged"}, "it holds no shapes"
-    assert ((calls["p10_us"] <= calls["predicted_us"]) & (calls["predicted_us"] <= calls["p90_us"])).all()
+    assert set(calls["method"]) <= {
+        "roofline",
+        "link_ratio",
+        "bandwidth_ratio",
+        "unchanged",
+    }, "it holds no shapes"
+    assert (
+        (calls["p10_us"] <= calls["predicted_us"]) & (calls["predicted_us"] <= calls["p90_us"])
+    ).all()
     # the V100 has 2.8 times the bandwidth of a T4 and, with the clocks that each sustains, up to 3.5 times its throughput
     assert 2.5 < calls["predicted_us"].sum() / calls["latency_us"].sum() < 3.5
 
@@ -90,7 +105,9 @@ def test_public_traces_of_an_a100_can_be_moved() -> None:
 def test_fp32_convolutions_are_slower_with_less_arithmetic_whatever_the_bandwidth() -> None:
     trace = load_trace(public("v100dgx_resnet50"))
     here, fast, slow = trace.measured, trace.to("H100"), trace.to("H20")
-    assert slow.active_us > 1.1 * fast.active_us, "an H20 has two thirds of the arithmetic and 1.2 times the bandwidth"
+    assert slow.active_us > 1.1 * fast.active_us, (
+        "an H20 has two thirds of the arithmetic and 1.2 times the bandwidth"
+    )
     for family in ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"):
         assert slow.families_us[family] > 1.2 * fast.families_us[family]
     assert any("convolutions stay in fp32" in note and "TF32 on H20" in note for note in slow.notes)
@@ -102,13 +119,22 @@ def three_steps(folder: Path) -> Path:
     events = []
     for i in range(3):
         at, first = 200 * i, 3 * i + 1
-        events += [annotation(f"ProfilerStep#{i}", at, at + 190), op("aten::add_", at + 1, at + 10),
-                   launch(at + 3, at + 5, first), kernel("vectorized_add", at + 12, at + 42, first),
-                   op("aten::convolution_backward", at + 20, at + 40), launch(at + 22, at + 24, first + 1),
-                   kernel("cudnn_wgrad", at + 45, at + 95, first + 1), op("mine::odd", at + 50, at + 60),
-                   launch(at + 52, at + 54, first + 2), kernel("odd", at + 96, at + 106, first + 2)]  # fmt: skip
+        events += [
+            annotation(f"ProfilerStep#{i}", at, at + 190),
+            op("aten::add_", at + 1, at + 10),
+            launch(at + 3, at + 5, first),
+            kernel("vectorized_add", at + 12, at + 42, first),
+            op("aten::convolution_backward", at + 20, at + 40),
+            launch(at + 22, at + 24, first + 1),
+            kernel("cudnn_wgrad", at + 45, at + 95, first + 1),
+            op("mine::odd", at + 50, at + 60),
+            launch(at + 52, at + 54, first + 2),
+            kernel("odd", at + 96, at + 106, first + 2),
+        ]
     folder.mkdir(parents=True)
-    return write(folder, events, deviceProperties=[{**PROPERTIES[0], "name": "Tesla V100-SXM2-32GB"}])
+    return write(
+        folder, events, deviceProperties=[{**PROPERTIES[0], "name": "Tesla V100-SXM2-32GB"}]
+    )
 
 
 def test_a_moved_trace_keeps_its_name_and_its_families(tmp_path: Path) -> None:
@@ -117,7 +143,11 @@ def test_a_moved_trace_keeps_its_name_and_its_families(tmp_path: Path) -> None:
     assert moved.model == "my_net" and moved.batch_size == 8
     assert list(moved.families_us) == ["conv2d_backward_weight", "elementwise", "other"]
     assert load_trace(path, model="resnet").to("T4").model == "resnet"
-    assert moved.traced and moved.traced.gpu.startswith("V100") and "host as traced, dtype as traced" in str(moved)
+    assert (
+        moved.traced
+        and moved.traced.gpu.startswith("V100")
+        and "host as traced, dtype as traced" in str(moved)
+    )
     with pytest.raises(InputError, match="batch_size=0"):
         load_trace(path, batch_size=0)
 
@@ -145,9 +175,16 @@ def test_a_trace_and_its_prediction_print_as_one_line(tmp_path: Path) -> None:
     html = trace._repr_html_()
     assert html.startswith("<table>") and trace.device in html and "ProfilerStep" in html
     moved = trace.to("T4")
-    assert str(moved).startswith("my_net on T4 (traced): ") and "\n" not in str(moved) and "GiB" not in str(moved)
+    assert (
+        str(moved).startswith("my_net on T4 (traced): ")
+        and "\n" not in str(moved)
+        and "GiB" not in str(moved)
+    )
     rows = dict(moved.rows())
-    assert rows["throughput"].endswith("steps/s") and rows["  step"] == f"{moved.traced.step_us / 1000:.3f} ms"
+    assert (
+        rows["throughput"].endswith("steps/s")
+        and rows["  step"] == f"{moved.traced.step_us / 1000:.3f} ms"
+    )
     assert "memory" not in rows and "traced on" in moved._repr_html_()
 
 

@@ -35,7 +35,9 @@ def _held_out(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.nightly
-def test_a_law_learned_on_three_gpus_holds_on_a_fourth_and_probes_remove_a_factor(gemm_samples: pd.DataFrame) -> None:
+def test_a_law_learned_on_three_gpus_holds_on_a_fourth_and_probes_remove_a_factor(
+    gemm_samples: pd.DataFrame,
+) -> None:
     rows, gpu = _held_out(gemm_samples), load_gpu("V100")
     trained = gemm_samples[gemm_samples["gpu"] != "V100"]
     model = train_utilisation(trained, "gemm", shortened(RECIPES["gemm"], 250))
@@ -50,7 +52,9 @@ def _improved(gpu: GpuSpec, what: str, factor: float) -> GpuSpec:
     bare = replace(gpu, measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
     if what == "clock":
         return replace(
-            bare, boost_clock_mhz=bare.boost_clock_mhz * factor, fp32_gflop_per_s=bare.fp32_gflop_per_s * factor
+            bare,
+            boost_clock_mhz=bare.boost_clock_mhz * factor,
+            fp32_gflop_per_s=bare.fp32_gflop_per_s * factor,
         )
     return replace(bare, **{what: getattr(bare, what) * factor})
 
@@ -65,17 +69,23 @@ def _improved(gpu: GpuSpec, what: str, factor: float) -> GpuSpec:
 def test_more_bandwidth_clock_or_power_is_never_slower(
     model: UtilisationModel, gpu: str, what: str, factor: float, sizes: tuple[int, int, int]
 ) -> None:
-    call = pd.DataFrame({"op": ["linear"], "B": [1], **{k: [v] for k, v in zip("MNK", sizes, strict=True)}})
+    call = pd.DataFrame(
+        {"op": ["linear"], "B": [1], **{k: [v] for k, v in zip("MNK", sizes, strict=True)}}
+    )
     base, better = _improved(load_gpu(gpu), what, 1.0), _improved(load_gpu(gpu), what, factor)
     before, after = model.kernel_and_latency(call, base), model.kernel_and_latency(call, better)
     assert after[0][0] <= before[0][0] * (1 + 1e-9) and after[1][0] <= before[1][0] * (1 + 1e-9)
 
 
-def test_a_saved_model_predicts_the_same(model: UtilisationModel, gemm_samples: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_saved_model_predicts_the_same(
+    model: UtilisationModel, gemm_samples: pd.DataFrame, tmp_path: Path
+) -> None:
     model.save(tmp_path / "gemm.safetensors")
     loaded = UtilisationModel.load(tmp_path / "gemm.safetensors")
     rows, gpu = _held_out(gemm_samples), load_gpu("H100")
-    assert loaded.kernel_and_latency(rows, gpu)[1] == pytest.approx(model.kernel_and_latency(rows, gpu)[1])
+    assert loaded.kernel_and_latency(rows, gpu)[1] == pytest.approx(
+        model.kernel_and_latency(rows, gpu)[1]
+    )
     assert loaded.provenance == model.provenance
 
 
@@ -91,12 +101,16 @@ def test_numpy_inference_equals_the_trained_formula(relu_samples: pd.DataFrame) 
     # the training GPUs are reproduced, thread steps and L2 included
     trained = train_utilisation(relu_samples, "elementwise", shortened(RECIPES["elementwise"], 300))
     rows = relu_samples[relu_samples["gpu"] == "T4"]
-    _, latency = trained.kernel_and_latency(rows, load_gpu("T4"), correction=trained.own_correction("T4"))
+    _, latency = trained.kernel_and_latency(
+        rows, load_gpu("T4"), correction=trained.own_correction("T4")
+    )
     assert np.median(np.abs(latency / rows["latency_us"] - 1)) < 0.05
 
 
 def test_tiles_reread_only_what_l2_does_not_hold(model: UtilisationModel) -> None:
-    calls = pd.DataFrame({"op": ["linear"], "B": [1.0], "M": [4096.0], "N": [4096.0], "K": [4096.0]})
+    calls = pd.DataFrame(
+        {"op": ["linear"], "B": [1.0], "M": [4096.0], "N": [4096.0], "K": [4096.0]}
+    )
     card = replace(load_gpu("P100"), name="variant", measured_dram_gb_per_s=50.0)
     bias = model.parameters["op_bias"].copy()
     bias[..., 3] = 20.0  # the network asks for every reread
@@ -104,7 +118,9 @@ def test_tiles_reread_only_what_l2_does_not_hold(model: UtilisationModel) -> Non
     once = replace(eager, shape=replace(model.shape, tile_reads=1e-6))
     for l2_bytes, rereads in ((2**20, True), (2**36, False)):
         gpu = replace(card, l2_bytes=l2_bytes)
-        ratio = eager.kernel_and_latency(calls, gpu)[0][0] / once.kernel_and_latency(calls, gpu)[0][0]
+        ratio = (
+            eager.kernel_and_latency(calls, gpu)[0][0] / once.kernel_and_latency(calls, gpu)[0][0]
+        )
         assert ratio > 1.5 if rereads else ratio == pytest.approx(1.0, abs=0.01)
 
 
@@ -114,8 +130,13 @@ def test_training_without_samples_says_so(gemm_samples: pd.DataFrame) -> None:
 
 
 def test_an_empty_tensor_takes_the_floor_without_a_warning(model: UtilisationModel) -> None:
-    empty, shipped = pd.DataFrame({"op": ["add"], "B": [0.0], "H": [64.0]}), load_models()["elementwise"]
+    empty, shipped = (
+        pd.DataFrame({"op": ["add"], "B": [0.0], "H": [64.0]}),
+        load_models()["elementwise"],
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel, latency = shipped.kernel_and_latency(empty, load_gpu("H100"))
-    assert 0.0 <= kernel[0] < 1e-3 and latency[0] == pytest.approx(shipped.floors_us["add"], rel=0.1)
+    assert 0.0 <= kernel[0] < 1e-3 and latency[0] == pytest.approx(
+        shipped.floors_us["add"], rel=0.1
+    )

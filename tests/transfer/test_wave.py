@@ -54,7 +54,9 @@ def test_more_bandwidth_or_clock_is_never_slower_at_fixed_gamma(
     better = replace(destination, **{what: getattr(destination, what) * faster})
     times, launches = np.array([50.0]), _launches(blocks, 256)
     base = wave.scale(times, launches, origin, destination, gamma, exact=exact)
-    assert wave.scale(times, launches, origin, better, gamma, exact=exact)[0] <= base[0] * (1 + 1e-12)
+    assert wave.scale(times, launches, origin, better, gamma, exact=exact)[0] <= base[0] * (
+        1 + 1e-12
+    )
 
 
 def test_the_exact_form_counts_whole_waves() -> None:
@@ -73,11 +75,15 @@ def test_gamma_is_one_for_pure_traffic_and_half_at_the_ridge() -> None:
 def test_gamma_falls_evenly_with_the_arithmetic_of_a_byte_until_the_ridge() -> None:
     gpu = load_gpu("V100")
     ridge = gpu.peak_gflop_per_s() / 817
-    assert wave.gamma(np.array([0.25, 0.5, 0.999]) * ridge, gpu) == pytest.approx([0.875, 0.75, 0.5005])
+    assert wave.gamma(np.array([0.25, 0.5, 0.999]) * ridge, gpu) == pytest.approx(
+        [0.875, 0.75, 0.5005]
+    )
 
 
 def test_geometry_is_read_from_columns_and_from_texts() -> None:
-    axes = {f"{side}_{axis}": [value] for side, value in (("grid", 4), ("block", 2)) for axis in "xyz"}
+    axes = {
+        f"{side}_{axis}": [value] for side, value in (("grid", 4), ("block", 2)) for axis in "xyz"
+    }
     texts = pd.DataFrame({"grid": ["[4, 4, 4]", None], "block": ["[2,2,2]", "[1,1,1]"]})
     assert wave.Launches.of(pd.DataFrame(axes)).blocks[0] == 64
     read = wave.Launches.of(texts)
@@ -88,15 +94,24 @@ def test_unknown_geometry_falls_to_the_simplified_form() -> None:
     origin, destination, blank = load_gpu("V100"), load_gpu("T4"), np.array([np.nan])
     unknown = wave.Launches(blank, blank, blank, blank)
     exact = wave.scale(np.array([10.0]), unknown, origin, destination, 0.9, exact=True)
-    assert exact == pytest.approx(wave.scale(np.array([10.0]), unknown, origin, destination, 0.9, exact=False))
+    assert exact == pytest.approx(
+        wave.scale(np.array([10.0]), unknown, origin, destination, 0.9, exact=False)
+    )
 
 
-@pytest.mark.parametrize(("exact", "gamma", "expected"), [
-    (False, 0.25, 16**0.25 * (2 * 2) ** 0.75),  # traffic at a sixteenth of the bandwidth, arithmetic at a fourth of the rate
-    (False, 1.0, 16.0),
-    (False, 0.0, 4.0),
-    (True, 0.25, 2 * (16 / 2) ** 0.25 * 2**0.75),  # two waves, each of half the blocks
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("exact", "gamma", "expected"),
+    [
+        (
+            False,
+            0.25,
+            16**0.25 * (2 * 2) ** 0.75,
+        ),  # traffic at a sixteenth of the bandwidth, arithmetic at a fourth of the rate
+        (False, 1.0, 16.0),
+        (False, 0.0, 4.0),
+        (True, 0.25, 2 * (16 / 2) ** 0.25 * 2**0.75),  # two waves, each of half the blocks
+    ],
+)
 def test_bandwidth_counts_by_the_exponent_and_waves_and_clock_by_its_rest(
     exact: bool, gamma: float, expected: float
 ) -> None:
@@ -107,10 +122,20 @@ def test_bandwidth_counts_by_the_exponent_and_waves_and_clock_by_its_rest(
 
 
 def test_a_traced_kernel_moves_by_what_bounds_it_on_both_gpus() -> None:
-    origin = replace(load_gpu("V100"), measured_fp32_gflop_per_s=16e3, measured_dram_gb_per_s=800)  # ridge 20
-    other = replace(origin, name="other", measured_fp32_gflop_per_s=8e3, measured_dram_gb_per_s=1600)  # ridge 5
-    calls = pd.DataFrame({"intensity": [100.0, 2.0, 10.0, np.nan, np.nan, np.nan], "latency_us": 100.0,
-                          "grid": ["[64,1,1]"] * 3 + ["[4096,1,1]", None, "[1,1,1]"], "block": "[256,1,1]"})  # fmt: skip
+    origin = replace(
+        load_gpu("V100"), measured_fp32_gflop_per_s=16e3, measured_dram_gb_per_s=800
+    )  # ridge 20
+    other = replace(
+        origin, name="other", measured_fp32_gflop_per_s=8e3, measured_dram_gb_per_s=1600
+    )  # ridge 5
+    calls = pd.DataFrame(
+        {
+            "intensity": [100.0, 2.0, 10.0, np.nan, np.nan, np.nan],
+            "latency_us": 100.0,
+            "grid": ["[64,1,1]"] * 3 + ["[4096,1,1]", None, "[1,1,1]"],
+            "block": "[256,1,1]",
+        }
+    )
     moved = by_bound(calls, origin, other)
     # arithmetic takes twice as long, traffic half; 10 FLOP per byte change sides; one block cannot use more bandwidth
     assert list(moved["predicted_us"]) == pytest.approx([200, 50, 100, 50, 50, 100])

@@ -19,21 +19,30 @@ NOT_COMPARED = ("logs", "mlflow")
 def config_of(values: dict[str, list[str]]) -> list[str]:
     """Snakemake's `--config` values of a grid, in the order of the lists."""
     texts = {name: ",".join(listed) for name, listed in values.items()}
-    return ["model=dlrm_small", f"gpu={texts['gpu']}", f"batch_size={texts['batch_size']}",
-            f"overrides=predict.draws=64 model.optimizer={texts['overrides']}"]  # fmt: skip
+    return [
+        "model=dlrm_small",
+        f"gpu={texts['gpu']}",
+        f"batch_size={texts['batch_size']}",
+        f"overrides=predict.draws=64 model.optimizer={texts['overrides']}",
+    ]
 
 
 def shuffled(draw: Random, smallest: int) -> dict[str, list[str]]:
     """The values of each axis in a random order, of each at least so many."""
-    return {name: draw.sample(values, draw.randint(min(smallest, len(values)), len(values)))
-            for name, values in GRID.items()}  # fmt: skip
+    return {
+        name: draw.sample(values, draw.randint(min(smallest, len(values)), len(values)))
+        for name, values in GRID.items()
+    }
 
 
 def digests(folder: Path) -> dict[str, str]:
     """Digest of each artifact, by its path."""
     files = [path for path in sorted((folder / "results").rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
-            if not set(path.parts) & set(NOT_COMPARED)}  # fmt: skip
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if not set(path.parts) & set(NOT_COMPARED)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +63,21 @@ def test_a_grid_in_any_order_and_on_any_cores_leaves_equal_bytes(
 ) -> None:
     draw = Random(seed)
     for _ in range(draw.randint(0, 2)):  # a part of the grid was asked before
-        part = snakemake("--cores", str(draw.randint(1, 4)), "--config", *config_of(shuffled(draw, 1)), folder=tmp_path)
+        part = snakemake(
+            "--cores",
+            str(draw.randint(1, 4)),
+            "--config",
+            *config_of(shuffled(draw, 1)),
+            folder=tmp_path,
+        )
         assert part.returncode == 0, part.stderr[-3000:]
     before = set(digests(tmp_path)) - set(reference)
     config = ["--config", *config_of(shuffled(draw, 2)), "--", "report"]
     run = snakemake("--cores", str(draw.randint(1, 4)), *config, folder=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     made = {name: digest for name, digest in digests(tmp_path).items() if name not in before}
-    assert {name for name in reference.keys() | made.keys() if reference.get(name) != made.get(name)} == set()
+    assert {
+        name for name in reference.keys() | made.keys() if reference.get(name) != made.get(name)
+    } == set()
     again = snakemake("--cores", str(draw.randint(1, 4)), *config, folder=tmp_path)
     assert again.returncode == 0 and "Nothing to be done" in again.stderr + again.stdout

@@ -36,18 +36,33 @@ def test_a_results_folder_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "taken").touch()
     for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
-        assert f"results={place}: {tmp_path}/taken is not a writable folder" in refused(capsys, results=str(place))
-    if Path("/proc/self").is_dir():  # root may write there by its rights, and nothing can be written
-        assert "results=/proc/new: /proc is not a writable folder" in refused(capsys, results="/proc/new")
-    assert Flow.from_config({"results": str(tmp_path / "new" / "place")}).artifacts.root == str(tmp_path / "new/place")
+        assert f"results={place}: {tmp_path}/taken is not a writable folder" in refused(
+            capsys, results=str(place)
+        )
+    if Path(
+        "/proc/self"
+    ).is_dir():  # root may write there by its rights, and nothing can be written
+        assert "results=/proc/new: /proc is not a writable folder" in refused(
+            capsys, results="/proc/new"
+        )
+    assert Flow.from_config({"results": str(tmp_path / "new" / "place")}).artifacts.root == str(
+        tmp_path / "new/place"
+    )
 
 
-@pytest.mark.parametrize(("families", "said"), [("[gem]", "gem"), ("gemm", "kernels.families=[gemm,bmm]"), ("[]", "")])
-def test_families_to_fit_are_names_in_brackets(families: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("families", "said"), [("[gem]", "gem"), ("gemm", "kernels.families=[gemm,bmm]"), ("[]", "")]
+)
+def test_families_to_fit_are_names_in_brackets(
+    families: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if said:
         assert said in refused(capsys, overrides=f"kernels.families={families}")
     else:  # what the files say
-        assert Flow.from_config({"overrides": f"kernels.families={families}"}).points[0].variant == "default"
+        assert (
+            Flow.from_config({"overrides": f"kernels.families={families}"}).points[0].variant
+            == "default"
+        )
 
 
 @pytest.mark.parametrize("variable", ["STEPTIME_DATASETS", "STEPTIME_MEASUREMENTS"])
@@ -60,17 +75,26 @@ def test_a_misspelt_folder_of_data_is_refused_and_not_taken_for_none(
 
 def test_points_share_overheads_unless_a_setting_shapes_them() -> None:
     flow = Flow.from_config(
-        {"gpu": "V100", "overrides": "overheads.estimator=clipped_mean,median overheads.host_scale=1,2"}
+        {
+            "gpu": "V100",
+            "overrides": "overheads.estimator=clipped_mean,median overheads.host_scale=1,2",
+        }
     )
     rests_on = {}
     for point in flow.points:
-        at = SimpleNamespace(gpu=point.gpu.name, model=point.model, variant=point.variant, batch=point.batch_size)
+        at = SimpleNamespace(
+            gpu=point.gpu.name, model=point.model, variant=point.variant, batch=point.batch_size
+        )
         rests_on[point.variant] = flow.overheads_of_point(at)
     assert len(flow.points) == len(rests_on) == 4
     assert len(set(rests_on.values())) == 2
-    for path in set(rests_on.values()):  # the rule that makes it finds the settings by the file's name
+    for path in set(
+        rests_on.values()
+    ):  # the rule that makes it finds the settings by the file's name
         settings = flow.overhead_settings(SimpleNamespace(overheads=Path(path).stem))
-        assert settings["estimator"] == ("clipped_mean" if path == "results/V100/overheads.parquet" else "median")
+        assert settings["estimator"] == (
+            "clipped_mean" if path == "results/V100/overheads.parquet" else "median"
+        )
         assert "host_scale" not in settings, "would make the statistics anew for nothing"
 
 
@@ -84,7 +108,9 @@ def test_points_of_one_workload_share_its_graph_and_this_machine_has_its_own() -
     )
     graphs = {}
     for point in flow.points:
-        at = SimpleNamespace(gpu=point.gpu.name, model=point.model, variant=point.variant, batch=point.batch_size)
+        at = SimpleNamespace(
+            gpu=point.gpu.name, model=point.model, variant=point.variant, batch=point.batch_size
+        )
         graphs.setdefault(flow.graph_of_point(at), set()).add((point.local, point.model_variant))
     captured = [path for path in graphs if path.startswith("results/graphs/")]
     assert len(flow.points) == 12 and len(captured) == 2 and len(graphs) == 2 + 4
@@ -94,12 +120,17 @@ def test_points_of_one_workload_share_its_graph_and_this_machine_has_its_own() -
         at = SimpleNamespace(model=model, variant=variant, batch=batch.removeprefix("b"))
         ((_, model_variant),) = graphs[path]
         assert flow.workload(at).model_variant == model_variant
-        assert flow.captured_model(at)["mode"] == ("inference" if "inference" in variant else "train")
+        assert flow.captured_model(at)["mode"] == (
+            "inference" if "inference" in variant else "train"
+        )
 
 
 def test_a_failed_run_says_why_once_and_below_all_else(tmp_path: Path) -> None:
     def failing(name: str, error: BaseException) -> None:
-        with pytest.raises((SystemExit, KeyError)), job(SimpleNamespace(log=[tmp_path / "logs" / name], threads=1)):
+        with (
+            pytest.raises((SystemExit, KeyError)),
+            job(SimpleNamespace(log=[tmp_path / "logs" / name], threads=1)),
+        ):
             raise error
 
     failing("a.log", TableError("graph.parquet: damaged\n(no footer)"))
@@ -136,7 +167,9 @@ def test_a_comparison_of_kernel_models_without_samples_says_so() -> None:
 
 
 def test_the_folder_of_a_grid_says_which_experiment_it_is() -> None:
-    whole, part = (Flow.from_config({"experiment": "paper_cnn", **more}).grid for more in ({}, {"gpu": "V100"}))
+    whole, part = (
+        Flow.from_config({"experiment": "paper_cnn", **more}).grid for more in ({}, {"gpu": "V100"})
+    )
     assert whole.startswith("paper_cnn-")
     assert part.startswith("paper_cnn-")
     assert whole != part
@@ -147,12 +180,21 @@ def same_files(**config: str) -> tuple[object, ...]:
     """Everything of a grid that a rule's files and params depend on."""
     flow = Flow.from_config(config)
     points = [wildcards_of(point) for point in flow.points]
-    return flow.grid, flow.of_points("summary.parquet"), [flow.question(at) for at in points], flow.space
+    return (
+        flow.grid,
+        flow.of_points("summary.parquet"),
+        [flow.question(at) for at in points],
+        flow.space,
+    )
 
 
 def test_a_grid_makes_the_same_files_in_any_order() -> None:
-    one = same_files(gpu="V100,P100", batch_size="64,512", overrides="model.optimizer=adam,sgd model.dtype=bf16")
-    other = same_files(overrides="model.dtype=bf16 model.optimizer=sgd,adam", batch_size="512,64", gpu="P100,V100")
+    one = same_files(
+        gpu="V100,P100", batch_size="64,512", overrides="model.optimizer=adam,sgd model.dtype=bf16"
+    )
+    other = same_files(
+        overrides="model.dtype=bf16 model.optimizer=sgd,adam", batch_size="512,64", gpu="P100,V100"
+    )
     assert one == other
     assert same_files(gpu="V100", batch_size="64") != same_files(gpu="V100", batch_size="512")
 
@@ -167,17 +209,23 @@ def test_a_grid_makes_the_same_files_in_any_order() -> None:
         "kernels=auto,trees",
     ],
 )
-def test_a_point_makes_the_same_files_alone_and_in_a_grid_that_states_its_default(overrides: str) -> None:
+def test_a_point_makes_the_same_files_alone_and_in_a_grid_that_states_its_default(
+    overrides: str,
+) -> None:
     (alone,) = Flow.from_config({"gpu": "V100", "model": "dlrm_small"}).points
     flow = Flow.from_config({"gpu": "V100", "model": "dlrm_small", "overrides": overrides})
     question = flow.question(wildcards_of(alone))
-    assert question == Flow.from_config({"gpu": "V100", "model": "dlrm_small"}).question(wildcards_of(alone))
+    assert question == Flow.from_config({"gpu": "V100", "model": "dlrm_small"}).question(
+        wildcards_of(alone)
+    )
 
 
 def test_a_gpu_makes_the_same_files_by_its_alias() -> None:
     names = [Flow.from_config({"gpu": name}) for name in ("A100", "A100-PCIE-40GB")]
     one, other = (flow.question(wildcards_of(flow.points[0])) for flow in names)
-    assert one == other and names[0].points[0].notes, "the note is printed, and no file depends on it"
+    assert one == other and names[0].points[0].notes, (
+        "the note is printed, and no file depends on it"
+    )
 
 
 def test_a_campaign_and_public_traces_are_files_so_that_an_edit_is_noticed(
@@ -195,11 +243,21 @@ def test_a_campaign_and_public_traces_are_files_so_that_an_edit_is_noticed(
     assert f"{tmp_path}/traces/v100_ddp/kineto.json.gz" in traces and len(traces) == 6
 
 
-def test_files_that_ship_are_not_looked_for_in_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_ship_are_not_looked_for_in_an_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from snakemake.io import is_flagged
 
-    flow, gpu = Flow.from_config({"gpu": "V100", "results": str(tmp_path)}), SimpleNamespace(gpu="V100")
-    shipped = [flow.overhead_samples(gpu), *flow.campaign(gpu), flow.public("traces"), *grid_inputs.price_table()]
+    flow, gpu = (
+        Flow.from_config({"gpu": "V100", "results": str(tmp_path)}),
+        SimpleNamespace(gpu="V100"),
+    )
+    shipped = [
+        flow.overhead_samples(gpu),
+        *flow.campaign(gpu),
+        flow.public("traces"),
+        *grid_inputs.price_table(),
+    ]
     assert len(shipped) == 4 and all(is_flagged(path, "local") for path in shipped)
     assert not is_flagged(flow.overheads_of_point(wildcards_of(flow.points[0])), "local")
 
@@ -211,13 +269,19 @@ def test_a_run_into_an_object_store_ends_with_the_place_of_its_results(
 
     flow = Flow.from_config({"gpu": "V100"})
     name = f"results/grids/{flow.grid}/summary.parquet"
-    table = flag(str(tmp_path / name), "storage_object", SimpleNamespace(query=f"s3://bucket/{name}"))
+    table = flag(
+        str(tmp_path / name), "storage_object", SimpleNamespace(query=f"s3://bucket/{name}")
+    )
     show_predictions(flow, table)
     assert capsys.readouterr().out == "results: s3://bucket/results/\n"
 
 
 def test_file_names_in_metadata_are_the_same_on_all_machines() -> None:
-    params = {"shipped": [f"{packs_dir()}/V100/kernels/gemm"], "files": {"/home/me/net.py": "abc"}, "seed": 0}
+    params = {
+        "shipped": [f"{packs_dir()}/V100/kernels/gemm"],
+        "files": {"/home/me/net.py": "abc"},
+        "seed": 0,
+    }
     made = SimpleNamespace(rule="accuracy", input=[], config={}, params=params)
     told = {"shipped": ["packs/V100/kernels/gemm"], "files": {"net.py": "abc"}, "seed": 0}
     assert provenance(made)["params"] == told

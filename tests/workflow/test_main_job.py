@@ -32,9 +32,27 @@ def make_step(config, batch_size, device):
 def snakemake(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the project's Snakefile with artifacts under `folder`, public data switched off."""
     environment = {**os.environ, "STEPTIME_DATASETS": "none"}
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder),
-               "--cores", "2", *arguments]  # fmt: skip
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1800)
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--snakefile",
+        str(ROOT / "Snakefile"),
+        "--directory",
+        str(folder),
+        "--cores",
+        "2",
+        *arguments,
+    ]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +74,10 @@ def summary_of(folder: Path) -> pd.Series:
 def test_every_stage_leaves_its_artifact(finished: Path) -> None:
     point = finished / "results/V100/dlrm_default/default/b2048"
     graph = finished / "results/graphs/dlrm_default/default/b2048/graph.parquet"
-    for path in (graph, *(point / f"{name}.parquet" for name in ("calls", "prediction", "summary"))):
+    for path in (
+        graph,
+        *(point / f"{name}.parquet" for name in ("calls", "prediction", "summary")),
+    ):
         table = read_table(path, path.stem)
         assert len(table) == 1 if path.stem == "summary" else len(table) > 50
         assert read_provenance(path)["steptime"]
@@ -102,7 +123,13 @@ def test_accuracy_tables_and_the_report_are_written(finished: Path) -> None:
 
 def test_an_edit_to_the_users_own_module_makes_the_graph_anew(tmp_path: Path) -> None:
     (tmp_path / "my_module.py").write_text(MY_MODULE)
-    point = ["--config", "gpu=V100", "model=custom", "batch_size=64", "overrides=model.target=my_module:make_step"]
+    point = [
+        "--config",
+        "gpu=V100",
+        "model=custom",
+        "batch_size=64",
+        "overrides=model.target=my_module:make_step",
+    ]
     run = snakemake("--until", "map_calls", *point, folder=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     again = snakemake("--dry-run", "--until", "map_calls", *point, folder=tmp_path)
@@ -118,7 +145,11 @@ def test_the_command_line_predicts_the_same(finished: Path) -> None:
     from pipeline.question.question import expand
 
     there = summary_of(finished)
-    here = engine(finished / "nothing-here").predict_one(expand(["gpu=V100", "model=dlrm_default"])[0]).whole()
+    here = (
+        engine(finished / "nothing-here")
+        .predict_one(expand(["gpu=V100", "model=dlrm_default"])[0])
+        .whole()
+    )
     assert here.predicted_us == pytest.approx(there["predicted_us"], rel=1e-9)
     assert (here.p10_us, here.p90_us) == pytest.approx((there["p10_us"], there["p90_us"]), rel=1e-9)
 
@@ -128,7 +159,9 @@ def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path
     shutil.copytree(finished, folder, symlinks=True)
     calls = folder / "results/V100/dlrm_default/default/b2048/calls.parquet"
     calls.write_bytes(calls.read_bytes()[:500])
-    run = snakemake("--config", "gpu=V100", "model=dlrm_default", "--rerun-triggers", "mtime", folder=folder)
+    run = snakemake(
+        "--config", "gpu=V100", "model=dlrm_default", "--rerun-triggers", "mtime", folder=folder
+    )
     assert run.returncode != 0
     lines = [line for line in run.stderr.splitlines() if line.startswith("steptime: ")]
     assert len(lines) == 1
@@ -146,7 +179,9 @@ def test_a_corrupt_artifact_stops_the_run_with_one_line(finished: Path, tmp_path
         ("batch_size=text", "whole number"),
     ],
 )
-def test_a_bad_value_is_one_line_before_anything_runs(config: str, says: str, tmp_path: Path) -> None:
+def test_a_bad_value_is_one_line_before_anything_runs(
+    config: str, says: str, tmp_path: Path
+) -> None:
     run = snakemake("--config", config, folder=tmp_path)
     assert run.returncode == 2
     lines = [line for line in run.stderr.splitlines() if line.startswith("steptime: ")]
@@ -161,7 +196,10 @@ def test_a_grid_expands_in_a_dry_run(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-2000:]
     assert sum(line.startswith("predict ") for line in (run.stdout + run.stderr).splitlines()) >= 1
     jobs = [line.split() for line in (run.stdout + run.stderr).splitlines()]
-    assert ["predict", "8"] in jobs and ["capture_graph", "4"] in jobs, "GPUs share the graph of a workload"
+    assert ["predict", "8"] in jobs and [
+        "capture_graph",
+        "4",
+    ] in jobs, "GPUs share the graph of a workload"
     for side, file in (
         ("input", "graphs/dlrm_ddp/default/b512/graph.parquet"),
         ("output", "dlrm_ddp/default/b512/calls.parquet"),

@@ -14,25 +14,56 @@ from pipeline.question.question import expand
 from pipeline.schemas import read_provenance, read_table
 from tests.workflow.test_main_job import snakemake
 
-SPACE = {"gpu": "V100,T4", "model": "dlrm_small", "batch_size": "64,256", "overrides": "predict.draws=64"}
+SPACE = {
+    "gpu": "V100,T4",
+    "model": "dlrm_small",
+    "batch_size": "64,256",
+    "overrides": "predict.draws=64",
+}
 
 
-def test_a_plan_leaves_its_front_figure_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_leaves_its_front_figure_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = [f"{key}={value}" for key, value in SPACE.items()]
     run = snakemake(
-        "--config", "plan=samples_per_dollar", "samples=1000000", "deadline=1h", *config, "--", "plan", folder=tmp_path
+        "--config",
+        "plan=samples_per_dollar",
+        "samples=1000000",
+        "deadline=1h",
+        *config,
+        "--",
+        "plan",
+        folder=tmp_path,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "best samples_per_dollar: dlrm_small on T4" in run.stdout
-    again = snakemake("--config", "plan=samples_per_dollar", "samples=1000000", "deadline=1h", *config, folder=tmp_path)
+    again = snakemake(
+        "--config",
+        "plan=samples_per_dollar",
+        "samples=1000000",
+        "deadline=1h",
+        *config,
+        folder=tmp_path,
+    )
     assert "Nothing to be done" in again.stderr and "best points" in again.stdout
     assert again.stdout.splitlines() == run.stdout.splitlines(), "the table is printed again"
     (table,) = (tmp_path / "results/plans").glob("*.parquet")
-    assert table.name.startswith("samples_per_dollar-4-points-") and "<svg" in table.with_suffix(".svg").read_text()
+    assert (
+        table.name.startswith("samples_per_dollar-4-points-")
+        and "<svg" in table.with_suffix(".svg").read_text()
+    )
 
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
-    same = plan("samples_per_dollar", "V100,T4", "dlrm_small", samples=1_000_000, batch_size="64,256", deadline_s=3600.0,
-                predict__draws=64)  # fmt: skip
+    same = plan(
+        "samples_per_dollar",
+        "V100,T4",
+        "dlrm_small",
+        samples=1_000_000,
+        batch_size="64,256",
+        deadline_s=3600.0,
+        predict__draws=64,
+    )
     rows = read_table(table, "plan").sort_values("rank")
     assert rows["gpu"].tolist() == [choice.question.gpu.name for choice in same.contenders]
     assert rows["samples_per_dollar"].iloc[0] == pytest.approx(1 / same.best.cost_per_sample)
@@ -40,31 +71,62 @@ def test_a_plan_leaves_its_front_figure_and_run(tmp_path: Path, monkeypatch: pyt
     assert json.loads(table.with_suffix(".json").read_text())["best"]["gpu"] == "T4"
 
     with sqlite3.connect(tmp_path / "results/mlflow/mlflow.db") as database:
-        params = dict(database.execute("SELECT key, value FROM params WHERE run_uuid IN "
-                                       "(SELECT run_uuid FROM runs WHERE name = ?)", [table.stem]))  # fmt: skip
-        metrics = dict(database.execute("SELECT key, value FROM metrics WHERE run_uuid IN "
-                                        "(SELECT run_uuid FROM runs WHERE name = ?)", [table.stem]))  # fmt: skip
+        params = dict(
+            database.execute(
+                "SELECT key, value FROM params WHERE run_uuid IN "
+                "(SELECT run_uuid FROM runs WHERE name = ?)",
+                [table.stem],
+            )
+        )
+        metrics = dict(
+            database.execute(
+                "SELECT key, value FROM metrics WHERE run_uuid IN "
+                "(SELECT run_uuid FROM runs WHERE name = ?)",
+                [table.stem],
+            )
+        )
     assert params["objective"] == "samples_per_dollar" and params["deadline_s"] == "3600.0"
     assert params["best.gpu"] == "T4" and metrics["points"] == 4
-    assert metrics["best.samples_per_dollar"] == pytest.approx(1 / same.best.cost_per_sample, rel=1e-3)
+    assert metrics["best.samples_per_dollar"] == pytest.approx(
+        1 / same.best.cost_per_sample, rel=1e-3
+    )
 
 
 def test_a_plan_has_no_jobs_for_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPTIME_DATASETS", "none")
     sizes = ",".join(map(str, range(8, 808, 8)))
-    flow = Flow.from_config({"plan": "step", "gpu": "V100,T4", "model": "dlrm_small", "batch_size": sizes})
+    flow = Flow.from_config(
+        {"plan": "step", "gpu": "V100,T4", "model": "dlrm_small", "batch_size": sizes}
+    )
     assert len(flow.points) == 200
-    other = Flow.from_config({"plan": "step", "global_batch": "64", "gpu": "V100,T4", "batch_size": sizes})
-    assert flow.plan_files.startswith("results/plans/step-200-points-") and flow.plan_files != other.plan_files
-    assert flow.overheads_of_plan(None) == ["results/V100/overheads.parquet"], "both have a usual host of their years"
+    other = Flow.from_config(
+        {"plan": "step", "global_batch": "64", "gpu": "V100,T4", "batch_size": sizes}
+    )
+    assert (
+        flow.plan_files.startswith("results/plans/step-200-points-")
+        and flow.plan_files != other.plan_files
+    )
+    assert flow.overheads_of_plan(None) == ["results/V100/overheads.parquet"], (
+        "both have a usual host of their years"
+    )
 
 
 def test_a_plan_is_the_same_in_any_order_of_its_space() -> None:
     one = Flow.from_config(
-        {"plan": "step", "gpu": "V100,T4", "batch_size": "64,8", "overrides": "model.dtype=bf16,fp16"}
+        {
+            "plan": "step",
+            "gpu": "V100,T4",
+            "batch_size": "64,8",
+            "overrides": "model.dtype=bf16,fp16",
+        }
     )
     other = Flow.from_config(
-        {"overrides": "model.dtype=fp16,bf16", "plan": "step", "batch_size": "8,64", "gpu": "T4,V100"}
+        {
+            "overrides": "model.dtype=fp16,bf16",
+            "plan": "step",
+            "batch_size": "8,64",
+            "gpu": "T4,V100",
+        }
     )
     assert (one.plan_files, one.space) == (other.plan_files, other.space)
     assert {point.title for point in expand(one.space)} == {point.title for point in one.points}

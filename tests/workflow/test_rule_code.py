@@ -26,7 +26,9 @@ def rules_with_scripts() -> Iterator[tuple[str, str, str]]:
                 yield block.partition(":")[0], block, script[1]
 
 
-@pytest.mark.parametrize(("rule", "block", "script"), [pytest.param(*r, id=r[0]) for r in rules_with_scripts()])
+@pytest.mark.parametrize(
+    ("rule", "block", "script"), [pytest.param(*r, id=r[0]) for r in rules_with_scripts()]
+)
 def test_a_rule_has_the_digest_of_its_own_script(rule: str, block: str, script: str) -> None:
     named = re.search(r'code=FLOW\.code\("(\w+)"(, drawing=True)?\)', block)
     if named:
@@ -39,7 +41,9 @@ def loaded(script: str) -> set[str]:
     waiting = list(ROOT.glob(f"*/scripts/{script}.py"))
     while waiting:
         for node in ast.walk(ast.parse(waiting.pop().read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(("pipeline", "evaluation")):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                ("pipeline", "evaluation")
+            ):
                 continue
             for name in (str(node.module), *(f"{node.module}.{each.name}" for each in node.names)):
                 path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
@@ -60,7 +64,9 @@ def test_the_digest_follows_every_import_also_late_ones(script: str) -> None:
 def test_late_imports_and_data_files_count() -> None:
     files = {path.relative_to(ROOT).as_posix() for path in code_of("capture_graph")}
     assert "pipeline/workloads/dlrm.py" in files, "imported in a function"
-    assert "pipeline/graph/opmap.yaml" in {p.relative_to(ROOT).as_posix() for p in code_of("map_calls")}, "data"
+    assert "pipeline/graph/opmap.yaml" in {
+        p.relative_to(ROOT).as_posix() for p in code_of("map_calls")
+    }, "data"
 
 
 def test_kernel_models_are_not_fitted_again_for_code_that_they_do_not_use() -> None:
@@ -75,7 +81,9 @@ def test_an_unknown_script_is_an_error_in_the_rule() -> None:
         code_digest("no_such_script")
 
 
-@pytest.mark.parametrize("file", [ROOT / "Snakefile", *sorted(ROOT.glob("*/rules/*.smk"))], ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", [ROOT / "Snakefile", *sorted(ROOT.glob("*/rules/*.smk"))], ids=lambda file: file.name
+)
 def test_every_file_that_a_rule_names_exists(file: Path) -> None:
     """Captions too, which Snakemake reads only for `--report`, from the folder of the rule."""
     named = re.findall(r'"([\w./-]+\.(?:rst|py|yaml|smk))"', file.read_text(encoding="utf-8"))

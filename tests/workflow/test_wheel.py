@@ -42,11 +42,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def steptime(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(installed), "STEPTIME_DATASETS": "none"}
     command = [sys.executable, "-m", "steptime", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def files_of(folder: Path) -> set[str]:
-    every = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    every = (
+        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     return {path.relative_to(ROOT).as_posix() for path in every if not path.name.startswith(".")}
 
 
@@ -56,10 +60,16 @@ def test_every_file_that_a_command_needs_is_in_the_wheel(wheel: Path) -> None:
     assert {f"pipeline/_data/{name}" for name in data} | files_of(ROOT / "pipeline") | files_of(
         ROOT / "steptime"
     ) <= held
-    assert {name.split("/")[0] for name in held} == {"pipeline", "steptime", "steptime-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in held} == {
+        "pipeline",
+        "steptime",
+        "steptime-0.1.0.dist-info",
+    }
 
 
-def test_a_wheel_has_the_same_bytes_whatever_the_folder_the_times_and_the_rights(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_has_the_same_bytes_whatever_the_folder_the_times_and_the_rights(
+    wheel: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "elsewhere"
     ignored = shutil.ignore_patterns("__pycache__", ".*")
     copy.mkdir()
@@ -74,10 +84,14 @@ def test_a_wheel_has_the_same_bytes_whatever_the_folder_the_times_and_the_rights
 
 
 def test_an_installed_prediction_is_that_of_the_checkout(installed: Path, tmp_path: Path) -> None:
-    ours, theirs = (steptime(place, tmp_path, "predict", *POINT, "--json") for place in (ROOT, installed))
+    ours, theirs = (
+        steptime(place, tmp_path, "predict", *POINT, "--json") for place in (ROOT, installed)
+    )
     assert (theirs.returncode, theirs.stderr) == (0, "")
     told, expected = json.loads(theirs.stdout), json.loads(ours.stdout)
-    assert told.pop("models_from") == [str(installed / "pipeline/_data/packs/V100")] and expected.pop("models_from")
+    assert told.pop("models_from") == [
+        str(installed / "pipeline/_data/packs/V100")
+    ] and expected.pop("models_from")
     assert told == expected
     assert not list(tmp_path.iterdir()), "a prediction writes nothing"
 
@@ -88,11 +102,15 @@ def test_the_pipeline_runs_from_an_empty_folder(installed: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "dlrm_small on V100, batch 64" in done.stdout
     (page,) = (tmp_path / "results" / "V100").rglob("timeline.html")
-    assert "optimizer-adam" in page.parts and "dlrm_small on V100, batch 64" in page.read_text(encoding="utf-8")
+    assert "optimizer-adam" in page.parts and "dlrm_small on V100, batch 64" in page.read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.nightly
-def test_a_second_run_does_nothing_and_the_report_leaves_accuracy_out(installed: Path, tmp_path: Path) -> None:
+def test_a_second_run_does_nothing_and_the_report_leaves_accuracy_out(
+    installed: Path, tmp_path: Path
+) -> None:
     words = ("run", *POINT, "--cores", "2")
     assert steptime(installed, tmp_path, *words).returncode == 0
     assert "nothing to be done" in steptime(installed, tmp_path, *words).stderr.lower()
@@ -102,10 +120,14 @@ def test_a_second_run_does_nothing_and_the_report_leaves_accuracy_out(installed:
     text = page.read_text(encoding="utf-8")
     assert "Device time rests on: V100" in text
     assert 'id="explore-data"' in text
-    assert "What is missing" not in text and "<h2>Accuracy</h2>" not in text, "errors need a checkout"
+    assert "What is missing" not in text and "<h2>Accuracy</h2>" not in text, (
+        "errors need a checkout"
+    )
 
 
-def test_a_target_that_needs_a_checkout_says_so_in_one_line(installed: Path, tmp_path: Path) -> None:
+def test_a_target_that_needs_a_checkout_says_so_in_one_line(
+    installed: Path, tmp_path: Path
+) -> None:
     done = steptime(installed, tmp_path, "run", "accuracy", *POINT, "--cores", "2")
     lines = [line for line in done.stderr.splitlines() if line.startswith("steptime: ")]
     assert done.returncode != 0 and len(lines) == 1
@@ -113,7 +135,9 @@ def test_a_target_that_needs_a_checkout_says_so_in_one_line(installed: Path, tmp
     assert lines[0] in done.stderr.splitlines()[-6:]
 
 
-def test_a_damaged_pack_of_an_installation_names_a_remedy_that_is_at_hand(installed: Path, tmp_path: Path) -> None:
+def test_a_damaged_pack_of_an_installation_names_a_remedy_that_is_at_hand(
+    installed: Path, tmp_path: Path
+) -> None:
     file = installed / "pipeline/_data/packs/V100/kernels/gemm/networks.safetensors"
     whole = file.read_bytes()
     try:
@@ -121,4 +145,8 @@ def test_a_damaged_pack_of_an_installation_names_a_remedy_that_is_at_hand(instal
         done = steptime(installed, tmp_path, "predict", *POINT)
     finally:
         file.write_bytes(whole)
-    assert done.returncode != 0 and "damaged" in done.stderr and done.stderr.endswith("install Steptime again\n")
+    assert (
+        done.returncode != 0
+        and "damaged" in done.stderr
+        and done.stderr.endswith("install Steptime again\n")
+    )

@@ -7,11 +7,11 @@ from pipeline.paths import config_dir
 TOKENS = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "positions": 16, "seq_len": 8}
 
 SMALL = {
-    "dlrm_default": {}, "dlrm_ddp": {}, "dlrm_mlperf": {}, "dlrm_mlperf_lin2022": {}, "dlrm_open_source": {},
-    "dlrm_small": {"embedding": "fused"},
-    "resnet50": {"image_size": 32}, "inception_v3": {}, "dcgan": {"width": 4},
-    "transformer": {**TOKENS, "positions": None}, "gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5},
-    "bert_large": TOKENS, "gpt2_large": TOKENS, "gpt3_xl": TOKENS, "gpt3_27": TOKENS, "opt_13": TOKENS,
+    "dlrm_default": {}, "dlrm_ddp": {}, "dlrm_mlperf": {}, "dlrm_mlperf_lin2022": {},
+    "dlrm_open_source": {}, "dlrm_small": {"embedding": "fused"}, "resnet50": {"image_size": 32},
+    "inception_v3": {}, "dcgan": {"width": 4}, "transformer": {**TOKENS, "positions": None},
+    "gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5}, "bert_large": TOKENS,
+    "gpt2_large": TOKENS, "gpt3_xl": TOKENS, "gpt3_27": TOKENS, "opt_13": TOKENS,
 }  # fmt: skip
 """Workload -> changes of its config."""
 
@@ -39,7 +39,11 @@ def options_of(name, every=False):
     if name in LIKE_ANOTHER and not every:
         return found
     config = config_of(name)
-    found += [("optimizer", value) for value in ("sgd", "adagrad", "adam", "none") if value != config["optimizer"]]
+    found += [
+        ("optimizer", value)
+        for value in ("sgd", "adagrad", "adam", "none")
+        if value != config["optimizer"]
+    ]
     found += [("dtype", value) for value in ("tf32", "bf16", "fp16")]
     if name in WITH_LOOPS_OF_THEIR_OWN or every:
         found += [("copies", "pageable"), ("read_loss", "before_backward"), ("read_loss", "at_end")]

@@ -13,10 +13,15 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.paths import config_dir
 
 ELSEWHERE = {
-    "_convolution", "convolution", "cudnn_convolution", "cudnn_convolution_transpose",  # under the named convolutions
-    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "_scaled_dot_product_flash_attention",  # under others, too
+    "_convolution",
+    "convolution",
+    "cudnn_convolution",
+    "cudnn_convolution_transpose",  # under the named convolutions
+    "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell",
+    "_scaled_dot_product_flash_attention",  # under others, too
     "binary_cross_entropy",  # refused
-}  # fmt: skip
+}
 """Operators on PyTorch's lists that no step calls by name."""
 
 MODULE = """
@@ -103,17 +108,25 @@ def test_every_operator_that_pytorch_casts_for_is_on_a_list():
     names = {
         one.removeprefix("aten::").split(".")[0]
         for one in torch._C._dispatch_get_all_op_names()
-        if one.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(one, "AutocastCUDA")
+        if one.startswith("aten::")
+        and torch._C._dispatch_has_kernel_for_dispatch_key(one, "AutocastCUDA")
     }
     assert names > {"mm", "softmax", "addcmul"}
-    assert names - ELSEWHERE - {*LOWER_NAMES.split(), *UPPER_NAMES.split(), *WIDEST_NAMES.split()} == set()
+    assert (
+        names - ELSEWHERE - {*LOWER_NAMES.split(), *UPPER_NAMES.split(), *WIDEST_NAMES.split()}
+        == set()
+    )
 
 
 @pytest.mark.parametrize(
     "function, given, expected",
     [
         (lambda x: torch.nn.functional.interpolate(x, scale_factor=2), "half", "float"),
-        (lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear"), "half", "float"),
+        (
+            lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear"),
+            "half",
+            "float",
+        ),
         (lambda x: torch.nn.functional.normalize(x), "half", "float"),
         (lambda x: torch.nn.functional.softmin(x, 1), "half", "float"),
         (lambda x: torch.nn.functional.cross_entropy(x, x), "half", "float"),

@@ -207,8 +207,14 @@ def test_attention_is_one_kernel_each_way():
     assert "bmm" not in set(calls["family"]) and "softmax" not in set(calls["family"])
 
 
-@pytest.mark.parametrize("function, dtype, kernel", [("attention", "fp32", "efficient"), ("attention", "fp16", "flash"),
-                                                     ("amp_attention", "fp32", "flash")])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, dtype, kernel",
+    [
+        ("attention", "fp32", "efficient"),
+        ("attention", "fp16", "flash"),
+        ("amp_attention", "fp32", "flash"),
+    ],
+)
 def test_attention_takes_the_kernel_of_what_it_gets(function, dtype, kernel):
     assert set(calls_of(function, dtype=dtype).query("family == 'attention'")["op"]) == {kernel}
 
@@ -220,25 +226,37 @@ def test_a_mask_is_read_by_the_kernel_that_takes_one(dtype, mask):
     found = calls_of("masked_attention", dtype=dtype, options={"mask": mask})
     attention = found[found["family"] == "attention"]
     assert set(attention["op"]) == {"flash" if dtype == "fp16" and mask is None else "efficient"}
-    alone = {"causal": True} | ({"chosen": True} if dtype == "fp16" else {})  # the kernel depends on the card
-    said = alone if mask is None else {"causal": False, "mask": 16 * 16 * (2 if dtype == "fp16" else 4)}
+    alone = {"causal": True} | (
+        {"chosen": True} if dtype == "fp16" else {}
+    )  # the kernel depends on the card
+    said = (
+        alone
+        if mask is None
+        else {"causal": False, "mask": 16 * 16 * (2 if dtype == "fp16" else 4)}
+    )
     assert [json.loads(text) for text in attention["attributes"]] == [said, said]
     assert (found["op"] == "where").sum() == (mask == "bool"), "truth values become numbers"
     full = 4 * (4 * 2) * 16 * 16 * 8
-    assert list(attention["flops"]) == [each * (0.5 if mask is None else 1.0) for each in (full, 2.5 * full)]
+    assert list(attention["flops"]) == [
+        each * (0.5 if mask is None else 1.0) for each in (full, 2.5 * full)
+    ]
 
 
 def test_recurrent_layers_are_one_call_each_way_with_their_own_arithmetic():
     found = calls_of("recurrent")
     rnn = found[found["family"] == "rnn"]
     assert list(rnn["phase"]) == ["forward", "forward", "backward", "backward"]
-    lstm = 2 * 4 * ((16 + 32) + (64 + 32)) * 32 * 2 * 5 * 4  # gates, widths of both layers, directions, tokens, batch
+    lstm = (
+        2 * 4 * ((16 + 32) + (64 + 32)) * 32 * 2 * 5 * 4
+    )  # gates, widths of both layers, directions, tokens, batch
     gru = 2 * 3 * (64 + 32) * 32 * 5 * 4
     assert list(rnn["flops"]) == [lstm, gru, 2 * gru, 2 * lstm]
     assert "gemm" not in set(found["family"])
     names = set(captured("recurrent").table["name"])
     assert {"aten::lstm", "aten::gru", "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"} <= names
-    assert not any("steptime" in name or "Cudnn" in name.replace("CudnnRnnBackward0", "") for name in names)
+    assert not any(
+        "steptime" in name or "Cudnn" in name.replace("CudnnRnnBackward0", "") for name in names
+    )
 
 
 def test_a_projected_recurrent_layer_computes_what_its_weights_do():
@@ -264,7 +282,9 @@ def test_a_steps_own_autocast_is_obeyed():
 def test_what_is_recomputed_in_the_backward_pass_counts(dtype):
     products = calls_of("recomputed", dtype=dtype).query("family == 'gemm'")
     assert (products["phase"] == "forward").sum() == 3
-    assert (products["phase"] == "backward").sum() == 3 + 3 + 2  # again, for weights, for all inputs but the first
+    assert (
+        products["phase"] == "backward"
+    ).sum() == 3 + 3 + 2  # again, for weights, for all inputs but the first
     assert set(products["dtype"]) == {dtype}
 
 
@@ -301,30 +321,49 @@ def test_a_sparse_table_that_is_looked_up_twice_is_updated_once_by_the_rows_of_b
     joins = calls[calls["family"] == "concat"]
     assert list(joins["bytes_read"]) == [8 * 8, 8 * 8 * 4]
     name = "aten::coalesce" if optimizer == "adagrad" else "aten::add_"
-    rows = [node.attributes["sparse_rows"] for node in graph.nodes() if node.name == name and node.phase == "optimizer"]
+    rows = [
+        node.attributes["sparse_rows"]
+        for node in graph.nodes()
+        if node.name == name and node.phase == "optimizer"
+    ]
     assert rows == [8, 4]
 
 
 STATES = 2 * 4 * (64 * 64 + 64)
 
 
-@pytest.mark.parametrize("kind, of, op, launches, states", [
-    ("AdamW", {}, "foreach", 8, 2), ("AdamW", {"fused": True}, "fused_adamw", 1, 2), ("Adam", {"amsgrad": True}, "foreach", 8, 3),
-    ("SGD", {"momentum": 0.9, "fused": True}, "fused_sgd", 1, 1), ("Adagrad", {"fused": True}, "fused_adagrad", 1, 1),
-    ("RMSprop", {}, "foreach", 5, 1), ("Adamax", {}, "foreach", None, 2),
-])  # fmt: skip
-def test_an_optimizer_of_the_steps_own_goes_by_lists_and_keeps_its_state(kind, of, op, launches, states):
+@pytest.mark.parametrize(
+    "kind, of, op, launches, states",
+    [
+        ("AdamW", {}, "foreach", 8, 2),
+        ("AdamW", {"fused": True}, "fused_adamw", 1, 2),
+        ("Adam", {"amsgrad": True}, "foreach", 8, 3),
+        ("SGD", {"momentum": 0.9, "fused": True}, "fused_sgd", 1, 1),
+        ("Adagrad", {"fused": True}, "fused_adagrad", 1, 1),
+        ("RMSprop", {}, "foreach", 5, 1),
+        ("Adamax", {}, "foreach", None, 2),
+    ],
+)
+def test_an_optimizer_of_the_steps_own_goes_by_lists_and_keeps_its_state(
+    kind, of, op, launches, states
+):
     """Regression: on the meta device it ran parameter by parameter, and the memory need lacked its state."""
     graph = captured("own_optimizer", options={"kind": kind, "of": of})
     calls = map_calls(graph)
-    update = calls[calls["op"].str.startswith(op) & (calls["phase"] == "optimizer") & (calls["bytes_read"] > 1000)]
+    update = calls[
+        calls["op"].str.startswith(op)
+        & (calls["phase"] == "optimizer")
+        & (calls["bytes_read"] > 1000)
+    ]
     assert len(update) == (launches or len(update)) and "unknown" not in set(calls["op"])
     assert graph.memory.optimizer == states * STATES
     if op.startswith("fused"):
         assert update["bytes_read"].item() == (2 + states) * STATES
         assert update["bytes_written"].item() == (1 + states) * STATES
     norms = calls[calls["op"] == "foreach_norm"]
-    assert len(norms) == 1 and norms["bytes_read"].item() == STATES, "gradients are clipped by lists, too"
+    assert len(norms) == 1 and norms["bytes_read"].item() == STATES, (
+        "gradients are clipped by lists, too"
+    )
 
 
 def test_momentum_of_sparse_gradients_is_refused():
@@ -340,31 +379,56 @@ def test_frozen_weights_get_no_gradient():
 
 
 def test_a_batch_in_parts_keeps_the_activations_of_one_part():
-    whole, parts = (captured("accumulated", 65536, options={"parts": n}).memory.peak for n in (1, 4))
+    whole, parts = (
+        captured("accumulated", 65536, options={"parts": n}).memory.peak for n in (1, 4)
+    )
     batch = 65536 * 64 * 4
-    assert whole == pytest.approx(4 * batch, rel=5e-3)  # the batch, what each tanh gives, and a gradient
+    assert whole == pytest.approx(
+        4 * batch, rel=5e-3
+    )  # the batch, what each tanh gives, and a gradient
     assert parts == pytest.approx((1 + 3 / 4) * batch, rel=5e-3)  # parts are views of the batch
 
 
-@pytest.mark.parametrize("function, operator", [
-    ("unknown", "aten::linalg_inv_ex"), ("turned", "aten::mm"), ("spectrum", "aten::_fft_r2c"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, operator",
+    [
+        ("unknown", "aten::linalg_inv_ex"),
+        ("turned", "aten::mm"),
+        ("spectrum", "aten::_fft_r2c"),
+    ],
+)
 def test_what_is_not_modelled_makes_the_answer_a_lower_bound(function, operator):
     found = predict("V100", "custom", model__target=f"steps_of_mine:{function}")
-    assert operator in found.unmodelled_us and list(found.lower_bound) == found.as_dict()["lower_bound"]
+    assert (
+        operator in found.unmodelled_us
+        and list(found.lower_bound) == found.as_dict()["lower_bound"]
+    )
     (text,) = (text for text in found.warnings if text.startswith("lower bound: "))
     assert all(name in text for name in found.lower_bound) and ("warning", text) in found.rows()
-    assert found.unmodelled_share == pytest.approx(sum(found.unmodelled_us.values()) / sum(found.families_us.values()))
+    assert found.unmodelled_share == pytest.approx(
+        sum(found.unmodelled_us.values()) / sum(found.families_us.values())
+    )
     assert found.unmodelled_share > 0.01 and "at least" in str(found)
-    assert compare("V100", "custom", model__target=f"steps_of_mine:{function}")._repr_html_().count("≥") == 2
+    assert (
+        compare("V100", "custom", model__target=f"steps_of_mine:{function}")
+        ._repr_html_()
+        .count("≥")
+        == 2
+    )
 
 
 def test_a_step_in_fp64_is_modelled_at_the_rate_of_the_gpu():
-    doubled, single = (predict("T4", "custom", model__target=f"steps_of_mine:{name}", batch_size=4096).families_us["gemm"]
-                       for name in ("doubled", "single"))  # fmt: skip
+    doubled, single = (
+        predict("T4", "custom", model__target=f"steps_of_mine:{name}", batch_size=4096).families_us[
+            "gemm"
+        ]
+        for name in ("doubled", "single")
+    )
     assert doubled > 10 * single
     for options, tera in (({}, 0.2531), ({"gpu__fp64_tflop_per_s": 0.5}, 0.5)):
-        found = predict("T4", "custom", model__target="steps_of_mine:doubled", batch_size=4096, **options)
+        found = predict(
+            "T4", "custom", model__target="steps_of_mine:doubled", batch_size=4096, **options
+        )
         assert 1.3 > found.p10_us / (2 * 2 * 4096 * 1024**2 / (tera * 1e6)) > 1, (
             "no error beats two products at the peak"
         )
@@ -375,7 +439,8 @@ def test_a_step_in_fp64_is_modelled_at_the_rate_of_the_gpu():
 def test_failures_name_the_users_line():
     line = MODULE.splitlines().index('    raise ValueError("no such layer")') + 1
     with pytest.raises(
-        InputError, match=rf"its code fails: ValueError: no such layer in steps_of_mine.py, line {line}$"
+        InputError,
+        match=rf"its code fails: ValueError: no such layer in steps_of_mine.py, line {line}$",
     ):
         captured("wrong")
     with pytest.raises(InputError, match=r"SystemExit: 3 in steps_of_mine.py"):

@@ -16,7 +16,9 @@ from pipeline.graph.sizes import SIZES
 from pipeline.graph.table import Node, Tensor
 from steptime import Step, predict
 
-detectors = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="needs torchvision")
+detectors = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="needs torchvision"
+)
 
 
 def detector(name: str, **options: Any) -> Any:
@@ -25,20 +27,33 @@ def detector(name: str, **options: Any) -> Any:
         from torchvision.models import detection
 
         size = {} if name.startswith("ssd") else {"min_size": 128, "max_size": 128}
-        model: nn.Module = getattr(detection, name)(weights=None, weights_backbone=None, **size, **options)
+        model: nn.Module = getattr(detection, name)(
+            weights=None, weights_backbone=None, **size, **options
+        )
         return model
 
     return make
 
 
 def batch(size: int) -> Any:
-    side = {"boxes": torch.rand(8, 4), "labels": torch.ones(8, dtype=torch.long), "masks": torch.zeros(8, 128, 128)}
+    side = {
+        "boxes": torch.rand(8, 4),
+        "labels": torch.ones(8, dtype=torch.long),
+        "masks": torch.zeros(8, 128, 128),
+    }
     return [torch.rand(3, 128, 128) for _ in range(size)], [dict(side) for _ in range(size)]
 
 
 def predicted(name: str, mode: str = "train", picked: float | None = 0.25) -> Any:
     given = batch if mode == "train" else lambda size: (batch(size)[0],)
-    return predict("V100", model=detector(name), batch=given, batch_size=2, model__picked=picked, model__mode=mode)
+    return predict(
+        "V100",
+        model=detector(name),
+        batch=given,
+        batch_size=2,
+        model__picked=picked,
+        model__mode=mode,
+    )
 
 
 NAMES = (
@@ -55,14 +70,17 @@ ONE_STAGE = ("retinanet_resnet50_fpn", "fcos_resnet50_fpn")
 
 @detectors
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in ONE_STAGE)) for name in NAMES]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name in ONE_STAGE)) for name in NAMES],
 )
 def test_a_detector_trains_and_every_operator_has_a_model(name: str) -> None:
     p = predicted(name)
     assert p.lower_bound == () and {"forward", "backward", "optimizer"} <= set(p.calls["phase"])
     align = p.calls["name"].str.contains("RoiAlign").sum()
     levels = 0 if "rcnn" not in name else 4 * (2 if "mask" in name else 1)
-    assert (align > 0) == (levels > 0) and align >= 2 * levels, "forward and backward of each level of the pyramid"
+    assert (align > 0) == (levels > 0) and align >= 2 * levels, (
+        "forward and backward of each level of the pyramid"
+    )
 
 
 @detectors
@@ -80,7 +98,10 @@ def test_the_inference_of_mask_rcnn_leaves_out_what_depends_on_the_size_of_each_
         "model__picked": 0.1,
         "model__image_size": 256,
     }
-    with pytest.warns(SteptimeWarning, match="pasting them into the image is missing, so the time is a lower bound"):
+    with pytest.warns(
+        SteptimeWarning,
+        match="pasting them into the image is missing, so the time is a lower bound",
+    ):
         p = predict("V100", "torchvision", batch_size=2, **options)
     assert (p.calls["name"] == "aten::sigmoid").any()
 
@@ -106,7 +127,9 @@ def _calls(name: str, picked: float) -> Any:
 
 
 @detectors
-@pytest.mark.parametrize("name, mode", [("fasterrcnn_resnet50_fpn", "train"), ("retinanet_resnet50_fpn", "inference")])
+@pytest.mark.parametrize(
+    "name, mode", [("fasterrcnn_resnet50_fpn", "train"), ("retinanet_resnet50_fpn", "inference")]
+)
 def test_without_a_share_it_is_asked_for(name: str, mode: str) -> None:
     with pytest.raises(InputError, match=r"give the share that is true, model.picked=0.5"):
         predicted(name, mode, None)
@@ -133,11 +156,24 @@ def test_the_number_of_true_values_may_be_read_and_compared_where_their_share_is
 
 def test_the_kernels_of_nms_and_roi_align_by_hand() -> None:
     boxes = Tensor((1000, 4), "fp32")
-    node = Node(0, -1, "torchvision::nms", inputs=(boxes, Tensor((1000,), "fp32")), outputs=(Tensor((250,), "int64"),))
+    node = Node(
+        0,
+        -1,
+        "torchvision::nms",
+        inputs=(boxes, Tensor((1000,), "fp32")),
+        outputs=(Tensor((250,), "int64"),),
+    )
     works = SIZES["nms"](node, Rule("index", "index_select", "nms"))
-    assert works is not None and sum(work.written for work in works if work.op == "compare") == 1000 * 16 * 8 / 2 + 1000
+    assert (
+        works is not None
+        and sum(work.written for work in works if work.op == "compare") == 1000 * 16 * 8 / 2 + 1000
+    )
     assert sum(work.blocking for work in works) == 1, "the host reads how many are kept"
-    image, rois, pooled = Tensor((2, 256, 50, 50), "fp32"), Tensor((64, 5), "fp32"), Tensor((64, 256, 7, 7), "fp32")
+    image, rois, pooled = (
+        Tensor((2, 256, 50, 50), "fp32"),
+        Tensor((64, 5), "fp32"),
+        Tensor((64, 256, 7, 7), "fp32"),
+    )
     node = Node(0, -1, "torchvision::roi_align", inputs=(image, rois), outputs=(pooled,))
     (work,) = SIZES["roi_align"](node, Rule("index", "grid_sampler", "roi_align"))
     assert work.read == image.bytes + rois.bytes and work.written == pooled.bytes

@@ -24,7 +24,9 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def step_of(prepare: Callable[[nn.Module], nn.Module], train: Callable[[Tensor], Any] = lambda x: None) -> Any:
+def step_of(
+    prepare: Callable[[nn.Module], nn.Module], train: Callable[[Tensor], Any] = lambda x: None
+) -> Any:
     """A step that first prepares its module, and beside its training does something with its batch."""
 
     def make_step(config: Any, batch_size: int, device: str) -> Step:
@@ -37,7 +39,9 @@ def step_of(prepare: Callable[[nn.Module], nn.Module], train: Callable[[Tensor],
             return model(x)
 
         batch = torch.rand(batch_size, 64), torch.randint(10, (batch_size,))
-        return Step([model], [batch], forward, lambda out, x, y: F.cross_entropy(out, y), device, config)
+        return Step(
+            [model], [batch], forward, lambda out, x, y: F.cross_entropy(out, y), device, config
+        )
 
     return make_step
 
@@ -66,7 +70,9 @@ def shard(model: nn.Module) -> nn.Module:
 ONE_GPU = {
     "init_process_group": begin_group,
     "DataParallel": nn.DataParallel,
-    "DistributedDataParallel": lambda model: nn.parallel.DistributedDataParallel(model, device_ids=[0]),
+    "DistributedDataParallel": lambda model: nn.parallel.DistributedDataParallel(
+        model, device_ids=[0]
+    ),
     "SyncBatchNorm": nn.SyncBatchNorm.convert_sync_batchnorm,
     "fully_shard": shard,
 }
@@ -111,9 +117,13 @@ def test_nothing_of_it_stays() -> None:
     assert before == after and not dist.is_initialized()
 
 
-@pytest.mark.parametrize("prepare", [lambda model: fully_shard(model), lambda model: dist.new_group() and model])
+@pytest.mark.parametrize(
+    "prepare", [lambda model: fully_shard(model), lambda model: dist.new_group() and model]
+)
 def test_what_is_not_taken_is_refused_in_one_line_with_advice(prepare: Any) -> None:
-    with pytest.raises(InputError, match=r"because the step of one GPU is predicted|give the module itself") as refused:
+    with pytest.raises(
+        InputError, match=r"because the step of one GPU is predicted|give the module itself"
+    ) as refused:
         predict("V100", step=step_of(prepare))
     assert "\n" not in str(refused.value)
 
@@ -121,9 +131,21 @@ def test_what_is_not_taken_is_refused_in_one_line_with_advice(prepare: Any) -> N
 MOVES = {
     "the module": (lambda model: model.to("cuda"), lambda x: None, []),
     "where no GPU was found": (lambda model: model.to(GPU), lambda x: x.to(GPU), []),
-    "the batch again": (lambda model: model.cuda(), lambda x: (x.cuda(), x.to("cuda", non_blocking=True)), []),
-    "a tensor of the host": (lambda model: model, lambda x: torch.ones(5).to("cuda"), ["memcpy_h2d"]),
-    "a tensor on the GPU": (lambda model: model, lambda x: torch.zeros(5, device="cuda"), ["elementwise"]),
+    "the batch again": (
+        lambda model: model.cuda(),
+        lambda x: (x.cuda(), x.to("cuda", non_blocking=True)),
+        [],
+    ),
+    "a tensor of the host": (
+        lambda model: model,
+        lambda x: torch.ones(5).to("cuda"),
+        ["memcpy_h2d"],
+    ),
+    "a tensor on the GPU": (
+        lambda model: model,
+        lambda x: torch.zeros(5, device="cuda"),
+        ["elementwise"],
+    ),
     "within torch.device": (lambda model: model, lambda x: torch.device("cuda").__enter__(), []),
     "a wait": (lambda model: model, lambda x: torch.cuda.synchronize(), ["memcpy_d2h"]),
 }
@@ -174,5 +196,9 @@ def test_what_accelerate_prepared_is_predicted() -> None:
 
     batch = torch.rand(64, 64), torch.randint(10, (64,))
     p = predict("V100", model=model, batch=batch, optimizer=optimizer, procedure=procedure)
-    assert p.calls is not None and (p.calls["op"] == "cast").sum() >= 5 and (p.calls["phase"] == "optimizer").any()
+    assert (
+        p.calls is not None
+        and (p.calls["op"] == "cast").sum() >= 5
+        and (p.calls["phase"] == "optimizer").any()
+    )
     assert all(weight.device.type == "cpu" for weight in model.parameters())

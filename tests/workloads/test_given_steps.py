@@ -33,7 +33,12 @@ def make_step(config: Any, batch_size: int, device: str) -> Step:
     with torch.device(device):
         model = Net()
     return Step(
-        [model], [batch(batch_size)], lambda x, y: model(x), lambda out, x, y: F.cross_entropy(out, y), device, config
+        [model],
+        [batch(batch_size)],
+        lambda x, y: model(x),
+        lambda out, x, y: F.cross_entropy(out, y),
+        device,
+        config,
     )
 
 
@@ -51,11 +56,19 @@ def calls_of(**given: Any) -> pd.DataFrame:
 WAYS = {
     "function": {"step": make_step},
     "class": {"model": Net, "batch": batch, "loss": F.cross_entropy},
-    "function that makes it": {"model": lambda: Net(), "batch": batch, "loss": nn.CrossEntropyLoss()},
+    "function that makes it": {
+        "model": lambda: Net(),
+        "batch": batch,
+        "loss": nn.CrossEntropyLoss(),
+    },
     "on the meta device": {"model": on_meta(), "batch": batch, "loss": F.cross_entropy},
     "with its weights": {"model": Net(), "batch": batch(8), "loss": F.cross_entropy},
     "step is a module": {"step": Net, "batch": batch, "loss": F.cross_entropy},
-    "moved to the GPU": {"model": lambda: Net().to("cuda"), "batch": batch, "loss": F.cross_entropy},
+    "moved to the GPU": {
+        "model": lambda: Net().to("cuda"),
+        "batch": batch,
+        "loss": F.cross_entropy,
+    },
 }
 
 
@@ -67,27 +80,50 @@ def test_every_way_to_give_a_step_is_the_same_step(way: str) -> None:
 
 
 def test_a_given_step_has_the_name_of_its_object_and_the_options_that_were_asked() -> None:
-    p = predict("V100", model=Net, batch=batch, loss=F.cross_entropy, optimizer="adam", batch_size=64)
+    p = predict(
+        "V100", model=Net, batch=batch, loss=F.cross_entropy, optimizer="adam", batch_size=64
+    )
     assert (
         p.title == "Net on V100, batch 64"
         and p.overrides == ("model.optimizer=adam",)
         and p.asked["optimizer"] == "adam"
     )
-    q = predict("V100", model=Net(), batch=batch(48), loss=F.cross_entropy, optimizer=lambda w: torch.optim.AdamW(w))
-    assert q.batch_size == 48 and q.label == "Net b48" and q.asked == {"dtype": "default", "optimizer": "AdamW"}
+    q = predict(
+        "V100",
+        model=Net(),
+        batch=batch(48),
+        loss=F.cross_entropy,
+        optimizer=lambda w: torch.optim.AdamW(w),
+    )
+    assert (
+        q.batch_size == 48
+        and q.label == "Net b48"
+        and q.asked == {"dtype": "default", "optimizer": "AdamW"}
+    )
 
 
 def test_the_dtype_is_that_of_the_arithmetic_and_another_one_that_was_asked_for_is_named() -> None:
-    half = {"model": nn.Linear(64, 64).half(), "batch": torch.rand(8, 64).half(), "loss": lambda out, _: out.sum()}
+    half = {
+        "model": nn.Linear(64, 64).half(),
+        "batch": torch.rand(8, 64).half(),
+        "loss": lambda out, _: out.sum(),
+    }
     p = predict("A100", **half, model__dtype="tf32")
-    assert p.asked["dtype"] == "fp16" and p.warnings == ("model.dtype=tf32: the step computes in fp16",)
+    assert p.asked["dtype"] == "fp16" and p.warnings == (
+        "model.dtype=tf32: the step computes in fp16",
+    )
 
 
 @pytest.mark.parametrize(
-    "kind, name", [(torch.optim.Adam, "adam"), (torch.optim.SGD, "sgd"), (torch.optim.Adagrad, "adagrad")]
+    "kind, name",
+    [(torch.optim.Adam, "adam"), (torch.optim.SGD, "sgd"), (torch.optim.Adagrad, "adagrad")],
 )
 def test_an_optimizer_of_ones_own_is_the_one_of_its_name(kind: Any, name: str) -> None:
-    given = {"model": nn.Linear(1024, 1024), "batch": lambda size: (torch.rand(size, 1024),) * 2, "loss": F.mse_loss}
+    given = {
+        "model": nn.Linear(1024, 1024),
+        "batch": lambda size: (torch.rand(size, 1024),) * 2,
+        "loss": F.mse_loss,
+    }
     named, own = (predict("V100", **given, optimizer=optimizer) for optimizer in (name, kind))
     assert own.memory_bytes == named.memory_bytes and own.predicted_us == named.predicted_us
     assert own.calls is not None and own.calls["phase"].eq("optimizer").any()
@@ -113,8 +149,14 @@ def test_the_users_objects_are_as_before() -> None:
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
     assert model.first.weight.grad is gradient and model.training and scheduler.last_epoch == 0
-    assert list(optimizer.state) == parameters and optimizer.state[parameters[0]]["exp_avg"].device.type == "cpu"
-    assert optimizer.param_groups[0]["params"] == parameters and optimizer.param_groups[0]["lr"] == 1e-3
+    assert (
+        list(optimizer.state) == parameters
+        and optimizer.state[parameters[0]]["exp_avg"].device.type == "cpu"
+    )
+    assert (
+        optimizer.param_groups[0]["params"] == parameters
+        and optimizer.param_groups[0]["lr"] == 1e-3
+    )
 
 
 def test_an_optimizer_may_update_a_part_of_the_module() -> None:
@@ -123,7 +165,9 @@ def test_an_optimizer_may_update_a_part_of_the_module() -> None:
     kernels = []
     for part in (lambda net: net.parameters(), lambda net: net.last.parameters()):
         net = Net()
-        calls = calls_of(model=net, optimizer=torch.optim.SGD(part(net), lr=0.1, foreach=False), **given)
+        calls = calls_of(
+            model=net, optimizer=torch.optim.SGD(part(net), lr=0.1, foreach=False), **given
+        )
         kernels.append((calls["phase"] == "optimizer").sum())
     assert kernels == [4, 2], "one kernel for each weight and bias"
 
@@ -145,7 +189,8 @@ def with_buffer() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "loss", [nn.CrossEntropyLoss(weight=torch.ones(10)), nn.BCEWithLogitsLoss(), Weighted(), with_buffer()]
+    "loss",
+    [nn.CrossEntropyLoss(weight=torch.ones(10)), nn.BCEWithLogitsLoss(), Weighted(), with_buffer()],
 )
 def test_a_loss_may_have_tensors_of_its_own(loss: nn.Module) -> None:
     x, y = batch(8)
@@ -192,8 +237,12 @@ def test_a_training_loop_as_a_procedure() -> None:
     p = predict("V100", step=make_loop, batch_size=128)
     assert p.warnings == () and p.calls is not None
     products = p.calls[p.calls["family"] == "gemm"]
-    assert len(products) == 4 * (2 + 1 + 3), "forward, again up to what the backward pass needs, and gradients"
-    assert (p.calls["op"] == "foreach_norm").sum() == 1 and (p.calls["family"] == "memcpy_d2h").sum() == 1
+    assert len(products) == 4 * (2 + 1 + 3), (
+        "forward, again up to what the backward pass needs, and gradients"
+    )
+    assert (p.calls["op"] == "foreach_norm").sum() == 1 and (
+        p.calls["family"] == "memcpy_d2h"
+    ).sum() == 1
 
 
 def test_a_batch_may_be_a_dict_of_keywords_whose_model_returns_its_loss() -> None:
@@ -205,53 +254,109 @@ def test_a_batch_may_be_a_dict_of_keywords_whose_model_returns_its_loss() -> Non
     p = predict("V100", model=Labelled(), batch={"x": x, "labels": y})
     assert p.batch_size == 16 and p.calls is not None and (p.calls["family"] == "loss").sum() == 2
     losses = predict(
-        "V100", model=lambda: Labelled(), batch=lambda size: dict(zip(("x", "labels"), batch(size), strict=True))
+        "V100",
+        model=lambda: Labelled(),
+        batch=lambda size: dict(zip(("x", "labels"), batch(size), strict=True)),
     )
     assert losses.batch_size == 32
 
 
 def test_grids_plans_and_advice_take_given_steps() -> None:
-    table = predict_grid("V100,T4", model=Net, batch=batch, loss=F.cross_entropy, batch_size="32,8192")
-    assert list(table["model"].unique()) == ["Net"] and len(table) == 4 and table["unpredicted"].isna().all()
+    table = predict_grid(
+        "V100,T4", model=Net, batch=batch, loss=F.cross_entropy, batch_size="32,8192"
+    )
+    assert (
+        list(table["model"].unique()) == ["Net"]
+        and len(table) == 4
+        and table["unpredicted"].isna().all()
+    )
     one = compare("V100", step=make_step, batch_size="32,8192").table
     assert list(one["predicted_us"]) == list(table["predicted_us"][:2])
-    best = plan("samples_per_s", "A100,T4", Net, batch=batch, loss=F.cross_entropy, batch_size="32,8192").best
-    assert (best.question.gpu.name, best.question.batch_size) == ("A100-PCIE-40GB", 8192), "its host is faster"
+    best = plan(
+        "samples_per_s", "A100,T4", Net, batch=batch, loss=F.cross_entropy, batch_size="32,8192"
+    ).best
+    assert (best.question.gpu.name, best.question.batch_size) == ("A100-PCIE-40GB", 8192), (
+        "its host is faster"
+    )
     advice = advise("V100", model=Net, batch=batch, loss=F.cross_entropy, batch_size=32)
     assert advice.before.model == advice.after.model == "Net"
     assert advice.lines[0].command.startswith("compare(model=Net, ..., gpu='V100', batch_size='32'")
 
 
-@pytest.mark.parametrize("given, says", [
-    ({"model": Net}, "model=Net: give batch= too, such as (x, y)"),
-    ({"model": Net(), "batch": batch}, "(the model gets all parts of the batch: give loss=function(output, target)"),
-    ({"model": Net(), "batch": lambda n: (*batch(n), 1 + batch(n)[0]), "loss": F.mse_loss}, "all parts of the batch but the last)"),
-    ({"model": Net(), "batch": batch, "loss": "mse"}, "loss=str: give a function"),
-    ({"model": Net(), "batch": batch, "procedure": 3}, "procedure=int: give a function"),
-    ({"model": Net(), "batch": batch, "optimizer": torch.optim.SGD(Net().parameters())},
-     "optimizer= updates no parameter of model=Net: make it from those, or give its class"),
-    ({"model": Net(), "batch": batch, "optimizer": [torch.optim.SGD]}, "optimizer=list: give one optimizer of the module"),
-    ({"model": Net(), "batch": batch, "los": F.cross_entropy}, "did you mean 'loss'?"),
-    ({"model": "resnet50", "optmizer": torch.optim.Adam}, "did you mean 'optimizer'?"),
-    ({"step": make_step, "bacth": batch(4)}, "did you mean 'batch'?"),
-    ({"modle": "resnet50"}, "unknown option 'modle': did you mean 'model'?"),
-    ({"model": 3, "batch": batch}, "model=int: give a module, or a function or class that makes one"),
-    ({"model": "resnet50", "loss": F.cross_entropy}, "loss=: model=resnet50 is a workload of Steptime"),
-    ({"model": "resnet50", "step": make_step}, "step= makes its own model: leave out model="),
-    ({"step": make_step, "loss": F.cross_entropy}, "loss=: step= has its own: give a function"),
-    ({"step": 3}, "step=int: give a function (config, batch_size, device) that returns a Step"),
-    ({"step": lambda: None}, "step=lambda: it is called as <lambda>(config, batch_size, device), and is defined as"),
-    ({"step": lambda *_: 3}, "step=lambda: returned int, not a steptime.Step"),
-    ({"model": lambda width: Net(width), "batch": batch}, "model=<lambda>: it is called without arguments"),
-    ({"model": lambda: 3, "batch": batch}, "model=<lambda>: it returns int, not a torch.nn.Module"),
-    ({"model": Net, "batch": batch, "procedure": lambda b, o: None}, "procedure= uses the module that model= names"),
-    ({"model": Net(), "batch": batch, "procedure": lambda x: None}, "procedure(batch, optimizers), with the tuple"),
-    ({"model": Net, "batch": batch, "optimizer": torch.optim.SGD(Net().parameters())}, "optimizer= updates another module"),
-    ({"model": Net(), "batch": (3, 4)}, "batch=: give tensors such as (x, y)"),
-    ({"model": Net(), "batch": lambda size: (torch.rand(size, 64), 3)}, "batch=: it holds int beside tensors"),
-    ({"model": Net(), "batch": batch, "loss": lambda *_: 1 / 0}, "model=Net: its code fails: ZeroDivisionError"),
-    ({"gpu": "local", "step": make_step}, "gpu=local measures a step that a file defines"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ({"model": Net}, "model=Net: give batch= too, such as (x, y)"),
+        (
+            {"model": Net(), "batch": batch},
+            "(the model gets all parts of the batch: give loss=function(output, target)",
+        ),
+        (
+            {"model": Net(), "batch": lambda n: (*batch(n), 1 + batch(n)[0]), "loss": F.mse_loss},
+            "all parts of the batch but the last)",
+        ),
+        ({"model": Net(), "batch": batch, "loss": "mse"}, "loss=str: give a function"),
+        ({"model": Net(), "batch": batch, "procedure": 3}, "procedure=int: give a function"),
+        (
+            {"model": Net(), "batch": batch, "optimizer": torch.optim.SGD(Net().parameters())},
+            "optimizer= updates no parameter of model=Net: make it from those, or give its class",
+        ),
+        (
+            {"model": Net(), "batch": batch, "optimizer": [torch.optim.SGD]},
+            "optimizer=list: give one optimizer of the module",
+        ),
+        ({"model": Net(), "batch": batch, "los": F.cross_entropy}, "did you mean 'loss'?"),
+        ({"model": "resnet50", "optmizer": torch.optim.Adam}, "did you mean 'optimizer'?"),
+        ({"step": make_step, "bacth": batch(4)}, "did you mean 'batch'?"),
+        ({"modle": "resnet50"}, "unknown option 'modle': did you mean 'model'?"),
+        (
+            {"model": 3, "batch": batch},
+            "model=int: give a module, or a function or class that makes one",
+        ),
+        (
+            {"model": "resnet50", "loss": F.cross_entropy},
+            "loss=: model=resnet50 is a workload of Steptime",
+        ),
+        ({"model": "resnet50", "step": make_step}, "step= makes its own model: leave out model="),
+        ({"step": make_step, "loss": F.cross_entropy}, "loss=: step= has its own: give a function"),
+        ({"step": 3}, "step=int: give a function (config, batch_size, device) that returns a Step"),
+        (
+            {"step": lambda: None},
+            "step=lambda: it is called as <lambda>(config, batch_size, device), and is defined as",
+        ),
+        ({"step": lambda *_: 3}, "step=lambda: returned int, not a steptime.Step"),
+        (
+            {"model": lambda width: Net(width), "batch": batch},
+            "model=<lambda>: it is called without arguments",
+        ),
+        (
+            {"model": lambda: 3, "batch": batch},
+            "model=<lambda>: it returns int, not a torch.nn.Module",
+        ),
+        (
+            {"model": Net, "batch": batch, "procedure": lambda b, o: None},
+            "procedure= uses the module that model= names",
+        ),
+        (
+            {"model": Net(), "batch": batch, "procedure": lambda x: None},
+            "procedure(batch, optimizers), with the tuple",
+        ),
+        (
+            {"model": Net, "batch": batch, "optimizer": torch.optim.SGD(Net().parameters())},
+            "optimizer= updates another module",
+        ),
+        ({"model": Net(), "batch": (3, 4)}, "batch=: give tensors such as (x, y)"),
+        (
+            {"model": Net(), "batch": lambda size: (torch.rand(size, 64), 3)},
+            "batch=: it holds int beside tensors",
+        ),
+        (
+            {"model": Net(), "batch": batch, "loss": lambda *_: 1 / 0},
+            "model=Net: its code fails: ZeroDivisionError",
+        ),
+        ({"gpu": "local", "step": make_step}, "gpu=local measures a step that a file defines"),
+    ],
+)
 def test_what_cannot_be_taken_says_what_to_give(given: Any, says: str) -> None:
     with pytest.raises((InputError, ConfigError)) as refused:
         predict(**given)

@@ -25,7 +25,9 @@ def test_one_kernel_gives_the_same_products_and_gradients_as_the_parts():
     assert (found[:, 11:] == 0).all()
     weight = torch.rand(3, 16)
     expected = torch.autograd.grad((plain * weight[:, :11]).sum(), [vectors, dense])
-    torch.testing.assert_close(torch.autograd.grad((found * weight).sum(), [vectors, dense]), expected)
+    torch.testing.assert_close(
+        torch.autograd.grad((found * weight).sum(), [vectors, dense]), expected
+    )
 
 
 @pytest.mark.parametrize("features, dim, columns", [(27, 128, 480), (9, 128, 168), (5, 6, 16)])
@@ -35,7 +37,9 @@ def test_the_joined_row_is_as_wide_as_tensor_cores_like_it(features, dim, column
 
 @pytest.mark.parametrize("embedding", ["fused", "joint_sparse", "sparse", "dense"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_one_call_in_each_direction_takes_the_place_of_products_index_and_concatenation(embedding, dtype):
+def test_one_call_in_each_direction_takes_the_place_of_products_index_and_concatenation(
+    embedding, dtype
+):
     config = config_of("dlrm_ddp", embedding=embedding, dtype=dtype)
     parts = map_calls(capture(config, 512))
     calls = map_calls(capture({**config, "interaction": "fused"}, 512))
@@ -51,7 +55,12 @@ def test_one_call_in_each_direction_takes_the_place_of_products_index_and_concat
 
 
 def test_a_step_with_one_kernel_runs_for_real():
-    small = config_of("dlrm_ddp", rows=30, tables=2, dim=8, bottom_mlp=[4, 8], top_mlp=[8, 1], lookups=3)
+    small = config_of(
+        "dlrm_ddp", rows=30, tables=2, dim=8, bottom_mlp=[4, 8], top_mlp=[8, 1], lookups=3
+    )
     step = make_step({**small, "interaction": "fused"}, 8, "cpu")
     step.run(0)
-    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in step.modules[0].top.parameters())
+    assert all(
+        p.grad is not None and torch.isfinite(p.grad).all()
+        for p in step.modules[0].top.parameters()
+    )

@@ -20,7 +20,9 @@ CASES = [(name, option, value) for name in SMALL for option, value in options_of
 
 
 def test_every_workload_of_the_zoo_is_tried():
-    assert set(SMALL) == {path.stem for path in (config_dir() / "model").glob("*.yaml")} - {*FREE_OPTIONS}
+    assert set(SMALL) == {path.stem for path in (config_dir() / "model").glob("*.yaml")} - {
+        *FREE_OPTIONS
+    }
 
 
 @pytest.mark.parametrize("name, option, value", CASES, ids=lambda item: str(item))
@@ -34,18 +36,28 @@ def test_a_workload_understands_an_option(name, option, value):
     assert ("backward" in set(calls["phase"])) == training
     assert graph.memory.activations > 0 and (graph.memory.gradients > 0) == training
     if option == "optimizer":
-        assert graph.memory.optimizer / graph.memory.parameters == pytest.approx(STATES[value], rel=0.02, abs=1e-9)
+        assert graph.memory.optimizer / graph.memory.parameters == pytest.approx(
+            STATES[value], rel=0.02, abs=1e-9
+        )
         assert ("optimizer" in set(calls["phase"])) == (value != "none")
     if option == "dtype":
-        dtypes = set(calls.loc[calls["family"].isin(["gemm", "bmm", "conv2d_forward", "rnn"]), "dtype"])
+        dtypes = set(
+            calls.loc[calls["family"].isin(["gemm", "bmm", "conv2d_forward", "rnn"]), "dtype"]
+        )
         assert dtypes == {value}
     if option == "attention":
         fused = calls[calls["family"] == "attention"]
         masks = {json.loads(text)["causal"] for text in fused["attributes"]}
         decoders = config["architecture"] in ("gpt2", "opt")
-        assert masks == ({True} if decoders else {False} if config["architecture"] == "bert" else {True, False})
-        sizes = {"B": 4 * config["heads"], "M": config["seq_len"], "N": config["seq_len"],
-                 "K": config["width"] // config["heads"]}  # fmt: skip
+        assert masks == (
+            {True} if decoders else {False} if config["architecture"] == "bert" else {True, False}
+        )
+        sizes = {
+            "B": 4 * config["heads"],
+            "M": config["seq_len"],
+            "N": config["seq_len"],
+            "K": config["width"] // config["heads"],
+        }
         assert (fused[list(sizes)] == pd.Series(sizes)).all(axis=None)
     else:
         assert "attention" not in set(calls["family"])
@@ -54,7 +66,9 @@ def test_a_workload_understands_an_option(name, option, value):
     assert (set(waits["family"]) == {"memcpy_d2h"}) == (option == "read_loss")
     if option in ("foreach", "set_to_none"):
         plain = map_calls(capture(small(name), 4))
-        many, few = (found["phase"].isin(["optimizer", "zero_grad"]).sum() for found in (calls, plain))
+        many, few = (
+            found["phase"].isin(["optimizer", "zero_grad"]).sum() for found in (calls, plain)
+        )
         assert many > 3 * few if option == "foreach" else few < many < few + 8
     if option == "copies":
         assert (calls.loc[calls["family"] == "memcpy_h2d", "op"] == "pageable").all()
@@ -64,16 +78,22 @@ def test_a_workload_understands_an_option(name, option, value):
         assert waits["bytes"].tolist() == [4] * len(waits)
         assert len(waits) == (3 if (name, value) == ("dcgan", "before_backward") else 1)
     if option == "memory_format":
-        images = calls["family"].isin(["batch_norm", "pooling"]) | calls["family"].str.startswith("conv2d")
+        images = calls["family"].isin(["batch_norm", "pooling"]) | calls["family"].str.startswith(
+            "conv2d"
+        )
         assert calls.loc[images, "attributes"].eq('{"layout":"nhwc"}').all()
         plain = map_calls(capture(small(name), 4))
         assert plain["attributes"].fillna("").str.contains("layout").sum() == 0
-        pd.testing.assert_frame_equal(plain.drop(columns="attributes"), calls.drop(columns="attributes"))
+        pd.testing.assert_frame_equal(
+            plain.drop(columns="attributes"), calls.drop(columns="attributes")
+        )
     if option == "embedding":
         ops = set(calls.loc[calls["family"] == "embedding_backward", "op"])
         assert ops == {{"fused": "fused_sgd"}.get(value, value.removeprefix("joint_"))}
     if option == "seq_len":
-        short, longer = (capture(small(name, **{option: tokens}), 1024).memory for tokens in (value, 2 * value))
+        short, longer = (
+            capture(small(name, **{option: tokens}), 1024).memory for tokens in (value, 2 * value)
+        )
         assert longer.peak > 1.5 * short.peak  # of so many samples, activations take most
 
 
@@ -84,7 +104,10 @@ def test_tables_take_any_optimizer_by_any_lookup(embedding, optimizer):
     graph = capture(config, 64)
     calls = map_calls(graph)
     assert unknown_operators(graph, calls) == {}
-    assert graph.memory.optimizer == STATES[optimizer] * graph.memory.parameters - STATES[optimizer] * 2 * 36 * 8
+    assert (
+        graph.memory.optimizer
+        == STATES[optimizer] * graph.memory.parameters - STATES[optimizer] * 2 * 36 * 8
+    )
     if embedding == "sparse":  # the optimizer sees each row once
         added = calls[(calls["phase"] == "optimizer") & (calls["op"] == "index_add")]
         distinct = 1000 * (1 - (1 - 1 / 1000) ** 640)
@@ -110,24 +133,34 @@ def test_a_fused_lookup_moves_its_optimizers_state_too():
 
 @pytest.mark.parametrize("when", ["before_backward", "at_end"])
 def test_reading_the_loss_costs_what_the_device_then_waits_for_the_host(when):
-    found = {read: predict(gpu="V100", model="dlrm_ddp", batch_size=2048, **{"model.read_loss": read})
-             for read in ("never", when)}  # fmt: skip
+    found = {
+        read: predict(gpu="V100", model="dlrm_ddp", batch_size=2048, **{"model.read_loss": read})
+        for read in ("never", when)
+    }
     assert found[when].host_us > found["never"].host_us
     lost = found[when].idle_us - found["never"].idle_us
-    assert lost > 50 if when == "before_backward" else 0 < lost < 50  # at the end nothing is left to be launched
+    assert (
+        lost > 50 if when == "before_backward" else 0 < lost < 50
+    )  # at the end nothing is left to be launched
 
 
 def test_copies_that_the_host_waits_for_hold_the_launches_up():
-    plain, waiting = (predict(gpu="A100", model="dlrm_default", batch_size=512, **{"model.copies": copies})
-                      for copies in ("pinned", "pageable"))  # fmt: skip
-    assert waiting.families_us["memcpy_h2d"] > 2 * plain.families_us["memcpy_h2d"]  # 11 GB/s of PCIe 4
+    plain, waiting = (
+        predict(gpu="A100", model="dlrm_default", batch_size=512, **{"model.copies": copies})
+        for copies in ("pinned", "pageable")
+    )
+    assert (
+        waiting.families_us["memcpy_h2d"] > 2 * plain.families_us["memcpy_h2d"]
+    )  # 11 GB/s of PCIe 4
     assert waiting.predicted_us - plain.predicted_us > waiting.active_us - plain.active_us
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd_momentum", "adagrad", "adam"])
 def test_an_optimizer_that_goes_parameter_by_parameter_moves_the_same_bytes(optimizer):
-    plain, each = (map_calls(capture(small("resnet50", optimizer=optimizer, foreach=foreach), 4))
-                   for foreach in (True, False))  # fmt: skip
+    plain, each = (
+        map_calls(capture(small("resnet50", optimizer=optimizer, foreach=foreach), 4))
+        for foreach in (True, False)
+    )
     moved = [found[found["phase"] == "optimizer"] for found in (plain, each)]
     assert len(moved[1]) > 20 * len(moved[0])
     traffic = [(found["bytes_read"] + found["bytes_written"]).sum() for found in moved]
@@ -163,26 +196,49 @@ def test_momentum_is_refused_where_it_would_make_updates_dense(embedding):
 
 
 def test_overrides_reach_the_workload_from_the_command_line():
-    texts = ["gpu=V100", "model=dlrm_default", "model.embedding=sparse", "model.optimizer=adagrad", "model.dtype=bf16"]
+    texts = [
+        "gpu=V100",
+        "model=dlrm_default",
+        "model.embedding=sparse",
+        "model.optimizer=adagrad",
+        "model.dtype=bf16",
+    ]
     model = expand(texts)[0].workload.plain()
     assert (model["embedding"], model["optimizer"], model["dtype"]) == ("sparse", "adagrad", "bf16")
 
 
-@pytest.mark.parametrize("optimizer, lists", [("sgd", 2), ("sgd_momentum", 3), ("adam", 4), ("adamw", 4)])
+@pytest.mark.parametrize(
+    "optimizer, lists", [("sgd", 2), ("sgd_momentum", 3), ("adam", 4), ("adamw", 4)]
+)
 def test_a_fused_optimizer_updates_all_weights_in_one_pass(optimizer, lists):
     """It reads weights, gradients and states, and writes all of these but the gradients."""
     graph = capture(small("resnet50", optimizer=optimizer, foreach="fused"), 4)
     calls = map_calls(graph).query("phase == 'optimizer' and op.str.startswith('fused')")
     weights = graph.memory.gradients
-    assert calls["bytes_read"].sum() == lists * weights and calls["bytes_written"].sum() == (lists - 1) * weights
+    assert (
+        calls["bytes_read"].sum() == lists * weights
+        and calls["bytes_written"].sum() == (lists - 1) * weights
+    )
     assert graph.memory.optimizer == pytest.approx((lists - 2) * weights, rel=0.01)
 
 
-@pytest.mark.parametrize("overrides, says", [
-    (["model=resnet50", "model.foreach=fusd"], "model.foreach=fusd: give true or false or fused"),
-    (["model=resnet50", "model.foreach=fused", "model.optimizer=adagrad"], "fused Adagrad runs on CPUs alone"),
-    (["model=dlrm_small", "model.foreach=fused", "model.embedding=sparse"], "fused SGD takes no sparse gradients"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "overrides, says",
+    [
+        (
+            ["model=resnet50", "model.foreach=fusd"],
+            "model.foreach=fusd: give true or false or fused",
+        ),
+        (
+            ["model=resnet50", "model.foreach=fused", "model.optimizer=adagrad"],
+            "fused Adagrad runs on CPUs alone",
+        ),
+        (
+            ["model=dlrm_small", "model.foreach=fused", "model.embedding=sparse"],
+            "fused SGD takes no sparse gradients",
+        ),
+    ],
+)
 def test_a_fused_update_that_pytorch_does_not_have_is_refused(overrides, says):
     with pytest.raises(ConfigError, match=says):
         capture(expand(overrides)[0].section("model"), 4)

@@ -148,7 +148,10 @@ def module(tmp_path, monkeypatch):
 
 def captured(function, batch_size=4, **options):
     config = yaml.safe_load((config_dir() / "model" / "custom.yaml").read_text())
-    return capture({**config, "target": f"operators_of_mine:{function}", "optimizer": "none", **options}, batch_size)
+    return capture(
+        {**config, "target": f"operators_of_mine:{function}", "optimizer": "none", **options},
+        batch_size,
+    )
 
 
 def calls_of(function, batch_size=4, gpu=None, **options):
@@ -162,7 +165,9 @@ def calls_of(function, batch_size=4, gpu=None, **options):
 def test_what_runs_under_vmap_has_the_sizes_of_all_samples():
     calls = calls_of("vmapped", 32)
     products = calls[calls["family"] == "gemm"]
-    assert set(products["flops"]) == {2.0 * 32 * 16 * 8} and len(products) == 2  # forward, and the gradient of x
+    assert (
+        set(products["flops"]) == {2.0 * 32 * 16 * 8} and len(products) == 2
+    )  # forward, and the gradient of x
     assert calls.loc["relu", "flops"] == 32 * 8
 
 
@@ -175,15 +180,29 @@ def test_what_runs_under_vmap_has_the_sizes_of_all_samples():
         ("rotated", ["flip", "copy_"], ["copy_", "flip"]),
         ("joined", ["logsumexp"] * 9, ["sub", "exp", "mul"]),
         pytest.param(
-            "rms", ["_fused_rms_norm"], ["_fused_rms_norm_backward"] * 2,
-            marks=pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm_backward"), reason="newer PyTorch"),
+            "rms",
+            ["_fused_rms_norm"],
+            ["_fused_rms_norm_backward"] * 2,
+            marks=pytest.mark.skipif(
+                not hasattr(torch.ops.aten, "_fused_rms_norm_backward"), reason="newer PyTorch"
+            ),
         ),
         ("group", ["native_group_norm"] * 3, ["native_group_norm_backward"] * 4),
     ],
-)  # fmt: skip
+)
 def test_an_operator_launches_what_cuda_launches_for_it(function, forward, backward):
     calls = calls_of(function)
-    beside = {"mul", "sum", "ones_like", "add_", "convolution", "convolution_backward", "addmm", "mm", "copy_"}
+    beside = {
+        "mul",
+        "sum",
+        "ones_like",
+        "add_",
+        "convolution",
+        "convolution_backward",
+        "addmm",
+        "mm",
+        "copy_",
+    }
     for phase, expected in (("forward", forward), ("backward", backward)):
         found = [name for name in calls.index[calls["phase"] == phase] if name not in beside]
         assert found == [name for name in expected if name not in beside]
@@ -196,18 +215,24 @@ def test_operators_made_of_others_are_known(function):
 
 def test_products_that_are_added_up_are_all_counted():
     calls = calls_of("added", 6)
-    assert calls.loc["addbmm", "flops"].tolist() == [0.0, *[2.0 * 3 * 5 * 4] * 6]  # a copy of what is added to, first
+    assert calls.loc["addbmm", "flops"].tolist() == [
+        0.0,
+        *[2.0 * 3 * 5 * 4] * 6,
+    ]  # a copy of what is added to, first
 
 
 @pytest.mark.parametrize("function, name", [("norm", "linalg_vector_norm"), ("gap", "norm")])
-def test_a_norm_reduces_the_dimension_that_it_is_asked_for_and_not_the_one_of_its_order(function, name):
+def test_a_norm_reduces_the_dimension_that_it_is_asked_for_and_not_the_one_of_its_order(
+    function, name
+):
     calls = calls_of(function, 8)
     assert calls.loc[name, "op"] == "norm_columns" and calls.loc[name, "bytes_written"] == 4 * 8
 
 
 def test_attention_counts_values_of_another_width():
     plain, wide = (
-        calls_of(function)["flops"][calls_of(function)["family"] == "attention"] for function in ("plain", "wide")
+        calls_of(function)["flops"][calls_of(function)["family"] == "attention"]
+        for function in ("plain", "wide")
     )
     once = 2.0 * 4 * 4 * 16 * 16 * 8  # samples, heads, queries, keys, width
     assert plain.tolist() == [2 * once, 5 * once] and wide.tolist() == [3 * once, 7 * once]
@@ -215,7 +240,12 @@ def test_attention_counts_values_of_another_width():
 
 @pytest.mark.parametrize(
     "function, kernels",
-    [("plain", {"efficient"}), ("wide_half", {"efficient"}), ("few", set()), ("few_half", {"flash"})],
+    [
+        ("plain", {"efficient"}),
+        ("wide_half", {"efficient"}),
+        ("few", set()),
+        ("few_half", {"flash"}),
+    ],
 )
 def test_fused_attention_is_what_cuda_has_a_kernel_for(function, kernels):
     calls = calls_of(function)
@@ -226,7 +256,9 @@ def test_fused_attention_is_what_cuda_has_a_kernel_for(function, kernels):
 @pytest.mark.parametrize("function, bags, lookups", [("with_end", 32, 10), ("uneven", 32, 1.5)])
 def test_a_bag_counts_every_lookup(function, bags, lookups):
     calls = calls_of(function, bags)
-    forward, backward = (calls[calls["family"] == f"embedding_{way}"].iloc[0] for way in ("forward", "backward"))
+    forward, backward = (
+        calls[calls["family"] == f"embedding_{way}"].iloc[0] for way in ("forward", "backward")
+    )
     assert forward["B"] == backward["B"] == bags
     assert forward["flops"] == backward["flops"] == bags * lookups * 8
 
@@ -236,11 +268,16 @@ def test_a_fourier_transform_is_a_pass_over_its_elements():
     passes = calls[calls["op"] == "fft"]
     lines, halves = 8 * 128, 8 * 65  # real numbers, and complex ones of 8 bytes
     assert list(zip(passes["bytes_read"], passes["bytes_written"], strict=True))[:2] == [
-        (4 * lines, 8 * halves), (8 * halves, 4 * lines)
-    ]  # fmt: skip
+        (4 * lines, 8 * halves),
+        (8 * halves, 4 * lines),
+    ]
     assert set(passes["flops"]) <= {2.5 * lines * 7, 5.0 * lines * 7} and len(passes) == 4
     of_forward = calls[calls["phase"] == "forward"].groupby("name", sort=False)["op"].agg(list)
-    assert of_forward["_fft_r2c"] == ["fft", "mulu"] and of_forward["_fft_c2r"] == ["copy", "fft", "mulu"]
+    assert of_forward["_fft_r2c"] == ["fft", "mulu"] and of_forward["_fft_c2r"] == [
+        "copy",
+        "fft",
+        "mulu",
+    ]
 
 
 def test_distances_are_a_product_of_joined_sides():
@@ -251,23 +288,35 @@ def test_distances_are_a_product_of_joined_sides():
 
 def test_a_bilinear_layer_is_the_products_under_it():
     calls = calls_of("both", 32)
-    once = 2.0 * 32 * 16 * 8 * 4  # samples, both inputs, outputs; forward, and the gradient of the weight
-    assert calls["flops"][calls["family"].isin(["gemm", "bmm"])].sum() == pytest.approx(2 * once, rel=0.2)
+    once = (
+        2.0 * 32 * 16 * 8 * 4
+    )  # samples, both inputs, outputs; forward, and the gradient of the weight
+    assert calls["flops"][calls["family"].isin(["gemm", "bmm"])].sum() == pytest.approx(
+        2 * once, rel=0.2
+    )
 
 
 def test_images_are_sampled_once_and_their_gradient_is_cleared_first():
     calls = calls_of("sampled")
     image, where, result = 4 * 4 * 64 * 4, 4 * 36 * 2 * 4, 4 * 4 * 36 * 4
     forward, back = calls.loc[["grid_sampler_2d"]], calls.loc["grid_sampler_2d_backward"]
-    assert (forward["bytes_read"].item(), forward["bytes_written"].item()) == (image + where, result)
+    assert (forward["bytes_read"].item(), forward["bytes_written"].item()) == (
+        image + where,
+        result,
+    )
     assert list(back["op"]) == ["fill", "grid_sampler"]
-    assert (back["bytes_written"] == [image, image]).all() or back["bytes_written"].iloc[1] == image + where
+    assert (back["bytes_written"] == [image, image]).all() or back["bytes_written"].iloc[
+        1
+    ] == image + where
 
 
 def test_what_looks_rows_up_does_not_read_the_table():
     """Regression: an operator that the map did not know counted its whole table."""
     calls = calls_of("weighed", 8)
-    assert calls.loc["_embedding_bag_per_sample_weights_backward", "bytes_read"] == 2 * 40 * 32 + 8 * 40
+    assert (
+        calls.loc["_embedding_bag_per_sample_weights_backward", "bytes_read"]
+        == 2 * 40 * 32 + 8 * 40
+    )
     assert calls.loc["embedding_renorm_", "bytes_read"] == 40 * 32 + 8 * 40
 
 
@@ -283,11 +332,29 @@ def test_tf32_that_the_user_allowed_is_used():
     assert set(calls_of("allowing", gpu=volta)["dtype"].loc[["addmm", "mm"]]) == {"fp32"}
 
 
-@pytest.mark.parametrize(("function", "written"), [
-    ("margins", {"multi_margin_loss": 4, "multi_margin_loss_backward": 256, "multilabel_margin_loss_backward": 256}),
-    ("drawn", {"_sample_dirichlet": 512, "_dirichlet_grad": 512, "_standard_gamma": 256, "_standard_gamma_grad": 256}),
-    ("running", {"cummax": 256 + 512, "logcumsumexp": 256}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "written"),
+    [
+        (
+            "margins",
+            {
+                "multi_margin_loss": 4,
+                "multi_margin_loss_backward": 256,
+                "multilabel_margin_loss_backward": 256,
+            },
+        ),
+        (
+            "drawn",
+            {
+                "_sample_dirichlet": 512,
+                "_dirichlet_grad": 512,
+                "_standard_gamma": 256,
+                "_standard_gamma_grad": 256,
+            },
+        ),
+        ("running", {"cummax": 256 + 512, "logcumsumexp": 256}),
+    ],
+)
 def test_operators_without_a_shape_function_in_pytorch_touch_their_elements_once(function, written):
     """Of 4 x 16 elements; a beta distribution draws pairs."""
     calls = calls_of(function)
@@ -303,27 +370,37 @@ def test_a_ctc_loss_goes_frame_by_frame_and_reads_lengths_on_the_device(place, r
     assert list(passes["T"]) == [20, 20] and list(passes["H"]) == [7 if place == "host" else 11] * 2
     assert set(passes["bytes_written"]) == {4 * 20 * passes["H"].iloc[0] * 4}
     assert (
-        (calls["family"] == "memcpy_d2h").sum() == reads == calls.loc[calls["family"] == "memcpy_d2h", "blocking"].sum()
+        (calls["family"] == "memcpy_d2h").sum()
+        == reads
+        == calls.loc[calls["family"] == "memcpy_d2h", "blocking"].sum()
     )
     assert unknown_operators(graph, calls) == {}
 
 
 @pytest.mark.parametrize(
-    "options, extra", [({}, ["mul"]), ({"mode": "mean", "weighted": False}, ["div"]), ({"weighted": False}, [])]
+    "options, extra",
+    [({}, ["mul"]), ({"mode": "mean", "weighted": False}, ["div"]), ({"weighted": False}, [])],
 )
 def test_a_sparse_bag_repeats_gradients_and_scales_each_row(options, extra, capfd):
     """Regression: with weights per sample, the operator failed on fake tensors with a hundred lines of PyTorch's internals."""
     graph = captured("weighted", options=options, optimizer="sgd")
-    (node,) = (node.node_id for node in graph.nodes() if node.name.endswith("_embedding_bag_backward"))
+    (node,) = (
+        node.node_id for node in graph.nodes() if node.name.endswith("_embedding_bag_backward")
+    )
     calls = map_calls(graph)
     made = calls[calls["node_id"] == node]
     assert list(made["op"]) == ["sparse", *extra] and set(made["bytes_written"]) == {4 * 6 * 8 * 4}
     (update,) = (n for n in graph.nodes() if "sparse_rows" in n.attributes)
     assert update.attributes["sparse_rows"] == 4 * 6
     scaled, added = calls[calls["node_id"] == update.node_id].to_dict("records")
-    assert (scaled["op"], added["op"]) == ("mulu", "index_add"), "times the learning rate, then row by row"
+    assert (scaled["op"], added["op"]) == (
+        "mulu",
+        "index_add",
+    ), "times the learning rate, then row by row"
     assert scaled["bytes_written"] == scaled["bytes_read"] == 4 * 6 * 8 * 4
-    assert added["bytes_written"] <= 4 * 6 * 32, "a sector for each row, once for rows that are looked up again"
+    assert added["bytes_written"] <= 4 * 6 * 32, (
+        "a sector for each row, once for rows that are looked up again"
+    )
     assert capfd.readouterr().err == ""
 
 

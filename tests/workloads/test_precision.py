@@ -18,15 +18,27 @@ from pipeline.workloads.training_step import _replace_parameters
 from tests.workloads.small import LIKE_ANOTHER, SMALL, config_of, small
 
 pytestmark = pytest.mark.usefixtures("shallow")
-PRODUCTS = ("gemm", "bmm", "conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight", "rnn")
+PRODUCTS = (
+    "gemm",
+    "bmm",
+    "conv2d_forward",
+    "conv2d_backward_data",
+    "conv2d_backward_weight",
+    "rnn",
+)
 DLRM = {"rows": 40, "tables": 2, "dim": 8, "bottom_mlp": [4, 8], "top_mlp": [8, 1], "lookups": 3}
 CAPTURED = [(name, {}) for name in SMALL if name not in LIKE_ANOTHER] + [
     ("dlrm_ddp", {"embedding": embedding}) for embedding in ("joint_sparse", "sparse", "dense")
 ]
 RUN = [
-    ("dcgan", {}), ("transformer", {}), ("gnmt", {}), ("resnet50", {}), ("bert_large", {}), ("gpt2_large", {}),
+    ("dcgan", {}),
+    ("transformer", {}),
+    ("gnmt", {}),
+    ("resnet50", {}),
+    ("bert_large", {}),
+    ("gpt2_large", {}),
     *(("dlrm_ddp", {**DLRM, "embedding": e}) for e in ("fused", "joint_sparse", "sparse", "dense")),
-]  # fmt: skip
+]
 
 
 def pure(name, dtype="bf16", **changes):
@@ -58,7 +70,9 @@ def test_a_whole_model_lies_in_half_precision(name, changes):
     assert half.activations < 0.75 * full.activations
     sizes = floating(graph)
     assert sizes["bf16"] > 4 * sizes.get("fp32", 0)  # losses of language models ask for fp32
-    copied, before = (map_calls(g).query("family == 'memcpy_h2d'")["bytes_written"].sum() for g in (graph, plain))
+    copied, before = (
+        map_calls(g).query("family == 'memcpy_h2d'")["bytes_written"].sum() for g in (graph, plain)
+    )
     assert copied <= before
 
 
@@ -95,7 +109,11 @@ def test_a_half_precision_step_runs_for_real(name, changes, dtype):
     before = [p.detach().clone() for p in step.parameters()]
     step.run(0)
     step.run(1)
-    kept = [*step.parameters(), *step.in_kernel, *(p.grad for p in step.parameters() if p.grad is not None)]
+    kept = [
+        *step.parameters(),
+        *step.in_kernel,
+        *(p.grad for p in step.parameters() if p.grad is not None),
+    ]
     kept += [
         v
         for o in step.optimizers
@@ -104,7 +122,9 @@ def test_a_half_precision_step_runs_for_real(name, changes, dtype):
         if k != "step" and v is not None
     ]
     kept += [t for m in step.modules for t in getattr(m, "states", [])]
-    assert {t.dtype for t in kept if isinstance(t, torch.Tensor) and t.is_floating_point()} == {wanted}
+    assert {t.dtype for t in kept if isinstance(t, torch.Tensor) and t.is_floating_point()} == {
+        wanted
+    }
     assert all(not t.is_floating_point() or t.dtype == wanted for batch in step.pool for t in batch)
     assert any(not torch.equal(a, b) for a, b in zip(before, step.parameters(), strict=True))
     assert all(torch.isfinite(p).all() for p in step.parameters())  # fp16's roots do not vanish
@@ -131,7 +151,8 @@ def test_tied_weights_of_fake_models_stay_tied():
 @pytest.mark.parametrize("dtype", ["fp32", "tf32"])
 def test_pure_needs_a_half_precision(dtype):
     with pytest.raises(
-        ConfigError, match=rf"model.precision=pure: .*model.dtype={dtype}; set model.dtype=bf16 or fp16"
+        ConfigError,
+        match=rf"model.precision=pure: .*model.dtype={dtype}; set model.dtype=bf16 or fp16",
     ):
         make_step(config_of("dlrm_small", dtype=dtype, precision="pure"), 8, "meta")
     with pytest.raises(ConfigError, match=r"model\.precision=pure"):
@@ -144,27 +165,44 @@ def test_pure_needs_a_half_precision(dtype):
 
 def test_every_model_file_says_the_default():
     files = list((config_dir() / "model").glob("*.yaml"))
-    assert files and all(yaml.safe_load(path.read_text())["precision"] == "autocast" for path in files)
+    assert files and all(
+        yaml.safe_load(path.read_text())["precision"] == "autocast" for path in files
+    )
 
 
 def test_another_batch_size_needs_no_recapture():
     config = pure("gpt2_large")
     fresh = capture(config, 12)
     scaled = rescale(capture(config, 4), capture(config, 8), 12)
-    assert map_calls(scaled).drop(columns="attributes").equals(map_calls(fresh).drop(columns="attributes"))
+    assert (
+        map_calls(scaled)
+        .drop(columns="attributes")
+        .equals(map_calls(fresh).drop(columns="attributes"))
+    )
     assert scaled.memory == fresh.memory
 
 
 def test_autocast_on_the_meta_device_lowers_and_raises_what_cuda_does():
     from pipeline.as_on_cuda.mixed_precision import autocast
 
-    square, line, kernel = (torch.rand(*size, device="meta") for size in ((4, 4), (2, 4, 9), (4, 4, 3)))
+    square, line, kernel = (
+        torch.rand(*size, device="meta") for size in ((4, 4), (2, 4, 9), (4, 4, 3))
+    )
     half = square.half()
     with autocast("meta", "fp16"):
-        lowered = [torch.mv(square, square[0]), square.addmm(square, square), torch.conv_transpose1d(line, kernel),
-                   nn.functional.conv_transpose3d(line[None, None], kernel[None, None]),
-                   nn.functional.prelu(square, square[0, :1])]  # fmt: skip
-        raised = [torch.logsumexp(half, 0), nn.functional.softplus(half), half.log1p(), torch.cumprod(half, 0),
-                  nn.functional.huber_loss(half, half)]  # fmt: skip
+        lowered = [
+            torch.mv(square, square[0]),
+            square.addmm(square, square),
+            torch.conv_transpose1d(line, kernel),
+            nn.functional.conv_transpose3d(line[None, None], kernel[None, None]),
+            nn.functional.prelu(square, square[0, :1]),
+        ]
+        raised = [
+            torch.logsumexp(half, 0),
+            nn.functional.softplus(half),
+            half.log1p(),
+            torch.cumprod(half, 0),
+            nn.functional.huber_loss(half, half),
+        ]
     assert {tensor.dtype for tensor in lowered} == {torch.float16}
     assert {tensor.dtype for tensor in raised} == {torch.float32}

@@ -186,7 +186,9 @@ def calls_of(function, batch_size=4, **options):
     return calls.assign(name=calls["node_id"].map(names))
 
 
-@pytest.mark.parametrize("how, waits", [("never", 0), ("logged", 1), ("nan", 1), ("finite", 1), ("kept", 1)])
+@pytest.mark.parametrize(
+    "how, waits", [("never", 0), ("logged", 1), ("nan", 1), ("finite", 1), ("kept", 1)]
+)
 def test_a_value_that_is_logged_or_checked_is_a_wait_and_the_step_goes_on(how, waits):
     """Regression: every loop that logs `loss.item()` was refused."""
     calls = calls_of("reading", options={"how": how})
@@ -198,7 +200,8 @@ def test_a_value_that_is_logged_or_checked_is_a_wait_and_the_step_goes_on(how, w
 @pytest.mark.parametrize("how", ["compared", "counted"])
 def test_a_value_that_decides_or_counts_is_refused(how):
     with pytest.raises(
-        InputError, match=r"Tensor.item\(\) cannot be called on meta tensors in steps_of_today.py, line"
+        InputError,
+        match=r"Tensor.item\(\) cannot be called on meta tensors in steps_of_today.py, line",
     ):
         captured("reading", options={"how": how})
 
@@ -217,9 +220,13 @@ def test_distributions_that_check_their_arguments_are_captured(monkeypatch):
     assert calls_of("choosing")["blocking"].any()
 
 
-@pytest.mark.parametrize("kind, of", [("Adafactor", {}), ("ASGD", {}), ("AdamW", {"capturable": True}), ("Muon", {})])
+@pytest.mark.parametrize(
+    "kind, of", [("Adafactor", {}), ("ASGD", {}), ("AdamW", {"capturable": True}), ("Muon", {})]
+)
 def test_optimizers_that_read_or_count_on_the_device_are_captured(kind, of):
-    found = calls_of("own_optimizer" if kind != "Muon" else "matrices", options={"kind": kind, "of": of})
+    found = calls_of(
+        "own_optimizer" if kind != "Muon" else "matrices", options={"kind": kind, "of": of}
+    )
     update = found[found["phase"] == "optimizer"]
     assert update["bytes_written"].sum() >= 2 * 64 * 64 * 4
     assert update["blocking"].any() == (kind in ("Adafactor", "ASGD"))
@@ -228,7 +235,10 @@ def test_optimizers_that_read_or_count_on_the_device_are_captured(kind, of):
 def test_a_model_for_several_gpus_is_the_module_within_and_says_what_is_left_out():
     graph = captured("wrapped", options={"ddp": True})
     assert graph.warnings == (
-        "DistributedDataParallel: the step of one GPU is predicted, without the exchange of gradients",
+        (
+            "DistributedDataParallel: the step of one GPU is predicted, without the exchange of"
+            " gradients"
+        ),
     )
     spread, alone = (calls_of("wrapped", options={"ddp": ddp}) for ddp in (True, False))
     assert spread.drop(columns="node_id").equals(alone.drop(columns="node_id"))
@@ -238,7 +248,8 @@ def test_a_model_for_several_gpus_is_the_module_within_and_says_what_is_left_out
 def test_a_mask_of_a_library_is_taken_to_hide_something():
     """`transformers` asks the device whether it does, which refused every batch with an `attention_mask`."""
     plain, masked = (
-        calls_of("masked", options={"mask": mask}).query("family == 'attention'") for mask in (False, True)
+        calls_of("masked", options={"mask": mask}).query("family == 'attention'")
+        for mask in (False, True)
     )
     assert len(plain) == len(masked) == 2
     assert "mask" not in plain["attributes"].iloc[0] and "mask" in masked["attributes"].iloc[0]
@@ -246,19 +257,30 @@ def test_a_mask_of_a_library_is_taken_to_hide_something():
 
 def products(function, options, gpu=None, **given):
     calls = map_calls(captured(function, 8, options=options, **given), gpu)
-    return calls, calls[
-        calls["family"].isin(["gemm", "bmm"]) & (calls["N"] != 4) & (calls["K"] != 4) & (calls["M"] != 4)
-    ]
+    return (
+        calls,
+        calls[
+            calls["family"].isin(["gemm", "bmm"])
+            & (calls["N"] != 4)
+            & (calls["K"] != 4)
+            & (calls["M"] != 4)
+        ],
+    )
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="newer PyTorch")
 @pytest.mark.parametrize(
-    "half, gpu, kernels, waits", [(True, "H100", 3, 0), (True, "A100", 12, 3), (False, "H100", 12, 3)]
+    "half, gpu, kernels, waits",
+    [(True, "H100", 3, 0), (True, "A100", 12, 3), (False, "H100", 12, 3)],
 )
-def test_grouped_products_count_every_row_once_and_run_as_pytorch_runs_them_there(half, gpu, kernels, waits):
+def test_grouped_products_count_every_row_once_and_run_as_pytorch_runs_them_there(
+    half, gpu, kernels, waits
+):
     """Regression: refused in fp32, and unknown in bf16, in which every routed model of `transformers` runs."""
     calls, found = products("grouped", {"half": half}, load_gpu(gpu))
-    once = 2.0 * 8 * 16 * 64 * 128  # tokens, widths: forward, and the gradients of rows and of weights
+    once = (
+        2.0 * 8 * 16 * 64 * 128
+    )  # tokens, widths: forward, and the gradients of rows and of weights
     assert found["flops"].sum() == 3 * once
     assert len(found) == kernels and set(found["family"]) == {"bmm" if kernels == 3 else "gemm"}
     assert calls["blocking"].sum() == waits
@@ -269,8 +291,12 @@ def test_grouped_products_count_every_row_once_and_run_as_pytorch_runs_them_ther
 def test_what_is_picked_by_truth_values_needs_to_be_told_their_share(how):
     with pytest.raises(InputError, match=r"give the share that is true, model.picked=0.5"):
         captured("picked", options={"how": how})
-    few, many = (calls_of("picked", 64, options={"how": how}, picked=share) for share in (0.25, 0.5))
-    assert (few["family"] == "memcpy_d2h").sum() >= 1 and few["blocking"].any(), "the host waits for how many there are"
+    few, many = (
+        calls_of("picked", 64, options={"how": how}, picked=share) for share in (0.25, 0.5)
+    )
+    assert (few["family"] == "memcpy_d2h").sum() >= 1 and few["blocking"].any(), (
+        "the host waits for how many there are"
+    )
     for calls, count in ((few, 16), (many, 32)):
         rows = calls[(calls["name"] == "index") & (calls["op"] == "index")]
         assert list(rows["bytes_written"]) == [count * 64 * 4]
@@ -294,10 +320,14 @@ def test_a_gradient_by_torch_func_is_a_backward_pass() -> None:
     assert products["phase"].value_counts().to_dict() == {"forward": 2, "backward": 1}
 
 
-@pytest.mark.parametrize("function, advice", [
-    ("on_cuda", "on the `device` that the function receives"), ("flexible", "write it as F.scaled_dot_product_attention"),
-    ("distinct", "the size of its result depends on data"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, advice",
+    [
+        ("on_cuda", "on the `device` that the function receives"),
+        ("flexible", "write it as F.scaled_dot_product_attention"),
+        ("distinct", "the size of its result depends on data"),
+    ],
+)
 def test_what_cannot_be_captured_says_what_to_do_in_a_line_that_can_be_read(function, advice):
     with pytest.raises(InputError, match=r"steps_of_today.py, line \d+") as refused:
         captured(function)
@@ -306,18 +336,27 @@ def test_what_cannot_be_captured_says_what_to_do_in_a_line_that_can_be_read(func
     assert len(said) < 420 and "\n" not in said
 
 
-@pytest.mark.parametrize("pool, said", [
-    ("dict", "not dict: forward gets them in this order"), ("tensor", r"batches: \[\(x, y\)\]"),
-    ("mixed", "not a tuple that holds int"), ("empty", "one or more batches"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "pool, said",
+    [
+        ("dict", "not dict: forward gets them in this order"),
+        ("tensor", r"batches: \[\(x, y\)\]"),
+        ("mixed", "not a tuple that holds int"),
+        ("empty", "one or more batches"),
+    ],
+)
 def test_batches_are_tuples_of_tensors(pool, said):
     with pytest.raises(InputError, match=said):
         captured("pooled", options={"pool": pool})
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-@pytest.mark.parametrize("kind, additions, states", [("SparseAdam", 3, 2), ("Adagrad", 2, 1), ("SGD", 1, 0)])
-def test_a_sparse_optimizer_of_the_steps_own_updates_the_rows_of_all_parts_once(kind, additions, states, parts):
+@pytest.mark.parametrize(
+    "kind, additions, states", [("SparseAdam", 3, 2), ("Adagrad", 2, 1), ("SGD", 1, 0)]
+)
+def test_a_sparse_optimizer_of_the_steps_own_updates_the_rows_of_all_parts_once(
+    kind, additions, states, parts
+):
     """`SparseAdam` found no row in a gradient without data: its update was left out, and nothing said so."""
     graph = captured("sparse", options={"kind": kind, "parts": parts})
     calls = map_calls(graph)

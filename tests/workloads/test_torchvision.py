@@ -32,18 +32,26 @@ def models() -> ModuleType:
 def counted(name: str, **changes: object) -> tuple[pd.Series, pd.Series]:
     """How often each operator and each device call of a training step occurs."""
     graph = capture(config_of(name, **changes), 2)
-    return pd.Series(top_level_names(graph)).value_counts(), map_calls(graph)[CALL].astype(str).value_counts()
+    return pd.Series(top_level_names(graph)).value_counts(), map_calls(graph)[CALL].astype(
+        str
+    ).value_counts()
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("resnet50", {"dtype": "fp16", "memory_format": "channels_last"}), ("inception_v3", {}),
-        ("resnet50", {"mode": "inference"}), ("inception_v3", {"mode": "inference"}),
+        ("resnet50", {"dtype": "fp16", "memory_format": "channels_last"}),
+        ("inception_v3", {}),
+        ("resnet50", {"mode": "inference"}),
+        ("inception_v3", {"mode": "inference"}),
         pytest.param("resnet50", {}, marks=pytest.mark.nightly),
-        pytest.param("inception_v3", {"dtype": "fp16", "memory_format": "channels_last"}, marks=pytest.mark.nightly),
+        pytest.param(
+            "inception_v3",
+            {"dtype": "fp16", "memory_format": "channels_last"},
+            marks=pytest.mark.nightly,
+        ),
     ],
-)  # fmt: skip
+)
 def test_steps_equal_those_of_torchvision(
     models: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, object]
 ) -> None:

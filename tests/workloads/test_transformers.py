@@ -33,7 +33,9 @@ VIEWS = {"view", "reshape", "flatten", "expand", "contiguous", "alias", "to", "_
 def library() -> Any:
     """`transformers` of a release whose operators these tests know."""
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
-        pytest.skip(f"torch {torch.__version__}: slices of a whole tensor may be operators of their own")
+        pytest.skip(
+            f"torch {torch.__version__}: slices of a whole tensor may be operators of their own"
+        )
     found = pytest.importorskip("transformers")
     if int(found.__version__.split(".")[0]) != 5:
         pytest.skip(f"transformers {found.__version__}: its operators may be others")
@@ -46,16 +48,28 @@ def their_model(config: Mapping[str, Any]) -> nn.Module:
 
     hf: Any = transformers
     attention = "eager" if config["attention"] == "eager" else "sdpa"
-    width, layers, heads, tokens = (config[name] for name in ("width", "layers", "heads", "vocabulary"))
+    width, layers, heads, tokens = (
+        config[name] for name in ("width", "layers", "heads", "vocabulary")
+    )
     common = {"vocab_size": tokens, "attn_implementation": attention}
     if config["architecture"] == "gpt2":
         gpt: nn.Module = hf.GPT2LMHeadModel(
-            hf.GPT2Config(n_embd=width, n_layer=layers, n_head=heads, n_positions=config["positions"], use_cache=False,
-                          **common)
-        )  # fmt: skip
+            hf.GPT2Config(
+                n_embd=width,
+                n_layer=layers,
+                n_head=heads,
+                n_positions=config["positions"],
+                use_cache=False,
+                **common,
+            )
+        )
         return gpt
-    common |= {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
-               "max_position_embeddings": config["positions"]}  # fmt: skip
+    common |= {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": config["positions"],
+    }
     if config["architecture"] == "opt":
         opt: nn.Module = hf.OPTForCausalLM(
             hf.OPTConfig(ffn_dim=4 * width, word_embed_proj_dim=width, use_cache=False, **common)
@@ -91,7 +105,9 @@ def captured(name: str, theirs: bool, **changes: Any) -> Graph:
     """The graph of a step with four samples."""
     config = config_of(name, **{**SIZES, "layers": 2, "foreach": False, **changes})
     if theirs:
-        shape = {key: config[key] for key in ("architecture", "attention", "mode", "layers", *SIZES)}
+        shape = {
+            key: config[key] for key in ("architecture", "attention", "mode", "layers", *SIZES)
+        }
         config |= {"architecture": "custom", "target": f"{__name__}:their_step", "options": shape}
     return capture(config, 4)
 
@@ -106,16 +122,28 @@ def calls(graph: Graph) -> Counter[tuple[str, ...]]:
 
 def in_a_layer(name: str, theirs: bool, **changes: Any) -> Counter[str]:
     """How often each operator occurs in one layer, without views."""
-    three, two = (Counter(top_level_names(captured(name, theirs, layers=n, **changes))) for n in (3, 2))
-    return Counter({op: n for op, n in (three - two).items() if op.removeprefix("aten::") not in VIEWS
-                    and not op.endswith(("ViewBackward0", "AliasBackward0"))})  # fmt: skip
+    three, two = (
+        Counter(top_level_names(captured(name, theirs, layers=n, **changes))) for n in (3, 2)
+    )
+    return Counter(
+        {
+            op: n
+            for op, n in (three - two).items()
+            if op.removeprefix("aten::") not in VIEWS
+            and not op.endswith(("ViewBackward0", "AliasBackward0"))
+        }
+    )
 
 
 @pytest.mark.parametrize("mode", ["train", "inference"])
 @pytest.mark.parametrize("attention", ["eager", "fused"])
-@pytest.mark.parametrize(("dtype", "precision"), [("fp32", "autocast"), ("fp16", "autocast"), ("bf16", "pure")])
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [("fp32", "autocast"), ("fp16", "autocast"), ("bf16", "pure")]
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_call_is_one_of_the_library(name: str, attention: str, mode: str, dtype: str, precision: str) -> None:
+def test_every_call_is_one_of_the_library(
+    name: str, attention: str, mode: str, dtype: str, precision: str
+) -> None:
     changes = {"attention": attention, "mode": mode, "dtype": dtype, "precision": precision}
     ours, theirs = (captured(name, one, **changes) for one in (False, True))
     assert calls(ours) == calls(theirs)

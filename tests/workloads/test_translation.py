@@ -14,12 +14,18 @@ from pipeline.paths import config_dir
 from pipeline.workloads import make_step
 from pipeline.workloads.translation import smoothed
 
-SMALL = {"gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5},
-         "transformer": {"width": 16, "heads": 2, "layers": 1, "vocabulary": 50, "seq_len": 5}}  # fmt: skip
+SMALL = {
+    "gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5},
+    "transformer": {"width": 16, "heads": 2, "layers": 1, "vocabulary": 50, "seq_len": 5},
+}
 
 
 def config(name, **options):
-    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **SMALL[name], **options}
+    return {
+        **yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()),
+        **SMALL[name],
+        **options,
+    }
 
 
 def parameters(name, **options):
@@ -55,11 +61,17 @@ def test_the_loss_with_smoothed_labels_equals_pytorchs():
 @pytest.mark.parametrize("precision, dtype", [("pure", "fp16"), ("autocast", "fp32")])
 def test_smoothing_reads_the_logits_in_fp32(precision, dtype):
     plain, smooth = (
-        map_calls(capture(config("gnmt", label_smoothing=share, precision=precision, dtype=dtype), 4))
+        map_calls(
+            capture(config("gnmt", label_smoothing=share, precision=precision, dtype=dtype), 4)
+        )
         for share in (0.0, 0.1)
     )
     logits = 4 * 5 * 50
-    softmax = smooth[(smooth["family"] == "softmax") & (smooth["op"] == "log_softmax") & (smooth["phase"] == "loss")]
+    softmax = smooth[
+        (smooth["family"] == "softmax")
+        & (smooth["op"] == "log_softmax")
+        & (smooth["phase"] == "loss")
+    ]
     assert list(softmax["bytes_written"]) == [4.0 * logits]
     assert list(softmax["bytes_read"]) == [logits * (2.0 if dtype == "fp16" else 4.0)]
     moved = [(table["bytes_read"] + table["bytes_written"]).sum() for table in (plain, smooth)]

@@ -71,30 +71,58 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("function", "option", "says"), [
-    ("given", "kind=vector", "loss must return one number"),
-    ("given", "kind=none", "a tuple that holds NoneType"),
-    ("given", "kind=named", "Step: procedure must be a function, not str"),
-    ("given", "kind=number", "Step: loss must be a function, not int"),
-    ("given", "kind=alone", "Step: modules must be a list of torch modules"),
-    ("given", "kind=lossless", "loss must return one number"),
-    ("given", "kind=idle", "Step: forward is None: give a function"),
-    ("given", "kind=inference", "Step: forward is None: give a function (a procedure may replace it, in training alone)"),
-    ("given", "kind=detached", "loss must return a tensor that depends on trainable parameters"),
-    ("given", "kind=lonely", "a Step calls forward(*batch) and loss(output, *batch)"),
-    ("missing", "widht=3", "no option 'width' was given: did you mean 'widht'? give model.options.width=..."),
-    ("elsewhere", "width=3", "there is no model.width: a step's own options are in config['options']"),
-    ("given", "kind=bare", "[(x, y)], or [(x,)] for one tensor"),
-    ("given", "kind=arrays", "a tuple that holds ndarray"),
-    ("repeated", "kind=batch", "it calls procedure(batch, optimizers), with the tuple"),
-    ("repeated", "kind=three", "yours is defined as procedure(x, y, z)"),
-    ("repeated", "kind=two", "must be Tensor, not tuple in my_faults.py, line"),
-    ("repeated", "kind=two", "(a Step calls procedure(batch, optimizers), with the tuple of the batch's tensors"),
-    ("repeated", "kind=attribute", "(a Step calls procedure(batch, optimizers)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "option", "says"),
+    [
+        ("given", "kind=vector", "loss must return one number"),
+        ("given", "kind=none", "a tuple that holds NoneType"),
+        ("given", "kind=named", "Step: procedure must be a function, not str"),
+        ("given", "kind=number", "Step: loss must be a function, not int"),
+        ("given", "kind=alone", "Step: modules must be a list of torch modules"),
+        ("given", "kind=lossless", "loss must return one number"),
+        ("given", "kind=idle", "Step: forward is None: give a function"),
+        (
+            "given",
+            "kind=inference",
+            (
+                "Step: forward is None: give a function (a procedure may replace it, in training"
+                " alone)"
+            ),
+        ),
+        (
+            "given",
+            "kind=detached",
+            "loss must return a tensor that depends on trainable parameters",
+        ),
+        ("given", "kind=lonely", "a Step calls forward(*batch) and loss(output, *batch)"),
+        (
+            "missing",
+            "widht=3",
+            "no option 'width' was given: did you mean 'widht'? give model.options.width=...",
+        ),
+        (
+            "elsewhere",
+            "width=3",
+            "there is no model.width: a step's own options are in config['options']",
+        ),
+        ("given", "kind=bare", "[(x, y)], or [(x,)] for one tensor"),
+        ("given", "kind=arrays", "a tuple that holds ndarray"),
+        ("repeated", "kind=batch", "it calls procedure(batch, optimizers), with the tuple"),
+        ("repeated", "kind=three", "yours is defined as procedure(x, y, z)"),
+        ("repeated", "kind=two", "must be Tensor, not tuple in my_faults.py, line"),
+        (
+            "repeated",
+            "kind=two",
+            "(a Step calls procedure(batch, optimizers), with the tuple of the batch's tensors",
+        ),
+        ("repeated", "kind=attribute", "(a Step calls procedure(batch, optimizers)"),
+    ],
+)
 def test_mistakes_of_a_step_get_their_remedy(function: str, option: str, says: str) -> None:
     given = [f"model.options.{option}"] if option else []
-    (point,) = expand(["model=custom", f"model.target=my_faults:{function}", "batch_size=4", *given])
+    (point,) = expand(
+        ["model=custom", f"model.target=my_faults:{function}", "batch_size=4", *given]
+    )
     with pytest.raises(InputError) as error:
         capture(point.section("model"), point.batch_size)
     assert says in str(error.value) and "\n" not in str(error.value)
@@ -118,17 +146,42 @@ def test_what_a_step_prints_is_no_part_of_a_json_answer() -> None:
     assert "building" in done.stderr and "running" in done.stderr
 
 
-@pytest.mark.parametrize(("files", "place"), [
-    (["/home/me/net.py", "/home/me/.local/lib/python3.11/site-packages/torch/nn/modules/linear.py"], " in net.py, line 1"),
-    (["/home/me/net.py", "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py"], " in net.py, line 1"),
-    (["/home/me/net.py", "/opt/env/lib/python3.11/site-packages/timm/models/_factory.py"],
-     " in net.py, line 1 (timm/models/_factory.py, line 1)"),
-    (["/opt/env/lib/python3.11/site-packages/mynet/steps.py", "/opt/env/lib/python3.11/site-packages/torch/nn/module.py"],
-     " in mynet/steps.py, line 1"),
-    (["/opt/env/lib/python3.11/site-packages/torch/nn/module.py"], ""),
-    (["/tmp/ipykernel_77/2101.py", "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py"], " in a notebook cell, line 1"),
-    (["<ipython-input-3-0a>"], " in a notebook cell, line 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        (
+            [
+                "/home/me/net.py",
+                "/home/me/.local/lib/python3.11/site-packages/torch/nn/modules/linear.py",
+            ],
+            " in net.py, line 1",
+        ),
+        (
+            ["/home/me/net.py", "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py"],
+            " in net.py, line 1",
+        ),
+        (
+            ["/home/me/net.py", "/opt/env/lib/python3.11/site-packages/timm/models/_factory.py"],
+            " in net.py, line 1 (timm/models/_factory.py, line 1)",
+        ),
+        (
+            [
+                "/opt/env/lib/python3.11/site-packages/mynet/steps.py",
+                "/opt/env/lib/python3.11/site-packages/torch/nn/module.py",
+            ],
+            " in mynet/steps.py, line 1",
+        ),
+        (["/opt/env/lib/python3.11/site-packages/torch/nn/module.py"], ""),
+        (
+            [
+                "/tmp/ipykernel_77/2101.py",
+                "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py",
+            ],
+            " in a notebook cell, line 1",
+        ),
+        (["<ipython-input-3-0a>"], " in a notebook cell, line 1"),
+    ],
+)
 def test_the_line_is_the_users_own_wherever_libraries_are_installed(
     files: list[str], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,8 +28,12 @@ def write(folder: Path, **texts: str) -> None:
 
 
 def test_a_module_counts_with_what_it_imports_from_its_folder(folder: Path) -> None:
-    write(folder, mine="import torch, layers\nfrom pipeline.workloads.training_step import Step\n", layers="import mine\n",
-          other="WIDTH = 2\n")  # fmt: skip
+    write(
+        folder,
+        mine="import torch, layers\nfrom pipeline.workloads.training_step import Step\n",
+        layers="import mine\n",
+        other="WIDTH = 2\n",
+    )
     before = file_digests({"target": "mine:make_step"})
     assert sorted(before) == ["layers.py", "mine.py"]
     write(folder, other="WIDTH = 3\n")
@@ -39,11 +43,22 @@ def test_a_module_counts_with_what_it_imports_from_its_folder(folder: Path) -> N
 
 
 def test_a_package_counts_module_by_module_through_relative_imports(folder: Path) -> None:
-    write(folder, nets__init="", nets__steps="def make():\n    from . import blocks\n    from .deep.head import Head\n",
-          nets__blocks="", nets__deep__head="from ..blocks import Block", nets__unused="")  # fmt: skip
+    write(
+        folder,
+        nets__init="",
+        nets__steps="def make():\n    from . import blocks\n    from .deep.head import Head\n",
+        nets__blocks="",
+        nets__deep__head="from ..blocks import Block",
+        nets__unused="",
+    )
     (folder / "nets" / "init.py").rename(folder / "nets" / "__init__.py")
     found = file_digests({"target": "nets.steps:make"})
-    assert sorted(found) == ["nets/__init__.py", "nets/blocks.py", "nets/deep/head.py", "nets/steps.py"]
+    assert sorted(found) == [
+        "nets/__init__.py",
+        "nets/blocks.py",
+        "nets/deep/head.py",
+        "nets/steps.py",
+    ]
 
 
 def test_the_file_of_tables_counts(folder: Path) -> None:
@@ -83,16 +98,21 @@ def test_a_file_of_the_current_folder_does_not_stand_in_for_a_library(tmp_path: 
     script = (
         "import sys; sys.path[:] = [p for p in sys.path if p]\n"  # as the commands: `python -c` puts the folder first itself
         "from pipeline import predict\n"
-        "found = predict('V100', model='custom', batch_size=4, model__target='step_of_mine:make_step')\n"
+        "found = predict('V100', model='custom', batch_size=4,"
+        " model__target='step_of_mine:make_step')\n"
         "assert found.predicted_us > 0\n"
         "import lightgbm, scipy\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_users_module_outranks_one_of_its_name_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_module_outranks_one_of_its_name_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
     for folder in (elsewhere, here):
         folder.mkdir()

@@ -95,7 +95,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def captured(target: str, batch_size: int = 8, *overrides: str) -> Graph:
     target = target if ":" in target else f"mine_with_faults:{target}"
-    (point,) = expand(["model=custom", f"model.target={target}", f"batch_size={batch_size}", *overrides])
+    (point,) = expand(
+        ["model=custom", f"model.target={target}", f"batch_size={batch_size}", *overrides]
+    )
     return capture(point.section("model"), point.batch_size)
 
 
@@ -110,11 +112,20 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(MODULE.splitlines(), 1) if text in line)
 
 
-@pytest.mark.parametrize("function, option, unread", [
-    ("plain", "width=32", []), ("plain", "widht=32", ["model.options.widht"]), ("late", "scale=2", []),
-    ("spread", "width=32", []), ("nested", "of.width=32", []), ("nested", "of={width:32,deep:3}", ["model.options.of.deep"]),
-])  # fmt: skip
-def test_options_that_a_step_never_read_are_named(function: str, option: str, unread: list[str]) -> None:
+@pytest.mark.parametrize(
+    "function, option, unread",
+    [
+        ("plain", "width=32", []),
+        ("plain", "widht=32", ["model.options.widht"]),
+        ("late", "scale=2", []),
+        ("spread", "width=32", []),
+        ("nested", "of.width=32", []),
+        ("nested", "of={width:32,deep:3}", ["model.options.of.deep"]),
+    ],
+)
+def test_options_that_a_step_never_read_are_named(
+    function: str, option: str, unread: list[str]
+) -> None:
     said = captured(function, 8, f"model.options.{option}").warnings
     assert [text.partition(":")[0] for text in said] == unread
 
@@ -124,9 +135,13 @@ def test_a_sequence_length_that_a_step_never_read_is_named_and_options_of_step_a
     assert text == "model.seq_len: the step of mine_with_faults:plain does not use it"
 
 
-def test_a_loop_that_computes_in_full_precision_is_named_and_one_that_halves_its_model_is_not() -> None:
+def test_a_loop_that_computes_in_full_precision_is_named_and_one_that_halves_its_model_is_not() -> (
+    None
+):
     (text,) = captured("looped", 8, "model.dtype=fp16", "model.optimizer=none").warnings
-    assert text.startswith("model.dtype: ") and text.endswith("use `with step.autocast():` in its procedure")
+    assert text.startswith("model.dtype: ") and text.endswith(
+        "use `with step.autocast():` in its procedure"
+    )
     halved = captured("halved", 8, "model.dtype=fp16", "model.optimizer=none")
     assert halved.warnings == () and halved.computed == {"dtype": "fp16"}
 
@@ -141,7 +156,8 @@ def test_a_loop_that_updates_by_itself_is_said_to_and_options_without_effect_are
 
 
 @pytest.mark.parametrize(
-    "read", [dict, list, lambda o: {**o}, lambda o: o.items(), lambda o: o.values(), lambda o: o.keys()]
+    "read",
+    [dict, list, lambda o: {**o}, lambda o: o.items(), lambda o: o.values(), lambda o: o.keys()],
 )
 def test_to_read_all_options_is_to_read_each(read: object) -> None:
     config = ReadOptions({"options": {"width": 1}, "seq_len": None})
@@ -157,10 +173,19 @@ def test_a_step_that_ignores_the_batch_size_is_refused_unless_it_has_it_by_chanc
     assert captured("tokens", 8).warnings == (), "five tokens a sample, joined in one dimension"
 
 
-def test_compiled_code_is_reported_whether_it_is_compiled_in_the_function_or_at_import(folder: Path) -> None:
-    told = ("torch.compile: predicted is the code as it is written; compiled code has fewer kernels and is faster",)
+def test_compiled_code_is_reported_whether_it_is_compiled_in_the_function_or_at_import(
+    folder: Path,
+) -> None:
+    told = (
+        (
+            "torch.compile: predicted is the code as it is written; compiled code has fewer kernels"
+            " and is faster"
+        ),
+    )
     assert captured("compiled").warnings == told
-    (folder / "compiled_at_import.py").write_text(MODULE + "\n@torch.compile\ndef cube(x):\n    return x ** 3\n")
+    (folder / "compiled_at_import.py").write_text(
+        MODULE + "\n@torch.compile\ndef cube(x):\n    return x ** 3\n"
+    )
     for size in (8, 16):
         assert captured("compiled_at_import:plain", size).warnings == told
 
@@ -181,12 +206,17 @@ def test_predict_from_python_warns() -> None:
 
 @pytest.mark.parametrize("function", ["forgotten", "forgotten_table"])
 def test_modules_on_the_cpu_get_their_remedy(function: str) -> None:
-    assert refused(function).endswith("all modules are on the CPU: create them inside `with torch.device(device):`")
+    assert refused(function).endswith(
+        "all modules are on the CPU: create them inside `with torch.device(device):`"
+    )
 
 
 def test_a_tensor_on_the_cpu_gets_its_remedy_and_its_line() -> None:
     text = refused("forgotten_tensor")
-    assert f"in mine_with_faults.py, line {line_of('torch.rand(4)')}" in text and "device=x.device" in text
+    assert (
+        f"in mine_with_faults.py, line {line_of('torch.rand(4)')}" in text
+        and "device=x.device" in text
+    )
 
 
 def test_an_ordinary_error_is_not_blamed_on_the_meta_device() -> None:
@@ -197,22 +227,43 @@ def test_an_ordinary_error_is_not_blamed_on_the_meta_device() -> None:
 
 def test_another_signature_is_shown_beside_the_one_that_is_called() -> None:
     text = refused("too_few")
-    assert "called as too_few(config, batch_size, device)" in text and "defined as too_few(config)" in text
+    assert (
+        "called as too_few(config, batch_size, device)" in text
+        and "defined as too_few(config)" in text
+    )
 
 
 def test_a_function_that_is_missing_is_shown_with_those_that_exist() -> None:
-    assert "has no plian: did you mean 'plain'? it defines made, layers, plain, late" in refused("plian")
+    assert "has no plian: did you mean 'plain'? it defines made, layers, plain, late" in refused(
+        "plian"
+    )
     assert "defines no function NUMBER" in refused("NUMBER")
 
 
-@pytest.mark.parametrize("text, says", [
-    ("import torch\nimport numppy\n", "no module 'numppy', which it imports in faulty_{n}.py, line 2"),
-    ("from torch import nothing_there\n", "faulty_{n} cannot be imported: ImportError: cannot import name 'nothing_there'"),
-    ("\n\ndef (:\n", "faulty_{n} cannot be imported: SyntaxError: invalid syntax (faulty_{n}.py, line 3)"),
-    ("import torch\nx = torch.foo\ndef make(c, b, d): pass\n", "AttributeError: module 'torch' has no attribute 'foo' in "
-     "faulty_{n}.py, line 2"),
-])  # fmt: skip
-def test_a_module_that_cannot_be_imported_says_why_and_where(folder: Path, text: str, says: str) -> None:
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (
+            "import torch\nimport numppy\n",
+            "no module 'numppy', which it imports in faulty_{n}.py, line 2",
+        ),
+        (
+            "from torch import nothing_there\n",
+            "faulty_{n} cannot be imported: ImportError: cannot import name 'nothing_there'",
+        ),
+        (
+            "\n\ndef (:\n",
+            "faulty_{n} cannot be imported: SyntaxError: invalid syntax (faulty_{n}.py, line 3)",
+        ),
+        (
+            "import torch\nx = torch.foo\ndef make(c, b, d): pass\n",
+            "AttributeError: module 'torch' has no attribute 'foo' in faulty_{n}.py, line 2",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_imported_says_why_and_where(
+    folder: Path, text: str, says: str
+) -> None:
     number = abs(hash(text)) % 10_000_000
     (folder / f"faulty_{number}.py").write_text(text)
     assert says.format(n=number) in refused(f"faulty_{number}:make")

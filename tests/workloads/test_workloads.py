@@ -11,7 +11,9 @@ from pipeline.question.sections import FREE_OPTIONS
 from pipeline.workloads import make_step
 from tests.workloads.small import config_of
 
-MODELS = sorted(path.stem for path in (config_dir() / "model").glob("*.yaml") if path.stem not in FREE_OPTIONS)
+MODELS = sorted(
+    path.stem for path in (config_dir() / "model").glob("*.yaml") if path.stem not in FREE_OPTIONS
+)
 
 
 def parameters(step):
@@ -20,10 +22,18 @@ def parameters(step):
 
 @pytest.mark.parametrize(
     "name, millions",
-    [("resnet50", 25.557), ("inception_v3", 27.161), ("bert_large", 336.2), ("gpt2_large", 774.0), ("opt_13", 1315.8)],
+    [
+        ("resnet50", 25.557),
+        ("inception_v3", 27.161),
+        ("bert_large", 336.2),
+        ("gpt2_large", 774.0),
+        ("opt_13", 1315.8),
+    ],
 )
 def test_parameter_counts_are_the_published_ones(name, millions):
-    assert parameters(make_step(config_of(name), 1, "meta")) / 1e6 == pytest.approx(millions, rel=2e-4)
+    assert parameters(make_step(config_of(name), 1, "meta")) / 1e6 == pytest.approx(
+        millions, rel=2e-4
+    )
 
 
 def test_mlperf_tables_take_96_gigabytes():
@@ -31,12 +41,16 @@ def test_mlperf_tables_take_96_gigabytes():
     assert step.parameters_bytes == pytest.approx(96.1e9, rel=1e-3)
 
 
-@pytest.mark.parametrize("name, changes", [("resnet50", {"image_size": 32, "classes": 10}), ("dcgan", {"width": 4})])
+@pytest.mark.parametrize(
+    "name, changes", [("resnet50", {"image_size": 32, "classes": 10}), ("dcgan", {"width": 4})]
+)
 def test_channels_last_moves_images_and_weights_and_computes_the_same(name, changes):
     after = []
     for layout in ("contiguous", "channels_last"):
         torch.manual_seed(0)
-        step = make_step(config_of(name, memory_format=layout, optimizer="sgd", **changes), 4, "cpu")
+        step = make_step(
+            config_of(name, memory_format=layout, optimizer="sgd", **changes), 4, "cpu"
+        )
         last = layout == "channels_last"
         windows = [p for p in step.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
         assert all(p.is_contiguous(memory_format=torch.channels_last) == last for p in windows)
@@ -54,7 +68,9 @@ def test_channels_last_moves_images_and_weights_and_computes_the_same(name, chan
 
 def test_channels_last_touches_no_memory_of_a_step_that_computes_nothing():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = make_step(config_of("resnet50", memory_format="channels_last"), 5_000, "meta")  # 3 GB of images
+    step = make_step(
+        config_of("resnet50", memory_format="channels_last"), 5_000, "meta"
+    )  # 3 GB of images
     assert step.pool[0][0].stride()[1] == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # KiB
 
@@ -62,7 +78,9 @@ def test_channels_last_touches_no_memory_of_a_step_that_computes_nothing():
 @pytest.mark.parametrize("embedding", ["fused", "joint_sparse", "sparse", "dense"])
 def test_all_embeddings_learn_the_same(embedding):
     """Four ways to apply SGD to the rows that a batch used."""
-    config = config_of("dlrm_ddp", rows=30, tables=2, dim=8, bottom_mlp=[4, 8], top_mlp=[8, 1], lookups=3)
+    config = config_of(
+        "dlrm_ddp", rows=30, tables=2, dim=8, bottom_mlp=[4, 8], top_mlp=[8, 1], lookups=3
+    )
     torch.manual_seed(0)
     plain = make_step({**config, "embedding": "dense"}, 8, "cpu")
     torch.manual_seed(0)
@@ -71,7 +89,9 @@ def test_all_embeddings_learn_the_same(embedding):
     joint = other.modules[0].joint
     weights = joint.weight.data if joint is not None else other.modules[0].fused
     for step in (plain, other):
-        for own, reference in zip(step.modules[0].top.parameters(), plain.modules[0].top.parameters(), strict=True):
+        for own, reference in zip(
+            step.modules[0].top.parameters(), plain.modules[0].top.parameters(), strict=True
+        ):
             own.data.copy_(reference.data)
         for own, reference in zip(
             step.modules[0].bottom.parameters(), plain.modules[0].bottom.parameters(), strict=True
@@ -87,7 +107,11 @@ def test_all_embeddings_learn_the_same(embedding):
     plain.run(0)
     other.run(0)
     after = torch.cat([bag.weight.detach() for bag in plain.modules[0].bags])
-    found = weights if weights is not None else torch.cat([bag.weight.detach() for bag in other.modules[0].bags])
+    found = (
+        weights
+        if weights is not None
+        else torch.cat([bag.weight.detach() for bag in other.modules[0].bags])
+    )
     assert not torch.equal(after, before)
     torch.testing.assert_close(found, after)
 
@@ -98,12 +122,31 @@ def test_all_embeddings_learn_the_same(embedding):
         ("dlrm_small", {"rows": 50}),
         ("dcgan", {"width": 2}),
         ("transformer", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "seq_len": 5}),
-        ("transformer", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "seq_len": 5, "attention": "fused"}),
+        (
+            "transformer",
+            {
+                "width": 16,
+                "heads": 2,
+                "layers": 1,
+                "vocabulary": 20,
+                "seq_len": 5,
+                "attention": "fused",
+            },
+        ),
         ("gnmt", {"width": 8, "vocabulary": 20, "seq_len": 4}),
         ("resnet50", {"image_size": 32}),
-        ("bert_large", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "positions": 8, "seq_len": 8}),
-        ("gpt2_large", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "positions": 8, "seq_len": 8}),
-        ("opt_13", {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "positions": 8, "seq_len": 8}),
+        (
+            "bert_large",
+            {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "positions": 8, "seq_len": 8},
+        ),
+        (
+            "gpt2_large",
+            {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "positions": 8, "seq_len": 8},
+        ),
+        (
+            "opt_13",
+            {"width": 16, "heads": 2, "layers": 1, "vocabulary": 20, "positions": 8, "seq_len": 8},
+        ),
     ],
 )
 @pytest.mark.parametrize("mode", ["train", "inference"])
@@ -117,7 +160,8 @@ def test_every_architecture_runs_for_real(name, small, mode):
 
 
 @pytest.mark.parametrize(
-    "option, value", [("optimizer", "lion"), ("dtype", "fp8"), ("mode", "test"), ("embedding", "none")]
+    "option, value",
+    [("optimizer", "lion"), ("dtype", "fp8"), ("mode", "test"), ("embedding", "none")],
 )
 def test_unknown_options_list_the_choices(option, value):
     with pytest.raises(UnknownNameError, match=f"model.{option}.*choose one of"):
@@ -137,8 +181,13 @@ def test_sequences_longer_than_the_positions_are_refused():
 
 def test_tables_may_come_from_a_file(tmp_path, monkeypatch):
     path = tmp_path / "tables.json"
-    path.write_text('[{"num_embeddings": 10, "pooling_factor": 2.4}, {"num_embeddings": 7}, {"num_embeddings": 5}]')
-    step = make_step(config_of("dlrm_open_source", table_configs=str(path), tables=[0, 2]), 4, "meta")
+    path.write_text(
+        '[{"num_embeddings": 10, "pooling_factor": 2.4}, {"num_embeddings": 7},'
+        ' {"num_embeddings": 5}]'
+    )
+    step = make_step(
+        config_of("dlrm_open_source", table_configs=str(path), tables=[0, 2]), 4, "meta"
+    )
     assert step.in_kernel[0].shape == (15, 128)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"no such file in {tmp_path} or {project_dir()}$"):
@@ -170,9 +219,13 @@ def test_a_custom_step_comes_from_the_users_module(tmp_path, monkeypatch):
     make_step(config, 4, "cpu").run(0)
     assert "gemm" in set(map_calls(capture(config, 4))["family"])
     (tmp_path / "my_bad_model.py").write_text(
-        (tmp_path / "my_tiny_model.py").read_text().replace("(output, y)", "(output, y).long().item()")
+        (tmp_path / "my_tiny_model.py")
+        .read_text()
+        .replace("(output, y)", "(output, y).long().item()")
     )
-    with pytest.raises(InputError, match=r"my_bad_model:make_step: its step cannot be captured without a GPU.*item"):
+    with pytest.raises(
+        InputError, match=r"my_bad_model:make_step: its step cannot be captured without a GPU.*item"
+    ):
         capture({**config, "target": "my_bad_model:make_step"}, 4)
     for target, message in (
         ("my_tiny_model", "module:function"),
@@ -204,11 +257,15 @@ def test_the_documents_example_of_a_custom_model_is_predicted(tmp_path, monkeypa
     assert found.memory_bytes > 4 * (64 * 512 + 512 * 10)  # the width that the command asks for
 
 
-@pytest.mark.parametrize("name, changes", [("transformer", {"layers": 0}), ("transformer", {"heads": 7})])
+@pytest.mark.parametrize(
+    "name, changes", [("transformer", {"layers": 0}), ("transformer", {"heads": 7})]
+)
 def test_sizes_that_do_not_fit_are_named_in_one_line(name, changes):
     from pipeline.graph.capture import capture
 
-    with pytest.raises(ConfigError, match=f"model={name}: these sizes contradict each other") as raised:
+    with pytest.raises(
+        ConfigError, match=f"model={name}: these sizes contradict each other"
+    ) as raised:
         capture(config_of(name, **changes), 2)
     assert "\n" not in str(raised.value)
 

@@ -9,4 +9,6 @@ with job(snakemake):
     from pipeline.kernels.samples import write_families
 
     samples = read_samples(Path(snakemake.input.files[0]).parent)
-    write_families(samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake))
+    write_families(
+        samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake)
+    )

@@ -6,5 +6,7 @@ with job(snakemake):
     from pipeline.graph.capture import read_recorded_step
     from pipeline.graph.step_store import write_graph
 
-    graph = read_recorded_step(snakemake.input.execution_trace, snakemake.params.model, int(snakemake.wildcards.batch))
+    graph = read_recorded_step(
+        snakemake.input.execution_trace, snakemake.params.model, int(snakemake.wildcards.batch)
+    )
     write_graph(graph, snakemake.output.graph, provenance(snakemake))

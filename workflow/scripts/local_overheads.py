@@ -9,4 +9,6 @@ with job(snakemake):
     from pipeline.schemas import write_table
 
     traces = zip(snakemake.params.workloads, map(Path, snakemake.input.traces), strict=True)
-    write_table(extract_traces(traces), snakemake.output.samples, "overhead_samples", provenance(snakemake))
+    write_table(
+        extract_traces(traces), snakemake.output.samples, "overhead_samples", provenance(snakemake)
+    )

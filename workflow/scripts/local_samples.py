@@ -20,4 +20,6 @@ with job(snakemake):
     )
     collectives = measure_collectives(calls, snakemake.params.ranks)
     samples = pd.concat([samples, collectives], ignore_index=True) if len(collectives) else samples
-    write_families(samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake))
+    write_families(
+        samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake)
+    )

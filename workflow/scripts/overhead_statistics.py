@@ -11,7 +11,17 @@ with job(snakemake):
     from pipeline.show.overhead_runs import track_overheads
 
     gpu, params = snakemake.wildcards.gpu, snakemake.params
-    settings, observations = OverheadSettings(**params.settings), observations_in(snakemake.input.samples)
+    settings, observations = (
+        OverheadSettings(**params.settings),
+        observations_in(snakemake.input.samples),
+    )
     statistics = overhead_statistics(observations, gpu, settings)
     write_table(statistics, snakemake.output.overheads, "overheads", provenance(snakemake))
-    track_overheads(observations, statistics, gpu, settings, params.label, Path(snakemake.output.logged).parents[1])
+    track_overheads(
+        observations,
+        statistics,
+        gpu,
+        settings,
+        params.label,
+        Path(snakemake.output.logged).parents[1],
+    )

@@ -12,6 +12,20 @@ with job(snakemake):
 
     given, made = snakemake.params, snakemake.output
     results = Path(made.table).parents[1]
-    plan = make_plan(Objective(given.objective), expand(given.space), Limits(**given.limits), results=str(results))
-    write_plan(plan, Path(made.table), Path(made.summary), Path(made.text), Path(made.figure), provenance(snakemake))
-    track_plan(plan, Path(made.table).stem, {"front": Path(made.table)}, Path(made.logged).parents[1])
+    plan = make_plan(
+        Objective(given.objective),
+        expand(given.space),
+        Limits(**given.limits),
+        results=str(results),
+    )
+    write_plan(
+        plan,
+        Path(made.table),
+        Path(made.summary),
+        Path(made.text),
+        Path(made.figure),
+        provenance(snakemake),
+    )
+    track_plan(
+        plan, Path(made.table).stem, {"front": Path(made.table)}, Path(made.logged).parents[1]
+    )

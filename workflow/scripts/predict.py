@@ -12,7 +12,9 @@ with job(snakemake):
     given = snakemake.input
     question = Question.of(snakemake.params.question)
     measured_us = (
-        measured_step(given.measured[0], question.step_name, question.section("model")) if given.measured else None
+        measured_step(given.measured[0], question.step_name, question.section("model"))
+        if given.measured
+        else None
     )
     models = DeclaredModels([*given.models, *shipped_models(question.gpu.name)], given.overheads)
     (answer,) = Engine(models, StepFiles(given.graph, given.calls)).predict(

@@ -7,4 +7,6 @@ with job(snakemake):
     from pipeline.kernels.samples import write_families
 
     samples = read_samples(snakemake.input.latencies, snakemake.wildcards.gpu)
-    write_families(samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake))
+    write_families(
+        samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake)
+    )

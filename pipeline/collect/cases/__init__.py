@@ -10,15 +10,33 @@ from pipeline.collect.cases.case import Case, Maker, Spec, UnsupportedCallError
 __all__ = ["BUILDERS", "Case", "Maker", "Spec", "UnsupportedCallError", "build_case"]
 
 BUILDERS: Mapping[str, Callable[[Spec, Maker], Case]] = {
-    "gemm": products.gemm, "bmm": products.bmm, "attention": products.attention, "rnn": products.rnn,
-    **dict.fromkeys(("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"), products.conv2d),
-    "embedding_forward": memory.embedding_forward, "embedding_backward": memory.embedding_backward,
-    "tril_index_forward": memory.tril_index, "tril_index_backward": memory.tril_index, "index": memory.index,
-    "concat": memory.concat, "copy": memory.copy, "memset": memory.memset, "optimizer": memory.optimizer,
-    **dict.fromkeys(("memcpy_h2d", "memcpy_d2h", "memcpy_d2d"), memory.memcpy), "sort": memory.sort,
-    "elementwise": rows.elementwise, "reduction": rows.reduction, "loss": rows.loss, "softmax": rows.softmax,
-    "layer_norm": rows.layer_norm, "batch_norm": rows.batch_norm, "dropout": rows.dropout, "pooling": rows.pooling,
-}  # fmt: skip
+    "gemm": products.gemm,
+    "bmm": products.bmm,
+    "attention": products.attention,
+    "rnn": products.rnn,
+    **dict.fromkeys(
+        ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight"), products.conv2d
+    ),
+    "embedding_forward": memory.embedding_forward,
+    "embedding_backward": memory.embedding_backward,
+    "tril_index_forward": memory.tril_index,
+    "tril_index_backward": memory.tril_index,
+    "index": memory.index,
+    "concat": memory.concat,
+    "copy": memory.copy,
+    "memset": memory.memset,
+    "optimizer": memory.optimizer,
+    **dict.fromkeys(("memcpy_h2d", "memcpy_d2h", "memcpy_d2d"), memory.memcpy),
+    "sort": memory.sort,
+    "elementwise": rows.elementwise,
+    "reduction": rows.reduction,
+    "loss": rows.loss,
+    "softmax": rows.softmax,
+    "layer_norm": rows.layer_norm,
+    "batch_norm": rows.batch_norm,
+    "dropout": rows.dropout,
+    "pooling": rows.pooling,
+}
 """Families that can be measured by themselves. `collective` is missing because it needs several devices; `other` is
 replayed from a graph."""
 

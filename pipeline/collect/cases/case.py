@@ -54,7 +54,9 @@ class Spec:
     @property
     def backward(self) -> bool:
         """Whether the call computes a gradient of what `name` computes forward."""
-        return self.name.endswith("_backward") or (self.phase == "backward" and not self.attributes.get("forward_op"))
+        return self.name.endswith("_backward") or (
+            self.phase == "backward" and not self.attributes.get("forward_op")
+        )
 
     @property
     def element_bytes(self) -> int:
@@ -75,7 +77,9 @@ class Spec:
         """
         name = self.name if name is None else name
         if name not in operations:
-            raise UnsupportedCallError(f"{self.family} {self.op}: known are {', '.join(map(str, operations))}")
+            raise UnsupportedCallError(
+                f"{self.family} {self.op}: known are {', '.join(map(str, operations))}"
+            )
         return operations[name]
 
 
@@ -110,10 +114,14 @@ class Maker:
         """Uniform values in [-1, 1); integers from 0 to 99 for integer dtypes, 0 or 1 for bool."""
         kind = torch_dtype(dtype)
         if kind.is_floating_point:
-            values = torch.empty(shape, device=self.device, dtype=kind).uniform_(-1, 1, generator=self._generator)
+            values = torch.empty(shape, device=self.device, dtype=kind).uniform_(
+                -1, 1, generator=self._generator
+            )
         else:
             high = 2 if kind is torch.bool else 100
-            values = torch.randint(high, shape, device=self.device, generator=self._generator).to(kind)
+            values = torch.randint(high, shape, device=self.device, generator=self._generator).to(
+                kind
+            )
         return self.counted(values)
 
     def indices(self, rows: int, count: int, distribution: str = "uniform") -> Tensor:
@@ -128,7 +136,9 @@ class Maker:
         elif kind == "zipf":
             numbers = self._zipf(rows, count, float(parameter or 1.05))
         else:
-            raise UnsupportedCallError(f"unknown index distribution {distribution!r}: choose uniform or zipf:ALPHA")
+            raise UnsupportedCallError(
+                f"unknown index distribution {distribution!r}: choose uniform or zipf:ALPHA"
+            )
         return self.counted(numbers)
 
     def counted(self, tensor: Tensor) -> Tensor:
@@ -140,8 +150,16 @@ class Maker:
         """Inverse of the continuous distribution function of x^-alpha on 1 to rows + 1."""
         alpha = alpha if abs(alpha - 1) > 1e-3 else 1.001  # the closed form has a pole at 1
         u = torch.rand(count, device=self.device, dtype=torch.float64, generator=self._generator)
-        rank = (u * ((rows + 1.0) ** (1 - alpha) - 1) + 1).pow_(1 / (1 - alpha)).long().sub_(1).clamp_(0, rows - 1)
-        scattered: Tensor = rank.mul_(2654435761).remainder_(rows)  # Knuth's multiplicative hash scatters the ranks
+        rank = (
+            (u * ((rows + 1.0) ** (1 - alpha) - 1) + 1)
+            .pow_(1 / (1 - alpha))
+            .long()
+            .sub_(1)
+            .clamp_(0, rows - 1)
+        )
+        scattered: Tensor = rank.mul_(2654435761).remainder_(
+            rows
+        )  # Knuth's multiplicative hash scatters the ranks
         return scattered
 
 
@@ -150,4 +168,6 @@ def spec_from_row(row: Mapping[Any, Any]) -> Spec:
     dims = {name: int(row[name]) for name in DIMS if name in row and pd.notna(row[name])}
     text = row.get("attributes")
     attributes = json.loads(text) if isinstance(text, str) and text else {}
-    return Spec(str(row["family"]), str(row["op"]), str(row["phase"]), str(row["dtype"]), dims, attributes)
+    return Spec(
+        str(row["family"]), str(row["op"]), str(row["phase"]), str(row["dtype"]), dims, attributes
+    )

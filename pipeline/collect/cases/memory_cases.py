@@ -32,10 +32,17 @@ def _lookup(spec: Spec, make: Maker) -> tuple[Tensor, Tensor, Tensor, dict[str, 
     distribution = str(spec.attributes.get("distribution", "uniform"))
     weight = make.tensor(sum(rows), width, dtype=spec.dtype)
     starts = [sum(rows[:t]) for t in range(tables)]
-    index = torch.cat([make.indices(n, batch * lookups, distribution) + s for n, s in zip(rows, starts, strict=True)])
+    index = torch.cat(
+        [
+            make.indices(n, batch * lookups, distribution) + s
+            for n, s in zip(rows, starts, strict=True)
+        ]
+    )
     if spec.attributes.get("index_bytes") == 4:
         index = index.int()
-    offsets = torch.arange(0, batch * tables * lookups, lookups, device=make.device, dtype=index.dtype)
+    offsets = torch.arange(
+        0, batch * tables * lookups, lookups, device=make.device, dtype=index.dtype
+    )
     return weight, index, offsets, {"distinct_rows": int(torch.unique(index).numel())}
 
 
@@ -47,7 +54,9 @@ def embedding_forward(spec: Spec, make: Maker) -> Case:
     bag = torch.ops.aten._embedding_bag.default
     if spec.name == "fused":  # without FBGEMM, the workloads run one bag over all tables instead
         note |= SUBSTITUTE
-    return Case(spec, lambda: bag(weight, index, offsets, False, 0, True), (index, offsets), note=note)
+    return Case(
+        spec, lambda: bag(weight, index, offsets, False, 0, True), (index, offsets), note=note
+    )
 
 
 def embedding_backward(spec: Spec, make: Maker) -> Case:
@@ -60,13 +69,19 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
     if spec.name in DENSE and spec.attributes.get("bag", True) is False:
         row_grad = make.tensor(index.numel(), spec["D"], dtype=spec.dtype)
         dense_rows = aten.embedding_dense_backward.default
-        return Case(spec, lambda: dense_rows(row_grad, index, rows, -1, False), (row_grad,), note=note)
+        return Case(
+            spec, lambda: dense_rows(row_grad, index, rows, -1, False), (row_grad,), note=note
+        )
     grad = make.tensor(bags, spec["D"], dtype=spec.dtype)
-    bag_of = torch.arange(bags, device=make.device, dtype=index.dtype).repeat_interleave(spec.get("L", 1))
+    bag_of = torch.arange(bags, device=make.device, dtype=index.dtype).repeat_interleave(
+        spec.get("L", 1)
+    )
 
     def sparse() -> Tensor:
         values = torch.index_select(grad, 0, bag_of)
-        return torch.sparse_coo_tensor(index.view(1, -1), values, (rows, spec["D"]), check_invariants=False)
+        return torch.sparse_coo_tensor(
+            index.view(1, -1), values, (rows, spec["D"]), check_invariants=False
+        )
 
     def update_rows() -> Tensor:
         row_grads = torch.index_select(grad, 0, bag_of)
@@ -76,7 +91,10 @@ def embedding_backward(spec: Spec, make: Maker) -> Case:
         dense = aten._embedding_bag_dense_backward.default
         sizes = torch.full((bags,), spec.get("L", 1), device=make.device, dtype=index.dtype)
         return Case(
-            spec, lambda: dense(grad, index, bag_of, sizes, sizes, rows, False, 0, None, -1), (grad,), note=note
+            spec,
+            lambda: dense(grad, index, bag_of, sizes, sizes, rows, False, 0, None, -1),
+            (grad,),
+            note=note,
         )
     if spec.name in SPARSE:
         return Case(spec, sparse, (grad,), note=note)
@@ -99,7 +117,10 @@ def tril_index(spec: Spec, make: Maker) -> Case:
     grad = make.tensor(batch, rows.numel(), dtype=spec.dtype)
     positions = [None, rows, columns]
     put = torch.ops.aten._index_put_impl_.default
-    if spec.name in ("index_put", "_index_put_impl"):  # the graph counts clearing the gradient as a separate memset
+    if spec.name in (
+        "index_put",
+        "_index_put_impl",
+    ):  # the graph counts clearing the gradient as a separate memset
         return Case(spec, lambda: put(z, positions, grad, True, True), (grad, z))
     return Case(spec, lambda: put(torch.zeros_like(z), positions, grad, True, True), (grad,))
 
@@ -109,7 +130,10 @@ def index(spec: Spec, make: Maker) -> Case:
     width = spec.get("H", spec.get("D", 64))
     count = max(spec.get("B", spec.get("bytes", 4096) // (spec.element_bytes * width)), 1)
     table_rows = spec.get("E", count)
-    table, values = make.tensor(table_rows, width, dtype=spec.dtype), make.tensor(count, width, dtype=spec.dtype)
+    table, values = (
+        make.tensor(table_rows, width, dtype=spec.dtype),
+        make.tensor(count, width, dtype=spec.dtype),
+    )
     rows = make.indices(table_rows, count)
 
     def gather() -> Tensor:
@@ -118,19 +142,27 @@ def index(spec: Spec, make: Maker) -> Case:
     def scatter() -> Tensor:
         return table.index_add_(0, rows, values)
 
-    gathers = dict.fromkeys(("gather", "index_select", "repeat_interleave"), gather) | {"index": lambda: table[rows]}
+    gathers = dict.fromkeys(("gather", "index_select", "repeat_interleave"), gather) | {
+        "index": lambda: table[rows]
+    }
     scatters = dict.fromkeys(("scatter", "scatter_add", "index_add"), scatter) | {
         "index_copy": lambda: table.index_copy_(0, rows, values),
         "index_put": lambda: table.index_put_((rows,), values, accumulate=True),
     }
-    return Case(spec, spec.chosen({**gathers, **scatters}), (values,) if spec.name in scatters else ())
+    return Case(
+        spec, spec.chosen({**gathers, **scatters}), (values,) if spec.name in scatters else ()
+    )
 
 
 def concat(spec: Spec, make: Maker) -> Case:
     """`cat` of parts along a dimension; the parts have equal width unless the attributes give `widths`."""
     elements, count = max(spec["bytes"] // spec.element_bytes, 1), max(spec.get("tensors", 2), 1)
-    rows = spec.get("B", 0) or next((r for r in (DEFAULT_ROWS, 64, 8, 1) if elements // (r * count)), 1)
-    widths = [int(w) for w in spec.attributes.get("widths", [])] or _split(max(elements // rows, count), count)
+    rows = spec.get("B", 0) or next(
+        (r for r in (DEFAULT_ROWS, 64, 8, 1) if elements // (r * count)), 1
+    )
+    widths = [int(w) for w in spec.attributes.get("widths", [])] or _split(
+        max(elements // rows, count), count
+    )
     parts = tuple(make.tensor(rows, width, dtype=spec.dtype) for width in widths)
     if spec.name == "stack" and len(set(widths)) == 1:
         return Case(spec, lambda: torch.stack(parts, 1), parts)
@@ -162,8 +194,16 @@ def memcpy(spec: Spec, make: Maker) -> Case:
     """Copies between host and device (`pinned` or `pageable`) and within the device; on a CPU plain copies."""
     size = max(spec["bytes"], 1)
     here = make.counted(torch.ones(size, dtype=torch.uint8, device=make.device))
-    there = make.counted(torch.ones_like(here)) if spec.family == "memcpy_d2d" else torch.ones(size, dtype=torch.uint8)
-    pinned = spec.family != "memcpy_d2d" and spec.op != "pageable" and spec.attributes.get("pinned", True)
+    there = (
+        make.counted(torch.ones_like(here))
+        if spec.family == "memcpy_d2d"
+        else torch.ones(size, dtype=torch.uint8)
+    )
+    pinned = (
+        spec.family != "memcpy_d2d"
+        and spec.op != "pageable"
+        and spec.attributes.get("pinned", True)
+    )
     there = there.pin_memory() if pinned and make.device.type == "cuda" else there
     target, source = (there, here) if spec.family == "memcpy_d2h" else (here, there)
     return Case(spec, lambda: target.copy_(source, non_blocking=bool(pinned)))
@@ -195,7 +235,9 @@ def optimizer(spec: Spec, make: Maker) -> Case:
         "adagrad": torch.optim.Adagrad,
     }
     if spec.name.startswith("foreach_"):
-        return _foreach(spec, [p.data for p in parameters], [p.grad for p in parameters if p.grad is not None])
+        return _foreach(
+            spec, [p.data for p in parameters], [p.grad for p in parameters if p.grad is not None]
+        )
     stepper = spec.chosen(kinds)(parameters, lr=1e-6, foreach=make.device.type == "cuda")
     return Case(spec, stepper.step)
 
@@ -226,7 +268,9 @@ def _foreach(spec: Spec, tensors: list[Tensor], others: list[Tensor]) -> Case:
 
 def sort(spec: Spec, make: Maker) -> Case:
     """`sort`, `unique` or `topk` of int64 row numbers."""
-    keys = make.counted(torch.randint(1 << SORT_PASS_BITS, (max(spec["bytes"] // 8, 1),), device=make.device))
+    keys = make.counted(
+        torch.randint(1 << SORT_PASS_BITS, (max(spec["bytes"] // 8, 1),), device=make.device)
+    )
     operations: dict[str, Callable[[Tensor], Any]] = {
         "sort": torch.sort,
         "unique": torch.unique,

@@ -41,10 +41,16 @@ def bmm(spec: Spec, make: Maker) -> Case:
 def conv2d(spec: Spec, make: Maker) -> Case:
     """Forward convolution, or its gradient for the data or the weights, depending on the family."""
     aten = torch.ops.aten
-    groups, kernel = spec.get("groups", 1), (spec["kernel_size"], spec.get("kernel_size_w", spec["kernel_size"]))
+    groups, kernel = (
+        spec.get("groups", 1),
+        (spec["kernel_size"], spec.get("kernel_size_w", spec["kernel_size"])),
+    )
     stride = [spec.get("stride", 1), spec.get("stride_w", spec.get("stride", 1))]
     padding = [spec.get("padding", 0), spec.get("padding_w", spec.get("padding", 0))]
-    dilation, transposed = [spec.get("dilation", 1)] * 2, bool(spec.attributes.get("transposed", False))
+    dilation, transposed = (
+        [spec.get("dilation", 1)] * 2,
+        bool(spec.attributes.get("transposed", False)),
+    )
     c, d, size = spec["in_channels"], spec["out_channels"], spec["input_size"]
     extra = list(spec.attributes.get("output_padding", [0, 0])) if transposed else [0, 0]
     x = make.tensor(spec["B"], c, size, spec.get("input_size_w", size), dtype=spec.dtype)
@@ -52,7 +58,8 @@ def conv2d(spec: Spec, make: Maker) -> Case:
     w = make.tensor(*shape, dtype=spec.dtype)
 
     def forward() -> Tensor:
-        return aten.convolution.default(x, w, None, stride, padding, dilation, transposed, extra, groups)  # type: ignore[no-any-return]
+        options = None, stride, padding, dilation, transposed, extra, groups
+        return aten.convolution.default(x, w, *options)  # type: ignore[no-any-return]
 
     if spec.family == "conv2d_forward":
         return Case(spec, forward, (x,))
@@ -71,8 +78,14 @@ def rnn(spec: Spec, make: Maker) -> Case:
     kind: Any = {1: nn.RNN, 3: nn.GRU, 4: nn.LSTM}[gates]
     projected = int(spec.attributes.get("projected", 0))
     both = int(spec.attributes.get("directions", 1)) == 2
-    net = kind(spec["I"], spec["H"], spec.get("layers", 1), batch_first=True, bidirectional=both,
-               **({"proj_size": projected} if projected else {}))  # fmt: skip
+    net = kind(
+        spec["I"],
+        spec["H"],
+        spec.get("layers", 1),
+        batch_first=True,
+        bidirectional=both,
+        **({"proj_size": projected} if projected else {}),
+    )
     net = net.to(make.device, torch_dtype(spec.dtype))
     x = make.tensor(spec["B"], spec["T"], spec["I"], dtype=spec.dtype).requires_grad_()
     if not spec.backward:
@@ -82,7 +95,9 @@ def rnn(spec: Spec, make: Maker) -> Case:
                 return net(x)[0]  # type: ignore[no-any-return]
 
         return Case(spec, forward, (x,))
-    grad = make.tensor(spec["B"], spec["T"], (projected or spec["H"]) * (2 if both else 1), dtype=spec.dtype)
+    grad = make.tensor(
+        spec["B"], spec["T"], (projected or spec["H"]) * (2 if both else 1), dtype=spec.dtype
+    )
     wrt, last = [x, *net.parameters()], {}
 
     def prepare() -> None:
@@ -101,10 +116,15 @@ def attention(spec: Spec, make: Maker) -> Case:
     if spec.attributes.get("mask"):
         raise UnsupportedCallError("attention with a mask: its shape is not known")
     count, width = spec["B"], spec["K"]
-    q, k, v = (make.tensor(1, count, rows, width, dtype=spec.dtype) for rows in (spec["M"], spec["N"], spec["N"]))
+    q, k, v = (
+        make.tensor(1, count, rows, width, dtype=spec.dtype)
+        for rows in (spec["M"], spec["N"], spec["N"])
+    )
     causal = bool(spec.attributes.get("causal", False))
     if not spec.backward:
-        return Case(spec, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v))
+        return Case(
+            spec, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v)
+        )
     wrt = [tensor.requires_grad_() for tensor in (q, k, v)]
     with torch.enable_grad():
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)

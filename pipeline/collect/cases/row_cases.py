@@ -16,8 +16,22 @@ Operation = Callable[..., Any]
 
 def _unary() -> dict[str, Operation]:
     """Operations on one tensor; `addu` and the like take a scalar."""
-    same_name = ("relu", "sigmoid", "tanh", "sqrt", "rsqrt", "exp", "log", "neg", "abs", "clone", "tril", "triu",
-                 "ones_like", "zeros_like")  # fmt: skip
+    same_name = (
+        "relu",
+        "sigmoid",
+        "tanh",
+        "sqrt",
+        "rsqrt",
+        "exp",
+        "log",
+        "neg",
+        "abs",
+        "clone",
+        "tril",
+        "triu",
+        "ones_like",
+        "zeros_like",
+    )
     return {
         **{name: getattr(torch, name) for name in same_name},
         **{name: getattr(F, name) for name in ("gelu", "silu", "leaky_relu")},
@@ -41,9 +55,14 @@ def _binary() -> dict[str, Operation]:
     aten = torch.ops.aten
     gradients = ("sigmoid_backward", "tanh_backward", "gelu_backward", "silu_backward")
     return {
-        **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "pow", "maximum", "minimum")},
+        **{
+            name: getattr(torch, name)
+            for name in ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
+        },
         **{name: getattr(aten, name) for name in gradients},
-        **dict.fromkeys(("relu_backward", "threshold_backward"), lambda x, y: aten.threshold_backward(x, y, 0)),
+        **dict.fromkeys(
+            ("relu_backward", "threshold_backward"), lambda x, y: aten.threshold_backward(x, y, 0)
+        ),
         "leaky_relu_backward": lambda x, y: aten.leaky_relu_backward(x, y, 0.01, False),
         "where": lambda x, y: torch.where(x > 0, x, y),
         "lerp": lambda x, y: torch.lerp(x, y, 0.5),
@@ -74,11 +93,21 @@ def elementwise(spec: Spec, make: Maker) -> Case:
             y = make.tensor(1, 1, dtype=spec.dtype)
         else:
             column = second * b < full or (second * h == full and b != h)  # one number per row
-            y = make.tensor(b, 1, dtype=spec.dtype) if column else make.tensor(1, h, dtype=spec.dtype)
+            y = (
+                make.tensor(b, 1, dtype=spec.dtype)
+                if column
+                else make.tensor(1, h, dtype=spec.dtype)
+            )
         if name in binary:
-            return Case(spec, _in_place(binary[name], name, x, y) if in_place else lambda: binary[name](x, y), (x,))
+            return Case(
+                spec,
+                _in_place(binary[name], name, x, y) if in_place else lambda: binary[name](x, y),
+                (x,),
+            )
     if name not in unary:
-        raise UnsupportedCallError(f"elementwise {spec.op}: no benchmark; give the graph to run the op from it")
+        raise UnsupportedCallError(
+            f"elementwise {spec.op}: no benchmark; give the graph to run the op from it"
+        )
     return Case(spec, _in_place(unary[name], name, x) if in_place else lambda: unary[name](x), (x,))
 
 
@@ -108,14 +137,18 @@ def reduction(spec: Spec, make: Maker) -> Case:
     size = spec.get("outputs", b * spec.element_bytes) // spec.element_bytes
     inferred = None if size <= 1 < b * h else 0 if size == h != b else 1
     dim = {"all": None, "rows": 0, "columns": 1}.get(side, inferred)
-    return Case(spec, (lambda: operation(x)) if dim is None else (lambda: operation(x, dim=dim)), (x,))
+    return Case(
+        spec, (lambda: operation(x)) if dim is None else (lambda: operation(x, dim=dim)), (x,)
+    )
 
 
 def loss(spec: Spec, make: Maker) -> Case:
     """`mse`, `bce`, `nll` and `cross_entropy` over B samples (of H classes)."""
     aten, b, h = torch.ops.aten, spec["B"], max(spec.get("H", 1), 1)
     kind = spec.name.removesuffix("_backward").removesuffix("_loss").removesuffix("_forward")
-    kind = {"binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "logits"}.get(kind, kind)
+    kind = {"binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "logits"}.get(
+        kind, kind
+    )
     if kind in ("mse", "bce", "logits"):
         x, y = (make.tensor(b * h, dtype=spec.dtype).abs_().clamp_(0.01, 0.99) for _ in range(2))
         one = make.tensor(1, dtype=spec.dtype).squeeze()
@@ -147,7 +180,9 @@ def softmax(spec: Spec, make: Maker) -> Case:
     if not spec.backward:
         return Case(spec, lambda: forward(x, 1), (x,))
     out, grad = forward(x, 1), make.tensor(*x.shape, dtype=spec.dtype)
-    backward = aten._log_softmax_backward_data.default if log else aten._softmax_backward_data.default
+    backward = (
+        aten._log_softmax_backward_data.default if log else aten._softmax_backward_data.default
+    )
     return Case(spec, lambda: backward(grad, out, 1, x.dtype), (grad,))
 
 
@@ -171,7 +206,9 @@ def batch_norm(spec: Spec, make: Maker) -> Case:
     b, c, hw = spec["B"], spec["C"], spec["HW"]
     x, w, v = make.tensor(b, c, hw, 1, dtype=spec.dtype), make.tensor(c), make.tensor(c)
     mean, variance = make.tensor(c), make.tensor(c).abs_()
-    return _differentiable(spec, make, lambda: F.batch_norm(x, mean, variance, w, v, True), [x, w, v])
+    return _differentiable(
+        spec, make, lambda: F.batch_norm(x, mean, variance, w, v, True), [x, w, v]
+    )
 
 
 def dropout(spec: Spec, make: Maker) -> Case:
@@ -195,11 +232,15 @@ def pooling(spec: Spec, make: Maker) -> Case:
         "adaptive": lambda: F.adaptive_avg_pool2d(x, 1),
     }
     name = spec.name.removesuffix("_backward")
-    name = {"max_pool2d": "max", "avg_pool2d": "average", "adaptive_avg_pool2d": "adaptive"}.get(name, name)
+    name = {"max_pool2d": "max", "avg_pool2d": "average", "adaptive_avg_pool2d": "adaptive"}.get(
+        name, name
+    )
     return _differentiable(spec, make, spec.chosen(forward, name), [x])
 
 
-def _differentiable(spec: Spec, make: Maker, forward: Callable[[], Tensor], wrt: Sequence[Tensor]) -> Case:
+def _differentiable(
+    spec: Spec, make: Maker, forward: Callable[[], Tensor], wrt: Sequence[Tensor]
+) -> Case:
     """The forward call, or its backward by autograd.
 
     Direct calls of the backward operators are fragile, because they need cuDNN's reserve and saved indices.

@@ -3,7 +3,17 @@
 Bytes are the actual memory traffic: a broadcast operand counts once, and an in-place operand counts once.
 """
 
-from pipeline.graph.sizes import boxes, convolution, embedding, matmul, movement, optimizer, pointwise, reduction, rows
+from pipeline.graph.sizes import (
+    boxes,
+    convolution,
+    embedding,
+    matmul,
+    movement,
+    optimizer,
+    pointwise,
+    reduction,
+    rows,
+)
 from pipeline.graph.sizes.vocabulary import REGISTERED
 
 MODULES = (boxes, convolution, embedding, matmul, movement, optimizer, pointwise, reduction, rows)

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from pipeline.graph.sizes.movement import positions, sort_works
-from pipeline.graph.sizes.vocabulary import Rule, Work, filled, on_device, over, plain_result, read_bytes, size
+from pipeline.graph.sizes.vocabulary import (
+    Rule,
+    Work,
+    filled,
+    on_device,
+    over,
+    plain_result,
+    read_bytes,
+    size,
+)
 from pipeline.graph.table import Node, Tensor
 
 BOXES_OF_WORD = 64
@@ -26,10 +35,12 @@ def nms(node: Node, rule: Rule) -> list[Work] | None:
         *sort_works(count, 32, 12.0),
         over(boxes, 0, boxes.bytes + 8 * count, boxes.bytes, boxes.dtype, "index", "index_select"),
         filled(overlaps),
-        over(overlaps, 16 * pairs, boxes.bytes, overlaps.bytes / 2, "int64", "elementwise", "compare"),
+        over(
+            overlaps, 16 * pairs, boxes.bytes, overlaps.bytes / 2, "int64", "elementwise", "compare"
+        ),
         over(overlaps, 0, overlaps.bytes / 2, flags.bytes, "int64", "elementwise", "compare"),
         *positions(flags, kept),
-    ]  # fmt: skip
+    ]
 
 
 @size("roi_align")
@@ -41,5 +52,8 @@ def roi_align(node: Node, rule: Rule) -> list[Work] | None:
     pooled = given[0] if rule.options.get("backward") else result
     read = read_bytes(given)
     if rule.options.get("backward"):
-        return [filled(result), over(pooled, pooled.numel, read + result.bytes, result.bytes, pooled.dtype)]
+        return [
+            filled(result),
+            over(pooled, pooled.numel, read + result.bytes, result.bytes, pooled.dtype),
+        ]
     return [over(pooled, pooled.numel, read, pooled.bytes, pooled.dtype)]

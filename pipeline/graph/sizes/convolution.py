@@ -12,7 +12,14 @@ import math
 from typing import Any, Literal
 
 from pipeline.graph.sizes.library_launches import convolution_extra
-from pipeline.graph.sizes.vocabulary import Rule, Work, computing_dtype, image_attributes, over, size
+from pipeline.graph.sizes.vocabulary import (
+    Rule,
+    Work,
+    computing_dtype,
+    image_attributes,
+    over,
+    size,
+)
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 Direction = Literal["forward", "data", "weight"]
@@ -31,14 +38,20 @@ def convolution(node: Node, rule: Rule) -> list[Work] | None:
     family = "conv2d_backward_data" if transposed else "conv2d_forward"
     dtype, layout = computing_dtype(node, x), _attributes(node, w, dims, transposed)
     if is_unfolded(dtype, dims, rule.native_bf16):
-        works = unfolded("data", dims, w, out, x) if transposed else unfolded("forward", dims, w, x, out)
+        works = (
+            unfolded("data", dims, w, out, x)
+            if transposed
+            else unfolded("forward", dims, w, x, out)
+        )
     else:
         flops = _flops(dims, w, x if transposed else out)
         works = [Work(dims, flops, x.bytes + w.bytes, out.bytes, dtype, family, attributes=layout)]
         works += convolution_extra(family, dims, dtype, layout, rule.capability)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if isinstance(bias, Tensor):
-        works.append(over(out, out.numel, out.bytes + bias.bytes, out.bytes, out.dtype, "elementwise", "add"))
+        works.append(
+            over(out, out.numel, out.bytes + bias.bytes, out.bytes, out.dtype, "elementwise", "add")
+        )
     return works
 
 
@@ -48,7 +61,10 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
     grad, x, w = node.tensor(0), node.tensor(1), node.tensor(2)
     if not x.numel:
         return None
-    mask = next((v for v in reversed(node.values) if isinstance(v, list) and len(v) == 3), [True, True, False])
+    mask = next(
+        (v for v in reversed(node.values) if isinstance(v, list) and len(v) == 3),
+        [True, True, False],
+    )
     transposed = bool(node.value(7, False))
     dims = _dims(node, x, w, grad, 4, transposed)
     flops, dtype = _flops(dims, w, x if transposed else grad), computing_dtype(node, x)
@@ -60,17 +76,30 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
         for direction, wanted in zip(directions, mask, strict=False):
             works += unfolded(direction, dims, w, image, result) if wanted else []
     else:
-        families = ("conv2d_forward" if transposed else "conv2d_backward_data", "conv2d_backward_weight")
+        families = (
+            "conv2d_forward" if transposed else "conv2d_backward_data",
+            "conv2d_backward_weight",
+        )
         for family, other, target, wanted in zip(families, (w, x), (x, w), mask, strict=False):
             if wanted:
                 works.append(
-                    Work(dims, flops, grad.bytes + other.bytes, target.bytes, dtype, family, attributes=layout)
+                    Work(
+                        dims,
+                        flops,
+                        grad.bytes + other.bytes,
+                        target.bytes,
+                        dtype,
+                        family,
+                        attributes=layout,
+                    )
                 )
                 works += convolution_extra(family, dims, dtype, layout, rule.capability)
     if mask[2]:
         channels = grad.shape[1]
         rows = (grad.numel // channels, channels)
-        works.append(over(rows, grad.numel, grad.bytes, channels * 4, grad.dtype, "reduction", "sum_rows"))
+        works.append(
+            over(rows, grad.numel, grad.bytes, channels * 4, grad.dtype, "reduction", "sum_rows")
+        )
     return works
 
 
@@ -90,7 +119,9 @@ def _pair(value: Any, default: int) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (default, default)
 
 
-def _dims(node: Node, x: Tensor, w: Tensor, out: Tensor, first: int, transposed: bool) -> dict[str, int]:
+def _dims(
+    node: Node, x: Tensor, w: Tensor, out: Tensor, first: int, transposed: bool
+) -> dict[str, int]:
     """Dims of a convolution, in terms of a 2D convolution that is not transposed.
 
     * A transposed convolution is the data gradient of the convolution in the opposite direction.
@@ -100,7 +131,14 @@ def _dims(node: Node, x: Tensor, w: Tensor, out: Tensor, first: int, transposed:
     """
     stride, padding = _pair(node.value(first), 1), _pair(node.value(first + 1), 0)
     dilation = _pair(node.value(first + 2), 1)
-    groups = next((v for v in node.values[first + 4 : first + 7] if isinstance(v, int) and not isinstance(v, bool)), 1)
+    groups = next(
+        (
+            v
+            for v in node.values[first + 4 : first + 7]
+            if isinstance(v, int) and not isinstance(v, bool)
+        ),
+        1,
+    )
     if w.shape[0] % max(groups, 1):
         raise ValueError(f"{w.shape[0]} channels in {groups} groups")
     image, result = (out, x) if transposed else (x, out)
@@ -111,14 +149,29 @@ def _dims(node: Node, x: Tensor, w: Tensor, out: Tensor, first: int, transposed:
     kernel = (1, w.shape[-1]) if line else (w.shape[-2], w.shape[-1])
     slices, deep = math.prod(result.shape[2:-2]), math.prod(w.shape[2:-2])
     dims = {
-        "B": x.shape[0] * slices, "in_channels": w.shape[1] * groups * deep, "out_channels": w.shape[0],
+        "B": x.shape[0] * slices,
+        "in_channels": w.shape[1] * groups * deep,
+        "out_channels": w.shape[0],
         "kernel_size": kernel[0],
-        "input_size": height, "stride": stride[0], "padding": padding[0], "groups": groups,
+        "input_size": height,
+        "stride": stride[0],
+        "padding": padding[0],
+        "groups": groups,
         "dilation": dilation[0] if kernel[0] > 1 else dilation[1],
-    }  # fmt: skip
-    square = kernel[0] == kernel[1] and height == width and stride[0] == stride[1] and padding[0] == padding[1]
+    }
+    square = (
+        kernel[0] == kernel[1]
+        and height == width
+        and stride[0] == stride[1]
+        and padding[0] == padding[1]
+    )
     if not square:
-        dims |= {"kernel_size_w": kernel[1], "input_size_w": width, "stride_w": stride[1], "padding_w": padding[1]}
+        dims |= {
+            "kernel_size_w": kernel[1],
+            "input_size_w": width,
+            "stride_w": stride[1],
+            "padding_w": padding[1],
+        }
     return dims
 
 
@@ -133,9 +186,16 @@ def _output_shape(node: Node, x: Tensor, w: Tensor) -> tuple[int, ...]:
     """Shape of the result if the trace does not contain it."""
     if node.value(6, False):
         stride, padding = _pair(node.value(3), 1), _pair(node.value(4), 0)
-        sides = [(x.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + w.shape[2 + i] for i in range(len(x.shape) - 2)]
+        sides = [
+            (x.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + w.shape[2 + i]
+            for i in range(len(x.shape) - 2)
+        ]
         return (x.shape[0], w.shape[1], *sides)
-    stride, padding, dilation = _pair(node.value(3), 1), _pair(node.value(4), 0), _pair(node.value(5), 1)
+    stride, padding, dilation = (
+        _pair(node.value(3), 1),
+        _pair(node.value(4), 0),
+        _pair(node.value(5), 1),
+    )
     sides = [
         (x.shape[2 + i] + 2 * padding[i] - dilation[i] * (w.shape[2 + i] - 1) - 1) // stride[i] + 1
         for i in range(len(x.shape) - 2)
@@ -143,7 +203,10 @@ def _output_shape(node: Node, x: Tensor, w: Tensor) -> tuple[int, ...]:
     return (x.shape[0], w.shape[0], *sides)
 
 
-LIBRARY_PLACES = {"aten::cudnn_convolution_transpose": (2, 4, 5, 6), "aten::mkldnn_convolution": (3, 4, 5, 6)}
+LIBRARY_PLACES = {
+    "aten::cudnn_convolution_transpose": (2, 4, 5, 6),
+    "aten::mkldnn_convolution": (3, 4, 5, 6),
+}
 """Places of padding, stride, dilation and groups where an output padding or a bias precedes some of them."""
 
 
@@ -151,10 +214,31 @@ LIBRARY_PLACES = {"aten::cudnn_convolution_transpose": (2, 4, 5, 6), "aten::mkld
 def cudnn_convolution(node: Node, rule: Rule) -> list[Work] | None:
     """cudnn_convolution(input, weight, padding, stride, dilation, groups, ..) in traces, and its kin, without a bias."""
     x, w = node.tensor(0), node.tensor(1)
-    padding, stride, dilation, groups = (node.value(i) for i in LIBRARY_PLACES.get(node.name, (2, 3, 4, 5)))
-    values = (None, None, None, stride, padding, dilation, rule.family == "conv2d_backward_data", None, groups)
-    return convolution(Node(node.node_id, node.name, inputs=(x, w, None), values=values, outputs=node.outputs,
-                            attributes=node.attributes), rule)  # fmt: skip
+    padding, stride, dilation, groups = (
+        node.value(i) for i in LIBRARY_PLACES.get(node.name, (2, 3, 4, 5))
+    )
+    values = (
+        None,
+        None,
+        None,
+        stride,
+        padding,
+        dilation,
+        rule.family == "conv2d_backward_data",
+        None,
+        groups,
+    )
+    return convolution(
+        Node(
+            node.node_id,
+            node.name,
+            inputs=(x, w, None),
+            values=values,
+            outputs=node.outputs,
+            attributes=node.attributes,
+        ),
+        rule,
+    )
 
 
 def is_unfolded(dtype: str, dims: dict[str, int], native_bf16: bool) -> bool:
@@ -163,7 +247,9 @@ def is_unfolded(dtype: str, dims: dict[str, int], native_bf16: bool) -> bool:
     return dtype == "bf16" and not native_bf16 and not depthwise
 
 
-def unfolded(direction: Direction, dims: dict[str, int], weight: Tensor, image: Tensor, result: Tensor) -> list[Work]:
+def unfolded(
+    direction: Direction, dims: dict[str, int], weight: Tensor, image: Tensor, result: Tensor
+) -> list[Work]:
     """The launches of one direction: for each sample and group a product, and an unfolding unless the kernel is 1 x 1.
 
     Args:
@@ -178,16 +264,29 @@ def unfolded(direction: Direction, dims: dict[str, int], weight: Tensor, image: 
     pixels = math.prod(result.shape[2:])
     if not window * channels * pixels:
         return []
-    shape = {"forward": (channels, window, pixels), "data": (window, channels, pixels),
-             "weight": (channels, pixels, window)}[direction]  # fmt: skip
+    shape = {
+        "forward": (channels, window, pixels),
+        "data": (window, channels, pixels),
+        "weight": (channels, pixels, window),
+    }[direction]
     rows, summed, columns = shape
     read, written = (rows * summed + summed * columns) * size, rows * columns * size
     factors = {"B": 1, "M": rows, "N": summed, "K": columns}
     product = Work(factors, 2.0 * rows * summed * columns, read, written, "bf16", "gemm", "mm")
     sample, matrix = image.numel // max(image.shape[0], 1) // groups * size, window * pixels * size
     moved = (matrix, sample) if direction == "data" else (sample, matrix)
-    unfolding = over((window, pixels), 0, *moved, "bf16", "copy", "col2im" if direction == "data" else "im2col")
-    plain = all(dims[key] == 1 and dims.get(f"{key}_w", 1) == 1 for key in ("kernel_size", "stride"))
+    unfolding = over(
+        (window, pixels), 0, *moved, "bf16", "copy", "col2im" if direction == "data" else "im2col"
+    )
+    plain = all(
+        dims[key] == 1 and dims.get(f"{key}_w", 1) == 1 for key in ("kernel_size", "stride")
+    )
     plain = plain and not dims["padding"] and not dims.get("padding_w", 0)
-    launches = [product] if plain else [product, unfolding] if direction == "data" else [unfolding, product]
+    launches = (
+        [product]
+        if plain
+        else [product, unfolding]
+        if direction == "data"
+        else [unfolding, product]
+    )
     return launches * (result.shape[0] * groups)

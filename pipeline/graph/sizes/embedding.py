@@ -16,7 +16,16 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.graph.sizes.movement import contiguous_copy, sort_works
-from pipeline.graph.sizes.vocabulary import NUMBER, Rule, Work, filled, on_device, over, read_by_host, size
+from pipeline.graph.sizes.vocabulary import (
+    NUMBER,
+    Rule,
+    Work,
+    filled,
+    on_device,
+    over,
+    read_by_host,
+    size,
+)
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 SECTOR = 32
@@ -73,20 +82,37 @@ def fused_backward(node: Node, rule: Rule) -> list[Work]:
     start = over(one, 0, 0, 128, "int32", "sort", "scan_init")
     find = over(line, count, counts, 4, "int32", "index", "find_long_segments")
     tables = range(shape["T"])
-    long = [t for t in tables if shape["B"] * shape["lookups"][t] / shape["rows"][t] >= LONG_SEGMENT]
+    long = [
+        t for t in tables if shape["B"] * shape["lookups"][t] / shape["rows"][t] >= LONG_SEGMENT
+    ]
     short = [t for t in tables if t not in long]
     wide = {**shape, "D": shape["D"] * (1 + int(node.attributes.get("states", 0)))}
     updates = [_update(wide, long, node, "fused_sgd"), _update(wide, short, node, "fused_sgd")]
     sorted_ = sort_works(count, _key_bits(sum(shape["rows"])), index + 4.0)
-    return [linear, *sorted_, *zeros, start, runs, counter, start, scan,
-            counter, counter, find, *updates, *contiguous_copy(gradient)]  # fmt: skip
+    return [
+        linear,
+        *sorted_,
+        *zeros,
+        start,
+        runs,
+        counter,
+        start,
+        scan,
+        counter,
+        counter,
+        find,
+        *updates,
+        *contiguous_copy(gradient),
+    ]
 
 
 @size("bag_forward")
 def bag_forward(node: Node, rule: Rule) -> Work:
     """PyTorch's EmbeddingBag, one table: weight (E, D), indices, offsets."""
     result = node.result()
-    bags = result.shape[0] if result is not None and len(result.shape) == 2 else node.tensor(2).numel
+    bags = (
+        result.shape[0] if result is not None and len(result.shape) == 2 else node.tensor(2).numel
+    )
     return _lookup(_bag_shape(node.tensor(0), node.tensor(1), bags), [0], node, "bag")
 
 
@@ -101,17 +127,39 @@ def bag_backward(node: Node, rule: Rule) -> list[Work]:
     """
     gradient, indices = node.tensor(0), node.tensor(1)
     bags = gradient.shape[0]
-    rows = next((v for v in node.values if isinstance(v, int) and not isinstance(v, bool)), indices.numel)
+    rows = next(
+        (v for v in node.values if isinstance(v, int) and not isinstance(v, bool)), indices.numel
+    )
     dim, count = gradient.shape[-1], indices.numel
     if _is_sparse(node):
         moved = float(count * dim * DTYPE_BYTES.get(gradient.dtype, 4))
         shape = _bag_shape(Tensor((rows, dim), gradient.dtype), indices, bags)
         dims, lists = _dims(shape, [0])
-        read = gradient.bytes + 16.0 * count  # gradient rows repeat within a bag and come from the cache
-        repeated = Work(dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=_describe(node, lists))
+        read = (
+            gradient.bytes + 16.0 * count
+        )  # gradient rows repeat within a bag and come from the cache
+        repeated = Work(
+            dims, 0.0, read, moved, gradient.dtype, op="sparse", attributes=_describe(node, lists)
+        )
         numbers = len(node.inputs) > BAG_WEIGHTS and isinstance(node.inputs[BAG_WEIGHTS], Tensor)
-        scaled = over((count, dim), count * dim, moved + 4 * count, moved, gradient.dtype, "elementwise", "mul")
-        mean = over((count, dim), count * dim, moved + 8 * count, moved, gradient.dtype, "elementwise", "div")
+        scaled = over(
+            (count, dim),
+            count * dim,
+            moved + 4 * count,
+            moved,
+            gradient.dtype,
+            "elementwise",
+            "mul",
+        )
+        mean = over(
+            (count, dim),
+            count * dim,
+            moved + 8 * count,
+            moved,
+            gradient.dtype,
+            "elementwise",
+            "div",
+        )
         return [repeated, *[mean] * (node.value(BAG_MODE) == MEAN), *[scaled] * numbers]
     weight = Tensor((rows, dim), gradient.dtype)
     return _dense_gradient(_bag_shape(weight, indices, bags), weight, count, node, "dense")
@@ -183,23 +231,40 @@ def _bag_shape(weight: Tensor, indices: Tensor, bags: int) -> dict[str, Any]:
     return _shape(batch, [weight.shape[0]], [int(mean) if mean.is_integer() else mean], weight)
 
 
-def _shape(batch: int, rows: Sequence[int], lookups: Sequence[float], weight: Tensor) -> dict[str, Any]:
+def _shape(
+    batch: int, rows: Sequence[int], lookups: Sequence[float], weight: Tensor
+) -> dict[str, Any]:
     """Number of samples, and rows and lookups of each table; the width and dtype of tables are those of the weight."""
-    return {"B": batch, "T": len(rows), "rows": rows, "lookups": lookups, "D": weight.shape[-1],
-            "element": DTYPE_BYTES.get(weight.dtype, 4), "dtype": weight.dtype}  # fmt: skip
+    return {
+        "B": batch,
+        "T": len(rows),
+        "rows": rows,
+        "lookups": lookups,
+        "D": weight.shape[-1],
+        "element": DTYPE_BYTES.get(weight.dtype, 4),
+        "dtype": weight.dtype,
+    }
 
 
 def _dims(shape: dict[str, Any], tables: Sequence[int]) -> tuple[dict[str, int], dict[str, Any]]:
     rows, lookups = [shape["rows"][t] for t in tables], [shape["lookups"][t] for t in tables]
     count = max(1, len(tables))
-    dims = {"B": shape["B"], "T": len(tables), "E": round(sum(rows) / count), "L": max(1, round(sum(lookups) / count)),
-            "D": shape["D"]}  # fmt: skip
+    dims = {
+        "B": shape["B"],
+        "T": len(tables),
+        "E": round(sum(rows) / count),
+        "L": max(1, round(sum(lookups) / count)),
+        "D": shape["D"],
+    }
     return dims, {"rows": rows, "lookups": lookups}
 
 
 def _describe(node: Node, lists: dict[str, Any]) -> dict[str, Any]:
-    return {**lists, "distribution": node.attributes.get("distribution", "uniform"),
-            "index_bytes": node.attributes.get("index_bytes", 8)}  # fmt: skip
+    return {
+        **lists,
+        "distribution": node.attributes.get("distribution", "uniform"),
+        "index_bytes": node.attributes.get("index_bytes", 8),
+    }
 
 
 def _lookup(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -> Work:
@@ -220,12 +285,23 @@ def _update(shape: dict[str, Any], tables: Sequence[int], node: Node, op: str) -
     dims, lists = _dims(shape, tables)
     row = sectors(shape["element"] * shape["D"])
     uses = float(shape["B"] * sum(lists["lookups"]))
-    distinct = sum(distinct_rows(rows, shape["B"] * n) for rows, n in zip(lists["rows"], lists["lookups"], strict=True))
+    distinct = sum(
+        distinct_rows(rows, shape["B"] * n)
+        for rows, n in zip(lists["rows"], lists["lookups"], strict=True)
+    )
     if not tables:  # the kernel is launched, but has no work
         return over((1, 1), 0, SECTOR, 0, shape["dtype"], "index", f"{op}_empty")
     gradient = float(shape["B"] * len(tables) * row)
-    return Work(dims, uses * shape["D"], gradient + distinct * row + uses * 12.0, distinct * row, shape["dtype"],
-                "embedding_backward", op, attributes=_describe(node, lists))  # fmt: skip
+    return Work(
+        dims,
+        uses * shape["D"],
+        gradient + distinct * row + uses * 12.0,
+        distinct * row,
+        shape["dtype"],
+        "embedding_backward",
+        op,
+        attributes=_describe(node, lists),
+    )
 
 
 def distinct_rows(rows: int, uses: int) -> float:
@@ -233,14 +309,27 @@ def distinct_rows(rows: int, uses: int) -> float:
     return rows * -math.expm1(uses * math.log1p(-1.0 / rows)) if rows > 1 else 1.0
 
 
-def _dense_gradient(shape: dict[str, Any], weight: Tensor, count: int, node: Node, op: str) -> list[Work]:
+def _dense_gradient(
+    shape: dict[str, Any], weight: Tensor, count: int, node: Node, op: str
+) -> list[Work]:
     """Dense gradient: fill zeros, sort indices, find segments of one row each, and sum each segment."""
-    small = over((1, count), count, 8 * count, 8 * count, "int64", "elementwise", "index_arithmetic")
+    small = over(
+        (1, count), count, 8 * count, 8 * count, "int64", "elementwise", "index_arithmetic"
+    )
     step = over((1, count), count, 8 * count, 8 * count, "int64", "sort", "segments")
     offsets = {"B": count, "H": weight.shape[-1], "inputs": 0, "outputs": 0}
     partial = Work(offsets, 0, 12 * count, 4 * count, weight.dtype, "index", "segment_offsets")
     sorted_ = sort_works(count, _key_bits(weight.shape[0]), 16.0)
-    return [small, *sorted_, filled(weight), step, step, partial, _update(shape, [0], node, op), partial]
+    return [
+        small,
+        *sorted_,
+        filled(weight),
+        step,
+        step,
+        partial,
+        _update(shape, [0], node, op),
+        partial,
+    ]
 
 
 def _key_bits(rows: int) -> int:
@@ -266,9 +355,22 @@ def sparse_add(node: Node, rule: Rule) -> list[Work]:
     moved = count * row
     updated = moved if joined else distinct_rows(weight.shape[0], count) * row
     dims = {"B": count, "H": dim, "inputs": int(moved + updated), "outputs": int(updated)}
-    add = Work(dims, count * dim, moved + updated + 8.0 * count, updated, weight.dtype, "index", "index_add")
+    add = Work(
+        dims,
+        count * dim,
+        moved + updated + 8.0 * count,
+        updated,
+        weight.dtype,
+        "index",
+        "index_add",
+    )
     return (
-        [add] if joined else [over((count, dim), count * dim, moved, moved, weight.dtype, "elementwise", "mulu"), add]
+        [add]
+        if joined
+        else [
+            over((count, dim), count * dim, moved, moved, weight.dtype, "elementwise", "mulu"),
+            add,
+        ]
     )
 
 
@@ -302,7 +404,14 @@ def coalesce(node: Node, rule: Rule) -> list[Work]:
     runs = Work(line, count, 16.0 * count, 16.0 * count, "int64", "sort", "unique")
     read, written = float(count * row + 16 * count), used * row
     summed = over((count, dim), count * dim, read, written, weight.dtype, "index", "coalesce")
-    return [number, number, *sort_works(count, _key_bits(weight.shape[0]), 16.0), runs, read_by_host(NUMBER), summed]
+    return [
+        number,
+        number,
+        *sort_works(count, _key_bits(weight.shape[0]), 16.0),
+        runs,
+        read_by_host(NUMBER),
+        summed,
+    ]
 
 
 @size("sparse_mask")
@@ -310,5 +419,10 @@ def sparse_mask(node: Node, rule: Rule) -> Work:
     """dense.sparse_mask(sparse): picks the rows of the dense tensor at the indices of the sparse tensor."""
     weight, count = node.tensor(0), int(node.attributes["sparse_rows"])
     moved = float(count * sectors(weight.shape[-1] * DTYPE_BYTES.get(weight.dtype, 4)))
-    dims = {"B": count, "H": weight.shape[-1], "inputs": int(moved + 8 * count), "outputs": int(moved)}
+    dims = {
+        "B": count,
+        "H": weight.shape[-1],
+        "inputs": int(moved + 8 * count),
+        "outputs": int(moved),
+    }
     return Work(dims, 0.0, moved + 8.0 * count, moved, weight.dtype, "index", "index_select")

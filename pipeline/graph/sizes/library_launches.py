@@ -55,7 +55,9 @@ def splits_product(m: int, n: int, k: int, turned: bool, sms: int, capability: f
         return depth > 8 and n >= 400
     if waves <= 0.25:  # Ampere: a100x8_dlrm, a100_alexnet, a100_event_sync
         return n >= 400 and m > 8
-    return (waves <= 0.6 and n >= 400 and depth >= 30) or (not turned and n >= 1000 and waves <= 1.2 and depth >= 8)
+    return (waves <= 0.6 and n >= 400 and depth >= 30) or (
+        not turned and n >= 1000 and waves <= 1.2 and depth >= 8
+    )
 
 
 def convolution_extra(
@@ -66,20 +68,36 @@ def convolution_extra(
     PyTorch's own depthwise kernels have none.
     """
     if dims["groups"] > 1:
-        call = pd.DataFrame([{**dims, "dtype": dtype, "attributes": json.dumps(attributes, separators=(",", ":"))}])
+        call = pd.DataFrame(
+            [{**dims, "dtype": dtype, "attributes": json.dumps(attributes, separators=(",", ":"))}]
+        )
         if native(Dims(call), capability)[0]:
             return []
     kernel, square, side = dims["kernel_size"], "kernel_size_w" not in dims, dims["input_size"]
-    winograd = kernel == 3 and square and dims["stride"] == 1 and dims["in_channels"] > 32 and dims["groups"] == 1
+    winograd = (
+        kernel == 3
+        and square
+        and dims["stride"] == 1
+        and dims["in_channels"] > 32
+        and dims["groups"] == 1
+    )
     winograd = winograd and not attributes.get("volume")
     nonfused = winograd and side <= SMALL_IMAGE and dims["B"] > 9
-    forward, data, weight = (3 if nonfused else 1), (3 if nonfused else 1 if winograd else 2), (3 if winograd else 1)
+    forward, data, weight = (
+        (3 if nonfused else 1),
+        (3 if nonfused else 1 if winograd else 2),
+        (3 if winograd else 1),
+    )
     if kernel == 3 and dims["stride"] == 2 and dims["groups"] == 1 and dims["in_channels"] > 32:
         data, weight = 3, 2
     if kernel == 1 and dims["stride"] == 1:  # one matrix product per image if images are large
         data = 0 if side >= 20 else 2 if side >= 10 else 4
         weight = 1 if side >= 10 else 2
-    counts = {"conv2d_forward": forward, "conv2d_backward_data": data, "conv2d_backward_weight": weight}
+    counts = {
+        "conv2d_forward": forward,
+        "conv2d_backward_data": data,
+        "conv2d_backward_weight": weight,
+    }
     return [auxiliary(dtype, "convolution")] * counts[family]
 
 

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from pipeline.graph.sizes.library_launches import auxiliary, splits_product
 from pipeline.graph.sizes.pointwise import one_pass
-from pipeline.graph.sizes.vocabulary import Rule, Work, computing_dtype, filled, over, read_by_host, size
+from pipeline.graph.sizes.vocabulary import (
+    Rule,
+    Work,
+    computing_dtype,
+    filled,
+    over,
+    read_by_host,
+    size,
+)
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor
 
 
@@ -26,7 +34,14 @@ def matmul(node: Node, rule: Rule) -> list[Work] | None:
         return None
     element = DTYPE_BYTES.get(a.dtype, 4)
     out = Tensor((batch, m, k), a.dtype)
-    dims = {"B": batch, "M": m, "N": n, "K": k, "trans_a": _transposed(a), "trans_b": _transposed(b)}
+    dims = {
+        "B": batch,
+        "M": m,
+        "N": n,
+        "K": k,
+        "trans_a": _transposed(a),
+        "trans_b": _transposed(b),
+    }
     read = float((batch * m * n + _factor_size(b, batch) * n * k) * element)
     works = []
     if added is not None:
@@ -34,11 +49,15 @@ def matmul(node: Node, rule: Rule) -> list[Work] | None:
         fused = vector and n > 1 and k > 1
         read += added.stored_bytes if fused else out.bytes
         if not fused and node.value(3, 1) != 0:
-            works.append(over((m, k), 0, added.stored_bytes, out.bytes, a.dtype, "elementwise", "copy"))
+            works.append(
+                over((m, k), 0, added.stored_bytes, out.bytes, a.dtype, "elementwise", "copy")
+            )
     operation = rule.op if added is not None or rule.family != "gemm" else "mm"
     dtype = computing_dtype(node, a)
     works.append(Work(dims, 2.0 * batch * m * n * k, read, out.bytes, dtype, op=operation))
-    turned = dims["trans_b"] == 1 or (dims["trans_b"] is None and added is not None)  # the weight of a layer
+    turned = dims["trans_b"] == 1 or (
+        dims["trans_b"] is None and added is not None
+    )  # the weight of a layer
     split = batch == 1 and splits_product(m, n, k, turned, rule.sms, rule.capability)
     return [*works, auxiliary(dtype, "split_k")] if split else works
 
@@ -82,7 +101,9 @@ def grouped(node: Node, rule: Rule) -> list[Work] | None:
     if not groups * m * n * k:
         return None
     flat = (len(a.shape) == 2, len(b.shape) == 2)
-    once = 1 if any(flat) else groups  # the sizes read above are of all groups if a factor is split into groups
+    once = (
+        1 if any(flat) else groups
+    )  # the sizes read above are of all groups if a factor is split into groups
     flops = 2.0 * once * m * n * k
     if flat == (True, True):
         n = -(-n // groups)
@@ -93,10 +114,27 @@ def grouped(node: Node, rule: Rule) -> list[Work] | None:
     result = node.result()
     written = float(result.bytes if result else groups * m * k * DTYPE_BYTES.get(a.dtype, 4))
     dtype = computing_dtype(node, a)
-    dims = {"B": groups, "M": m, "N": n, "K": k, "trans_a": _transposed(a), "trans_b": _transposed(b)}
-    if (a.dtype == "bf16" and int(rule.capability) in GROUPED_KERNEL) or not isinstance(offsets, Tensor):
+    dims = {
+        "B": groups,
+        "M": m,
+        "N": n,
+        "K": k,
+        "trans_a": _transposed(a),
+        "trans_b": _transposed(b),
+    }
+    if (a.dtype == "bf16" and int(rule.capability) in GROUPED_KERNEL) or not isinstance(
+        offsets, Tensor
+    ):
         return [Work(dims, flops, float(a.bytes + b.bytes), written, dtype)]
-    one = Work({**dims, "B": 1}, flops / groups, (a.bytes + b.bytes) / groups, written / groups, dtype, "gemm", "mm")
+    one = Work(
+        {**dims, "B": 1},
+        flops / groups,
+        (a.bytes + b.bytes) / groups,
+        written / groups,
+        dtype,
+        "gemm",
+        "mm",
+    )
     return [read_by_host(offsets), *[one] * groups]
 
 
@@ -105,8 +143,14 @@ def linear(node: Node, rule: Rule) -> list[Work] | None:
     """linear as one operator (on a CPU): input (..., N), weight (K, N), optional bias."""
     x, w = node.tensor(0), node.tensor(1)
     rows, width = x.rows_width()
-    flat = replace(node, inputs=(Tensor((rows, width), x.dtype), Tensor((w.shape[1], w.shape[0]), w.dtype, (1, width))),
-                   values=())  # fmt: skip
+    flat = replace(
+        node,
+        inputs=(
+            Tensor((rows, width), x.dtype),
+            Tensor((w.shape[1], w.shape[0]), w.dtype, (1, width)),
+        ),
+        values=(),
+    )
     works = matmul(flat, rule)
     for work in works or []:
         work.op = "linear" if len(node.tensors()) > 2 else "mm"
@@ -129,18 +173,36 @@ def euclidean(node: Node, rule: Rule) -> list[Work]:
             filled(norm),
         ]
         works += [one_pass(x, x, x.numel, x.dtype, "mulu")] if number == 0 else []
-        joined_dims = {"bytes": wide.bytes, "tensors": 3, "B": wide.rows_width()[0], "H": wide.shape[-1]}
+        joined_dims = {
+            "bytes": wide.bytes,
+            "tensors": 3,
+            "B": wide.rows_width()[0],
+            "H": wide.shape[-1],
+        }
         works.append(Work(joined_dims, 0, wide.bytes, wide.bytes, x.dtype, "concat", "cat"))
         joined.append(wide)
     a, b = joined
     batch = math.prod(a.shape[:-2])
     width = a.shape[-1]
-    left = Tensor((batch, a.shape[-2], width), a.dtype) if batch > 1 else Tensor((a.shape[-2], width), a.dtype)
-    right = Tensor((batch, width, b.shape[-2]), b.dtype) if batch > 1 else Tensor((width, b.shape[-2]), b.dtype)
+    left = (
+        Tensor((batch, a.shape[-2], width), a.dtype)
+        if batch > 1
+        else Tensor((a.shape[-2], width), a.dtype)
+    )
+    right = (
+        Tensor((batch, width, b.shape[-2]), b.dtype)
+        if batch > 1
+        else Tensor((width, b.shape[-2]), b.dtype)
+    )
     family = "bmm" if batch > 1 else "gemm"
-    product = matmul(replace(node, inputs=(left, right), values=()), replace(rule, family=family, op=family))
+    product = matmul(
+        replace(node, inputs=(left, right), values=()), replace(rule, family=family, op=family)
+    )
     out = Tensor((batch, a.shape[-2], b.shape[-2]), a.dtype)
-    works += [replace(work, family=family if work.family is None else work.family) for work in product or []]
+    works += [
+        replace(work, family=family if work.family is None else work.family)
+        for work in product or []
+    ]
     return [
         *works,
         one_pass(out, out, out.numel, out.dtype, "relu"),

@@ -55,7 +55,9 @@ def concat(node: Node, rule: Rule) -> list[Work] | None:
         attributes = {
             "widths": [part.numel // rows for part in group[:16]],
             "strided": not all(t.contiguous for t in group),
-            "scattered": any(scattered(t, Tensor(t.shape, t.dtype)) and 2 * t.bytes > total for t in group),
+            "scattered": any(
+                scattered(t, Tensor(t.shape, t.dtype)) and 2 * t.bytes > total for t in group
+            ),
         }
         works.append(Work(dims, 0, total, total, group[0].dtype, attributes=attributes))
     return works
@@ -122,7 +124,9 @@ def nonzero(node: Node, rule: Rule) -> list[Work]:
     4. One kernel converts each position to an index per dimension.
     """
     result = node.result()
-    return positions(node.tensor(0), result.shape[0] if result and result.shape else node.tensor(0).numel)
+    return positions(
+        node.tensor(0), result.shape[0] if result and result.shape else node.tensor(0).numel
+    )
 
 
 @size("nonzero_of_masks")
@@ -131,8 +135,14 @@ def nonzero_of_masks(node: Node, rule: Rule) -> list[Work]:
 
     Source: `expandTensors` in ATen/native/IndexingUtils.h.
     """
-    masks = [t for t in node.tensors()[1:] if t.dtype in ("bool", "uint8") and not t.host and t.shape]
-    picked = node.tensors()[-1] if node.name.startswith(("aten::index_put", "aten::_index_put")) else node.result()
+    masks = [
+        t for t in node.tensors()[1:] if t.dtype in ("bool", "uint8") and not t.host and t.shape
+    ]
+    picked = (
+        node.tensors()[-1]
+        if node.name.startswith(("aten::index_put", "aten::_index_put"))
+        else node.result()
+    )
     masks = masks if picked not in masks or len(masks) > 1 else []
     rest = math.prod(node.tensor(0).shape[len(masks[0].shape) :]) if masks else 1
     count = max(1, picked.numel // max(rest, 1)) if picked else 1
@@ -145,7 +155,13 @@ def positions(mask: Tensor, count: int) -> list[Work]:
     counted = over(line, mask.numel, mask.bytes, 8, mask.dtype, "reduction", "sum_all")
     listed = over(line, mask.numel, mask.bytes, position_bytes, mask.dtype)
     split = over(
-        (1, count), count, position_bytes, position_bytes * len(mask.shape), "int64", "elementwise", "index_arithmetic"
+        (1, count),
+        count,
+        position_bytes,
+        position_bytes * len(mask.shape),
+        "int64",
+        "elementwise",
+        "index_arithmetic",
     )
     return [counted, read_by_host(NUMBER), filled(NUMBER), listed, split]
 
@@ -171,10 +187,22 @@ def index_put(node: Node, rule: Rule) -> list[Work] | None:
     if features:
         main.dims = {"B": target.shape[0], "F": features}
         main.family, main.op = "tril_index_backward", "index_put"
-    count = max((values.shape[0] if t.dtype == "bool" and values.shape else t.numel for t in indices), default=1)
+    count = max(
+        (values.shape[0] if t.dtype == "bool" and values.shape else t.numel for t in indices),
+        default=1,
+    )
     one = over((1, count), count, 8 * count, 8 * count, "int64", "elementwise", "index_arithmetic")
-    arithmetic = sum(3 if not t.host else 0 for t in indices)  # remainder, multiply, add per index tensor
-    return [*[one] * arithmetic, *contiguous_copy(values), one, one, *sort_works(count, 64, 16.0), main]
+    arithmetic = sum(
+        3 if not t.host else 0 for t in indices
+    )  # remainder, multiply, add per index tensor
+    return [
+        *[one] * arithmetic,
+        *contiguous_copy(values),
+        one,
+        one,
+        *sort_works(count, 64, 16.0),
+        main,
+    ]
 
 
 def scatter_into(values: Tensor, indices: list[Tensor]) -> Work:
@@ -196,7 +224,7 @@ def sort_works(count: int, key_bits: int, pair_bytes: float) -> list[Work]:
         Work(dims, 0.0, keys, 0.0, "int64", "sort", "radix_sort_histogram"),
         Work(bins, 0.0, 1024.0 * passes, 1024.0 * passes, "int32", "sort", "radix_sort_scan"),
         *[Work(dims, 0.0, moved, moved, "int64", "sort", "radix_sort_pass") for _ in range(passes)],
-    ]  # fmt: skip
+    ]
 
 
 @size("sort")
@@ -210,10 +238,15 @@ def sort(node: Node, rule: Rule) -> list[Work]:
 def nothing_known(node: Node, rule: Rule) -> Work | None:
     """An operator without a rule: only its bytes are known; it is counted as not modelled."""
     result = plain_result(node)
-    read, written = read_bytes(node.tensors()), float(sum(t.bytes for t in on_device(node.results())))
+    read, written = (
+        read_bytes(node.tensors()),
+        float(sum(t.bytes for t in on_device(node.results()))),
+    )
     if not read + written:
         return None
-    return Work({**rows_width(result), "bytes": int(read + written)}, 0.0, read, written, main_dtype(node))
+    return Work(
+        {**rows_width(result), "bytes": int(read + written)}, 0.0, read, written, main_dtype(node)
+    )
 
 
 def _triangle(square: Tensor, picked: list[Tensor]) -> int:
@@ -231,7 +264,8 @@ def _rows_joined(parts: list[Tensor], result: Tensor | None) -> int:
     """Rows of a concatenation: elements before the dimension in which the parts differ from the result, at least one."""
     first, whole = parts[0].shape, (result or parts[0]).shape
     joined = next(
-        (at for at, (part, size) in enumerate(zip(first, whole, strict=False)) if part != size), len(whole) - 1
+        (at for at, (part, size) in enumerate(zip(first, whole, strict=False)) if part != size),
+        len(whole) - 1,
     )
     return max(math.prod(whole[: max(joined, 0)]), 1)
 
@@ -262,7 +296,11 @@ def collective(node: Node, rule: Rule) -> Work:
 def index_put_nested(node: Node, rule: Rule) -> list[Work] | None:
     """_index_put_impl_ in a trace: only sort and addition, because arithmetic and copies are child operators."""
     works = index_put(node, rule)
-    return None if works is None else [w for w in works if w.family in ("sort", "index", "tril_index_backward")]
+    return (
+        None
+        if works is None
+        else [w for w in works if w.family in ("sort", "index", "tril_index_backward")]
+    )
 
 
 @size("pad")

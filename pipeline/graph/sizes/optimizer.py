@@ -23,7 +23,11 @@ def foreach(node: Node, rule: Rule) -> list[Work] | None:
     """
     if not node.tensors():
         raise LookupError(f"{node.name}: its shapes are unknown")
-    lists = [tuple(t for t in argument if t.numel) for argument in node.inputs if isinstance(argument, tuple)]
+    lists = [
+        tuple(t for t in argument if t.numel)
+        for argument in node.inputs
+        if isinstance(argument, tuple)
+    ]
     lists = [found for found in lists if on_device(found)]
     if not lists or not lists[0]:
         return None
@@ -45,7 +49,9 @@ def fused_optimizer(node: Node, rule: Rule) -> list[Work] | None:
     (ATen/native/cuda/fused_adam_utils.cuh). The step counters are not counted.
     """
     lists = [argument for argument in node.inputs if isinstance(argument, tuple)]
-    whole = [tensors for tensors in lists if [t.shape for t in tensors] == [t.shape for t in lists[0]]]
+    whole = [
+        tensors for tensors in lists if [t.shape for t in tensors] == [t.shape for t in lists[0]]
+    ]
     options = {"written": len(whole) - 1, "depth": len(whole)}
     return foreach(replace(node, inputs=tuple(whole), values=()), replace(rule, options=options))
 
@@ -57,7 +63,17 @@ def foreach_norm(node: Node, rule: Rule) -> list[Work] | None:
     if works:
         count = sum(work.dims["tensors"] or 0 for work in works)
         small = {"B": count, "H": 320, "inputs": 1280 * count, "outputs": 4 * count}
-        works.append(Work(small, 320.0 * count, 1280.0 * count, 4.0 * count, works[0].dtype, "reduction", "norm_join"))
+        works.append(
+            Work(
+                small,
+                320.0 * count,
+                1280.0 * count,
+                4.0 * count,
+                works[0].dtype,
+                "reduction",
+                "norm_join",
+            )
+        )
     return works
 
 

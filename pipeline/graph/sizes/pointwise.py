@@ -41,7 +41,9 @@ def elementwise(node: Node, rule: Rule) -> Work | None:
     flops = result.numel * float(rule.options.get("flops", 1))
     strided = any(t.numel > 1 and not _same_layout(t, result) for t in inputs)
     attributes = {"strided": True} if strided else {}
-    return over(result, flops, read, written, main_dtype(node), rule.family, op, attributes=attributes)
+    return over(
+        result, flops, read, written, main_dtype(node), rule.family, op, attributes=attributes
+    )
 
 
 @size("likelihood")
@@ -52,7 +54,11 @@ def likelihood(node: Node, rule: Rule) -> Work | None:
     if not (count := labels.numel):
         return None
     label_bytes, touched = DTYPE_BYTES.get(labels.dtype, 8) * count, int(SECTOR_BYTES) * count
-    read, written = (label_bytes, touched) if backward else (label_bytes + touched, DTYPE_BYTES.get(scores.dtype, 4))
+    read, written = (
+        (label_bytes, touched)
+        if backward
+        else (label_bytes + touched, DTYPE_BYTES.get(scores.dtype, 4))
+    )
     dims = {"B": count, "H": scores.numel // count, "inputs": read, "outputs": written}
     return Work(dims, 4.0 * count, read, written, scores.dtype)
 
@@ -110,13 +116,25 @@ def copy(node: Node, rule: Rule) -> Work | None:
     if alike and not _expanded(source):
         return copied(target, "memcpy_d2d", "memcpy", "cudaMemcpyAsync")
     family, op = "copy", "transpose"
-    attributes: dict[str, object] = {"shape": list(source.shape), "strides": list(source.strides or ())}
+    attributes: dict[str, object] = {
+        "shape": list(source.shape),
+        "strides": list(source.strides or ()),
+    }
     attributes |= {"strided": True, "scattered": scattered(source, target)}
     if source.dtype != target.dtype:
         family, op, attributes = "elementwise", "cast", {}
     elif source.contiguous and target.contiguous:
         family, op, attributes = "elementwise", "copy", {}
-    moved = over(target, 0, source.stored_bytes, target.bytes, main_dtype(node), family, op, attributes=attributes)
+    moved = over(
+        target,
+        0,
+        source.stored_bytes,
+        target.bytes,
+        main_dtype(node),
+        family,
+        op,
+        attributes=attributes,
+    )
     return replace(moved, dims={**moved.dims, "bytes": target.bytes}, api="cudaLaunchKernel")
 
 
@@ -126,7 +144,10 @@ def clone(node: Node, rule: Rule) -> Work | None:
     source = node.tensors()[0]
     kept = all(value in (None, 1) for value in node.values[1:]) and source.dense
     target = Tensor(
-        source.shape, source.dtype, source.strides if kept else contiguous_strides(source.shape), source.host
+        source.shape,
+        source.dtype,
+        source.strides if kept else contiguous_strides(source.shape),
+        source.host,
     )
     return copy(replace(node, name="aten::copy_", inputs=(target, source), outputs=()), rule)
 
@@ -164,7 +185,15 @@ def ctc_loss_backward(node: Node, rule: Rule) -> list[Work]:
     problems, blanks are separate element-wise kernels; this is counted as one pass over alphas and betas.
     """
     x, alphas = node.tensor(1), node.tensor(6)
-    collected = over(x, 4.0 * alphas.numel, x.bytes + 2 * alphas.bytes, x.bytes, x.dtype, "loss", "ctc_loss_gradient")
+    collected = over(
+        x,
+        4.0 * alphas.numel,
+        x.bytes + 2 * alphas.bytes,
+        x.bytes,
+        x.dtype,
+        "loss",
+        "ctc_loss_gradient",
+    )
     padded = over(x, 0, 0, x.bytes, x.dtype, "elementwise", "fill")
     betas = _lattice(x, alphas.shape[-1], rule)
     return [*_lengths_to_device(x), filled(alphas), filled(x), betas, collected, padded]
@@ -181,7 +210,13 @@ def _lattice(x: Tensor, states: int, rule: Rule) -> Work:
     frames, batch = x.shape[0], x.shape[1]
     written = batch * frames * states * (x.bytes // max(x.numel, 1))
     work = over(
-        (batch * frames, states), 8.0 * batch * frames * states, x.bytes, written, x.dtype, rule.family, rule.op
+        (batch * frames, states),
+        8.0 * batch * frames * states,
+        x.bytes,
+        written,
+        x.dtype,
+        rule.family,
+        rule.op,
     )
     return replace(work, dims={**work.dims, "T": frames})
 
@@ -194,8 +229,17 @@ def _host_device_copy(source: Tensor, target: Tensor, node: Node) -> Work:
     kind = "h2d" if source.host else "d2h"
     waits = not bool(node.value(2, False))
     dims = {"bytes": max(source.bytes, target.bytes)}
-    return Work(dims, 0.0, source.bytes, target.bytes, target.dtype, f"memcpy_{kind}",
-                "pageable" if waits else "pinned", "cudaMemcpyAsync", waits)  # fmt: skip
+    return Work(
+        dims,
+        0.0,
+        source.bytes,
+        target.bytes,
+        target.dtype,
+        f"memcpy_{kind}",
+        "pageable" if waits else "pinned",
+        "cudaMemcpyAsync",
+        waits,
+    )
 
 
 def _largest(node: Node) -> Tensor:
@@ -211,7 +255,11 @@ def _same_layout(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors store their elements in the same order without gaps (unknown strides count as contiguous)."""
     if not a.strides or not b.strides or a.shape != b.shape:
         return a.contiguous and b.contiguous and a.numel == b.numel
-    return a.dense and b.dense and all(a.strides[i] == b.strides[i] for i, size in enumerate(a.shape) if size != 1)
+    return (
+        a.dense
+        and b.dense
+        and all(a.strides[i] == b.strides[i] for i, size in enumerate(a.shape) if size != 1)
+    )
 
 
 def _expanded(tensor: Tensor) -> bool:

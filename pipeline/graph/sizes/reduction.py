@@ -44,10 +44,21 @@ def reduction(node: Node, rule: Rule) -> list[Work] | Work | None:
     element = source.bytes // source.numel
     rows, width = _split(source.shape, dims, side)
     read = source.stored_bytes
-    main = over((rows, width), source.numel, read, written * element, source.dtype, op=f"{rule.op}_{side}")
+    main = over(
+        (rows, width), source.numel, read, written * element, source.dtype, op=f"{rule.op}_{side}"
+    )
     if not _across_blocks(rows, width, side, rule.sms):
         return main
-    zeroed = Work({"bytes": 4 * written}, 0, 0, 4 * written, "int32", "memset", "semaphores", "cudaMemsetAsync")
+    zeroed = Work(
+        {"bytes": 4 * written},
+        0,
+        0,
+        4 * written,
+        "int32",
+        "memset",
+        "semaphores",
+        "cudaMemsetAsync",
+    )
     return [zeroed, main]
 
 
@@ -78,7 +89,9 @@ def _across_blocks(rows: int, width: int, side: str, sms: int) -> bool:
     if side == "all":
         return blocks_share_outputs(1, rows * width, True, sms)
     columns = side == "columns"
-    return blocks_share_outputs(rows if columns else width, width if columns else rows, columns, sms)
+    return blocks_share_outputs(
+        rows if columns else width, width if columns else rows, columns, sms
+    )
 
 
 def _split(shape: tuple[int, ...], dims: set[int], side: str) -> tuple[int, int]:

@@ -47,7 +47,14 @@ def layer_norm_backward(node: Node, rule: Rule) -> list[Work]:
     dims = {"B": x.numel // width, "H": width, "inputs": 2 * x.bytes, "outputs": x.bytes}
     return [
         Work(dims, 8 * x.numel, 2 * x.bytes, x.bytes, x.dtype, op="layer_norm_input"),
-        Work({**dims, "outputs": 8 * width}, 4 * x.numel, 2 * x.bytes, 8 * width, x.dtype, op="layer_norm_weight"),
+        Work(
+            {**dims, "outputs": 8 * width},
+            4 * x.numel,
+            2 * x.bytes,
+            8 * width,
+            x.dtype,
+            op="layer_norm_weight",
+        ),
     ]
 
 
@@ -60,9 +67,15 @@ def group_norm(node: Node, rule: Rule) -> list[Work]:
     3. One pass that applies them.
     """
     x = node.tensor(0)
-    batch, count, groups = int(node.value(3, x.shape[0])), int(node.value(4, x.shape[1])), int(node.value(6, 1))
+    batch, count, groups = (
+        int(node.value(3, x.shape[0])),
+        int(node.value(4, x.shape[1])),
+        int(node.value(6, 1)),
+    )
     rows = batch * groups
-    moments = over((rows, x.numel // rows), 4 * x.numel, x.bytes, 8 * rows, x.dtype, "reduction", "var_columns")
+    moments = over(
+        (rows, x.numel // rows), 4 * x.numel, x.bytes, 8 * rows, x.dtype, "reduction", "var_columns"
+    )
     return [moments, *_per_channel(node, batch * count), _applied(x, reads=1)]
 
 
@@ -71,7 +84,15 @@ def group_norm_backward(node: Node, rule: Rule) -> list[Work]:
     """Group norm, backward: sums over the pixels of every channel, factors from these sums, and the gradients."""
     x = node.tensor(1)
     rows = x.shape[0] * x.shape[1]
-    sums = over((rows, x.numel // rows), 4 * x.numel, 2 * x.bytes, 8 * rows, x.dtype, "reduction", "sum_columns")
+    sums = over(
+        (rows, x.numel // rows),
+        4 * x.numel,
+        2 * x.bytes,
+        8 * rows,
+        x.dtype,
+        "reduction",
+        "sum_columns",
+    )
     factors = _per_channel(node, rows)
     return [sums, *factors, _applied(x, reads=2), *factors]
 
@@ -79,7 +100,11 @@ def group_norm_backward(node: Node, rule: Rule) -> list[Work]:
 def _per_channel(node: Node, count: int) -> list[Work]:
     """A small kernel over the channels of all samples; none if the norm has no weight."""
     weighed = any(len(tensor.shape) == 1 for tensor in node.tensors())
-    return [over((1, count), 2 * count, 8 * count, 8 * count, "fp32", "elementwise", "addcmul")] if weighed else []
+    return (
+        [over((1, count), 2 * count, 8 * count, 8 * count, "fp32", "elementwise", "addcmul")]
+        if weighed
+        else []
+    )
 
 
 def _applied(x: Tensor, reads: int) -> Work:
@@ -94,7 +119,10 @@ def channel_sums(node: Node, rule: Rule) -> Work | None:
     x = images[0]
     if not x.numel:
         return None
-    rows, written = (x.numel // x.shape[1], x.shape[1]), sum(result.bytes for result in node.results())
+    rows, written = (
+        (x.numel // x.shape[1], x.shape[1]),
+        sum(result.bytes for result in node.results()),
+    )
     return over(rows, 2 * x.numel, read_bytes(images), written, x.dtype, op=f"{rule.op}_rows")
 
 
@@ -103,7 +131,11 @@ def channel_rows(node: Node, rule: Rule) -> Work:
     """A small kernel over one row of numbers per channel, such as the sums of each rank."""
     received = node.tensors()[-1]
     return over(
-        (1, received.numel), 4 * received.numel, received.bytes, sum(t.bytes for t in node.results()), received.dtype
+        (1, received.numel),
+        4 * received.numel,
+        received.bytes,
+        sum(t.bytes for t in node.results()),
+        received.dtype,
     )
 
 
@@ -115,18 +147,35 @@ def logsumexp(node: Node, rule: Rule) -> list[Work]:
     """
     x = node.tensor(0)
     result = node.result() or x
-    whole = {"B": x.numel // max(x.shape[-1], 1), "H": x.shape[-1], "inputs": x.bytes, "outputs": x.bytes}
+    whole = {
+        "B": x.numel // max(x.shape[-1], 1),
+        "H": x.shape[-1],
+        "inputs": x.bytes,
+        "outputs": x.bytes,
+    }
     short = {"B": 1, "H": result.numel, "inputs": result.bytes, "outputs": result.bytes}
     reduced = {**whole, "outputs": result.bytes}
 
     def over(dims: dict[str, int], family: str, op: str) -> Work:
         return Work(
-            dims, float(dims["B"] * dims["H"]), float(dims["inputs"]), float(dims["outputs"]), x.dtype, family, op
+            dims,
+            float(dims["B"] * dims["H"]),
+            float(dims["inputs"]),
+            float(dims["outputs"]),
+            x.dtype,
+            family,
+            op,
         )
 
     few = [over(short, "elementwise", op) for op in ("abs", "compare", "masked_fill", "log", "add")]
-    return [over(reduced, "reduction", "max_columns"), *few[:3], over(whole, "elementwise", "sub"),
-            over(whole, "elementwise", "exp"), over(reduced, "reduction", "sum_columns"), *few[3:]]  # fmt: skip
+    return [
+        over(reduced, "reduction", "max_columns"),
+        *few[:3],
+        over(whole, "elementwise", "sub"),
+        over(whole, "elementwise", "exp"),
+        over(reduced, "reduction", "sum_columns"),
+        *few[3:],
+    ]
 
 
 @size("channels")
@@ -147,11 +196,28 @@ def channels(node: Node, rule: Rule) -> Work | None:
     batch, count = (big.shape[0], big.shape[1]) if len(big.shape) > 1 else (1, big.numel)
     written = float(sum(t.bytes for t in node.results() if len(t.shape) >= 3) or big.bytes)
     known = node.value(int(rule.options.get("training", -1)), True) is False
-    again = 0.0 if known else (float(rule.options.get("passes", 1)) - 1) * float(rule.options.get("reads", 1))
+    again = (
+        0.0
+        if known
+        else (float(rule.options.get("passes", 1)) - 1) * float(rule.options.get("reads", 1))
+    )
     read = read_bytes(node.tensors()) + again * big.bytes
-    dims = {"B": batch, "C": count, "HW": big.numel // (batch * count), "inputs": int(read), "outputs": int(written)}
-    return Work({**dims, **_window(node, rule)}, 4.0 * big.numel, read, written, main_dtype(node),
-                op="batch_norm_inference" if known else None, attributes=image_attributes(node))  # fmt: skip
+    dims = {
+        "B": batch,
+        "C": count,
+        "HW": big.numel // (batch * count),
+        "inputs": int(read),
+        "outputs": int(written),
+    }
+    return Work(
+        {**dims, **_window(node, rule)},
+        4.0 * big.numel,
+        read,
+        written,
+        main_dtype(node),
+        op="batch_norm_inference" if known else None,
+        attributes=image_attributes(node),
+    )
 
 
 @size("attention")
@@ -180,13 +246,22 @@ def attention(node: Node, rule: Rule) -> Work:
         rule.op == "flash" and len(node.inputs) <= 6 + first
     ):  # a stand-in for `F.scaled_dot_product_attention`, whose kernel PyTorch chooses
         said["chosen"] = True
-    return Work(dims, flops, read_bytes(node.tensors()), written, q.dtype, attributes={"causal": causal, **said})
+    return Work(
+        dims,
+        flops,
+        read_bytes(node.tensors()),
+        written,
+        q.dtype,
+        attributes={"causal": causal, **said},
+    )
 
 
 def _flag(node: Node, at: int) -> bool:
     """Boolean argument `at`; a stand-in has fewer arguments, so its only boolean is used."""
     flag = node.value(at)
-    return flag if isinstance(flag, bool) else True in [v for v in node.values if isinstance(v, bool)]
+    return (
+        flag if isinstance(flag, bool) else True in [v for v in node.values if isinstance(v, bool)]
+    )
 
 
 @size("rnn")
@@ -198,7 +273,12 @@ def rnn(node: Node, rule: Rule) -> Work:
     """
     x = node.tensor(1 if rule.options.get("backward") else 0)
     shape = node.attributes["rnn"]
-    gates, width, layers, directions = shape["gates"], shape["hidden"], shape["layers"], shape["directions"]
+    gates, width, layers, directions = (
+        shape["gates"],
+        shape["hidden"],
+        shape["layers"],
+        shape["directions"],
+    )
     weights = float(shape["weight_bytes"])
     projected = int(shape.get("projected", 0))
     fed = projected or width
@@ -206,11 +286,26 @@ def rnn(node: Node, rule: Rule) -> Work:
     steps = shape["tokens"] * shape["batch"] * directions
     flops = sum(2.0 * width * (gates * (inputs + fed) + projected) for inputs in per_layer) * steps
     out = steps * fed * (x.bytes // max(1, x.numel))
-    dims = {"B": shape["batch"], "T": shape["tokens"], "I": x.shape[-1], "H": width, "layers": layers}
+    dims = {
+        "B": shape["batch"],
+        "T": shape["tokens"],
+        "I": x.shape[-1],
+        "H": width,
+        "layers": layers,
+    }
     factor = 2.0 if rule.options.get("backward") else 1.0
     dtype = computing_dtype(node, x)
-    said = {"directions": directions, "gates": gates} | ({"projected": projected} if projected else {})
-    return Work(dims, factor * flops, factor * (x.bytes + weights), factor * layers * out, dtype, attributes=said)
+    said = {"directions": directions, "gates": gates} | (
+        {"projected": projected} if projected else {}
+    )
+    return Work(
+        dims,
+        factor * flops,
+        factor * (x.bytes + weights),
+        factor * layers * out,
+        dtype,
+        attributes=said,
+    )
 
 
 def _window(node: Node, rule: Rule) -> dict[str, int]:
@@ -218,7 +313,9 @@ def _window(node: Node, rule: Rule) -> dict[str, int]:
     at = rule.options.get("window")
     window: dict[str, int] = {}
     if at is not None:
-        for name, value in zip(("kernel_size", "stride", "padding"), node.values[at : at + 3], strict=False):
+        for name, value in zip(
+            ("kernel_size", "stride", "padding"), node.values[at : at + 3], strict=False
+        ):
             if isinstance(value, list) and value:
                 window[name] = int(value[0])
     return window

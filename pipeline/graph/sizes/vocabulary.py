@@ -31,7 +31,9 @@ class Rule:
     options: dict[str, Any] = field(default_factory=dict)
     sms: int = 80  # SM count of the GPU if known. Libraries split work by it.
     capability: float = 7.0  # Of the GPU if known. Libraries choose algorithms by it.
-    native_bf16: bool = True  # Whether the GPU computes in bf16. Otherwise cuDNN is not used for bf16.
+    native_bf16: bool = (
+        True  # Whether the GPU computes in bf16. Otherwise cuDNN is not used for bf16.
+    )
 
 
 @dataclass
@@ -69,9 +71,15 @@ def size(name: str) -> Callable[[Function], Function]:
 
 
 def over(
-    rows: Tensor | tuple[int, int], flops: float, read: float, written: float, dtype: str, family: str | None = None,
-    op: str | None = None, **more: Any,
-) -> Work:  # fmt: skip
+    rows: Tensor | tuple[int, int],
+    flops: float,
+    read: float,
+    written: float,
+    dtype: str,
+    family: str | None = None,
+    op: str | None = None,
+    **more: Any,
+) -> Work:
     """A kernel over rows (number, width) of elements. The bytes that it reads and writes are its dims too.
 
     `more`: other fields of `Work`.
@@ -105,7 +113,9 @@ def computing_dtype(node: Node, operand: Tensor) -> str:
 
 def image_attributes(node: Node) -> dict[str, Any]:
     """The attribute `layout` of an operator on images in NHWC; PyTorch uses NHWC if any operand has this layout."""
-    innermost = node.attributes.get("memory_format") == "channels_last" or any(map(_innermost, node.tensors()))
+    innermost = node.attributes.get("memory_format") == "channels_last" or any(
+        map(_innermost, node.tensors())
+    )
     return {"layout": "nhwc"} if innermost else {}
 
 
@@ -123,7 +133,12 @@ def rows_width(tensor: Tensor) -> dict[str, int]:
 def scattered(source: Tensor, target: Tensor) -> bool:
     """Whether a warp that writes neighbouring elements reads each from a sector of its own."""
     inner = next((i for i in reversed(range(len(target.shape))) if target.shape[i] > 1), None)
-    if inner is None or not source.strides or len(source.strides) != len(target.shape) or not target.contiguous:
+    if (
+        inner is None
+        or not source.strides
+        or len(source.strides) != len(target.shape)
+        or not target.contiguous
+    ):
         return False
     apart = source.strides[inner] * source.bytes / max(source.numel, 1)
     return bool(apart >= SECTOR_BYTES and target.shape[inner] >= WARP)

@@ -11,7 +11,17 @@ import pandas as pd
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.palette import ACTIVE, SERIES, series_colours
-from pipeline.show.figures.layout import MARKERS, TEXT, WIDE, Board, Page, check_file, plain_ticks, rows_height, save_as
+from pipeline.show.figures.layout import (
+    MARKERS,
+    TEXT,
+    WIDE,
+    Board,
+    Page,
+    check_file,
+    plain_ticks,
+    rows_height,
+    save_as,
+)
 from pipeline.show.sentences import gpus_named
 
 if TYPE_CHECKING:
@@ -31,13 +41,20 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     """
     models = list(dict.fromkeys(table["model_variant"]))
     parts = [table[table["model_variant"] == model].reset_index(drop=True) for model in models]
-    labels = [[f"{row.gpu}, batch {row.batch_size:,}" for row in rows.itertuples()] for rows in parts]
+    labels = [
+        [f"{row.gpu}, batch {row.batch_size:,}" for row in rows.itertuples()] for rows in parts
+    ]
     board = Board([rows_height(names, page) for names in labels for _ in range(2)], page, columns=2)
     currency = table["currency"].dropna().iloc[0]
     for number, (model, rows, names) in enumerate(zip(models, parts, labels, strict=True)):
         left, right = board.panels[2 * number : 2 * number + 2]
-        for axes, column, colour in ((left, "samples_per_s", ACTIVE), (right, "samples_per_dollar", MONEY)):
-            board.label_rows(axes, names if axes is left or board.columns == 1 else [""] * len(names))
+        for axes, column, colour in (
+            (left, "samples_per_s", ACTIVE),
+            (right, "samples_per_dollar", MONEY),
+        ):
+            board.label_rows(
+                axes, names if axes is left or board.columns == 1 else [""] * len(names)
+            )
             _bars(axes, rows, column, colour)
             board.number_ticks(axes)
         board.names(left, "throughput, relative")
@@ -47,17 +64,24 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     priced = table[table["price_per_hour"].notna()].drop_duplicates("gpu")
     prices = ", ".join(f"{row.gpu} {row.price_per_hour:.4g}" for row in priced.itertuples())
     providers = ", ".join(dict.fromkeys(filter(None, table["provider"].dropna())))
-    board.note(f"Best batch of each GPU. {currency} per hour{f' ({providers})' if providers else ''}: {prices}.")
+    board.note(
+        f"Best batch of each GPU. {currency} per hour{f' ({providers})' if providers else ''}:"
+        f" {prices}."
+    )
     return board.figure
 
 
 def _winner(rows: pd.DataFrame, currency: str) -> str:
     """The title of the right panel: which GPU gives most for the money, or which tie."""
-    priced = rows[rows["samples_per_dollar"].notna()].sort_values("samples_per_dollar", ascending=False, kind="stable")
+    priced = rows[rows["samples_per_dollar"].notna()].sort_values(
+        "samples_per_dollar", ascending=False, kind="stable"
+    )
     if len(priced) < 2:
         return ""
     middle = 1 / priced["samples_per_dollar"]
-    low, high = (middle * priced["samples_per_s"] / priced[f"{end}_samples_per_s"] for end in ("high", "low"))
+    low, high = (
+        middle * priced["samples_per_s"] / priced[f"{end}_samples_per_s"] for end in ("high", "low")
+    )
     tie = priced[tied_gpus(list(zip(middle, low, high, strict=True)))]
     if len(tie) > 1:
         return f"{gpus_named(list(tie['gpu']))} tie per {currency}: {why_tied(tie.itertuples())}"
@@ -69,10 +93,17 @@ def _bars(axes: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:
     known = rows[rows[column].notna()]
     value = (known[column] / known[column].iloc[0]).to_numpy(float) if len(known) else np.empty(0)
     low, high = (
-        value * (known[f"{end}_samples_per_s"] / known["samples_per_s"]).to_numpy(float) for end in ("low", "high")
+        value * (known[f"{end}_samples_per_s"] / known["samples_per_s"]).to_numpy(float)
+        for end in ("low", "high")
     )
-    bars = axes.barh(known.index, value, color=colour, height=0.6, xerr=np.maximum([value - low, high - value], 0.0),
-                     error_kw={"elinewidth": 1, "capsize": 2})  # fmt: skip
+    bars = axes.barh(
+        known.index,
+        value,
+        color=colour,
+        height=0.6,
+        xerr=np.maximum([value - low, high - value], 0.0),
+        error_kw={"elinewidth": 1, "capsize": 2},
+    )
     axes.bar_label(bars, [f"{number:.2f}" for number in value], padding=4, fontsize=TEXT)
     for row in rows.index.difference(known.index):
         axes.text(0, row, " no price", va="center", fontsize=TEXT, color="#555555")
@@ -113,9 +144,13 @@ def plan_front(plan: Plan, page: Page = WIDE) -> Figure:
         handles += axes.plot(*zip(*positions, strict=True), marker, color=colour, label=gpu)
     if priced:
         line = [position(choice) for choice in plan.front if choice.cost_per_sample is not None]
-        handles += axes.plot(*zip(*line, strict=True), "-", color=ACTIVE, linewidth=1, zorder=1, label="front")
+        handles += axes.plot(
+            *zip(*line, strict=True), "-", color=ACTIVE, linewidth=1, zorder=1, label="front"
+        )
     if plan.best in shown:
-        axes.annotate("best", position(plan.best), xytext=(6, 6), textcoords="offset points", fontsize=9)
+        axes.annotate(
+            "best", position(plan.best), xytext=(6, 6), textcoords="offset points", fontsize=9
+        )
     axes.set_xscale("log")
     axes.set_yscale("log")
     plain_ticks(axes.xaxis, axes.yaxis)

@@ -46,21 +46,32 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
         samples_per_s with p10 and p90 (`low_samples_per_s`, `high_samples_per_s`), and `pipeline.prices.COST_COLUMNS`.
         No row if no GPU has a price.
     """
-    fitting = points[points["fits"].astype(bool)].sort_values("samples_per_s", ascending=False, kind="stable")
+    fitting = points[points["fits"].astype(bool)].sort_values(
+        "samples_per_s", ascending=False, kind="stable"
+    )
     best = fitting.drop_duplicates(["gpu", "model_variant"]).sort_index()
     priced = with_prices(
         pd.DataFrame(
             {
                 **{
                     name: best[name]
-                    for name in ("gpu", "model_variant", "batch_size", "samples_per_s", "predicted_us", "bound")
+                    for name in (
+                        "gpu",
+                        "model_variant",
+                        "batch_size",
+                        "samples_per_s",
+                        "predicted_us",
+                        "bound",
+                    )
                 },
                 "low_samples_per_s": 1e6 * best["batch_size"] / best["p90_us"],
                 "high_samples_per_s": 1e6 * best["batch_size"] / best["p10_us"],
             }
         )
     )
-    return priced.reset_index(drop=True) if priced["price_per_hour"].notna().any() else priced.iloc[:0]
+    return (
+        priced.reset_index(drop=True) if priced["price_per_hour"].notna().any() else priced.iloc[:0]
+    )
 
 
 def families(points: Iterable[Prediction]) -> pd.DataFrame:
@@ -70,30 +81,57 @@ def families(points: Iterable[Prediction]) -> pd.DataFrame:
     Kernels of several streams may overlap: their times are then scaled to the time in which any of them runs.
     """
     rows = [
-        {"gpu": p.gpu, "workload": p.label, "model_variant": p.label.rpartition(" b")[0], "batch_size": p.batch_size,
-         "family": family, "device_us": us}
+        {
+            "gpu": p.gpu,
+            "workload": p.label,
+            "model_variant": p.label.rpartition(" b")[0],
+            "batch_size": p.batch_size,
+            "family": family,
+            "device_us": us,
+        }
         for p in points
         for family, us in step_parts(p).items()
-    ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["gpu", "workload", "model_variant", "batch_size", "family", "device_us"])
+    ]
+    return pd.DataFrame(
+        rows, columns=["gpu", "workload", "model_variant", "batch_size", "family", "device_us"]
+    )
 
 
 def step_parts(p: Prediction) -> dict[str, float]:
     """Time of a step by kernel family, largest first, the part of collectives that no kernel hides, then idle time, in µs."""
     exposed = p.several.exposed_communication_us if p.several else 0.0
-    families_us = {name: us for name, us in p.families_us.items() if not p.several or name != "collective"}
+    families_us = {
+        name: us for name, us in p.families_us.items() if not p.several or name != "collective"
+    }
     total = sum(families_us.values())
     scale = (p.active_us - exposed) / total if total else 0.0
-    parts = {name: us * scale for name, us in sorted(families_us.items(), key=lambda item: -item[1])}
-    return parts | ({"collective": exposed} if exposed > 0 else {}) | ({"idle": p.idle_us} if total else {})
+    parts = {
+        name: us * scale for name, us in sorted(families_us.items(), key=lambda item: -item[1])
+    }
+    return (
+        parts
+        | ({"collective": exposed} if exposed > 0 else {})
+        | ({"idle": p.idle_us} if total else {})
+    )
 
 
 def difference_table(steps: Sequence[Prediction]) -> pd.DataFrame:
     """Parts of the difference of two steps: part, a_us, b_us, change_us, p10_us, p90_us; its attribute `DRAWN` is what is drawn."""
     why = difference(*steps) if len(steps) == 2 else None
     parts = () if why is None else (*why.parts, why.step)
-    table = pd.DataFrame([{"part": part.name, "a_us": part.a_us, "b_us": part.b_us, "change_us": part.us,
-                           "p10_us": part.p10_us, "p90_us": part.p90_us} for part in parts])  # fmt: skip
+    table = pd.DataFrame(
+        [
+            {
+                "part": part.name,
+                "a_us": part.a_us,
+                "b_us": part.b_us,
+                "change_us": part.us,
+                "p10_us": part.p10_us,
+                "p90_us": part.p90_us,
+            }
+            for part in parts
+        ]
+    )
     table.attrs[DRAWN] = why
     return table
 
@@ -102,7 +140,9 @@ def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Count, mean and quantiles of `value_us` per group: p5_us, p25_us, median_us, mean_us, p75_us, p95_us, count."""
     known = observations.dropna(subset=list(by))
     if known.empty:
-        return pd.DataFrame(columns=[*by, "p5_us", "p25_us", "median_us", "p75_us", "p95_us", "mean_us", "count"])
+        return pd.DataFrame(
+            columns=[*by, "p5_us", "p25_us", "median_us", "p75_us", "p95_us", "mean_us", "count"]
+        )
     groups = known.groupby(list(by), sort=True, observed=True)["value_us"]
     quantiles = groups.quantile(np.array([0.05, 0.25, 0.5, 0.75, 0.95])).unstack()
     quantiles.columns = pd.Index(["p5_us", "p25_us", "median_us", "p75_us", "p95_us"])
@@ -124,7 +164,10 @@ def t1_by_workload(observations: pd.DataFrame, workloads: Iterable[str] = ()) ->
     pooled = spread(t1.assign(workload=name_parts["name"]), ["gpu", "workload"])
     count = ranks.reindex(pd.MultiIndex.from_frame(pooled[["gpu", "workload"]])).to_numpy()
     return pooled.assign(
-        workload=[f"{name} ({n} ranks)" if n > 1 else name for name, n in zip(pooled["workload"], count, strict=True)]
+        workload=[
+            f"{name} ({n} ranks)" if n > 1 else name
+            for name, n in zip(pooled["workload"], count, strict=True)
+        ]
     )
 
 
@@ -133,7 +176,9 @@ def t4_by_api(observations: pd.DataFrame) -> pd.DataFrame:
     return spread(observations[observations["type"] == "T4"], ["gpu", "api"])
 
 
-def dominant_operators(observations: pd.DataFrame, operators: pd.DataFrame | None = None) -> pd.DataFrame:
+def dominant_operators(
+    observations: pd.DataFrame, operators: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """Spread of T2, T3 and T5, per host and model, of the operators with the most such time in a step, largest first.
 
     Args:
@@ -145,17 +190,35 @@ def dominant_operators(observations: pd.DataFrame, operators: pd.DataFrame | Non
         The columns of `spread` by gpu, model, op and type.
     """
     inside = observations[observations["type"].isin(["T2", "T3", "T5"])]
-    total = inside.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
+    total = (
+        inside.groupby(["gpu", "op"], sort=True)["value_us"].sum().rename("total_us").reset_index()
+    )
     if operators is None or operators.empty:
         total = total.assign(model="")
     else:
-        seen = inside[inside["type"] == "T2"].groupby(["gpu", "op"]).size().rename("seen").reset_index()
+        seen = (
+            inside[inside["type"] == "T2"]
+            .groupby(["gpu", "op"])
+            .size()
+            .rename("seen")
+            .reset_index()
+        )
         total = total.merge(seen).merge(operators, on="op")
         total["total_us"] *= total["calls"] / total["seen"]
-    total = total.sort_values(["gpu", "model", "total_us"], ascending=[True, True, False], kind="stable")
-    largest = total.groupby(["gpu", "model"], sort=False).head(OPERATORS_PER_STEP).assign(rank=lambda t: range(len(t)))
+    total = total.sort_values(
+        ["gpu", "model", "total_us"], ascending=[True, True, False], kind="stable"
+    )
+    largest = (
+        total.groupby(["gpu", "model"], sort=False)
+        .head(OPERATORS_PER_STEP)
+        .assign(rank=lambda t: range(len(t)))
+    )
     spreads = spread(inside.merge(largest[["gpu", "op"]].drop_duplicates()), ["gpu", "op", "type"])
-    order = largest[["gpu", "model", "op", "rank"]].merge(spreads).sort_values(["rank", "type"], kind="stable")
+    order = (
+        largest[["gpu", "model", "op", "rank"]]
+        .merge(spreads)
+        .sort_values(["rank", "type"], kind="stable")
+    )
     return order.drop(columns="rank").reset_index(drop=True)
 
 
@@ -183,7 +246,9 @@ def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
         if "gmae" in metrics:
             rows.append(_errors_row(gpu, facts, metrics))
     columns = [*_MODEL_COLUMNS, *_ERROR_COLUMNS]
-    return pd.DataFrame(rows, columns=columns).sort_values(["family", "gpu"], kind="stable", ignore_index=True)
+    return pd.DataFrame(rows, columns=columns).sort_values(
+        ["family", "gpu"], kind="stable", ignore_index=True
+    )
 
 
 def error_quantiles(test: pd.DataFrame) -> pd.DataFrame:
@@ -212,7 +277,9 @@ def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
         family = folder.name if (folder.parent.name == "kernels") else folder.parent.name
         values = np.empty(0)
         if (folder / TEST_PREDICTIONS).is_file():
-            test = pd.read_parquet(folder / TEST_PREDICTIONS, columns=["latency_us", "predicted_us"])
+            test = pd.read_parquet(
+                folder / TEST_PREDICTIONS, columns=["latency_us", "predicted_us"]
+            )
             values = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
         elif (folder / ERROR_QUANTILES).is_file():
             values = pd.read_csv(folder / ERROR_QUANTILES)["percent"].to_numpy(float)
@@ -225,20 +292,46 @@ def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
         edges = np.linspace(-width, width, HISTOGRAM_BINS + 1)
         for gpu, values in sorted(by_gpu.items()):
             counts, _ = np.histogram(np.clip(values, -width, width), edges)
-            bins.append(pd.DataFrame({"gpu": gpu, "family": family, "from_percent": edges[:-1],
-                                       "to_percent": edges[1:],
-                                       "share": counts / len(values)}))  # fmt: skip
-    return pd.concat(bins, ignore_index=True) if bins else pd.DataFrame(columns=["gpu", "family", "share"])
+            bins.append(
+                pd.DataFrame(
+                    {
+                        "gpu": gpu,
+                        "family": family,
+                        "from_percent": edges[:-1],
+                        "to_percent": edges[1:],
+                        "share": counts / len(values),
+                    }
+                )
+            )
+    return (
+        pd.concat(bins, ignore_index=True)
+        if bins
+        else pd.DataFrame(columns=["gpu", "family", "share"])
+    )
 
 
-_MODEL_COLUMNS = ("gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out")
+_MODEL_COLUMNS = (
+    "gpu",
+    "family",
+    "variant",
+    "evidence",
+    "split",
+    "measured_on",
+    "samples",
+    "held_out",
+)
 _ERROR_COLUMNS = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", *DECILES)
 
 
 def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
     measured_on = facts.get("measured_on") or []
-    row = {name: facts.get(name) for name in _MODEL_COLUMNS} | {name: metrics.get(name) for name in _ERROR_COLUMNS}
-    return row | {"gpu": gpu, "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on}
+    row = {name: facts.get(name) for name in _MODEL_COLUMNS} | {
+        name: metrics.get(name) for name in _ERROR_COLUMNS
+    }
+    return row | {
+        "gpu": gpu,
+        "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on,
+    }
 
 
 def mean_shares(many: Sequence[Mapping[str, float]]) -> dict[str, float]:

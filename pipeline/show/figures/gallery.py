@@ -90,7 +90,9 @@ class Entry:
 
 
 def _observations(make: Callable[[Artifacts], pd.DataFrame]) -> Callable[[Artifacts], pd.DataFrame]:
-    return lambda artifacts: make(artifacts) if len(artifacts.observations) else artifacts.observations
+    return lambda artifacts: (
+        make(artifacts) if len(artifacts.observations) else artifacts.observations
+    )
 
 
 def _without_models(artifacts: Artifacts, table: pd.DataFrame) -> str:
@@ -99,23 +101,35 @@ def _without_models(artifacts: Artifacts, table: pd.DataFrame) -> str:
     lacking = [gpu for gpu in dict.fromkeys(artifacts.summary["gpu"]) if gpu not in have]
     if not lacking:
         return ""
-    return f"Without models fitted to their own samples: {', '.join(lacking)}; their kernels rest on other GPUs or a roofline."
+    return (
+        f"Without models fitted to their own samples: {', '.join(lacking)}; their kernels rest on"
+        " other GPUs or a roofline."
+    )
 
 
 def _other_hosts(artifacts: Artifacts, table: pd.DataFrame) -> str:
     """Which hosts the figure shows, for GPUs without a host of their own, and workloads that were not profiled."""
     have = set(table["gpu"])
-    hosts = {p.gpu: p.host for p in predictions_of(artifacts.summary) if p.gpu not in have and p.host}
+    hosts = {
+        p.gpu: p.host for p in predictions_of(artifacts.summary) if p.gpu not in have and p.host
+    }
     lines = [f"{gpu} is predicted with {host}." for gpu, host in hosts.items()]
-    if "workload" in table and not set(artifacts.observations["workload"]) & set(artifacts.workloads):
-        lines.append("None of the grid's workloads was profiled: these are the profiled workloads of the host.")
+    if "workload" in table and not set(artifacts.observations["workload"]) & set(
+        artifacts.workloads
+    ):
+        lines.append(
+            "None of the grid's workloads was profiled: these are the profiled workloads of the"
+            " host."
+        )
     return " ".join(lines)
 
 
 def _as_in_steps(artifacts: Artifacts, table: pd.DataFrame) -> pd.DataFrame:
     """Rows in the grid's order of GPUs, so that a GPU has the same colour as in the figures of steps."""
     order_of = {gpu: number for number, gpu in enumerate(dict.fromkeys(artifacts.summary["gpu"]))}
-    gpu = table["gpu"].astype(str).str.split(" ").str[0]  # the choice of models follows the name, if there are several
+    gpu = (
+        table["gpu"].astype(str).str.split(" ").str[0]
+    )  # the choice of models follows the name, if there are several
     order = np.argsort(gpu.map(order_of).fillna(len(order_of)).to_numpy(), kind="stable")
     return table.iloc[order].reset_index(drop=True)
 
@@ -126,31 +140,108 @@ _NO_FIT = "no kernel model of this grid's GPUs was fitted here or shipped"
 _NO_TRACE = "no profiler trace of these hosts has this type of overhead"
 
 GALLERY = (
-    Entry("step_times", "Step times", STEPS, Artifacts.steps, steps.step_times, "no point was predicted",
-          lambda a, _: _evidence(a.summary)),
-    Entry("throughput", "Throughput", STEPS, Artifacts.steps, steps.throughput, "no point was predicted"),
-    Entry("scaling", "Scaling over GPUs", STEPS, lambda a: scaling_table(predictions_of(a.summary)), draw_scaling, _ONE_GPU),
-    Entry("cost", "Throughput for the money", STEPS, lambda a: tables.value_for_money(a.steps()), costs.value_for_money, _NO_PRICE),
-    Entry("breakdown", "Time by kernel family", TIME, lambda a: tables.families(predictions_of(a.summary)),
-          steps.breakdown, "no kernel was predicted"),
-    Entry("difference", "Why one GPU is faster", TIME, lambda a: tables.difference_table(a.detailed),
-          lambda table, page: draw_difference(table.attrs[tables.DRAWN], page), "not a grid of two GPUs"),
-    Entry("roofline", "What limits the kernels", TIME, lambda a: roofline_table(a.detailed),
-          lambda table, page: draw_roofline(table.attrs[tables.DRAWN], page), "the grid has no predicted step with products"),
-    Entry("kernel_errors", "Held-out errors", KERNELS, lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),
-          kernels.family_errors, _NO_FIT, _without_models),
-    Entry("error_histograms", "Distribution of errors", KERNELS, lambda a: _as_in_steps(a, tables.error_histograms(a.models)),
-          kernels.error_histograms,
-          "no model folder of this grid has its held-out errors; older packs have only metrics", _without_models),
-    Entry("dominant_operators", "Operators with the most host time", HOST,
-          _observations(lambda a: tables.dominant_operators(a.observations, a.operators)), overheads.dominant_operators, _NO_TRACE,
-          _other_hosts),
-    Entry("t1_by_workload", "T1: between operators", HOST,
-          _observations(lambda a: tables.t1_by_workload(a.observations, a.workloads)), overheads.t1_by_workload, _NO_TRACE,
-          _other_hosts),
-    Entry("t4_by_api", "T4: runtime calls", HOST, _observations(lambda a: tables.t4_by_api(a.observations)), overheads.t4_by_api,
-          _NO_TRACE),
-)  # fmt: skip
+    Entry(
+        "step_times",
+        "Step times",
+        STEPS,
+        Artifacts.steps,
+        steps.step_times,
+        "no point was predicted",
+        lambda a, _: _evidence(a.summary),
+    ),
+    Entry(
+        "throughput",
+        "Throughput",
+        STEPS,
+        Artifacts.steps,
+        steps.throughput,
+        "no point was predicted",
+    ),
+    Entry(
+        "scaling",
+        "Scaling over GPUs",
+        STEPS,
+        lambda a: scaling_table(predictions_of(a.summary)),
+        draw_scaling,
+        _ONE_GPU,
+    ),
+    Entry(
+        "cost",
+        "Throughput for the money",
+        STEPS,
+        lambda a: tables.value_for_money(a.steps()),
+        costs.value_for_money,
+        _NO_PRICE,
+    ),
+    Entry(
+        "breakdown",
+        "Time by kernel family",
+        TIME,
+        lambda a: tables.families(predictions_of(a.summary)),
+        steps.breakdown,
+        "no kernel was predicted",
+    ),
+    Entry(
+        "difference",
+        "Why one GPU is faster",
+        TIME,
+        lambda a: tables.difference_table(a.detailed),
+        lambda table, page: draw_difference(table.attrs[tables.DRAWN], page),
+        "not a grid of two GPUs",
+    ),
+    Entry(
+        "roofline",
+        "What limits the kernels",
+        TIME,
+        lambda a: roofline_table(a.detailed),
+        lambda table, page: draw_roofline(table.attrs[tables.DRAWN], page),
+        "the grid has no predicted step with products",
+    ),
+    Entry(
+        "kernel_errors",
+        "Held-out errors",
+        KERNELS,
+        lambda a: _as_in_steps(a, tables.kernel_errors(a.models)),
+        kernels.family_errors,
+        _NO_FIT,
+        _without_models,
+    ),
+    Entry(
+        "error_histograms",
+        "Distribution of errors",
+        KERNELS,
+        lambda a: _as_in_steps(a, tables.error_histograms(a.models)),
+        kernels.error_histograms,
+        "no model folder of this grid has its held-out errors; older packs have only metrics",
+        _without_models,
+    ),
+    Entry(
+        "dominant_operators",
+        "Operators with the most host time",
+        HOST,
+        _observations(lambda a: tables.dominant_operators(a.observations, a.operators)),
+        overheads.dominant_operators,
+        _NO_TRACE,
+        _other_hosts,
+    ),
+    Entry(
+        "t1_by_workload",
+        "T1: between operators",
+        HOST,
+        _observations(lambda a: tables.t1_by_workload(a.observations, a.workloads)),
+        overheads.t1_by_workload,
+        _NO_TRACE,
+        _other_hosts,
+    ),
+    Entry(
+        "t4_by_api",
+        "T4: runtime calls",
+        HOST,
+        _observations(lambda a: tables.t4_by_api(a.observations)),
+        overheads.t4_by_api,
+        _NO_TRACE,
+    ),
+)
 """Every figure of the product, in the order of the report; `evaluation.figures` adds those of errors."""
 
 
@@ -171,7 +262,9 @@ def draw(entry: Entry, artifacts: Artifacts, table: pd.DataFrame, page: Page) ->
     return figure
 
 
-def draw_all(artifacts: Artifacts, folder: Path, entries: Sequence[Entry] = GALLERY) -> dict[str, str]:
+def draw_all(
+    artifacts: Artifacts, folder: Path, entries: Sequence[Entry] = GALLERY
+) -> dict[str, str]:
     """Draw every figure that has data as SVG and PNG, with its table as CSV; list the others with the reason.
 
     The folder `narrow` gets the same figures for narrow screens, as SVG.
@@ -203,7 +296,9 @@ def draw_all(artifacts: Artifacts, folder: Path, entries: Sequence[Entry] = GALL
             "rows": len(table),
         }
     with atomic_path(folder / INDEX) as part:
-        part.write_text(json.dumps({"drawn": drawn, "not_drawn": absent}, indent=1) + "\n", encoding="utf-8")
+        part.write_text(
+            json.dumps({"drawn": drawn, "not_drawn": absent}, indent=1) + "\n", encoding="utf-8"
+        )
     return absent
 
 

@@ -46,7 +46,13 @@ def predicted_against_measured(test: pd.DataFrame, title: str) -> Figure:
     by_op = test.groupby("op", sort=True)
     handles: list[Artist] = [
         axes.scatter(
-            rows["latency_us"], rows["predicted_us"], s=5, alpha=0.5, color=colour, linewidths=0, rasterized=True
+            rows["latency_us"],
+            rows["predicted_us"],
+            s=5,
+            alpha=0.5,
+            color=colour,
+            linewidths=0,
+            rasterized=True,
         )
         for colour, (_, rows) in zip(SERIES * 4, by_op, strict=False)
     ]
@@ -69,7 +75,9 @@ def error_histogram(test: pd.DataFrame, title: str) -> Figure:
     axes.axvline(0, color="black", linewidth=0.8)
     board.names(axes, "predicted / measured − 1 (%)", "held-out calls")
     board.number_ticks(axes)
-    board.headline(f"{title}: half of the errors are between {_signed(error, 25)} and {_signed(error, 75)} %")
+    board.headline(
+        f"{title}: half of the errors are between {_signed(error, 25)} and {_signed(error, 75)} %"
+    )
     return board.figure
 
 
@@ -92,36 +100,61 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     left, right = board.panels
     step = 0.8 / len(gpus)
     for number, (gpu, marker) in enumerate(zip(gpus, MARKERS * 4, strict=False)):
-        rows = errors[errors["gpu"] == gpu].sort_values("family", key=lambda names: names.map(families.index))
-        where = rows["family"].map(families.index).to_numpy(float) + step * (number - (len(gpus) - 1) / 2)
+        rows = errors[errors["gpu"] == gpu].sort_values(
+            "family", key=lambda names: names.map(families.index)
+        )
+        where = rows["family"].map(families.index).to_numpy(float) + step * (
+            number - (len(gpus) - 1) / 2
+        )
         left.hlines(where, 0, 100 * rows["gmae"], color=colours[gpu], linewidth=1.2)
         left.plot(100 * rows["gmae"], where, marker, color=colours[gpu], markersize=6)
-        left.plot(100 * rows["mape"], where, marker, color=colours[gpu], markerfacecolor="white", markersize=5)
+        left.plot(
+            100 * rows["mape"],
+            where,
+            marker,
+            color=colours[gpu],
+            markerfacecolor="white",
+            markersize=5,
+        )
         right.plot(100 * rows["coverage"], where, marker, color=colours[gpu], markersize=6)
         if len(gpus) == 1:
             value_labels(left, 100 * rows["mape"], [f"{100 * mape:.1f}" for mape in rows["mape"]])
             for percent, row in zip(100 * rows["gmae"], where, strict=True):
-                left.annotate(f"{percent:.1f}", (percent, row), (0, 4), textcoords="offset points", ha="center", va="bottom",
-                              fontsize=NOTE, color=colours[gpu])  # fmt: skip
+                left.annotate(
+                    f"{percent:.1f}",
+                    (percent, row),
+                    (0, 4),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize=NOTE,
+                    color=colours[gpu],
+                )
     left.axvline(BOUND_PERCENT, color="black", linestyle="--", linewidth=1, zorder=1)
     left.set_xlim(left=0)
     right.axvline(80, color="black", linewidth=1, linestyle="--", zorder=1)
     right.set_xlim(min(60.0, 100 * float(errors["coverage"].min()) - 2), 101)
     for axes in (left, right):
-        board.label_rows(axes, families if axes is left or board.columns == 1 else [""] * len(families))
+        board.label_rows(
+            axes, families if axes is left or board.columns == 1 else [""] * len(families)
+        )
         board.number_ticks(axes)
     board.names(left, "error on shapes not trained on (%)")
     board.names(right, "calls inside p10 to p90 (%)")
     worst = errors.iloc[int(errors["gmae"].to_numpy().argmax())]
     below = (errors["gmae"] < BOUND_PERCENT / 100).all()
     said = f"{'Every' if below else 'Not every'} kernel model errs by less than {BOUND_PERCENT:g} %"
-    board.headline(f"{said}; {worst['family']} on {worst['gpu']} is least exact, {100 * worst['gmae']:.1f} %")
+    board.headline(
+        f"{said}; {worst['family']} on {worst['gpu']} is least exact, {100 * worst['gmae']:.1f} %"
+    )
     board.title(left, "Error")
     board.title(right, "Coverage, target 80 %")
     hollow = Line2D([], [], color="black", marker="o", linestyle="none", markerfacecolor="white")
     board.legend([*marks(colours.values()), hollow], [*gpus, "hollow: arithmetic mean"])
-    board.note("Filled: GMAE, the geometric mean of the errors. Dashed: the published bound of every family "
-               f"({BOUND_SOURCE}), and the target of the intervals.")  # fmt: skip
+    board.note(
+        "Filled: GMAE, the geometric mean of the errors. Dashed: the published bound of every"
+        f" family ({BOUND_SOURCE}), and the target of the intervals."
+    )
     return board.figure
 
 
@@ -140,7 +173,13 @@ def error_histograms(histograms: pd.DataFrame, page: Page = WIDE) -> Figure:
     for axes, family in zip(board.panels, families, strict=True):
         for gpu, part in histograms[histograms["family"] == family].groupby("gpu", sort=False):
             edges = [*part["from_percent"], part["to_percent"].iloc[-1]]
-            axes.stairs(100 * part["share"], edges, color=colours[str(gpu)], linestyle=styles[str(gpu)], linewidth=1.3)
+            axes.stairs(
+                100 * part["share"],
+                edges,
+                color=colours[str(gpu)],
+                linestyle=styles[str(gpu)],
+                linewidth=1.3,
+            )
         axes.axvline(0, color="black", linewidth=0.8)
         board.names(axes, "error (%)", "calls (%)")
         board.number_ticks(axes)
@@ -150,7 +189,15 @@ def error_histograms(histograms: pd.DataFrame, page: Page = WIDE) -> Figure:
     bias = middle.groupby([histograms["family"], histograms["gpu"]]).sum()
     largest = int(bias.abs().to_numpy().argmax())
     where = " on ".join(bias.index[largest])
-    board.headline(f"The largest bias is {bias.iloc[largest]:+.1f} %, of {where}".replace("-", "−", 1))
-    board.legend([Line2D([], [], color=colours[gpu], linestyle=styles[gpu]) for gpu in colours], list(colours))
-    board.note("Error: predicted / measured − 1 of held-out calls. The outermost bins include all larger errors.")
+    board.headline(
+        f"The largest bias is {bias.iloc[largest]:+.1f} %, of {where}".replace("-", "−", 1)
+    )
+    board.legend(
+        [Line2D([], [], color=colours[gpu], linestyle=styles[gpu]) for gpu in colours],
+        list(colours),
+    )
+    board.note(
+        "Error: predicted / measured − 1 of held-out calls. The outermost bins include all larger"
+        " errors."
+    )
     return board.figure

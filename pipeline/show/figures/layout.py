@@ -97,12 +97,17 @@ class Board:
         across = min(columns or page.columns, page.columns, len(heights))
         rows = [max(heights[first : first + across]) for first in range(0, len(heights), across)]
         self.page, self.columns = page, across
-        self.figure = Figure(figsize=(page.width, sum(rows) + AXIS * len(rows) + EDGE), layout="constrained")
+        self.figure = Figure(
+            figsize=(page.width, sum(rows) + AXIS * len(rows) + EDGE), layout="constrained"
+        )
         self.figure.get_layout_engine().set(w_pad=0.06, h_pad=0.05, wspace=0.03, hspace=0.03)  # type: ignore[union-attr,call-arg]
         # the headline and the notes belong to the figure, the legend and the panels to its part between them
         self._middle = self.figure.add_subfigure(self.figure.add_gridspec()[0])
         cells = self._middle.add_gridspec(len(rows), across, height_ratios=rows)
-        self.panels = [self._middle.add_subplot(cells[divmod(number, across)]) for number in range(len(heights))]
+        self.panels = [
+            self._middle.add_subplot(cells[divmod(number, across)])
+            for number in range(len(heights))
+        ]
         self._title_lines, self._labels = [0] * len(rows), [0.0] * across
         for axes in self.panels:
             axes.spines[["top", "right"]].set_visible(False)
@@ -114,16 +119,31 @@ class Board:
     def headline(self, text: str) -> None:
         """Set the sentence above all panels that says what the figure shows."""
         shown = wrapped(text, self.page.width - 2 * EDGE, HEADLINE, bold=True)
-        self.figure.suptitle(shown, x=EDGE / self.page.width, ha="left", fontsize=HEADLINE, fontweight="bold")
+        self.figure.suptitle(
+            shown, x=EDGE / self.page.width, ha="left", fontsize=HEADLINE, fontweight="bold"
+        )
         grow(self.figure, _height(shown, HEADLINE) + EDGE)
 
     def legend(self, handles: Sequence[Artist], names: Sequence[str]) -> None:
         """Set the legend above all panels, with as many columns as the page has room for."""
         shown = [wrapped(name, self.page.width - 0.6, TEXT) for name in names]
-        widest = 0.42 + max(LETTER * TEXT * len(line) for name in shown for line in name.split("\n"))
+        widest = 0.42 + max(
+            LETTER * TEXT * len(line) for name in shown for line in name.split("\n")
+        )
         columns = min(len(names), max(1, int((self.page.width - EDGE) / widest)))
-        self._middle.legend(handles, shown, loc="outside upper left", ncols=columns, frameon=False, fontsize=TEXT, borderpad=0.0,
-                            borderaxespad=0.6, handlelength=1.3, columnspacing=1.2, handletextpad=0.5)  # fmt: skip
+        self._middle.legend(
+            handles,
+            shown,
+            loc="outside upper left",
+            ncols=columns,
+            frameon=False,
+            fontsize=TEXT,
+            borderpad=0.0,
+            borderaxespad=0.6,
+            handlelength=1.3,
+            columnspacing=1.2,
+            handletextpad=0.5,
+        )
         rows = math.ceil(len(names) / columns)
         grow(self.figure, 0.03 * rows + max(_height(name, TEXT) for name in shown) * rows + EDGE)
 
@@ -206,12 +226,22 @@ def rows_height(labels: Sequence[str], page: Page) -> float:
     return (ROW + LINE * TEXT * lines) * max(len(labels), 1.6)
 
 
-def value_labels(axes: Axes, ends: Iterable[float], texts: Iterable[str], size: float = TEXT) -> None:
+def value_labels(
+    axes: Axes, ends: Iterable[float], texts: Iterable[str], size: float = TEXT
+) -> None:
     """Write a value beside the end of each row's bar, to the left of a negative one."""
     for row, (end, text) in enumerate(zip(ends, texts, strict=True)):
         right = end >= 0
-        axes.annotate(text, (end, row), (5 if right else -5, 0), textcoords="offset points", va="center_baseline",
-                      ha="left" if right else "right", fontsize=size, annotation_clip=False)  # fmt: skip
+        axes.annotate(
+            text,
+            (end, row),
+            (5 if right else -5, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            ha="left" if right else "right",
+            fontsize=size,
+            annotation_clip=False,
+        )
 
 
 def equality(axes: Axes, times: npt.NDArray[np.float64]) -> None:
@@ -246,7 +276,9 @@ def plain_ticks(*scales: Axis) -> None:
         decades = math.log10(high / low) if 0 < low < high else 1.0
         steps = (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
         scale.set_major_locator(MaxNLocator(nbins=4) if decades < 0.8 else LogLocator(subs=steps))
-        scale.set_major_formatter(lambda value, _: compact(value) if value >= 1e6 else f"{value:,g}")
+        scale.set_major_formatter(
+            lambda value, _: compact(value) if value >= 1e6 else f"{value:,g}"
+        )
         scale.set_minor_locator(NullLocator())
 
 
@@ -260,8 +292,10 @@ def marks(colours: Iterable[str], **style: Any) -> list[Artist]:
     """Legend handles of series without lines: a mark per colour, in the order of `MARKERS`."""
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], color=colour, marker=mark, linestyle="none", markersize=5, **style)
-            for colour, mark in zip(colours, MARKERS * 4, strict=False)]  # fmt: skip
+    return [
+        Line2D([], [], color=colour, marker=mark, linestyle="none", markersize=5, **style)
+        for colour, mark in zip(colours, MARKERS * 4, strict=False)
+    ]
 
 
 KINDS = ("svg", "png")
@@ -280,7 +314,9 @@ def check_file(path: Path, option: str, kinds: Sequence[str] = KINDS) -> None:
         InputError: it has another ending, or its folder does not exist.
     """
     if not path.name.endswith(tuple(f".{kind}" for kind in kinds)):
-        raise InputError(f"{option} {path}: give a name that ends in {' or '.join(f'.{kind}' for kind in kinds)}")
+        raise InputError(
+            f"{option} {path}: give a name that ends in {' or '.join(f'.{kind}' for kind in kinds)}"
+        )
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.parent}")
 
@@ -291,7 +327,9 @@ def save(figure: Figure, folder: Path, name: str, kinds: Sequence[str] = KINDS) 
 
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    for axes in figure.axes:  # rounded: the layout's solver gives positions that differ in their last bits
+    for (
+        axes
+    ) in figure.axes:  # rounded: the layout's solver gives positions that differ in their last bits
         x, y, width, height = (round(float(value), 6) for value in axes.get_position().bounds)
         axes.set_position((x, y, width, height))
     if "svg" in kinds:

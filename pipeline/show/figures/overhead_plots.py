@@ -9,7 +9,15 @@ import pandas as pd
 
 from pipeline.overheads.overhead_model import HOST_TYPES
 from pipeline.palette import MEASURED
-from pipeline.show.figures.layout import NOTE, WIDE, Board, Page, plain_ticks, rows_height, value_labels
+from pipeline.show.figures.layout import (
+    NOTE,
+    WIDE,
+    Board,
+    Page,
+    plain_ticks,
+    rows_height,
+    value_labels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -20,10 +28,18 @@ AS_PROFILED = "As profiled: recording an event costs the host time, which the st
 MIN_DRAWN_US = 0.5
 """Smallest time that is drawn, in µs: half the resolution of older profilers. A logarithmic axis has no zero."""
 
-TYPE_NAMES = {"T2": "before the first launch", "T3": "after the last launch", "T5": "between launches"}
+TYPE_NAMES = {
+    "T2": "before the first launch",
+    "T3": "after the last launch",
+    "T5": "between launches",
+}
 """Types of host time inside an operator."""
 
-SHORT_PREFIXES = {"autograd::engine::evaluate_function: ": "autograd: ", "torch::autograd::": "", "aten::": ""}
+SHORT_PREFIXES = {
+    "autograd::engine::evaluate_function: ": "autograd: ",
+    "torch::autograd::": "",
+    "aten::": "",
+}
 """Prefixes of operators' names and their short forms in figures, so that the panels have enough space."""
 
 BOX = "#9ECAE9"
@@ -34,15 +50,26 @@ def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
     """One box per overhead type (T1 to T5) on a logarithmic axis; whiskers go from the 5th to the 95th percentile."""
     types = [name for name in HOST_TYPES if (observations["type"] == name).any()]
     values = [
-        observations.loc[observations["type"] == name, "value_us"].clip(lower=MIN_DRAWN_US).to_numpy() for name in types
+        observations.loc[observations["type"] == name, "value_us"]
+        .clip(lower=MIN_DRAWN_US)
+        .to_numpy()
+        for name in types
     ]
     labels = [f"{name} ({len(v):,} seen)" for name, v in zip(types, values, strict=True)]
     page = Page(5.5, 1, 2.0)
     board = Board([1.3 * rows_height(labels, page)], page)
     (axes,) = board.panels
     if types:
-        boxes = axes.boxplot(values, positions=range(len(types)), orientation="horizontal", whis=(5, 95), showfliers=False,
-                             patch_artist=True, widths=0.6, manage_ticks=False)  # fmt: skip
+        boxes = axes.boxplot(
+            values,
+            positions=range(len(types)),
+            orientation="horizontal",
+            whis=(5, 95),
+            showfliers=False,
+            patch_artist=True,
+            widths=0.6,
+            manage_ticks=False,
+        )
         for patch in boxes["boxes"]:
             patch.set(facecolor=BOX)
         for line in boxes["medians"]:
@@ -61,7 +88,13 @@ def t1_by_workload(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     Args:
         spread: `spread` table of `pipeline.show.figures.figure_data` by gpu and workload.
     """
-    return _boxes(spread, "workload", "T1: host time between operators (µs)", "an operator follows another after", page)
+    return _boxes(
+        spread,
+        "workload",
+        "T1: host time between operators (µs)",
+        "an operator follows another after",
+        page,
+    )
 
 
 def t4_by_api(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
@@ -81,7 +114,9 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     steps = list(dict.fromkeys(zip(spread["gpu"], spread["model"], strict=True)))
     parts = [spread[(spread["gpu"] == gpu) & (spread["model"] == model)] for gpu, model in steps]
     labels = [[shorter(name) for name in dict.fromkeys(own["op"])] for own in parts]
-    board = Board([rows_height(names, page) for names in labels for _ in types], page, columns=len(types))
+    board = Board(
+        [rows_height(names, page) for names in labels for _ in types], page, columns=len(types)
+    )
     for row, ((gpu, model), part, names) in enumerate(zip(steps, parts, labels, strict=True)):
         operators = list(dict.fromkeys(part["op"]))
         step = f"{model}, " if model else ""
@@ -89,19 +124,28 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
             axes, times = board.panels[row * len(types) + column], part[part["type"] == kind]
             where = [operators.index(op) for op in times["op"]]
             axes.hlines(where, times["p5_us"], times["p95_us"], color=BOX, linewidth=6)
-            axes.plot(times["median_us"], where, "|", color="black", markersize=9, markeredgewidth=1.5)
+            axes.plot(
+                times["median_us"], where, "|", color="black", markersize=9, markeredgewidth=1.5
+            )
             axes.plot(times["mean_us"], where, "o", color=MEASURED, markersize=4)
             axes.set_xlim(left=0)
             first = column == 0 or board.columns == 1
             board.label_rows(axes, names if first else [""] * len(names))
             board.number_ticks(axes)
             board.names(axes, "host time (µs)")
-            board.title(axes, (f"{step}host of {gpu}\n" if first else "") + f"{kind}: {TYPE_NAMES[kind]}")
-    said = [f"{f'{model} on ' if model else ''}the host of {gpu}: most in {shorter(part['op'].iloc[0])}"
-            for (gpu, model), part in zip(steps, parts, strict=True)]  # fmt: skip
+            board.title(
+                axes, (f"{step}host of {gpu}\n" if first else "") + f"{kind}: {TYPE_NAMES[kind]}"
+            )
+    said = [
+        f"{f'{model} on ' if model else ''}the host of {gpu}: most in {shorter(part['op'].iloc[0])}"
+        for (gpu, model), part in zip(steps, parts, strict=True)
+    ]
     board.headline(f"Host time of {'; '.join(said)}")
-    handles: list[Artist] = [Line2D([], [], color=BOX, linewidth=6), Line2D([], [], color="black", marker="|", linestyle="none"),
-                             Line2D([], [], color=MEASURED, marker="o", linestyle="none", markersize=4)]  # fmt: skip
+    handles: list[Artist] = [
+        Line2D([], [], color=BOX, linewidth=6),
+        Line2D([], [], color="black", marker="|", linestyle="none"),
+        Line2D([], [], color=MEASURED, marker="o", linestyle="none", markersize=4),
+    ]
     board.legend(handles, ["5th to 95th percentile", "median", "mean"])
     board.note(AS_PROFILED)
     return board.figure
@@ -128,8 +172,10 @@ def _boxes(spread: pd.DataFrame, by: str, what: str, says: str, page: Page) -> F
         low, high = float(part["median_us"].min()), float(part["median_us"].max())
         between = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
         board.title(axes, f"Host of {gpu}: {says} {between} µs in the median")
-    board.note("Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times seen. "
-               f"Times below {MIN_DRAWN_US:g} µs are drawn there. {AS_PROFILED}")  # fmt: skip
+    board.note(
+        "Box: quartiles; line: median; dot: mean; whiskers: 5th to 95th percentile; number: times"
+        f" seen. Times below {MIN_DRAWN_US:g} µs are drawn there. {AS_PROFILED}"
+    )
     return board.figure
 
 
@@ -142,13 +188,27 @@ def _draw(axes: Axes, part: pd.DataFrame) -> None:
         "q3": "p75_us",
         "whishi": "p95_us",
     }
-    values = {key: np.maximum(part[column].to_numpy(float), MIN_DRAWN_US) for key, column in names.items()}
+    values = {
+        key: np.maximum(part[column].to_numpy(float), MIN_DRAWN_US) for key, column in names.items()
+    }
     stats = [{key: float(column[i]) for key, column in values.items()} for i in range(len(part))]
     axes.bxp(
-        stats, positions=range(len(part)), orientation="horizontal", showfliers=False, showmeans=True, patch_artist=True,
-        widths=0.6, manage_ticks=False,
-        boxprops={"facecolor": BOX, "linewidth": 0.8}, medianprops={"color": "black", "linewidth": 1.5},
-        meanprops={"marker": "o", "markersize": 4, "markerfacecolor": MEASURED, "markeredgecolor": MEASURED},
-    )  # fmt: skip
+        stats,
+        positions=range(len(part)),
+        orientation="horizontal",
+        showfliers=False,
+        showmeans=True,
+        patch_artist=True,
+        widths=0.6,
+        manage_ticks=False,
+        boxprops={"facecolor": BOX, "linewidth": 0.8},
+        medianprops={"color": "black", "linewidth": 1.5},
+        meanprops={
+            "marker": "o",
+            "markersize": 4,
+            "markerfacecolor": MEASURED,
+            "markeredgecolor": MEASURED,
+        },
+    )
     ends = np.maximum(values["whishi"], values["mean"])
     value_labels(axes, ends, [f"{count:,}" for count in part["count"]], NOTE)

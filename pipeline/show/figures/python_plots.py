@@ -41,24 +41,42 @@ def draw_step(prediction: Prediction, page: Page = WIDE) -> Figure:
     board = Board([rows_height(names, page)], page)
     (axes,) = board.panels
     board.label_rows(axes, names)
-    ms = {"step": p.predicted_us / 1000, **{name: us / 1000 for name, us in parts.items()}, "host": p.host_us / 1000}
+    ms = {
+        "step": p.predicted_us / 1000,
+        **{name: us / 1000 for name, us in parts.items()},
+        "host": p.host_us / 1000,
+    }
     left, ends = 0.0, []
     for row, name in enumerate(names):
         colours = {"step": ACTIVE, "host": HOST, OTHERS: OTHER}
-        style = IDLE_STYLE if name == "idle" else {"color": colours.get(name) or family_colour(name)}
+        style = (
+            IDLE_STYLE if name == "idle" else {"color": colours.get(name) or family_colour(name)}
+        )
         apart = name in ("step", "host")
         axes.barh(row, ms[name], left=0.0 if apart else left, height=0.66, label=name, **style)
         left += 0.0 if apart else ms[name]
         ends.append(ms[name] if apart else left)
     low, high = p.predicted_us - p.p10_us, p.p90_us - p.predicted_us
-    axes.errorbar(p.predicted_us / 1000, 0, xerr=[[max(low, 0) / 1000], [max(high, 0) / 1000]], fmt="none", ecolor="black",
-                  capsize=3, label="p10 to p90")  # fmt: skip
+    axes.errorbar(
+        p.predicted_us / 1000,
+        0,
+        xerr=[[max(low, 0) / 1000], [max(high, 0) / 1000]],
+        fmt="none",
+        ecolor="black",
+        capsize=3,
+        label="p10 to p90",
+    )
     ends[0] = max(p.p90_us, p.measured_us or 0.0) / 1000
     if p.measured_us is not None:
         axes.plot(p.measured_us / 1000, 0, "D", color=MEASURED, markersize=6)
     for row, (name, end) in enumerate(zip(names, ends, strict=True)):
         axes.annotate(
-            _beside(p, name, ms[name]), (end, row), (5, 0), textcoords="offset points", va="center", fontsize=TEXT
+            _beside(p, name, ms[name]),
+            (end, row),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=TEXT,
         )
     axes.set_xlim(0, 1.42 * max(ends))
     board.names(axes, "time of one step (ms)")
@@ -78,13 +96,17 @@ def _beside(p: Prediction, name: str, ms: float) -> str:
     if name == "step":
         measured = "" if p.measured_us is None else f"; ◆ measured {milliseconds(p.measured_us)}"
         return f"{milliseconds(1000 * ms)}{measured}"
-    return milliseconds(1000 * ms) + ("" if name == "host" else f", {100_000 * ms / p.predicted_us:.0f} %")
+    return milliseconds(1000 * ms) + (
+        "" if name == "host" else f", {100_000 * ms / p.predicted_us:.0f} %"
+    )
 
 
 def draw_steps(predictions: Sequence[Prediction]) -> Figure:
     """Several predicted steps as bars with their intervals, or how they scale where their numbers of GPUs differ."""
     scales = len({p.devices for p in predictions}) > 1
-    return shown_by_notebooks(draw_scaling(scaling_table(predictions)) if scales else step_times(steps(predictions)))
+    return shown_by_notebooks(
+        draw_scaling(scaling_table(predictions)) if scales else step_times(steps(predictions))
+    )
 
 
 def shown_by_notebooks(figure: Figure) -> Figure:
@@ -108,8 +130,11 @@ def device_parts(prediction: Prediction) -> dict[str, float]:
     apart = ("collective", "idle") if prediction.several else ("idle",)
     families = [name for name in parts if name not in apart]
     rest = sum(parts[name] for name in families[NAMED:])
-    return {name: parts[name] for name in families[:NAMED]} | ({OTHERS: rest} if rest > 0 else {}) | {
-        name: parts[name] for name in apart if name in parts}  # fmt: skip
+    return (
+        {name: parts[name] for name in families[:NAMED]}
+        | ({OTHERS: rest} if rest > 0 else {})
+        | {name: parts[name] for name in apart if name in parts}
+    )
 
 
 def verdict(prediction: Prediction) -> str:

@@ -16,7 +16,17 @@ from pipeline.palette import OTHER, family_colour
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.figure_data import DRAWN
-from pipeline.show.figures.layout import LETTER, NOTE, TEXT, WIDE, Board, Page, check_file, plain_ticks, save_as
+from pipeline.show.figures.layout import (
+    LETTER,
+    NOTE,
+    TEXT,
+    WIDE,
+    Board,
+    Page,
+    check_file,
+    plain_ticks,
+    save_as,
+)
 from pipeline.show.figures.python_plots import shown_by_notebooks
 
 if TYPE_CHECKING:
@@ -35,7 +45,11 @@ SMALL, LEAST_INTENSITY, LEAST_SHARE = 0.0005, 0.01, 0.001
 NEAR = 0.25
 """Share of its roof below which a kernel is too small, or too badly shaped, to be limited by it."""
 
-OPEN, HATCHED, SOLID = "from the GPU's file alone", "from other GPUs or sizes", "from samples of this GPU"
+OPEN, HATCHED, SOLID = (
+    "from the GPU's file alone",
+    "from other GPUs or sizes",
+    "from samples of this GPU",
+)
 """What the fill of a mark says of its evidence."""
 
 
@@ -53,14 +67,25 @@ def kernels_of(prediction: Prediction) -> pd.DataFrame:
     a = prediction.arithmetic
     if prediction.calls is None or a is None or a.dram_gb_per_s is None:
         raise InputError(
-            "roofline: the step was traced, read from a table, or computes no products; ask predict() about a model"
+            "roofline: the step was traced, read from a table, or computes no products; ask"
+            " predict() about a model"
         )
     calls = prediction.calls
-    elsewhere = [name for name, family in FAMILIES.items() if family.law in (Law.LINK, Law.COLLECTIVE)]
-    calls = calls[calls["device_end_us"].notna() & ~calls["family"].isin(elsewhere) & (calls["kernel_us"] > 0)]
+    elsewhere = [
+        name for name, family in FAMILIES.items() if family.law in (Law.LINK, Law.COLLECTIVE)
+    ]
+    calls = calls[
+        calls["device_end_us"].notna() & ~calls["family"].isin(elsewhere) & (calls["kernel_us"] > 0)
+    ]
     moved = calls["bytes_read"] + calls["bytes_written"]
     keys = ["family", "op", "dtype", "evidence", "flops", "moved", "kernel_us"]
-    table = calls.assign(moved=moved).groupby(keys, sort=False, dropna=False).size().rename("calls").reset_index()
+    table = (
+        calls.assign(moved=moved)
+        .groupby(keys, sort=False, dropna=False)
+        .size()
+        .rename("calls")
+        .reset_index()
+    )
     table["us"] = table["kernel_us"] * table["calls"]
     table["intensity"] = table["flops"] / table["moved"].clip(lower=1.0)
     table["tflop_per_s"] = table["flops"] / table["kernel_us"] / 1e6
@@ -91,12 +116,19 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
     drawn = table[arithmetic & (table["us"] >= SMALL * total)]
     board = Board([HEIGHT], page, grid="both")
     (axes,) = board.panels
-    named = list(drawn.groupby("family")["us"].sum().sort_values(ascending=False, kind="stable").index[:COLOURED])
+    named = list(
+        drawn.groupby("family")["us"]
+        .sum()
+        .sort_values(ascending=False, kind="stable")
+        .index[:COLOURED]
+    )
     for family, evidence in drawn[["family", "evidence"]].drop_duplicates().itertuples(index=False):
         rows = drawn[(drawn["family"] == family) & (drawn["evidence"] == evidence)]
         areas = np.maximum(LARGEST * rows["us"] / table["us"].max(), 4.0)
         colour = family_colour(family) if family in named else OTHER
-        axes.scatter(rows["intensity"], rows["tflop_per_s"], s=areas, **_fill(colour, str(evidence)))
+        axes.scatter(
+            rows["intensity"], rows["tflop_per_s"], s=areas, **_fill(colour, str(evidence))
+        )
     axes.set(xscale="log", yscale="log")
     _roofs(axes, p, drawn)
     _labels(axes, drawn, page)
@@ -108,14 +140,19 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
     )
     hidden = 1 - float(drawn["us"].sum()) / total
     board.headline(
-        f"{100 * memory:.0f} % of the kernels' time is limited by memory, {100 * (1 - memory):.0f} % by arithmetic"
+        f"{100 * memory:.0f} % of the kernels' time is limited by memory, {100 * (1 - memory):.0f}"
+        " % by arithmetic"
     )
     board.title(axes, f"{p.title}: {milliseconds(p.predicted_us)}")
     _legend(board, named, drawn)
-    board.note(f"Area is time. {100 * far:.0f} % of it is in kernels that reach less than a quarter of their roof.")
+    board.note(
+        f"Area is time. {100 * far:.0f} % of it is in kernels that reach less than a quarter of"
+        " their roof."
+    )
     if hidden >= 0.005:
         board.note(
-            f"Not drawn: kernels with hardly any arithmetic and very short ones, {100 * hidden:.0f} % of the time."
+            f"Not drawn: kernels with hardly any arithmetic and very short ones, {100 * hidden:.0f}"
+            " % of the time."
         )
     return shown_by_notebooks(board.figure)
 
@@ -147,7 +184,10 @@ def _roofs(axes: Axes, p: Prediction, drawn: pd.DataFrame) -> None:
     assert p.arithmetic is not None and p.arithmetic.dram_gb_per_s is not None
     peaks, slope = dict(p.arithmetic.peaks_tflop_per_s), p.arithmetic.dram_gb_per_s / 1e3
     top = max(peaks.values())
-    left, right = float(drawn["intensity"].min()) / 3, 25 * max(float(drawn["intensity"].max()), top / slope)
+    left, right = (
+        float(drawn["intensity"].min()) / 3,
+        25 * max(float(drawn["intensity"].max()), top / slope),
+    )
     axes.set_xlim(left, right)
     axes.set_ylim(min(float(drawn["tflop_per_s"].min()) / 3, left * slope), 3 * top)
     axes.plot([left, top / slope], [left * slope, top], color="#333333", linewidth=1.2)
@@ -164,10 +204,15 @@ def _beside(axes: Axes, text: str, x: float, y: float) -> None:
 
 def _labels(axes: Axes, drawn: pd.DataFrame, page: Page) -> None:
     """Names of the longest kernels, of one family each, in the empty corner, with lines to their marks."""
-    largest = drawn.drop_duplicates("family").head(LABELLED).sort_values("intensity", ascending=False, kind="stable")
+    largest = (
+        drawn.drop_duplicates("family")
+        .head(LABELLED)
+        .sort_values("intensity", ascending=False, kind="stable")
+    )
     rows = largest.to_dict("records")
     texts = [
-        f"{row['calls']} × " * (row["calls"] > 1) + f"{str(row['family']).replace('_', ' ')}, {milliseconds(row['us'])}"
+        f"{row['calls']} × " * (row["calls"] > 1)
+        + f"{str(row['family']).replace('_', ' ')}, {milliseconds(row['us'])}"
         for row in rows
     ]
     left = 0.98 - LETTER * TEXT * max(map(len, texts)) / (page.width - 0.8)
@@ -176,7 +221,11 @@ def _labels(axes: Axes, drawn: pd.DataFrame, page: Page) -> None:
         at = 0.36 - 0.075 * number
         axes.text(left, at, text, transform=axes.transAxes, fontsize=TEXT, va="center")
         axes.annotate(
-            "", (row["intensity"], row["tflop_per_s"]), (left - 0.01, at), textcoords="axes fraction", arrowprops=line
+            "",
+            (row["intensity"], row["tflop_per_s"]),
+            (left - 0.01, at),
+            textcoords="axes fraction",
+            arrowprops=line,
         )
 
 
@@ -187,7 +236,11 @@ def _legend(board: Board, named: list[str], drawn: pd.DataFrame) -> None:
         {"other families": OTHER} if drawn["family"].nunique() > len(named) else {}
     )
     handles = [Patch(facecolor=colour, edgecolor="#222222") for colour in colours.values()]
-    kinds = [kind for kind in (SOLID, HATCHED, OPEN) if kind in {_kind(evidence) for evidence in drawn["evidence"]}]
+    kinds = [
+        kind
+        for kind in (SOLID, HATCHED, OPEN)
+        if kind in {_kind(evidence) for evidence in drawn["evidence"]}
+    ]
     fills = {SOLID: "pack", HATCHED: "transferred", OPEN: "roofline"}
     handles += [Patch(**_fill("#777777", fills[kind])) for kind in kinds]
     board.legend(handles, [*(name.replace("_", " ") for name in colours), *kinds])

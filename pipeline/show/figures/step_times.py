@@ -9,10 +9,26 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER, family_colour, series_colours, text_on
+from pipeline.palette import (
+    ACTIVE,
+    IDLE_STYLE,
+    MEASURED,
+    OTHER,
+    family_colour,
+    series_colours,
+    text_on,
+)
 from pipeline.prediction import Prediction
 from pipeline.readable import rate, short_time
-from pipeline.show.figures.layout import MARKERS, WIDE, Board, Page, number_ticks, rows_height, value_labels
+from pipeline.show.figures.layout import (
+    MARKERS,
+    WIDE,
+    Board,
+    Page,
+    number_ticks,
+    rows_height,
+    value_labels,
+)
 from pipeline.show.sentences import family_sentence, step_sentence, throughput_sentence
 
 if TYPE_CHECKING:
@@ -52,16 +68,27 @@ def steps(points: Iterable[Prediction]) -> pd.DataFrame:
     """
     rows = [
         {
-            "gpu": p.gpu, "workload": p.label, "model_variant": p.label.rpartition(" b")[0],
+            "gpu": p.gpu,
+            "workload": p.label,
+            "model_variant": p.label.rpartition(" b")[0],
             "batch_size": p.batch_size,
-            "predicted_us": p.predicted_us, "active_us": p.active_us, "idle_us": p.idle_us, "host_us": p.host_us,
-            "kernels_us": sum(p.families_us.values()) or np.nan, "p10_us": p.p10_us, "p90_us": p.p90_us,
-            "measured_us": np.nan if p.measured_us is None else p.measured_us, "samples_per_s": p.samples_per_s,
-            "fits": p.fits, "bound": p.bound, "device_evidence": percentages(p.evidence),
-            "host_evidence": percentages(p.host_evidence), "unmodelled_share": p.unmodelled_share,
+            "predicted_us": p.predicted_us,
+            "active_us": p.active_us,
+            "idle_us": p.idle_us,
+            "host_us": p.host_us,
+            "kernels_us": sum(p.families_us.values()) or np.nan,
+            "p10_us": p.p10_us,
+            "p90_us": p.p90_us,
+            "measured_us": np.nan if p.measured_us is None else p.measured_us,
+            "samples_per_s": p.samples_per_s,
+            "fits": p.fits,
+            "bound": p.bound,
+            "device_evidence": percentages(p.evidence),
+            "host_evidence": percentages(p.host_evidence),
+            "unmodelled_share": p.unmodelled_share,
         }
         for p in points
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows)
 
 
@@ -98,8 +125,24 @@ def step_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> None:
     )
     axes.barh(where, active, color=ACTIVE, height=0.62)
     axes.barh(where, step - active, left=active, height=0.62, **IDLE_STYLE)
-    axes.errorbar(step, where, xerr=spread(step, low, high), fmt="none", ecolor="black", elinewidth=1, capsize=2.5)
-    axes.plot(measured, where, "D", color=MEASURED, markersize=5.5, markeredgecolor="white", markeredgewidth=0.8)
+    axes.errorbar(
+        step,
+        where,
+        xerr=spread(step, low, high),
+        fmt="none",
+        ecolor="black",
+        elinewidth=1,
+        capsize=2.5,
+    )
+    axes.plot(
+        measured,
+        where,
+        "D",
+        color=MEASURED,
+        markersize=5.5,
+        markeredgecolor="white",
+        markeredgewidth=0.8,
+    )
     texts = [
         f"{short_time(us)}, {100 * share:.0f} % busy"
         for us, share in zip(rows["predicted_us"], active / step, strict=True)
@@ -120,7 +163,11 @@ def breakdown(families: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     def draw(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
         time = rows.pivot_table(
-            index=["gpu", "batch_size"], columns="family", values="device_us", aggfunc="sum", fill_value=0.0
+            index=["gpu", "batch_size"],
+            columns="family",
+            values="device_us",
+            aggfunc="sum",
+            fill_value=0.0,
         )
         time = time.reindex(pd.MultiIndex.from_frame(rows[["gpu", "batch_size"]].drop_duplicates()))
         share = 100 * time.div(time.sum(axis=1), axis=0)
@@ -128,7 +175,9 @@ def breakdown(families: pd.DataFrame, page: Page = WIDE) -> Figure:
             named[str(family)] = named.get(str(family), 0.0) + float(share[family].mean())
         longest = float(time.sum(axis=1).max())
         unit, name = (1.0, "µs") if longest < 1000 else (1e-3, "ms")
-        _stack(axes, share, time * unit, LETTER_SHARE * WIDE.width / page.width * longest * unit / 100)
+        _stack(
+            axes, share, time * unit, LETTER_SHARE * WIDE.width / page.width * longest * unit / 100
+        )
         value_labels(axes, unit * time.sum(axis=1), map(short_time, time.sum(axis=1)))
         board.names(axes, f"time of one step ({name})")
         axes.set_xlim(left=0)
@@ -137,9 +186,12 @@ def breakdown(families: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     board = _panel_per_model(families, page, draw)
     order = sorted(named, key=lambda family: (family == "idle", -named[family]))
-    board.legend(*_patches({**{family: family_colour(family) for family in order}, "other families": OTHER}))
+    board.legend(
+        *_patches({**{family: family_colour(family) for family in order}, "other families": OTHER})
+    )
     board.note(
-        f"In the bars: % of the step. Families below {MIN_SHARE:g} % in every bar of a panel are drawn together."
+        f"In the bars: % of the step. Families below {MIN_SHARE:g} % in every bar of a panel are"
+        " drawn together."
     )
     return board.figure
 
@@ -161,11 +213,28 @@ def _stack(axes: Axes, share: pd.DataFrame, time: pd.DataFrame, letter: float) -
     left = np.zeros(len(share))
     for family, members in parts.items():
         width, percent = time[members].sum(axis=1).to_numpy(float), share[members].sum(axis=1)
-        colour = "#FFFFFF" if family == "idle" else OTHER if family == "other families" else family_colour(family)
-        bars = axes.barh(np.arange(len(share)), width, left=left, height=0.7, **_style(family, colour))
-        texts = [_fitting(number, family, letter, length) for number, length in zip(percent, width, strict=True)]
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if family in ("idle", "other families") else None
-        axes.bar_label(bars, texts, label_type="center", fontsize=8, color=text_on(colour), bbox=box)
+        colour = (
+            "#FFFFFF"
+            if family == "idle"
+            else OTHER
+            if family == "other families"
+            else family_colour(family)
+        )
+        bars = axes.barh(
+            np.arange(len(share)), width, left=left, height=0.7, **_style(family, colour)
+        )
+        texts = [
+            _fitting(number, family, letter, length)
+            for number, length in zip(percent, width, strict=True)
+        ]
+        box = (
+            {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+            if family in ("idle", "other families")
+            else None
+        )
+        axes.bar_label(
+            bars, texts, label_type="center", fontsize=8, color=text_on(colour), bbox=box
+        )
         left += width
 
 
@@ -215,8 +284,15 @@ def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
 def _throughput_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
     speed, low, high = _speeds(rows)
     faces = [ACTIVE if fits else "white" for fits in rows["fits"]]
-    bars = axes.barh(np.arange(len(rows)), speed, height=0.62, color=faces, edgecolor=ACTIVE, xerr=spread(speed, low, high),
-                     error_kw={"elinewidth": 1, "capsize": 2.5})  # fmt: skip
+    bars = axes.barh(
+        np.arange(len(rows)),
+        speed,
+        height=0.62,
+        color=faces,
+        edgecolor=ACTIVE,
+        xerr=spread(speed, low, high),
+        error_kw={"elinewidth": 1, "capsize": 2.5},
+    )
     axes.bar_label(bars, [rate(value) for value in speed], padding=4, fontsize=8.5)
     board.names(axes, "throughput (samples/s)")
     axes.set_xlim(left=0)
@@ -224,18 +300,34 @@ def _throughput_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
     return throughput_sentence(rows)
 
 
-def _throughput_lines(axes: Axes, rows: pd.DataFrame, colours: dict[str, str], markers: dict[str, str]) -> None:
+def _throughput_lines(
+    axes: Axes, rows: pd.DataFrame, colours: dict[str, str], markers: dict[str, str]
+) -> None:
     gpus = list(dict.fromkeys(rows["gpu"]))
     for number, gpu in enumerate(gpus):
         line = rows[rows["gpu"] == gpu].sort_values("batch_size")
         speed, low, high = _speeds(line)
         size = line["batch_size"].to_numpy(float) * 1.045 ** (2 * number - len(gpus) + 1)
         colour = colours[gpu]
-        axes.errorbar(size, speed, yerr=spread(speed, low, high), color=colour, linewidth=1.3, elinewidth=1, capsize=2)
+        axes.errorbar(
+            size,
+            speed,
+            yerr=spread(speed, low, high),
+            color=colour,
+            linewidth=1.3,
+            elinewidth=1,
+            capsize=2,
+        )
         for fits in (True, False):
             shown = line["fits"].to_numpy(bool) == fits
-            axes.plot(size[shown], speed[shown], markers[gpu], color=colour, markerfacecolor=colour if fits else "white",
-                      markersize=6)  # fmt: skip
+            axes.plot(
+                size[shown],
+                speed[shown],
+                markers[gpu],
+                color=colour,
+                markerfacecolor=colour if fits else "white",
+                markersize=6,
+            )
     sizes = sorted(set(rows["batch_size"]))
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
@@ -246,13 +338,17 @@ def _throughput_lines(axes: Axes, rows: pd.DataFrame, colours: dict[str, str], m
     number_ticks(axes.yaxis)
 
 
-def _panel_per_model(table: pd.DataFrame, page: Page, draw: Callable[[Board, Axes, pd.DataFrame], str]) -> Board:
+def _panel_per_model(
+    table: pd.DataFrame, page: Page, draw: Callable[[Board, Axes, pd.DataFrame], str]
+) -> Board:
     """Panels below each other, one per model, with a row per point; `draw` returns the title's sentence.
 
     Rows are sorted by batch size, and within one by GPU in the order of the grid, so that GPUs stand below each other.
     """
     order = {gpu: number for number, gpu in enumerate(dict.fromkeys(table["gpu"]))}
-    ordered = table.assign(order=table["gpu"].map(order)).sort_values(["batch_size", "order"], kind="stable")
+    ordered = table.assign(order=table["gpu"].map(order)).sort_values(
+        ["batch_size", "order"], kind="stable"
+    )
     models = list(dict.fromkeys(table["model_variant"]))
     parts = [ordered[ordered["model_variant"] == model].reset_index(drop=True) for model in models]
     labels = [_point_labels(part) for part in parts]
@@ -295,7 +391,11 @@ def _patches(colours: dict[str, str]) -> tuple[list[Artist], list[str]]:
     from matplotlib.patches import Patch
 
     patches: list[Artist] = [
-        Patch(**IDLE_STYLE) if name == "idle" else Patch(facecolor=colour, edgecolor="#777777", linewidth=0.4)
+        (
+            Patch(**IDLE_STYLE)
+            if name == "idle"
+            else Patch(facecolor=colour, edgecolor="#777777", linewidth=0.4)
+        )
         for name, colour in colours.items()
     ]
     return patches, [NAMES_OF.get(name, name) for name in colours]
@@ -304,7 +404,9 @@ def _patches(colours: dict[str, str]) -> tuple[list[Artist], list[str]]:
 def _lines(colours: dict[str, str], markers: dict[str, str]) -> tuple[list[Artist], list[str]]:
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], color=colours[name], marker=markers[name], linewidth=1.3) for name in colours], list(colours)
+    return [
+        Line2D([], [], color=colours[name], marker=markers[name], linewidth=1.3) for name in colours
+    ], list(colours)
 
 
 def step_legend(measured: bool) -> tuple[list[Artist], list[str]]:

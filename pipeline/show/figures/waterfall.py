@@ -31,7 +31,9 @@ def draw_difference(difference: Difference, page: Page = WIDE) -> Figure:
     parts = _shown(d.parts)
     labels = [d.names[0], *(part.label for part in parts), d.names[1]]
     names = [call.label for call in d.calls]
-    board = Board([rows_height(labels, page), *([rows_height(names, page)] if names else [])], page, columns=1)
+    board = Board(
+        [rows_height(labels, page), *([rows_height(names, page)] if names else [])], page, columns=1
+    )
     board.headline(d.sentence)
     _waterfall(board, d.a, d.b, parts, labels)
     board.title(board.panels[0], d.shared)
@@ -39,7 +41,9 @@ def draw_difference(difference: Difference, page: Page = WIDE) -> Figure:
         axes = board.panels[1]
         board.label_rows(axes, names)
         changes = [call.us / 1000 for call in d.calls]
-        axes.barh(range(len(names)), changes, color=[_colour(call.family) for call in d.calls], height=0.6)
+        axes.barh(
+            range(len(names)), changes, color=[_colour(call.family) for call in d.calls], height=0.6
+        )
         axes.axvline(0, color="#555555", linewidth=0.8)
         reach = max(map(abs, changes))
         axes.set_xlim(1.05 * min(*changes, 0.0), max(*changes, 0.0) + (ROOM - 1) * reach)
@@ -80,20 +84,33 @@ def _shown(parts: tuple[Change, ...]) -> list[Change]:
     if len(changed) <= MOST_PARTS + 1:
         return changed
     rest = changed[MOST_PARTS:]
-    others = Change(f"{len(rest)} other parts", sum(part.a_us for part in rest), sum(part.b_us for part in rest))
+    others = Change(
+        f"{len(rest)} other parts", sum(part.a_us for part in rest), sum(part.b_us for part in rest)
+    )
     return [*changed[:MOST_PARTS], others]
 
 
-def _waterfall(board: Board, a: Prediction, b: Prediction, parts: Sequence[Change], labels: Sequence[str]) -> None:
+def _waterfall(
+    board: Board, a: Prediction, b: Prediction, parts: Sequence[Change], labels: Sequence[str]
+) -> None:
     """A bar per part, from where the one above it ends, between the bars of both steps."""
     axes = board.panels[0]
     board.label_rows(axes, labels)
     last = len(parts) + 1
     reached, longest = a.predicted_us / 1000, max(a.p90_us, b.p90_us) / 1000
     for row, p in ((0, a), (last, b)):
-        error = [[max(p.predicted_us - p.p10_us, 0.0) / 1000], [max(p.p90_us - p.predicted_us, 0.0) / 1000]]
-        axes.barh(row, p.predicted_us / 1000, color=ACTIVE, height=0.6, xerr=error,
-                  error_kw={"elinewidth": 1, "capsize": 2})  # fmt: skip
+        error = [
+            [max(p.predicted_us - p.p10_us, 0.0) / 1000],
+            [max(p.p90_us - p.predicted_us, 0.0) / 1000],
+        ]
+        axes.barh(
+            row,
+            p.predicted_us / 1000,
+            color=ACTIVE,
+            height=0.6,
+            xerr=error,
+            error_kw={"elinewidth": 1, "capsize": 2},
+        )
         _text(axes, p.p90_us / 1000, row, milliseconds(p.predicted_us))
     for row, part in enumerate(parts, 1):
         start, end = reached, reached + part.us / 1000
@@ -113,7 +130,9 @@ def _waterfall(board: Board, a: Prediction, b: Prediction, parts: Sequence[Chang
 
 
 def _text(axes: Axes, right: float, row: int, text: str) -> None:
-    axes.annotate(text, (right, row), (5, 0), textcoords="offset points", va="center", fontsize=TEXT)
+    axes.annotate(
+        text, (right, row), (5, 0), textcoords="offset points", va="center", fontsize=TEXT
+    )
 
 
 def _style(part: Change) -> dict[str, Any]:
@@ -121,10 +140,19 @@ def _style(part: Change) -> dict[str, Any]:
     if part.name == IDLE:
         return dict(IDLE_STYLE)
     colour = _colour(part.name)
-    return {"color": colour, "edgecolor": "#333333", "linewidth": 0.6, "hatch": "" if part.us < 0 else "..."}
+    return {
+        "color": colour,
+        "edgecolor": "#333333",
+        "linewidth": 0.6,
+        "hatch": "" if part.us < 0 else "...",
+    }
 
 
 def _colour(name: str) -> str:
     """Colour of a part of a step or of a kernel family."""
-    special = {OVERLAP: OTHER, COMMUNICATION: family_colour("collective"), GRADIENT: family_colour(GRADIENTS[0])}
+    special = {
+        OVERLAP: OTHER,
+        COMMUNICATION: family_colour("collective"),
+        GRADIENT: family_colour(GRADIENTS[0]),
+    }
     return special.get(name) or family_colour(name)
