@@ -225,8 +225,8 @@ class Comparison:
         for model in dict.fromkeys(p.model for p in self.predictions):
             rows = [p for p in self.predictions if p.model == model]
             named = [(p, _own(p, _shared(rows))) for p in rows]
-            if told := [f"{key} {values}" for key in keys if (values := values_of(named, key))]:
-                yield Text(f"{model}: {', '.join(told)}", style="dim")
+            if settings := [f"{key} {values}" for key in keys if (values := values_of(named, key))]:
+                yield Text(f"{model}: {', '.join(settings)}", style="dim")
 
     def _header(self, name: str) -> str:
         """The head of a column with its unit; that of samples per price names the currency."""

@@ -159,11 +159,11 @@ def by_module(modules: pd.DataFrame, prediction: Prediction, depth: int) -> Rend
         if depth < deepest
         else ""
     )
-    said = (
+    explained = (
         "Rows without indent add up to the active time,"
         f" {milliseconds(prediction.active_us)}.{deeper}"
     )
-    return Group(Text(str(prediction), style="bold"), table, Text(said, style="dim"))
+    return Group(Text(str(prediction), style="bold"), table, Text(explained, style="dim"))
 
 
 _Row = tuple[int, str, tuple[str, ...]]
