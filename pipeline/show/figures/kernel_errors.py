@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -123,12 +123,10 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     board.names(right, "calls inside p10 to p90 (%)")
     worst = errors.iloc[int(errors["gmae"].to_numpy().argmax())]
     below = (errors["gmae"] < BOUND_PERCENT / 100).all()
-    bounded = (
-        f"{'Every' if below else 'Not every'} kernel model errs by less than {BOUND_PERCENT:g} %"
-    )
-    board.headline(
-        f"{bounded}; {worst['family']} on {worst['gpu']} is least exact, {100 * worst['gmae']:.1f} %"
-    )
+    errs = f"kernel model errs by less than {BOUND_PERCENT:g} %"
+    least_exact = f"{worst['family']} on {worst['gpu']} is least exact"
+    bounded = f"{'Every' if below else 'Not every'} {errs}"
+    board.headline(f"{bounded}; {least_exact}, {100 * worst['gmae']:.1f} %")
     board.title(left, "Error")
     board.title(right, "Coverage, target 80 %")
     hollow = Line2D([], [], color="black", marker="o", linestyle="none", markerfacecolor="white")
@@ -151,7 +149,12 @@ def _errors_of_gpu(
     if not labelled:
         return
     value_labels(axes, mape, [f"{percent:.1f}" for percent in mape])
-    above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": NOTE}
+    above: dict[str, Any] = {
+        "textcoords": "offset points",
+        "ha": "center",
+        "va": "bottom",
+        "fontsize": NOTE,
+    }
     for percent, row in zip(gmae, where, strict=True):
         axes.annotate(f"{percent:.1f}", (percent, row), (0, 4), color=colour, **above)
 
