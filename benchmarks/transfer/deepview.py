@@ -25,7 +25,7 @@ from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.families import FAMILIES
 from pipeline.paths import datasets_dir
-from pipeline.transfer.methods import by_auto
+from pipeline.transfer.scaling_methods import by_auto
 
 PACKAGE = "deepview-predict==0.1.6.5"
 DEVICES = {
@@ -124,7 +124,7 @@ def compare(
             sizes = np.column_stack([np.asarray(c, dtype=np.float64) for c in inputs_of(part)])
             return predict(network, np.hstack([sizes, np.broadcast_to(device, (len(part), 4))]))
 
-        for fold in folds(samples, family, mlp_steps=0, cache=cache, probes=False):
+        for fold in folds(samples, family, cache=cache, baseline=False, probes=False):
             destination = fold.destination.name
             if destination not in DEVICES:
                 continue

@@ -20,9 +20,9 @@ from pipeline.kernels.tensor_cores import HALF_DTYPES
 from pipeline.kernels.work import Dims, is_one_of
 from pipeline.model_files import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
+from pipeline.transfer.output_tiles import FAMILY as TENSOR
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.utilisation import Array, Correction, UtilisationModel, load_cached
-from pipeline.transfer.ways import FAMILY as TENSOR
 
 HALF_FAMILIES = ("softmax", "layer_norm")
 """Families whose cross-GPU models also predict half precision."""

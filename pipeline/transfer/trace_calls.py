@@ -23,7 +23,7 @@ from pipeline.kernels.work import Dims
 from pipeline.prediction import Arithmetic
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category
-from pipeline.transfer import methods
+from pipeline.transfer import scaling_methods as methods
 from pipeline.transfer.shipped_models import load_models
 
 Ints = npt.NDArray[np.int64]

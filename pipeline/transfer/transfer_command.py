@@ -17,9 +17,12 @@ from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS
 from pipeline.kernels.samples import MAX_DIM, MAX_LATENCY_US, named_dtypes, read_table
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
-from pipeline.transfer.methods import by_auto, method
 from pipeline.transfer.probes import calibrate_all
+from pipeline.transfer.scaling_methods import METHODS, by_auto
 from pipeline.transfer.shipped_models import load_models
+
+PAPERS_NETWORKS = "evaluation/training/published_networks.py"
+"""Where the networks of Habitat and Surfer are trained and compared."""
 
 ADDED_COLUMNS = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has in addition to those of the input."""
@@ -47,7 +50,7 @@ def transfer_command(
     Args:
         from_gpu: GPU of the measurements; rows of other GPUs in a `gpu` column are refused.
         to_gpu: GPU to predict.
-        method_name: wave, mlp or auto.
+        method_name: wave or auto.
         in_path: parquet with `op`, dims, `latency_us` and launch geometry as in NeuSight's kernels table.
         out_path: parquet to write.
         probes: parquet of a few rows measured on the destination; for `auto`.
@@ -59,7 +62,12 @@ def transfer_command(
         InputError: an unknown GPU or method, a table that cannot be used, or an output that is also an input.
     """
     origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
-    predict = method(method_name)
+    if method_name == "mlp":
+        raise InputError(
+            f"method mlp: its networks are in a checkout, {PAPERS_NETWORKS}; give auto"
+        )
+    if method_name not in METHODS:
+        raise UnknownNameError("method", method_name, list(METHODS))
     if probes is not None and method_name != "auto":
         raise InputError(f"--probes needs --method auto, not {method_name}")
     refuse_overwriting(out_path, in_path, probes)
@@ -72,7 +80,7 @@ def transfer_command(
         calibrations = calibrate_all(models, as_samples(probed, str(probes)), destination)
         predicted = by_auto(samples, origin, destination, models, calibrations)
     else:
-        predicted = predict(samples, origin, destination)
+        predicted = METHODS[method_name](samples, origin, destination)
     if method_name == "auto":
         _warn_of_wave_scaling(samples, predicted, str(in_path))
     result = table.assign(**{name: predicted[name].to_numpy() for name in ADDED_COLUMNS})

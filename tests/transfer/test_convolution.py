@@ -15,10 +15,10 @@ from evaluation.training.recipes import RECIPES
 from evaluation.training.utilisation_train import train_utilisation
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.methods import by_auto
+from pipeline.transfer.convolution_routes import ROUTES, convolution_routes, routes_of_kernels
+from pipeline.transfer.scaling_methods import by_auto
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation import UtilisationModel
-from pipeline.transfer.ways import ROUTES, convolution_routes, routes_taken
 
 GPUS = ("A100-PCIE-40GB", "P100", "T4", "V100")
 
@@ -99,10 +99,10 @@ def test_kernel_names_show_the_route() -> None:
         "[1,1,544]",
         None,
     ]
-    taken = routes_taken(pd.DataFrame({"kernel_name": names, "grid": grids}))
+    taken = routes_of_kernels(pd.DataFrame({"kernel_name": names, "grid": grids}))
     shown = [ROUTES[at] if at >= 0 else "" for at in taken]
     assert shown == ["winograd", "implicit", "implicit", "transformed", "", "transformed", "", ""]
-    assert list(routes_taken(pd.DataFrame({"grid": grids}))) == [-1] * len(grids)
+    assert list(routes_of_kernels(pd.DataFrame({"grid": grids}))) == [-1] * len(grids)
 
 
 def test_boxes_and_groups_of_images_are_padded_as_the_grids_of_the_public_table_show() -> None:
@@ -153,12 +153,13 @@ def test_a_known_route_is_never_shorter_than_the_shortest(
     rows, gpu = samples[samples["gpu"] == "V100"].head(50), load_gpu("V100")
     free, _ = model.kernel_and_latency(rows, gpu)
     routes = [
-        model.kernel_and_latency(rows, gpu, taken=np.full(50, at))[0] for at in range(len(ROUTES))
+        model.kernel_and_latency(rows, gpu, algorithm=np.full(50, at))[0]
+        for at in range(len(ROUTES))
     ]
     assert (np.min(routes, axis=0) >= free * (1 - 1e-9)).all() and (
         np.max(routes, axis=0) > 1.5 * free
     ).any()
-    unknown, _ = model.kernel_and_latency(rows, gpu, taken=np.full(50, -1))
+    unknown, _ = model.kernel_and_latency(rows, gpu, algorithm=np.full(50, -1))
     assert unknown == pytest.approx(free)
 
 

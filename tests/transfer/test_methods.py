@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from evaluation.training.mlp_train import train_mlp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.training.mlp_train import train_mlp
 from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.kernels.families import FAMILIES
-from pipeline.transfer.methods import METHODS, by_auto, residual_share
+from pipeline.transfer.scaling_methods import METHODS, by_auto, residual_share
 from pipeline.transfer.shipped_models import COLUMNS, covered, load_models, predict_calls
 from pipeline.transfer.transfer_command import ADDED_COLUMNS, transfer_command
 from pipeline.transfer.wave_scaling import DIMS, TransferMlp
