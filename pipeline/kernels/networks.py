@@ -135,21 +135,17 @@ class Network:
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save. Weights are saved in half precision, which changes log times by about 1e-4."""
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            f"{prefix}mean": self.mean,
-            f"{prefix}scale": self.scale,
-            f"{prefix}target": np.array(
-                [self.target_mean, self.target_scale, float(self.residual)]
-            ),
-        }
+        target = [self.target_mean, self.target_scale, float(self.residual)]
+        arrays = {"mean": self.mean, "scale": self.scale, "target": np.array(target)}
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            arrays[f"{prefix}weight{i}"] = weight.astype(np.float16)
-            arrays[f"{prefix}bias{i}"] = bias
+            arrays |= {f"weight{i}": weight.astype(np.float16), f"bias{i}": bias}
         if self.periodic is not None:
-            arrays[f"{prefix}periodic_frequency"] = self.periodic.frequency
-            arrays[f"{prefix}periodic_units"] = self.periodic.weight
-            arrays[f"{prefix}periodic_offset"] = self.periodic.bias
-        return arrays
+            arrays |= {
+                "periodic_frequency": self.periodic.frequency,
+                "periodic_units": self.periodic.weight,
+                "periodic_offset": self.periodic.bias,
+            }
+        return {prefix + name: array for name, array in arrays.items()}
 
     @classmethod
     def from_tensors(
@@ -175,10 +171,8 @@ class Network:
                 "periodic_offset": ("inputs", "units"),
             }
         sizes = check_shapes("network", arrays, shapes)
-        first, waves = (
-            sizes["inputs"] * (1 + sizes.get("units", 0)),
-            2 * sizes.get("frequencies", 0),
-        )
+        first = sizes["inputs"] * (1 + sizes.get("units", 0))
+        waves = 2 * sizes.get("frequencies", 0)
         if (sizes["width0"], sizes.get("waves", 0)) != (first, waves):
             raise PackError(
                 "the first layer of the network has a wrong number of inputs; rebuild the model"
@@ -259,27 +253,14 @@ class Trees:
             ) from None
 
 
-def train_trees(
-    features: Array,
-    target: Array,
-    seed: int,
-    rounds: int | None = None,
-    learning_rate: float | None = None,
-) -> Trees:
-    """Boost trees on features (rows, columns) and log times (rows,).
-
-    Rounds and learning rate are `REGRESSION_ROUNDS` and that of `REGRESSION_PARAMETERS` by default.
-    """
+def train_trees(features: Array, target: Array, seed: int, **parameters: Any) -> Trees:
+    """Boost trees on features (rows, columns) and log times (rows,); `parameters` replace `REGRESSION_PARAMETERS`."""
     import lightgbm
 
-    parameters = {**REGRESSION_PARAMETERS, "seed": seed}
-    if learning_rate is not None:
-        parameters["learning_rate"] = learning_rate
-    if len(target) < 10 * parameters["min_data_in_leaf"]:
-        parameters |= {"min_data_in_leaf": 1, "num_leaves": 7, "linear_tree": False}
-    data = lightgbm.Dataset(
-        features,
-        np.asarray(target),
-        params={"verbose": -1, "min_data_in_bin": 1, "linear_tree": parameters["linear_tree"]},
-    )
-    return Trees(lightgbm.train(parameters, data, rounds or REGRESSION_ROUNDS))
+    options = {**REGRESSION_PARAMETERS, "seed": seed, **parameters}
+    rounds = options.pop("num_iterations", REGRESSION_ROUNDS)
+    if len(target) < 10 * options["min_data_in_leaf"]:
+        options |= {"min_data_in_leaf": 1, "num_leaves": 7, "linear_tree": False}
+    data_options = {"verbose": -1, "min_data_in_bin": 1, "linear_tree": options["linear_tree"]}
+    data = lightgbm.Dataset(features, np.asarray(target), params=data_options)
+    return Trees(lightgbm.train(options, data, rounds))

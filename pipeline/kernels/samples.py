@@ -110,7 +110,7 @@ def impossible_sizes(values: pd.Series, name: str) -> npt.NDArray[np.bool_]:
     most = 1.0 if name in FLAGS else MAX_SIDE if name in DIMS and name not in BYTES else MAX_DIM
     with np.errstate(invalid="ignore"):
         possible = (found >= least) & (found <= most) & (found == np.floor(found))
-    return values.notna().to_numpy(dtype=bool) & ~possible
+    return np.asarray(values.notna() & ~possible, dtype=bool)
 
 
 def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evaluation.training.left_out_gpu import shortened
 from evaluation.training.recipes import RECIPES
@@ -177,26 +173,6 @@ def test_the_origin_is_compared_to_the_route_that_it_took(
     other = by_auto(slow, origin, gpu, models)["predicted_us"].to_numpy(dtype=np.float64)
     assert np.median(np.abs(known / blind - 1)) < 0.1
     assert (other <= known * 1.05).all() and (other < 0.8 * known).any()
-
-
-@settings(max_examples=40)
-@given(
-    gpu=st.sampled_from(["V100", "T4", "P4", "L4", "H100"]),
-    what=st.sampled_from(["dram_gb_per_s", "fp32_gflop_per_s", "tdp_w"]),
-    factor=st.floats(1.0, 8.0),
-    sizes=st.tuples(
-        st.integers(1, 64), st.integers(1, 2048), st.integers(1, 2048), st.integers(3, 200)
-    ),
-)
-def test_more_bandwidth_throughput_or_power_is_never_slower(
-    model: UtilisationModel, gpu: str, what: str, factor: float, sizes: tuple[int, int, int, int]
-) -> None:
-    base = replace(load_gpu(gpu), measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
-    better = replace(base, **{what: getattr(base, what) * factor})
-    before, after = (
-        model.kernel_and_latency(_calls([sizes]), spec)[1][0] for spec in (base, better)
-    )
-    assert after <= before * (1 + 1e-9)
 
 
 def test_an_empty_image_takes_the_floor(model: UtilisationModel) -> None:
