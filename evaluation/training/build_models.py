@@ -99,7 +99,10 @@ def interval_of_a_new_gpu(residuals: Mapping[str, Array]) -> tuple[float, float]
     )
     between = stats.t(len(levels)).ppf(middle) * np.sqrt(np.mean(levels**2))
     both = (between[:, None] + within[None, :]).ravel()
-    return min(float(np.quantile(both, 0.1)), -0.02), max(float(np.quantile(both, 0.9)), 0.02)
+    return min(
+        float(np.quantile(both, 0.1)),
+        -0.02,
+    ), max(float(np.quantile(both, 0.9)), 0.02)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -133,7 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         errors = build_family(samples, family, options.out, options.folds)
         record_file(options.out / f"{family}.safetensors")
-        print(errors.groupby("method")["mape"].mean().round(1).to_dict(), flush=True)
+        print(
+            errors.groupby("method")["mape"].mean().round(1).to_dict(),
+            flush=True,
+        )
         if options.errors:
             merge_errors(options.errors, errors)
             record_file(options.errors, new=False)

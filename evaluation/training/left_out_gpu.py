@@ -102,7 +102,11 @@ def folds(
         network = None
         if baseline and family in DIMS:
             path = cache and cache / f"published_{family}_without_{gpu}.safetensors"
-            train = partial(train_published, own[own["gpu"] != gpu], family)
+            train = partial(
+                train_published,
+                own[own["gpu"] != gpu],
+                family,
+            )
             network = _cached(path, PublishedNetwork.load, train)
         yield Fold(family, load_gpu(gpu), model, network)
 
@@ -168,7 +172,10 @@ def pair_errors(samples: pd.DataFrame, fold: Fold) -> pd.DataFrame:
         truth = joined["truth"].to_numpy(dtype=np.float64)[held_out]
         facts = {"family": fold.family, "origin": gpu, "destination": fold.destination.name}
         for name, predicted in _predictions(joined, load_gpu(gpu), fold, probes).items():
-            errors = _percent(np.asarray(predicted, dtype=np.float64)[held_out], truth)
+            errors = _percent(
+                np.asarray(predicted, dtype=np.float64)[held_out],
+                truth,
+            )
             rows.append({**facts, "method": name, **errors, "rows": len(truth)})
     return pd.DataFrame(rows)
 
@@ -253,7 +260,10 @@ def direct_errors(samples: pd.DataFrame, fold: Fold) -> dict[str, float]:
 
 
 def _percent(predicted: Array, truth: Array) -> dict[str, float]:
-    return {"mape": 100 * mape(predicted, truth), "gmae": 100 * gmae(predicted, truth)}
+    return {
+        "mape": 100 * mape(predicted, truth),
+        "gmae": 100 * gmae(predicted, truth),
+    }
 
 
 def shortened(recipe: Recipe, steps: int, networks: int = 1) -> Recipe:

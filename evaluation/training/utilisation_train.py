@@ -80,17 +80,28 @@ def train_utilisation(
     floors = {gpu: op_floors(part) for gpu, part in by_gpu.items()}
     ops = tuple(own["op"].value_counts().index.astype(str))
     found = _joined([terms(family, part, load_gpu(gpu)) for gpu, part in by_gpu.items()])
-    scales: dict[str, Array] = {}
-    for name, each in found.items():
-        x = np.concatenate(each.x)
-        scales |= {f"{name}mean": x.mean(axis=0), f"{name}scale": x.std(axis=0) + 1e-6}
+    scales = _scales(found)
     tensors = _Samples.of(family, own, found, floors, ops, scales)
     counts = [len(part) for part in by_gpu.values()]
-    fitted = [_fit_one(tensors, counts, len(ops), recipe, seed + i) for i in range(recipe.networks)]
+    fitted = [
+        _fit_one(
+            tensors,
+            counts,
+            len(ops),
+            recipe,
+            seed + i,
+        )
+        for i in range(recipe.networks)
+    ]
     parameters = {key: np.stack([network[key] for network, _ in fitted]) for key in fitted[0][0]}
     parameters |= {name: values.astype(np.float32) for name, values in scales.items()}
     corrections = np.mean([found for _, found in fitted], axis=0).astype(np.float64).tolist()
-    facts = {"gpus": list(by_gpu), "samples": len(own), "recipe": asdict(recipe), "seed": seed}
+    facts = {
+        "gpus": list(by_gpu),
+        "samples": len(own),
+        "recipe": asdict(recipe),
+        "seed": seed,
+    }
     return UtilisationModel(
         family,
         ops,
@@ -101,6 +112,15 @@ def train_utilisation(
         dict(zip(by_gpu, corrections, strict=True)),
         provenance=facts | (provenance or {}),
     )
+
+
+def _scales(found: dict[str, Terms]) -> dict[str, Array]:
+    """Mean and standard deviation of each feature, by name of the parameter, shape (features,)."""
+    scales: dict[str, Array] = {}
+    for name, each in found.items():
+        x = np.concatenate(each.x)
+        scales |= {f"{name}mean": x.mean(axis=0), f"{name}scale": x.std(axis=0) + 1e-6}
+    return scales
 
 
 def op_floors(samples: pd.DataFrame) -> dict[str, float]:
@@ -122,10 +142,16 @@ def _joined(tables: list[dict[str, Terms]]) -> dict[str, Terms]:
     """The inputs of several GPUs' samples as one, by network."""
 
     def join(name: str, key: str) -> Array:
-        return np.concatenate([getattr(table[name], key) for table in tables], axis=1)
+        return np.concatenate(
+            [getattr(table[name], key) for table in tables],
+            axis=1,
+        )
 
     return {
-        name: Terms(**{key: join(name, key) for key in (*TIMES, "x")}, norm=first.norm)
+        name: Terms(
+            **{key: join(name, key) for key in (*TIMES, "x")},
+            norm=first.norm,
+        )
         for name, first in tables[0].items()
     }
 
@@ -193,14 +219,21 @@ def _initial_parameters(inputs: int, ops: int, shape: Shape, generator: Any) -> 
     """Parameters of one network before training."""
     import torch
 
-    sizes = [inputs, *[shape.width] * shape.depth, shape.heads]
+    sizes = [
+        inputs,
+        *[shape.width] * shape.depth,
+        shape.heads,
+    ]
     p: dict[str, Any] = {}
     for layer, (rows, columns) in enumerate(pairwise(sizes)):
         bound = (0.1 if layer == shape.depth else 1.0) / rows**0.5
         p[f"weight{layer}"] = uniform((rows, columns), bound, generator)
         p[f"bias{layer}"] = torch.zeros(columns)
     p[f"bias{shape.depth}"] = torch.tensor([1.0, 1.0, 0.0, 0.0][: shape.heads])
-    return p | {"op_bias": torch.zeros(ops, shape.heads), "l2": torch.tensor([0.0, 1.0])}
+    return p | {
+        "op_bias": torch.zeros(ops, shape.heads),
+        "l2": torch.tensor([0.0, 1.0]),
+    }
 
 
 def _fit_one(
@@ -212,7 +245,12 @@ def _fit_one(
     generator = torch.Generator().manual_seed(seed)
     p: dict[str, Any] = {"launch": torch.zeros(ops)}
     for prefix, found in samples.inputs.items():
-        start = _initial_parameters(found.x.shape[-1], ops, recipe.shape, generator)
+        start = _initial_parameters(
+            found.x.shape[-1],
+            ops,
+            recipe.shape,
+            generator,
+        )
         p |= {prefix + key: value for key, value in start.items()}
     latent = torch.zeros(len(counts), 2)
     layers = [key for key in p if "weight" in key or ".bias" in f".{key}"]
@@ -227,7 +265,12 @@ def _fit_one(
             torch.randint(0, count, (per_gpu,), generator=generator) + start
             for start, count in zip(starts, counts, strict=True)
         ]
-        value = _loss(p, samples.rows(torch.cat(drawn)), recipe, -centred[whose].T)
+        value = _loss(
+            p,
+            samples.rows(torch.cat(drawn)),
+            recipe,
+            -centred[whose].T,
+        )
         return value + CORRECTION_WEIGHT * (centred**2).mean() / recipe.prior**2
 
     others = [value for key, value in p.items() if key not in layers]
@@ -263,14 +306,25 @@ def _loss(p: dict[str, Any], samples: _Samples, recipe: Recipe, factors: Any) ->
     memory_use = torch.cat([use for _, use in found])
 
     def error(kernel: Any) -> Any:
-        latency = log_latency_us(torch, samples.log_floor, p["launch"][samples.op], kernel)
+        latency = log_latency_us(
+            torch,
+            samples.log_floor,
+            p["launch"][samples.op],
+            kernel,
+        )
         return (latency - samples.target).abs()
 
     log_share = torch.log_softmax(-recipe.shape.choice * kernels, dim=0)
     shortest = -torch.logsumexp(-recipe.shape.choice * kernels, dim=0) / recipe.shape.choice
     loss = error(shortest).mean() + recipe.memory_reward * memory_use.mean()
     # kernel names show the algorithm of a sample: its time must fit, and it must be the shortest of all
-    known, at = (samples.algorithm >= 0).float(), samples.algorithm.clamp(min=0)[None, :]
+    known, at = (
+        (samples.algorithm >= 0).float(),
+        samples.algorithm.clamp(min=0)[
+            None,
+            :,
+        ],
+    )
     of_known = error(kernels.gather(0, at)[0]) * known
     unlikely = -log_share.gather(0, at)[0] * known
     return loss + recipe.route_time * of_known.mean() + recipe.route_choice * unlikely.mean()

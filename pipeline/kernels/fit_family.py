@@ -160,7 +160,12 @@ class Fitter:
         """
         predicted = np.isfinite(out_of_fold)
         log_time, clean, few = out_of_fold[predicted], clean[predicted], model.variant == "process"
-        extra = drift.best_extra(np.exp(log_time), np.exp(clean - log_time), disturbed, self.seed)
+        extra = drift.best_extra(
+            np.exp(log_time),
+            np.exp(clean - log_time),
+            disturbed,
+            self.seed,
+        )
         latency = np.exp(log_time) + np.interp(log_time, *extra)
         measured = np.exp(clean) + disturbed.extra_us[predicted]
         return replace(
@@ -207,8 +212,20 @@ class Fitter:
         tables = []
         for row in range(len(self.train)):
             others = self.train.drop(index=row).reset_index(drop=True)
-            fitter = Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us)
-            tables.append(with_predictions(fitter.fit(variant)[0], self.train.iloc[[row]]))
+            fitter = Fitter(
+                others,
+                self.gpu,
+                self.name,
+                self.seed,
+                self.memory,
+                self.offset_us,
+            )
+            tables.append(
+                with_predictions(
+                    fitter.fit(variant)[0],
+                    self.train.iloc[[row]],
+                )
+            )
         return pd.concat(tables, ignore_index=True)
 
 

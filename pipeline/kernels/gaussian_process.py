@@ -115,7 +115,12 @@ class GaussianProcess:
         """
         arrays = {**vars(self), "centre": np.array([self.centre])}
         arrays |= {
-            name: np.where(np.isinf(arrays[name]), 0.0, arrays[name]) for name in MAY_BE_INFINITE
+            name: np.where(
+                np.isinf(arrays[name]),
+                0.0,
+                arrays[name],
+            )
+            for name in MAY_BE_INFINITE
         }
         return {f"{prefix}process_{name}": values for name, values in arrays.items()}
 
@@ -170,10 +175,19 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     lengths = np.full(features.shape[1], np.inf)
     if not varies.any():
         return Hyperparameters(lengths, TYPICAL_NOISE)
-    rows = _standardise(features[:, varies], *_mean_and_deviation(features[:, varies]))
+    rows = _standardise(
+        features[:, varies],
+        *_mean_and_deviation(features[:, varies]),
+    )
     target = (target - np.median(target)) / max(float(target.std()), 1e-6)
     count = rows.shape[1]
-    start = np.log([1.0, *[np.sqrt(count)] * count, TYPICAL_NOISE])
+    start = np.log(
+        [
+            1.0,
+            *[np.sqrt(count)] * count,
+            TYPICAL_NOISE,
+        ]
+    )
     # prior standard deviations of log variance, log length scales and log noise, in the order of `start`
     spread = np.array([1.5, *[LENGTH_SPREAD] * count, 2.0])
     best = minimize(
@@ -186,7 +200,10 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     )
     values = np.exp(best.x)
     lengths[varies] = values[1:-1]
-    return Hyperparameters(lengths, float((values[-1] + MIN_NOISE) / values[0]))
+    return Hyperparameters(
+        lengths,
+        float((values[-1] + MIN_NOISE) / values[0]),
+    )
 
 
 def _penalised(
@@ -214,7 +231,11 @@ def negative_log_likelihood(rows: Array, target: Array, theta: Array) -> tuple[f
     scaled = rows / np.exp(theta[1:-1])
     norms = np.einsum("ij,ij->i", scaled, scaled)
     distance = np.sqrt(
-        3.0 * np.maximum(norms[:, None] + norms[None, :] - 2.0 * scaled @ scaled.T, 0.0)
+        3.0
+        * np.maximum(
+            norms[:, None] + norms[None, :] - 2.0 * scaled @ scaled.T,
+            0.0,
+        )
     )
     decay = variance * np.exp(-distance)
     signal = (1.0 + distance) * decay
@@ -253,4 +274,10 @@ def _mean_and_deviation(features: Array) -> tuple[Array, Array]:
 
 
 def _standardise(features: Array, mean: Array, scale: Array) -> Array:
-    return np.asarray(np.clip((features - mean) / scale, -CLIP, CLIP))
+    return np.asarray(
+        np.clip(
+            (features - mean) / scale,
+            -CLIP,
+            CLIP,
+        )
+    )

@@ -209,11 +209,23 @@ def _outputs(
         frequency, weight, bias = embedding
         angle = (2.0 * math.pi) * frequency[:, :, None] * x.T[:, None, :]
         waves = torch.cat([angle.cos(), angle.sin()], dim=1)
-        units = torch.relu(torch.baddbmm(bias[:, :, None], weight.transpose(1, 2), waves))
+        units = torch.relu(
+            torch.baddbmm(
+                bias[:, :, None],
+                weight.transpose(1, 2),
+                waves,
+            )
+        )
         x = torch.cat([x, units.flatten(0, 1).T], dim=1)
     activation = torch.relu if recipe.relu else torch.nn.functional.silu
     *hidden, last_weight, last_bias = layers
-    for number, (weight, bias) in enumerate(zip(hidden[::2], hidden[1::2], strict=True)):
+    for number, (weight, bias) in enumerate(
+        zip(
+            hidden[::2],
+            hidden[1::2],
+            strict=True,
+        )
+    ):
         activated = activation(torch.addmm(bias, x, weight))
         x = activated + x if recipe.residual and number > 0 else activated
     return torch.addmm(last_bias, x, last_weight)[:, 0]
@@ -224,7 +236,11 @@ def _new_layers(columns: int, recipe: Recipe, generator: torch.Generator) -> lis
     inputs = columns * (1 + recipe.units) if recipe.frequencies else columns
     sizes = [inputs, *[recipe.width] * recipe.layers, 1]
     layers: list[torch.Tensor] = []
-    for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+    for before, after in zip(
+        sizes[:-1],
+        sizes[1:],
+        strict=True,
+    ):
         layers += [uniform(shape, before**-0.5, generator) for shape in ((before, after), (after,))]
     layers[-2].zero_()
     layers[-1].zero_()

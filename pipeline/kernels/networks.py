@@ -60,7 +60,10 @@ class Periodic:
         columns = np.ascontiguousarray(x.T)
         (inputs, rows), count = columns.shape, self.frequency.shape[1]
         angle = columns[:, None, :] * (np.float32(2.0 * np.pi) * self.frequency)[:, :, None]
-        waves = np.empty((inputs, 2 * count, rows), dtype=columns.dtype)
+        waves = np.empty(
+            (inputs, 2 * count, rows),
+            dtype=columns.dtype,
+        )
         np.cos(angle, out=waves[:, :count])
         np.sin(angle, out=waves[:, count:])
         units = self.weight.transpose(0, 2, 1) @ waves
@@ -96,7 +99,10 @@ class Network:
                 `ROWS_IN_DOUBLE` rows are evaluated in float64, larger ones in float32.
         """
         network = self._in_double if max(len(features), table_rows) <= ROWS_IN_DOUBLE else self
-        outputs = np.empty(len(features), dtype=network.weights[-1].dtype)
+        outputs = np.empty(
+            len(features),
+            dtype=network.weights[-1].dtype,
+        )
         for start in range(0, len(features), ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
             outputs[rows] = network._outputs(
@@ -123,7 +129,11 @@ class Network:
         if self.periodic is not None:
             x = self.periodic.extend(x)
         for layer, (weight, bias) in enumerate(
-            zip(self.weights[:-1], self.biases[:-1], strict=True)
+            zip(
+                self.weights[:-1],
+                self.biases[:-1],
+                strict=True,
+            )
         ):
             y = x @ weight
             y += bias
@@ -136,7 +146,11 @@ class Network:
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save. Weights are saved in half precision, which changes log times by about 1e-4."""
         target = [self.target_mean, self.target_scale, float(self.residual)]
-        arrays = {"mean": self.mean, "scale": self.scale, "target": np.array(target)}
+        arrays = {
+            "mean": self.mean,
+            "scale": self.scale,
+            "target": np.array(target),
+        }
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             arrays |= {f"weight{i}": weight.astype(np.float16), f"bias{i}": bias}
         if self.periodic is not None:
@@ -161,7 +175,10 @@ class Network:
             for name, array in tensors.items()
             if name.startswith(prefix)
         }
-        layers = max(2, sum(name.startswith("weight") for name in arrays))
+        layers = max(
+            2,
+            sum(name.startswith("weight") for name in arrays),
+        )
         shapes: Shapes = {"mean": ("inputs",), "scale": ("inputs",), "target": (3,)}
         shapes |= layer_shapes([f"width{i}" for i in range(layers + 1)])
         if "periodic_frequency" in arrays:
@@ -230,7 +247,10 @@ class Trees:
 
     def predict(self, features: Array, table_rows: int = 0) -> Array:
         """Log times of shape (rows,); float64, however many rows the table has."""
-        return np.asarray(self.booster.predict(features, num_threads=1), dtype=np.float64)
+        return np.asarray(
+            self.booster.predict(features, num_threads=1),
+            dtype=np.float64,
+        )
 
     def text(self) -> str:
         """The trees in LightGBM's portable text format."""

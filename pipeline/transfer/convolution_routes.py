@@ -30,7 +30,13 @@ ROUTES = ("implicit", "winograd", "transformed")
 """Names of the routes, in the order in which a model holds them."""
 
 BOXES: dict[str, tuple[tuple[int, int, int], ...]] = {
-    "pascal": ((1, 8, 16), (2, 8, 8), (2, 4, 16), (4, 2, 16), (4, 4, 8)),
+    "pascal": (
+        (1, 8, 16),
+        (2, 8, 8),
+        (2, 4, 16),
+        (4, 2, 16),
+        (4, 4, 8),
+    ),
     "volta": ((1, 8, 16),),
     "turing": ((1, 8, 16),),
 }
@@ -48,8 +54,18 @@ IMAGE_MULTIPLE = 16
 TRANSFORMED_PRODUCTS = 36
 """Number of products of the transformed route: one for each element of a tile of 6 x 6 inputs."""
 
-IMPLICIT_TILES = ((128, 128), (128, 64), (128, 32), (32, 32))
-TRANSFORMED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128))
+IMPLICIT_TILES = (
+    (128, 128),
+    (128, 64),
+    (128, 32),
+    (32, 32),
+)
+TRANSFORMED_TILES = (
+    (128, 128),
+    (128, 64),
+    (64, 64),
+    (32, 128),
+)
 """Output tiles of the routes' products."""
 
 
@@ -145,7 +161,11 @@ def _winograd(c: _Convolutions) -> Algorithm:
     )
     # a tile of 2 x 2 outputs takes 16 multiplications
     flops = 2.0 * blocks * BOX_OUTPUTS * 4.0 * BOX_CHANNELS * c.padded
-    return Algorithm(np.where(c.small, flops, np.inf), c.traffic, x)
+    return Algorithm(
+        np.where(c.small, flops, np.inf),
+        c.traffic,
+        x,
+    )
 
 
 def _transformed(c: _Convolutions) -> Algorithm:
@@ -170,7 +190,12 @@ def _transformed(c: _Convolutions) -> Algorithm:
     flops = 2.0 * TRANSFORMED_PRODUCTS * tiles * c.padded * s.out_channels
     flops = np.where(c.small, flops, np.inf)
     # its kernels run one after another
-    return Algorithm(flops, c.traffic + 2.0 * (held + weights), x, norm=1.0)
+    return Algorithm(
+        flops,
+        c.traffic + 2.0 * (held + weights),
+        x,
+        norm=1.0,
+    )
 
 
 def _tile_use(
@@ -189,5 +214,9 @@ def routes_of_kernels(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
     transformed = name.str.contains("nonfused") | (name.str.contains("sgemm_") & deep)
     winograd = name.str.contains("winograd") & ~transformed
     implicit = name.str.contains("convolve_sgemm|scudnn|implicit_gemm") & ~winograd
-    route = np.select([implicit, winograd, transformed], range(len(ROUTES)), default=-1)
+    route = np.select(
+        [implicit, winograd, transformed],
+        range(len(ROUTES)),
+        default=-1,
+    )
     return np.asarray(route, dtype=np.int64)

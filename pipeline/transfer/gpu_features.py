@@ -25,7 +25,14 @@ from pipeline.kernels.work import ConvShape, Dims
 
 Array = npt.NDArray[np.float64]
 
-TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32), (32, 32))
+TILES = (
+    (128, 128),
+    (128, 64),
+    (64, 64),
+    (32, 128),
+    (128, 32),
+    (32, 32),
+)
 """Output tiles of the fp32 matrix kernels from which cuBLAS and cuDNN choose (kernel names in the public table)."""
 
 COVERED_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
@@ -98,7 +105,12 @@ class Tiling:
         high, wide = tile
         blocks = np.ceil(rows / high) * np.ceil(columns / wide)
         waves = batch * blocks / gpu.sms
-        return cls(batch * blocks, waves, last_wave(waves), rows * columns / (blocks * high * wide))
+        return cls(
+            batch * blocks,
+            waves,
+            last_wave(waves),
+            rows * columns / (blocks * high * wide),
+        )
 
 
 def last_wave(waves: Array) -> Array:
@@ -131,7 +143,12 @@ def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, A
         n, k = shape.in_channels / shape.groups * shape.window, shape.out_channels
     else:
         batch, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
-    f = {"log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_batch": np.log(batch)}
+    f = {
+        "log_m": np.log(m),
+        "log_n": np.log(n),
+        "log_k": np.log(k),
+        "log_batch": np.log(batch),
+    }
     for high, wide in TILES:
         tiling = Tiling.of(m, k, (high, wide), gpu, batch)
         f[f"waves_{high}x{wide}"] = np.log(tiling.waves)
@@ -142,11 +159,17 @@ def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, A
     # bytes that one wave of blocks reads together, over the L2 size; the logarithm of 1 + x is nearly 0 where they fit.
     # A GPU with much more L2 than the GPUs with samples therefore has features within the range of the samples.
     f["operands_per_l2"] = np.log1p(traffic / gpu.l2_bytes)
-    blocks = np.minimum(Tiling.of(m, k, (64, 64), gpu, batch).blocks, 2.0 * gpu.sms)
+    blocks = np.minimum(
+        Tiling.of(m, k, (64, 64), gpu, batch).blocks,
+        2.0 * gpu.sms,
+    )
     f["panels_per_l2"] = np.log1p(4.0 * 64.0 * n * blocks / gpu.l2_bytes)
     f["smaller_panel_per_l2"] = np.log1p(4.0 * n * np.minimum(m, k) / gpu.l2_bytes)
     f["squareness"] = np.log(m / k)
-    f["pascal"] = np.full(d.rows, float(gpu.architecture == "pascal"))
+    f["pascal"] = np.full(
+        d.rows,
+        float(gpu.architecture == "pascal"),
+    )
     if family == "conv2d_forward":
         f |= _image(d, shape, gpu)
     return f
@@ -212,15 +235,29 @@ def softmax_features(calls: pd.DataFrame, gpu: GpuSpec) -> Array:
     rows, width = np.maximum(d("B", 1.0), 1.0), np.maximum(d("H"), 1.0)
     by_block = width > MAX_WARP_ROW
     threads = np.where(by_block, block_threads(width), float(WARP))
-    rounds = np.where(by_block, block_rounds(width, threads) * threads / width, 0.0)
-    filled = np.where(by_block, 1.0, width / 2.0 ** np.ceil(np.log2(width)))
+    rounds = np.where(
+        by_block,
+        block_rounds(width, threads) * threads / width,
+        0.0,
+    )
+    filled = np.where(
+        by_block,
+        1.0,
+        width / 2.0 ** np.ceil(np.log2(width)),
+    )
     within = np.where(
         width % SECTOR_ELEMENTS == 0, 0.0, np.where(width % VECTOR == 0, PARTIAL_SECTOR_COST, 1.0)
     )
     costs = float(gpu.architecture in PARTIAL_SECTOR_ARCHITECTURES)
     short = np.log1p(gpu.sms * gpu.max_threads_per_sm / (rows * threads))
     return np.column_stack(
-        [by_block.astype(float), filled, rounds, np.where(by_block, 0.0, costs * within), short]
+        [
+            by_block.astype(float),
+            filled,
+            rounds,
+            np.where(by_block, 0.0, costs * within),
+            short,
+        ]
     )
 
 
@@ -230,8 +267,16 @@ def block_threads(width: Array) -> Array:
     It is a power of two, large enough that at least half of the row's vectors have a thread, up to the largest block
     (`SoftMax_getBlockSize` of PyTorch).
     """
-    wanted = np.maximum(np.minimum(np.floor(width / VECTOR), MAX_THREADS) / 2.0, 1.0)
-    return np.asarray(np.maximum(2.0 ** np.ceil(np.log2(np.floor(wanted))), WARP))
+    wanted = np.maximum(
+        np.minimum(np.floor(width / VECTOR), MAX_THREADS) / 2.0,
+        1.0,
+    )
+    return np.asarray(
+        np.maximum(
+            2.0 ** np.ceil(np.log2(np.floor(wanted))),
+            WARP,
+        )
+    )
 
 
 def block_rounds(width: Array, threads: Array) -> Array:
@@ -244,7 +289,11 @@ def block_rounds(width: Array, threads: Array) -> Array:
         _rounds(width, threads, shift) for shift in (0, 2, 1, 3)
     )
     even, odd = (aligned + within_2) / 2.0, (aligned + within_1 + within_2 + within_3) / 4.0
-    return np.where(width % VECTOR == 0, aligned, np.where(width % 2 == 0, even, odd))
+    return np.where(
+        width % VECTOR == 0,
+        aligned,
+        np.where(width % 2 == 0, even, odd),
+    )
 
 
 def _rounds(width: Array, threads: Array, shift: int) -> Array:

@@ -102,7 +102,10 @@ def tiles_of_kernels(samples: pd.DataFrame) -> npt.NDArray[np.int64]:
         return np.full(len(samples), -1, dtype=np.int64)
     name = samples["kernel_name"].astype(object).fillna("").astype(str)
     tile = name.str.extract(r"(?:sgemm|gemm_f32\w*?)_(\d+x\d+)_", expand=False)
-    return np.asarray(pd.Index(TILES).get_indexer(pd.Index(tile)), dtype=np.int64)
+    return np.asarray(
+        pd.Index(TILES).get_indexer(pd.Index(tile)),
+        dtype=np.int64,
+    )
 
 
 def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:
@@ -111,7 +114,11 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:
     batch, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
     dtype = d.text("dtype", "bf16")
     size = values_of(dtype, BYTES, 2.0)
-    rate = values_of(dtype, {name: sustained_gflop_per_s(gpu, name) for name in DTYPES}, np.nan)
+    rate = values_of(
+        dtype,
+        {name: sustained_gflop_per_s(gpu, name) for name in DTYPES},
+        np.nan,
+    )
     traffic = size * batch * (m * n + n * k + m * k)
     steps = np.ceil(n * size / STEP_BYTES)
     slower = np.where(misaligned(calls), MISALIGNED_FACTOR, 1.0)
@@ -120,7 +127,11 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:
         high, wide = tile = _sides(name)
         tiling = Tiling.of(k, m, tile, gpu, batch)
         idle = np.floor(gpu.sms / np.maximum(tiling.blocks, 1.0))
-        parts = np.clip(idle, 1.0, np.maximum(steps / MIN_STEPS, 1.0))
+        parts = np.clip(
+            idle,
+            1.0,
+            np.maximum(steps / MIN_STEPS, 1.0),
+        )
         part_steps = np.ceil(steps / parts)
         waves = tiling.waves * parts
         # sizes and working sets are no features: a GPU with another L2 would be outside the range of the samples

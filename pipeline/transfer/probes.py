@@ -100,7 +100,12 @@ class CovarianceInputs:
     def rows(self, at: npt.NDArray[Any]) -> CovarianceInputs:
         """Some of the calls."""
         groups = tuple(group[at] for group in self.groups)
-        return CovarianceInputs(self.log_latency[at], self.effects[at], groups, self.op[at])
+        return CovarianceInputs(
+            self.log_latency[at],
+            self.effects[at],
+            groups,
+            self.op[at],
+        )
 
 
 def covariance_inputs(
@@ -117,11 +122,25 @@ def covariance_inputs(
     around = correction or Correction()
     smaller = float(np.exp(-LOG_STEP))
     moved = [
-        (gpu, replace(around, **{name: getattr(around, name) + LOG_STEP}))
+        (
+            gpu,
+            replace(
+                around,
+                **{name: getattr(around, name) + LOG_STEP},
+            ),
+        )
         for name in CORRECTED_EFFECTS
     ]
     moved.append((replace(gpu, tdp_w=gpu.tdp_w * smaller), around))
-    moved.append((replace(gpu, l2_bytes=max(int(gpu.l2_bytes * smaller), 1)), around))
+    moved.append(
+        (
+            replace(
+                gpu,
+                l2_bytes=max(int(gpu.l2_bytes * smaller), 1),
+            ),
+            around,
+        )
+    )
     base, *others = (
         np.log(model.kernel_and_latency(calls, spec, correction=at)[1])
         for spec, at in [(gpu, around), *moved]
@@ -141,7 +160,11 @@ def _groups(
     with np.errstate(divide="ignore", invalid="ignore"):
         sizes = np.log(calls[names].to_numpy(dtype=np.float64)) / 2.0
         intensity = np.log(work.flops / work.bytes)
-        amount = [intensity, np.log(work.bytes) / 2.0, log_latency / 1.5]
+        amount = [
+            intensity,
+            np.log(work.bytes) / 2.0,
+            log_latency / 1.5,
+        ]
     form = [2.0 * x for name, x in features.items() if name.startswith(FORM_FEATURES)]
     return tuple(
         np.clip(np.nan_to_num(group), -MAX_COORDINATE, MAX_COORDINATE)
@@ -185,7 +208,13 @@ class ProbePrior:
         scale = xp.asarray(self.effects)[first:] ** 2
         total = self.level**2 + (a.effects[:, first:] * scale) @ b.effects[:, first:].T
         total = total + self.op**2 * (a.op[:, None] == b.op[None, :])
-        groups = zip(self.spreads, self.lengths, a.groups, b.groups, strict=True)
+        groups = zip(
+            self.spreads,
+            self.lengths,
+            a.groups,
+            b.groups,
+            strict=True,
+        )
         for spread, lengths, x, y in groups:
             unit = xp.asarray(lengths)[: x.shape[1]] if len(lengths) else 1.0
             total = total + spread**2 * xp.exp(-0.5 * _squared_distances(x / unit, y / unit))
@@ -247,7 +276,10 @@ class Calibration:
         across = self.prior.covariance(inputs, self.inputs)
         among = self.prior.covariance(self.inputs, self.inputs) + np.diag(self.noise)
         explained = (across * np.linalg.solve(among, across.T).T).sum(axis=1)
-        left = np.maximum(self.prior.variance(inputs) - explained, 0.0)
+        left = np.maximum(
+            self.prior.variance(inputs) - explained,
+            0.0,
+        )
         return kernel * factor, latency * factor, P90_SIGMAS * np.sqrt(left + self.prior.noise**2)
 
 
@@ -269,10 +301,17 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
         # linear in the factors: the probes' log errors if all factors were 1
         off = target - inputs.log_latency + slopes @ np.array(astuple(correction))
         covariance, noise = prior.covariance(inputs, inputs), prior.noise**2 / trust
-        weights = np.linalg.solve(covariance + np.diag(noise), off)
+        weights = np.linalg.solve(
+            covariance + np.diag(noise),
+            off,
+        )
         missed = off - covariance @ weights
         trust = (DEGREES + 1.0) / (DEGREES + (missed / prior.noise) ** 2)
-        factors = np.clip(scale * (slopes.T @ weights), -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
+        factors = np.clip(
+            scale * (slopes.T @ weights),
+            -MAX_LOG_FACTOR,
+            MAX_LOG_FACTOR,
+        )
         correction = Correction(*map(float, factors))
         inputs = covariance_inputs(model, probes, gpu, correction)
     rest = prior.covariance(inputs, inputs, corrected=False) + np.diag(noise)

@@ -89,7 +89,12 @@ def by_wave(
     figures.
     """
     g = wave.gamma(wave.intensity_of(samples), origin if origin_gamma else destination)
-    whole, launches = (samples["family"] != "gemm").to_numpy(), wave.Launches.of(samples)
+    whole, launches = (
+        (samples["family"] != "gemm").to_numpy(),
+        wave.Launches.of(
+            samples,
+        ),
+    )
     predicted = wave.scale(
         Dims(samples)("latency_us"), launches, origin, destination, g, exact=whole
     )
@@ -130,7 +135,10 @@ def by_auto(
         if waves:
             latency = latency * result["predicted_us"].to_numpy(dtype=np.float64)[at] ** waves
         kind = "utilisation" if calibration is None else "utilisation+probes"
-        bounds = {"p10_us": latency * np.exp(low), "p90_us": latency * np.exp(high)}
+        bounds = {
+            "p10_us": latency * np.exp(low),
+            "p90_us": latency * np.exp(high),
+        }
         row = pd.DataFrame(
             {"predicted_us": latency, **bounds, "method": kind, "evidence": "transferred"},
             part.index,
@@ -189,7 +197,12 @@ def on_tensor_cores(
             return np.where(able, tensor_us, us), able
         able = tensor_covered(part, gpu)
         if able.any():
-            us[able] = kernel_us(tensor, part[able], gpu, tensor.own_correction(gpu.name))
+            us[able] = kernel_us(
+                tensor,
+                part[able],
+                gpu,
+                tensor.own_correction(gpu.name),
+            )
         return us, able
 
     (here, on_origin), (there, on_destination) = on(origin), on(destination)
@@ -217,9 +230,19 @@ def at_least_min_duration(
     predicted = result["predicted_us"].to_numpy(dtype=np.float64)
     raised = predicted.copy()
     for name, at in samples.groupby(samples["family"].astype(str)).indices.items():
-        raised[at] = raised_to_min_duration(predicted[at], str(name), destination, measured[at])
+        raised[at] = raised_to_min_duration(
+            predicted[at],
+            str(name),
+            destination,
+            measured[at],
+        )
     columns = ["predicted_us", "p10_us", "p90_us"]
-    factor = np.divide(raised, predicted, out=np.ones_like(raised), where=predicted > 0)
+    factor = np.divide(
+        raised,
+        predicted,
+        out=np.ones_like(raised),
+        where=predicted > 0,
+    )
     return result.assign(**result[columns].astype(float).mul(factor, axis=0))
 
 
@@ -253,7 +276,11 @@ def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
             dtype, {name: gpu.peak_gflop_per_s(name) for name in DTYPES}, gpu.peak_gflop_per_s()
         )
         threads = launches.threads * np.fmin(launches.blocks, launches.resident(gpu))
-        alone = np.where(np.isnan(intensity), np.nan_to_num(1.0 / (THREAD_GB_PER_S * threads)), 0.0)
+        alone = np.where(
+            np.isnan(intensity),
+            np.nan_to_num(1.0 / (THREAD_GB_PER_S * threads)),
+            0.0,
+        )
         dram = np.full(len(calls), 1.0 / sustained_dram_gb_per_s(gpu))
         times = np.stack([np.nan_to_num(intensity / peak), dram, alone])
         return times.max(axis=0), times.argmax(axis=0)

@@ -131,7 +131,14 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     op = table["op"].astype(str)
     family = op.map(NEUSIGHT_OPS).fillna(op.where(op.isin(list(FAMILIES)), "other"))
     if "family" in table.columns:
-        family = table["family"].astype(object).where(table["family"].notna(), family)
+        family = (
+            table["family"]
+            .astype(object)
+            .where(
+                table["family"].notna(),
+                family,
+            )
+        )
     nameless = (table["op"].isna() & (family == "other")).to_numpy(dtype=bool)
     if nameless.any():
         raise TableError(f"{where}: op of row {first_row(nameless)} is empty")
@@ -149,7 +156,11 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
             columns[name] = pd.Series(numbers(table[name]), index=table.index).astype("Int64")
     if "dtype" in table:
         columns["dtype"] = named_dtypes(table["dtype"], where)
-    return table.assign(family=family.astype(str), op=table["op"].astype(str), **columns)
+    return table.assign(
+        family=family.astype(str),
+        op=table["op"].astype(str),
+        **columns,
+    )
 
 
 def _warn_of_wave_scaling(samples: pd.DataFrame, predicted: pd.DataFrame, where: str) -> None:

@@ -175,7 +175,11 @@ class UtilisationModel:
             kernel = -np.logaddexp.reduce(-self.shape.choice * times) / self.shape.choice
             if algorithm is not None:
                 known = times[np.maximum(algorithm, 0), np.arange(len(algorithm))]
-                kernel = np.where((algorithm >= 0) & np.isfinite(known), known, kernel)
+                kernel = np.where(
+                    (algorithm >= 0) & np.isfinite(known),
+                    known,
+                    kernel,
+                )
             kernels.append(kernel)
             latencies.append(log_latency_us(np, log_floor, launch[code], kernel))
         return np.exp(np.mean(kernels, axis=0)), np.exp(np.mean(latencies, axis=0))
@@ -235,14 +239,26 @@ class UtilisationModel:
                 f"{prefix}l2": ("networks", 2),
             }
             expected |= layer_shapes(
-                [inputs, *[shape.width] * shape.depth, shape.heads], prefix, ("networks",)
+                [
+                    inputs,
+                    *[shape.width] * shape.depth,
+                    shape.heads,
+                ],
+                prefix,
+                ("networks",),
             )
         return expected
 
 
 def standardised(x: Array, mean: Array, scale: Array) -> Array:
     """Features after centring, scaling and clipping, shape (..., features)."""
-    return np.asarray(np.clip((x - mean) / scale, -FEATURE_CLIP, FEATURE_CLIP))
+    return np.asarray(
+        np.clip(
+            (x - mean) / scale,
+            -FEATURE_CLIP,
+            FEATURE_CLIP,
+        )
+    )
 
 
 def log_kernel_us(
@@ -267,9 +283,20 @@ def log_kernel_us(
     span = shape.memory_high - shape.memory_low
     use_memory = xp.log(shape.memory_low + span * xp.exp(log_sigmoid(xp, logits[..., 1])))
     centre, steep = p["l2"]
-    missed = log_sigmoid(xp, xp.exp(steep) * (found.per_l2 - centre))
-    from_dram = xp.logaddexp(missed, xp.zeros_like(missed) + math.log(1e-6))
-    memory = _norm(xp, shape.norm, found.dram + from_dram, found.l2)
+    missed = log_sigmoid(
+        xp,
+        xp.exp(steep) * (found.per_l2 - centre),
+    )
+    from_dram = xp.logaddexp(
+        missed,
+        xp.zeros_like(missed) + math.log(1e-6),
+    )
+    memory = _norm(
+        xp,
+        shape.norm,
+        found.dram + from_dram,
+        found.l2,
+    )
     compute_factor, memory_factor = factors
     kernel = _norm(
         xp,
@@ -280,9 +307,19 @@ def log_kernel_us(
     if shape.tile_reads:
         # data that L2 holds is not read from DRAM again, whatever the network's output
         again = missed + log_sigmoid(xp, logits[..., 3]) + math.log(shape.tile_reads)
-        kernel = _norm(xp, shape.norm, kernel, found.tiles + again + memory_factor)
+        kernel = _norm(
+            xp,
+            shape.norm,
+            kernel,
+            found.tiles + again + memory_factor,
+        )
     if shape.thread_steps:
-        kernel = _norm(xp, shape.norm, kernel, found.steps + logits[..., 2])
+        kernel = _norm(
+            xp,
+            shape.norm,
+            kernel,
+            found.steps + logits[..., 2],
+        )
     return kernel, use_memory
 
 
