@@ -201,7 +201,7 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
             if dim in rows.columns:
                 wrong = impossible_sizes(group[dim], dim)
                 if dim in entry.required:
-                    wrong |= group[dim].isna().to_numpy(dtype=bool)
+                    wrong = wrong | group[dim].isna().to_numpy(dtype=bool)
                 values = group[dim].to_numpy(dtype=object)[wrong]
                 problem[at[wrong]] = [f"{dim} = {value}" for value in values]
             elif dim in entry.required:
