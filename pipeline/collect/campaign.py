@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.collect.campaign_folder import CampaignFolder, check, read_manifest
+from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_supervisor import (
     EXIT_DAMAGED,
     EXIT_DEVICE_LOST,
@@ -36,6 +36,7 @@ from pipeline.collect.campaign_supervisor import (
 from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
 from pipeline.errors import InputError, SteptimeError
+from pipeline.measured.campaign_files import read_manifest
 
 START_TIME = time.monotonic()  # the time limit counts from here
 

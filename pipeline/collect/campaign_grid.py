@@ -18,8 +18,8 @@ from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.paths import config_dir
 
 FIRST_TRACE_BYTES, OTHER_TRACE_BYTES = 1_100_000, 350_000
-"""Space limit in bytes for the compressed traces of a unit: a workload's first unit, and any other unit. With these
-values, ten first units and about fifteen others fill the archives."""
+"""Largest size in bytes of the compressed traces of a unit: a workload's first unit, and any other unit. A folder is
+shared in a repository: with these values the whole grid takes about 50 MB."""
 
 DLRM_BATCHES, IMAGE_BATCHES = (2048, 512, 4096, 1024), (32, 64, 16)
 """Batch sizes of DLRM and of image models, the most valuable first."""
@@ -103,7 +103,7 @@ class StepPlan:
 
     @property
     def trace_bytes(self) -> int:
-        """Bytes that its traces may take in the archives; first steps get more than other batch sizes and dtypes."""
+        """Bytes that its traces may take; first steps get more than other batch sizes and dtypes."""
         return FIRST_TRACE_BYTES if self.first else OTHER_TRACE_BYTES
 
     @property

@@ -107,13 +107,8 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         times.add(time_steps(step.run, device, seconds, step_seconds))
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         members, traced = _traces(step.run, device, plan, Path(scratch))
-    prefix = plan.unit.removeprefix("steps/")
-    kept = (
-        {f"{prefix}/{name}": data for name, data in members.items()}
-        if has_room(campaign, plan)
-        else {}
-    )
-    traced["trace"] = folder.archive(kept) if kept else None
+    step_name = plan.unit.removeprefix("steps/")
+    traced["trace"] = folder.archive(step_name, members) if members else None
     if timed:
         folder.add_step_facts(plan.unit, traced)
     else:
@@ -157,23 +152,6 @@ def _add_row(
         "batch_size": plan.batch_size,
     }
     campaign.folder.add_step_times({**row, **identity, "source": campaign.identity})
-
-
-def has_room(campaign: Campaign, plan: StepPlan) -> bool:
-    """Whether a step's traces may take space in the archives.
-
-    Steps in the default precision come first, because prediction accuracy is measured on their traces.
-    """
-    if plan.overrides.get("dtype") is None:
-        return True
-    closed = {
-        name
-        for name, unit in campaign.folder.units.items()
-        if unit.get("status") not in ("started", "partial")
-    }
-    in_default = [step for step in plans(campaign.tiny) if step.overrides.get("dtype") is None]
-    waiting = [step for step in in_default if step.unit not in closed]
-    return campaign.folder.archive_room() > sum(step.trace_bytes for step in [*waiting, plan])
 
 
 def _traces(

@@ -21,7 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.collect.campaign_folder import read_manifest, remove_parts, write_manifest
+from pipeline.collect.campaign_folder import remove_parts, write_manifest
+from pipeline.measured.campaign_files import read_manifest
 from pipeline.paths import CAMPAIGN
 
 EXIT_DONE, EXIT_DAMAGED, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 1, 3, 4, 5

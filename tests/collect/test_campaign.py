@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from pipeline.collect import campaign
-from pipeline.collect import campaign_reader as reader
 from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_grid import plans
 from pipeline.collect.campaign_steps import _profile
 from pipeline.collect.microbenchmarks import samples_frame
 from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import TableError
+from pipeline.measured import campaign_reader as reader
 from pipeline.schemas import SCHEMAS, read_table, to_arrow
 from pipeline.trace.load import load_trace
 from pipeline.workloads import make_step
@@ -66,7 +66,7 @@ def test_every_file_fits_its_schema_and_the_limits(measured: Path) -> None:
         "peaks.parquet",
         "samples.parquet",
         "step_times.parquet",
-        "traces_a.tar",
+        "traces_dlrm_ddp.embedding-joint_sparse.b16.tar",
     ]
 
 

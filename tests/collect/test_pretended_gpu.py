@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from pipeline.collect import campaign
-from pipeline.collect import campaign_reader as reader
 from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_grid import load_model, plans
 from pipeline.collect.campaign_steps import cap_tables, measure_step
@@ -30,6 +29,7 @@ from pipeline.collect.cases import BUILDERS, Spec
 from pipeline.collect.device import gpu_state, set_tf32
 from pipeline.collect.microbenchmarks import measure_specs
 from pipeline.collect.unit_runner import Campaign
+from pipeline.measured import campaign_reader as reader
 from pipeline.overheads.trace_overheads import extract_campaign
 from pipeline.schemas import read_table
 from pipeline.trace.load import load_trace

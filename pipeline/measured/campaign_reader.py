@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.collect.campaign_folder import (
+from pipeline.errors import InputError, SteptimeWarning, TableError
+from pipeline.measured.campaign_files import (
     PEAKS,
     SAMPLES,
     STEP_TIMES,
@@ -24,7 +25,6 @@ from pipeline.collect.campaign_folder import (
     read_member,
     read_peaks,
 )
-from pipeline.errors import InputError, SteptimeWarning, TableError
 from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
 from pipeline.schemas import SCHEMAS, SUBSTITUTE, read_provenance, read_table
 

@@ -160,6 +160,6 @@ def write_host(host: Host, file: Path) -> None:
             f"# Made by `steptime host` on {machine}.\n"
             f"name: {host.name}\nwhat: {host.what}\nobservations: {host.observations}\n"
             f"scale: {host.scale:g}\nlog_sd: {host.log_sd:g}\n"
-            'sources:\n  scale: "probe of the CPU (pipeline/overheads/host_probe.py)"\n',
+            'sources:\n  scale: "probe of the CPU (pipeline/collect/host_probe.py)"\n',
             encoding="utf-8",
         )
