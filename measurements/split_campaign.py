@@ -48,6 +48,7 @@ def join(parts: Path, out: Path) -> str:
 
 
 def main() -> int:
+    """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--join", action="store_true", help="join parts instead")
     parser.add_argument("source", type=Path, help="a campaign, or the folder of its parts")

@@ -33,8 +33,8 @@ from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 from pipeline.question.sections import FREE_OPTIONS
 from pipeline.workloads import make_step
-from pipeline.workloads.given_steps import shown_target
 from pipeline.workloads.user_errors import SIZE_ERRORS, explain_error
+from pipeline.workloads.user_steps import shown_target
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, InputError, SteptimeError
 from pipeline.question.sections import NAMED_BY
-from pipeline.workloads.given_steps import shown_target
+from pipeline.workloads.user_steps import shown_target
 
 SIZE_ERRORS = (
     ValueError,

@@ -119,7 +119,7 @@ def test_faster_rcnn_samples_as_many_proposals_as_it_says() -> None:
 
 def _calls(name: str, picked: float) -> Any:
     from pipeline.answers.engine import STEPS
-    from pipeline.workloads.given_steps import questions_about
+    from pipeline.workloads.user_steps import questions_about
 
     options = {"batch": batch, "batch_size": 2, "model__picked": picked}
     with questions_about("V100", detector(name), options) as (question,):

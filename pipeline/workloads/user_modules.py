@@ -24,7 +24,7 @@ from pipeline.workloads.training_step import Batch, Step, check_procedure, is_dr
 Undo = Callable[[], None]
 
 
-class GivenModule:
+class UserModule:
     """Makes steps of a model and the parts of its training.
 
     Args:

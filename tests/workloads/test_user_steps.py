@@ -261,7 +261,7 @@ def test_a_batch_may_be_a_dict_of_keywords_whose_model_returns_its_loss() -> Non
     assert losses.batch_size == 32
 
 
-def test_grids_plans_and_advice_take_given_steps() -> None:
+def test_grids_plans_and_advice_take_steps_of_the_user() -> None:
     table = predict_grid(
         "V100,T4", model=Net, batch=batch, loss=F.cross_entropy, batch_size="32,8192"
     )
@@ -364,11 +364,11 @@ def test_what_cannot_be_taken_says_what_to_give(given: Any, says: str) -> None:
 
 
 def test_no_given_step_is_left_behind() -> None:
-    from pipeline.workloads import given_steps
+    from pipeline.workloads import user_steps
 
     with pytest.raises(SteptimeError):
         predict("V100", model=Net(), batch=batch, loss=lambda *_: 1 / 0)
-    assert not given_steps._GIVEN
+    assert not user_steps._MAKERS
 
 
 def test_a_scaler_that_pytorch_disabled_before_the_step_is_reported() -> None:
