@@ -33,7 +33,8 @@ from pipeline.collect.campaign_supervisor import (
     report,
     supervise,
 )
-from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
+from pipeline.collect.device import fix_threads, keep_memory_mapped, select_device
+from pipeline.collect.device_facts import describe
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
 from pipeline.errors import InputError, SteptimeError
 from pipeline.measured.campaign_files import read_manifest

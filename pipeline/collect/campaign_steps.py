@@ -13,13 +13,8 @@ import torch
 
 from pipeline.collect.campaign_folder import times_unit
 from pipeline.collect.campaign_grid import StepPlan, plans
-from pipeline.collect.device import (
-    free_bytes,
-    gpu_state,
-    reporting_unsupported,
-    set_tf32,
-    still_computes,
-)
+from pipeline.collect.device import free_bytes, reporting_unsupported, set_tf32, still_computes
+from pipeline.collect.device_facts import gpu_state
 from pipeline.collect.measured_steps import StepTimes, time_steps, warm_up
 from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps
 from pipeline.collect.unit_runner import Campaign, Outcome

@@ -24,14 +24,8 @@ import torch
 from torch.profiler import record_function
 
 from pipeline.collect.cases import Case
-from pipeline.collect.device import (
-    between_us,
-    cache_bytes,
-    mark,
-    set_tf32,
-    synchronise,
-    undisturbed,
-)
+from pipeline.collect.device import between_us, mark, set_tf32, synchronise, undisturbed
+from pipeline.collect.device_facts import cache_bytes
 from pipeline.collect.profiling import SESSIONS, profiled
 from pipeline.collect.trace_windows import (
     REPETITION_LABEL,

@@ -23,7 +23,8 @@ import pandas as pd
 import torch
 
 from pipeline.collect.case_timing import Bench
-from pipeline.collect.device import describe, fix_threads
+from pipeline.collect.device import fix_threads
+from pipeline.collect.device_facts import describe
 from pipeline.collect.measured_steps import warm_up
 from pipeline.collect.peaks import profiler_costs
 from pipeline.collect.profiling import profile_steps

@@ -25,9 +25,7 @@ import torch
 
 from pipeline.collect.device import (
     between_us,
-    describe,
     fix_threads,
-    gpu_state,
     keep_memory_mapped,
     mark,
     release,
@@ -37,6 +35,7 @@ from pipeline.collect.device import (
     synchronise,
     undisturbed,
 )
+from pipeline.collect.device_facts import describe, gpu_state
 from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps, write_gzip
 from pipeline.errors import MeasurementError
 from pipeline.measured.campaign_files import STEP_TIMES

@@ -28,7 +28,8 @@ from pipeline.errors import (
     TraceError,
     collected_warnings,
 )
-from pipeline.graph.execution_trace import build_nodes, import_execution_trace, read_execution_trace
+from pipeline.graph.execution_trace import build_nodes, import_execution_trace
+from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
 from pipeline.question.sections import FREE_OPTIONS

@@ -107,7 +107,8 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
         return sparse_updates(
             nodes, tables_of_custom_step(nodes), str(config.get("optimizer", "sgd"))
         )
-    from pipeline.workloads.dlrm import JOINT, tables
+    from pipeline.workloads.dlrm import JOINT
+    from pipeline.workloads.embedding_tables import tables
 
     rows, lookups = tables(config)
     distribution = str(config.get("distribution", "uniform"))

@@ -18,7 +18,7 @@ from pipeline.as_on_cuda.emulation import CUDA_NAMES, CUDA_PARENTS
 from pipeline.graph.execution_trace import AUTOGRAD, MODULE_MARK, describe_collective
 from pipeline.graph.lookups import describe_lookups, name_fused_lookups
 from pipeline.graph.opmap import rows
-from pipeline.graph.table import Argument, Node, Tensor
+from pipeline.graph.table import Argument, Node, Tensor, replaced_tensors
 
 SAME_CHILDREN = ("aten::_to_copy", "aten::clone")
 """Operators whose children are the same on all devices, although their dispatch keys do not show it."""
@@ -259,10 +259,7 @@ def _moved(arguments: Sequence[Argument], counters: bool = False) -> tuple[Argum
         )
         return tensor if number else replace(tensor, host=False)
 
-    return tuple(
-        move(a) if isinstance(a, Tensor) else None if a is None else tuple(move(t) for t in a)
-        for a in arguments
-    )
+    return replaced_tensors(arguments, move)
 
 
 def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.as_on_cuda.shape_operators import is_empty, meta_operators
-from pipeline.workloads.training_step import epsilon
+from pipeline.workloads.step_optimizers import epsilon
 
 LEARNING_RATE = 1e-3
 BETAS, EPSILON = (0.9, 0.999), 1e-8

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.torch_names import log_softmax_of_half
-from pipeline.workloads.language_models import attend
+from pipeline.workloads.attention_operators import attend
 from pipeline.workloads.training_step import Step, host_empty, is_dry
 
 
@@ -128,9 +128,7 @@ class Gnmt(nn.Module):
         self.encoder = nn.ModuleList(
             [
                 Lstm(width, width, bidirectional=True),
-                Lstm(2 * width, width),
-                Lstm(width, width),
-                Lstm(width, width),
+                *(Lstm(inputs, width) for inputs in (2 * width, width, width)),
             ]
         )
         self.decoder = nn.ModuleList(

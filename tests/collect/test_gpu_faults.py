@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.collect import campaign, campaign_calls, campaign_steps, device
+from pipeline.collect import campaign, campaign_calls, campaign_steps, device_facts
 from pipeline.collect import case_timing as bench
 from pipeline.collect import microbenchmarks as kernels
 from pipeline.collect.campaign_folder import CampaignFolder, check
@@ -232,7 +232,7 @@ def test_a_driver_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
         asked.append(command)
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(device, "_SILENT", [])
+    monkeypatch.setattr(device_facts, "_SILENT", [])
     monkeypatch.setattr(subprocess, "run", hang)
-    assert ["did not answer" in device.gpu_state()["error"] for _ in range(3)] == [True] * 3
+    assert ["did not answer" in device_facts.gpu_state()["error"] for _ in range(3)] == [True] * 3
     assert len(asked) == 1

@@ -26,7 +26,8 @@ from pipeline.collect.campaign_grid import load_model, plans
 from pipeline.collect.campaign_steps import cap_tables, measure_step
 from pipeline.collect.case_timing import Cache
 from pipeline.collect.cases import BUILDERS, Spec
-from pipeline.collect.device import gpu_state, set_tf32
+from pipeline.collect.device import set_tf32
+from pipeline.collect.device_facts import gpu_state
 from pipeline.collect.microbenchmarks import measure_specs
 from pipeline.collect.unit_runner import Campaign
 from pipeline.measured import campaign_reader as reader
