@@ -2,18 +2,13 @@
 
 import pandas as pd
 import pytest
-import yaml
 
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edits import fuse, remove, rescale, substitute
 from pipeline.graph.table import Node, Tensor
-from pipeline.paths import config_dir
-
-
-def config_of(name, **changes):
-    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+from tests.workloads.small import config_of
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-import yaml
 
 from pipeline.errors import InputError
-from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.paths import config_dir
+from tests.workloads.small import captured_custom, known_calls, written_module
 
 MODULE = """
 import torch
@@ -138,28 +136,23 @@ def allowing(config, batch_size, device):
 """
 
 
+module = written_module("operators_of_mine", MODULE)
+
+
 @pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / "operators_of_mine.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
+def usual_products():
+    """Products in full precision again after each test."""
     yield
     torch.set_float32_matmul_precision("highest")
 
 
 def captured(function, batch_size=4, **options):
-    config = yaml.safe_load((config_dir() / "model" / "custom.yaml").read_text())
-    return capture(
-        {**config, "target": f"operators_of_mine:{function}", "optimizer": "none", **options},
-        batch_size,
-    )
+    given = {"optimizer": "none", **options}
+    return captured_custom(f"operators_of_mine:{function}", batch_size, **given)
 
 
 def calls_of(function, batch_size=4, gpu=None, **options):
-    graph = captured(function, batch_size, **options)
-    calls = map_calls(graph, gpu)
-    assert unknown_operators(graph, calls) == {}
-    names = graph.table.set_index("node_id")["name"].str.removeprefix("aten::")
-    return calls.assign(name=calls["node_id"].map(names)).set_index("name")
+    return known_calls(captured(function, batch_size, **options), gpu).set_index("name")
 
 
 def test_what_runs_under_vmap_has_the_sizes_of_all_samples():
