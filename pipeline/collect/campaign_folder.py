@@ -21,6 +21,7 @@ from pipeline.measured.campaign_files import (
     SAMPLES,
     SCHEMA_VERSION,
     STEP_TIMES,
+    measured_table,
     member_names,
     read_manifest,
     read_peaks,
@@ -102,7 +103,12 @@ class CampaignFolder:
 
     def _written(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """The table after it was written. Callers set it only then: rows that do not fit must not block later rows."""
-        write_table(table, self.path / name, Path(name).stem, {"device": self.manifest["device"]})
+        write_table(
+            table,
+            self.path / name,
+            Path(name).stem,
+            {"device": self.manifest["device"]},
+        )
         return table
 
     def archive(self, step: str, files: Mapping[str, bytes]) -> str:
@@ -127,15 +133,13 @@ class CampaignFolder:
                 " folder"
             )
         done = {name for name, unit in self.units.items() if unit.get("status") == "done"}
-        if (self.path / SAMPLES).exists():
-            samples = read_table(self.path / SAMPLES, "samples")
-            self.samples = samples[
-                [text.partition(":")[2] in done for text in samples["campaign_id"]]
-            ]
-        if (self.path / STEP_TIMES).exists():
-            steps = read_table(self.path / STEP_TIMES, "step_times")
-            units = [json.loads(text)["unit"] for text in steps["config"]]
-            self.step_times = steps[[bool(done & {unit, times_unit(unit)}) for unit in units]]
+        samples = measured_table(self.path, SAMPLES)
+        finished = [text.partition(":")[2] in done for text in samples["campaign_id"]]
+        self.samples = samples[pd.Series(finished, samples.index, dtype=bool)]
+        steps = measured_table(self.path, STEP_TIMES)
+        units = [json.loads(text)["unit"] for text in steps["config"]]
+        timed = [bool(done & {unit, times_unit(unit)}) for unit in units]
+        self.step_times = steps[pd.Series(timed, steps.index, dtype=bool)]
         if (self.path / PEAKS).exists():
             peaks = read_peaks(self.path / PEAKS)
             self.peaks = peaks[peaks["unit_name"].isin(done)]

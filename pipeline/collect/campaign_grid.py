@@ -49,7 +49,13 @@ _DLRM_OPTIONS: tuple[Mapping[str, Any], ...] = tuple(
 )
 """Embedding variants of DLRM. `fused` is left out: it is an operator of FBGEMM, which campaigns do not have. A measured
 substitute under this name would be compared with predictions of the real operator."""
-_TINY_DLRM = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
+_TINY_DLRM = {
+    "bottom_mlp": [16, 16],
+    "top_mlp": [32, 1],
+    "dim": 16,
+    "rows": 500,
+    "tables": 2,
+}
 _TINY_LANGUAGE = {
     "width": 32,
     "layers": 1,
@@ -65,10 +71,24 @@ GRIDS: Mapping[str, Grid] = {
     "dlrm_ddp": Grid(DLRM_BATCHES, 6, options=_DLRM_OPTIONS, tiny=_TINY_DLRM),
     "dlrm_mlperf": Grid(DLRM_BATCHES, 12, options=_DLRM_OPTIONS[:2], tiny=_TINY_DLRM),
     "resnet50": Grid(IMAGE_BATCHES, 9, _LARGE, iterations=8, tiny={"image_size": 32}),
-    "bert_large": Grid((2, 8), 14, _LARGE, ({"optimizer": "none"}, {}), 2, _TINY_LANGUAGE),
+    "bert_large": Grid(
+        (2, 8),
+        14,
+        _LARGE,
+        ({"optimizer": "none"}, {}),
+        2,
+        _TINY_LANGUAGE,
+    ),
     "transformer": Grid((64, 32), 9, _LARGE, tiny=_TINY_LANGUAGE),
     "inception_v3": Grid(IMAGE_BATCHES, 11, _LARGE, iterations=5),
-    "gpt2_large": Grid((1, 4), 20, _LARGE, ({"optimizer": "none"}, {}), 2, _TINY_LANGUAGE),
+    "gpt2_large": Grid(
+        (1, 4),
+        20,
+        _LARGE,
+        ({"optimizer": "none"}, {}),
+        2,
+        _TINY_LANGUAGE,
+    ),
     "gnmt": Grid(
         (64, 128), 10, _LARGE, iterations=6, tiny={"width": 16, "vocabulary": 100, "seq_len": 8}
     ),

@@ -115,7 +115,10 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         else ""
     )
     unprofiled = "" if timed else f"{times.median_us:.0f} us, "
-    return {"trace": traced["trace"], "note": f"{unprofiled}profiled {profiled or traced['note']}"}
+    return {
+        "trace": traced["trace"],
+        "note": f"{unprofiled}profiled {profiled or traced['note']}",
+    }
 
 
 def _warmed_up(
@@ -220,4 +223,8 @@ def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, 
         cap = int(0.9 * cap)
     if cap == largest:
         return config, None
-    return {**config, "rows": [min(size, cap) for size in sizes], "tables": None}, cap
+    return {
+        **config,
+        "rows": [min(size, cap) for size in sizes],
+        "tables": None,
+    }, cap

@@ -147,7 +147,10 @@ def measure_specs(
             waiting += built[1]
         del built  # otherwise the last case would keep its memory while the next group is built
     frame = samples_frame(rows, gpu, source, campaign_id)
-    frame.attrs |= {"unmeasured": work.unmeasured, "cut": bool(rest or group)}
+    frame.attrs |= {
+        "unmeasured": work.unmeasured,
+        "cut": bool(rest or group),
+    }
     return frame
 
 

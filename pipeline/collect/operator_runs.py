@@ -154,7 +154,12 @@ def _bag_backward(spec: Spec, node: Node, make: Maker) -> Case:
     rows, sparse = numbers[0] if numbers else count, bool(flags[-1]) if flags else False
     weight = torch.empty(rows, gradient.shape[-1], device=make.device)
     indices = make.indices(rows, count, str(spec.attributes.get("distribution", "uniform")))
-    offsets = torch.arange(0, count, max(count // max(bags, 1), 1), device=make.device)[:bags]
+    offsets = torch.arange(
+        0,
+        count,
+        max(count // max(bags, 1), 1),
+        device=make.device,
+    )[:bags]
     _, bag_of, sizes, most = aten._embedding_bag.default(weight, indices, offsets, False, 0, sparse)
     grad = make.tensor(bags, gradient.shape[-1], dtype=gradient.dtype)
     backward = aten._embedding_bag_backward.default

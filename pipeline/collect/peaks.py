@@ -95,7 +95,10 @@ def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Ou
             raise
         failure = f", then {type(error).__name__}: {error}"[:300]
     campaign.folder.add_peaks(pd.DataFrame(rows))
-    return {"rows": len(rows), "note": f"{len(rows)} rows{failure}"}
+    return {
+        "rows": len(rows),
+        "note": f"{len(rows)} rows{failure}",
+    }
 
 
 def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
@@ -110,7 +113,12 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
             except RuntimeError as error:
                 if not is_unsupported(error):
                     raise
-                reason = unsupported(f"peaks/products gemm_{dtype}", dtype, bench.device, error)
+                reason = unsupported(
+                    f"peaks/products gemm_{dtype}",
+                    dtype,
+                    bench.device,
+                    error,
+                )
                 print(f"warning: {reason}; skipped", file=sys.stderr)
                 continue
             for us in times_us.values():  # empty if the profiler recorded no kernel
@@ -153,7 +161,13 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
 def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
     """Copy bandwidth over sizes: on the device, and to and from pinned and pageable host memory."""
     device = bench.device
-    kinds = {"d2d": 31, "h2d_pinned": 30, "d2h_pinned": 30, "h2d_pageable": 28, "d2h_pageable": 28}
+    kinds = {
+        "d2d": 31,
+        "h2d_pinned": 30,
+        "d2h_pinned": 30,
+        "h2d_pageable": 28,
+        "d2h_pageable": 28,
+    }
     for kind, top in kinds.items() if device.type == "cuda" else [("d2d", 27)]:
         top = 14 if tiny else _limit_exponent(device, top)
         here = torch.ones(1 << top, dtype=torch.uint8, device=device)
@@ -168,7 +182,13 @@ def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
         }
         factor, note = (2, "read and written") if kind == "d2d" else (1, "")
         for size, us in _measured(bench, runs).items():
-            yield Peak(f"copy_{kind}", factor * size / us / 1e3, "GB/s", note, size)
+            yield Peak(
+                f"copy_{kind}",
+                factor * size / us / 1e3,
+                "GB/s",
+                note,
+                size,
+            )
         del here, there, source, target, runs
         release(device)
 
@@ -264,7 +284,19 @@ def _measured(
 ) -> dict[int, float]:
     """Warm device time (µs) of each call by its size; calls without a device time are left out."""
     timings = {
-        size: Timing(Case(Spec("peak", "peak", "forward", dtype, {"bytes": size}), run), Cache.WARM)
+        size: Timing(
+            Case(
+                Spec(
+                    "peak",
+                    "peak",
+                    "forward",
+                    dtype,
+                    {"bytes": size},
+                ),
+                run,
+            ),
+            Cache.WARM,
+        )
         for size, run in runs.items()
     }
     for timing in timings.values():

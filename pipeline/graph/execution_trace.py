@@ -283,7 +283,12 @@ def _tensor(kind: str, shape: Any, content: Any, stride: Any) -> Tensor | None:
         raise ValueError(f"{shape} is not a shape")
     host = isinstance(content, list) and bool(content) and str(content[-1]).startswith("cpu")
     known = tuple(stride) if isinstance(stride, list) and len(stride) == len(shape) else None
-    return Tensor(tuple(shape), DTYPES.get(name, name), known, host)
+    return Tensor(
+        tuple(shape),
+        DTYPES.get(name, name),
+        known,
+        host,
+    )
 
 
 def _plain(content: Any) -> Any:

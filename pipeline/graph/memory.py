@@ -120,7 +120,15 @@ def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) ->
     buffers = [buffer for module in step.modules for buffer in module.buffers()]
     states = state_tensors([*step.optimizers, *others])
     host = [tensor for batch in step.pool for tensor in batch]
-    live = LiveMemory([*step.parameters(), *step.in_kernel, *buffers, *states, *host])
+    live = LiveMemory(
+        [
+            *step.parameters(),
+            *step.in_kernel,
+            *buffers,
+            *states,
+            *host,
+        ]
+    )
     with run_as_on_cuda(), live:
         live.hold([weight.grad for weight in step.parameters()], made_earlier=True)
         step.run(0)

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import InputError, TableError, TraceError
 from pipeline.paths import CAMPAIGN
-from pipeline.schemas import read_table
+from pipeline.schemas import SCHEMAS, read_table
 
 STEP_TIMES, SAMPLES, PEAKS = "step_times.parquet", "samples.parquet", "peaks.parquet"
 SCHEMA_VERSION = 2
@@ -95,6 +95,19 @@ def read_peaks(path: Path) -> pd.DataFrame:
             " again"
         )
     return peaks
+
+
+def measured_table(folder: Path, file: str) -> pd.DataFrame:
+    """A table of a campaign, `SAMPLES` or `STEP_TIMES`; empty if nothing of it was measured.
+
+    Raises:
+        TableError: the table is damaged or too large.
+    """
+    path, schema = folder / file, Path(file).stem
+    if not path.exists():
+        return pd.DataFrame(columns=SCHEMAS[schema].names)
+    check_table(path)
+    return read_table(path, schema)
 
 
 def check_table(path: Path) -> None:

@@ -19,7 +19,7 @@ from pipeline.measured.campaign_files import (
     SAMPLES,
     STEP_TIMES,
     archives,
-    check_table,
+    measured_table,
     member_names,
     read_manifest,
     read_member,
@@ -79,11 +79,7 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     """
     folder = Path(folder)
     read_manifest(folder)
-    if (folder / SAMPLES).exists():
-        check_table(folder / SAMPLES)
-        samples = read_table(folder / SAMPLES, "samples")
-    else:
-        samples = pd.DataFrame(columns=SCHEMAS["samples"].names)
+    samples = measured_table(folder, SAMPLES)
     latency = samples["latency_us"].astype(float)
     times = pd.concat([latency, samples["kernel_us"].astype(float).fillna(latency)], axis=1)
     timed = (times.min(axis=1) > MAX_IMPLAUSIBLE_US) & (times.max(axis=1) <= MAX_TIME_US)
@@ -113,20 +109,19 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
     """
     folder = Path(folder)
     read_manifest(folder)
-    if not (folder / STEP_TIMES).exists():
-        return pd.DataFrame(columns=SCHEMAS["step_times"].names)
-    check_table(folder / STEP_TIMES)
-    return _plausible(read_table(folder / STEP_TIMES, "step_times"), folder / STEP_TIMES)
+    return _plausible(measured_table(folder, STEP_TIMES), folder / STEP_TIMES)
 
 
 def _plausible(steps: pd.DataFrame, path: Path) -> pd.DataFrame:
     """The table, if every step has taken a time."""
     for name in ("step_us", "p10_us", "p90_us"):
-        for row, us in enumerate(steps[name]):
-            if not 0 < us <= MAX_TIME_US:
-                raise TableError(
-                    f"{path}: {name} of row {row} is {us:g}, no time of a step; measure again"
-                )
+        times = steps[name].astype(float).reset_index(drop=True)
+        wrong = times[~((times > 0) & (times <= MAX_TIME_US))]
+        if len(wrong):
+            row, us = wrong.index[0], wrong.iloc[0]
+            raise TableError(
+                f"{path}: {name} of row {row} is {us:g}, no time of a step; measure again"
+            )
     return steps
 
 

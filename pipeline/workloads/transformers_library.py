@@ -349,7 +349,12 @@ def _recording(settings: Any, name: str, config: Mapping[str, Any]) -> tuple[int
 def _ctc_loss(output: Any, _: Tensor, labels: Tensor) -> Tensor:
     """CTC loss of labels that fill their tensor; the library's own loss selects them by a mask."""
     scores = output.logits.float().log_softmax(-1).transpose(0, 1)
-    lengths = torch.full((scores.shape[1],), scores.shape[0], dtype=torch.long, device="cpu")
+    lengths = torch.full(
+        (scores.shape[1],),
+        scores.shape[0],
+        dtype=torch.long,
+        device="cpu",
+    )
     return F.ctc_loss(
         scores, labels, lengths, torch.full_like(lengths, labels.shape[1]), zero_infinity=True
     )
