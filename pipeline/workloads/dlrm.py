@@ -36,6 +36,9 @@ from pipeline.workloads.dlrm_operators import (
 from pipeline.workloads.embedding_tables import check_distribution, tables
 from pipeline.workloads.training_step import Batch, Step, host_empty, is_dry
 
+BOUND = 0.01
+"""Largest random weight of a table."""
+
 JOINT = ("joint_sparse", "joint_rows")
 """Kinds of lookups with one weight that contains the rows of all tables."""
 
@@ -94,27 +97,23 @@ class Dlrm(nn.Module):
         self.states: list[Tensor] = []
         self.joint: nn.EmbeddingBag | nn.Embedding | None = None
         self.bags = nn.ModuleList()
-        bound = 0.01
+
+        def weight(count: int) -> Tensor:
+            return torch.empty(count, dim).uniform_(-BOUND, BOUND)
+
+        def bag(count: int, sparse: bool) -> nn.EmbeddingBag:
+            return nn.EmbeddingBag(count, dim, mode="sum", sparse=sparse, _weight=weight(count))
+
         if embedding == "fused":
             self.anchor = nn.Parameter(torch.zeros(0))
-            self.fused = torch.empty(sum(rows), dim).uniform_(-bound, bound)
+            self.fused = weight(sum(rows))
             self.states = [torch.zeros(sum(rows), dim) for _ in range(states)]
-        elif embedding in JOINT:
-            weight = torch.empty(sum(rows), dim).uniform_(-bound, bound)
-            if embedding == "joint_rows":
-                self.joint = nn.Embedding(sum(rows), dim, sparse=True, _weight=weight)
-            else:
-                self.joint = nn.EmbeddingBag(
-                    sum(rows), dim, mode="sum", sparse=True, _weight=weight
-                )
+        elif embedding == "joint_rows":
+            self.joint = nn.Embedding(sum(rows), dim, sparse=True, _weight=weight(sum(rows)))
+        elif embedding == "joint_sparse":
+            self.joint = bag(sum(rows), sparse=True)
         else:
-            for count in rows:
-                weight = torch.empty(count, dim).uniform_(-bound, bound)
-                self.bags.append(
-                    nn.EmbeddingBag(
-                        count, dim, mode="sum", sparse=embedding == "sparse", _weight=weight
-                    )
-                )
+            self.bags.extend(bag(count, embedding == "sparse") for count in rows)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Dlrm:
         """Like `nn.Module._apply`, but also for the optimizer's tensors, which are not buffers."""
@@ -127,33 +126,33 @@ class Dlrm(nn.Module):
         """Click probabilities (or logits) of a batch: `dense` (B, width) -> (B,)."""
         x = self.bottom(dense)
         batch, dim = x.shape
-        if self.fused is not None:
-            looked = apply(
-                FusedLookup, self.anchor, self.fused, indices, offsets, self.tables, self.states
-            )
-            bags = (
-                looked.view(self.tables, batch, dim).transpose(0, 1)
-                if looked.device.type != "meta"
-                else looked
-            )
-            if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
-                bags = looked.view(batch, self.tables, dim)
-            z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
-        elif self.joint is not None:  # bags in order (sample, table)
-            rows = self.joint(indices) if offsets is None else self.joint(indices, offsets)
-            bags = rows.view(batch, self.tables, dim)
-            z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
-        else:
+        if self.fused is None and self.joint is None:
             assert offsets is not None
             lookups = zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)
             parts = [self._as(x, bag(i, o)) for bag, i, o in lookups]
             z = torch.cat([x, *parts], 1).view(batch, self.tables + 1, dim)
+        else:
+            rows = self._looked_up(indices, offsets, batch)
+            z = torch.cat([x.unsqueeze(1), self._as(x, rows)], 1)
         if self.one_kernel:
             joined = apply(FusedInteraction, z, x)
         else:
             joined = torch.cat([x, torch.bmm(z, z.transpose(1, 2))[:, self.row, self.column]], 1)
         output: Tensor = self.top(joined)
         return output.squeeze(1)
+
+    def _looked_up(self, indices: Tensor, offsets: Tensor | None, batch: int) -> Tensor:
+        """The sums of rows (B, tables, dim) from the weight of all tables."""
+        if self.joint is not None:  # bags in order (sample, table)
+            given = (indices,) if offsets is None else (indices, offsets)
+            rows: Tensor = self.joint(*given)
+            return rows.view(batch, self.tables, self.dim)
+        looked: Tensor = apply(
+            FusedLookup, self.anchor, self.fused, indices, offsets, self.tables, self.states
+        )
+        if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
+            return looked.view(batch, self.tables, self.dim)
+        return looked.view(self.tables, batch, self.dim).transpose(0, 1)
 
     def _as(self, x: Tensor, looked_up: Tensor) -> Tensor:
         """Cast the looked-up rows to the dtype of the bottom MLP's output, if one kernel reads both.
@@ -269,14 +268,13 @@ def _pool(
 
 def _shapes(lookups: Sequence[int], width: int, embedding: str, batch_size: int) -> Batch:
     """A batch of `_pool` whose memory is never touched."""
-    joint, equal = embedding in ("fused", *JOINT), len(set(lookups)) == 1
-    flat = joint or not equal
-    index = host_empty(
-        *((batch_size * sum(lookups),) if flat else (len(lookups), batch_size * lookups[0])),
-        dtype=torch.long,
-    )
-    offset = host_empty(
-        *((batch_size * len(lookups),) if joint else (len(lookups), batch_size)), dtype=torch.long
-    )
+    joint = embedding in ("fused", *JOINT)
+    tables, each = len(lookups), batch_size * lookups[0]
+    index_shape, offset_shape = (tables, each), (tables, batch_size)
+    flat_shape = (batch_size * sum(lookups),)
+    flat = joint or len(set(lookups)) > 1
+    index = host_empty(*(flat_shape if flat else index_shape), dtype=torch.long)
+    offsets = (batch_size * tables,) if joint else offset_shape
+    offset = host_empty(*offsets, dtype=torch.long)
     dense, label = host_empty(batch_size, width), host_empty(batch_size)
     return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)
