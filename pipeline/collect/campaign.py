@@ -171,10 +171,12 @@ def _run(args: argparse.Namespace, begin: float) -> int:
         _measure(campaign, args, begin, run)
         run["status"] = "complete" if campaign.left() > 0 else "out of time"
     except ProfilerError as error:
-        code, run["status"] = EXIT_NO_KERNELS, f"preflight failed: {error}"
+        code = EXIT_NO_KERNELS
+        run["status"] = f"preflight failed: {error}"
         report(f"error: {error}")
     except DeviceLostError as error:
-        code, run["status"] = EXIT_DEVICE_LOST, f"device lost: {error}"[:500]
+        code = EXIT_DEVICE_LOST
+        run["status"] = f"device lost: {error}"[:500]
         report(f"error: {run['status']}")
     run["profiler"] = asdict(SESSIONS)
     run["seconds"] = round(time.monotonic() - begin, 1)
@@ -196,7 +198,8 @@ def _measure(
     from pipeline.collect.peaks import PLAIN_UNIT, run_peaks
     from pipeline.collect.profiling import preflight
 
-    device, several = campaign.device, len(args.parts) > 1
+    device = campaign.device
+    several = len(args.parts) > 1
     run["preflight"] = _check_result(lambda: steadiness(device))
     for warning in run["preflight"]["warnings"]:
         report(f"warning: {warning}")

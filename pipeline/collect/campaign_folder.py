@@ -126,7 +126,8 @@ class CampaignFolder:
 
     def _open(self, device: Mapping[str, Any]) -> None:
         self.manifest = read_manifest(self.path)
-        before, now = self.manifest["device"].get("gpu"), device.get("gpu")
+        before = self.manifest["device"].get("gpu")
+        now = device.get("gpu")
         if before != now:
             raise InputError(
                 f"--out {self.path}: has a campaign of {before}, but this GPU is {now}; give a new"

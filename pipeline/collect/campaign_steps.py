@@ -93,7 +93,8 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         RuntimeError: the step fails, for example because memory runs out.
     """
-    device, folder = campaign.device, campaign.folder
+    device = campaign.device
+    folder = campaign.folder
     timed = folder.step_facts(plan.unit) is not None
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
     step, facts, step_seconds = _warmed_up(campaign, plan, 4 * seconds)
@@ -165,7 +166,8 @@ def _traces(
         if not still_computes(device):
             raise
         return {}, {"note": f"no trace: {type(error).__name__}: {error}"[:200]}
-    members, note = {KINETO: kineto}, ""
+    members = {KINETO: kineto}
+    note = ""
     if plan.first:
         try:
             trace = execution_trace(run, device, scratch)
@@ -186,7 +188,8 @@ def _profile(
     run: Step, device: torch.device, plan: StepPlan, path: Path
 ) -> tuple[Profile, bytes, int]:
     """A profile of the step, its compressed trace, and its iterations (fewer if the trace would be too large)."""
-    iterations, attempts = plan.iterations, 0
+    iterations = plan.iterations
+    attempts = 0
     while True:
         profile = profile_steps(run, device, iterations, path)
         attempts += 1
@@ -205,7 +208,8 @@ def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, 
     `dlrm_mlperf` has 90 GiB of tables. On a smaller device the largest tables get fewer rows, and `rows_capped` in the
     step's row states the limit.
     """
-    rows, dim = config.get("rows"), config.get("dim")
+    rows = config.get("rows")
+    dim = config.get("dim")
     if rows is None or dim is None:
         return config, None
     sizes = (

@@ -114,12 +114,14 @@ def end_with_parent(parent: int) -> None:
 
 def _wait(process: subprocess.Popen[bytes], manifest: Path, deadline: float, stall: float) -> int:
     """Wait for a process; end it if it stalls or runs far past the limit. Returns its exit code."""
-    last, changed = _stamp(manifest), time.monotonic()
+    last = _stamp(manifest)
+    changed = time.monotonic()
     try:
         while process.poll() is None:
             now = time.monotonic()
             if (stamp := _stamp(manifest)) != last:
-                last, changed = stamp, now
+                last = stamp
+                changed = now
             if now - changed > stall and now < deadline:
                 return _kill(process, manifest, f"no progress for {now - changed:.0f} s")
             if now > deadline + LAST_WAIT_SECONDS:

@@ -103,7 +103,8 @@ def set_tf32(dtype: str) -> None:
     """
     import torch
 
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
     with suppress(AttributeError):  # a future torch may remove the old names
         matmul.allow_tf32 = dtype == "tf32"
         cudnn.allow_tf32 = dtype in ("tf32", "default")

@@ -118,16 +118,15 @@ def warm_up(
 ) -> float:
     """Run steps until two in a row agree within 5 % and a GPU's clocks are up; returns the last step's seconds."""
     seconds: list[float] = []
-    begin, awake_s = time.perf_counter(), CLOCK_WARM_UP_S if device.type == "cuda" else 0.0
+    begin = time.perf_counter()
+    awake_s = CLOCK_WARM_UP_S if device.type == "cuda" else 0.0
     while len(seconds) < max_steps or time.perf_counter() - begin < awake_s:
         start = time.perf_counter()
         step(len(seconds))
         synchronise(device)
         seconds.append(time.perf_counter() - start)
-        agree, spent = (
-            len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) < 0.05,
-            time.perf_counter() - begin,
-        )
+        agree = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) < 0.05
+        spent = time.perf_counter() - begin
         if len(seconds) >= min_steps and ((agree and spent > awake_s) or spent > limit_s):
             break
     return seconds[-1]
@@ -145,7 +144,8 @@ def time_steps(step: Step, device: torch.device, seconds: float, step_seconds: f
             synchronise(device)
             marks = [mark(device)]
             for number in range(first, first + count):
-                start, core = time.perf_counter(), time.thread_time()
+                start = time.perf_counter()
+                core = time.thread_time()
                 step(number)
                 times.host.append((time.perf_counter() - start) * 1e6)
                 if device.type == "cpu":
@@ -168,7 +168,8 @@ def steadiness(device: torch.device) -> dict[str, Any]:
     Returns the GPU's state, the spread, and a list of `warnings`.
     """
     state = gpu_state() if device.type == "cuda" else {}
-    spread, warnings = _spread(device), []
+    spread = _spread(device)
+    warnings = []
     if spread > NOISY_SPREAD:
         warnings.append(
             f"a repeated product varies by {100 * spread:.0f} %; the device may be shared or"
@@ -236,7 +237,8 @@ def collect_step(
         UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         MeasurementError: the step fails on this device, or the profiler records no step.
     """
-    measured_on, folder = select_device(device), Path(out_dir)
+    measured_on = select_device(device)
+    folder = Path(out_dir)
     dtype = str(config.get("dtype", "fp32"))
     threads = fix_threads(measured_on)
     keep_memory_mapped()

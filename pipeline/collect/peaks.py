@@ -107,7 +107,8 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
     cuda = bench.device.type == "cuda"
     for n in (64, 128) if tiny else (2048, 4096, 8192) if cuda else (512, 1024):
         for dtype in ("bf16", "fp16", "tf32", "fp32") if cuda else ("fp32",):
-            a, b = make.tensor(n, n, dtype=dtype), make.tensor(n, n, dtype=dtype)
+            a = make.tensor(n, n, dtype=dtype)
+            b = make.tensor(n, n, dtype=dtype)
             try:
                 times_us = _measured(bench, {n: partial(a.matmul, b)}, dtype)
             except RuntimeError as error:
@@ -140,7 +141,8 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
     top = 14 if tiny else _limit_exponent(bench.device, 30) if bench.device.type == "cuda" else 28
     sizes = [size for e in range(12, top) for size in (1 << e, 3 << (e - 1))]
     make = Maker(bench.device)
-    x, y = make.tensor(max(sizes) // 4), make.tensor(max(sizes) // 4)
+    x = make.tensor(max(sizes) // 4)
+    y = make.tensor(max(sizes) // 4)
     views = {size: (x[: size // 4], y[: size // 4]) for size in sizes}
     kinds: dict[str, tuple[int, Callable[[Tensor, Tensor], Callable[[], object]]]] = {
         "scale": (2, lambda a, b: lambda: torch.mul(a, 2.0, out=b)),
@@ -195,7 +197,8 @@ def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
 
 def plain_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
     """Host time of a small training step, which runs before any profile."""
-    step, count = _small_step(bench.device), 3 if tiny else STEPS
+    step = _small_step(bench.device)
+    count = 3 if tiny else STEPS
     call_us(bench.device, step, count)
     yield Peak(
         PLAIN_STEP, call_us(bench.device, step, count), "us", "host time of a step, unprofiled"
@@ -212,8 +215,10 @@ def profiler_costs(bench: Bench, tiny: bool, plain_us: float | None = None) -> I
         tiny: whether this is a trial.
         plain_us: unprofiled time of the step (µs) from `plain_costs`; measured here if None.
     """
-    device, path = bench.device, bench.scratch / "profiler.json"
-    step, count = _small_step(device), 3 if tiny else STEPS
+    device = bench.device
+    path = bench.scratch / "profiler.json"
+    step = _small_step(device)
+    count = 3 if tiny else STEPS
     call_us(device, step, count)
     plain = call_us(device, step, count) if plain_us is None else plain_us
     both = activities(device)

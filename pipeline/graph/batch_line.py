@@ -125,7 +125,8 @@ class GraphLine:
     """
 
     def __init__(self, low: Graph, high: Graph, memory: MemoryLine | None = None) -> None:
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
         self.memory = memory or MemoryLine.between(low, high)
         self._moving = {name: _Moving.of(low.table[name], high.table[name]) for name in TEXTS}
         fixed = [name for name in low.table if name not in TEXTS]

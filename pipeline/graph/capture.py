@@ -77,7 +77,8 @@ def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: 
         TraceError: the file is missing, truncated, or not an execution trace.
         SteptimeError: as `capture`.
     """
-    graph, captured = import_execution_trace(path), capture(config, batch_size)
+    graph = import_execution_trace(path)
+    captured = capture(config, batch_size)
     return replace(captured, table=graph.table, device=graph.device, parameters=graph.parameters)
 
 
@@ -304,7 +305,8 @@ def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[None]:
     from torch import nn
     from torch.profiler import record_function
 
-    usual, running = nn.Module.__call__, [""]
+    usual = nn.Module.__call__
+    running = [""]
 
     def mark() -> None:
         with record_function(f"## module {running[-1]} ##"):

@@ -194,7 +194,8 @@ def _place(
     raw: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]], kept: Mapping[int, Node]
 ) -> tuple[int | None, str | None]:
     """Find the nearest operator above a node, and the phase that the annotations between them name."""
-    parent, phase = by_id.get(raw["parent"]), None
+    parent = by_id.get(raw["parent"])
+    phase = None
     steps = 0
     while parent is not None and parent["id"] not in kept:
         phase = phase or _named_phase(parent["name"])

@@ -87,10 +87,8 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peaks(self) -> list[int]:
         """Bytes alive each time before something is freed. When that happens does not depend on sizes."""
-        alive, frees = (
-            sum(self._earlier) + np.cumsum(self._changes),
-            np.array(self._frees, dtype=bool),
-        )
+        alive = sum(self._earlier) + np.cumsum(self._changes)
+        frees = np.array(self._frees, dtype=bool)
         return [int(size) for size in alive[~frees & np.append(frees[1:], True)]]
 
     @property

@@ -135,7 +135,8 @@ def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[
             opaque.add(node["id"])
             continue
         kept.append(node)
-        name, schema = node["name"], str(node["op_schema"]).split("(")[0]
+        name = node["name"]
+        schema = str(node["op_schema"]).split("(")[0]
         open_ = (
             name in SAME_CHILDREN
             or is_composite(schema or name)
@@ -173,7 +174,8 @@ def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _is_wrapped(node: Mapping[str, Any]) -> bool:
     """Whether an operator has an input or output tensor without its own storage (undefined tensors are not counted)."""
-    inputs, outputs = node["inputs"], node["outputs"]
+    inputs = node["inputs"]
+    outputs = node["outputs"]
     count = f"{inputs['values']}{outputs['values']}".count(NO_STORAGE)
     return count > 0 and count > f"{inputs['types']}{outputs['types']}".count(UNDEFINED)
 
@@ -287,7 +289,8 @@ def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
             taken_over.add(node.node_id)
             real.append(replace(node, name="aten::_sparse_coo_tensor_unsafe"))
         elif above.name in SAME_CHILDREN and node.name == "aten::detach":
-            target, source = node.tensor(0), above.tensor(0)
+            target = node.tensor(0)
+            source = above.tensor(0)
             real.append(
                 replace(
                     node,
@@ -310,7 +313,8 @@ def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
         if node.phase != "data":
             shown.append(node)
         elif node.name == "aten::copy_":
-            target, source = node.tensor(0), replace(node.tensor(1), host=True)
+            target = node.tensor(0)
+            source = replace(node.tensor(1), host=True)
             outer = replace(
                 node,
                 node_id=fresh,
@@ -346,7 +350,8 @@ def _name_standins(nodes: Sequence[Node]) -> list[Node]:
             named.append(
                 replace(operator, node_id=fresh, name=CUDA_PARENTS[node.name], attributes={})
             )
-            operator.parent_id, operator.is_top_level = fresh, False
+            operator.parent_id = fresh
+            operator.is_top_level = False
             fresh += 1
         named.append(operator)
     return named

@@ -220,7 +220,8 @@ class Graph:
 @lru_cache(maxsize=4096)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides of a shape."""
-    strides, step = [], 1
+    strides = []
+    step = 1
     for size in reversed(shape):
         strides.append(step)
         step *= max(size, 1)
@@ -271,16 +272,16 @@ def _read_details(shapes: str, dtypes: str, results: str, text: str) -> tuple[An
 def _read_arguments(shapes: str, dtypes: str, results: str, text: str) -> tuple[Any, ...]:
     """Inputs, values and outputs. Attributes have a number of their own for most nodes, and are read apart."""
     extra = json.loads(text)
-    devices, strides = extra.get("host"), extra.get("strides")
-    kinds, sizes = json.loads(dtypes), json.loads(shapes)
+    devices = extra.get("host")
+    strides = extra.get("strides")
+    kinds = json.loads(dtypes)
+    sizes = json.loads(shapes)
     inputs = tuple(
         _argument(sizes[i], kinds[i], _at(strides, i), _at(devices, i)) for i in range(len(kinds))
     )
-    out_sizes, out_kinds, out_host = (
-        json.loads(results),
-        extra.get("output_dtypes"),
-        extra.get("output_host"),
-    )
+    out_sizes = json.loads(results)
+    out_kinds = extra.get("output_dtypes")
+    out_host = extra.get("output_host")
     outputs = tuple(
         _argument(s, _at(out_kinds, i), None, _at(out_host, i)) for i, s in enumerate(out_sizes)
     )

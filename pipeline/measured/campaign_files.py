@@ -103,7 +103,8 @@ def measured_table(folder: Path, file: str) -> pd.DataFrame:
     Raises:
         TableError: the table is damaged or too large.
     """
-    path, schema = folder / file, Path(file).stem
+    path = folder / file
+    schema = Path(file).stem
     if not path.exists():
         return pd.DataFrame(columns=SCHEMAS[schema].names)
     check_table(path)

@@ -90,7 +90,8 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     # campaigns of 2026 changed the bytes of copies, but not those of their operands
     share = samples["bytes"] / samples["outputs"].where(samples["outputs"] > 0)
     changed = ((samples["family"] == "copy") & (share != 1.0)).fillna(False)
-    operands, share = samples.loc[changed, ["inputs", "outputs"]], share[changed]
+    operands = samples.loc[changed, ["inputs", "outputs"]]
+    share = share[changed]
     samples.loc[changed, ["inputs", "outputs"]] = (
         operands.mul(share, axis=0).round().astype("Int64")
     )
@@ -118,7 +119,8 @@ def _plausible(steps: pd.DataFrame, path: Path) -> pd.DataFrame:
         times = steps[name].astype(float).reset_index(drop=True)
         wrong = times[~((times > 0) & (times <= MAX_TIME_US))]
         if len(wrong):
-            row, us = wrong.index[0], wrong.iloc[0]
+            row = wrong.index[0]
+            us = wrong.iloc[0]
             raise TableError(
                 f"{path}: {name} of row {row} is {us:g}, no time of a step; measure again"
             )
@@ -276,7 +278,8 @@ def profiler_event_us(folder: str | Path) -> float | None:
 
 def provenance(folder: str | Path) -> dict[str, Any]:
     """The origin of a campaign's figures: device, versions, campaign, runs."""
-    manifest, samples = read_manifest(Path(folder)), Path(folder) / SAMPLES
+    manifest = read_manifest(Path(folder))
+    samples = Path(folder) / SAMPLES
     origin: dict[str, Any] = {
         key: manifest[key] for key in ("schema", "device", "campaign_id", "runs") if key in manifest
     }

@@ -81,10 +81,8 @@ class Projection(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.weight, self.bias = (
-            nn.Parameter(torch.empty(inputs, outputs)),
-            nn.Parameter(torch.empty(outputs)),
-        )
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs)."""

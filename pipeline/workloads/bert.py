@@ -23,9 +23,11 @@ class BertAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, fused: bool) -> None:
         super().__init__()
-        self.heads, self.fused = heads, fused
+        self.heads = heads
+        self.fused = fused
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.norm, self.drop = nn.LayerNorm(width, BERT_EPSILON), nn.Dropout(DROPOUT)
+        self.norm = nn.LayerNorm(width, BERT_EPSILON)
+        self.drop = nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T, width) -> the same shape."""
@@ -45,8 +47,10 @@ class BertLayer(nn.Module):
     def __init__(self, width: int, heads: int, fused: bool) -> None:
         super().__init__()
         self.attention = BertAttention(width, heads, fused)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.norm, self.drop = nn.LayerNorm(width, BERT_EPSILON), nn.Dropout(DROPOUT)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.norm = nn.LayerNorm(width, BERT_EPSILON)
+        self.drop = nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T, width) -> the same shape."""
@@ -65,8 +69,10 @@ class Bert(nn.Module):
     ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width, padding_idx=0)
-        self.position, self.kind = nn.Embedding(positions, width), nn.Embedding(2, width)
-        self.norm, self.drop = nn.LayerNorm(width, BERT_EPSILON), nn.Dropout(DROPOUT)
+        self.position = nn.Embedding(positions, width)
+        self.kind = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width, BERT_EPSILON)
+        self.drop = nn.Dropout(DROPOUT)
         self.layers = nn.ModuleList(BertLayer(width, heads, fused) for _ in range(layers))
         self.positions: Tensor
         self.kinds: Tensor
@@ -121,10 +127,12 @@ class Pretraining(nn.Module):
     def __init__(self, bert: Bert) -> None:
         super().__init__()
         vocabulary, width = bert.token.weight.shape
-        self.bert, self.pooler = bert, Pooler(width)
+        self.bert = bert
+        self.pooler = Pooler(width)
         self.words = nn.Linear(width, vocabulary)
         self.words.weight = bert.token.weight
-        self.dense, self.norm = nn.Linear(width, width), nn.LayerNorm(width, BERT_EPSILON)
+        self.dense = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, BERT_EPSILON)
         self.follows = nn.Linear(width, 2)
         initialise(self)
 
@@ -145,7 +153,9 @@ class Classifier(nn.Module):
     def __init__(self, bert: Bert, labels: int = 2) -> None:
         super().__init__()
         width = bert.token.weight.shape[1]
-        self.bert, self.pooler, self.drop = bert, Pooler(width), nn.Dropout(DROPOUT)
+        self.bert = bert
+        self.pooler = Pooler(width)
+        self.drop = nn.Dropout(DROPOUT)
         self.out = nn.Linear(width, labels)
         initialise(self)
 

@@ -79,7 +79,8 @@ class Dlrm(nn.Module):
         super().__init__()
         self.row: Tensor
         self.column: Tensor
-        self.tables, self.dim = len(rows), dim
+        self.tables = len(rows)
+        self.dim = dim
         features = self.tables + 1
         self.bottom = mlp(bottom, nn.ReLU())
         self.one_kernel = interaction == "fused"
@@ -173,8 +174,10 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of a DLRM config."""
     rows, lookups = tables(config)
     check_distribution(config.get("distribution", "uniform"))
-    embedding, loss = str(config.get("embedding", "fused")), str(config.get("loss", "bce"))
-    dim, bottom = int(config["dim"]), [int(w) for w in config["bottom_mlp"]]
+    embedding = str(config.get("embedding", "fused"))
+    loss = str(config.get("loss", "bce"))
+    dim = int(config["dim"])
+    bottom = [int(w) for w in config["bottom_mlp"]]
     if bottom[-1] != dim:
         raise ConfigError(f"model.bottom_mlp ends in {bottom[-1]}, but must end in model.dim={dim}")
     optimizer = str(config.get("optimizer", "sgd"))
@@ -250,7 +253,8 @@ def _pool(
         parts = [indices(*one) for one in zip(starts, rows, lookups, strict=True)]
         if embedding == "fused":
             counts = torch.tensor(lookups).repeat_interleave(batch_size)
-            index, offset = torch.cat(parts), counts.cumsum(0) - counts
+            index = torch.cat(parts)
+            offset = counts.cumsum(0) - counts
         elif embedding in JOINT:
             counts = torch.tensor(lookups).repeat(batch_size)
             index = torch.cat([part.view(batch_size, -1) for part in parts], 1).view(-1)
@@ -269,12 +273,15 @@ def _pool(
 def _shapes(lookups: Sequence[int], width: int, embedding: str, batch_size: int) -> Batch:
     """A batch of `_pool` whose memory is never touched."""
     joint = embedding in ("fused", *JOINT)
-    tables, each = len(lookups), batch_size * lookups[0]
-    index_shape, offset_shape = (tables, each), (tables, batch_size)
+    tables = len(lookups)
+    each = batch_size * lookups[0]
+    index_shape = (tables, each)
+    offset_shape = (tables, batch_size)
     flat_shape = (batch_size * sum(lookups),)
     flat = joint or len(set(lookups)) > 1
     index = host_empty(*(flat_shape if flat else index_shape), dtype=torch.long)
     offsets = (batch_size * tables,) if joint else offset_shape
     offset = host_empty(*offsets, dtype=torch.long)
-    dense, label = host_empty(batch_size, width), host_empty(batch_size)
+    dense = host_empty(batch_size, width)
+    label = host_empty(batch_size)
     return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)

@@ -26,7 +26,9 @@ def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """
     if config.get("table_configs"):
         return _read_table_configs(config)
-    rows, lookups, count = config.get("rows"), config.get("lookups", 1), config.get("tables")
+    rows = config.get("rows")
+    lookups = config.get("lookups", 1)
+    count = config.get("tables")
     if rows is None:
         raise ConfigError("model.rows is missing: give rows per table, as a number or a list")
     if count is not None and not (isinstance(count, int) and count > 0):

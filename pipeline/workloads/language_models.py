@@ -44,11 +44,14 @@ class GptLayer(nn.Module):
 
     def __init__(self, width: int, heads: int, fused: bool) -> None:
         super().__init__()
-        self.heads, self.fused = heads, fused
+        self.heads = heads
+        self.fused = fused
         self.norm = nn.LayerNorm(width)
-        self.qkv, self.out = Projection(width, 3 * width), Projection(width, width)
+        self.qkv = Projection(width, 3 * width)
+        self.out = Projection(width, width)
         self.norm2 = nn.LayerNorm(width)
-        self.up, self.down = Projection(width, 4 * width), Projection(4 * width, width)
+        self.up = Projection(width, 4 * width)
+        self.down = Projection(4 * width, width)
         self.drop = nn.Dropout(DROPOUT)
 
     def attention(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -74,10 +77,12 @@ class OptLayer(nn.Module):
 
     def __init__(self, width: int, heads: int, fused: bool) -> None:
         super().__init__()
-        self.heads, self.fused = heads, fused
+        self.heads = heads
+        self.fused = fused
         self.key, self.value, self.query, self.out = (nn.Linear(width, width) for _ in range(4))
         self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
         self.norm2 = nn.LayerNorm(width)
         self.drop = nn.Dropout(DROPOUT)
 
@@ -127,7 +132,8 @@ class Decoder(nn.Module):
         fused: bool,
     ) -> None:
         super().__init__()
-        self.opt, self.fused = opt, fused
+        self.opt = opt
+        self.fused = fused
         self.token = nn.Embedding(vocabulary, width, padding_idx=1 if opt else None)
         self.position = nn.Embedding(positions + OPT_OFFSET * opt, width)
         self.drop = nn.Dropout(0.0 if opt else DROPOUT)
@@ -147,7 +153,8 @@ class Decoder(nn.Module):
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, width)."""
-        tokens, positions = self.token(ids), self.position(self.positions(ids))
+        tokens = self.token(ids)
+        positions = self.position(self.positions(ids))
         mask = None if self.fused else causal_mask(tokens)
         x: Tensor = self.drop(tokens + positions)
         for layer in self.layers:
@@ -169,7 +176,8 @@ def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
 
 def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of a language model on random tokens."""
-    tokens, vocabulary = int(config["seq_len"]), int(config["vocabulary"])
+    tokens = int(config["seq_len"])
+    vocabulary = int(config["vocabulary"])
     positions = int(config.get("positions", tokens))
     if tokens > positions:
         raise ConfigError(

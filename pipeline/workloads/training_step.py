@@ -174,7 +174,8 @@ class Step:
 
     def _cast(self, dtype: torch.dtype) -> None:
         """Cast modules, parameters in `in_kernel` and inputs from fp32 to `dtype`; indices are not cast."""
-        dry, self.precision_read = is_dry(self.device), True
+        dry = is_dry(self.device)
+        self.precision_read = True
         for module in self.modules:
             if any(map(is_fake, module.parameters())):
                 _replace_parameters(module, dtype)

@@ -66,7 +66,8 @@ def questions_about(
         InputError: a name or value does not exist, or arguments contradict each other.
     """
     others = dict(options)
-    step, parts = others.pop("step", None), {key: others.pop(key) for key in PARTS if key in others}
+    step = others.pop("step", None)
+    parts = {key: others.pop(key) for key in PARTS if key in others}
     if isinstance(model, str) and step is None:
         if parts:
             raise ConfigError(

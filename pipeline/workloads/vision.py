@@ -44,7 +44,8 @@ class Residual(nn.Module):
             layers += [conv, nn.BatchNorm2d(k)] + (
                 [nn.ReLU(inplace=True)] if position < len(plan) - 1 else []
             )
-        self.body, self.relu = nn.Sequential(*layers), nn.ReLU(inplace=True)
+        self.body = nn.Sequential(*layers)
+        self.relu = nn.ReLU(inplace=True)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
@@ -129,10 +130,8 @@ class Forked(nn.Module):
     def __init__(self, before: nn.Module, width: int) -> None:
         super().__init__()
         self.before = before
-        self.wide, self.high = (
-            Conv(width, 384, (1, 3), padding=(0, 1)),
-            Conv(width, 384, (3, 1), padding=(1, 0)),
-        )
+        self.wide = Conv(width, 384, (1, 3), padding=(0, 1))
+        self.high = Conv(width, 384, (3, 1), padding=(1, 0))
 
     def forward(self, x: Tensor) -> Tensor:
         """Both results, concatenated."""
@@ -184,7 +183,8 @@ def block_b(inputs: int) -> Branches:
 
 def block_c(inputs: int, width: int) -> Branches:
     """A block for images of 17 x 17 pixels, with factorised 7x7 convolutions."""
-    across, down = (width, *ACROSS), (width, *DOWN)
+    across = (width, *ACROSS)
+    down = (width, *DOWN)
     return Branches(
         Conv(inputs, 192, 1),
         chain(inputs, (width, 1), across, (192, *DOWN)),
@@ -217,7 +217,8 @@ class Auxiliary(nn.Module):
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
-        self.conv0, self.conv1 = Conv(inputs, 128, 1), Conv(128, 768, 5)
+        self.conv0 = Conv(inputs, 128, 1)
+        self.conv1 = Conv(128, 768, 5)
         self.fc = nn.Linear(768, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -248,7 +249,8 @@ class InceptionV3(nn.Module):
         )
         self.auxiliary = Auxiliary(768, classes)
         self.late = nn.Sequential(block_d(768), block_e(1280), block_e(2048))
-        self.dropout, self.fc = nn.Dropout(), nn.Linear(2048, classes)
+        self.dropout = nn.Dropout()
+        self.fc = nn.Linear(2048, classes)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """(B, 3, 299, 299) -> logits (B, classes); in training also the logits of the auxiliary head."""
@@ -262,10 +264,8 @@ class InceptionV3(nn.Module):
 def build_classifier(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of an image classifier on random images."""
     residual = config["architecture"] == "resnet"
-    classes, side = (
-        int(config.get("classes", 1000)),
-        int(config.get("image_size", 224 if residual else 299)),
-    )
+    classes = int(config.get("classes", 1000))
+    side = int(config.get("image_size", 224 if residual else 299))
     with torch.device(device):
         model = resnet(*RESNET50, classes) if residual else InceptionV3(classes)
     dry = is_dry(device)
@@ -311,11 +311,14 @@ def discriminator(width: int) -> nn.Sequential:
 
 def build_dcgan(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of a DCGAN; inference runs only the generator."""
-    width, size = int(config.get("width", 64)), int(config.get("noise", 100))
+    width = int(config.get("width", 64))
+    size = int(config.get("noise", 100))
     dtype = stored_dtype(config)
     with torch.device(device):
-        critic, painter = discriminator(width), generator(size, width)
-        ones, zeros = torch.ones(batch_size, dtype=dtype), torch.zeros(batch_size, dtype=dtype)
+        critic = discriminator(width)
+        painter = generator(size, width)
+        ones = torch.ones(batch_size, dtype=dtype)
+        zeros = torch.zeros(batch_size, dtype=dtype)
     image = (
         host_empty(batch_size, 3, 64, 64)
         if is_dry(device)
