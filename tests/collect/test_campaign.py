@@ -96,7 +96,8 @@ def test_operands_of_measured_copies_have_the_bytes_that_were_copied() -> None:
 
 
 def test_a_measured_step_counts_only_for_the_configuration_that_ran(measured: Path) -> None:
-    manifest, workload = measured / "manifest.json", "dlrm_default/embedding-joint_sparse/b16"
+    manifest = measured / "manifest.json"
+    workload = "dlrm_default/embedding-joint_sparse/b16"
     rows = read_table(measured / "step_times.parquet", "step_times")
     row = rows[(rows["model"] == "dlrm_default") & (rows["batch_size"] == 16)].iloc[0]
     ran = json.loads(row["config"])["config"]
@@ -340,7 +341,8 @@ def test_nothing_is_measured_where_no_unit_matches(tmp_path: Path) -> None:
 
 def test_a_trace_keeps_to_its_share_of_the_archives(tmp_path: Path) -> None:
     plan = next(p for p in plans(tiny=True) if p.model == "dlrm_ddp")
-    step, cpu = make_step(plan.config(), 8, "cpu"), torch.device("cpu")
+    step = make_step(plan.config(), 8, "cpu")
+    cpu = torch.device("cpu")
     _, whole, iterations = _profile(step.run, cpu, replace(plan, iterations=6), tmp_path / "a.json")
     assert iterations == 6
 

@@ -44,7 +44,8 @@ def archived(
         for name in names:
             info = tarfile.TarInfo(name)
             if link is not None:
-                info.type, info.linkname = tarfile.SYMTYPE, link
+                info.type = tarfile.SYMTYPE
+                info.linkname = link
                 tar.addfile(info)
             else:
                 info.size = len(data)

@@ -159,9 +159,12 @@ def test_tf32_is_switched_under_the_names_that_a_torch_has(
         "old": ("allow_tf32",),
         "new": ("fp32_precision",),
     }[names]
-    matmul, cudnn = type("Matmul", (), {"__slots__": slots})(), SimpleNamespace()
+    matmul = type("Matmul", (), {"__slots__": slots})()
+    cudnn = SimpleNamespace()
     if names != "old":
-        matmul.fp32_precision, cudnn.conv, cudnn.rnn = None, SimpleNamespace(), SimpleNamespace()
+        matmul.fp32_precision = None
+        cudnn.conv = SimpleNamespace()
+        cudnn.rnn = SimpleNamespace()
     with monkeypatch.context() as patched:
         patched.setattr(torch.backends.cuda, "matmul", matmul)
         patched.setattr(torch.backends, "cudnn", cudnn)
@@ -272,7 +275,8 @@ def test_tables_as_large_as_the_memory_are_measured_one_after_another(gpu: Prete
         Spec("embedding_backward", "sparse", "backward", "fp32", dims),
         Spec("embedding_backward", "dense", "backward", "fp32", dims),
     ]
-    gpu.free_bytes, gpu.fault = int(1.5 * 4 * 5000 * 64), count
+    gpu.free_bytes = int(1.5 * 4 * 5000 * 64)
+    gpu.fault = count
     found = measure_specs(
         specs, CUDA, 60, cache=Cache.WARM, seed=0, gpu="x", campaign_id="x", source="x"
     )

@@ -236,7 +236,8 @@ def test_nodes_read_from_the_table_equal_those_written():
     from pipeline.graph.table import Node, Tensor, write_nodes
 
     indices = (Tensor((2,), "int64", (1,), True),)
-    source, result = Tensor((2, 3), "fp32", (1, 2)), Tensor((2, 3), "fp32", (3, 1))
+    source = Tensor((2, 3), "fp32", (1, 2))
+    result = Tensor((2, 3), "fp32", (3, 1))
     node = Node(
         3,
         "aten::index",

@@ -291,8 +291,11 @@ def test_a_bilinear_layer_is_the_products_under_it():
 
 def test_images_are_sampled_once_and_their_gradient_is_cleared_first():
     calls = calls_of("sampled")
-    image, where, result = 4 * 4 * 64 * 4, 4 * 36 * 2 * 4, 4 * 4 * 36 * 4
-    forward, back = calls.loc[["grid_sampler_2d"]], calls.loc["grid_sampler_2d_backward"]
+    image = 4 * 4 * 64 * 4
+    where = 4 * 36 * 2 * 4
+    result = 4 * 4 * 36 * 4
+    forward = calls.loc[["grid_sampler_2d"]]
+    back = calls.loc["grid_sampler_2d_backward"]
     assert (forward["bytes_read"].item(), forward["bytes_written"].item()) == (
         image + where,
         result,
@@ -320,7 +323,8 @@ def test_reductions_that_were_not_known():
 
 
 def test_tf32_that_the_user_allowed_is_used():
-    ampere, volta = load_gpu("A100"), load_gpu("V100")
+    ampere = load_gpu("A100")
+    volta = load_gpu("V100")
     assert set(calls_of("allowing", gpu=ampere)["dtype"].loc[["addmm", "mm"]]) == {"tf32"}
     assert set(calls_of("allowing", gpu=volta)["dtype"].loc[["addmm", "mm"]]) == {"fp32"}
 

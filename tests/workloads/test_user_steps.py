@@ -19,7 +19,8 @@ from steptime import Step, advise, compare, plan, predict, predict_grid
 class Net(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(64, width), nn.Linear(width, 10)
+        self.first = nn.Linear(64, width)
+        self.last = nn.Linear(width, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.first(x).relu())
@@ -130,13 +131,15 @@ def test_an_optimizer_of_ones_own_is_the_one_of_its_name(kind: Any, name: str) -
 
 
 def test_the_users_objects_are_as_before() -> None:
-    model, (x, y) = Net(), batch(8)
+    model = Net()
+    (x, y) = batch(8)
     optimizer = torch.optim.Adam(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    parameters, gradient = list(model.parameters()), model.first.weight.grad
+    parameters = list(model.parameters())
+    gradient = model.first.weight.grad
 
     def procedure(batch: Any, optimizers: Any) -> None:
         F.cross_entropy(model(batch[0]), batch[1]).backward()
@@ -220,7 +223,8 @@ def test_a_training_loop_as_a_procedure() -> None:
     model = on_meta()
 
     def make_loop(config: Any, batch_size: int, device: str) -> Step:
-        scaler, optimizer = torch.amp.GradScaler("cuda"), torch.optim.SGD(model.parameters())
+        scaler = torch.amp.GradScaler("cuda")
+        optimizer = torch.optim.SGD(model.parameters())
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
 
         def procedure(batch: Any, optimizers: Any) -> None:
