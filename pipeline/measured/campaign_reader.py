@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.errors import InputError, SteptimeWarning, TableError
@@ -250,23 +249,22 @@ def measured_peaks(folder: str | Path) -> dict[str, float]:
     """
     peaks = read_peaks_of(folder)
     device = read_manifest(Path(folder))["device"]
-    cache = device.get("cache_bytes") or math.nan
     size = peaks["size"].astype(float)
-
-    def best(name: str, where: pd.Series | bool = True) -> float:
-        """The largest value of a peak; NaN without one."""
-        return float(peaks.loc[(peaks["name"] == name) & where, "value"].max())
-
+    cache = device.get("cache_bytes") or math.nan
+    in_dram = size >= 4 * cache
+    in_cache = 2 * size <= cache / 2
+    largest = peaks.groupby("name")["value"].max()
     figures = {
-        f"{dtype}_gflop_per_s": 1e3 * best(f"gemm_{dtype}")
+        f"{dtype}_gflop_per_s": 1e3 * largest.get(f"gemm_{dtype}", math.nan)
         for dtype in ("fp32", "tf32", "bf16", "fp16")
     }
-    figures |= {
-        "dram_gb_per_s": best("warm_triad", size >= 4 * cache),
-        "l2_gb_per_s": best("warm_scale", 2 * size <= cache / 2),
-        "pcie_gb_per_s": float(np.minimum(best("copy_h2d_pinned"), best("copy_d2h_pinned"))),
-    }
-    return {name: value for name, value in figures.items() if not math.isnan(value)}
+    dram = peaks.loc[in_dram & (peaks["name"] == "warm_triad"), "value"]
+    l2 = peaks.loc[in_cache & (peaks["name"] == "warm_scale"), "value"]
+    figures["dram_gb_per_s"] = dram.max()
+    figures["l2_gb_per_s"] = l2.max()
+    copies = [f"copy_{way}_pinned" for way in ("h2d", "d2h")]
+    figures["pcie_gb_per_s"] = largest.reindex(copies).min(skipna=False)
+    return {name: float(value) for name, value in figures.items() if not math.isnan(value)}
 
 
 def profiler_event_us(folder: str | Path) -> float | None:
