@@ -1,7 +1,7 @@
 """Carries a campaign's folder between machines that send and return few small files.
 
-    python3 measurements/split_campaign.py H200 $OUT/H200           # into at most 8 files under 4 MB
-    python3 measurements/split_campaign.py --join carried/H200 H200
+    python3 benchmarks/split_campaign.py H200 $OUT/H200           # into at most 8 files under 4 MB
+    python3 benchmarks/split_campaign.py --join carried/H200 H200
 
 It needs Python alone.
 """
