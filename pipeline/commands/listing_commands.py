@@ -61,7 +61,7 @@ def host(
         )
     if out.exists():
         raise InputError(f"--out {out}: exists already; give another name, or remove it")
-    from pipeline.overheads.host_probe import DONOR, probe_host, write_host
+    from pipeline.collect.host_probe import DONOR, probe_host, write_host
 
     with working("probing the host") as say:
         probed = probe_host(out.stem, observations_in(shipped_overheads(DONOR)), say)

@@ -44,8 +44,8 @@ from pipeline.question.question import Question
 from pipeline.question.settings import EditSettings
 from pipeline.schemas import read_provenance, read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of, module_digest
-from pipeline.workloads.given_steps import is_given
 from pipeline.workloads.user_errors import SIZE_ERRORS
+from pipeline.workloads.user_steps import is_given
 from pipeline.workloads.workload_files import NAMING_FILES, file_digests
 
 

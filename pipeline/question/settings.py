@@ -9,7 +9,6 @@ from typing import Any
 from pipeline.errors import ConfigError
 from pipeline.hardware.clusters import (
     AUTO,
-    PCIE,
     Cluster,
     check_fabric,
     load_cluster,
@@ -209,7 +208,10 @@ class Ranks:
             return None
         _check_work(f"devices={devices}", model)
         if gpu.name == LOCAL:
-            return cls(devices, 1, _this_cpu(devices, gpu, config), DdpSettings(**config["ddp"]))
+            raise ConfigError(
+                f"gpu=local devices={devices}: this machine's device is measured alone; name a GPU,"
+                " such as gpu=A100"
+            )
         cluster = (
             usual_cluster(gpu)
             if config["cluster"] == AUTO
@@ -246,8 +248,7 @@ class Ranks:
             f"devices-{self.devices}",
             *([f"nodes-{self.nodes}"] if self.nodes != fewest else []),
         ]
-        usual_here = gpu.name == LOCAL or self.cluster == usual_cluster(gpu)
-        names += [] if usual_here else [f"cluster-{self.cluster.name}"]
+        names += [] if self.cluster == usual_cluster(gpu) else [f"cluster-{self.cluster.name}"]
         return names + [f"ddp.{key}-{value}" for key, value in differing.items()]
 
 
@@ -278,27 +279,6 @@ def _check_work(devices: str, model: Mapping[str, Any]) -> None:
             f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the"
             " throughput of one"
         )
-
-
-def _this_cpu(devices: int, gpu: GpuSpec, config: Mapping[str, Any]) -> Cluster:
-    """This machine as a cluster, with a process on each core; its collectives are measured, not computed from figures."""
-    asked = f"gpu=local devices={devices}"
-    if gpu.architecture != "cpu":
-        raise ConfigError(
-            f"{asked}: processes of gpu=local share a CPU, and this machine has a GPU; name a GPU,"
-            " such as gpu=A100"
-        )
-    if devices > gpu.sms:
-        raise ConfigError(
-            f"{asked}: this machine has {gpu.sms} cores, one for each process; take fewer"
-        )
-    if config["cluster"] != AUTO or config["nodes"] not in (AUTO, 1):
-        raise ConfigError(
-            f"{asked}: the processes are on this machine; leave out cluster= and nodes="
-        )
-    return Cluster(
-        LOCAL, "processes on this machine", gpu.sms, PCIE, gpu.dram_gb_per_s, 50.0, 1, 1.0, 50.0
-    )
 
 
 def _count(value: object, key: str) -> int:

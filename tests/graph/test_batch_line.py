@@ -73,10 +73,8 @@ def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(
     name: str, captures: list[int]
 ) -> None:
     config = model(f"model={name}")
-    steps, question = (
-        StepStore(),
-        replace(expand([f"model={name}"])[0], workload=FrozenDict(config)),
-    )
+    steps = StepStore()
+    question = replace(expand([f"model={name}"])[0], workload=FrozenDict(config))
     captured(config, 32)
     whole = captured(config, 33)
     assert len(captures) == 3, "the first batch size and the two ends of the line"
