@@ -44,6 +44,7 @@ from pipeline.collect.local_ranks import run_ranks
 from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps, write_gzip
 from pipeline.errors import InputError, MeasurementError
 from pipeline.graph.capture import exchanging_gradients, first_rank
+from pipeline.hardware.layout import Layout
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.schemas import write_table
 from pipeline.workloads import make_step
@@ -256,7 +257,7 @@ def collect_step(
     try:
         with as_first_rank(config), reporting_unsupported(title, dtype, measured_on):
             step = make_step(dict(config), batch_size, measured_on.type)
-            if "ddp" in config:
+            if Layout.of_workload(config):
                 exchanging_gradients(step, config["ddp"])
             step_seconds = warm_up(step.run, measured_on)
             times, facts = _measure(
@@ -283,7 +284,8 @@ def collect_step(
 @contextlib.contextmanager
 def as_first_rank(config: Mapping[str, Any]) -> Iterator[None]:
     """While the body runs, this process is the first of several ranks, whose collectives return at once."""
-    with first_rank(config), exchanges_recorded() if "ddp" in config else contextlib.nullcontext():
+    several = Layout.of_workload(config) is not None
+    with first_rank(config), exchanges_recorded() if several else contextlib.nullcontext():
         yield
 
 

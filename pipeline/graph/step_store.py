@@ -12,6 +12,7 @@ sparse gradients: how many rows a batch uses is no line.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,6 +37,7 @@ from pipeline.graph.capture import capture, needs_fake_tensors
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.table import Graph, Memory
+from pipeline.hardware.layout import Groups, Layout
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
@@ -89,8 +91,8 @@ def read_graph(path: str | Path) -> Graph:
 
 Value = TypeVar("Value")
 
-ONE_GPU = 1, 1
-"""Number of GPUs and of their machines, by which a step's calls on a kind of GPU are held."""
+ONE_GPU = Layout()
+"""The layout by which a step's calls on a kind of GPU are held as they were captured."""
 
 NO_EDITS = EditSettings()
 
@@ -137,7 +139,7 @@ class StepStore:
 
     def __init__(self) -> None:
         self._graphs: dict[object, Graph] = {}
-        self._calls: dict[object, dict[str, dict[tuple[int, int], pd.DataFrame]]] = {}
+        self._calls: dict[object, dict[str, dict[Layout, pd.DataFrame]]] = {}
         self._memory: dict[object, Memory] = {}
 
     def forget(self) -> None:
@@ -187,10 +189,10 @@ class StepStore:
                 )
                 kinds[same] = {ONE_GPU: calls}
             kinds[kind] = kinds[same]
-        tables, ranks = kinds[kind], (question.devices, question.nodes)
-        if ranks not in tables:
-            tables[ranks] = between_ranks(tables[ONE_GPU], question)
-        return tables[ranks]
+        tables, layout = kinds[kind], question.ranks.layout if question.ranks else ONE_GPU
+        if layout not in tables:
+            tables[layout] = between_ranks(tables[ONE_GPU], question)
+        return tables[layout]
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """Bytes that a question's step needs on its GPU, or the same step at another batch size; edits do not change it.
@@ -228,14 +230,15 @@ def needed_on(memory: Memory, gpu: GpuSpec) -> int:
 def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Calls whose collectives are between the GPUs of a question; the same object for one GPU.
 
-    A shipped workload is captured once for any number of GPUs. Groups of fewer ranks, of a user's own step, stay.
+    A collective names the axis of its group. Groups along no axis, of a user's own step, stay as they were captured.
     """
     if question.ranks is None:
         return calls
-    ranks = calls["ranks"]
-    of_all = (ranks == question.workload["ddp"]["ranks"]).fillna(False)
-    nodes = pd.Series(question.nodes, ranks.index, "Int64").where(of_all)
-    return calls.assign(ranks=ranks.mask(of_all, question.devices), nodes=nodes)
+    texts = calls.loc[calls["family"] == "collective", "attributes"]
+    axes = texts.map(lambda text: json.loads(text)["axis"])
+    along = axes[axes != ""].map(question.ranks.layout.groups)
+    groups = pd.DataFrame([*along], along.index, Groups._fields, "Int64").reindex(calls.index)
+    return calls.assign(**groups.fillna(calls[[*Groups._fields]]))
 
 
 def _memory_without_capture(config: Mapping[str, Any], batch_size: int) -> Memory | None:
@@ -324,7 +327,7 @@ def _may_have_line(config: Mapping[str, Any]) -> bool:
         cache_dir() is not None
         and not of_others
         and not needs_fake_tensors(config)
-        and "ddp" not in config
+        and Layout.of_workload(config) is None
     )
 
 
@@ -367,7 +370,7 @@ def _line_state(config: Mapping[str, Any]) -> LineState:
 
 
 def _first_alike(
-    kinds: Mapping[str, dict[tuple[int, int], pd.DataFrame]], calls: pd.DataFrame, kind: str
+    kinds: Mapping[str, dict[Layout, pd.DataFrame]], calls: pd.DataFrame, kind: str
 ) -> str:
     """The first kind of GPU with these calls, which are those of `kind`."""
     return next((other for other, tables in kinds.items() if tables[ONE_GPU].equals(calls)), kind)
