@@ -42,16 +42,6 @@ Array = npt.NDArray[np.float64]
 TILES = ("128x128", "128x64", "64x64", "32x128", "128x32")
 """Tiles, as columns x rows of the outputs, in the order in which a model holds them."""
 
-AVAILABLE_TILES: dict[str, tuple[str, ...]] = {
-    "pascal": ("128x64",),
-    "volta": ("64x64", "32x128", "128x32"),
-    "turing": ("128x64", "64x64", "128x32", "32x128"),
-}
-"""Available tiles by architecture. A handful of products of the public table ran in other tiles."""
-
-NEWER_TILES = ("128x128",)
-"""Tiles of Ampere and of later architectures, which run Ampere's kernels."""
-
 STEP_DEPTH = 8
 """Elements along the sum that a tile processes in one step; the sum's length is padded to a multiple of it."""
 
@@ -89,7 +79,7 @@ def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
         high, wide = (int(v) for v in name.split("x"))
         blocks = batch * np.ceil(k / high) * np.ceil(m / wide)
         waves = blocks / gpu.sms
-        able = name in AVAILABLE_TILES.get(gpu.architecture, NEWER_TILES)
+        able = name in gpu.generation.tiles
         panels = 4.0 * n * np.minimum(blocks, 2.0 * gpu.sms) * (high + wide) / 2.0
         x = np.column_stack(
             [
@@ -154,7 +144,7 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
             ]
         )
         flops = 2.0 * blocks * parts * high * wide * part_steps * STEP_BYTES / size
-        chain_us = STEP_CYCLES * part_steps / gpu.boost_clock_mhz
+        chain_us = STEP_CYCLES * part_steps / gpu.clock_mhz
         x = np.nan_to_num(x, posinf=0.0, neginf=0.0)
         tiles[name] = Way(flops, traffic, x, us=slower * flops / rate / 1e3, chain_us=chain_us)
     return tiles
@@ -162,16 +152,6 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
 
 ROUTES = ("implicit", "winograd", "transformed")
 """Names of the routes, in the order in which a model holds them."""
-
-BOXES: dict[str, tuple[tuple[int, int, int], ...]] = {
-    "pascal": ((1, 8, 16), (2, 8, 8), (2, 4, 16), (4, 2, 16), (4, 4, 8)),
-    "volta": ((1, 8, 16),),
-    "turing": ((1, 8, 16),),
-}
-"""Images, rows and columns of outputs in a block's box, for each box available on an architecture."""
-
-NEWER_BOXES = ((1, 8, 16), (4, 8, 4))
-"""Boxes of Ampere and later architectures."""
 
 BOX_OUTPUTS, BOX_CHANNELS, BOX_DEPTH = 128, 32, 8
 """Outputs of a box in each channel, output channels of a block, and input channels of one step."""
@@ -227,7 +207,7 @@ def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Way]:
         norm=2.0,
     )
 
-    boxes = BOXES.get(gpu.architecture, NEWER_BOXES)
+    boxes = gpu.generation.boxes
     filled = [
         np.ceil(images / b) * np.ceil(s.out_height / h) * np.ceil(s.out_width / w)
         for b, h, w in boxes

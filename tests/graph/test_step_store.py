@@ -20,7 +20,8 @@ from pipeline.answers.engine import Engine, engine
 from pipeline.errors import SteptimeWarning
 from pipeline.graph import step_store
 from pipeline.graph.capture import capture
-from pipeline.graph.step_store import StepStore, captured, graph_key, needed_on
+from pipeline.graph.gpu_memory import needed_bytes
+from pipeline.graph.step_store import StepStore, captured, graph_key
 from pipeline.question import compose
 from pipeline.question.question import expand
 from pipeline.schemas import to_arrow
@@ -323,8 +324,10 @@ def test_equal_calls_of_several_gpus_are_one_table(folder: Path) -> None:
 
 def test_memory_at_another_batch_size_is_that_of_its_graph(folder: Path) -> None:
     steps, (question,) = StepStore(), expand([*TINY, "batch_size=8"])
-    assert steps.memory_bytes(question) == needed_on(steps.graph(question).memory, question.gpu)
-    assert steps.memory_bytes(question, 32) == needed_on(captured(model(), 32).memory, question.gpu)
+    assert steps.memory_bytes(question) == needed_bytes(steps.graph(question).memory, question.gpu)
+    assert steps.memory_bytes(question, 32) == needed_bytes(
+        captured(model(), 32).memory, question.gpu
+    )
 
 
 def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:
