@@ -93,7 +93,9 @@ def _replacements(modules: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]
 
 def _sampled_share(network: Any, _: Any, __: Any, labels: Any, *___: Any) -> float:
     """The share of anchors from which a proposal network learns."""
-    return min(1.0, network.fg_bg_sampler.batch_size_per_image / labels[0].numel())
+    sampled: int = network.fg_bg_sampler.batch_size_per_image
+    anchors: int = labels[0].numel()
+    return min(1.0, sampled / anchors)
 
 
 def _nms(usual: Callable[..., Any]) -> Callable[..., Any]:

@@ -246,8 +246,7 @@ def _methods_of_autocast(kind: Any) -> dict[str, Any]:
     return {"__init__": begin, "__enter__": on_enter, "__exit__": on_exit}
 
 
-@contextmanager
-def own_scaler() -> Iterator[None]:
+def own_scaler() -> AbstractContextManager[None]:
     """While the body runs, a scaler of a step acts on the meta device as on CUDA; no value overflows."""
     init, scale, availability = GradScaler.__init__, GradScaler.scale, torch.cuda.amp.common
 
@@ -271,8 +270,7 @@ def own_scaler() -> Iterator[None]:
             read(found_inf)
         return optimizer.step(*args, **kwargs)
 
-    with replaced(GradScaler, __init__=begin, scale=multiply, **{SCALER_STEP: step}):
-        yield
+    return replaced(GradScaler, __init__=begin, scale=multiply, **{SCALER_STEP: step})
 
 
 def _lower_of_earlier(context: Any) -> torch.dtype | None:

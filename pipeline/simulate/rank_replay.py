@@ -24,13 +24,20 @@ from pipeline.simulate.trace_program import Iteration, queued_before_us
 from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace, unforeseen
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
+from pipeline.trace.linked_trace import Trace
 from pipeline.trace.load import load_trace
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+BASELINES = {
+    "queued_and_kernels": "queued work and kernels",
+    "train_mean": "mean of the other ranks",
+}
+"""Simple predictions of a step beside the replay, with what they are called."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +90,20 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     steps = _same_step(sources)
     meetings = _meetings(sources, steps)
     samples, programs = _programs(sources, steps)
-    first_ns = min(step.start_ns for step in steps)
-    roles = [
-        Role(program, step.kernel_us, numbers, (step.start_ns - first_ns) / 1000.0)
-        for program, step, numbers in zip(programs, steps, meetings, strict=True)
-    ]
+    starts = np.array([step.start_ns for step in steps])
+    begin_us = (starts - starts.min()) / 1000.0
+    times = [step.kernel_us for step in steps]
+    roles = list(map(Role, programs, times, meetings, begin_us.tolist()))
     out = []
     for rank, timeline in enumerate(simulate_ranks(roles)):
-        step, communicates = steps[rank], meetings[rank] >= 0
-        others = [other.span_us for number, other in enumerate(steps) if number != rank]
+        step, source = steps[rank], sources[rank]
+        communicates = meetings[rank] >= 0
+        others = [other.span_us for other in steps if other is not step]
         notes = (
             *(_missing(sources) if rank == 0 else ()),
-            *sources[rank].act.trace.notes,
-            *not_in_trace(sources[rank].only([step])),
-            *unforeseen(sources[rank], step),
+            *source.act.trace.notes,
+            *not_in_trace(source.only([step])),
+            *unforeseen(source, step),
         )
         result = RankResult(
             iteration=step,
@@ -105,7 +112,7 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
             compute_us=float(timeline.active_of(~communicates)[0]),
             communication_us=float(timeline.active_of(communicates)[0]),
             train_mean_us=float(np.mean(others)),
-            queued_us=queued_before_us(sources[rank].act, step),
+            queued_us=queued_before_us(source.act, step),
             overheads=samples[rank],
             notes=notes,
         )
@@ -120,26 +127,29 @@ def _programs(
     trimmed = [source.without_one_time_costs for source in sources]
     samples = [learn([source])[0] for source in trimmed]
     programs = []
-    for rank, (source, step) in enumerate(zip(sources, steps, strict=True)):
-        others = [number for number in range(len(sources)) if number != rank]
-        observed = pd.concat([samples[number] for number in others], ignore_index=True)
+    for rank, source in enumerate(sources):
+        observed = pd.concat(samples[:rank] + samples[rank + 1 :], ignore_index=True)
+        overheads = OverheadModel(summarise(observed))
         waits = WaitModel()
-        for number in others:
-            waits.learn(trimmed[number].act, trimmed[number].keys, trimmed[number].chosen)
-        programs.append(build(source, step, OverheadModel(summarise(observed)), waits))
+        for other in trimmed[:rank] + trimmed[rank + 1 :]:
+            waits.learn(other.act, other.keys, other.chosen)
+        programs.append(build(source, steps[rank], overheads, waits))
     return samples, programs
 
 
 def _distributed(source: TraceSelection, key: str) -> int | None:
     """A field of the job's description in a trace (`rank`, `world_size`); None where it is absent."""
     info = source.act.trace.metadata.get("distributedInfo")
-    value = info.get(key) if isinstance(info, dict) else None
+    if not isinstance(info, dict):
+        return None
+    value = info.get(key)
     return value if type(value) is int else None
 
 
 def _missing(sources: Sequence[TraceSelection]) -> list[str]:
     """A note if the job had more ranks than are given."""
-    world = max((_distributed(source, "world_size") or 0 for source in sources), default=0)
+    stated = [_distributed(source, "world_size") for source in sources]
+    world = max(number or 0 for number in stated)
     if world <= len(sources):
         return []
     return [
@@ -149,40 +159,42 @@ def _missing(sources: Sequence[TraceSelection]) -> list[str]:
 
 
 def _refuse_twice(sources: Sequence[TraceSelection]) -> None:
-    seen: dict[int, TraceSelection] = {}
+    seen: dict[int, Trace] = {}
     for source in sources:
-        rank = _distributed(source, "rank")
+        rank, trace = _distributed(source, "rank"), source.act.trace
         if rank is None:
             continue
-        if rank in seen and seen[rank].act.trace.opens.tolist() == source.act.trace.opens.tolist():
+        other = seen.setdefault(rank, trace)
+        if other is not trace and np.array_equal(other.opens, trace.opens):
             raise InputError(
-                f"{seen[rank].act.trace.path} and {source.act.trace.path} are the same trace of"
-                f" rank {rank}; give one trace of each rank"
+                f"{other.path} and {trace.path} are the same trace of rank {rank}; give one trace"
+                " of each rank"
             )
-        seen[rank] = source
 
 
 def _same_step(sources: Sequence[TraceSelection]) -> list[Iteration]:
     """The last step that the traces of all ranks contain, one iteration per rank."""
     numbered = [{it.step: it for it in source.chosen} for source in sources]
+    paths = [source.act.trace.path for source in sources]
     steps = [source.chosen[-1] for source in sources]
     if all(None not in numbers for numbers in numbered):
         common = set.intersection(*(set(numbers) for numbers in numbered))
         if not common:
             held = "; ".join(
-                f"{source.act.trace.path} holds {', '.join(str(n) for n in numbers)}"
-                for source, numbers in zip(sources, numbered, strict=True)
+                f"{path} holds {', '.join(map(str, numbers))}"
+                for path, numbers in zip(paths, numbered, strict=True)
             )
             raise InputError(
                 f"the traces have no step in common ({held}); give traces of the same step"
             )
-        steps = [numbers[max(common, key=lambda n: n or 0)] for numbers in numbered]
-    first = min(range(len(steps)), key=lambda i: steps[i].end_ns)
-    last = max(range(len(steps)), key=lambda i: steps[i].start_ns)
+        last_common = max(common, key=lambda n: n or 0)
+        steps = [numbers[last_common] for numbers in numbered]
+    first = int(np.argmin([step.end_ns for step in steps]))
+    last = int(np.argmax([step.start_ns for step in steps]))
     if steps[last].start_ns >= steps[first].end_ns:
         raise InputError(
-            f"the steps of {sources[first].act.trace.path} and {sources[last].act.trace.path} do"
-            " not overlap in time; give traces of the same step, with synchronised clocks"
+            f"the steps of {paths[first]} and {paths[last]} do not overlap in time; give traces of"
+            " the same step, with synchronised clocks"
         )
     return steps
 
@@ -195,24 +207,25 @@ def _meetings(sources: Sequence[TraceSelection], steps: Sequence[Iteration]) -> 
     """
     tables = []
     for source, step in zip(sources, steps, strict=True):
-        names = pd.Series(source.act.trace.names[source.act.call_event[step.calls]], dtype=object)
-        names = names.astype(str).str.partition("(")[0]
-        moves = names.map(lambda text: bool(COLLECTIVE_KERNELS.match(text))).astype(bool)
-        tables.append(names.where(moves, ""))
-    kinds = [Counter(names[names != ""]) for names in tables]
-    for source, kind in zip(sources[1:], kinds[1:], strict=True):
-        if kind != kinds[0]:
-            other = min((kind - kinds[0]) + (kinds[0] - kind))
+        events = source.act.call_event[step.calls]
+        names = pd.Series(source.act.trace.names[events], dtype=str)
+        names = names.str.partition("(")[0]
+        tables.append(names[names.str.match(COLLECTIVE_KERNELS)])
+    kinds = [Counter(names) for names in tables]
+    paths, first = [source.act.trace.path for source in sources], kinds[0]
+    for path, kind in zip(paths, kinds, strict=True):
+        differing = (kind - first) + (first - kind)
+        if differing:
+            name = min(differing)
             raise InputError(
-                f"{source.act.trace.path} takes part in {kind[other]} collectives {other},"
-                f" {sources[0].act.trace.path} in {kinds[0][other]}; give whole traces of the same"
-                " step"
+                f"{path} takes part in {kind[name]} collectives {name}, {paths[0]} in"
+                f" {first[name]}; give whole traces of the same step"
             )
     out = []
-    for names in tables:
-        order = names[names != ""].sort_values(kind="stable").index
-        numbers = np.full(len(names), -1, np.int64)
-        numbers[order] = np.arange(len(order))
+    for step, names in zip(steps, tables, strict=True):
+        ordered = names.sort_values(kind="stable").index
+        numbers = np.full(len(step.calls), -1, np.int64)
+        numbers[ordered] = np.arange(len(names))
         out.append(numbers)
     return out
 
@@ -235,28 +248,26 @@ def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[st
         for path, r in zip(paths, results, strict=True)
     ]
 
-    def mean(key: str) -> float:
-        return float(np.mean([row[key] for row in rows]))
-
-    measured = mean("measured_us")
+    frame = pd.DataFrame(rows)
+    measured_us = frame["measured_us"]
+    predicted_us = frame["predicted_us"]
+    baselines = {}
+    for name in BASELINES:
+        errors = frame[f"{name}_us"] / measured_us - 1.0
+        baselines[f"{name}_mean_absolute_error"] = float(errors.abs().mean())
+    means = frame[["measured_us", "predicted_us", "active_measured_us", "active_predicted_us"]]
+    overheads = pd.concat([r.overheads for r in results], ignore_index=True)
+    notes = [f"rank {i}: {note}" for i, result in enumerate(results) for note in result.notes]
     return {
         "iterations": len(rows),
         "split": "each rank from the others, simulated together",
-        "measured_us": measured,
-        "predicted_us": mean("predicted_us"),
-        "error": mean("predicted_us") / measured - 1.0,
-        "mean_absolute_error": float(np.mean([abs(row["error"]) for row in rows])),
-        "active_measured_us": mean("active_measured_us"),
-        "active_predicted_us": mean("active_predicted_us"),
-        "baselines": {
-            f"{name}_mean_absolute_error": float(
-                np.mean([abs(row[f"{name}_us"] / row["measured_us"] - 1.0) for row in rows])
-            )
-            for name in ("queued_and_kernels", "train_mean")
-        },
-        "overheads": overhead_summary(pd.concat([r.overheads for r in results], ignore_index=True)),
+        **means.mean().to_dict(),
+        "error": predicted_us.mean() / measured_us.mean() - 1.0,
+        "mean_absolute_error": float(frame["error"].abs().mean()),
+        "baselines": baselines,
+        "overheads": overhead_summary(overheads),
         "ranks": rows,
-        "notes": [f"rank {number}: {note}" for number, r in enumerate(results) for note in r.notes],
+        "notes": notes,
     }
 
 
@@ -264,34 +275,25 @@ def table(values: dict[str, Any]) -> Table:
     """Rich table of `facts`: one line per rank."""
     from rich.table import Table
 
-    out = Table(title=f"{values['iterations']} ranks, {values['split']}")
+    count, split = values["iterations"], values["split"]
+    out = Table(title=f"{count} ranks, {split}")
     out.add_column("rank")
     for name in ("measured µs", "predicted µs", "error", "computing µs", "communicating µs"):
         out.add_column(name, justify="right", overflow="fold")
     for number, row in enumerate(values["ranks"]):
-        out.add_row(
-            str(number),
-            f"{row['measured_us']:,.1f}",
-            f"{row['predicted_us']:,.1f}",
-            f"{row['error']:+.2%}",
-            f"{row['compute_us']:,.1f}",
-            f"{row['communication_us']:,.1f}",
-        )
+        keys = ("measured_us", "predicted_us", "compute_us", "communication_us")
+        measured, predicted, *parts = (f"{row[key]:,.1f}" for key in keys)
+        error = f"{row['error']:+.2%}"
+        out.add_row(str(number), measured, predicted, error, *parts)
     if values["notes"]:
-        out.caption = "\n".join(f"note: {note}" for note in values["notes"])
+        notes = values["notes"]
+        out.caption = "\n".join(f"note: {note}" for note in notes)
         out.caption_justify = "left"
     out.add_section()
-    out.add_row("mean absolute error", "", "", f"{values['mean_absolute_error']:.2%}", "", "")
-    for name, label in (
-        ("queued_and_kernels", "queued work and kernels"),
-        ("train_mean", "mean of the other ranks"),
-    ):
-        out.add_row(
-            f"baseline: {label}",
-            "",
-            "",
-            f"{values['baselines'][f'{name}_mean_absolute_error']:.2%}",
-            "",
-            "",
-        )
+    errors = {"mean absolute error": values["mean_absolute_error"]}
+    for name, label in BASELINES.items():
+        of_name = values["baselines"][f"{name}_mean_absolute_error"]
+        errors[f"baseline: {label}"] = of_name
+    for label, error in errors.items():
+        out.add_row(label, "", "", f"{error:.2%}")
     return out
