@@ -102,7 +102,11 @@ def _nms(usual: Callable[..., Any]) -> Callable[..., Any]:
     def nms(candidates: Tensor, scores: Tensor, threshold: float) -> Any:
         if not is_empty(candidates):
             return usual(candidates, scores, threshold)
-        return _operators().nms(candidates, scores, picked_count(candidates.shape[0], "nms"))
+        return _operators().nms(
+            candidates,
+            scores,
+            picked_count(candidates.shape[0], "nms"),
+        )
 
     return nms
 

@@ -284,7 +284,12 @@ def grouped_products() -> Iterator[None]:
             return usual(mat_a, mat_b, scale_a, *args, **kwargs)
         groups = [] if offsets is None or mat_a.dim() != mat_b.dim() else [offsets.shape[0]]
         groups = [mat_a.shape[0]] if mat_a.dim() == mat_b.dim() == 3 else groups
-        return mat_a.new_empty(*groups, mat_a.shape[-2], mat_b.shape[-1], dtype=dtype)
+        return mat_a.new_empty(
+            *groups,
+            mat_a.shape[-2],
+            mat_b.shape[-1],
+            dtype=dtype,
+        )
 
     with replaced(module, **{GROUPED_PRODUCTS: product}):
         yield

@@ -209,7 +209,7 @@ def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:
     axes = texts.map(lambda text: json.loads(text)["axis"])
     along = axes[axes != ""].map(question.ranks.layout.groups)
     groups = pd.DataFrame([*along], along.index, Groups._fields, "Int64").reindex(calls.index)
-    return calls.assign(**groups.fillna(calls[[*Groups._fields]]))
+    return calls.assign(**groups.fillna(calls))
 
 
 def _memory_without_capture(config: Mapping[str, Any], batch_size: int) -> Memory | None:

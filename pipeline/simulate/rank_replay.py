@@ -93,7 +93,8 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
     starts = np.array([step.start_ns for step in steps])
     begin_us = (starts - starts.min()) / 1000.0
     times = [step.kernel_us for step in steps]
-    roles = list(map(Role, programs, times, meetings, begin_us.tolist()))
+    parts = zip(programs, times, meetings, begin_us.tolist(), strict=True)
+    roles = [Role(*part) for part in parts]
     out = []
     for rank, timeline in enumerate(simulate_ranks(roles)):
         step, source = steps[rank], sources[rank]
@@ -121,7 +122,8 @@ def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
 
 
 def _programs(
-    sources: Sequence[TraceSelection], steps: Sequence[Iteration]
+    sources: Sequence[TraceSelection],
+    steps: Sequence[Iteration],
 ) -> tuple[list[pd.DataFrame], list[Program]]:
     """Each rank's observations of overheads, and its program with the host times of the other ranks."""
     trimmed = [source.without_one_time_costs for source in sources]
@@ -189,9 +191,10 @@ def _same_step(sources: Sequence[TraceSelection]) -> list[Iteration]:
             )
         last_common = max(common, key=lambda n: n or 0)
         steps = [numbers[last_common] for numbers in numbered]
-    first = int(np.argmin([step.end_ns for step in steps]))
-    last = int(np.argmax([step.start_ns for step in steps]))
-    if steps[last].start_ns >= steps[first].end_ns:
+    starts = [step.start_ns for step in steps]
+    ends = [step.end_ns for step in steps]
+    if max(starts) >= min(ends):
+        first, last = ends.index(min(ends)), starts.index(max(starts))
         raise InputError(
             f"the steps of {paths[first]} and {paths[last]} do not overlap in time; give traces of"
             " the same step, with synchronised clocks"
@@ -199,7 +202,10 @@ def _same_step(sources: Sequence[TraceSelection]) -> list[Iteration]:
     return steps
 
 
-def _meetings(sources: Sequence[TraceSelection], steps: Sequence[Iteration]) -> list[Ints]:
+def _meetings(
+    sources: Sequence[TraceSelection],
+    steps: Sequence[Iteration],
+) -> list[Ints]:
     """Number of the meeting of each call of each rank's step, -1 for none.
 
     The k-th collective of a name on one rank is the k-th of that name on the others. Ranks may use different communicators in a
@@ -224,13 +230,20 @@ def _meetings(sources: Sequence[TraceSelection], steps: Sequence[Iteration]) -> 
     out = []
     for step, names in zip(steps, tables, strict=True):
         ordered = names.sort_values(kind="stable").index
-        numbers = np.full(len(step.calls), -1, np.int64)
+        numbers = np.full(
+            len(step.calls),
+            -1,
+            np.int64,
+        )
         numbers[ordered] = np.arange(len(names))
         out.append(numbers)
     return out
 
 
-def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[str, Any]:
+def facts(
+    paths: Sequence[str | Path],
+    results: Sequence[RankResult],
+) -> dict[str, Any]:
     """Output of `steptime replay TRACE --rank TRACE... --json`: means over the ranks, then each rank."""
     rows: list[dict[str, Any]] = [
         {
@@ -251,6 +264,7 @@ def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[st
     frame = pd.DataFrame(rows)
     measured_us = frame["measured_us"]
     predicted_us = frame["predicted_us"]
+    absolute_error = frame["error"].abs().mean()
     baselines = {}
     for name in BASELINES:
         errors = frame[f"{name}_us"] / measured_us - 1.0
@@ -263,7 +277,7 @@ def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[st
         "split": "each rank from the others, simulated together",
         **means.mean().to_dict(),
         "error": predicted_us.mean() / measured_us.mean() - 1.0,
-        "mean_absolute_error": float(frame["error"].abs().mean()),
+        "mean_absolute_error": float(absolute_error),
         "baselines": baselines,
         "overheads": overhead_summary(overheads),
         "ranks": rows,

@@ -44,7 +44,14 @@ def captured_case(name: str) -> pd.DataFrame:
     with recording_group(Layout((("dp", 2),))):
         with torch.device("meta"):
             model = make()
-        step = Step([model], [(batch(4),)], lambda x: model(x).sum(), None, "meta", config)
+        step = Step(
+            [model],
+            [(batch(4),)],
+            lambda x: model(x).sum(),
+            None,
+            "meta",
+            config,
+        )
         nodes, memory, *_ = observe(step, False, config)
     return map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
 
@@ -172,7 +179,11 @@ def test_a_users_own_wrapper_is_captured_as_it_is(
 
 def test_a_module_that_the_user_wraps_exchanges_what_it_exchanges_unwrapped() -> None:
     def layers() -> nn.Module:
-        return nn.Sequential(nn.Linear(700, 700), nn.ReLU(), nn.Linear(700, 10))
+        return nn.Sequential(
+            nn.Linear(700, 700),
+            nn.ReLU(),
+            nn.Linear(700, 10),
+        )
 
     def exchange_us(model: Any) -> float:
         batch, loss = (
