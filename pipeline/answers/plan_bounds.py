@@ -22,8 +22,8 @@ import pandas as pd
 
 from pipeline.answers.engine import Engine
 from pipeline.errors import SteptimeError
-from pipeline.graph.device_calls import COMMUNICATION_STREAM
 from pipeline.graph.step_store import gpu_kind
+from pipeline.hardware.layout import COMPUTING_STREAM
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
 from pipeline.question.question import Question
@@ -120,7 +120,7 @@ class StepBounds:
         kind, sizes, rooflines = gpu_kind(question.gpu), [], []
         for size in self.knots:
             if (calls := self._calls.get((kind, size))) is not None:
-                calls = calls[calls["stream"] != COMMUNICATION_STREAM]  # collectives may be hidden
+                calls = calls[calls["stream"] == COMPUTING_STREAM]  # collectives may be hidden
                 call_us = roofline_us(calls, question.gpu)
                 update = (calls["phase"] == "optimizer").to_numpy(bool)
                 sizes.append(size)

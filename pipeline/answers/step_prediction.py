@@ -24,7 +24,7 @@ from pipeline.answers.part_draws import DrawnStep
 from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
 from pipeline.answers.who_answers import host_name
 from pipeline.graph.device_calls import PRODUCTS
-from pipeline.graph.step_store import needed_on
+from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.estimate import clock_notes
@@ -32,9 +32,10 @@ from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed
-from pipeline.simulate.critical_path import Form, load_if_it_pays, simulate
+from pipeline.simulate.critical_path import Form, load_if_it_pays
 from pipeline.simulate.program import Program, StepSequence, step_sequence
 from pipeline.simulate.program_changes import as_cuda_graphs, device_bound_from
+from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
 
 UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
@@ -273,7 +274,7 @@ def predict_step(
         )  # the measured step launched each kernel separately
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
     program = replace(program, loop=form == "full" and not settings.wait_each_step)
-    timeline = simulate(program, central_us, form=form)
+    (timeline,) = simulate_ranks([Role(program, central_us, ranks=question.devices)], form)
     errors = StepErrors.of(step.sources, predicted, program.host_evidence, question.host.log_sd)
     drawn = DrawnStep(
         errors, program, step.which, step.all_calls, settings.draws, settings.seed, form
@@ -291,7 +292,7 @@ def predict_step(
         host_us=float(timeline.host_us[0]),
         p10_us=min(low, step_us),
         p90_us=max(high, step_us),
-        **_memory(question.gpu, needed_on(step.memory, question.gpu)),
+        **_memory(question.gpu, needed_bytes(step.memory, question.gpu)),
         **device_time,
         host_evidence={
             kind: float(share) for kind, share in program.host_evidence.items() if share > 0

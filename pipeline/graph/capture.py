@@ -32,6 +32,7 @@ from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
+from pipeline.hardware.layout import Layout
 from pipeline.question.options import FREE_OPTIONS
 from pipeline.workloads import make_step
 from pipeline.workloads.user_errors import SIZE_ERRORS, explain_error
@@ -159,7 +160,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.as_on_cuda.optimizers import state_tensors, stepping, update_of
     from pipeline.graph.memory import memory_need, with_states
 
-    parallel = step.training and "ddp" in config
+    parallel = step.training and Layout.of_workload(config) is not None
     prepared = (
         not fake
         and not first
@@ -239,11 +240,12 @@ def computed_with(
 
 def first_rank(config: Mapping[str, Any]) -> AbstractContextManager[None]:
     """The context of a step of several ranks, of which this process plays one."""
-    if "ddp" not in config:
+    layout = Layout.of_workload(config)
+    if layout is None:
         return nullcontext()
     from pipeline.as_on_cuda.recording_group import recording_group
 
-    return recording_group(config["ddp"]["ranks"])
+    return recording_group(layout)
 
 
 def exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractContextManager[object]:

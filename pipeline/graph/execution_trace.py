@@ -102,7 +102,8 @@ def import_execution_trace(path: str | Path) -> Graph:
 def describe_collective(node: Node) -> Node:
     """Name a recorded collective, or a wait for collectives (`pipeline.as_on_cuda.recording_group`); others stay.
 
-    Attributes: `collective`, its number, and `ranks`; or `awaits`, the number of the last collective that is awaited.
+    Attributes: `collective`, its number, `ranks`, and the `axis` of its group; or `awaits`, the number of the last collective
+    that is awaited.
     """
     if node.name == "steptime_comm::wait":
         return replace(
@@ -110,10 +111,9 @@ def describe_collective(node: Node) -> Node:
         )
     if node.name != "steptime_comm::issue":
         return node
-    op, number, ranks = node.values[-3:]
-    return replace(
-        node, name=f"nccl:{op}", values=(), attributes={"collective": number, "ranks": ranks}
-    )
+    op, number, ranks, axis = node.values[-4:]
+    attributes = {"collective": number, "ranks": ranks, "axis": axis}
+    return replace(node, name=f"nccl:{op}", values=(), attributes=attributes)
 
 
 class _NodeError(Exception):

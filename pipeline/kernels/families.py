@@ -210,7 +210,7 @@ _REGISTERED = (
             "reduce",
             "send_recv",
         ),
-        ("ranks", "nodes"),
+        ("ranks", "nodes", "node_groups"),
     ),
     Family(
         "attention",

@@ -40,14 +40,14 @@ START_CLOCK_MHZ = (1600.0, 1980.0)
 
 def is_recent(gpu: GpuSpec) -> bool:
     """Whether kernels start as on an H100: Ada, Hopper, Blackwell."""
-    return gpu.compute_capability >= 8.9
+    return gpu.generation.recent_start
 
 
 def start_us(name: str, gpu: GpuSpec, other_us: float) -> float:
     """Duration of a family's kernel at negligible size, us; `other_us` for families that the table lacks, up to Ampere."""
     recent = is_recent(gpu)
     start = START_US.get(name, (other_us, OTHER_START_US))[recent]
-    return start * min(START_CLOCK_MHZ[recent] / max(gpu.boost_clock_mhz, 1.0), 1.0)
+    return start * min(START_CLOCK_MHZ[recent] / gpu.clock_mhz, 1.0)
 
 
 ONE_BLOCK_ELEMENTS = 8192.0
@@ -119,7 +119,7 @@ def reduction_us(d: Dims, work: Work, gpu: GpuSpec) -> Array:
     quick = op.str.startswith(("sum", "mean")).to_numpy(dtype=bool) & is_recent(gpu)
     one_block = work.read / d.element_bytes() < ONE_BLOCK_ELEMENTS
     former, recent = (np.where(one_block, *clocks) for clocks in WHOLE_REDUCTION_CLOCKS)
-    clocks_us = np.where(quick, recent, former) / max(gpu.boost_clock_mhz, 1.0)
+    clocks_us = np.where(quick, recent, former) / gpu.clock_mhz
     start = np.select([whole, rows], [clocks_us, start_us("row sum", gpu, 0.0)], family_us)
     return np.where(gpu.limits is not None, start - family_us, 0.0)
 
@@ -133,7 +133,7 @@ def by_element_us(name: str, d: Dims, work: Work, gpu: GpuSpec, start: float) ->
     scattered, size, mhz, per_clock = (
         d.flag("scattered"),
         d.element_bytes(),
-        max(gpu.boost_clock_mhz, 1.0),
+        gpu.clock_mhz,
         ELEMENTS_PER_CLOCK,
     )
     strided, adds = (
@@ -173,12 +173,12 @@ def loss_waits_us(d: Dims, gpu: GpuSpec) -> Array:
     samples = np.where(d.op_in(LIKELIHOODS[:1]), d("B", 1.0), 0.0)
     threads = np.clip(np.exp2(np.rint(np.log2(np.maximum(samples / 16.0, 1.0)))), 32.0, 1024.0)
     loads_us = ROW_LATENCY_US * np.where(d.backward(), 1.0, 2.0) * np.ceil(samples / threads)
-    return np.asarray(CLOCKS["frame"] / max(gpu.boost_clock_mhz, 1.0) * d("T", 0.0) + loads_us)
+    return np.asarray(CLOCKS["frame"] / gpu.clock_mhz * d("T", 0.0) + loads_us)
 
 
 def image_us(name: str, d: Dims, moving_us: Array, gpu: GpuSpec) -> Array:
     """Time of batch norm and pooling without the start, us, shape (rows,); `moving_us` is the time of the bytes."""
-    mhz, planar, back = max(gpu.boost_clock_mhz, 1.0), ~d.channels_last(), d.backward()
+    mhz, planar, back = gpu.clock_mhz, ~d.channels_last(), d.backward()
     if name == "batch_norm":  # with known statistics it is an element-wise kernel
         rate = np.where(back, *reversed(CHANNEL_ELEMENTS_PER_US))
         channel_us = is_recent(gpu) * planar * np.nan_to_num(d("B", 1.0) * d("HW", 1.0)) / rate
@@ -190,7 +190,7 @@ def image_us(name: str, d: Dims, moving_us: Array, gpu: GpuSpec) -> Array:
     windows = taps / d("stride", 2.0) ** 2
     outputs = d("outputs", np.nan) / (d.element_bytes() + np.where(greatest, 8.0, 0.0))
     forward = CLOCKS["tap"] * np.where(np.isnan(outputs), pixels * windows, outputs * taps)
-    greatest_clocks = CLOCKS["max pixel" if gpu.compute_capability >= 8.0 else "former max pixel"]
+    greatest_clocks = CLOCKS[gpu.generation.max_pooling]
     gradient = np.where(
         greatest, greatest_clocks, CLOCKS["average pixel"] + CLOCKS["average window"] * windows
     )
@@ -206,9 +206,7 @@ def norm_waits_us(d: Dims, gpu: GpuSpec, moving_us: Array, start: float) -> Arra
     rows, op, uneven = d("B", 1.0), pd.Series(d.text("op")), np.mod(d("H"), 4.0) > 0.0
     weights, inputs = (op.str.contains(part).to_numpy(dtype=bool) for part in ("weight", "input"))
     clocks = rows * np.where(uneven, CLOCKS["uneven norm row"], CLOCKS["norm row"])
-    forward = clocks / max(gpu.sms, 1) / max(gpu.boost_clock_mhz, 1.0) + uneven * (
-        start + moving_us / 2.0
-    )
+    forward = clocks / max(gpu.sms, 1) / gpu.clock_mhz + uneven * (start + moving_us / 2.0)
     adding = ROW_LATENCY_US * rows / 128.0
     both = start + np.maximum(adding, moving_us / 1.5)
     gradient = np.select([weights, inputs], [np.maximum(adding - moving_us, 0.0), 0.0], both)
@@ -236,7 +234,7 @@ def chunk_us(d: Dims, gpu: GpuSpec, moved: Array) -> Array:
     """
     elements = np.maximum(d("bytes", d("outputs", 0.0)) / d.element_bytes(), 1.0)
     chunk = np.minimum(65_536.0, elements / np.maximum(d("tensors", 1.0), 1.0))
-    return np.asarray(moved / elements * chunk / 20.0 / max(gpu.boost_clock_mhz, 1.0))
+    return np.asarray(moved / elements * chunk / 20.0 / gpu.clock_mhz)
 
 
 def thin_products_us(d: Dims, gpu: GpuSpec, peak_flop_per_us: Array) -> Array:
@@ -247,7 +245,7 @@ def thin_products_us(d: Dims, gpu: GpuSpec, peak_flop_per_us: Array) -> Array:
     sms = max(gpu.sms, 1)
     waves = np.ceil(d("B", 1.0) * np.ceil(d("M") / 32.0) * np.ceil(d("K") / 32.0) / sms)
     tile_us = 2.0 * 32.0**2 * np.ceil(d("N") / 8.0) * 8.0 / (0.6 * peak_flop_per_us / sms)
-    return np.asarray(waves * (tile_us + CLOCKS["small block"] / max(gpu.boost_clock_mhz, 1.0)))
+    return np.asarray(waves * (tile_us + CLOCKS["small block"] / gpu.clock_mhz))
 
 
 def fp32_attention_us(d: Dims, gpu: GpuSpec) -> Array:
@@ -260,9 +258,6 @@ def fp32_attention_us(d: Dims, gpu: GpuSpec) -> Array:
     back, seen = d.backward(), np.where(d.flag("causal"), 0.5, 1.0)
     blocks, steps = d("B") * np.where(back, keys, queries), np.where(back, queries, keys) * seen
     tile_us = (
-        CLOCKS["attention tile"]
-        / max(gpu.boost_clock_mhz, 1.0)
-        * np.ceil(d("K") / 64.0)
-        * np.where(back, 3.0, 1.0)
+        CLOCKS["attention tile"] / gpu.clock_mhz * np.ceil(d("K") / 64.0) * np.where(back, 3.0, 1.0)
     )
     return np.asarray(steps * tile_us * np.maximum(blocks / max(gpu.sms, 1), 1.6))

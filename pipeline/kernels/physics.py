@@ -188,7 +188,7 @@ class Physics:
 
     def clocks_per_us(self) -> float:
         """Clock cycles of all SMs in a microsecond."""
-        return max(self.gpu.sms, 1) * max(self.gpu.boost_clock_mhz, 1.0)
+        return max(self.gpu.sms, 1) * self.gpu.clock_mhz
 
     def reference_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Reference times that learned models correct, us, shape (rows,).

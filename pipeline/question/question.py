@@ -139,7 +139,10 @@ class Question:
 
     def alone(self) -> Question:
         """The same step on one of its GPUs, without exchange."""
-        workload = FrozenDict({key: value for key, value in self.workload.items() if key != "ddp"})
+        shared = ("layout", "ddp")
+        workload = FrozenDict(
+            {key: value for key, value in self.workload.items() if key not in shared}
+        )
         return replace(
             self,
             ranks=None,

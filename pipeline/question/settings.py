@@ -15,15 +15,13 @@ from pipeline.hardware.clusters import (
     usual_cluster,
 )
 from pipeline.hardware.find_gpu import LOCAL
+from pipeline.hardware.layout import Layout
 from pipeline.hardware.spec import GpuSpec
 
 RANKS_KEYS = ("devices", "nodes", "cluster", "parallel", "ddp")
 """Keys of the configuration that say how many GPUs share a step, and how."""
 
 MAX_DEVICES = 100_000
-
-CAPTURED_RANKS = 2
-"""Ranks with which a shipped workload is captured: its step depends on there being several, and not on how many."""
 
 NO_EDIT = "none"
 """Value of an option of the section `edit` that edits nothing."""
@@ -239,6 +237,11 @@ class Ranks:
             )
         return cls(devices, nodes, cluster, DdpSettings(**config["ddp"]))
 
+    @property
+    def layout(self) -> Layout:
+        """The ranks by axes."""
+        return Layout((("dp", self.devices),), self.nodes)
+
     def names(self, gpu: GpuSpec) -> list[str]:
         """The parts of a variant's name: what differs from one GPU, and from the defaults."""
         usual = asdict(DdpSettings())
@@ -261,15 +264,17 @@ def unread_alone(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[s
 def with_exchange(
     ranks: Ranks | None, model: Mapping[str, Any], usual: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Section `model` and that of the files, with `ddp`: how a step of several ranks exchanges its gradients.
+    """Section `model` and that of the files, with `layout` and `ddp`: the ranks of a step, and how they exchange gradients.
 
     A user's own step may read how many ranks there are, so it is captured with all of them.
     """
     if ranks is None:
         return dict(model), dict(usual)
-    count = ranks.devices if model.get("architecture") == "custom" else CAPTURED_RANKS
-    exchange = {"ranks": count, **asdict(ranks.ddp)}
-    return {**model, "ddp": exchange}, {**usual, "ddp": {"ranks": 1, **asdict(DdpSettings())}}
+    layout = ranks.layout.captured(reads_ranks=model.get("architecture") == "custom")
+    return (
+        {**model, "layout": layout, "ddp": asdict(ranks.ddp)},
+        {**usual, "layout": {}, "ddp": asdict(DdpSettings())},
+    )
 
 
 def _check_work(devices: str, model: Mapping[str, Any]) -> None:

@@ -29,22 +29,6 @@ Array = npt.NDArray[np.float64]
 ROUTES = ("implicit", "winograd", "transformed")
 """Names of the routes, in the order in which a model holds them."""
 
-BOXES: dict[str, tuple[tuple[int, int, int], ...]] = {
-    "pascal": (
-        (1, 8, 16),
-        (2, 8, 8),
-        (2, 4, 16),
-        (4, 2, 16),
-        (4, 4, 8),
-    ),
-    "volta": ((1, 8, 16),),
-    "turing": ((1, 8, 16),),
-}
-"""Images, rows and columns of outputs in a block's box, for each box available on an architecture."""
-
-NEWER_BOXES = ((1, 8, 16), (4, 8, 4))
-"""Boxes of Ampere and later architectures."""
-
 BOX_OUTPUTS, BOX_CHANNELS, BOX_DEPTH = 128, 32, 8
 """Outputs of a box in each channel, output channels of a block, and input channels of one step."""
 
@@ -140,7 +124,7 @@ def _winograd(c: _Convolutions) -> Algorithm:
     s = c.shape
     boxes = [
         np.ceil(s.batch / images) * np.ceil(s.out_height / high) * np.ceil(s.out_width / wide)
-        for images, high, wide in BOXES.get(c.gpu.architecture, NEWER_BOXES)
+        for images, high, wide in c.gpu.generation.boxes
     ]
     blocks = np.min(boxes, axis=0) * np.ceil(s.out_channels / BOX_CHANNELS)
     waves = blocks / c.gpu.sms

@@ -59,11 +59,6 @@ PARTIAL_SECTOR_COST = 0.7
 The unit is the cost of rows of other lengths. On a T4 and a V100 these rows lose 4 to 12 % of the bandwidth, rows of
 other lengths 6 to 18 %."""
 
-PARTIAL_SECTOR_ARCHITECTURES = ("volta", "turing")
-"""Architectures on which partly written sectors cost bandwidth: 6 to 18 % on V100 and T4.
-
-P100, P4 and A100 lose only 0 to 8 %."""
-
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -248,7 +243,7 @@ def softmax_features(calls: pd.DataFrame, gpu: GpuSpec) -> Array:
     within = np.where(
         width % SECTOR_ELEMENTS == 0, 0.0, np.where(width % VECTOR == 0, PARTIAL_SECTOR_COST, 1.0)
     )
-    costs = float(gpu.architecture in PARTIAL_SECTOR_ARCHITECTURES)
+    costs = float(gpu.generation.partial_sectors)
     short = np.log1p(gpu.sms * gpu.max_threads_per_sm / (rows * threads))
     return np.column_stack(
         [

@@ -29,16 +29,6 @@ Array = npt.NDArray[np.float64]
 TILES = ("128x128", "128x64", "64x64", "32x128", "128x32")
 """Tiles, as columns x rows of the outputs, in the order in which a model holds them."""
 
-AVAILABLE_TILES: dict[str, tuple[str, ...]] = {
-    "pascal": ("128x64",),
-    "volta": ("64x64", "32x128", "128x32"),
-    "turing": ("128x64", "64x64", "128x32", "32x128"),
-}
-"""Available tiles by architecture. A handful of products of the public table ran in other tiles."""
-
-NEWER_TILES = ("128x128",)
-"""Tiles of Ampere and of later architectures, which run Ampere's kernels."""
-
 STEP_DEPTH = 8
 """Elements along the sum that a tile processes in one step; the sum's length is padded to a multiple of it."""
 
@@ -74,7 +64,7 @@ def batched_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:
     for name in TILES:
         high, wide = tile = _sides(name)
         tiling = Tiling.of(k, m, tile, gpu, batch)
-        able = name in AVAILABLE_TILES.get(gpu.architecture, NEWER_TILES)
+        able = name in gpu.generation.tiles
         panels = 4.0 * n * np.minimum(tiling.blocks, 2.0 * gpu.sms) * (high + wide) / 2.0
         x = side_by_side(
             np.log(tiling.waves),
@@ -149,7 +139,7 @@ def tensor_tiles(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:
             traffic,
             np.nan_to_num(x, posinf=0.0, neginf=0.0),
             us=slower * flops / rate / 1e3,
-            chain_us=STEP_CYCLES * part_steps / gpu.boost_clock_mhz,
+            chain_us=STEP_CYCLES * part_steps / gpu.clock_mhz,
         )
     return tiles
 

@@ -61,15 +61,8 @@ panels. The value was set on the bf16 products of the L40S with the features of 
 changing where everything fits in L2, so the value hardly matters. The errors are 22.6 % (1), 21.2 % (3) and 21.1 %
 (9)."""
 
-LARGE_TILE = {"gemm": (128, 64)}
-"""Output tile (rows, columns) of large fp32 kernels from Volta on, by family (kernel names of the public table)."""
-
-PASCAL_PRODUCT_TILE = (32, 128)
-"""Output tile (rows, columns) of large fp32 products on Pascal.
-
-cuBLAS runs nearly all of them there in `maxwell_sgemm` tiles of 32 x 128 or 64 x 64. The two read a similar number of
-bytes. Large products on a P100 reach the limit that its sustained bandwidth sets for this tile: 6.2 of 7.0
-TFLOP/s."""
+LARGE_TILE = 128, 128
+"""Output tile (rows, columns) of large fp32 kernels besides `gemm` (kernel names of the public table)."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +173,7 @@ def _only_algorithm(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Algorithm
         x,
         us,
         tile_bytes=flops / _tile_intensity(family, gpu),
-        chain_us=cycles * elements / (gpu.sms * threads * gpu.boost_clock_mhz),
+        chain_us=cycles * elements / (gpu.sms * threads * gpu.clock_mhz),
         norm=SOFTMAX_NORM if softmax else None,
     )
 
@@ -192,7 +185,5 @@ def _l2_reuse_log_factor(gpu: GpuSpec) -> float:
 
 def _tile_intensity(family: str, gpu: GpuSpec) -> float:
     """FLOP per byte that an h x w output tile of a large product reads of its operands: 2 h w / 4 (h + w)."""
-    high, wide = LARGE_TILE.get(family, (128, 128))
-    if family == "gemm" and gpu.architecture == "pascal":
-        high, wide = PASCAL_PRODUCT_TILE
+    high, wide = gpu.generation.product_tile if family == "gemm" else LARGE_TILE
     return high * wide / 2.0 / (high + wide)

@@ -126,7 +126,7 @@ def scale(
     """
     w_o, w_d = launches.resident(origin), launches.resident(destination)
     bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)
-    clock = origin.boost_clock_mhz / destination.boost_clock_mhz
+    clock = origin.clock_mhz / destination.clock_mhz
     simplified = bandwidth**g * (w_o * clock / w_d) ** (1.0 - g)
     whole = np.ceil(launches.blocks / w_d) / np.ceil(launches.blocks / w_o)
     ratio = whole * (bandwidth * w_d / w_o) ** g * clock ** (1.0 - g)

@@ -17,7 +17,8 @@ from pipeline import workloads
 from pipeline.graph import step_store
 from pipeline.graph.batch_line import LOW, GraphLine, NotOnALineError, same_at_any_batch
 from pipeline.graph.capture import capture
-from pipeline.graph.step_store import StepStore, captured, needed_on
+from pipeline.graph.gpu_memory import needed_bytes
+from pipeline.graph.step_store import StepStore, captured
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.question.compose import choices
 from pipeline.question.options import FREE_OPTIONS
@@ -80,7 +81,7 @@ def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(
     assert len(captures) == 3, "the first batch size and the two ends of the line"
     for size in SIZES if len(whole.table) < 1000 else SIZES[1:3]:
         computed = captured(config, size)
-        assert steps.memory_bytes(question, size) == needed_on(computed.memory, question.gpu)
+        assert steps.memory_bytes(question, size) == needed_bytes(computed.memory, question.gpu)
         assert len(captures) == 3, size
         assert same(computed, capture(config, size)), size
 

@@ -17,8 +17,8 @@ from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.as_on_cuda.emulation import run_as_on_cuda
 from pipeline.graph.batch_line import MemoryLine
 from pipeline.graph.capture import capture
+from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.memory import LiveMemory, memory_of_workload, with_states
-from pipeline.graph.step_store import needed_on
 from pipeline.graph.table import Graph, Memory, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
@@ -239,10 +239,10 @@ def test_what_a_process_takes_beside_its_tensors() -> None:
     trained = Memory(gradients=1, blocks=10, peak=10**9)
     inferred = Memory(blocks=10, peak=10**9)
     fixed = 10**9 + 10 * 512 + 22 * 2**20
-    assert needed_on(trained, t4) == fixed + 40 * 3_700_000 + 2 * 8_519_680
-    assert needed_on(inferred, t4) == fixed + 40 * 3_700_000 + 8_519_680
-    assert needed_on(trained, h100) == fixed + 132 * 3_700_000 + 2 * 2**25
-    assert needed_on(Memory(), t4) == 0, "the memory of a trace is not known"
+    assert needed_bytes(trained, t4) == fixed + 40 * 3_700_000 + 2 * 8_519_680
+    assert needed_bytes(inferred, t4) == fixed + 40 * 3_700_000 + 8_519_680
+    assert needed_bytes(trained, h100) == fixed + 132 * 3_700_000 + 2 * 2**25
+    assert needed_bytes(Memory(), t4) == 0, "the memory of a trace is not known"
 
 
 @pytest.mark.parametrize(
