@@ -19,7 +19,6 @@ import pandas as pd
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pipeline import plotter
 from pipeline.answers.answer_files import write_answers
 from pipeline.answers.engine import STEPS, engine
 from pipeline.answers.memory_fit import estimated_largest_batch
@@ -28,7 +27,7 @@ from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, Order, in_order, prices_of, with_prices
 from pipeline.question.question import Question, expand
 from pipeline.show.comparison import Comparison, compared
-from pipeline.show.figures.layout import KINDS, check_file
+from pipeline.show.figures.layout import KINDS, check_file, save_as
 from pipeline.show.tables import by_module, console, show_one
 from pipeline.simulate.timeline_page import KINDS as TIMELINES
 from pipeline.simulate.timeline_page import write_timeline
@@ -190,7 +189,7 @@ def predict(
                 )
             write_timeline(answer.timeline, timeline, answer.calls, title=questions[0].title)
     if roofline is not None:
-        plotter.call("write_roofline", prediction, roofline)
+        save_as(prediction.plot("roofline"), roofline)
     modules = None if by is None else prediction.modules
     if as_json or as_csv:
         facts = prediction.as_dict()

@@ -3,7 +3,7 @@
 The table `CANDIDATES` holds what can be advised. Those that apply to a point are predicted as a grid. The one with the
 shortest step is taken; the rest are predicted again on top of it, until none helps any more.
 
-Gains are shares of the step time that is saved. Their intervals come from paired draws (`step_errors.paired_draws`): a
+Gains are shares of the step time that is saved. Their intervals come from paired draws (`pipeline.answers.drawn_step`): a
 source of error has the same random numbers in both predictions. An error that both share does not widen the gain.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from pipeline import plotter
 from pipeline.answers.difference import Change
 from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.answers.step_changes import CANDIDATES, SAME, Candidate, applies, changed, command
+from pipeline.answers.step_errors import interval
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
@@ -67,17 +67,16 @@ class Gain:
         drawn_us = before.draws_us - after.draws_us
         saved_us = before.predicted_us - after.predicted_us
         share = saved_us / before.predicted_us
-        (low, low_us), (high, high_us) = np.percentile(
-            [drawn_us / before.draws_us, drawn_us], [10, 90], axis=1
-        )
+        low, high = interval(drawn_us / before.draws_us, share)
+        low_us, high_us = interval(drawn_us, saved_us)
         return cls(
             share,
-            float(min(low, share)),
-            float(max(high, share)),
+            low,
+            high,
             float(np.mean(drawn_us > 0)),
             saved_us,
-            float(min(low_us, saved_us)),
-            float(max(high_us, saved_us)),
+            low_us,
+            high_us,
             after.memory_bytes - before.memory_bytes,
         )
 
@@ -203,7 +202,7 @@ class Advice:
 
     def plot(self) -> Figure:
         """A waterfall from the step to that with all lines."""
-        figure: Figure = plotter.call("draw_advice", self)
+        figure: Figure = plotter.draw_advice(self)
         return figure
 
     @property
@@ -314,7 +313,7 @@ def advice_for(
             "advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100"
         )
 
-    answering = predicting or partial(engine(results).predict, keep_draws=True)
+    answering = predicting or engine(results).predict
     (first,) = answering([asked])
     before, failed = first.whole(), dict[Candidate, str]()
 

@@ -499,7 +499,7 @@ def side_by_side(
     """
     prices = prices_of([question.gpu.name for question in asked])
     hosts = host_note(asked, predictions, answering)
-    ties = grid_ties(asked, predictions, hourly_prices(prices), answering)
+    ties = grid_ties(asked, predictions, hourly_prices(prices))
     usable = [question.gpu.usable_memory_bytes for question in asked]
     return Comparison(predictions, prices=prices, hosts=hosts, ties=ties, usable_bytes=usable)
 
