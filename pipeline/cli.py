@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -273,13 +272,15 @@ def compare(
     if sort is not None:
         predictions = in_order(predictions, prices, sort)
     rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
+    names = ("gpu", "model", "batch_size", "overrides", "reason")
+    refused = [{name: getattr(each, name) for name in names} for each in unpredicted]
     if as_csv:
-        print_csv([*rows, *map(asdict, unpredicted)])
+        print_csv([*rows, *refused])
         return
     if as_json:
         facts = {
             "predictions": rows,
-            "unpredicted": [asdict(each) for each in unpredicted],
+            "unpredicted": refused,
             "largest_batch": largest,
             "largest_batch_estimated": sorted(estimated),
             "hosts": comparison.hosts,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 
@@ -78,6 +78,37 @@ class Answer:
     def reason(self) -> str | None:
         """Why there is no prediction, in one line; None where there is one."""
         return None if self.error is None else " ".join(str(self.error).split())
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU."""
+        return self.question.gpu.name
+
+    @property
+    def model(self) -> str:
+        """Name of the workload."""
+        return self.question.model
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of the step on each GPU."""
+        return self.question.batch_size
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The other overrides of the point."""
+        return self.question.overrides
+
+    def as_row(self) -> dict[str, Any]:
+        """The keys of the prediction, or those of the question alone; and `unpredicted`, the reason, null where there is none."""
+        names = {
+            "gpu": self.gpu,
+            "model": self.model,
+            "variant": self.question.variant,
+            "batch_size": self.batch_size,
+        }
+        values = {} if self.prediction is None else self.prediction.as_dict()
+        return names | values | {"overrides": list(self.overrides), "unpredicted": self.reason}
 
     def whole(self) -> Prediction:
         """The prediction.
