@@ -349,8 +349,7 @@ class Engine:
         with_interval: bool,
     ) -> Iterator[Answer]:
         """Predict steps: kernel times GPU by GPU, then each step."""
-        if with_interval:
-            load_walk_if_it_pays((step.parts, step.question.predict) for step in steps)
+        load_walk_if_it_pays((step.parts, step.question.predict) for step in steps)
         devices: dict[object, list[_Step]] = {}
         for step in steps:
             devices.setdefault(device_key(step.question), []).append(step)

@@ -92,4 +92,3 @@ def grid_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 _LAST = ["overrides", "unpredicted"]
 """The last columns of `predict_grid`."""
-

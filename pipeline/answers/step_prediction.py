@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -155,7 +156,6 @@ class StepParts:
         which: row of `calls` for each device call, shape (calls,).
         names: name of the operator of each device call, shape (calls,).
         asks_tf32: whether an operator computes in TF32 where the GPU has it.
-        sources: sources of error of the distinct calls.
         substitute: whether the time of each distinct call is only a substitute (`substitute_spread`).
         memory: memory need of the step.
         warnings: what the capture of the step reported.
@@ -171,7 +171,6 @@ class StepParts:
     which: Ints
     names: npt.NDArray[np.object_]
     asks_tf32: bool
-    sources: ErrorSources
     substitute: npt.NDArray[np.bool_]
     memory: Memory
     warnings: tuple[str, ...]
@@ -205,7 +204,6 @@ class StepParts:
             which,
             names,
             asks_tf32(operators),
-            ErrorSources.of(distinct),
             substitute_spread(distinct) > 1.0,
             graph.memory,
             graph.warnings,
@@ -214,6 +212,11 @@ class StepParts:
             flops,
             computed,
         )
+
+    @cached_property
+    def sources(self) -> ErrorSources:
+        """Sources of error of the distinct calls."""
+        return ErrorSources.of(self.calls)
 
     def shown_calls(self, predicted: pd.DataFrame) -> pd.DataFrame:
         """All device calls with their modules, and p10, p90 and evidence of their predicted times."""
@@ -238,11 +241,11 @@ def load_walk_if_it_pays(steps: Iterable[tuple[StepParts, PredictSettings]]) -> 
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """A predicted step with its timeline and the errors of its times."""
+    """A predicted step with its timeline and, where it has an interval, the errors of its times."""
 
     prediction: Prediction
     timeline: Timeline
-    drawn: DrawnStep
+    drawn: DrawnStep | None
 
 
 def predict_step(
@@ -274,19 +277,12 @@ def predict_step(
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
     timeline = simulate(program, central_us, form=form)
     step_us, bound = float(timeline.step_us[0]), timeline.bound
-    errors = StepErrors.of(step.sources, predicted, program.host_evidence, question.host.log_sd)
-    drawn = DrawnStep(
-        errors,
-        program,
-        step.which,
-        step.all_calls,
-        question.gpu.name,
-        settings.draws,
-        settings.seed,
-        form,
-    )
-    draws_us = drawn.step_us() if with_interval else None
-    low, high = (step_us, step_us) if draws_us is None else interval(draws_us, step_us)
+    drawn = draws_us = None
+    low = high = step_us
+    if with_interval:
+        drawn = _drawn_step(question, step, predicted, program, form)
+        draws_us = drawn.step_us()
+        low, high = interval(draws_us, step_us)
     device_time = _device_time(step, predicted, timeline)
     prediction = Prediction(
         **_as_asked(question, step, device_time["unmodelled_us"]),
@@ -312,11 +308,21 @@ def predict_step(
     return SimulatedStep(prediction, timeline, drawn)
 
 
+def _drawn_step(
+    question: Question, step: StepParts, predicted: pd.DataFrame, program: Program, form: Form
+) -> DrawnStep:
+    """The step with the errors of its times."""
+    settings, evidence = question.predict, program.host_evidence
+    errors = StepErrors.of(step.sources, predicted, evidence, question.host.log_sd)
+    calls, gpu = step.all_calls, question.gpu.name
+    return DrawnStep(errors, program, step.which, calls, gpu, settings.draws, settings.seed, form)
+
+
 def _unused_dtype(question: Question, step: StepParts) -> list[str]:
     """A sentence where the code of the step computes in another dtype than was asked for, if its capture did not say so."""
     asked, dtype = question.workload.get("dtype"), step.computed.get("dtype")
-    said = any(text.startswith("model.dtype") for text in step.warnings)
-    known = dtype is None or said or asked in (None, "default", dtype)
+    warned = any(text.startswith("model.dtype") for text in step.warnings)
+    known = dtype is None or warned or asked in (None, "default", dtype)
     return [] if known else [f"model.dtype={asked}: the step computes in {dtype}"]
 
 

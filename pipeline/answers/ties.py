@@ -80,15 +80,15 @@ def tied_gpus(values: Sequence[tuple[float, float, float]]) -> list[bool]:
     return [value is best or independent_share(best, value) >= TIE_SHARE for value in values]
 
 
-def lacks(best: Prediction, other: Prediction) -> bool:
-    """Whether the time of the best lacks operators that the other one's does not, so that it is not surely the shorter."""
+def leaves_more_out(best: Prediction, other: Prediction) -> bool:
+    """Whether the time of the best leaves out operators that the other's does not, so that it may not be the shorter."""
     return not set(best.lower_bound) <= set(other.lower_bound)
 
 
 def why_tied(points: Iterable[Any]) -> str:
     """What decides between points that tie: predictions, or rows of the figures' table of steps."""
     predictions = list(points)
-    if any(lacks(predictions[0], p) for p in predictions if isinstance(p, Prediction)):
+    if any(leaves_more_out(predictions[0], p) for p in predictions if isinstance(p, Prediction)):
         return f"the first is a lower bound, without {listed(predictions[0].lower_bound)}"
     if all(p.bound == "host" for p in predictions):
         return "the host limits them"
@@ -109,7 +109,7 @@ def tie_of(predictions: Sequence[Prediction], draws: Sequence[Floats]) -> Tie | 
     """
     best, *rivals = predictions
     shares = [
-        max(share, 0.5 * lacks(best, rival))
+        max(share, 0.5 * leaves_more_out(best, rival))
         for rival, share in zip(rivals, shares_of_wins(draws)[1:], strict=True)
     ]
     if max(shares, default=0.0) < TIE_SHARE:
@@ -131,7 +131,7 @@ def nearest_tie(predictions: Sequence[Prediction], per_us: Sequence[float]) -> T
     if not ranked:
         return None
     best, limit = ranked[0][0], ranked[0][0].p90_us * ranked[0][1]
-    near = [(p, each) for p, each in ranked if p.p10_us * each <= limit or lacks(best, p)]
+    near = [(p, each) for p, each in ranked if p.p10_us * each <= limit or leaves_more_out(best, p)]
     near = near[: MOST_RIVALS + 1]
     draws = [p.draws_us * each for p, each in near if p.draws_us is not None]
     return tie_of([p for p, _ in near], draws)

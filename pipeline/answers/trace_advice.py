@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.advice import Advice, Line, Refused, take_best_first
+from pipeline.answers.advice import Advice, Refused, take_best_first
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.step_changes import SAME
 from pipeline.answers.step_errors import HOST_SIGMA, StepErrors, interval
@@ -44,7 +44,7 @@ class ChangeableStep:
 class TraceChange:
     """A change of a traced step."""
 
-    name: str
+    text: str
     how: str
     apply: Callable[[ChangeableStep], ChangeableStep]
     changes: str = SAME
@@ -67,33 +67,26 @@ def advise_trace(step: ChangeableStep, traced: Prediction, same_results: bool = 
         return {change: _predicted(change.apply(at), traced, scale) for change in changes}
 
     wanted = [change for change in changes_of(step) if not same_results or change.changes == SAME]
-    taken, alone_of = take_best_first(
-        before, step, wanted, predicted, lambda at, change: change.apply(at)
+    lines, after, alone = take_best_first(
+        before,
+        step,
+        wanted,
+        predicted,
+        lambda at, change: change.apply(at),
+        lambda _at, _change: "",  # no command makes the change of a trace
     )
-    lines = [
-        Line(
-            change.candidate.name,
-            change.candidate.how,
-            change.alone,
-            change.on_top,
-            change.candidate.changes,
-            traced.evidence,
-            "",
-        )
-        for change in taken
+    taken = {line.change for line in lines}
+    refused = [
+        Refused(change.text, gain, "does not help")
+        for change, gain in alone.items()
+        if change.text not in taken
     ]
-    chosen = {line.change for line in lines}
-    refused = tuple(
-        Refused(change.name, gain, "does not help")
-        for change, gain in alone_of.items()
-        if change.name not in chosen
-    )
     notes = [*traced.notes, *traced.warnings, "kernel times are those of the trace"]
     if traced.traced is not None and traced.traced.time_per_batch_us is None:
         notes.append(
             "the trace has one iteration: its host times may include work that is done once"
         )
-    return Advice(before, tuple(lines), taken[-1].after if taken else before, refused, tuple(notes))
+    return Advice(before, tuple(lines), after, tuple(refused), tuple(notes))
 
 
 def changes_of(step: ChangeableStep) -> Iterator[TraceChange]:
