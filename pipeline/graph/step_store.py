@@ -39,8 +39,8 @@ from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
+from pipeline.question.options import FREE_OPTIONS, NAMED_BY
 from pipeline.question.question import Question
-from pipeline.question.sections import FREE_OPTIONS, NAMED_BY
 from pipeline.question.settings import EditSettings
 from pipeline.schemas import read_provenance, read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of, module_digest

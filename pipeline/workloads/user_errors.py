@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, InputError, SteptimeError
-from pipeline.question.sections import NAMED_BY
+from pipeline.question.options import NAMED_BY
 from pipeline.workloads.user_steps import shown_target
 
 SIZE_ERRORS = (

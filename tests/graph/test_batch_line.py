@@ -20,8 +20,8 @@ from pipeline.graph.capture import capture
 from pipeline.graph.step_store import StepStore, captured, needed_on
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.question.compose import choices
+from pipeline.question.options import FREE_OPTIONS
 from pipeline.question.question import expand
-from pipeline.question.sections import FREE_OPTIONS
 from pipeline.question.settings import FrozenDict
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
