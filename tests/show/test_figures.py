@@ -14,9 +14,9 @@ from pipeline.palette import FAMILIES, luminance
 from pipeline.paths import project_dir
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as drawn_steps
+from pipeline.show.figures.board import WIDE
 from pipeline.show.figures.costs import value_for_money
 from pipeline.show.figures.gallery import GALLERY, INDEX, Artifacts, draw, draw_all
-from pipeline.show.figures.layout import WIDE
 from pipeline.show.grid_inputs import price_table, with_distinct_names, with_gpus
 from pipeline.show.sentences import step_sentence
 from pipeline.summary_rows import predictions_of

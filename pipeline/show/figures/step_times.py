@@ -19,7 +19,7 @@ from pipeline.palette import (
 )
 from pipeline.prediction import Prediction
 from pipeline.readable import short_time
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     WIDE,
     Board,
     Page,
