@@ -23,7 +23,7 @@ import pandas as pd
 from pipeline.answers.engine import Engine
 from pipeline.errors import SteptimeError
 from pipeline.graph.step_store import gpu_kind
-from pipeline.hardware.layout import COMPUTING_STREAM
+from pipeline.hardware.rank_layout import COMPUTING_STREAM
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
 from pipeline.question.question import Question

@@ -44,7 +44,7 @@ from pipeline.collect.local_ranks import run_ranks
 from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps, write_gzip
 from pipeline.errors import InputError, MeasurementError
 from pipeline.graph.capture import exchanging_gradients, first_rank
-from pipeline.hardware.layout import Layout
+from pipeline.hardware.rank_layout import Layout
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.schemas import write_table
 from pipeline.workloads import make_step

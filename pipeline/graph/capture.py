@@ -31,7 +31,7 @@ from pipeline.errors import (
 from pipeline.graph.execution_trace import build_nodes, import_execution_trace, read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
-from pipeline.hardware.layout import Layout
+from pipeline.hardware.rank_layout import Layout
 from pipeline.question.sections import FREE_OPTIONS
 from pipeline.workloads import make_step
 from pipeline.workloads.given_steps import shown_target

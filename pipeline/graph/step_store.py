@@ -38,7 +38,7 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
-from pipeline.hardware.layout import Groups, Layout
+from pipeline.hardware.rank_layout import Groups, Layout
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
