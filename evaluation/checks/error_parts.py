@@ -12,7 +12,7 @@ import pandas as pd
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.step_prediction import StepParts, predict_step
 from pipeline.answers.who_answers import overhead_statistics, overheads_from
-from pipeline.collect.campaign_reader import profiled_kernel_us, read_traces
+from pipeline.measured.campaign_reader import profiled_kernel_us, read_traces
 from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question

@@ -27,7 +27,7 @@ from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, shares
-from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
+from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

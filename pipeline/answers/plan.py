@@ -23,7 +23,7 @@ from pipeline.answers.plan_search import Predict, Search, Told
 from pipeline.errors import InputError
 from pipeline.question.question import Question
 from pipeline.readable import seconds
-from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
+from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 OBJECTIVE = "plan"
 """Key of the objective. A run with it plans, and predicts no grid."""

@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError, SteptimeWarning
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
 from pipeline.question.question import Question
-from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
+from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 
 def predict(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Prediction:

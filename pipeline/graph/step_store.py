@@ -42,13 +42,13 @@ from pipeline.hardware.rank_layout import Groups, Layout
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
+from pipeline.question.options import FREE_OPTIONS, NAMED_BY
 from pipeline.question.question import Question
-from pipeline.question.sections import FREE_OPTIONS, NAMED_BY
 from pipeline.question.settings import EditSettings
 from pipeline.schemas import read_provenance, read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of, module_digest
-from pipeline.workloads.given_steps import is_given
 from pipeline.workloads.user_errors import SIZE_ERRORS
+from pipeline.workloads.user_steps import is_given
 from pipeline.workloads.workload_files import NAMING_FILES, file_digests
 
 

@@ -36,7 +36,7 @@ from pipeline.show.tables import (
     show_paths,
     values_of,
 )
-from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
+from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,8 +21,8 @@ from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.step_store import StepStore, captured
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.question.compose import choices
+from pipeline.question.options import FREE_OPTIONS
 from pipeline.question.question import expand
-from pipeline.question.sections import FREE_OPTIONS
 from pipeline.question.settings import FrozenDict
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
@@ -74,10 +74,8 @@ def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(
     name: str, captures: list[int]
 ) -> None:
     config = model(f"model={name}")
-    steps, question = (
-        StepStore(),
-        replace(expand([f"model={name}"])[0], workload=FrozenDict(config)),
-    )
+    steps = StepStore()
+    question = replace(expand([f"model={name}"])[0], workload=FrozenDict(config))
     captured(config, 32)
     whole = captured(config, 33)
     assert len(captures) == 3, "the first batch size and the two ends of the line"

@@ -85,7 +85,8 @@ def test_the_peak_holds_a_row_and_an_index_of_the_sparse_gradient_for_each_looku
     config, batch_size = config_of(
         "model=dlrm_small model.rows=5000 model.embedding=sparse batch_size=512"
     )
-    memory, sparse = capture(config, batch_size).memory, 4 * 512 * 20 * (64 * 4 + 8)
+    memory = capture(config, batch_size).memory
+    sparse = 4 * 512 * 20 * (64 * 4 + 8)
     measured = measured_peak(config, batch_size, tmp_path)
     assert 0.9 <= measured / memory.peak <= 1.0 < measured / (memory.peak - sparse)
 
@@ -233,8 +234,10 @@ def test_a_line_of_memory_is_the_largest_of_its_moments(pairs: list[tuple[int, i
 
 def test_what_a_process_takes_beside_its_tensors() -> None:
     """On a T4: 40 SMs · 3.7 MB of context, two workspaces of 8,519,680 bytes in training, 22 MiB of segments, 512 B a tensor."""
-    t4, h100 = load_gpu("T4"), load_gpu("H100")
-    trained, inferred = Memory(gradients=1, blocks=10, peak=10**9), Memory(blocks=10, peak=10**9)
+    t4 = load_gpu("T4")
+    h100 = load_gpu("H100")
+    trained = Memory(gradients=1, blocks=10, peak=10**9)
+    inferred = Memory(blocks=10, peak=10**9)
     fixed = 10**9 + 10 * 512 + 22 * 2**20
     assert needed_bytes(trained, t4) == fixed + 40 * 3_700_000 + 2 * 8_519_680
     assert needed_bytes(inferred, t4) == fixed + 40 * 3_700_000 + 8_519_680

@@ -18,9 +18,9 @@ ROOT = project_dir()
 ROOMS = (
     "private_names", "errors", "palette", "readable", "yaml_text", "paths", "schemas", "user_cache",
     "plotter", "prediction", "summary_rows", "model_files", "hardware", "prices", "question",
-    "as_on_cuda", "workloads", "trace", "kernels", "graph", "collect", "datasets", "transfer",
+    "as_on_cuda", "workloads", "trace", "kernels", "graph", "measured", "datasets", "transfer",
     "overheads", "simulate", "answers", "flow", "scripting", "show", "completion", "terminal",
-    "commands", "cli", "__main__", "evaluation.published", "evaluation.workloads",
+    "collect", "commands", "cli", "__main__", "evaluation.published", "evaluation.workloads",
     "evaluation.training", "evaluation.checks", "evaluation.figures", "evaluation.pages",
     "evaluation.golden", "soak",
 )  # fmt: skip
@@ -134,6 +134,13 @@ def test_every_room_has_its_place_in_the_order() -> None:
 
 def test_imports_lead_to_lower_rooms_alone() -> None:
     assert not climbing(imports())
+
+
+def test_only_commands_import_what_measures() -> None:
+    """What predicts reads the results of campaigns (`measured`), and never the code that measures them."""
+    inner = [each for each in imports() if each.source.startswith("pipeline.")]
+    users = {room(source) for source, target, *_ in inner if room(target) == "collect"}
+    assert users == {"collect", "commands"}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -19,9 +19,9 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import peak_gflop_per_s, sustained_gflop_per_s
 from pipeline.kernels.tensor_cores import covered, misaligned
+from pipeline.transfer.output_tiles import FAMILY
 from pipeline.transfer.shipped_models import kernel_us, tensor_model, time_ratio
 from pipeline.transfer.utilisation import UtilisationModel
-from pipeline.transfer.ways import FAMILY
 
 NAMES = ("A100-PCIE-40GB", "A10", "RTX3090", "L4", "H100-PCIe", "V100", "T4")
 
