@@ -130,7 +130,7 @@ class MeasuredStep:
             name,
         )
         program = assemble(self.parts.sequence, overheads, len(self.parts.which), workload=name)
-        once = replace(question, predict=replace(question.predict, draws=1))
         times = self.kernels.predict(self.parts.calls)
-        prediction, _ = predict_step(once, self.parts, times, self.kernels.folders, program)
-        return prediction.predicted_us
+        folders = self.kernels.folders
+        step = predict_step(question, self.parts, times, folders, program, with_interval=False)
+        return step.prediction.predicted_us

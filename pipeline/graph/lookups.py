@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.graph.table import Node, Tensor
 from pipeline.kernels.embedding_lookups import Lookup
+from pipeline.workloads.embedding_tables import JOINT, tables
 
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"
 FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_{optimizer}_function"
@@ -107,9 +108,6 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
         return sparse_updates(
             nodes, tables_of_custom_step(nodes), str(config.get("optimizer", "sgd"))
         )
-    from pipeline.workloads.dlrm import JOINT
-    from pipeline.workloads.embedding_tables import tables
-
     rows, lookups = tables(config)
     distribution = str(config.get("distribution", "uniform"))
     states = {"adagrad": 1, "adam": 2}.get(fused_optimizer(config), 0)

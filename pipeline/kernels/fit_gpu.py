@@ -136,7 +136,8 @@ class Task:
         rows, most = len(self.train), MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES
         if variant == "process" and rows > most:
             raise InputError(
-                f"{self.name}: {rows} samples, but the variant process takes at most {most}; fit auto"
+                f"{self.name}: {rows} samples, but the variant process takes at most {most};"
+                " fit auto"
             )
 
     @property

@@ -36,7 +36,7 @@ NETWORK = Recipe(
     width=128, layers=4, batch=128, learning_rate=5e-3, weight_decay=0.1, frequencies=4, units=4
 )
 """Recipe of a network. Times jump from wave to wave; sines and cosines of the inputs follow such jumps, and plain layers
-smooth them. An average of trees and networks had errors of 0.97 to 1.01 times those of this network (docs/kernels.md)."""
+smooth them. An average of trees and networks had errors of 0.96 to 1.01 times those of this network (docs/kernels.md)."""
 
 PAPER_STEPS, TRIALS = 2000, 6
 """Optimiser steps of the published network, and number of settings that `search_recipe` tries."""

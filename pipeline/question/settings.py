@@ -111,8 +111,8 @@ class PredictSettings:
         "true: the host waits for the GPU after each step, as a timer around each step does", False
     )
     draws: int = option("simulated draws for p10 to p90", 1024, least=10)
-    """With so many, p10 and p90 vary from seed to seed with a standard deviation of 0.01 to 0.2 %. With fewer than 10,
-    p10 and p90 are not distinct draws and mean nothing."""
+    """With so many, p10 and p90 vary from seed to seed with a standard deviation of about 1 % of the step. With fewer than
+    10, p10 and p90 are not distinct draws and mean nothing."""
     seed: int = option("seed of these draws", 0, least=0)
 
 

@@ -112,8 +112,8 @@ def read_measured(path: Path) -> pd.DataFrame:
     if bad.any():
         row = first_row(bad)
         raise TableError(
-            f"{path}: latency_us of row {row} is {times[row]:g}; give microseconds, above 0 and at most"
-            " 100 s"
+            f"{path}: latency_us of row {row} is {times[row]:g}; give microseconds, above 0"
+            " and at most 100 s"
         )
     return table
 

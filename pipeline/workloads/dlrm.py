@@ -33,14 +33,11 @@ from pipeline.workloads.dlrm_operators import (
     FusedLookup,
     interaction_width,
 )
-from pipeline.workloads.embedding_tables import check_distribution, tables
+from pipeline.workloads.embedding_tables import JOINT, check_distribution, tables
 from pipeline.workloads.training_step import Batch, Step, host_empty, is_dry
 
 BOUND = 0.01
 """Largest random weight of a table."""
-
-JOINT = ("joint_sparse", "joint_rows")
-"""Kinds of lookups with one weight that contains the rows of all tables."""
 
 
 def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:

@@ -10,6 +10,9 @@ from pipeline.errors import ConfigError
 from pipeline.paths import project_dir
 from pipeline.workloads.workload_files import table_configs_path
 
+JOINT = ("joint_sparse", "joint_rows")
+"""Kinds of lookups with one weight that contains the rows of all tables."""
+
 MAX_ROWS = 10**12
 """Maximum number of rows of a table; more rows than this do not fit into any memory."""
 
