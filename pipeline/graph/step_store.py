@@ -209,7 +209,9 @@ def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:
     axes = texts.map(lambda text: json.loads(text)["axis"])
     along = axes[axes != ""].map(question.ranks.layout.groups)
     groups = pd.DataFrame([*along], along.index, Groups._fields, "Int64").reindex(calls.index)
-    return calls.assign(**groups.fillna(calls))
+    groups["node_groups"] = groups["node_groups"].where(groups["node_groups"] > 1)
+    named = calls["attributes"].mask(calls.index.isin(along.index))  # seeds of draws hold both
+    return calls.assign(attributes=named, **groups.fillna(calls))
 
 
 def _memory_without_capture(config: Mapping[str, Any], batch_size: int) -> Memory | None:
