@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pipeline.as_on_cuda.data_parallel import WRAPPED
 from pipeline.as_on_cuda.torch_names import call_after_backward, tree_leaves
-from pipeline.hardware.layout import Layout
+from pipeline.hardware.rank_layout import Layout
 
 BACKEND = "steptime"
 """Name of the backend. Scripts ask for `nccl`; a capture gives them this one."""

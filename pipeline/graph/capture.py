@@ -32,7 +32,7 @@ from pipeline.graph.execution_trace import build_nodes, import_execution_trace
 from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
-from pipeline.hardware.layout import Layout
+from pipeline.hardware.rank_layout import Layout
 from pipeline.question.options import FREE_OPTIONS
 from pipeline.workloads import make_step
 from pipeline.workloads.user_errors import SIZE_ERRORS, explain_error

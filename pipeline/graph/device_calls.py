@@ -25,7 +25,7 @@ from pipeline.graph.opmap import Row, find_row
 from pipeline.graph.sizes import SIZES
 from pipeline.graph.sizes.vocabulary import Work
 from pipeline.graph.table import Graph, Node
-from pipeline.hardware.layout import COMPUTING_STREAM, stream_of
+from pipeline.hardware.rank_layout import COMPUTING_STREAM, stream_of
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32, refuses_bf16
 from pipeline.kernels.families import FAMILIES, Law
 from pipeline.schemas import DIMS

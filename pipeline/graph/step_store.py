@@ -38,7 +38,7 @@ from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
 from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
-from pipeline.hardware.layout import Groups, Layout
+from pipeline.hardware.rank_layout import Groups, Layout
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
@@ -209,7 +209,9 @@ def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:
     axes = texts.map(lambda text: json.loads(text)["axis"])
     along = axes[axes != ""].map(question.ranks.layout.groups)
     groups = pd.DataFrame([*along], along.index, Groups._fields, "Int64").reindex(calls.index)
-    return calls.assign(**groups.fillna(calls))
+    groups["node_groups"] = groups["node_groups"].where(groups["node_groups"] > 1)
+    named = calls["attributes"].mask(calls.index.isin(along.index))  # seeds of draws hold both
+    return calls.assign(attributes=named, **groups.fillna(calls))
 
 
 def _memory_without_capture(config: Mapping[str, Any], batch_size: int) -> Memory | None:

@@ -352,7 +352,7 @@ def catalogue_spec(name: str) -> GpuSpec | None:
 def proportional_factor(key: str, gpu: GpuSpec, stated: GpuSpec) -> float:
     """Factor from `stated` to `gpu` on a figure, from the figures that it is proportional to; exactly 1 if those are equal."""
     names = PROPORTIONAL_TO.get(key, ())
-    return prod(getattr(gpu, name) / getattr(stated, name) for name in names)
+    return float(prod(getattr(gpu, name) / getattr(stated, name) for name in names))
 
 
 def with_proportional_figures(gpu: GpuSpec, stated: GpuSpec) -> GpuSpec:

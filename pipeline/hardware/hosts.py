@@ -115,7 +115,7 @@ def _parsed(path: Path, _stamp: int) -> Host:
     scale = file.number("scale", "give a number above 0", 1000)
     log_sd = file.number("log_sd", "give a number 0 or above 0", 1000, zero=True)
     host = Host(
-        *(file.values[key] for key in _TEXTS),
+        **{key: file.values[key] for key in _TEXTS},
         scale=1.0 if scale is None else scale,
         log_sd=log_sd or 0.0,
         usual_for=file.names("usual_for", "architectures"),

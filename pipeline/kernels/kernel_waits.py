@@ -119,7 +119,8 @@ def reduction_us(d: Dims, work: Work, gpu: GpuSpec) -> Array:
     quick = op.str.startswith(("sum", "mean")).to_numpy(dtype=bool) & is_recent(gpu)
     one_block = work.read / d.element_bytes() < ONE_BLOCK_ELEMENTS
     former, recent = (np.where(one_block, *clocks) for clocks in WHOLE_REDUCTION_CLOCKS)
-    clocks_us = np.where(quick, recent, former) / gpu.clock_mhz
+    clocks = np.where(quick, recent, former)
+    clocks_us = clocks / gpu.clock_mhz
     start = np.select([whole, rows], [clocks_us, start_us("row sum", gpu, 0.0)], family_us)
     return np.where(gpu.limits is not None, start - family_us, 0.0)
 

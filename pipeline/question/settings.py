@@ -15,7 +15,7 @@ from pipeline.hardware.clusters import (
     usual_cluster,
 )
 from pipeline.hardware.find_gpu import LOCAL
-from pipeline.hardware.layout import Layout
+from pipeline.hardware.rank_layout import Layout
 from pipeline.hardware.spec import GpuSpec
 
 RANKS_KEYS = ("devices", "nodes", "cluster", "parallel", "ddp")

@@ -138,11 +138,10 @@ def _walk(  # type: ignore[no-untyped-def]
 ):
     """The full form of `critical_path` for blocks of draws; see there for the recurrence.
 
-    It fills `steps` and the arrays of `Walked`. Two things let loops over draws become vector code. What is the same for
-    each draw is read before the loop. The counter is unsigned, so that no index may count from the end of an array.
+    It fills `steps` and the arrays of `Walked`. Loops over draws become vector code: what is the same for each draw is read
+    before the loop, and the counter is unsigned, so that no index may count from the end of an array.
     """
-    rows, calls, draws = len(kind), len(which), len(steps)
-    width = end.shape[1]
+    rows, calls, draws, width = len(kind), len(which), len(steps), end.shape[1]
     clock, stream_end = np.empty((threads, width)), np.empty((len(backlog), width))
     begin, ready, done = np.empty(width), np.empty(width), np.empty(width)
     host_end, last_end = np.empty(width), np.empty(width)
@@ -239,8 +238,7 @@ def _walk(  # type: ignore[no-untyped-def]
                     host_cause[i] = cause
             for d in range(n):
                 now = done[d] + after * scale[d]
-                end[i, d] = now
-                clock[own, d] = now
+                end[i, d] = clock[own, d] = now
                 host_end[d] = max(host_end[d], now)
         for d in range(n):
             hosts[begun + d] = host_end[d]

@@ -23,7 +23,7 @@ import pandas as pd
 
 from pipeline.errors import TableError
 from pipeline.graph.device_calls import stream_waits
-from pipeline.hardware.layout import COMPUTING_STREAM
+from pipeline.hardware.rank_layout import COMPUTING_STREAM
 from pipeline.overheads.overhead_model import (
     DEVICE_CONSTANTS_US,
     GLOBAL,

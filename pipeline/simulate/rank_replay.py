@@ -275,7 +275,7 @@ def facts(
     return {
         "iterations": len(rows),
         "split": "each rank from the others, simulated together",
-        **means.mean().to_dict(),
+        **{str(name): float(value) for name, value in means.mean().items()},
         "error": predicted_us.mean() / measured_us.mean() - 1.0,
         "mean_absolute_error": float(absolute_error),
         "baselines": baselines,

@@ -22,7 +22,7 @@ from pipeline.graph.capture import capture, observe
 from pipeline.graph.device_calls import map_calls, stream_waits
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.layout import Layout, stream_of
+from pipeline.hardware.rank_layout import Layout, stream_of
 from pipeline.paths import project_dir
 from pipeline.question.question import ask
 from pipeline.question.settings import DdpSettings

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.hardware.clusters import load_cluster
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.hardware.layout import AXES, WORLD, Groups, Layout, stream_of
+from pipeline.hardware.rank_layout import AXES, WORLD, Groups, Layout, stream_of
 from pipeline.kernels.collective_bandwidth import collective_model
 
 MEGATRON = Layout((("tp", 8), ("dp", 4), ("pp", 2)), 8)
