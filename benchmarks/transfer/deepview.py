@@ -22,8 +22,8 @@ import torch
 from evaluation.training.left_out_gpu import folds
 from pipeline.datasets.neusight import read_samples
 from pipeline.errors import InputError
+from pipeline.families import FAMILIES
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.families import FAMILIES
 from pipeline.paths import datasets_dir
 from pipeline.transfer.methods import by_auto
 

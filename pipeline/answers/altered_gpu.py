@@ -19,14 +19,15 @@ import pandas as pd
 from pipeline.answers.gap_models import FAMILIES as TENSOR_FAMILIES
 from pipeline.answers.kernel_predictor import TIMES, KernelPredictor
 from pipeline.answers.transferred_models import SPREAD, ratio_between, scaled_estimate
+from pipeline.families import FAMILIES
+from pipeline.families.dims import Array, Dims
+from pipeline.families.family import Law
+from pipeline.families.gemm import on_tensor_cores_with_dims as tensor_covered
 from pipeline.hardware.find_gpu import differing_figures, time_factor_bounds
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, session_of
-from pipeline.kernels.families import FAMILIES, Law
 from pipeline.kernels.features import without_phase
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_cores import covered as tensor_covered
-from pipeline.kernels.work import Array, Dims
 from pipeline.transfer.shipped_models import covered, load_models, time_ratio
 
 SAMPLED_EVIDENCE = ("measured", "fitted", "pack")

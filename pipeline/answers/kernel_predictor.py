@@ -17,12 +17,15 @@ import pandas as pd
 
 from pipeline.answers.gap_models import GAP_FAMILIES, with_fallback, with_gaps_filled
 from pipeline.answers.transferred_models import TransferredModel, transferred_models
+from pipeline.families import FAMILIES
+from pipeline.families.chip import BandwidthCurve
+from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.families.family import Law
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.derived_calls import DERIVED_FAMILIES, estimate_by_related_model
 from pipeline.kernels.estimate import (
     EXTRAPOLATED,
-    BandwidthCurve,
     Estimate,
     Floor,
     KernelModel,
@@ -30,7 +33,6 @@ from pipeline.kernels.estimate import (
     merge,
     session_of,
 )
-from pipeline.kernels.families import FAMILIES, Law, work_of
 from pipeline.kernels.family_model import (
     DESCRIPTION,
     REFIT_ADVICE,
@@ -42,11 +44,9 @@ from pipeline.kernels.family_model import (
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
-from pipeline.kernels.work import Array, Dims, is_one_of
 from pipeline.model_files import reading
 from pipeline.schemas import DIMS
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
-from pipeline.transfer.shipped_models import unaligned_rows_us
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
 """Latency floor in µs where no sample of a GPU shows it: medians over the five GPUs of the public samples
@@ -55,10 +55,6 @@ UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
 TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "latency_p90_us")
 """Time columns of a prediction, in microseconds. `p10_us` and `p90_us` bracket `kernel_us`; `latency_*` bracket
 `predicted_us`."""
-
-
-SMALL_EDGE = 64.0
-"""Largest edge of a small product: two tiles of 32, the smallest of the library."""
 
 PLACES = frozenset({"node_id", "call"})
 """Columns of a `calls` table that say which call a row is; all others say what it launches."""
@@ -166,10 +162,10 @@ class KernelPredictor:
             covered = _covered(models.get(name), calls)
         model = models.get(name)
         if model is not None and covered.all():
-            return self._limited(name, calls, model.predict(calls)), model.evidence_of(calls)
+            return self._limited(name, calls, model), model.evidence_of(calls)
         formula, evidence = self.formula(name, calls), self.physics_evidence(name, calls)
         if model is not None and covered.any():
-            learned = self._limited(name, calls[covered], model.predict(calls[covered]))
+            learned = self._limited(name, calls[covered], model)
             formula = merge(formula, learned, covered)
             evidence[covered] = model.evidence_of(calls[covered])
         if name in DERIVED_FAMILIES and not covered.all():
@@ -181,34 +177,15 @@ class KernelPredictor:
                 evidence[at] = origin[usable]
         return formula, evidence
 
-    def _limited(self, name: str, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
-        """A model's estimate with what few samples do not show: small tiles, and softmax of unaligned rows."""
-        if name == "bmm":
-            return self._in_small_tiles(calls, estimate)
-        if name == "softmax" and self.gpu.limits is not None:
-            # PyTorch 2.11 and older ones differ that much: the middle, and both in the interval
-            half_way = np.sqrt(
-                np.maximum(unaligned_rows_us(Dims(calls), self.gpu) / estimate.kernel, 1.0)
-            )
-            if (half_way > 1.0).any():
-                return estimate.scale(half_way).widen(half_way)
-        return estimate
-
-    def _in_small_tiles(self, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
-        """A model's estimate of batched products, or the time in small tiles if that is shorter.
-
-        Models of the chip's own samples are replaced only for small products outside of the samples' range.
-        """
-        d = Dims(calls)
-        small = np.maximum(d("M"), d("K")) <= SMALL_EDGE
-        far = (small & ~estimate.inside) | isinstance(self.models.get("bmm"), TransferredModel)
-        small_us = self.physics.thin_products_us(d, work_of("bmm", calls))
-        shorter = far & (small_us < estimate.kernel)
-        return (
-            estimate.scale(np.where(shorter, small_us / estimate.kernel, 1.0))
-            if shorter.any()
-            else estimate
-        )
+    def _limited(self, name: str, calls: pd.DataFrame, model: KernelModel) -> Estimate:
+        """A model's estimate, within what few samples do not show (`Family.limit`)."""
+        estimate, limit = model.predict(calls), FAMILIES[name].limit
+        if limit is None:
+            return estimate
+        transferred = isinstance(self.models.get(name), TransferredModel)
+        own = self.physics.calls(name, calls)
+        factor, spread = limit(own, estimate.kernel, estimate.inside, transferred)
+        return estimate.scale(factor).widen(spread) if (factor != 1.0).any() else estimate
 
     def _derived(
         self, name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]

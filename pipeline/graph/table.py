@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.kernels.work import ELEMENT_BYTES
+from pipeline.families.dims import ELEMENT_BYTES
 
 DTYPE_BYTES = {**ELEMENT_BYTES, "complex64": 8, "complex128": 16}
 """Bytes of one element by dtype; the complex dtypes are added here, because kernel models do not use them."""

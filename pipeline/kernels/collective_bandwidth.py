@@ -25,13 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import work_of
+from pipeline.families.dims import Array, Dims
 from pipeline.hardware.clusters import NVSWITCH, PAIRS, PCIE, Cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.collective_formulas import OPS, bus_share, hops, kinds, node_us, nodes_us
 from pipeline.kernels.estimate import Estimate, KernelModel
-from pipeline.kernels.families import work_of
-from pipeline.kernels.work import Array, Dims
 from pipeline.model_files import SHARED, read_by_gpu, shipped_file
 
 FAMILY = "collective"

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Array
 from pipeline.hardware.clusters import MESH, PAIRS, PCIE, Cluster
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.work import Array
 
 OPS = {
     "all_reduce": "all_?reduce",

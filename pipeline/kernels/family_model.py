@@ -13,11 +13,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import PackError, shown
+from pipeline.families import FAMILIES
+from pipeline.families.chip import BandwidthCurve
+from pipeline.families.dims import Array, Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.estimate import (
     BLEND_TO,
-    BandwidthCurve,
     Estimate,
     Floor,
     KernelModel,
@@ -25,12 +27,10 @@ from pipeline.kernels.estimate import (
     joined,
     merge,
 )
-from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.features import Scope
 from pipeline.kernels.gaussian_process import GaussianProcess
 from pipeline.kernels.networks import Network, Trees
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
-from pipeline.kernels.work import Array, Dims
 from pipeline.model_files import read_arrays, read_json, reading, write_arrays, write_json
 from pipeline.schemas import atomic_path
 
@@ -104,19 +104,6 @@ AT_FLOOR_SPREAD = 1.6
 
 WIDENING_PER_OCTAVE = 1.0
 """Relative growth of the log half-widths per octave outside the samples' range, up to the width of physics."""
-
-OUTSIDE_LOG_SPREAD = {
-    "elementwise": 0.005,
-    "gemm": 0.06,
-    "bmm": 0.08,
-    "layer_norm": 0.1,
-    "softmax": 0.45,
-}
-"""Independent error (log half-width of p10 to p90) of a call one octave or more outside the samples' range: 80 % of such rows
-of the second session of V100 and P4 differ by less from the median error of the rows inside the range."""
-
-OTHER_OUTSIDE_LOG_SPREAD = 0.25
-"""The same for families without such rows, between the values above."""
 
 AT_FLOOR_LOG_RANGE = 0.02
 """Log difference (2 %) from the floor within which a prediction counts as at the floor."""
@@ -263,9 +250,7 @@ class FittedModel(KernelModel):
             ]
             factor = np.where(outside, self.prior(calls.drop(columns=drop)) / physics, 1.0)
             estimate = estimate.scale(factor, self._growth(estimate, octaves))
-            error = OUTSIDE_LOG_SPREAD.get(self.family, OTHER_OUTSIDE_LOG_SPREAD) * np.minimum(
-                octaves[outside], 1.0
-            )
+            error = FAMILIES[self.family].outside_spread * np.minimum(octaves[outside], 1.0)
             estimate = merge(estimate, estimate.rows(outside).widen(np.exp(error)), outside)
         return estimate
 

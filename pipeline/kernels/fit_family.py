@@ -10,20 +10,21 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import InputError
+from pipeline.families import family
+from pipeline.families.chip import BandwidthCurve
+from pipeline.families.dims import Array, Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.error_metrics import gmae
-from pipeline.kernels.estimate import BandwidthCurve, Floor, Quantiles, fit_quantiles
-from pipeline.kernels.families import family
+from pipeline.kernels.estimate import Floor, Quantiles, fit_quantiles
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.features import Scope
 from pipeline.kernels.network_training import train_network
 from pipeline.kernels.networks import train_trees
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.samples import assign_folds
-from pipeline.kernels.work import Array, Dims
 
 MAX_GAUSSIAN_PROCESS_SAMPLES = 1000
 """Largest number of samples for which `auto` uses Gaussian processes. Averages take longer, and their error is as large or

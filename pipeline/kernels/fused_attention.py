@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.families.embedding_lookups import attributes_of
+from pipeline.families.tensor_cores import HALF_DTYPES as DTYPES
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.embedding_lookups import attributes_of
 from pipeline.kernels.estimate import Estimate, KernelModel, Quantiles, merge
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_cores import HALF_DTYPES as DTYPES
-from pipeline.kernels.work import Array, Dims, is_one_of
 
 FAMILY = "attention"
 

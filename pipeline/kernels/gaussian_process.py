@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackError
+from pipeline.families.dims import Array
 from pipeline.kernels.networks import CLIP
-from pipeline.kernels.work import Array
 
 if TYPE_CHECKING:
     from sklearn.gaussian_process.kernels import Kernel

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Array, Dims
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.features import WINDOW_DIMS
 from pipeline.kernels.gaussian_process import (
@@ -28,7 +29,6 @@ from pipeline.kernels.gaussian_process import (
 )
 from pipeline.kernels.network_training import Recipe, train_network
 from pipeline.kernels.networks import Network, Trees, train_trees
-from pipeline.kernels.work import Array, Dims
 
 FOLDS = 5
 """Number of cross-validation folds."""

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.kernels.embedding_lookups import attributes_of
+from pipeline.families.dims import Array, Dims
+from pipeline.families.embedding_lookups import attributes_of
 from pipeline.kernels.estimate import Estimate, Floor
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.work import Array, Dims
 
 Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]
 """Function from rows of family `gemm` to their estimates and evidence."""

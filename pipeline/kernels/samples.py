@@ -13,11 +13,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean, shown
+from pipeline.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
+from pipeline.families.dims import ELEMENT_BYTES, Dims
+from pipeline.families.family import Family
+from pipeline.families.gemm import work as product_work
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.collective_formulas import kinds
-from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, Family, family
-from pipeline.kernels.work import ELEMENT_BYTES, Dims, matrix_product
 from pipeline.schemas import DIMS, read_frame, write_table
 from pipeline.schemas import read_table as read_artifact
 
@@ -363,7 +365,7 @@ def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
     }
     peak = dtype.map(peaks).to_numpy(dtype=np.float64, na_value=np.nan)
     latency = samples["latency_us"].to_numpy(dtype=np.float64)
-    times_peak = matrix_product(Dims(samples)).flops / 1e3 / latency / peak
+    times_peak = product_work(Dims(samples)).flops / 1e3 / latency / peak
     beyond = np.flatnonzero(times_peak > MAX_PEAK_MULTIPLE)
     if len(beyond) <= MAX_FAULTY_SHARE * len(samples):
         return

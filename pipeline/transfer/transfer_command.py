@@ -11,9 +11,9 @@ import pandas as pd
 
 from pipeline.datasets.neusight import DIMS
 from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError, did_you_mean
+from pipeline.families import FAMILIES, NEUSIGHT_OPS
 from pipeline.hardware.find_gpu import load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS
 from pipeline.kernels.samples import MAX_DIM, MAX_LATENCY_US, named_dtypes, read_table
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.gpu_features import COVERED_FAMILIES

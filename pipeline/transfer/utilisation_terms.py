@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.kernels.work import Dims
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES, Way, call_features, softmax_features
 from pipeline.transfer.ways import FAMILY as TENSOR
 from pipeline.transfer.ways import (

@@ -31,10 +31,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.conv_shape import ConvShape
+from pipeline.families.dims import Dims, values_of
+from pipeline.families.gemm import misaligned
+from pipeline.families.tensor_cores import BYTES
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_gflop_per_s
-from pipeline.kernels.tensor_cores import BYTES, misaligned
-from pipeline.kernels.work import ConvShape, Dims, values_of
 from pipeline.transfer.gpu_features import Way, alignment
 
 Array = npt.NDArray[np.float64]

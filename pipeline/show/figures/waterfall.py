@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.answers.advice import Advice
 from pipeline.answers.difference import GRADIENT, GRADIENTS, Change, Difference, percent_of, signed
 from pipeline.answers.part_draws import COMMUNICATION, IDLE, OVERLAP
-from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER, family_colour
+from pipeline.families import family_colour
+from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, check_file, rows_height, save_as

@@ -29,12 +29,12 @@ The constants come from published times of single kernels (docs/notes/kernels.md
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.families.chip import BandwidthCurve
+from pipeline.families.conv_shape import ConvShape, implicit_product
+from pipeline.families.dims import Array, Dims, Flags
+from pipeline.families.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.estimate import BandwidthCurve
-from pipeline.kernels.tensor_cores import evenly_grouped, on_tensor_cores
-from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product
 
 STRIDED_GRADIENT = 1.5
 """Time of a data gradient with a stride above 1, over the time of its arithmetic at the attainable peak (V100 trace)."""
@@ -79,8 +79,6 @@ def gradient_us(
     times = np.where(winograd(d), np.fmax(kernel_us, np.fmin(transformed, product_us)), kernel_us)
     return np.where(shape.window == 1.0, kernel_us + np.nan_to_num(images), times)
 
-
-Flags = npt.NDArray[np.bool_]
 
 THREAD_INSTRUCTIONS = 200.0
 """Instructions of a thread of PyTorch's depthwise kernels outside the taps: three integer divisions, and the loop. From 2D
@@ -202,7 +200,7 @@ def native(d: Dims, capability: float) -> Flags:
 
 
 def grouped_us(
-    name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: Array, tensor_us: Array
+    name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: float, tensor_us: Array
 ) -> Array:
     """Times of grouped convolutions without the kernel's start, us, shape (rows,); NaN where dims are missing.
 
@@ -259,7 +257,7 @@ def _native_us(name: str, d: Dims, gpu: GpuSpec) -> Array:
     )
 
 
-def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: Array) -> Array:
+def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: float) -> Array:
     """Arithmetic times of cuDNN's kernels outside tensor cores, the shorter of direct and implicit product, us."""
     shape, nhwc = ConvShape.of(d), d.channels_last()
     elements, products = (
