@@ -56,6 +56,12 @@ TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "lat
 """Time columns of a prediction, in microseconds. `p10_us` and `p90_us` bracket `kernel_us`; `latency_*` bracket
 `predicted_us`."""
 
+PREDICTED = {
+    **dict.fromkeys((*TIMES, "session_low", "session_high", "least_us"), float),
+    **{"evidence": object, "modelled": bool, "inside": bool},
+}
+"""Columns of a prediction, with their dtypes."""
+
 PLACES = frozenset({"node_id", "call"})
 """Columns of a `calls` table that say which call a row is; all others say what it launches."""
 
@@ -111,11 +117,7 @@ class KernelPredictor:
 
     def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
         """As `predict`, where every row is predicted for itself, also rows that are equal."""
-        rows = len(calls)
-        times = {key: np.full(rows, np.nan) for key in TIMES}
-        shared_low, shared_high, least = np.zeros(rows), np.zeros(rows), np.zeros(rows)
-        evidence = np.full(rows, "roofline", dtype=object)
-        modelled, inside = np.ones(rows, dtype=bool), np.ones(rows, dtype=bool)
+        predicted = {name: np.zeros(len(calls), dtype) for name, dtype in PREDICTED.items()}
         plain = model_columns(calls)
         families, names = pd.factorize(plain["family"])
         stated, is_text = plain.notna().to_numpy(), plain.columns.isin(TEXT_COLUMNS)
@@ -124,36 +126,39 @@ class KernelPredictor:
             family = str(name) if str(name) in FAMILIES else "other"
             # without the columns that are null in all rows: every family has dims of its own, and tables have those of all
             family_calls = plain.iloc[at, np.flatnonzero(is_text | stated[at].any(axis=0))]
-            estimate, source = self._family(
-                family, family_calls if family == name else family_calls.assign(family=family)
-            )
-            usable = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
-            session = session_of(self.gpu, family) if self.any_session else Session(0.0, 0.0)
-            shared_low[at], shared_high[at] = session.low, session.high
-            least[at] = np.fmin(self.physics.least_us(family, family_calls), estimate.kernel)
-            estimate = estimate.in_any_session(session.low, session.high, least[at])
-            modelled[at], inside[at] = usable, estimate.inside
-            evidence[at] = source
-            shortest, floor = self.physics.memory.start_us, self.floor.default_us
-            for key, values, fallback in (
-                ("kernel_us", estimate.kernel, shortest),
-                ("p10_us", estimate.p10, shortest / 2.0),
-                ("p90_us", estimate.p90, shortest * 10.0),
-                ("predicted_us", estimate.latency, floor),
-                ("latency_p10_us", estimate.latency_p10, floor / 2.0),
-                ("latency_p90_us", estimate.latency_p90, floor * 10.0),
-            ):
-                times[key][at] = np.where(usable, values, fallback)
-        columns = {
-            **times,
-            "session_low": shared_low,
-            "session_high": shared_high,
-            "least_us": least,
-        }
-        columns |= {"evidence": evidence, "modelled": modelled, "inside": inside}
-        return pd.DataFrame(columns, index=calls.index, copy=False)
+            if family != name:
+                family_calls = family_calls.assign(family=family)
+            for column, values in self._columns(family, family_calls).items():
+                predicted[column][at] = values
+        return pd.DataFrame(predicted, index=calls.index, copy=False)
 
-    def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
+    def _columns(self, name: str, calls: pd.DataFrame) -> dict[str, Any]:
+        """The columns of a prediction, for calls of one family."""
+        estimate, evidence = self.estimate(name, calls)
+        usable = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
+        session = session_of(self.gpu, name) if self.any_session else Session(0.0, 0.0)
+        least = np.fmin(self.physics.least_us(name, calls), estimate.kernel)
+        estimate = estimate.in_any_session(session.low, session.high, least)
+        shortest, floor = self.physics.memory.start_us, self.floor.default_us
+        times = {
+            "predicted_us": (estimate.latency, floor),
+            "kernel_us": (estimate.kernel, shortest),
+            "p10_us": (estimate.p10, shortest / 2.0),
+            "p90_us": (estimate.p90, shortest * 10.0),
+            "latency_p10_us": (estimate.latency_p10, floor / 2.0),
+            "latency_p90_us": (estimate.latency_p90, floor * 10.0),
+        }
+        return {
+            **{key: np.where(usable, *both) for key, both in times.items()},
+            "session_low": session.low,
+            "session_high": session.high,
+            "least_us": least,
+            "evidence": evidence,
+            "modelled": usable,
+            "inside": estimate.inside,
+        }
+
+    def estimate(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
         """Estimate and evidence of each row, for calls of one family."""
         models = self.models
         covered = _covered(models.get(name), calls)
@@ -192,7 +197,7 @@ class KernelPredictor:
     ) -> tuple[Estimate | None, npt.NDArray[np.object_]]:
         """Estimate from models of related calls, and each row's evidence; None where there is none."""
         if name == "rnn" and self.gpu.limits is not None:
-            return recurrent_us(calls, partial(self._family, "gemm"), self.physics, self.floor)
+            return recurrent_us(calls, partial(self.estimate, "gemm"), self.physics, self.floor)
         derived, origin = estimate_by_related_model(name, calls, models, self.physics)
         if derived is not None:
             # where the host's floor determines the latency, a shorter kernel does not shorten it

@@ -215,7 +215,7 @@ class Family:
     reference: Formula | None = None
     product: Callable[[Dims], Product] | None = None
     columns: Callable[[Columns, Calls], None] = plain_columns
-    spread: Callable[[Calls, float], Array] | None = None
+    spread: Callable[[Calls, float], Array | float] | None = None
     limit: Limit | None = None
     outside_spread: float = 0.25
     colour: str = OTHER

@@ -141,7 +141,7 @@ def misaligned(products: pd.DataFrame) -> Flags:
     rows = np.stack([*_rows_in_memory(d), d("M"), d("N")])
     uneven = np.mod(rows * size, ALIGNMENT_BYTES) != 0
     either_way = ~np.isfinite(d("trans_a")) & d.backward()
-    return uneven[:3].any(axis=0) | (either_way & uneven[3:].any(axis=0))
+    return np.asarray(uneven[:3].any(axis=0) | (either_way & uneven[3:].any(axis=0)))
 
 
 def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:

@@ -72,9 +72,8 @@ class Estimate:
 
         The latency's interval becomes at least as wide as the kernel's, in microseconds.
         """
-        extra = np.log(spread)
-        low = self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), extra))
-        high = self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), extra))
+        low = further(self.kernel, self.p10, -np.log(spread))
+        high = further(self.kernel, self.p90, np.log(spread))
         bottom = np.minimum(self.latency_p10, self.latency - (self.kernel - low))
         top = np.maximum(self.latency_p90, self.latency + (high - self.kernel))
         return Estimate(self.latency, self.kernel, low, high, self.inside, bottom, top)
@@ -83,17 +82,17 @@ class Estimate:
         """Add another session's error to both intervals: `-low` and `high` in log time; none begins below `least_us` (rows,)."""
         return replace(
             self,
-            p10=np.fmax(
-                self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), low)), least_us
-            ),
-            p90=self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), high)),
-            latency_p10=np.fmax(
-                self.latency * np.exp(-np.hypot(np.log(self.latency_p10 / self.latency), low)),
-                least_us,
-            ),
-            latency_p90=self.latency
-            * np.exp(np.hypot(np.log(self.latency_p90 / self.latency), high)),
+            p10=np.fmax(further(self.kernel, self.p10, -low), least_us),
+            p90=further(self.kernel, self.p90, high),
+            latency_p10=np.fmax(further(self.latency, self.latency_p10, -low), least_us),
+            latency_p90=further(self.latency, self.latency_p90, high),
         )
+
+
+def further(middle: Array, end: Array, extra: Array | float) -> Array:
+    """An end of an interval around `middle`, with an independent error added: `extra` in log time, below 0 at the lower end."""
+    apart = np.hypot(np.log(end / middle), extra)
+    return middle * np.exp(np.copysign(apart, extra))
 
 
 EXTRAPOLATED = " extrapolated"

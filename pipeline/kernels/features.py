@@ -194,15 +194,8 @@ class Scope:
         return dims
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as plain lists, for JSON."""
-        return {
-            "ops": self.ops,
-            "dtypes": self.dtypes,
-            "phases": self.phases,
-            "ranges": self.ranges,
-            "windows": self.windows,
-            "name": self.name,
-        }
+        """The fields, for JSON."""
+        return dict(vars(self))
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Scope:
