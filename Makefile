@@ -11,7 +11,7 @@ export PYTHONWARNINGS ?= ignore
 # Prints the rules that refit models of newer GPUs. Without the optional package of their measurements, prints nothing.
 NEWER := from evaluation.published.aiconfigurator import data_dir; print("half_pack collective_curves attention_constants" if data_dir() else "")
 
-.PHONY: help setup run local test nightly soak lint paper figures report accuracy measured readme pictures packs ui clean unlock
+.PHONY: help setup run local test nightly soak lint moved paper figures report accuracy measured readme pictures packs ui clean unlock
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 12
@@ -46,6 +46,9 @@ soak: setup ## damage 10,000 inputs and kill 100 runs, as a nightly job (45 minu
 lint: setup ## check style, types and the workflow
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/snakefmt --check -l 120 Snakefile workflow evaluation/rules \
 		&& $(BIN)/snakemake --lint
+
+moved: setup ## print which predictions differ from those of the last commit by more than 0.5 %
+	@STEPTIME_DATASETS=none $(BIN)/python -m evaluation.golden
 
 packs: setup unlock ## refit the shipped models from the public data
 	@newer=$$($(BIN)/python -c '$(NEWER)') && $(BIN)/snakemake --forcerun pack $$newer -- packs

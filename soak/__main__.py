@@ -3,7 +3,6 @@
     python -m soak --cases 10000 --seed 1            # goes on where it was stopped
     python -m soak --case 1234                       # one case again, with its traceback
     python -m soak kills --times 100                 # SIGKILL in the middle of runs
-    python -m soak mishaps --old COMMIT              # a full disk, a clock that jumps, and the like
 
 Exits with 1 if anything failed.
 """
@@ -16,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from pipeline.paths import project_dir
-from soak import kills, mishaps
+from soak import kills
 from soak.kinds import KINDS, kind_of
 from soak.runner import State, soak, table
 
@@ -30,7 +29,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", nargs="?", choices=("inputs", "kills", "mishaps"), default="inputs")
+    parser.add_argument("what", nargs="?", choices=("inputs", "kills"), default="inputs")
     parser.add_argument("--cases", type=int, default=10_000, help="number of damaged inputs")
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same cases")
     parser.add_argument("--state", type=Path, default=STATE, help="file that keeps what has run")
@@ -41,12 +40,9 @@ def main() -> int:
     )
     parser.add_argument("--case", type=int, help="run this case alone, in this process")
     parser.add_argument("--times", type=int, default=100, help="number of kills")
-    parser.add_argument("--old", help="a commit whose results are then those of an older version")
     args = parser.parse_args()
     if args.what == "kills":
         return kills.main(args.times, args.seed)
-    if args.what == "mishaps":
-        return mishaps.main(args.old)
     if args.case is not None:
         return _one(args.seed, args.case)
     state = State(args.seed, args.cases)

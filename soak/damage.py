@@ -98,17 +98,17 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 def strange_json(value: Any, rng: Random) -> tuple[str, Any]:
     """A JSON value of which some parts are missing, of another type, or absurd."""
     value = copy.deepcopy(value)
-    told = []
+    changes = []
     for holder, key in rng.sample(
         found := list(places(value)), min(len(found), rng.choice((1, 1, 2, 4)))
     ):
         if isinstance(holder, dict) and key in holder and rng.random() < 0.3:
             del holder[key]
-            told.append(f"no {key}")
+            changes.append(f"no {key}")
         elif isinstance(holder, dict) or key < len(holder):
             holder[key] = copy.deepcopy(rng.choice(VALUES))
-            told.append(f"{key}={holder[key]!r}"[:40])
-    return ", ".join(told), value
+            changes.append(f"{key}={holder[key]!r}"[:40])
+    return ", ".join(changes), value
 
 
 def json_bytes(value: Any, rng: Random | None = None) -> bytes:

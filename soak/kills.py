@@ -105,7 +105,7 @@ def kill_after(
 
 
 def artifacts(folder: Path) -> dict[str, bytes]:
-    """Content of every artifact of a run by its path; logs and MLflow's database tell times of day."""
+    """Content of every artifact of a run by its path; logs and MLflow's database hold times of day."""
     root = folder / "results"
     files = (
         path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith(".")
@@ -169,10 +169,10 @@ def _how(found: bytes, reference: bytes) -> str:
     keys = sorted(
         key for key in {*origins[0], *origins[1]} if origins[0].get(key) != origins[1].get(key)
     )
-    told = "; ".join(f"{key}: {origins[0].get(key)} / {origins[1].get(key)}" for key in keys)
+    seen = "; ".join(f"{key}: {origins[0].get(key)} / {origins[1].get(key)}" for key in keys)
     return (
         f" (rows {'equal' if tables[0].equals(tables[1]) else 'differ'}; provenance:"
-        f" {told or 'equal'})"
+        f" {seen or 'equal'})"
     )
 
 
@@ -184,7 +184,7 @@ def unlocked(folder: Path) -> None:
 
 def main(times: int, seed: int) -> int:
     """Kill runs so many times; returns the exit code."""
-    rng, told = Random(seed), Kills()
+    rng, seen = Random(seed), Kills()
     with tempfile.TemporaryDirectory(prefix="steptime-kills-") as place:
         first, second, folder = (Path(place) / name for name in ("first", "second", "run"))
         start = time.perf_counter()
@@ -202,49 +202,49 @@ def main(times: int, seed: int) -> int:
             flush=True,
         )
         folder.mkdir()
-        while told.kills < times:
+        while seen.kills < times:
             unlocked(folder)
             at, everything = rng.uniform(0.5, 0.3 * seconds), rng.random() < 0.7
             done = kill_after(folder, at, everything)
             if done is None:
-                told.kills += 1
-                told.faults += [
-                    f"kill {told.kills} after {at:.1f} s: {fault}" for fault in half_written(folder)
+                seen.kills += 1
+                seen.faults += [
+                    f"kill {seen.kills} after {at:.1f} s: {fault}" for fault in half_written(folder)
                 ]
-                if told.kills % 10 == 0:
+                if seen.kills % 10 == 0:
                     print(
-                        f"{told.kills} kills, {told.ended} runs ended, {len(told.faults)} faults",
+                        f"{seen.kills} kills, {seen.ended} runs ended, {len(seen.faults)} faults",
                         flush=True,
                     )
                 continue
-            told.ended += 1
+            seen.ended += 1
             faults = [
-                f"after {told.kills} kills: {name} differs"
+                f"after {seen.kills} kills: {name} differs"
                 for name in differing(folder, reference, fixed)
             ]
             if done.returncode:
                 faults = [
-                    f"after {told.kills} kills: exit {done.returncode}: {done.stderr[-1500:]}"
+                    f"after {seen.kills} kills: exit {done.returncode}: {done.stderr[-1500:]}"
                 ]
-            told.faults += faults
+            seen.faults += faults
             print(
-                f"run {told.ended} ended after {told.kills} kills: {faults or 'equal'}", flush=True
+                f"run {seen.ended} ended after {seen.kills} kills: {faults or 'equal'}", flush=True
             )
-            told.parts += sum(1 for _ in (folder / "results").rglob(".*.part"))
+            seen.parts += sum(1 for _ in (folder / "results").rglob(".*.part"))
             shutil.rmtree(folder)
             folder.mkdir()
         unlocked(folder)
         last = run(folder)
-        told.ended += 1
+        seen.ended += 1
         if last.returncode:
-            told.faults.append(f"the last run failed: {last.stderr[-500:]}")
-        told.faults += [
+            seen.faults.append(f"the last run failed: {last.stderr[-500:]}")
+        seen.faults += [
             f"at the end: {name} differs" for name in differing(folder, reference, fixed)
         ]
         left = sorted(path.name for path in (folder / "results").rglob(".*.part"))
     print(
-        f"{told.kills} kills, {told.ended} runs to their end, {told.parts + len(left)} temporary"
-        f" files left, {len(told.faults)} faults"
+        f"{seen.kills} kills, {seen.ended} runs to their end, {seen.parts + len(left)} temporary"
+        f" files left, {len(seen.faults)} faults"
     )
-    print("\n".join(told.faults))
-    return 1 if told.faults else 0
+    print("\n".join(seen.faults))
+    return 1 if seen.faults else 0

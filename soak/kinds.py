@@ -7,18 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from soak import (
-    campaign_cases,
-    custom_cases,
-    execution_cases,
-    model_cases,
-    pack_cases,
-    published_cases,
-    result_cases,
-    table_cases,
-    trace_cases,
-    yaml_cases,
-)
+from soak import pack_cases, table_cases, trace_cases, yaml_cases
 from soak.verdicts import Case
 
 
@@ -44,15 +33,9 @@ def _kind(what: str, weight: int, module: Any) -> Kind:
 
 KINDS = {
     "traces": _kind("profiler traces (both readers)", 16, trace_cases),
-    "execution": _kind("execution traces", 10, execution_cases),
     "tables": _kind("kernel tables", 16, table_cases),
-    "campaigns": _kind("campaign folders and archives", 12, campaign_cases),
     "packs": _kind("shipped packs", 8, pack_cases),
-    "models": _kind("fitted models", 6, model_cases),
     "yaml": _kind("GPU files, configurations, prices, overrides", 14, yaml_cases),
-    "published": _kind("published tables", 8, published_cases),
-    "results": _kind("results of a run, user cache", 8, result_cases),
-    "custom": _kind("own PyTorch models", 2, custom_cases),
 }
 
 

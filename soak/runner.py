@@ -101,7 +101,7 @@ def _one_worker(
                 )
                 return
             try:
-                what, *told = ours.recv()
+                what, *message = ours.recv()
             except EOFError:
                 process.join(10)
                 _failed(
@@ -116,10 +116,10 @@ def _one_worker(
             state.seconds, since = state.seconds + now - since, now
             if what == "end":
                 return
-            number, kind = told[:2]
+            number, kind = message[:2]
             limit = CASE_SECONDS if what == "ready" else SETUP_SECONDS
             if what == "done":
-                mutation, verdict, seconds, peak = told[2:]
+                mutation, verdict, seconds, peak = message[2:]
                 state.slowest_s, state.peak_bytes = (
                     max(state.slowest_s, seconds),
                     max(state.peak_bytes, peak),

@@ -58,7 +58,7 @@ class Verdict:
 
 def judge(case: Case) -> Verdict:
     """Run a case. Every exception but our own is a failure, as are NumPy's warnings of NaN and overflow."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", SteptimeWarning)
         warnings.simplefilter("error", RuntimeWarning)
@@ -74,8 +74,8 @@ def judge(case: Case) -> Verdict:
         return Verdict("silent", f"accepted: {_short(result)}")
     if case.truth is ANY:
         return Verdict("accepted")
-    told = [str(each.message) for each in said]
-    fault = case.truth(result, told) if callable(case.truth) else difference(result, case.truth)
+    warned = [str(each.message) for each in recorded]
+    fault = case.truth(result, warned) if callable(case.truth) else difference(result, case.truth)
     return Verdict("wrong result", fault) if fault else Verdict("accepted")
 
 

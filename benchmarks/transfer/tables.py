@@ -1,6 +1,6 @@
 """Write the error tables of docs/transfer.md and docs/notes/transfer.md from `evaluation.training.build_models --errors`.
 
-    python benchmarks/transfer/tables.py --errors errors.csv... [--models surfer.csv] [--peer deepview.csv] --doc DOC.md...
+    python benchmarks/transfer/tables.py --errors errors.csv... [--models surfer.csv] --doc DOC.md...
 
 Each table replaces the text between its markers, in the document that has them.
 """
@@ -77,11 +77,6 @@ def _absolute(results: pd.DataFrame) -> pd.DataFrame:
     return results.assign(error=100 * results["error"].abs())
 
 
-def peer(results: pd.DataFrame) -> str:
-    """Mean MAPE by family and method, ours and the maintained Surfer."""
-    return percents(results.groupby(["family", "method"])["mape"].mean().unstack(), "family")
-
-
 def left_out(folder: Path) -> str:
     """Errors stored with the shipped models: each GPU is predicted from its spec, by models trained without it."""
     rows = {}
@@ -155,7 +150,6 @@ def main() -> None:
     )
     parser.add_argument("--errors", type=Path, action="append", required=True)
     parser.add_argument("--models", type=Path)
-    parser.add_argument("--peer", type=Path, help="CSV of deepview.py")
     parser.add_argument("--doc", type=Path, action="append", required=True, help="may be repeated")
     options = parser.parse_args()
     errors = pd.concat([pd.read_csv(path) for path in options.errors], ignore_index=True)
@@ -170,8 +164,6 @@ def main() -> None:
     if options.models:
         results = pd.read_csv(options.models)
         blocks |= {"models": models(results), "model pairs": model_pairs(results)}
-    if options.peer:
-        blocks["peer"] = peer(pd.read_csv(options.peer))
     texts = {path: path.read_text(encoding="utf-8") for path in options.doc}
     if lost := [
         name for name in blocks if not any(f"<!-- {name} -->" in text for text in texts.values())

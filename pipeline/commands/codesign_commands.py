@@ -225,7 +225,11 @@ def show_difference(difference: Difference) -> None:
     rows = difference.rows()
     shown = [row for part, row in zip(difference.parts, rows, strict=False) if abs(part.us) >= 0.5]
     parts = Catalogue(
-        [*shown, rows[-1]], ("of the\nstep",), folded=(), right=list(rows[-1])[1:], last="bold"
+        [*shown, rows[-1]],
+        ("of the\nstep",),
+        folded=(),
+        right=list(rows[-1])[1:],
+        bold=(len(shown),),
     )
     screen.print(parts, crop=False)
     a, b = difference.heads

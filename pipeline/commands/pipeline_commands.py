@@ -15,7 +15,7 @@ from pipeline.show.comparison import show
 from pipeline.show.kernel_runs import log_shipped_models
 from pipeline.show.run_hooks import artifact_paths, predictions_in
 from pipeline.show.run_snakemake import become_snakemake
-from pipeline.show.tracking import PORT, serve
+from pipeline.show.tracking_server import PORT, serve
 from pipeline.summary_rows import predictions_of
 from pipeline.terminal import MULTIRUN, NO_MULTIRUN, Csv, Json, examples, print_csv, print_json
 

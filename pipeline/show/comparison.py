@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from pipeline.answers.engine import Answer, Engine, engine
@@ -31,10 +29,9 @@ from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.layout import check_file
 from pipeline.show.figures.python_plots import draw_steps
 from pipeline.show.tables import (
-    UNFOLDED,
+    Catalogue,
     console,
     interval,
-    numbered,
     show_one,
     show_paths,
     values_of,
@@ -52,12 +49,6 @@ LEFT_OUT_FIRST = (
     "bound", "p10-p90 ms", "exposed",
 )  # fmt: skip
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
-
-SPLIT_AFTER = 4
-"""Number of columns that are left out of one table of all models, before each model gets a table of its own."""
-
-NUMBERED_AFTER, LONGEST_OPTIONS = 8, 20
-"""Number of columns that are left out before numbers stand for options longer than this; people copy options."""
 
 DEFAULT = "default"
 """Options of a row without any."""
@@ -149,27 +140,22 @@ class Comparison:
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         rows: _Rows = [*self.predictions, *self.unpredicted]
-        by_model = [
-            [row for row in rows if row.model == name]
-            for name in dict.fromkeys(row.model for row in rows)
-        ]
-        unfolded = options.update(max_width=UNFOLDED)
-        for parts, count, boxed, by_number in _layouts(rows, by_model):
-            texts: list[str] | None = [] if by_number else None
-            shown = [self._table(part, LEFT_OUT_FIRST[:count], boxed, texts) for part in parts]
-            if all(
-                Measurement.get(console, unfolded, table).maximum <= options.max_width
-                for _, table, _ in shown
-            ):
-                break
-        for heading, table, _ in shown:
-            if heading:
-                yield Text(heading, style="bold")
-            yield from console.render(table, unfolded)  # type: ignore[misc]
-        yield from numbered(texts or ())
-        yield from self.notes(
-            list(dict.fromkeys(name for *_, left_out in shown for name in left_out))
+        heading, heads, cells = self.cells(rows)
+        if heading:
+            yield Text(heading, style="bold")
+        table = Catalogue(
+            [dict(zip(heads, row, strict=True)) for row in cells],
+            optional=[
+                self._header(name) for name in LEFT_OUT_FIRST if name != PER_PRICE or self._per_hour
+            ],
+            folded=(),
+            copied="options",
+            right=[head for head in heads if head not in WORDS],
+            bold=[at for at, p in enumerate(self.predictions) if self._best(p)],
         )
+        yield table
+        _, shown, _ = table.fitted(options.max_width)
+        yield from self.notes([head for head in heads if head not in shown])
 
     def _repr_html_(self) -> str:
         rows: _Rows = [*self.predictions, *self.unpredicted]
@@ -181,22 +167,16 @@ class Comparison:
         """What all rows share, and heads and rows of the whole table, as text."""
         shared = _shared(rows)
         cells = [self._cells(row, shared) for row in rows]
-        alike = [
+        same = [
             name
-            for name in ("model", "options", "host")
-            if len({row[name] for row in cells} - {""}) == 1
+            for name in ("GPU", "model", "batch", "host")
+            if len({row[name] for row in cells} - {""}) <= 1
         ]
-        names = [
-            name
-            for name in dict.fromkeys(name for row in cells for name in row)
-            if name not in alike
-        ]
+        same += [] if any(row["options"] != DEFAULT for row in cells) else ["options"]
+        names = [name for name in dict.fromkeys(chain(*cells)) if name not in same]
         heads = [self._header(name) for name in names]
-        return (
-            self._table(rows, (), False, None)[0],
-            heads,
-            [[row.get(name, "") for name in names] for row in cells],
-        )
+        texts = [[row.get(name, "") for name in names] for row in cells]
+        return _heading(cells[0], same, shared), heads, texts
 
     def notes(self, left_out: Sequence[str]) -> Iterator[Text]:
         """The lines below the table."""
@@ -223,10 +203,6 @@ class Comparison:
         for (model, what), tie in self.ties.items():
             if what == THROUGHPUT or priced:
                 yield Text(f"≈ {model}: a tie in {self._header(what)}: {tie}", style="dim")
-        if unsaid := [name for name in left_out if name != "host"]:
-            yield Text(
-                f"Not shown: {', '.join(unsaid)} (a wider terminal, or --json).", style="dim"
-            )
         for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():
             yield Text(text, style="dim")
         yield from self._settings([*["host"] * ("host" in left_out and not self.hosts), *ASKED])
@@ -249,47 +225,8 @@ class Comparison:
         for model in dict.fromkeys(p.model for p in self.predictions):
             rows = [p for p in self.predictions if p.model == model]
             named = [(p, _own(p, _shared(rows))) for p in rows]
-            if told := [f"{key} {values}" for key in keys if (values := values_of(named, key))]:
-                yield Text(f"{model}: {', '.join(told)}", style="dim")
-
-    def _table(
-        self, rows: _Rows, left_out: Sequence[str], boxed: bool, texts: list[str] | None
-    ) -> tuple[str, Table, list[str]]:
-        """The line above a table, the table, and the columns that it leaves out; options go into `texts`, if given, for numbers."""
-        shared = _shared(rows)
-        cells = [self._cells(row, shared) for row in rows]
-        names = list(dict.fromkeys(name for row in cells for name in row))
-        same = [
-            name
-            for name in ("GPU", "model", "batch", "host")
-            if len({row[name] for row in cells} - {""}) <= 1
-        ]
-        same += [] if any(row["options"] != DEFAULT for row in cells) else ["options"]
-        if texts is not None:
-            texts += [
-                text for text in dict.fromkeys(row["options"] for row in cells) if text not in texts
-            ]
-            cells = [row | {"options": f"[{texts.index(row['options']) + 1}]"} for row in cells]
-        heading = _heading(cells[0], same, shared) if cells else ""
-        table = Table(
-            header_style="bold",
-            box=box.HEAVY_HEAD if boxed else None,
-            padding=(0, 1) if boxed else (0, 1, 0, 0),
-        )
-        shown = [name for name in names if name not in (*same, *left_out)]
-        for name in shown:
-            table.add_column(
-                self._header(name), justify="left" if name in WORDS else "right", overflow="fold"
-            )
-        for row, values in zip(rows, cells, strict=True):
-            best = isinstance(row, Prediction) and self._best(row)
-            table.add_row(*(values.get(name, "") for name in shown), style="bold" if best else None)
-        hidden = [name for name in left_out if name in names and name not in same]
-        return (
-            heading,
-            table,
-            [self._header(name) if name == PER_PRICE else name for name in hidden],
-        )
+            if settings := [f"{key} {values}" for key in keys if (values := values_of(named, key))]:
+                yield Text(f"{model}: {', '.join(settings)}", style="dim")
 
     def _header(self, name: str) -> str:
         """The head of a column with its unit; that of samples per price names the currency."""
@@ -418,20 +355,6 @@ def _shared(rows: _Rows) -> list[str]:
 def _own(row: Prediction | Unpredicted, shared: Sequence[str]) -> str:
     """The options of a row that are not shared, as one text."""
     return " ".join(text for text in _options(row) if text not in shared) or DEFAULT
-
-
-def _layouts(
-    rows: _Rows, by_model: Sequence[_Rows]
-) -> Iterator[tuple[Sequence[_Rows], int, bool, bool]]:
-    """Layouts, the widest first: parts with a table each, number of columns left out, lines between cells, numbered options."""
-    yield from (([rows], count, True, False) for count in (0, 1))
-    yield from (([rows], count, False, False) for count in range(SPLIT_AFTER + 1))
-    yield from ((by_model, count, False, False) for count in range(NUMBERED_AFTER + 1))
-    if any(len(_own(row, _shared(part))) > LONGEST_OPTIONS for part in by_model for row in part):
-        yield from ((by_model, count, False, True) for count in range(len(LEFT_OUT_FIRST) + 1))
-    yield from (
-        (by_model, count, False, False) for count in range(NUMBERED_AFTER, len(LEFT_OUT_FIRST) + 1)
-    )
 
 
 def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str]) -> str:

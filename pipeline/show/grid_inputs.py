@@ -134,10 +134,10 @@ def grid_steps(flow: Flow) -> tuple[Prediction, ...]:
     answering, steps = engine(flow.artifacts.root), tuple[Prediction, ...]()
     for points in sorted(whole, key=lambda points: -points[0].batch_size):
         answers = answering.predict(points, detail=True)
-        told = sorted(
+        predicted = sorted(
             (a.prediction for a in answers if a.prediction), key=lambda p: -p.predicted_us
         )
-        steps = tuple(told) if len(told) == len(gpus) else steps
+        steps = tuple(predicted) if len(predicted) == len(gpus) else steps
         if steps and all(p.fits for p in steps):
             break
     return steps

@@ -113,8 +113,8 @@ def write_report(
 def _steps_section(comparison: Comparison) -> Section:
     """The table of steps, with their memory, throughput and bound."""
     heading, heads, rows = comparison.cells(comparison.predictions)
-    said = [heading, *(note.plain for note in comparison.notes(()))]
-    notes = " ".join(f"{text.rstrip('.')}." for text in said if text)
+    sentences = [heading, *(note.plain for note in comparison.notes(()))]
+    notes = " ".join(f"{text.rstrip('.')}." for text in sentences if text)
     return Section(STEPS, notes, tuple(heads), tuple(map(tuple, rows)))
 
 

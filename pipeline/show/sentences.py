@@ -12,7 +12,7 @@ from pipeline.prediction import Prediction
 from pipeline.readable import counted, gibibytes, listed, milliseconds, rate, shares, span
 
 ALMOST_EQUAL = 1.1
-"""Ratio of two step times below which it is said in percent."""
+"""Ratio of two step times below which it is stated in percent."""
 
 MOST_NAMED = 3
 """Number of GPUs of a tie that a title names; more are counted."""
@@ -42,33 +42,35 @@ def answers(table: pd.DataFrame, predictions: Sequence[Prediction]) -> list[str]
     if len(predictions) == 1:
         return _one_answer(predictions[0])
     models = list(dict.fromkeys(table["model_variant"]))
-    said = []
+    sentences = []
     for model in models[:MOST_MODELS]:
         rows = table[table["model_variant"] == model]
-        said.append(f"{model}: {step_sentence(rows)}; {throughput_sentence(rows)}")
+        sentences.append(f"{model}: {step_sentence(rows)}; {throughput_sentence(rows)}")
         of_model = [p for p in predictions if p.label.rpartition(" b")[0] == model]
-        said += [f"{model}: {text}" for text in _memory_sentences(of_model)]
+        sentences += [f"{model}: {text}" for text in _memory_sentences(of_model)]
     if len(models) > MOST_MODELS:
-        said.append(f"{counted(len(models) - MOST_MODELS)} more: {', '.join(models[MOST_MODELS:])}")
+        sentences.append(
+            f"{counted(len(models) - MOST_MODELS)} more: {', '.join(models[MOST_MODELS:])}"
+        )
     waiting = [p for p in predictions if p.bound == "host"]
     if len(waiting) == len(predictions):
-        said.append("The host limits every step: a faster GPU does not help")
+        sentences.append("The host limits every step: a faster GPU does not help")
     elif waiting:
-        said.append(
+        sentences.append(
             f"The host limits {len(waiting)} of {len(predictions)} steps: a faster GPU does not"
             " help them"
         )
     elif all(p.bound == "device" for p in predictions):
-        said.append("The GPU limits every step")
+        sentences.append("The GPU limits every step")
     low, high = (
         100 * (end / np.array([p.predicted_us for p in predictions]) - 1)
         for end in ([p.p10_us for p in predictions], [p.p90_us for p in predictions])
     )
-    said.append(
+    sentences.append(
         f"How sure: p10 to p90 is at most −{-low.min():.0f} % to +{high.max():.0f} % of a step."
         f" {_evidence(predictions)}"
     )
-    return said
+    return sentences
 
 
 def _one_answer(p: Prediction) -> list[str]:

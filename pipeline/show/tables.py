@@ -159,11 +159,11 @@ def by_module(modules: pd.DataFrame, prediction: Prediction, depth: int) -> Rend
         if depth < deepest
         else ""
     )
-    said = (
+    explained = (
         "Rows without indent add up to the active time,"
         f" {milliseconds(prediction.active_us)}.{deeper}"
     )
-    return Group(Text(str(prediction), style="bold"), table, Text(said, style="dim"))
+    return Group(Text(str(prediction), style="bold"), table, Text(explained, style="dim"))
 
 
 _Row = tuple[int, str, tuple[str, ...]]
@@ -209,56 +209,63 @@ class Catalogue:
     """Column whose cells people copy: where it does not fit, numbers stand in it, and the cells below the table."""
     right: Sequence[str] = ()
     """Columns of text that are aligned to the right, as numbers are."""
-    last: str = ""
-    """Style of the last row."""
+    bold: Sequence[int] = ()
+    """Numbers of the rows in bold type."""
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        names = list(self.rows[0]) if self.rows else ["nothing"]
-        shown = names
-        left_out = [name for name in self.optional if name in names]
-        for count in range(len(left_out) + 1):
-            shown = [name for name in names if name not in left_out[:count]]
-            if sum(self._wanted(name) + 1 for name in shown) - 1 <= options.max_width:
-                break
-        needed = sum(self._least(name) + 1 for name in shown) - 1
-        if needed > options.max_width and self.copied in shown:
-            yield from self._numbered()
-            return
-        gap = 2 if sum(self._wanted(name) + 2 for name in shown) - 2 <= options.max_width else 1
-        table = Table(header_style="bold", box=None, padding=(0, gap, 0, 0), pad_edge=False)
+        table, shown, texts = self.fitted(options.max_width)
+        needed = sum(table._least(name) + 1 for name in shown) - 1
+        gap = 2 if table._width(shown) + len(shown) - 1 <= options.max_width else 1
+        drawn = Table(header_style="bold", box=None, padding=(0, gap, 0, 0), pad_edge=False)
         for name in shown:
-            right = name in self.right or all(
+            numbers = all(
                 isinstance(row[name], (int, float)) or row[name] == "" for row in self.rows
             )
-            table.add_column(
+            drawn.add_column(
                 name,
-                justify="right" if right else "left",
-                min_width=self._least(name),
+                justify="right" if name in self.right or numbers else "left",
+                min_width=table._least(name),
                 overflow="fold",
                 no_wrap=not self._folds(name),
             )
-        for row in self.rows:
-            table.add_row(
-                *(plain(row[name]) for name in shown),
-                style=self.last if row is self.rows[-1] else "",
-            )
-        yield from console.render(table, options.update(max_width=max(options.max_width, needed)))  # type: ignore[misc]
-        if hidden := [name.replace("\n", " ") for name in names if name not in shown]:
-            yield Text(
-                f"Not shown: {', '.join(hidden)} (a wider terminal, or --json).", style="dim"
-            )
+        for number, row in enumerate(table.rows):
+            cells = (plain(row[name]) for name in shown)
+            drawn.add_row(*cells, style="bold" if number in self.bold else "")
+        wide = options.update(max_width=max(options.max_width, needed))
+        yield from console.render(drawn, wide)  # type: ignore[misc]
+        for number, text in enumerate(texts, 1):
+            yield Text(f"[{number}] {text}", no_wrap=True, overflow="ignore")
+        if hidden := [name.replace("\n", " ") for name in self._names if name not in shown]:
+            named = ", ".join(hidden)
+            yield Text(f"Not shown: {named} (a wider terminal, or --json).", style="dim")
 
-    def _numbered(self) -> Iterator[RenderableType]:
-        """The table with numbers in the column `copied`, and its texts below, each in a line that can be copied."""
-        texts = list(dict.fromkeys(plain(row[self.copied]) for row in self.rows))
-        rows = [
-            row | {self.copied: f"[{texts.index(plain(row[self.copied])) + 1}]"}
-            for row in map(dict, self.rows)
-        ]
-        yield replace(self, rows=rows, copied="")
-        yield from numbered(texts)
+    def fitted(self, width: int) -> tuple[Catalogue, list[str], list[str]]:
+        """The first layout that fits a width: the table, the columns shown, and the texts of its numbers.
+
+        Half of the optional columns are left out before numbers stand for the copied texts, then all of them.
+        """
+        optional = [name for name in self.optional if name in self._names]
+        layouts = [(self, count, list[str]()) for count in range(len(optional) + 1)]
+        if self.copied in self._names:
+            texts = list(dict.fromkeys(plain(row[self.copied]) for row in self.rows))
+            numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
+            rows = [{**row, self.copied: numbers[plain(row[self.copied])]} for row in self.rows]
+            numbered = [(replace(self, rows=rows), count, texts) for _, count, _ in layouts]
+            layouts = layouts[: len(optional) // 2 + 1] + numbered
+        for table, count, texts in layouts:  # noqa: B007 - the last one, if none fits
+            shown = [name for name in self._names if name not in optional[:count]]
+            if table._width(shown) <= width:
+                break
+        return table, shown, texts
+
+    @property
+    def _names(self) -> list[str]:
+        return list(self.rows[0]) if self.rows else ["nothing"]
+
+    def _width(self, names: Sequence[str]) -> int:
+        return sum(self._wanted(name) + 1 for name in names) - 1
 
     def _folds(self, name: str) -> bool:
         return self.folded is None or name in self.folded
@@ -280,12 +287,6 @@ class Catalogue:
 
     def _cells(self, name: str) -> list[str]:
         return [name, *(plain(row[name]) for row in self.rows)]
-
-
-def numbered(texts: Sequence[str]) -> Iterator[Text]:
-    """Texts that stand as numbers in a table, each in a line that can be copied."""
-    for number, text in enumerate(texts, 1):
-        yield Text(f"[{number}] {text}", no_wrap=True, overflow="ignore")
 
 
 def plain(value: Any) -> str:

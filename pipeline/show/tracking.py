@@ -13,19 +13,13 @@ import contextlib
 import fcntl
 import math
 import os
-import re
-import signal
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipeline.errors import InputError, SteptimeError
+from pipeline.errors import SteptimeError
 from pipeline.schemas import atomic_path
 
 KERNEL_MODELS, OVERHEADS, PLANS = "kernel models", "overheads", "plans"
@@ -45,10 +39,6 @@ NOTE = "mlflow.note.content"
 MAX_NOTE = 5000
 """Number of characters that every supported version of MLflow stores in a tag of an experiment."""
 
-LOOPBACK, PORT = "127.0.0.1", 5000
-"""Address that the MLflow UI binds, and its port. The UI has no password, so other machines must not be able to reach
-it."""
-
 _DATABASE = "mlflow.db"
 
 DIGITS = 4
@@ -58,12 +48,7 @@ SHARED_DATABASE = "STEPTIME_TRACKING_URI"
 """Environment variable: the tracking URI that replaces the database in the results folder. MLflow's own variable of that
 kind is not used: MLflow sets it itself in each process that logs."""
 
-_SERVER_VARIABLES = re.compile(
-    r"MLFLOW_(HOST|PORT|WORKERS|SERVER_\w+|\w+_OPTS)|(UVICORN|GUNICORN)_\w+"
-)
-"""Environment variables that would move MLflow's server to another address or open it to other machines."""
-
-_ENVIRONMENT = {
+QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -280,88 +265,6 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     return str(best.info.run_id)
 
 
-def serve(port: int, folder: str | Path, prepare: Callable[[], object] = lambda: None) -> int:
-    """Run the MLflow UI on a folder's database until it is stopped; print its address when it answers.
-
-    It always binds `LOOPBACK`.
-
-    Args:
-        port: its port.
-        folder: the tracking folder; created if it does not exist.
-        prepare: is called before the server starts, when the port is known to be free.
-
-    Returns:
-        The server's exit code.
-
-    Raises:
-        InputError: the port is invalid or in use, or the shared database is a server with a UI of its own.
-    """
-    folder = Path(folder)
-    _check_port(port)
-    if _is_server():
-        raise InputError(
-            f"${SHARED_DATABASE}={_shared()}: this server has a UI of its own; open it in a browser"
-        )
-    os.environ.update(_ENVIRONMENT)
-    for name in [name for name in os.environ if _SERVER_VARIABLES.fullmatch(name)]:
-        del os.environ[name]
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = (
-        "false"  # processes for jobs of language models
-    )
-    prepare()
-    page = f"http://{LOOPBACK}:{port}/{describe_kernel_models(folder)}"
-    # one worker: with several, a worker that needs over five seconds to import MLflow (busy machine) is killed repeatedly
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "ui",
-        "--backend-store-uri",
-        _uri(folder),
-        "--host",
-        LOOPBACK,
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
-    # uvicorn searches libraries in the current folder first: a file of the user must not be one
-    with subprocess.Popen(command, cwd=sys.prefix) as server:
-        signal.signal(signal.SIGTERM, lambda *_: server.terminate())
-        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C reaches the server, too
-            if _answers(server, f"http://{LOOPBACK}:{port}/health"):
-                print(
-                    f"MLflow UI (stop with Ctrl-C); kernel models, the best of each: {page}",
-                    flush=True,
-                )
-            server.wait()
-    return server.returncode
-
-
-def _answers(server: subprocess.Popen[bytes], address: str) -> bool:
-    """Whether a started server answers; waits until it does or has ended."""
-    while server.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=2):
-            return True
-        time.sleep(0.2)
-    return False
-
-
-def _check_port(port: int) -> None:
-    """Refuse a port that the server cannot use. The server itself would fail half a minute later, in twenty lines."""
-    import socket
-
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((LOOPBACK, port))
-    except (OverflowError, OSError) as error:
-        reason = getattr(error, "strerror", None) or "a port is a number from 1 to 65535"
-        raise InputError(
-            f"--port {port}: {reason}; give another port, such as --port 5001"
-        ) from None
-
-
 def _experiment(client: Any, folder: Path, name: str) -> str:
     """Id of an experiment of `EXPERIMENTS`; it is created if the database has none of that name."""
     from mlflow.exceptions import MlflowException
@@ -370,7 +273,7 @@ def _experiment(client: Any, folder: Path, name: str) -> str:
         return str(known.experiment_id)
     # a server has a place of its own for artifacts
     artifacts = (
-        None if _is_server() else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
+        None if is_server() else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
     )
     try:
         created = client.create_experiment(name, artifact_location=artifacts)
@@ -387,35 +290,37 @@ def database_of(folder: str | Path) -> Path:
     return Path(folder) / _DATABASE
 
 
-def _shared() -> str:
+def shared_database() -> str:
     """URI of the database or server of several machines; empty if each results folder has its own database."""
     return os.environ.get(SHARED_DATABASE, "")
 
 
-def _is_server() -> bool:
-    return _shared().startswith("http")
+def is_server() -> bool:
+    """Whether the shared database is a tracking server, which has a UI of its own."""
+    return shared_database().startswith("http")
 
 
-def _uri(folder: Path) -> str:
-    return _shared() or f"sqlite:///{database_of(folder).resolve()}"
+def database_uri(folder: Path) -> str:
+    """The tracking URI of a folder: the shared database, or the one in the folder."""
+    return shared_database() or f"sqlite:///{database_of(folder).resolve()}"
 
 
 def _client(folder: Path) -> Any:
     import logging
     import warnings
 
-    os.environ.update({key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()})
+    os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
     warnings.filterwarnings("ignore")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     from mlflow import MlflowClient
 
     database = database_of(folder)
-    if not _shared() and not database.is_file():
+    if not shared_database() and not database.is_file():
         # MLflow makes its tables one by one: a process that is killed meanwhile would leave a database that no other can use
         with atomic_path(database) as part:
             part.unlink()
             MlflowClient(tracking_uri=f"sqlite:///{part.resolve()}").search_experiments(
                 max_results=1
             )
-    return MlflowClient(tracking_uri=_uri(folder))
+    return MlflowClient(tracking_uri=database_uri(folder))

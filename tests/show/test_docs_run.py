@@ -28,9 +28,9 @@ PAGES = [ROOT / "README.md", ROOT / "config" / "README.md", *sorted((ROOT / "doc
 
 EXCEPT = {
     "steptime ui": "serves until it is stopped; tests/show/test_tracking.py starts the server",
-    "profiles/slurm": "needs a cluster; benchmarks/cluster/ starts one",
-    "s3://": "needs an object store; benchmarks/cluster/ starts one",
-    "mlflow db": "needs a database server; benchmarks/cluster/ starts one",
+    "profiles/slurm": "needs a cluster",
+    "s3://": "needs an object store",
+    "mlflow db": "needs a database server",
     "pip ": (
         "fetches packages; tests/workflow/test_wheel.py builds the wheel and runs what it holds"
     ),
@@ -42,7 +42,6 @@ EXCEPT = {
         "needs a campaign that traced every step of the experiment, which our H100's did not"
     ),
     "FOLDS": "needs the public data and 20 minutes",
-    "deepview.csv": "needs the weights of another project",
     "build_tensor_core": "needs the package aiconfigurator-core",
     "track(device": "needs a GPU; tests/transfer/test_tracker.py moves saved traces of one",
 }

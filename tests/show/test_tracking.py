@@ -23,8 +23,8 @@ from pipeline.show.tracking import (
     SHARED_DATABASE,
     describe_kernel_models,
     log_run,
-    serve,
 )
+from pipeline.show.tracking_server import serve
 
 OPEN_TO_ALL = {
     "MLFLOW_HOST": "0.0.0.0",
@@ -207,7 +207,7 @@ def test_the_server_listens_on_the_loopback_address_alone(tmp_path: Path) -> Non
     planted.mkdir()
     for library in ("mlflow", "uvicorn", "fastapi", "flask"):
         (planted / f"{library}.py").write_text(f"open({str(tmp_path / 'sign')!r}, 'w').close()")
-    command = f"from pipeline.show.tracking import serve; serve({port}, {str(tmp_path)!r})"
+    command = f"from pipeline.show.tracking_server import serve; serve({port}, {str(tmp_path)!r})"
     server = subprocess.Popen(
         [sys.executable, "-P", "-c", command],
         cwd=planted,

@@ -10,17 +10,14 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.graph.capture import capture
-from pipeline.question.question import expand
 from soak import runner
 from soak.damage import damaged, strange_json
 from soak.kinds import KINDS
 from soak.runner import State, soak, table
 from soak.stand_ins import dying, sleeping
 from soak.verdicts import Case, difference, judge
-from soak.workplace import forget_everything
 
-QUICK = ("traces", "execution", "tables", "campaigns", "models", "yaml", "published")
+QUICK = ("traces", "tables", "yaml")
 """Kinds whose undamaged input is made in a second."""
 
 CASES = 20
@@ -96,15 +93,6 @@ def test_a_seed_makes_the_same_damage_again() -> None:
             strange_json(value, Random(number))
         )
     assert value == {"a": [1, {"b": 2}], "c": "x"}
-
-
-def test_steps_are_captured_again_after_everything_was_forgotten() -> None:
-    config = expand(["gpu=V100", "model=dlrm_small", "model.read_loss=before_backward"])[0].section(
-        "model"
-    )
-    before = capture(config, 16)
-    forget_everything()
-    assert capture(config, 16).table.equals(before.table)
 
 
 def test_a_case_that_hangs_is_counted_and_the_rest_runs_in_another_process(

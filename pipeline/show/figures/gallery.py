@@ -21,6 +21,7 @@ from pipeline.show.figures import step_times as steps
 from pipeline.show.figures.layout import NARROW, WIDE, Page, add_note, headline_of, save
 from pipeline.show.figures.roofline import draw_roofline, roofline_table
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
+from pipeline.show.figures.throughput import throughput as draw_throughput
 from pipeline.show.figures.waterfall import draw_difference
 from pipeline.summary_rows import predictions_of
 
@@ -154,7 +155,7 @@ GALLERY = (
         "Throughput",
         STEPS,
         Artifacts.steps,
-        steps.throughput,
+        draw_throughput,
         "no point was predicted",
     ),
     Entry(

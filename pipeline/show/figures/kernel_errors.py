@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.palette import ACTIVE, SERIES, series_colours
@@ -24,7 +25,10 @@ from pipeline.show.figures.layout import (
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Numbers = npt.NDArray[np.float64]
 
 LINE_STYLES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 """Styles of the lines of several GPUs, so that they also differ in grey."""
@@ -98,38 +102,14 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     height = rows_height(families, page) * max(1.0, 0.45 * len(gpus))
     board = Board([height, height], page, columns=2)
     left, right = board.panels
-    step = 0.8 / len(gpus)
     for number, (gpu, marker) in enumerate(zip(gpus, MARKERS * 4, strict=False)):
         rows = errors[errors["gpu"] == gpu].sort_values(
-            "family", key=lambda names: names.map(families.index)
+            "family", key=lambda f: f.map(families.index)
         )
-        where = rows["family"].map(families.index).to_numpy(float) + step * (
-            number - (len(gpus) - 1) / 2
-        )
-        left.hlines(where, 0, 100 * rows["gmae"], color=colours[gpu], linewidth=1.2)
-        left.plot(100 * rows["gmae"], where, marker, color=colours[gpu], markersize=6)
-        left.plot(
-            100 * rows["mape"],
-            where,
-            marker,
-            color=colours[gpu],
-            markerfacecolor="white",
-            markersize=5,
-        )
+        where = rows["family"].map(families.index).to_numpy(float)
+        where = where + 0.8 / len(gpus) * (number - (len(gpus) - 1) / 2)
+        _errors_of_gpu(left, rows, where, marker, colours[gpu], labelled=len(gpus) == 1)
         right.plot(100 * rows["coverage"], where, marker, color=colours[gpu], markersize=6)
-        if len(gpus) == 1:
-            value_labels(left, 100 * rows["mape"], [f"{100 * mape:.1f}" for mape in rows["mape"]])
-            for percent, row in zip(100 * rows["gmae"], where, strict=True):
-                left.annotate(
-                    f"{percent:.1f}",
-                    (percent, row),
-                    (0, 4),
-                    textcoords="offset points",
-                    ha="center",
-                    va="bottom",
-                    fontsize=NOTE,
-                    color=colours[gpu],
-                )
     left.axvline(BOUND_PERCENT, color="black", linestyle="--", linewidth=1, zorder=1)
     left.set_xlim(left=0)
     right.axvline(80, color="black", linewidth=1, linestyle="--", zorder=1)
@@ -143,10 +123,10 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     board.names(right, "calls inside p10 to p90 (%)")
     worst = errors.iloc[int(errors["gmae"].to_numpy().argmax())]
     below = (errors["gmae"] < BOUND_PERCENT / 100).all()
-    said = f"{'Every' if below else 'Not every'} kernel model errs by less than {BOUND_PERCENT:g} %"
-    board.headline(
-        f"{said}; {worst['family']} on {worst['gpu']} is least exact, {100 * worst['gmae']:.1f} %"
-    )
+    errs = f"kernel model errs by less than {BOUND_PERCENT:g} %"
+    least_exact = f"{worst['family']} on {worst['gpu']} is least exact"
+    bounded = f"{'Every' if below else 'Not every'} {errs}"
+    board.headline(f"{bounded}; {least_exact}, {100 * worst['gmae']:.1f} %")
     board.title(left, "Error")
     board.title(right, "Coverage, target 80 %")
     hollow = Line2D([], [], color="black", marker="o", linestyle="none", markerfacecolor="white")
@@ -156,6 +136,27 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
         f" family ({BOUND_SOURCE}), and the target of the intervals."
     )
     return board.figure
+
+
+def _errors_of_gpu(
+    axes: Axes, rows: pd.DataFrame, where: Numbers, marker: str, colour: str, labelled: bool
+) -> None:
+    """The errors of one GPU's models: the geometric mean with a line from zero, and a hollow arithmetic mean."""
+    gmae, mape = 100 * rows["gmae"], 100 * rows["mape"]
+    axes.hlines(where, 0, gmae, color=colour, linewidth=1.2)
+    axes.plot(gmae, where, marker, color=colour, markersize=6)
+    axes.plot(mape, where, marker, color=colour, markerfacecolor="white", markersize=5)
+    if not labelled:
+        return
+    value_labels(axes, mape, [f"{percent:.1f}" for percent in mape])
+    above: dict[str, Any] = {
+        "textcoords": "offset points",
+        "ha": "center",
+        "va": "bottom",
+        "fontsize": NOTE,
+    }
+    for percent, row in zip(gmae, where, strict=True):
+        axes.annotate(f"{percent:.1f}", (percent, row), (0, 4), color=colour, **above)
 
 
 def error_histograms(histograms: pd.DataFrame, page: Page = WIDE) -> Figure:

@@ -136,11 +136,11 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
             board.title(
                 axes, (f"{step}host of {gpu}\n" if first else "") + f"{kind}: {TYPE_NAMES[kind]}"
             )
-    said = [
+    largest = [
         f"{f'{model} on ' if model else ''}the host of {gpu}: most in {shorter(part['op'].iloc[0])}"
         for (gpu, model), part in zip(steps, parts, strict=True)
     ]
-    board.headline(f"Host time of {'; '.join(said)}")
+    board.headline(f"Host time of {'; '.join(largest)}")
     handles: list[Artist] = [
         Line2D([], [], color=BOX, linewidth=6),
         Line2D([], [], color="black", marker="|", linestyle="none"),

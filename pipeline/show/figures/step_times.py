@@ -1,4 +1,4 @@
-"""Predicted steps: their table, and figures of their time and its parts, and of throughput, with a panel per model."""
+"""Predicted steps: their table, and figures of their time and its parts, with a panel per model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,18 @@ from pipeline.palette import (
     IDLE_STYLE,
     MEASURED,
     OTHER,
-    series_colours,
     text_on,
 )
 from pipeline.prediction import Prediction
-from pipeline.readable import rate, short_time
+from pipeline.readable import short_time
 from pipeline.show.figures.layout import (
-    MARKERS,
     WIDE,
     Board,
     Page,
-    number_ticks,
     rows_height,
     value_labels,
 )
-from pipeline.show.sentences import family_sentence, step_sentence, throughput_sentence
+from pipeline.show.sentences import family_sentence, step_sentence
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -41,9 +38,6 @@ MIN_SHARE = 3.0
 
 LETTER_SHARE = 1.9
 """Share of the longest bar, in %, that a letter takes on the wide page; names and numbers are written where they fit."""
-
-MOST_LINES = 6
-"""Greatest number of GPUs whose throughput is drawn as lines; more are easier to compare as bars."""
 
 TOO_LARGE = " *"
 """Mark of a point that needs more memory than the GPU has."""
@@ -109,7 +103,7 @@ def step_times(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
         step_bars(board, axes, rows)
         return step_sentence(rows)
 
-    board = _panel_per_model(steps, page, draw)
+    board = panel_per_model(steps, page, draw)
     board.legend(*step_legend(bool(steps["measured_us"].notna().any())))
     return board.figure
 
@@ -184,7 +178,7 @@ def breakdown(families: pd.DataFrame, page: Page = WIDE) -> Figure:
         board.number_ticks(axes)
         return family_sentence(share)
 
-    board = _panel_per_model(families, page, draw)
+    board = panel_per_model(families, page, draw)
     order = sorted(named, key=lambda family: (family == "idle", -named[family]))
     board.legend(
         *_patches({**{family: family_colour(family) for family in order}, "other families": OTHER})
@@ -254,91 +248,7 @@ def _fitting(percent: float, family: str, letter: float, length: float) -> str:
     return ""
 
 
-def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
-    """Samples per second with p10 to p90: a panel per model, a line per GPU over the batch size.
-
-    A model with one batch size, and a grid of many GPUs, get bars.
-    """
-    gpus = list(dict.fromkeys(steps["gpu"]))
-    several = bool((steps.groupby("model_variant")["batch_size"].nunique() > 1).all())
-    if several and len(gpus) <= MOST_LINES:
-        colours, markers = series_colours(gpus), dict(zip(gpus, MARKERS, strict=False))
-        models = list(dict.fromkeys(steps["model_variant"]))
-        board = Board([2.0] * len(models), page, columns=2, grid="y")
-        for axes, model in zip(board.panels, models, strict=True):
-            rows = steps[steps["model_variant"] == model]
-            _throughput_lines(axes, rows, colours, markers)
-            board.names(axes, "batch size (samples)", "samples/s")
-            board.title(axes, f"{model}: {throughput_sentence(rows)}")
-        board.legend(*_lines(colours, markers))
-        if len(gpus) > 1:
-            board.note("Marks stand beside each other where GPUs are equally fast.")
-    else:
-        board = _panel_per_model(steps, page, _throughput_bars)
-    board.note("Whiskers: p10 to p90.")
-    if not steps["fits"].all():
-        board.note("Hollow: the step needs more memory than the GPU has.")
-    return board.figure
-
-
-def _throughput_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
-    speed, low, high = _speeds(rows)
-    faces = [ACTIVE if fits else "white" for fits in rows["fits"]]
-    bars = axes.barh(
-        np.arange(len(rows)),
-        speed,
-        height=0.62,
-        color=faces,
-        edgecolor=ACTIVE,
-        xerr=spread(speed, low, high),
-        error_kw={"elinewidth": 1, "capsize": 2.5},
-    )
-    axes.bar_label(bars, [rate(value) for value in speed], padding=4, fontsize=8.5)
-    board.names(axes, "throughput (samples/s)")
-    axes.set_xlim(left=0)
-    board.number_ticks(axes)
-    return throughput_sentence(rows)
-
-
-def _throughput_lines(
-    axes: Axes, rows: pd.DataFrame, colours: dict[str, str], markers: dict[str, str]
-) -> None:
-    gpus = list(dict.fromkeys(rows["gpu"]))
-    for number, gpu in enumerate(gpus):
-        line = rows[rows["gpu"] == gpu].sort_values("batch_size")
-        speed, low, high = _speeds(line)
-        size = line["batch_size"].to_numpy(float) * 1.045 ** (2 * number - len(gpus) + 1)
-        colour = colours[gpu]
-        axes.errorbar(
-            size,
-            speed,
-            yerr=spread(speed, low, high),
-            color=colour,
-            linewidth=1.3,
-            elinewidth=1,
-            capsize=2,
-        )
-        for fits in (True, False):
-            shown = line["fits"].to_numpy(bool) == fits
-            axes.plot(
-                size[shown],
-                speed[shown],
-                markers[gpu],
-                color=colour,
-                markerfacecolor=colour if fits else "white",
-                markersize=6,
-            )
-    sizes = sorted(set(rows["batch_size"]))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.minorticks_off()
-    if len(sizes) > 5:
-        axes.tick_params(axis="x", rotation=45)
-    axes.set_ylim(bottom=0)
-    number_ticks(axes.yaxis)
-
-
-def _panel_per_model(
+def panel_per_model(
     table: pd.DataFrame, page: Page, draw: Callable[[Board, Axes, pd.DataFrame], str]
 ) -> Board:
     """Panels below each other, one per model, with a row per point; `draw` returns the title's sentence.
@@ -375,13 +285,6 @@ def _point_labels(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def _speeds(rows: pd.DataFrame) -> tuple[Numbers, Numbers, Numbers]:
-    """Throughput with its p10 and p90, in samples per second."""
-    batch = rows["batch_size"].to_numpy(float)
-    low, high = (1e6 * batch / rows[column].to_numpy(float) for column in ("p90_us", "p10_us"))
-    return rows["samples_per_s"].to_numpy(float), low, high
-
-
 def spread(middle: Numbers, low: Numbers, high: Numbers) -> Numbers:
     """Lengths of whiskers, as matplotlib's error bars take them."""
     return np.maximum([middle - low, high - middle], 0.0)
@@ -399,14 +302,6 @@ def _patches(colours: dict[str, str]) -> tuple[list[Artist], list[str]]:
         for name, colour in colours.items()
     ]
     return patches, [NAMES_OF.get(name, name) for name in colours]
-
-
-def _lines(colours: dict[str, str], markers: dict[str, str]) -> tuple[list[Artist], list[str]]:
-    from matplotlib.lines import Line2D
-
-    return [
-        Line2D([], [], color=colours[name], marker=markers[name], linewidth=1.3) for name in colours
-    ], list(colours)
 
 
 def step_legend(measured: bool) -> tuple[list[Artist], list[str]]:

@@ -1,0 +1,121 @@
+"""Figure of the throughput of predicted steps, with a panel per model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from pipeline.palette import ACTIVE, series_colours
+from pipeline.readable import rate
+from pipeline.show.figures.layout import MARKERS, WIDE, Board, Page, number_ticks
+from pipeline.show.figures.step_times import Numbers, panel_per_model, spread
+from pipeline.show.sentences import throughput_sentence
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_LINES = 6
+"""Greatest number of GPUs whose throughput is drawn as lines; more are easier to compare as bars."""
+
+
+def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
+    """Samples per second with p10 to p90: a panel per model, a line per GPU over the batch size.
+
+    A model with one batch size, and a grid of many GPUs, get bars.
+    """
+    gpus = list(dict.fromkeys(steps["gpu"]))
+    several = bool((steps.groupby("model_variant")["batch_size"].nunique() > 1).all())
+    if several and len(gpus) <= MOST_LINES:
+        colours, markers = series_colours(gpus), dict(zip(gpus, MARKERS, strict=False))
+        models = list(dict.fromkeys(steps["model_variant"]))
+        board = Board([2.0] * len(models), page, columns=2, grid="y")
+        for axes, model in zip(board.panels, models, strict=True):
+            rows = steps[steps["model_variant"] == model]
+            _throughput_lines(axes, rows, colours, markers)
+            board.names(axes, "batch size (samples)", "samples/s")
+            board.title(axes, f"{model}: {throughput_sentence(rows)}")
+        board.legend(*_lines(colours, markers))
+        if len(gpus) > 1:
+            board.note("Marks stand beside each other where GPUs are equally fast.")
+    else:
+        board = panel_per_model(steps, page, _throughput_bars)
+    board.note("Whiskers: p10 to p90.")
+    if not steps["fits"].all():
+        board.note("Hollow: the step needs more memory than the GPU has.")
+    return board.figure
+
+
+def _throughput_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
+    speed, low, high = _speeds(rows)
+    faces = [ACTIVE if fits else "white" for fits in rows["fits"]]
+    bars = axes.barh(
+        np.arange(len(rows)),
+        speed,
+        height=0.62,
+        color=faces,
+        edgecolor=ACTIVE,
+        xerr=spread(speed, low, high),
+        error_kw={"elinewidth": 1, "capsize": 2.5},
+    )
+    axes.bar_label(bars, [rate(value) for value in speed], padding=4, fontsize=8.5)
+    board.names(axes, "throughput (samples/s)")
+    axes.set_xlim(left=0)
+    board.number_ticks(axes)
+    return throughput_sentence(rows)
+
+
+def _throughput_lines(
+    axes: Axes, rows: pd.DataFrame, colours: dict[str, str], markers: dict[str, str]
+) -> None:
+    gpus = list(dict.fromkeys(rows["gpu"]))
+    for number, gpu in enumerate(gpus):
+        line = rows[rows["gpu"] == gpu].sort_values("batch_size")
+        speed, low, high = _speeds(line)
+        size = line["batch_size"].to_numpy(float) * 1.045 ** (2 * number - len(gpus) + 1)
+        colour = colours[gpu]
+        axes.errorbar(
+            size,
+            speed,
+            yerr=spread(speed, low, high),
+            color=colour,
+            linewidth=1.3,
+            elinewidth=1,
+            capsize=2,
+        )
+        for fits in (True, False):
+            shown = line["fits"].to_numpy(bool) == fits
+            axes.plot(
+                size[shown],
+                speed[shown],
+                markers[gpu],
+                color=colour,
+                markerfacecolor=colour if fits else "white",
+                markersize=6,
+            )
+    sizes = sorted(set(rows["batch_size"]))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+    if len(sizes) > 5:
+        axes.tick_params(axis="x", rotation=45)
+    axes.set_ylim(bottom=0)
+    number_ticks(axes.yaxis)
+
+
+def _speeds(rows: pd.DataFrame) -> tuple[Numbers, Numbers, Numbers]:
+    """Throughput with its p10 and p90, in samples per second."""
+    batch = rows["batch_size"].to_numpy(float)
+    low, high = (1e6 * batch / rows[column].to_numpy(float) for column in ("p90_us", "p10_us"))
+    return rows["samples_per_s"].to_numpy(float), low, high
+
+
+def _lines(colours: dict[str, str], markers: dict[str, str]) -> tuple[list[Artist], list[str]]:
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], color=colours[name], marker=markers[name], linewidth=1.3) for name in colours
+    ], list(colours)
