@@ -40,7 +40,7 @@ def lookups_us(c: Calls) -> Array:
     bags_us = np.nan_to_num(adding) / (chip.sms * chip.gpu.max_threads_per_sm / 2048.0)
     loads_us = np.select([gathers, bags], [np.nan_to_num(rows_us), bags_us], 0.0)
     start = np.where(gathers, chip.started_us(None), c.start)
-    return start + np.maximum(time, loads_us)
+    return np.asarray(start + np.maximum(time, loads_us))
 
 
 def cached_us(c: Calls) -> Array:

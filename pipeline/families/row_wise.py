@@ -122,9 +122,9 @@ def reduction_us(c: Calls) -> Array:
     quick = op.str.startswith(("sum", "mean")).to_numpy(bool) & c.chip.is_recent
     one_block = c.work.read / c.d.element_bytes() < ONE_BLOCK_ELEMENTS
     former, recent = (np.where(one_block, *clocks) for clocks in WHOLE_REDUCTION_CLOCKS)
-    starts = [np.where(quick, recent, former) / c.chip.mhz, c.chip.started_us(ROW_SUM_START)]
-    start = np.select([whole, rows], starts, c.start)
-    return start + c.chip.memory.moving_us(c.work.bytes)
+    rows_us = np.where(rows, c.chip.started_us(ROW_SUM_START), c.start)
+    start = np.where(whole, np.where(quick, recent, former) / c.chip.mhz, rows_us)
+    return np.asarray(start + c.chip.memory.moving_us(c.work.bytes))
 
 
 def unaligned_rows_us(d: Dims, chip: Chip) -> Array:

@@ -43,7 +43,8 @@ def loss_us(c: Calls) -> Array:
     samples = np.where(c.d.op_in(LIKELIHOODS[:1]), c.d("B", 1.0), 0.0)
     threads = np.clip(np.exp2(np.rint(np.log2(np.maximum(samples / 16.0, 1.0)))), 32.0, 1024.0)
     loads_us = ROW_LATENCY_US * np.where(c.d.backward(), 1.0, 2.0) * np.ceil(samples / threads)
-    return movement_us(c) + FRAME_CLOCKS / c.chip.mhz * c.d("T", 0.0) + loads_us
+    frames_us = FRAME_CLOCKS / c.chip.mhz * c.d("T", 0.0)
+    return np.asarray(movement_us(c) + frames_us + loads_us)
 
 
 def optimizer_work(d: Dims) -> Work:

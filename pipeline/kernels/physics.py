@@ -81,4 +81,5 @@ def raised_to_min_duration(
     if gpu.limits is None:
         return kernel_us
     start = np.full(len(kernel_us), Physics.of(gpu).start_us(family))
-    return np.maximum(kernel_us, start if measured_us is None else np.minimum(start, measured_us))
+    shortest = start if measured_us is None else np.minimum(start, measured_us)
+    return np.asarray(np.maximum(kernel_us, shortest))

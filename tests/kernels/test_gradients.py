@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from evaluation.checks.image_kernel_times import compare
 from pipeline.answers.who_answers import kernel_predictor
+from pipeline.families.conv import with_gradients_us
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
 
