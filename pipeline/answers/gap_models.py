@@ -229,9 +229,8 @@ class TensorCoreGemmModel(KernelModel):
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Products on tensor cores whose dims are all known."""
-        return np.asarray(
-            on_tensor_cores_with_dims(calls, self.gpu)
-            & self.base.covers(calls.assign(dtype="bf16"))
+        return on_tensor_cores_with_dims(calls, self.gpu) & self.base.covers(
+            calls.assign(dtype="bf16")
         )
 
     def predict(self, calls: pd.DataFrame) -> Estimate:

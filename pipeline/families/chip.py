@@ -45,11 +45,11 @@ class BandwidthCurve:
 
     def time_us(self, size: Array) -> Array:
         """Microseconds for `size` bytes; 1 GB/s is 1e3 bytes per microsecond."""
-        return np.asarray(self.start_us + np.maximum(size, 0.0) / (1e3 * self.bandwidth(size)))
+        return self.start_us + np.maximum(size, 0.0) / (1e3 * self.bandwidth(size))
 
     def moving_us(self, size: Array) -> Array:
         """Time of `size` bytes without the start-up time, microseconds."""
-        return np.asarray(self.time_us(size) - self.start_us)
+        return self.time_us(size) - self.start_us
 
     def faster(self, factor: float) -> BandwidthCurve:
         """The same curve with every bandwidth times `factor`; the start-up time does not change."""

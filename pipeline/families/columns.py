@@ -36,14 +36,14 @@ class Columns:
         matrix = np.stack(self.arrays)
         if not np.isfinite(matrix).all():
             np.nan_to_num(matrix, copy=False, nan=0.0, posinf=60.0, neginf=-60.0)
-        return np.asarray(matrix.T)
+        return matrix.T
 
 
 def alignment(values: Array, largest: int = 5) -> Array:
     """log2 of the largest power of two, up to 2^largest, that divides each value."""
     whole = np.maximum(values, 1.0).astype(np.int64)
     lowest_bit = (whole & -whole).astype(np.float64)
-    return np.asarray(np.minimum(np.log2(lowest_bit), largest))
+    return np.minimum(np.log2(lowest_bit), largest)
 
 
 def wave_columns(columns: Columns, label: str, blocks: Array, useful: Array, sms: int) -> None:

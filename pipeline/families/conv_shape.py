@@ -14,7 +14,7 @@ def output_size(
 ) -> Array:
     """Positions of a convolution or pooling window along one axis, at least 1."""
     reach = dilation * (window - 1.0) + 1.0
-    return np.asarray(np.maximum(np.floor((size + 2.0 * padding - reach) / stride) + 1.0, 1.0))
+    return np.maximum(np.floor((size + 2.0 * padding - reach) / stride) + 1.0, 1.0)
 
 
 @dataclass(frozen=True)

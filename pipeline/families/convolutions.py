@@ -142,7 +142,7 @@ def winograd(d: Dims) -> Flags:
 
 def grouped(d: Dims) -> Flags:
     """Rows with more than one group, shape (rows,)."""
-    return np.asarray(d("groups", 1.0) > 1.0)
+    return d("groups", 1.0) > 1.0
 
 
 def volumes(d: Dims) -> Flags:
@@ -152,7 +152,7 @@ def volumes(d: Dims) -> Flags:
 
 def sampled_kind(d: Dims) -> Flags:
     """Rows of the kind that samples hold, 2D convolutions with one group; others run in other kernels. Shape (rows,)."""
-    return np.asarray(~grouped(d) & ~volumes(d))
+    return ~grouped(d) & ~volumes(d)
 
 
 def depthwise(d: Dims) -> Flags:
@@ -196,7 +196,7 @@ def cudnn_depthwise(d: Dims, capability: float) -> Flags:
 
 def native(d: Dims, capability: float) -> Flags:
     """Rows that run in PyTorch's own depthwise kernels on a GPU of this compute capability, shape (rows,)."""
-    return np.asarray(depthwise(d) & ~cudnn_depthwise(d, capability))
+    return depthwise(d) & ~cudnn_depthwise(d, capability)
 
 
 def grouped_us(
@@ -276,15 +276,15 @@ def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: float) -> Array:
     )
     large = LARGE_WINDOW_INSTRUCTIONS * products / _instructions_per_us(gpu)
     single = np.where(shape.window > SPECIAL_WINDOW, large, single)
-    return np.asarray(np.where(nhwc & depthwise(d), single, times))
+    return np.where(nhwc & depthwise(d), single, times)
 
 
 def _whole(shape: ConvShape, block: float) -> Array:
     """Channels of whole blocks over the channels, shape (rows,)."""
-    return np.asarray(np.ceil(shape.in_channels / block) * block / shape.in_channels)
+    return np.ceil(shape.in_channels / block) * block / shape.in_channels
 
 
 def only_direct(d: Dims, gpu: GpuSpec) -> Flags:
     """Rows of several groups in NHWC for which the library has direct kernels only (measured in fp16), shape (rows,)."""
     several = grouped(d) & ~depthwise(d) & ~evenly_grouped(d) & ~volumes(d)
-    return np.asarray(several & d.channels_last() & (gpu.compute_capability < NEWER_LIBRARY))
+    return several & d.channels_last() & (gpu.compute_capability < NEWER_LIBRARY)

@@ -41,7 +41,7 @@ def is_one_of(keys: npt.NDArray[np.object_], wanted: Collection[str]) -> npt.NDA
     """Whether each key is in `wanted`, shape (rows,)."""
     if _one_text(keys):
         return np.full(len(keys), keys[0] in wanted)
-    return np.asarray(values_of(keys, dict.fromkeys(wanted, 1.0), 0.0) > 0)
+    return values_of(keys, dict.fromkeys(wanted, 1.0), 0.0) > 0
 
 
 def _one_text(keys: npt.NDArray[np.object_]) -> bool:
@@ -109,7 +109,7 @@ class Dims:
         """Whether `name` is true in `attributes` (JSON), shape (rows,)."""
         codes, texts = pd.factorize(self.text("attributes"))
         flags = [f'"{name}":true' in str(text).replace(" ", "") for text in texts]
-        return np.asarray(np.array(flags, dtype=bool)[codes])
+        return np.array(flags, dtype=bool)[codes]
 
     def channels_last(self) -> npt.NDArray[np.bool_]:
         """Whether images have the channels innermost (`layout` in `attributes`), shape (rows,)."""
@@ -140,4 +140,4 @@ class Work:
 
 def sectors(size: Array) -> Array:
     """Bytes rounded up to whole sectors."""
-    return np.asarray(np.ceil(size / SECTOR_BYTES) * SECTOR_BYTES)
+    return np.ceil(size / SECTOR_BYTES) * SECTOR_BYTES

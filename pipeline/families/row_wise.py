@@ -124,7 +124,7 @@ def reduction_us(c: Calls) -> Array:
     former, recent = (np.where(one_block, *clocks) for clocks in WHOLE_REDUCTION_CLOCKS)
     rows_us = np.where(rows, c.chip.started_us(ROW_SUM_START), c.start)
     start = np.where(whole, np.where(quick, recent, former) / c.chip.mhz, rows_us)
-    return np.asarray(start + c.chip.memory.moving_us(c.work.bytes))
+    return start + c.chip.memory.moving_us(c.work.bytes)
 
 
 def unaligned_rows_us(d: Dims, chip: Chip) -> Array:

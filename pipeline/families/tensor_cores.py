@@ -97,7 +97,7 @@ names end in `_g32`. From steps of ResNeXt; networks with other numbers of group
 def on_tensor_cores(d: Dims, gpu: GpuSpec) -> Flags:
     """Whether the GPU's tensor cores support the dtype of each row, shape (rows,)."""
     supported = {dtype: 1.0 for dtype in DTYPES if peak_gflop_per_s(gpu, dtype) is not None}
-    return np.asarray(values_of(d.text("dtype", "fp32"), supported, 0.0) > 0)
+    return values_of(d.text("dtype", "fp32"), supported, 0.0) > 0
 
 
 def evenly_grouped(d: Dims) -> Flags:

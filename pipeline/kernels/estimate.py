@@ -173,11 +173,11 @@ class Floor:
         """
         floor = self.of(ops)
         if self.default_us <= 0 and not self.by_op:
-            return np.asarray(np.maximum(latency_us - self.offset_us, MIN_KERNEL_US))
+            return np.maximum(latency_us - self.offset_us, MIN_KERNEL_US)
         above = np.maximum(latency_us - self.offset_us, MIN_KERNEL_US)
         hidden = np.clip(prior_us, MIN_KERNEL_US, np.maximum(above, MIN_KERNEL_US))
         weight = np.clip((latency_us / floor - BLEND_FROM) / (BLEND_TO - BLEND_FROM), 0.0, 1.0)
-        return np.asarray(np.exp(weight * np.log(above) + (1.0 - weight) * np.log(hidden)))
+        return np.exp(weight * np.log(above) + (1.0 - weight) * np.log(hidden))
 
 
 MIN_KERNEL_US = 1.0

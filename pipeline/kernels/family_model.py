@@ -162,7 +162,7 @@ class FittedModel(KernelModel):
     def baseline(self, calls: pd.DataFrame) -> Array:
         """Log latency by physics and floor, shape (rows,); learned members fit the difference from it."""
         kernel = self.prior_scale * self.physics.reference_us(self.family, calls)
-        return np.asarray(np.log(self.floor.latency(kernel, Dims(calls).text("op"))))
+        return np.log(self.floor.latency(kernel, Dims(calls).text("op")))
 
     def prior(self, calls: pd.DataFrame) -> Array:
         """Kernel time by physics for kernels that the floor may hide, shape (rows,).
@@ -176,7 +176,7 @@ class FittedModel(KernelModel):
         floor = self.floor.of(Dims(calls).text("op"))
         visible = np.maximum(BLEND_TO * floor - self.floor.offset_us - start, start)
         share = np.clip(np.log1p(growing / start) / np.log1p(visible / start), 0.0, 1.0)
-        return np.asarray(start + self.prior_scale**share * growing)
+        return start + self.prior_scale**share * growing
 
     def features(self, calls: pd.DataFrame) -> Array:
         """Inputs of the members, shape (rows, columns)."""
@@ -206,7 +206,7 @@ class FittedModel(KernelModel):
             w * m.predict(inputs, table_rows)
             for w, m in zip(self.weights, self.members, strict=True)
         )
-        return np.asarray(start + self.damp(calls, start, np.asarray(learned)))
+        return start + self.damp(calls, start, np.asarray(learned))
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
         """Multiply the learned part at the floor by `floor_trust`, because differences there are mostly noise."""
@@ -258,7 +258,7 @@ class FittedModel(KernelModel):
         """Growth factor of log half-widths outside the samples' range, shape (rows,), limited by physics' width."""
         half = 0.5 * np.log(inside.p90 / inside.p10)
         most = np.log(PHYSICS_SPREAD[FAMILIES[self.family].law]) / np.maximum(half, 1e-9)
-        return np.asarray(np.clip(1.0 + WIDENING_PER_OCTAVE * octaves, 1.0, np.maximum(most, 1.0)))
+        return np.clip(1.0 + WIDENING_PER_OCTAVE * octaves, 1.0, np.maximum(most, 1.0))
 
     def save(self, folder: str | Path) -> None:
         """Write the family's folder: `family.json`, `networks.safetensors`, `trees0.txt`... Each write is atomic.

@@ -166,7 +166,7 @@ def fit_curve(
 
     def residual(p: Array) -> Array:
         curve, extra = unpack(p)
-        return np.asarray(np.log((extra + curve.time_us(size)) / latency_us))
+        return np.log((extra + curve.time_us(size)) / latency_us)
 
     middle = float(np.log2(np.median(size)))
     start = np.array(
