@@ -23,7 +23,7 @@ from pipeline.answers.transferred_models import SPREAD, ratio_between, scaled_es
 from pipeline.families import FAMILIES
 from pipeline.families.dims import Array, Dims
 from pipeline.families.family import Law
-from pipeline.families.gemm import on_tensor_cores_with_dims as tensor_covered
+from pipeline.families.tensor_products import on_tensor_cores_with_dims as tensor_covered
 from pipeline.hardware.find_gpu import differing_figures, time_factor_bounds
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate

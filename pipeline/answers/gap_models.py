@@ -30,13 +30,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.families.dims import Dims, is_one_of
-from pipeline.families.gemm import (
+from pipeline.families.tensor_cores import HALF_DTYPES, LAUNCH_CYCLES
+from pipeline.families.tensor_products import (
     by_element_us,
     misaligned,
     on_tensor_cores_with_dims,
     thin_products_us,
 )
-from pipeline.families.tensor_cores import HALF_DTYPES, LAUNCH_CYCLES
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.find_gpu import load_gpu, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec

@@ -17,7 +17,8 @@ CHANNEL_ELEMENTS_PER_US = (1640.0, 690.0)
 `bn_fw_tr_1C11`, measured on an H100). Memory latency sets it, not the clock. Training on an RTX 3090 shows no such limit."""
 
 CLOCKS = {
-    "max pixel": 2.95, "former max pixel": 5.3, "average pixel": 4.1, "average window": 0.39, "tap": 0.4,
+    "max pixel": 2.95, "former max pixel": 5.3, "average pixel": 4.1,
+    "average window": 0.39, "tap": 0.4,
 }  # fmt: skip
 """Clock cycles of an SM in pooling in NCHW, measured on an H100: a pixel of the larger image in the gradient, which checks every
 window over it (`former`: V100 trace, before Ampere); each window over it; a pixel of a window forward."""

@@ -23,8 +23,8 @@ import pandas as pd
 from pipeline.errors import UnknownNameError
 from pipeline.families import work_of
 from pipeline.families.dims import Dims, values_of
-from pipeline.families.gemm import on_tensor_cores_with_dims as tensor_covered
 from pipeline.families.tensor_cores import on_tensor_cores as convolved
+from pipeline.families.tensor_products import on_tensor_cores_with_dims as tensor_covered
 from pipeline.hardware.find_gpu import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_dram_gb_per_s

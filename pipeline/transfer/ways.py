@@ -33,8 +33,8 @@ import pandas as pd
 
 from pipeline.families.conv_shape import ConvShape
 from pipeline.families.dims import Dims, values_of
-from pipeline.families.gemm import misaligned
 from pipeline.families.tensor_cores import BYTES
+from pipeline.families.tensor_products import misaligned
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_gflop_per_s
 from pipeline.transfer.gpu_features import Way, alignment
