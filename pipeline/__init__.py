@@ -9,6 +9,7 @@ Importing this package loads neither torch nor mlflow. The functions are importe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline import plotter
@@ -48,7 +49,6 @@ _HOMES = {
     "load_trace": "pipeline.answers.tracker",
     "module_table": "pipeline.answers.modules",
     "track": "pipeline.answers.tracker",
-    "write_roofline": "pipeline.show.figures.roofline",
 }
 
 
@@ -60,4 +60,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-plotter.load = __getattr__
+def _at_first_use(name: str) -> Callable[..., Any]:
+    return lambda *arguments: __getattr__(name)(*arguments)
+
+
+for _name in plotter.__annotations__:
+    setattr(plotter, _name, _at_first_use(_name))

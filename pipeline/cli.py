@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +18,6 @@ import pandas as pd
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pipeline import plotter
 from pipeline.answers.answer_files import write_answers
 from pipeline.answers.engine import STEPS, engine
 from pipeline.answers.memory_fit import estimated_largest_batch
@@ -28,7 +26,7 @@ from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, Order, in_order, prices_of, with_prices
 from pipeline.question.question import Question, expand
 from pipeline.show.comparison import Comparison, compared
-from pipeline.show.figures.layout import KINDS, check_file
+from pipeline.show.figures.layout import KINDS, check_file, save_as
 from pipeline.show.tables import by_module, console, show_one
 from pipeline.simulate.timeline_page import KINDS as TIMELINES
 from pipeline.simulate.timeline_page import write_timeline
@@ -190,7 +188,7 @@ def predict(
                 )
             write_timeline(answer.timeline, timeline, answer.calls, title=questions[0].title)
     if roofline is not None:
-        plotter.call("write_roofline", prediction, roofline)
+        save_as(prediction.plot("roofline"), roofline)
     modules = None if by is None else prediction.modules
     if as_json or as_csv:
         facts = prediction.as_dict()
@@ -274,13 +272,15 @@ def compare(
     if sort is not None:
         predictions = in_order(predictions, prices, sort)
     rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
+    names = ("gpu", "model", "batch_size", "overrides", "reason")
+    refused = [{name: getattr(each, name) for name in names} for each in unpredicted]
     if as_csv:
-        print_csv([*rows, *map(asdict, unpredicted)])
+        print_csv([*rows, *refused])
         return
     if as_json:
         facts = {
             "predictions": rows,
-            "unpredicted": [asdict(each) for each in unpredicted],
+            "unpredicted": refused,
             "largest_batch": largest,
             "largest_batch_estimated": sorted(estimated),
             "hosts": comparison.hosts,

@@ -16,25 +16,13 @@ from pipeline.errors import InputError
 from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.hosts import USUAL
 from pipeline.question.compose import choices, default_choices
+from pipeline.question.options import GROUPS, NAMED_BY, OPTIONS, SECTION_KINDS, option_of
 from pipeline.question.question import LOCAL_GPU
-from pipeline.question.sections import CHOICES, EDIT_WORDS, GROUPS, NAMED_BY
-from pipeline.question.settings import (
-    CollectSettings,
-    DdpSettings,
-    KernelSettings,
-    OverheadSettings,
-    PredictSettings,
-)
 from pipeline.show.catalogue import option_rows
 from pipeline.workloads.model_names import names_in
 
 BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))
 """Batch sizes that are offered: 16 to 8192. Any other whole number is accepted as well."""
-
-SECTIONS = {
-    "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings,
-    "collect": CollectSettings, "ddp": DdpSettings,
-}  # fmt: skip
 
 FREE_STANDING = {"host": USUAL, "cluster": AUTO}
 """Options that name a file but are no section, with their default."""
@@ -108,10 +96,7 @@ def complete_model(incomplete: str) -> list[str]:
 def keys_of(model: str) -> list[str]:
     """Keys of overrides for a workload."""
     settings = [
-        f"{name}.{setting.name}"
-        for name, kind in SECTIONS.items()
-        for setting in fields(kind)
-        if setting.name != "name"
+        key for key in OPTIONS if key.startswith((*(f"{name}." for name in SECTION_KINDS), "edit."))
     ]
     named = [key for library, key in NAMED_BY.items() if library == model]
     options = [
@@ -126,7 +111,6 @@ def keys_of(model: str) -> list[str]:
         "results",
         *options,
         *settings,
-        *(f"edit.{key}" for key in EDIT_WORDS),
     ]
 
 
@@ -140,15 +124,15 @@ def values(key: str, model: str) -> Sequence[str]:
         return [*choices(key), FREE_STANDING[key]]
     if key == "batch_size":
         return BATCH_SIZES
-    if key in CHOICES:
-        return CHOICES[key]
+    if option_of(key).values:
+        return option_of(key).values
     if NAMED_BY.get(model) == key:
         return names_of_library(model)
     section, _, name = key.partition(".")
     if section == "edit":
-        return EDIT_WORDS.get(name, ())
-    if section in SECTIONS:
-        kinds = {setting.name: setting.type for setting in fields(SECTIONS[section])}
+        return option_of(key).words
+    if section in SECTION_KINDS:
+        kinds = {each.name: each.type for each in fields(SECTION_KINDS[section])}
         return ("true", "false") if kinds.get(name) == "bool" else ()
     offered = {row["option"]: str(row["values"]) for row in option_rows(model)}
     return offered[key].split(" | ") if " | " in offered.get(key, "") else ()

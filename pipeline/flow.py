@@ -195,10 +195,6 @@ class Flow:
         """Params function: digests of the files that a point's workload names, such as the user's own module."""
         return file_digests(self.point(wildcards).section("model"))
 
-    def devices(self, wildcards: Any) -> int:
-        """Params function: number of GPUs of a point, on this machine of processes."""
-        return self.point(wildcards).devices
-
     def folder(self, point: Question) -> str:
         """Folder of a point's artifacts."""
         return self.artifacts.point(point.gpu.name, point.model, point.variant, point.batch_size)

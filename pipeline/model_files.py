@@ -147,7 +147,11 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, Any] | None 
 def _with_sorted_header(content: bytes) -> bytes:
     """A safetensors file with its header sorted: the library writes the metadata in another order each time."""
     end = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header = json.dumps(
+        json.loads(content[8:end]),
+        sort_keys=True,
+        separators=(",", ":"),
+    ).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + content[end:]
 

@@ -1,6 +1,7 @@
-"""What predictions hand to functions above them: how they are drawn and subtracted.
+"""What can be asked of a prediction and is in rooms above it: its figures, its modules and its difference from another.
 
-The package's facade sets `load`, which imports a function at its first use.
+The package's facade (`pipeline/__init__.py`) sets these functions when it is imported. They import what they need when they are
+called, so that a prediction needs no matplotlib.
 """
 
 from __future__ import annotations
@@ -8,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-load: Callable[[str], Callable[..., Any]] | None = None
-"""The function of a name, such as `draw_step`."""
-
-
-def call(name: str, *arguments: Any) -> Any:
-    """Call the function of a name."""
-    assert load is not None  # importing the package sets it
-    return load(name)(*arguments)
+draw_step: Callable[..., Any]
+draw_roofline: Callable[..., Any]
+draw_advice: Callable[..., Any]
+draw_difference: Callable[..., Any]
+difference: Callable[..., Any]
+module_table: Callable[..., Any]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline import plotter
+from pipeline.errors import InputError
 from pipeline.paths import project_dir
 from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, rate, shares
 
@@ -97,14 +98,14 @@ class SeveralGpus:
 
 
 class Drawn(Protocol):
-    """A predicted step whose parts can be drawn (`pipeline.answers.part_draws.DrawnStep`)."""
+    """A predicted step whose parts can be drawn (`pipeline.answers.drawn_step.DrawnStep`)."""
 
     @property
     def calls(self) -> pd.DataFrame:
         """Device calls, `calls` schema."""
 
-    def parts(self, more: int = 0) -> dict[str, npt.NDArray[np.float64]]:
-        """Time of each part of the step in each draw, µs, shape (draws,); `more` is added to the seed."""
+    def parts(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Time of each part of the step in each draw, µs, shape (draws,)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,7 +174,7 @@ class Prediction:
     """Number of parameters that each module holds itself, by its path; kept with `calls`."""
 
     draws_us: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Step time of each draw, shape (draws,), if it was kept. Draws of two predictions with the same seed are paired."""
+    """Step time of each draw of its errors, shape (draws,). Draws of two predictions on one GPU are pairs."""
 
     drawn: Drawn | None = field(default=None, repr=False, compare=False)
     """The step with the errors of its times, where it was kept: `predict` keeps it."""
@@ -218,7 +219,7 @@ class Prediction:
     @property
     def modules(self) -> pd.DataFrame:
         """Device time, parameters, FLOPs and bytes of each module (`pipeline.answers.modules.module_table`)."""
-        table: pd.DataFrame = plotter.call("module_table", self)
+        table: pd.DataFrame = plotter.module_table(self)
         return table
 
     @property
@@ -288,12 +289,15 @@ class Prediction:
 
     def plot(self, kind: Literal["step", "roofline"] = "step") -> Figure:
         """Where the time of the step goes (`draw_step`), or what limits its kernels (`draw_roofline`)."""
-        figure: Figure = plotter.call(f"draw_{kind}", self)
+        draw = {"step": plotter.draw_step, "roofline": plotter.draw_roofline}
+        if kind not in draw:
+            raise InputError(f"plot({kind!r}): give one of {', '.join(draw)}")
+        figure: Figure = draw[kind](self)
         return figure
 
     def diff(self, other: Prediction) -> Any:
         """What makes the other step faster or slower than this one, as a `pipeline.answers.difference.Difference`."""
-        return plotter.call("difference", self, other)
+        return plotter.difference(self, other)
 
     def _step_text(self, gap: str = "   ") -> str:
         least = "at least " if self.lower_bound else ""

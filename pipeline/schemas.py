@@ -71,11 +71,12 @@ DIMS = (
     # rnn: B sequences of T steps, input width I, hidden width H
     "I",
     "layers",
-    # memcpy, concat, copy, optimizer, collective; ranks on several nodes (1 where null)
+    # memcpy, concat, copy, optimizer, collective; ranks of a group, its nodes (1 where null), groups on a node
     "bytes",
     "tensors",
     "ranks",
     "nodes",
+    "node_groups",
 )
 """Dimension columns of kernel calls and samples, all int64. A dimension that a family does not have is null."""
 

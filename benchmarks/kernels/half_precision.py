@@ -82,7 +82,7 @@ def new_weights(gpu: str, share: float = 0.1, seed: int = 0) -> dict[str, float]
     samples = read_products(gpu)
     pairs = samples[["N", "K"]].drop_duplicates().sample(frac=share, random_state=seed)
     held = pd.MultiIndex.from_frame(samples[["N", "K"]]).isin(pd.MultiIndex.from_frame(pairs))
-    return fit_family(samples, load_gpu(gpu), FAMILY, "average", seed, held_out=held).metrics
+    return fit_family(samples, load_gpu(gpu), FAMILY, "mlp", seed, held_out=held).metrics
 
 
 def squares() -> pd.DataFrame:

@@ -51,13 +51,7 @@ def paper_mlp(samples: pd.DataFrame, name: str, held: Any, seed: int) -> dict[st
     inputs = np.column_stack([raw_features(name, rows)[0], *(kinds if len(kinds) > 1 else [])])
     target = np.log(rows["latency_us"].to_numpy(float))
     train = rows[~unseen].reset_index(drop=True)
-    problem = Problem(
-        train,
-        inputs[~unseen],
-        target[~unseen],
-        assign_folds(train, FOLDS, seed),
-        lambda calls: inputs,
-    )
+    problem = Problem(inputs[~unseen], target[~unseen], assign_folds(train, FOLDS, seed))
     network = train_network(problem.features, problem.target, seed, search_recipe(problem, seed))
     predicted, measured = np.exp(network.predict(inputs[unseen])), np.exp(target[unseen])
     return {

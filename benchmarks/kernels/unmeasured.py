@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.collect.campaign_reader import read_samples
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae
+from pipeline.measured.campaign_reader import read_samples
 from pipeline.paths import measurements_dir
 
 HALVES = ("development", "report")

@@ -22,9 +22,9 @@ import pandas as pd
 from evaluation.published.published_steps import COUNTED_SHARE, LAMBDA_GPUS, WORKLOADS
 from pipeline import predict
 from pipeline.answers.who_answers import observations_in, shipped_overheads
-from pipeline.collect.campaign_reader import profiler_event_us, read_step_times
+from pipeline.collect.host_probe import DONOR, known_host, probe_factor, probe_samples
 from pipeline.errors import InputError
-from pipeline.overheads.host_probe import DONOR, known_host, probe_factor, probe_samples
+from pipeline.measured.campaign_reader import profiler_event_us, read_step_times
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import ProfilerCost, calibrate, corrected, merged
 from pipeline.overheads.trace_overheads import extract_campaign, extract_traces

@@ -26,7 +26,8 @@ from pipeline.answers.engine import AvailableModels, Engine
 from pipeline.errors import SteptimeError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.graph.step_store import needed_on, read_graph, write_graph
+from pipeline.graph.gpu_memory import needed_bytes
+from pipeline.graph.step_store import read_graph, write_graph
 from pipeline.graph.table import Graph
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
@@ -69,7 +70,7 @@ class KeptGraphs:
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """Memory need; that of other batch sizes is taken as proportional, since no step is captured for it."""
-        need = needed_on(self.graph(question).memory, question.gpu)
+        need = needed_bytes(self.graph(question).memory, question.gpu)
         return need if batch_size is None else need * batch_size // question.batch_size
 
 

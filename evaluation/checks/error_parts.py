@@ -12,7 +12,7 @@ import pandas as pd
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.step_prediction import StepParts, predict_step
 from pipeline.answers.who_answers import overhead_statistics, overheads_from
-from pipeline.collect.campaign_reader import profiled_kernel_us, read_traces
+from pipeline.measured.campaign_reader import profiled_kernel_us, read_traces
 from pipeline.paths import CAMPAIGN
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
@@ -130,7 +130,7 @@ class MeasuredStep:
             name,
         )
         program = assemble(self.parts.sequence, overheads, len(self.parts.which), workload=name)
-        once = replace(question, predict=replace(question.predict, draws=1))
         times = self.kernels.predict(self.parts.calls)
-        prediction, _ = predict_step(once, self.parts, times, self.kernels.folders, program)
-        return prediction.predicted_us
+        folders = self.kernels.folders
+        step = predict_step(question, self.parts, times, folders, program, with_interval=False)
+        return step.prediction.predicted_us

@@ -29,7 +29,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.schemas import read_columns
 from pipeline.transfer import wave_scaling as wave
-from pipeline.transfer.methods import step_calls_us
+from pipeline.transfer.scaling_methods import step_calls_us
 from pipeline.transfer.shipped_models import covered
 from pipeline.transfer.utilisation import UtilisationModel
 
@@ -260,7 +260,7 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
     models: dict[str, dict[str, UtilisationModel]] = {}
     for family in MODELLED_FAMILIES:
         recipe = RECIPES[family] if steps is None else shortened(RECIPES[family], steps)
-        for fold in folds(samples, family, recipe, mlp_steps=0, cache=cache, probes=False):
+        for fold in folds(samples, family, recipe, cache, baseline=False, probes=False):
             models.setdefault(fold.destination.name, {})[family] = fold.utilisation
     gpus = sorted(passes["gpu"].astype(str).unique())
     return pd.concat(

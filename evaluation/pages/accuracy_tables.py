@@ -319,8 +319,9 @@ Each GPU is left out of training in turn and predicted from its spec file alone.
 the latency floor. *Of*: the number of these samples that the second table compares, without ten probes and shapes that no other
 GPU has. Sources: metadata of `packs/transfer/*.safetensors`, and `packs/transfer/pair_errors.csv`.
 
-Some constants have seen the left-out GPU. The tiles of batched products, and the routes and boxes of convolutions (both in
-`pipeline/transfer/ways.py`), were read off the kernels of all five GPUs. `THROTTLE_US` was set on products of the T4 and the V100.
+Some constants have seen the left-out GPU. The tiles of batched products (`pipeline/transfer/output_tiles.py`), and the routes and
+boxes of convolutions (`convolution_routes.py` beside it), were read off the kernels of all five GPUs. `THROTTLE_US` was set on
+products of the T4 and the V100.
 The recipes (`evaluation/training/recipes.py`) were chosen by these errors. So they are development figures.
 
 {_left_out(evidence.left_out, evidence.pairs)}

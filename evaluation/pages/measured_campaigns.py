@@ -22,10 +22,10 @@ from evaluation.checks import error_parts as parts
 from evaluation.figures.accuracy_inputs import read_any
 from evaluation.pages.accuracy_tables import FAMILY_TITLES
 from evaluation.pages.markdown import markdown, rewrite
-from pipeline.collect.campaign_reader import measured_step, provenance, read_step_times
 from pipeline.errors import InputError, SteptimeError
 from pipeline.flow import Flow, wildcards_of
 from pipeline.kernels.error_metrics import gmae, mape
+from pipeline.measured.campaign_reader import measured_step, provenance, read_step_times
 from pipeline.paths import campaign_gpus, measurements_dir, project_dir
 from pipeline.question.compose import choices
 from pipeline.show.figures.figure_data import kernel_errors

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +23,11 @@ from evaluation.training.left_out_gpu import (
     direct_errors,
     folds,
     left_out_errors,
-    log_residuals,
     pair_errors,
     probe_errors,
 )
-from evaluation.training.mlp_train import PUBLISHED_SIZE, SHIPPED_SIZE, train_mlp
 from evaluation.training.prior_fit import learn_prior
+from evaluation.training.published_networks import DIMS, PUBLISHED, train_published
 from evaluation.training.utilisation_train import train_utilisation
 from evaluation.training.write_packs import record_file
 from pipeline.datasets.neusight import read_samples
@@ -37,7 +36,6 @@ from pipeline.paths import datasets_dir, transfer_dir
 from pipeline.schemas import atomic_path
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.utilisation import UtilisationModel
-from pipeline.transfer.wave_scaling import DIMS
 
 Array = npt.NDArray[np.float64]
 
@@ -54,10 +52,6 @@ def build_family(
     """
     source = {"source": ", ".join(sorted(samples["source"].astype(str).unique()))}
     model = train_utilisation(samples, family, provenance=source)
-    if family in DIMS:
-        network = out / f"mlp_{family}.safetensors"
-        train_mlp(samples, family, SHIPPED_SIZE).save(network)
-        record_file(network)
     model, errors = add_interval_and_prior(samples, model, folds(samples, family, cache=cache))
     model.save(out / f"{family}.safetensors")
     return errors
@@ -72,23 +66,20 @@ def add_interval_and_prior(
     the share of each GPU's residuals inside the interval of the other GPUs. The prior of probes is fitted to the errors
     of the same models.
     """
-    errors, residuals, direct, errors_left_out = [], {}, {}, {}
+    errors, direct, errors_left_out = [], {}, {}
     for fold in left_out:
         gpu = fold.destination.name
         errors.append(pair_errors(samples, fold))
-        residuals[gpu] = log_residuals(samples, fold)
         direct[gpu] = {**direct_errors(samples, fold), "probes": probe_errors(samples, fold)}
         errors_left_out[gpu] = left_out_errors(samples, fold.utilisation, gpu)
-    low, high = interval_of_a_new_gpu(residuals)
+    residuals = {gpu: error for gpu, (_, error) in errors_left_out.items()}
     for gpu, own in residuals.items():
-        others = interval_of_a_new_gpu(
-            {name: values for name, values in residuals.items() if name != gpu}
-        )
-        direct[gpu]["coverage"] = float(np.mean((own >= others[0]) & (own <= others[1])))
-    provenance, prior = (
-        {**model.provenance, "left_out": direct},
-        learn_prior(errors_left_out).as_dict(),
-    )
+        others = {name: values for name, values in residuals.items() if name != gpu}
+        low, high = interval_of_a_new_gpu(others)
+        direct[gpu]["coverage"] = float(np.mean((own >= low) & (own <= high)))
+    low, high = interval_of_a_new_gpu(residuals)
+    provenance = {**model.provenance, "left_out": direct}
+    prior = asdict(learn_prior(errors_left_out))
     done = replace(model, log_p10=low, log_p90=high, provenance=provenance, probe_prior=prior)
     return done, pd.concat(errors, ignore_index=True)
 
@@ -108,7 +99,10 @@ def interval_of_a_new_gpu(residuals: Mapping[str, Array]) -> tuple[float, float]
     )
     between = stats.t(len(levels)).ppf(middle) * np.sqrt(np.mean(levels**2))
     both = (between[:, None] + within[None, :]).ravel()
-    return min(float(np.quantile(both, 0.1)), -0.02), max(float(np.quantile(both, 0.9)), 0.02)
+    return min(
+        float(np.quantile(both, 0.1)),
+        -0.02,
+    ), max(float(np.quantile(both, 0.9)), 0.02)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -137,14 +131,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for family in options.family or COVERED_FAMILIES:
         if options.published_mlp:
             if family in DIMS:
-                path = options.out / f"mlp_{family}.safetensors"
-                network = train_mlp(samples, family, PUBLISHED_SIZE, steps=20000, rate=3e-4)
-                network.save(path)
-                record_file(path)
+                network = train_published(samples, family, PUBLISHED)
+                network.save(options.out / f"published_{family}.safetensors")
             continue
         errors = build_family(samples, family, options.out, options.folds)
         record_file(options.out / f"{family}.safetensors")
-        print(errors.groupby("method")["mape"].mean().round(1).to_dict(), flush=True)
+        print(
+            errors.groupby("method")["mape"].mean().round(1).to_dict(),
+            flush=True,
+        )
         if options.errors:
             merge_errors(options.errors, errors)
             record_file(options.errors, new=False)

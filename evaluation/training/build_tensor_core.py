@@ -25,8 +25,8 @@ from evaluation.training.write_packs import record_file
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.paths import transfer_dir
+from pipeline.transfer.output_tiles import FAMILY
 from pipeline.transfer.utilisation import UtilisationModel
-from pipeline.transfer.ways import FAMILY
 
 Array = npt.NDArray[np.float64]
 

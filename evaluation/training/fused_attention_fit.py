@@ -125,13 +125,23 @@ def held_out(
     for number in range(FOLDS):
         seen = samples[fold != number].reset_index(drop=True)
         unseen = samples[fold == number].reset_index(drop=True)
-        model = AttentionModel(gpu, gpu, _plain(fit_constants(seen, gpu, tiles, start), tiles))
+        model = AttentionModel(
+            gpu,
+            gpu,
+            _plain(fit_constants(seen, gpu, tiles, start), tiles),
+        )
         found[fold == number] = model.predict(unseen).kernel
     return found
 
 
 def _plain(constants: Constants, tiles: tuple[float, float]) -> FittedAttention:
-    return FittedAttention(constants, tiles, Quantiles.constant(1.0), (0.0, np.inf), open=True)
+    return FittedAttention(
+        constants,
+        tiles,
+        Quantiles.constant(1.0),
+        (0.0, np.inf),
+        open=True,
+    )
 
 
 def fit_with_intervals(
@@ -145,7 +155,10 @@ def fit_with_intervals(
         fit_constants(samples, gpu, tiles, start),
         tiles,
         fit_quantiles(np.log(unseen), residual),
-        (float(widths.min()), float(widths.max())),
+        (
+            float(widths.min()),
+            float(widths.max()),
+        ),
         bool((~causal).any()),
     )
 
@@ -159,5 +172,10 @@ def fit_gpus(samples: Mapping[str, pd.DataFrame]) -> dict[str, FittedAttention]:
             if gpu in START_CONSTANTS_FROM
             else Constants()
         )
-        fitted[gpu] = fit_with_intervals(samples[gpu], load_gpu(gpu), TILES[gpu], start)
+        fitted[gpu] = fit_with_intervals(
+            samples[gpu],
+            load_gpu(gpu),
+            TILES[gpu],
+            start,
+        )
     return {gpu: fitted[gpu] for gpu in samples}

@@ -8,8 +8,8 @@ from typing import Any
 from evaluation.published.aiconfigurator import TABLES, data_dir, installed_release, table_path
 from evaluation.published.nccl_times import tables
 from pipeline.answers.who_answers import PUBLIC_KERNEL_GPUS, Source, kernel_source, overhead_source
-from pipeline.collect.campaign_folder import read_manifest
 from pipeline.flow import Flow, on_this_machine
+from pipeline.measured.campaign_files import read_manifest
 from pipeline.paths import campaign_gpus, measurements_dir
 from pipeline.user_cache import code_digest
 from pipeline.yaml_text import load_yaml

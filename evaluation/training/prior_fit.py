@@ -8,13 +8,14 @@ GPU come from a model trained without either of the two (`left_out_gpu.folds`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.kernels.network_training import minimise
-from pipeline.transfer.probes import GROUPS, CovarianceInputs, ProbePrior
+from pipeline.transfer.probes import EFFECTS, GROUPS, CovarianceInputs, ProbePrior
 
 Array = npt.NDArray[np.float64]
 
@@ -41,63 +42,53 @@ def learn_prior(errors: Mapping[str, tuple[CovarianceInputs, Array]], seed: int 
     import torch
 
     random = np.random.default_rng(seed)
-    axes = [group.shape[1] for group in next(iter(errors.values()))[0].groups]
-    start = ProbePrior()
-    p: dict[str, Any] = {
-        "effects": [-1.0] * len(start.effects),
+    tensors = {
+        gpu: replace(
+            inputs,
+            effects=torch.tensor(inputs.effects),
+            groups=tuple(torch.tensor(group) for group in inputs.groups),
+            op=torch.tensor(inputs.op),
+        )
+        for gpu, (inputs, _) in errors.items()
+    }
+    axes = [group.shape[1] for group in next(iter(tensors.values())).groups]
+    starts: dict[str, Any] = {
+        "effects": [-1.0] * len(EFFECTS),
         "level": -2.0,
         "op": -3.0,
-        "noise": -2.0,
         "spreads": [-1.5, -1.5, -2.0],
-        "sizes": [0.0] * axes[0],
-        "work": [0.0] * axes[1],
-        "form": [1.5] * axes[2],
+        "noise": -2.0,
+        **dict(zip(GROUPS, ([0.0] * axes[0], [0.0] * axes[1], [1.5] * axes[2]), strict=True)),
     }
-    p = {name: torch.tensor(value, dtype=torch.float64) for name, value in p.items()}
+    p = {name: torch.tensor(value, dtype=torch.float64) for name, value in starts.items()}
 
     def loss() -> Any:
+        prior = _prior({name: torch.exp(value) for name, value in p.items()})
         value = LENGTH_PENALTY * ((p["sizes"] ** 2).sum() + (p["work"] ** 2).sum())
-        few = torch.cat([p["effects"], p["level"].reshape(1), p["op"].reshape(1), p["spreads"]])
+        few = torch.cat([p[name].reshape(-1) for name in ("effects", "level", "op", "spreads")])
         value = value + TYPICAL_PENALTY * ((few - float(np.log(TYPICAL_SPREAD))) ** 2).sum()
-        for inputs, error in errors.values():
+        for gpu, (_, error) in errors.items():
             drawn = random.choice(len(error), min(ROWS, len(error)), replace=False)
-            covariance = _covariance(p, inputs.rows(drawn)) + torch.exp(2 * p["noise"]) * torch.eye(
-                len(drawn)
-            )
-            factor = torch.linalg.cholesky(covariance + 1e-9 * torch.eye(len(drawn)))
+            calls, one = tensors[gpu].rows(drawn), torch.eye(len(drawn))
+            covariance = prior.covariance(calls, calls, xp=torch) + prior.noise**2 * one
+            factor = torch.linalg.cholesky(covariance + 1e-9 * one)
             y = torch.tensor(error[drawn])[:, None]
-            solved = torch.cholesky_solve(y, factor)
-            value = value + (
-                0.5 * (y * solved).sum() + torch.log(torch.diagonal(factor)).sum()
-            ) / len(drawn)
+            fit = 0.5 * (y * torch.cholesky_solve(y, factor)).sum()
+            value = value + (fit + torch.log(torch.diagonal(factor)).sum()) / len(drawn)
         return value
 
     minimise(loss, list(p.values()), STEPS, RATE, warm_up=None)
-    fitted = {name: np.exp(value.detach().numpy()) for name, value in p.items()}
-
-    def values(name: str) -> tuple[float, ...]:
-        return tuple(round(float(v), 5) for v in np.atleast_1d(fitted[name]))
-
-    return ProbePrior(
-        effects=values("effects"),
-        level=values("level")[0],
-        op=values("op")[0],
-        spreads=values("spreads"),
-        lengths=(values("sizes"), values("work"), values("form")),
-        noise=values("noise")[0],
-    )
+    return _prior({name: _plain(np.exp(value.detach().numpy())) for name, value in p.items()})
 
 
-def _covariance(p: dict[str, Any], inputs: CovarianceInputs) -> Any:
-    """Differentiable form of `ProbePrior.covariance` for one set of calls with itself."""
-    import torch
+def _prior(values: Mapping[str, Any]) -> ProbePrior:
+    """The covariance with values by name, where the lengths stand under the names of their groups."""
+    lengths = tuple(values[name] for name in GROUPS)
+    others = {name: value for name, value in values.items() if name not in GROUPS}
+    return ProbePrior(**others, lengths=lengths)
 
-    effects, op = torch.tensor(inputs.effects), torch.tensor(inputs.op)
-    total = (effects * torch.exp(2 * p["effects"])) @ effects.T + torch.exp(2 * p["level"])
-    total = total + torch.exp(2 * p["op"]) * (op[:, None] == op[None, :])
-    for i, name in enumerate(GROUPS):
-        x = torch.tensor(inputs.groups[i]) / torch.exp(p[name])
-        norm = (x**2).sum(dim=1)
-        squared = (norm[:, None] + norm[None, :] - 2 * x @ x.T).clamp_min(0.0)
-        total = total + torch.exp(2 * p["spreads"][i]) * torch.exp(-0.5 * squared)
-    return total
+
+def _plain(values: Array) -> Any:
+    """A number, or a tuple of numbers, with five decimals."""
+    rounded = np.round(values, 5)
+    return tuple(map(float, rounded)) if rounded.ndim else float(rounded)

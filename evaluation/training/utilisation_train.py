@@ -1,4 +1,4 @@
-"""Training of the utilisation models (needs torch), with a differentiable form of the formula in `utilisation.py`.
+"""Training of the utilisation models (needs torch), with the formula in `utilisation.py`.
 
 Every GPU has the same weight. The loss is the mean absolute log error of the latency. Arithmetic-bound samples do not
 show the memory time, so a small reward attributes time to memory. Without it the model underestimates times on GPUs
@@ -7,7 +7,7 @@ that have little bandwidth per FLOP (P4 predicted from the other GPUs: bias -35 
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,16 +19,19 @@ from evaluation.training.recipes import RECIPES, Recipe
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.network_training import minimise, uniform
-from pipeline.transfer.utilisation import FEATURE_CLIP, FLOOR_SHARPNESS, Shape, UtilisationModel
-from pipeline.transfer.utilisation_terms import Terms, networks_of, terms, ways_taken
+from pipeline.transfer.utilisation import (
+    Shape,
+    UtilisationModel,
+    log_kernel_us,
+    log_latency_us,
+    standardised,
+)
+from pipeline.transfer.utilisation_terms import Terms, algorithms_of_kernels, terms
 
 Array = npt.NDArray[np.float64]
 
-Ways = dict[str, tuple[str, float | None]]
-"""Type of the ways to compute a family's calls: by name, the prefix of the network and the norm (`Terms`)."""
-
 TIMES = ("arithmetic", "dram", "l2", "steps", "tiles", "per_l2")
-"""Fields of `Terms` that training uses in addition to the features."""
+"""Fields of `Terms` that have a value for each algorithm and row."""
 
 MODERN_HOSTS = {"A100-PCIE-40GB", "A100-PCIE-80GB", "T4"}
 """GPUs whose hosts represent an unknown modern host: the newest of the public set. Their floors are nearly equal."""
@@ -41,7 +44,7 @@ The quantile is used because the smallest latencies are outliers. Calls that onl
 
 
 UNAVAILABLE_LOG_US = 40.0
-"""Log of the time in µs of a way in which a call cannot be computed; finite because infinity has NaN gradients."""
+"""Log of the time in µs of an algorithm that cannot compute a call; finite because infinity has NaN gradients."""
 
 NETWORK_DECAY, CORRECTION_WEIGHT = 1e-2, 0.01
 """Weight decay of the networks' layers, and weight of the squared ratio of GPU corrections to `Recipe.prior`."""
@@ -72,29 +75,33 @@ def train_utilisation(
         raise InputError(
             f"no samples of family {family}: measure some, or use the roofline for this family"
         )
-    by_gpu = {str(gpu): part.reset_index(drop=True) for gpu, part in own.groupby("gpu", sort=True)}
+    own = own.sort_values("gpu", kind="stable").reset_index(drop=True)
+    by_gpu = {str(gpu): part for gpu, part in own.groupby("gpu", sort=True)}
     floors = {gpu: op_floors(part) for gpu, part in by_gpu.items()}
     ops = tuple(own["op"].value_counts().index.astype(str))
-    terms_of = {gpu: terms(family, part, load_gpu(gpu)) for gpu, part in by_gpu.items()}
-    scales = {
-        name: _scale(
-            [way.x for t in terms_of.values() for way in t.values() if way.network == name]
+    found = _joined([terms(family, part, load_gpu(gpu)) for gpu, part in by_gpu.items()])
+    scales = _scales(found)
+    tensors = _Samples.of(family, own, found, floors, ops, scales)
+    counts = [len(part) for part in by_gpu.values()]
+    fitted = [
+        _fit_one(
+            tensors,
+            counts,
+            len(ops),
+            recipe,
+            seed + i,
         )
-        for name in networks_of(family)
-    }
-    ways = {name: (way.network, way.norm) for name, way in next(iter(terms_of.values())).items()}
-    tables = [
-        _columns(family, by_gpu[gpu], terms_of[gpu], floors[gpu], ops, scales) for gpu in by_gpu
+        for i in range(recipe.networks)
     ]
-    fitted = [_fit_one(tables, ways, len(ops), recipe, seed + i) for i in range(recipe.networks)]
     parameters = {key: np.stack([network[key] for network, _ in fitted]) for key in fitted[0][0]}
-    for name, (mean, scale) in scales.items():
-        parameters |= {
-            f"{name}mean": mean.astype(np.float32),
-            f"{name}scale": scale.astype(np.float32),
-        }
+    parameters |= {name: values.astype(np.float32) for name, values in scales.items()}
     corrections = np.mean([found for _, found in fitted], axis=0).astype(np.float64).tolist()
-    facts = {"gpus": list(by_gpu), "samples": len(own), "recipe": asdict(recipe), "seed": seed}
+    facts = {
+        "gpus": list(by_gpu),
+        "samples": len(own),
+        "recipe": asdict(recipe),
+        "seed": seed,
+    }
     return UtilisationModel(
         family,
         ops,
@@ -105,6 +112,15 @@ def train_utilisation(
         dict(zip(by_gpu, corrections, strict=True)),
         provenance=facts | (provenance or {}),
     )
+
+
+def _scales(found: dict[str, Terms]) -> dict[str, Array]:
+    """Mean and standard deviation of each feature, by name of the parameter, shape (features,)."""
+    scales: dict[str, Array] = {}
+    for name, each in found.items():
+        x = np.concatenate(each.x)
+        scales |= {f"{name}mean": x.mean(axis=0), f"{name}scale": x.std(axis=0) + 1e-6}
+    return scales
 
 
 def op_floors(samples: pd.DataFrame) -> dict[str, float]:
@@ -122,94 +138,139 @@ def unknown_host_floors(floors: dict[str, dict[str, float]]) -> dict[str, float]
     return {str(op): float(value) for op, value in pd.DataFrame(hosts).median(axis=1).items()}
 
 
-def _scale(parts: list[Array]) -> tuple[Array, Array]:
-    """Mean and standard deviation of each feature over several tables of features, shape (features,)."""
-    x = np.concatenate(parts)
-    return x.mean(axis=0), x.std(axis=0) + 1e-6
+def _joined(tables: list[dict[str, Terms]]) -> dict[str, Terms]:
+    """The inputs of several GPUs' samples as one, by network."""
 
+    def join(name: str, key: str) -> Array:
+        return np.concatenate(
+            [getattr(table[name], key) for table in tables],
+            axis=1,
+        )
 
-def _known_way(terms_of: dict[str, Terms], taken: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Index of the way that each row takes, -1 where it is unknown or not available on the GPU; shape (rows,)."""
-    times = np.stack([way.arithmetic for way in terms_of.values()])
-    known = (taken >= 0) & np.isfinite(times[np.maximum(taken, 0), np.arange(len(taken))])
-    return np.where(known, taken, -1)
-
-
-def _columns(
-    family: str,
-    part: pd.DataFrame,
-    terms_of: dict[str, Terms],
-    floors: dict[str, float],
-    ops: tuple[str, ...],
-    scales: dict[str, tuple[Array, Array]],
-) -> dict[str, Any]:
-    """One GPU's samples as tensors by name, each of shape (rows, ...)."""
-    import torch
-
-    def tensor(values: Any) -> Any:
-        return torch.tensor(np.asarray(values), dtype=torch.float32)
-
-    codes = part["op"].astype(str).map({op: i for i, op in enumerate(ops)}).to_numpy(dtype=np.int64)
-    columns = {
-        "floor": tensor(np.log(part["op"].astype(str).map(floors).astype(float))),
-        "target": tensor(np.log(part["latency_us"])),
-        "op": torch.tensor(codes),
-        "way": torch.tensor(_known_way(terms_of, ways_taken(family, part))),
+    return {
+        name: Terms(
+            **{key: join(name, key) for key in (*TIMES, "x")},
+            norm=first.norm,
+        )
+        for name, first in tables[0].items()
     }
-    for name, way in terms_of.items():
-        mean, scale = scales[way.network]
-        columns[f"{name} x"] = tensor(np.clip((way.x - mean) / scale, -FEATURE_CLIP, FEATURE_CLIP))
-        columns |= {
-            f"{name} {key}": tensor(np.minimum(getattr(way, key), UNAVAILABLE_LOG_US))
-            for key in TIMES
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Samples as tensors: log floor, log latency, op and known algorithm (-1 if unknown), each (rows,); inputs by network."""
+
+    log_floor: Any
+    target: Any
+    op: Any
+    algorithm: Any
+    inputs: dict[str, Terms]
+
+    @classmethod
+    def of(
+        cls,
+        family: str,
+        samples: pd.DataFrame,
+        found: dict[str, Terms],
+        floors: dict[str, dict[str, float]],
+        ops: tuple[str, ...],
+        scales: dict[str, Array],
+    ) -> _Samples:
+        """Samples of several GPUs with their inputs, and latency floors by GPU and op."""
+        import torch
+
+        def tensor(values: Any) -> Any:
+            return torch.tensor(np.asarray(values), dtype=torch.float32)
+
+        def inputs(name: str, each: Terms) -> Terms:
+            x = standardised(each.x, scales[f"{name}mean"], scales[f"{name}scale"])
+            times = {
+                key: tensor(np.minimum(getattr(each, key), UNAVAILABLE_LOG_US)) for key in TIMES
+            }
+            return replace(each, x=tensor(x), **times)
+
+        op = samples["op"].astype(str)
+        floor = [floors[str(gpu)][name] for gpu, name in zip(samples["gpu"], op, strict=True)]
+        able = np.isfinite(np.concatenate([each.arithmetic for each in found.values()]))
+        shown = algorithms_of_kernels(family, samples)
+        known = (shown >= 0) & able[np.maximum(shown, 0), np.arange(len(op))]
+        return cls(
+            tensor(np.log(floor)),
+            tensor(np.log(samples["latency_us"])),
+            torch.tensor(pd.Index(ops).get_indexer(pd.Index(op))),
+            torch.tensor(np.where(known, shown, -1)),
+            {name: inputs(name, each) for name, each in found.items()},
+        )
+
+    def rows(self, at: Any) -> _Samples:
+        """Some of the samples."""
+        inputs = {
+            name: replace(
+                each, x=each.x[:, at], **{key: getattr(each, key)[:, at] for key in TIMES}
+            )
+            for name, each in self.inputs.items()
         }
-    return columns
+        return _Samples(
+            self.log_floor[at], self.target[at], self.op[at], self.algorithm[at], inputs
+        )
 
 
 def _initial_parameters(inputs: int, ops: int, shape: Shape, generator: Any) -> dict[str, Any]:
     """Parameters of one network before training."""
     import torch
 
-    sizes = [inputs, *[shape.width] * shape.depth, shape.heads]
+    sizes = [
+        inputs,
+        *[shape.width] * shape.depth,
+        shape.heads,
+    ]
     p: dict[str, Any] = {}
     for layer, (rows, columns) in enumerate(pairwise(sizes)):
         bound = (0.1 if layer == shape.depth else 1.0) / rows**0.5
         p[f"weight{layer}"] = uniform((rows, columns), bound, generator)
         p[f"bias{layer}"] = torch.zeros(columns)
     p[f"bias{shape.depth}"] = torch.tensor([1.0, 1.0, 0.0, 0.0][: shape.heads])
-    return p | {"op_bias": torch.zeros(ops, shape.heads), "l2": torch.tensor([0.0, 1.0])}
+    return p | {
+        "op_bias": torch.zeros(ops, shape.heads),
+        "l2": torch.tensor([0.0, 1.0]),
+    }
 
 
 def _fit_one(
-    tables: list[dict[str, Any]], ways: Ways, ops: int, recipe: Recipe, seed: int
+    samples: _Samples, counts: list[int], ops: int, recipe: Recipe, seed: int
 ) -> tuple[dict[str, Any], Any]:
     """Train the networks of one seed; returns parameters by name, and each GPU's correction (GPUs, 2): compute and memory."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     p: dict[str, Any] = {"launch": torch.zeros(ops)}
-    for prefix, way in {prefix: way for way, (prefix, _) in ways.items()}.items():
-        start = _initial_parameters(tables[0][f"{way} x"].shape[1], ops, recipe.shape, generator)
+    for prefix, found in samples.inputs.items():
+        start = _initial_parameters(
+            found.x.shape[-1],
+            ops,
+            recipe.shape,
+            generator,
+        )
         p |= {prefix + key: value for key, value in start.items()}
-    latent = torch.zeros(len(tables), 2)
+    latent = torch.zeros(len(counts), 2)
     layers = [key for key in p if "weight" in key or ".bias" in f".{key}"]
     # a batch has the same number of rows of each GPU, so that every GPU has the same weight
-    per_gpu = recipe.rows // len(tables)
-    pooled = {key: torch.cat([table[key] for table in tables]) for key in tables[0]}
-    counts = [len(table["target"]) for table in tables]
+    per_gpu = recipe.rows // len(counts)
     starts = np.cumsum([0, *counts[:-1]]).tolist()
-    whose = torch.arange(len(tables)).repeat_interleave(per_gpu)
+    whose = torch.arange(len(counts)).repeat_interleave(per_gpu)
 
     def loss() -> Any:
         centred = latent - latent.mean(dim=0, keepdim=True)
-        rows = torch.cat(
-            [
-                torch.randint(0, count, (per_gpu,), generator=generator) + start
-                for start, count in zip(starts, counts, strict=True)
-            ]
+        drawn = [
+            torch.randint(0, count, (per_gpu,), generator=generator) + start
+            for start, count in zip(starts, counts, strict=True)
+        ]
+        value = _loss(
+            p,
+            samples.rows(torch.cat(drawn)),
+            recipe,
+            -centred[whose].T,
         )
-        batch = {key: value[rows] for key, value in pooled.items()}
-        value = _batch_loss(p, batch, recipe, ways, centred[whose].T)
         return value + CORRECTION_WEIGHT * (centred**2).mean() / recipe.prior**2
 
     others = [value for key, value in p.items() if key not in layers]
@@ -222,94 +283,48 @@ def _fit_one(
         undecayed=[*others, latent],
     )
     corrections = (latent - latent.mean(dim=0, keepdim=True)).detach().numpy()
-    return {
-        key: value.detach().numpy().astype(np.float32) for key, value in p.items()
-    }, -corrections
+    parameters = {key: value.detach().numpy().astype(np.float32) for key, value in p.items()}
+    return parameters, -corrections
 
 
-def _batch_loss(
-    p: dict[str, Any], batch: dict[str, Any], recipe: Recipe, ways: Ways, latent: Any
-) -> Any:
-    """Mean absolute log error of a batch's latencies; `UtilisationModel` has the same formula in NumPy."""
+def _loss(p: dict[str, Any], samples: _Samples, recipe: Recipe, factors: Any) -> Any:
+    """Mean absolute log error of the latencies of a batch, with the rewards of the recipe."""
     import torch
-    from torch.nn.functional import log_softmax, logsigmoid
 
-    shape = recipe.shape
-    kernels_and_uses: list[tuple[Any, Any]] = []
-    for prefix, norm in dict.fromkeys(ways.values()):
-        # ways that share a network are evaluated together
-        sharing = [way for way, network in ways.items() if network == (prefix, norm)]
-        call_terms = {
-            key: torch.cat([batch[f"{way} {key}"] for way in sharing]) for key in (*TIMES, "x")
-        }
-        op = batch["op"].repeat(len(sharing))
-        kernels, uses = _log_kernel(
-            p, prefix, call_terms, op, shape, norm, latent.repeat(1, len(sharing))
+    found = [
+        log_kernel_us(
+            torch,
+            {key.removeprefix(name): value for key, value in p.items() if key.startswith(name)},
+            inputs,
+            recipe.shape,
+            samples.op,
+            factors,
         )
-        kernels_and_uses += zip(kernels.chunk(len(sharing)), uses.chunk(len(sharing)), strict=True)
-    start = batch["floor"] + logsigmoid(p["launch"][batch["op"]])
+        for name, inputs in samples.inputs.items()
+    ]
+    kernels = torch.cat([kernel for kernel, _ in found])
+    memory_use = torch.cat([use for _, use in found])
 
     def error(kernel: Any) -> Any:
-        latency = _norm(FLOOR_SHARPNESS, batch["floor"], torch.logaddexp(start, kernel))
-        return (latency - batch["target"]).abs()
+        latency = log_latency_us(
+            torch,
+            samples.log_floor,
+            p["launch"][samples.op],
+            kernel,
+        )
+        return (latency - samples.target).abs()
 
-    if len(kernels_and_uses) == 1:
-        kernel, memory_use = kernels_and_uses[0]
-        return error(kernel).mean() + recipe.memory_reward * memory_use.mean()
-    all_ways = torch.stack([kernel for kernel, _ in kernels_and_uses], dim=-1)
-    is_known = (batch["way"] >= 0).float()
-    at = batch["way"].clamp(min=0)[:, None]
-    loss = error(-torch.logsumexp(-shape.choice * all_ways, dim=-1) / shape.choice).mean()
-    # kernel names show the way of a sample: its sharing time must fit, and it must be the shortest of all ways
-    loss = loss + recipe.route_time * (error(all_ways.gather(-1, at)[:, 0]) * is_known).mean()
-    unlikely = -log_softmax(-shape.choice * all_ways, dim=-1).gather(-1, at)[:, 0]
-    return loss + recipe.route_choice * (unlikely * is_known).mean()
-
-
-def _log_kernel(
-    p: dict[str, Any],
-    prefix: str,
-    call_terms: dict[str, Any],
-    op: Any,
-    shape: Shape,
-    norm: float | None,
-    latent: Any,
-) -> tuple[Any, Any]:
-    """Log kernel time by one network and log memory utilisation, each of shape (rows,)."""
-    import torch
-    from torch.nn.functional import logsigmoid, silu
-
-    hidden = call_terms["x"]
-    for layer in range(shape.depth):
-        hidden = silu(hidden @ p[f"{prefix}weight{layer}"] + p[f"{prefix}bias{layer}"])
-    z = (
-        hidden @ p[f"{prefix}weight{shape.depth}"]
-        + p[f"{prefix}bias{shape.depth}"]
-        + p[f"{prefix}op_bias"][op]
+    log_share = torch.log_softmax(-recipe.shape.choice * kernels, dim=0)
+    shortest = -torch.logsumexp(-recipe.shape.choice * kernels, dim=0) / recipe.shape.choice
+    loss = error(shortest).mean() + recipe.memory_reward * memory_use.mean()
+    # kernel names show the algorithm of a sample: its time must fit, and it must be the shortest of all
+    known, at = (
+        (samples.algorithm >= 0).float(),
+        samples.algorithm.clamp(min=0)[
+            None,
+            :,
+        ],
     )
-    centre, steep = p[f"{prefix}l2"]
-    use_compute = logsigmoid(z[:, 0]) + float(np.log(shape.compute_bound))
-    use_memory = torch.log(
-        shape.memory_low + (shape.memory_high - shape.memory_low) * torch.sigmoid(z[:, 1])
-    )
-    missed = logsigmoid(torch.exp(steep) * (call_terms["per_l2"] - centre))
-    reached = torch.logaddexp(missed, torch.full_like(missed, float(np.log(1e-6))))
-    memory = _norm(shape.norm, call_terms["dram"] + reached, call_terms["l2"])
-    kernel = _norm(
-        norm or shape.norm,
-        call_terms["arithmetic"] - use_compute - latent[0],
-        memory - use_memory - latent[1],
-    )
-    if shape.tile_reads:
-        again = missed + logsigmoid(z[:, 3]) + float(np.log(shape.tile_reads))
-        kernel = _norm(shape.norm, kernel, call_terms["tiles"] + again - latent[1])
-    if shape.thread_steps:
-        kernel = _norm(shape.norm, kernel, call_terms["steps"] + z[:, 2])
-    return kernel, use_memory
-
-
-def _norm(exponent: float, a: Any, b: Any) -> Any:
-    """Logarithm of the norm of two times given by their logarithms."""
-    import torch
-
-    return torch.logaddexp(exponent * a, exponent * b) / exponent
+    of_known = error(kernels.gather(0, at)[0]) * known
+    unlikely = -log_share.gather(0, at)[0] * known
+    return loss + recipe.route_time * of_known.mean() + recipe.route_choice * unlikely.mean()

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.workloads.language_models import Projection, gelu
+from pipeline.workloads.attention_operators import Projection
+from pipeline.workloads.language_models import gelu
 from pipeline.workloads.training_step import Batch, Step, phase
 from pipeline.workloads.vision import RESNET50, resnet
 

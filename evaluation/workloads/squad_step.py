@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.as_on_cuda.host_reads import read
-from pipeline.workloads.language_models import Bert, initialise
+from pipeline.workloads.attention_operators import initialise
+from pipeline.workloads.bert import Bert
 from pipeline.workloads.training_step import Batch, Step, host_empty, phase
 
 TOKENS, POSITIONS = 384, 512

@@ -3,7 +3,7 @@
 The table `CANDIDATES` holds what can be advised. Those that apply to a point are predicted as a grid. The one with the
 shortest step is taken; the rest are predicted again on top of it, until none helps any more.
 
-Gains are shares of the step time that is saved. Their intervals come from paired draws (`step_errors.paired_draws`): a
+Gains are shares of the step time that is saved. Their intervals come from paired draws (`pipeline.answers.drawn_step`): a
 source of error has the same random numbers in both predictions. An error that both share does not widen the gain.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,12 @@ from pipeline import plotter
 from pipeline.answers.difference import Change
 from pipeline.answers.engine import Answer, engine, in_order
 from pipeline.answers.step_changes import CANDIDATES, SAME, Candidate, applies, changed, command
+from pipeline.answers.step_errors import interval
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, shares
-from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
+from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,17 +67,16 @@ class Gain:
         drawn_us = before.draws_us - after.draws_us
         saved_us = before.predicted_us - after.predicted_us
         share = saved_us / before.predicted_us
-        (low, low_us), (high, high_us) = np.percentile(
-            [drawn_us / before.draws_us, drawn_us], [10, 90], axis=1
-        )
+        low, high = interval(drawn_us / before.draws_us, share)
+        low_us, high_us = interval(drawn_us, saved_us)
         return cls(
             share,
-            float(min(low, share)),
-            float(max(high, share)),
+            low,
+            high,
             float(np.mean(drawn_us > 0)),
             saved_us,
-            float(min(low_us, saved_us)),
-            float(max(high_us, saved_us)),
+            low_us,
+            high_us,
             after.memory_bytes - before.memory_bytes,
         )
 
@@ -203,7 +202,7 @@ class Advice:
 
     def plot(self) -> Figure:
         """A waterfall from the step to that with all lines."""
-        figure: Figure = plotter.call("draw_advice", self)
+        figure: Figure = plotter.draw_advice(self)
         return figure
 
     @property
@@ -224,39 +223,30 @@ class Advice:
         )
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A change that was taken, with its gains and the state that it was taken in."""
-
-    candidate: Any
-    alone: Gain | None
-    on_top: Gain
-    at: Any
-    after: Prediction
-
-
 def take_best_first(
     before: Prediction,
     state: Any,
     candidates: Sequence[Any],
     predicted: Callable[[Any, Sequence[Any]], Mapping[Any, Prediction]],
     apply: Callable[[Any, Any], Any],
-) -> tuple[list[Taken], dict[Any, Gain]]:
+    command: Callable[[Any, Any], str],
+) -> tuple[list[Line], Prediction, dict[Any, Gain]]:
     """Take the change that makes the step fastest, then the best on top of it, until none saves `MIN_GAIN`.
 
     Args:
         before: the step without changes.
         state: what `before` was predicted for.
-        candidates: changes, those that are preferred among equally fast ones first.
+        candidates: changes with `text`, `how` and `changes`, those that are preferred among equally fast ones first.
         predicted: predictions of a state with each change that applies to it.
         apply: the state with a change.
+        command: what shows the gain of a change of a state.
 
     Returns:
-        The changes in the order in which they were taken, and the gain of each candidate alone.
+        The changes in the order in which they were taken, the step with all of them, and the gain of each candidate alone.
     """
-    step, left, taken, alone = before, list(candidates), list[Taken](), dict[Any, Gain]()
+    step, left, lines, alone = before, list(candidates), list[Line](), dict[Any, Gain]()
     while steps := predicted(state, left):
-        if not taken:
+        if not lines:
             alone = {change: Gain.between(before, after) for change, after in steps.items()}
         limit = min(after.predicted_us for after in steps.values()) * (1 + SAME_STEP)
         best = next(
@@ -265,10 +255,21 @@ def take_best_first(
         gain = Gain.between(step, steps[best])
         if gain.share < MIN_GAIN:
             break
-        taken.append(Taken(best, alone.get(best), gain, state, steps[best]))
-        state, step = apply(state, best), steps[best]
+        step = steps[best]
+        lines.append(
+            Line(
+                best.text,
+                best.how,
+                alone.get(best),
+                gain,
+                best.changes,
+                step.evidence,
+                command(state, best),
+            )
+        )
+        state = apply(state, best)
         left.remove(best)
-    return taken, alone
+    return lines, step, alone
 
 
 def advise(
@@ -314,65 +315,33 @@ def advice_for(
             "advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100"
         )
 
-    answering = predicting or partial(engine(results).predict, keep_draws=True)
+    answering = predicting or engine(results).predict
     (first,) = answering([asked])
     before, failed = first.whole(), dict[Candidate, str]()
 
     def predicted(at: Question, candidates: Sequence[Candidate]) -> dict[Candidate, Prediction]:
-        ready = [
-            candidate
-            for candidate in candidates
-            if candidate not in failed and applies(candidate, at)
-        ]
-        questions = [changed(at, candidate) for candidate in ready]
-        answers = dict(zip(ready, in_order(questions, answering(questions)), strict=True))
-        failed.update(
-            {
-                candidate: answer.reason or ""
-                for candidate, answer in answers.items()
-                if answer.error
-            }
-        )
-        return {
-            candidate: answer.prediction
-            for candidate, answer in answers.items()
-            if answer.prediction
-        }
+        ready = [each for each in candidates if each not in failed and applies(each, at)]
+        questions = [changed(at, each) for each in ready]
+        predictions = {}
+        for each, answer in zip(ready, in_order(questions, answering(questions)), strict=True):
+            if answer.prediction is None:
+                failed[each] = str(answer.reason)
+            else:
+                predictions[each] = answer.prediction
+        return predictions
 
-    wanted = [
-        candidate for candidate in CANDIDATES if not same_results or candidate.changes == SAME
-    ]
-    taken, alone = take_best_first(before, asked, wanted, predicted, changed)
-    lines = [
-        Line(
-            change.candidate.text,
-            change.candidate.how,
-            change.alone,
-            change.on_top,
-            change.candidate.changes,
-            change.after.evidence,
-            command(change.at, change.candidate),
-        )
-        for change in taken
-    ]
-    values = dict(line.change.split("=", 1) for line in lines)
+    wanted = [each for each in CANDIDATES if not same_results or each.changes == SAME]
+    lines, after, alone = take_best_first(before, asked, wanted, predicted, changed, command)
+    taken = dict(line.change.split("=", 1) for line in lines)
     refused = [
-        Refused(candidate.text, gain, _why(candidate, gain, values))
-        for candidate, gain in alone.items()
-        if values.get(candidate.key) != candidate.value
+        Refused(each.text, gain, _why(each, gain, taken))
+        for each, gain in alone.items()
+        if taken.get(each.key) != each.value
     ]
     refused += [
-        Refused(candidate.text, None, reason)
-        for candidate, reason in failed.items()
-        if candidate not in alone
+        Refused(each.text, None, reason) for each, reason in failed.items() if each not in alone
     ]
-    return Advice(
-        before,
-        tuple(lines),
-        taken[-1].after if taken else before,
-        tuple(refused),
-        _notes(before, lines),
-    )
+    return Advice(before, tuple(lines), after, tuple(refused), _notes(before, lines))
 
 
 def _why(candidate: Candidate, gain: Gain, taken: Mapping[str, str]) -> str:

@@ -84,14 +84,8 @@ def _row(answer: Answer) -> dict[str, object]:
     """One row of a `grid` table."""
     if answer.prediction is not None:
         return summary_values(answer.prediction)
-    asked = answer.question
-    names = {
-        "gpu": asked.gpu.name,
-        "model": asked.model,
-        "variant": asked.variant,
-        "batch_size": asked.batch_size,
-    }
-    return names | {"overrides": json.dumps(asked.overrides), "unpredicted": answer.reason}
+    row = answer.as_row()
+    return row | {"overrides": json.dumps(row["overrides"])}
 
 
 def _group(rows: list[dict[str, object]]) -> pd.DataFrame:

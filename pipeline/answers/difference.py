@@ -8,41 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from pipeline import plotter
-from pipeline.answers.part_draws import OVERLAP, parts_of_step
-from pipeline.kernels.features import WINDOW_DEFAULTS
+from pipeline.answers.call_changes import GRADIENT, GRADIENTS, NOTHING_US, CallChange, call_changes
+from pipeline.answers.drawn_step import OVERLAP, parts_of_step
+from pipeline.answers.step_errors import interval
 from pipeline.prediction import Prediction
-from pipeline.readable import gibibytes, html_table, in_ms
-from pipeline.schemas import DIMS
+from pipeline.readable import html_table, in_ms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MOST_CALLS = 10
-"""Number of calls that a difference lists."""
-
-SHORT = {
-    "in_channels": "in", "out_channels": "out", "kernel_size": "k", "kernel_size_w": "kw",
-    "input_size": "size", "input_size_w": "size_w",
-}  # fmt: skip
-"""Names of sizes that are shorter than their columns."""
-
-HELPERS = ("trans_a", "trans_b", "inputs", "outputs")
-"""Columns of sizes that say how operands lie or how many there are."""
-
-GRADIENTS, GRADIENT = ("conv2d_backward_data", "conv2d_backward_weight"), "conv2d_backward"
-"""Families of the two gradients of a convolution, and the name of both together."""
 
 LONGEST_HEAD = 16
 """Longest name of a step, in characters, that is the head of a column."""
 
 SHARE = "share of the step"
 """Name of the drawn change of the step as a share of A."""
-
-NOTHING_US = 1e-3
-"""Largest change of a part, µs, that is rounding."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -66,34 +47,6 @@ class Change:
     def label(self) -> str:
         """The name in words."""
         return self.name.replace("conv2d_", "convolution, ").replace("_", " ")
-
-
-@dataclass(frozen=True)
-class CallChange:
-    """Time in A and in B, µs, of all calls of one operator, kernel family and, where both steps have one graph, sizes."""
-
-    operator: str
-    family: str
-    sizes: str
-    calls: int
-    a_us: float
-    b_us: float
-
-    @property
-    def us(self) -> float:
-        """How much longer they take in B."""
-        return self.b_us - self.a_us
-
-    @property
-    def label(self) -> str:
-        """Number of calls, operator and sizes, in words."""
-        operator = self.operator.split(": ")[-1].removeprefix("aten::")
-        if operator.endswith("Backward0"):
-            what = self.family.partition("_backward_")[2]
-            operator = f"{operator.removesuffix('Backward0')} backward {what}".rstrip()
-        count = f"{self.calls} × " if self.calls > 1 else ""
-        sized = self.sizes or f"({self.family})" * (operator != self.family)
-        return f"{count}{operator} {sized}".rstrip()
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,35 +83,35 @@ class Difference:
     @property
     def sentence(self) -> str:
         """What B saves or adds, and the parts with the largest share in it."""
-        told = bool(self.a.traced) != bool(self.b.traced)
-        a, b = (f"The {name}" for name in self.names) if told else self.names
+        with_trace = bool(self.a.traced) != bool(self.b.traced)
+        a, b = (f"The {name}" for name in self.names) if with_trace else self.names
         share = 100 * self.step.us / self.a.predicted_us
         if abs(share) < 0.05:
             return f"{b} takes as long as {a}"
-        low, high = self.step.p10_us, self.step.p90_us
-        may = " may" if low is not None and high is not None and low < 0 < high else ""
-        largest = sorted(self._points(share < 0).items(), key=lambda item: -item[1])[:2]
-        why = ", ".join(
-            f"{name} {points:.0f}{' points' if at == 0 else ''}"
-            for at, (name, points) in enumerate(largest)
-        )
+        low, high, shorter = self.step.p10_us, self.step.p90_us, share < 0
+        unsure = low is not None and high is not None and low < 0 < high
         much = f"{abs(share):.{0 if abs(share) >= 1 else 1}f} %"
-        if told:
-            what = f"{'may be' if may else 'is'} {much} {'shorter' if share < 0 else 'longer'}"
+        if with_trace:
+            verb = "may be" if unsure else "is"
+            what = f"{verb} {much} {'shorter' if shorter else 'longer'}"
         else:
-            what = ("save" if share < 0 else "add") + ("" if may else "s")
-            what = f"{may} {what} {much} {'of' if share < 0 else 'to'} the step".strip()
-        return f"{b} {what}{': ' if why else ''}{why}"
+            verb, of = ("save", "of") if shorter else ("add", "to")
+            what = f"may {verb}" if unsure else f"{verb}s"
+            what += f" {much} {of} the step"
+        points = [f"{name} {value:.0f}" for name, value in self._points(shorter)[:2]]
+        if points:
+            what += f": {', '.join([f'{points[0]} points', *points[1:]])}"
+        return f"{b} {what}"
 
-    def _points(self, saved: bool) -> dict[str, float]:
+    def _points(self, saved: bool) -> list[tuple[str, float]]:
         """Percent of step A by part, of one point or more in the direction of the step; convolutions are one part."""
         points: dict[str, float] = {}
+        percent = (-100 if saved else 100) / self.a.predicted_us
         for part in self.parts:
             name = "convolutions" if part.name.startswith("conv2d") else part.label
-            points[name] = (
-                points.get(name, 0.0) + (-1 if saved else 1) * 100 * part.us / self.a.predicted_us
-            )
-        return {name: value for name, value in points.items() if value >= 1}
+            points[name] = points.get(name, 0.0) + percent * part.us
+        large = ((name, value) for name, value in points.items() if value >= 1)
+        return sorted(large, key=lambda item: -item[1])
 
     def __repr__(self) -> str:
         return f"<Difference: {self.sentence} ({signed(self.step.us)} ms)>"
@@ -169,7 +122,7 @@ class Difference:
 
     def plot(self) -> Figure:
         """A waterfall from step A to step B, and the calls that changed most."""
-        figure: Figure = plotter.call("draw_difference", self)
+        figure: Figure = plotter.draw_difference(self)
         return figure
 
     def rows(self) -> list[dict[str, str]]:
@@ -231,196 +184,65 @@ def difference(a: Prediction, b: Prediction) -> Difference:
     A trace on its own GPU is measured: it has no errors. Steps that cannot be drawn (those of a table, of a comparison, or of a
     trace on another GPU) have no intervals, and those without calls no list of them.
     """
-    of_a, of_b = (_told_apart(_parts(p), a, b) for p in (a, b))
-    drawn = _drawn_changes(a, b)
-    names = [
-        name
+    traced = bool(a.traced or b.traced)
+    of_a, of_b = (_comparable(_parts(p), traced) for p in (a, b))
+    drawn = _drawn_changes(a, b, traced)
+    parts = [
+        _change(name, of_a.get(name, 0.0), of_b.get(name, 0.0), drawn)
         for name in dict.fromkeys([*of_a, *of_b])
         if name != OVERLAP or max(abs(of_a[name]), abs(of_b[name])) > NOTHING_US
     ]
-    parts = [_change(name, of_a.get(name, 0.0), of_b.get(name, 0.0), drawn) for name in names]
-    step = _change("step", a.predicted_us, b.predicted_us, drawn)
     parts.sort(key=lambda part: -abs(part.us))
-    return Difference(
-        a, b, step, tuple(parts), tuple(_calls(a, b)), tuple(_notes(a, b, drawn.get(SHARE)))
-    )
+    step = _change("step", a.predicted_us, b.predicted_us, drawn)
+    notes = tuple(_notes(a, b, drawn.get(SHARE)))
+    return Difference(a, b, step, tuple(parts), tuple(call_changes(a, b)), notes)
 
 
-def _parts(p: Prediction) -> dict[str, float]:
+def _parts(p: Prediction) -> dict[str, Floats]:
     families = {name: np.asarray(us) for name, us in p.families_us.items()}
     exposed = None if p.several is None else np.asarray(p.several.exposed_communication_us)
-    parts = parts_of_step(families, np.asarray(p.predicted_us), np.asarray(p.active_us), exposed)
-    return {name: float(us) for name, us in parts.items()}
+    return parts_of_step(families, np.asarray(p.predicted_us), np.asarray(p.active_us), exposed)
 
 
-def _told_apart(parts: Mapping[str, Any], a: Prediction, b: Prediction) -> dict[str, Any]:
+def _comparable(parts: Mapping[str, Floats], traced: bool) -> dict[str, Floats]:
     """Parts with the two gradients of a convolution as one where a step is traced: names of kernels do not tell them apart."""
     merged = dict(parts)
-    gradients = [
-        merged.pop(name) for name in GRADIENTS if name in merged and (a.traced or b.traced)
-    ]
-    return merged | ({GRADIENT: sum(gradients)} if gradients else {})
+    gradients = [merged.pop(name) for name in GRADIENTS if traced and name in merged]
+    return merged | ({GRADIENT: np.sum(gradients, axis=0)} if gradients else {})
 
 
-def _draws(p: Prediction, more: int) -> Mapping[str, Floats] | None:
+def _draws(p: Prediction) -> Mapping[str, Floats] | None:
     """Each part in each draw; that of a measured step is always the same. None for a step that cannot be drawn."""
     if p.drawn is not None:
-        return p.drawn.parts(more)
-    return {name: np.array([us]) for name, us in _parts(p).items()} if _measured(p) else None
+        return p.drawn.parts()
+    return {name: us[None] for name, us in _parts(p).items()} if _measured(p) else None
 
 
 def _measured(p: Prediction) -> bool:
     return p.traced is not None and p.measured_us is not None
 
 
-def _drawn_changes(a: Prediction, b: Prediction) -> Mapping[str, Floats]:
+def _drawn_changes(a: Prediction, b: Prediction, traced: bool) -> Mapping[str, Floats]:
     """Change of each part, of the step and of its share of A in each draw; nothing where one of the steps cannot be drawn."""
-    gpus = sorted({a.gpu, b.gpu})
-    drawn = [_draws(p, gpus.index(p.gpu)) for p in (a, b)]
-    of_a, of_b = (_told_apart(parts, a, b) if parts else {} for parts in drawn)
+    draws = [_draws(p) for p in (a, b)]
+    of_a, of_b = (_comparable(parts or {}, traced) for parts in draws)
     if not of_a or not of_b:
         return {}
-    none = np.zeros(
-        min(
-            [size for parts in (of_a, of_b) if (size := len(next(iter(parts.values())))) > 1],
-            default=1,
-        )
-    )
+    sizes = [len(us) for parts in (of_a, of_b) for us in parts.values() if len(us) > 1]
+    count = min(sizes, default=1)
+    none = np.zeros(count)
     changes = {
-        name: none + of_b.get(name, none)[: len(none)] - of_a.get(name, none)[: len(none)]
+        name: none + of_b.get(name, none)[:count] - of_a.get(name, none)[:count]
         for name in dict.fromkeys([*of_a, *of_b])
     }
     step = np.sum(list(changes.values()), axis=0)
-    return changes | {"step": step, SHARE: step / sum(us[: len(none)] for us in of_a.values())}
+    return changes | {"step": step, SHARE: step / sum(us[:count] for us in of_a.values())}
 
 
-def _change(name: str, a_us: float, b_us: float, drawn: Mapping[str, Floats]) -> Change:
-    if name not in drawn:
-        return Change(name, a_us, b_us)
-    low, high = np.percentile(drawn[name], [10, 90])
-    return Change(name, a_us, b_us, float(min(low, b_us - a_us)), float(max(high, b_us - a_us)))
-
-
-def _calls(a: Prediction, b: Prediction) -> Iterator[CallChange]:
-    """The calls that changed most.
-
-    Where both steps have one graph, the calls of an operator are pairs, in their order by family, and are listed by the
-    sizes of A. A traced step has no such graph: operators of one name and family are pairs in their order where both steps have
-    as many. Else only sums by operator and family can be compared.
-    """
-    if a.calls is None or b.calls is None:
-        return
-    nodes = [
-        p.calls[["node_id", "name"]].drop_duplicates().to_numpy().tolist()
-        for p in (a, b)
-        if p.calls is not None
-    ]
-    same = nodes[0] == nodes[1]
-    keys = ["node_id", "name", "family", "nth"] if same else ["name", "family"]
-    if a.traced or b.traced:
-        keys, same = ["name", "family", "nth"], True
-        left, right = _in_pairs(*(_by_operator(p) for p in (a, b)))
-    else:
-        left, right = (_device_rows(p, keys) for p in (a, b))
-    both = left.merge(right, on=keys, how="outer", suffixes=("_a", "_b"))
-    both["sizes"] = (
-        both["sizes_a"].where(both["sizes_a"].fillna("") != "", both["sizes_b"]).fillna("")
-        if same
-        else ""
-    )
-    times = both.fillna({"us_a": 0.0, "us_b": 0.0, "calls_a": 0, "calls_b": 0})
-    times["calls"] = times[["calls_a", "calls_b"]].max(axis=1)
-    sums = (
-        times.groupby(["name", "family", "sizes"], sort=False)[["us_a", "us_b", "calls"]]
-        .sum()
-        .reset_index()
-    )
-    change = (sums["us_b"] - sums["us_a"]).abs()
-    order = (
-        change[change > NOTHING_US].sort_values(ascending=False, kind="stable").index[:MOST_CALLS]
-    )
-    for operator, family, sizes, a_us, b_us, count in sums.loc[order].to_numpy(object).tolist():
-        yield CallChange(operator, family, sizes, int(count), a_us, b_us)
-
-
-def _device_rows(p: Prediction, keys: list[str]) -> pd.DataFrame:
-    """Device calls of a prediction by these keys, with time, number and sizes of the first."""
-    assert p.calls is not None
-    rows = p.calls[p.calls["kernel_us"].notna() & p.calls["device_end_us"].notna()]
-    sizes = _sizes(p.drawn.calls) if p.drawn is not None else None
-    at = rows["call"].to_numpy(np.int64)
-    table = rows[["node_id", "name", "family"]].assign(
-        us=rows["kernel_us"].to_numpy(float),
-        sizes=[sizes[call] if sizes else "" for call in at.tolist()],
-        calls=1,
-    )
-    table["nth"] = table.groupby(["node_id", "family"]).cumcount()
-    return (
-        table.groupby(keys, sort=False)
-        .agg({"us": "sum", "sizes": "first", "calls": "sum"})
-        .reset_index()
-    )
-
-
-def _by_operator(p: Prediction) -> pd.DataFrame:
-    """Device time by operator and family, in the order of the step."""
-    rows = _device_rows(p, ["node_id", "name", "family"]).replace(
-        {"family": dict.fromkeys(GRADIENTS, GRADIENT)}
-    )
-    keys = ["node_id", "name", "family"]
-    table = (
-        rows.groupby(keys, sort=False)
-        .agg({"us": "sum", "sizes": "first", "calls": "first"})
-        .reset_index()
-    )
-    return table.assign(calls=1).drop(columns="node_id")
-
-
-def _in_pairs(left: pd.DataFrame, right: pd.DataFrame) -> list[pd.DataFrame]:
-    """Tables of `_by_operator`; operators of which the two steps have different numbers are summed up.
-
-    Operators that only one of the steps has, because versions of PyTorch name them differently, have the name of their family.
-    """
-    both = set(left["name"]) & set(right["name"])
-    left, right = (
-        table.assign(name=table["name"].where(table["name"].isin(both), table["family"]))
-        for table in (left, right)
-    )
-    left, right = (
-        table.assign(nth=table.groupby(["name", "family"]).cumcount()) for table in (left, right)
-    )
-    counts = pd.concat(
-        [table.groupby(["name", "family"]).size() for table in (left, right)], axis=1
-    )
-    unequal = counts[counts[0] != counts[1]].index
-    summed = []
-    for table in (left, right):
-        alone = pd.MultiIndex.from_frame(table[["name", "family"]]).isin(unequal)
-        rows = table.assign(
-            nth=table["nth"].where(~alone, 0), sizes=table["sizes"].where(~alone, "")
-        )
-        keys = ["name", "family", "nth"]
-        summed.append(
-            rows.groupby(keys, sort=False)
-            .agg({"us": "sum", "sizes": "first", "calls": "sum"})
-            .reset_index()
-        )
-    return summed
-
-
-def _sizes(calls: pd.DataFrame) -> list[str]:
-    """Sizes of each call as short text, without usual values."""
-    texts: list[list[str]] = [[] for _ in range(len(calls))]
-    for name in (name for name in DIMS if name in calls and name not in HELPERS):
-        usual = WINDOW_DEFAULTS.get(name.removesuffix("_w"))
-        for text, value in zip(
-            texts, calls[name].to_numpy(np.float64, na_value=np.nan).tolist(), strict=True
-        ):
-            if value == value and value != usual:
-                text.append(
-                    gibibytes(value) if name == "bytes" else f"{SHORT.get(name, name)}={value:.0f}"
-                )
-    return [" ".join(text) for text in texts]
+def _change(name: str, a_us: Any, b_us: Any, drawn: Mapping[str, Floats]) -> Change:
+    a_us, b_us = float(a_us), float(b_us)
+    low, high = interval(drawn[name], b_us - a_us) if name in drawn else (None, None)
+    return Change(name, a_us, b_us, low, high)
 
 
 def _words(p: Prediction) -> list[str]:
@@ -431,15 +253,14 @@ def _words(p: Prediction) -> list[str]:
 
 def _names(a: Prediction, b: Prediction) -> tuple[str, str]:
     if bool(a.traced) != bool(b.traced):
-        first, second = (f"{p.gpu} " if a.gpu != b.gpu else "" for p in (a, b))
-        return (
-            f"{first}{'trace' if a.traced else 'prediction'}",
-            f"{second}{'trace' if b.traced else 'prediction'}",
+        first, second = (
+            f"{p.gpu} {kind}" if a.gpu != b.gpu else kind
+            for p, kind in ((p, "trace" if p.traced else "prediction") for p in (a, b))
         )
-    words = _words(a), _words(b)
-    first, second = (
-        " ".join(word for word in words[at] if word not in words[1 - at]) for at in range(2)
-    )
+        return first, second
+    of_a, of_b = _words(a), _words(b)
+    first = " ".join(word for word in of_a if word not in of_b)
+    second = " ".join(word for word in of_b if word not in of_a)
     if not first and not second:
         return "A", "B"
     return first or f"without {second}", second or f"without {first}"
@@ -456,10 +277,8 @@ def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator
         yield "no intervals: one of the steps cannot be drawn again"
     else:
         share = b.predicted_us / a.predicted_us - 1
-        low, high = np.percentile(drawn_share, [10, 90])
-        text = (
-            f"the step changes by {share:+.1%} ({min(low, share):+.1%} to {max(high, share):+.1%})"
-        )
+        low, high = interval(drawn_share, share)
+        text = f"the step changes by {share:+.1%} ({low:+.1%} to {high:+.1%})"
         yield text.replace("-", "−").replace("%", " %")
         if _measured(a) or _measured(b):
             yield (

@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.step_prediction import (
+    SimulatedStep,
     StepParts,
     kernel_times,
     load_walk_if_it_pays,
@@ -76,6 +78,37 @@ class Answer:
     def reason(self) -> str | None:
         """Why there is no prediction, in one line; None where there is one."""
         return None if self.error is None else " ".join(str(self.error).split())
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU."""
+        return self.question.gpu.name
+
+    @property
+    def model(self) -> str:
+        """Name of the workload."""
+        return self.question.model
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of the step on each GPU."""
+        return self.question.batch_size
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The other overrides of the point."""
+        return self.question.overrides
+
+    def as_row(self) -> dict[str, Any]:
+        """The keys of the prediction, or those of the question alone; and `unpredicted`, the reason, null where there is none."""
+        names = {
+            "gpu": self.gpu,
+            "model": self.model,
+            "variant": self.question.variant,
+            "batch_size": self.batch_size,
+        }
+        values = {} if self.prediction is None else self.prediction.as_dict()
+        return names | values | {"overrides": list(self.overrides), "unpredicted": self.reason}
 
     def whole(self) -> Prediction:
         """The prediction.
@@ -254,17 +287,17 @@ class Engine:
     def predict(
         self,
         questions: Iterable[Question],
-        keep_draws: bool = False,
         detail: bool = False,
         measured_us: float | None = None,
+        with_interval: bool = True,
     ) -> Iterator[Answer]:
         """Answer questions, step by step. Each gives one answer; an error concerns its own question only.
 
         Args:
             questions: of one grid or of several.
-            keep_draws: whether predictions hold the step time of each draw (8 kB each), except those measured here.
             detail: whether answers hold their timeline, and predictions their device calls (a row each).
             measured_us: a measured step to show beside the predictions; it does not change them.
+            with_interval: as for `predict_step`: without, a prediction takes a fraction of the time.
         """
         same_steps: dict[object, list[Question]] = {}
         for question in questions:
@@ -272,6 +305,9 @@ class Engine:
             same_steps.setdefault(step, []).append(question)
         waiting: list[_Step] = []
         rows = 0
+        answers = partial(
+            self._answers, detail=detail, measured_us=measured_us, with_interval=with_interval
+        )
         for asked in same_steps.values():
             parts: dict[int, StepParts] = {}
             for question in asked:
@@ -284,9 +320,9 @@ class Engine:
                     yield Answer(question, error=error)
             rows += sum(len(part.all_calls) for part in parts.values())
             if rows >= CALLS_AT_ONCE:
-                yield from self._answers(waiting, keep_draws, detail, measured_us)
+                yield from answers(waiting)
                 waiting, rows = [], 0
-        yield from self._answers(waiting, keep_draws, detail, measured_us)
+        yield from answers(waiting)
 
     def predict_one(self, question: Question, detail: bool = True) -> Answer:
         """Answer one question.
@@ -306,7 +342,11 @@ class Engine:
         return parts[id(calls)]
 
     def _answers(
-        self, steps: Sequence[_Step], keep_draws: bool, detail: bool, measured_us: float | None
+        self,
+        steps: Sequence[_Step],
+        detail: bool,
+        measured_us: float | None,
+        with_interval: bool,
     ) -> Iterator[Answer]:
         """Predict steps: kernel times GPU by GPU, then each step."""
         load_walk_if_it_pays((step.parts, step.question.predict) for step in steps)
@@ -328,27 +368,28 @@ class Engine:
                 if not question.local:
                     kernel_us = on_slowest_card(kernel_us, parts.calls, question.devices)
                 program = self._program(question, parts, programs)
-                prediction, timeline = predict_step(
+                simulated = predict_step(
                     question,
                     parts,
                     kernel_us,
                     kernels.folders,
                     program,
                     measured_us,
-                    keep_draws,
-                    detail,
+                    with_interval,
                 )
-                calls = parts.shown_calls(kernel_us) if detail else None
+                answer = Answer(question, simulated.prediction)
                 if detail:
-                    prediction = replace(
-                        prediction, calls=timeline.to_frame(calls), parameters=parts.parameters
-                    )
-                if not prediction.fits:
-                    prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
-                prediction = self._with_efficiency(prediction, question)
-                yield Answer(question, prediction, None, *((timeline, calls) if detail else ()))
+                    answer = _detailed(question, parts, kernel_us, simulated)
+                yield self._completed(answer)
             except SteptimeError as error:
                 yield Answer(question, error=error)
+
+    def _completed(self, answer: Answer) -> Answer:
+        """An answer with what fits in place of a step that does not, and the efficiency of several GPUs."""
+        prediction, question = answer.whole(), answer.question
+        if not prediction.fits:
+            prediction = with_what_fits(prediction, question, self.steps.memory_bytes)
+        return replace(answer, prediction=self._with_efficiency(prediction, question))
 
     def _with_efficiency(self, prediction: Prediction, question: Question) -> Prediction:
         """A prediction of several GPUs with its throughput over that of as many single ones."""
@@ -356,7 +397,7 @@ class Engine:
             return prediction
         alone = question.alone()
         if alone not in self._alone_us:
-            (answer,) = replace(self, steps=STEPS).predict([alone])
+            (answer,) = replace(self, steps=STEPS).predict([alone], with_interval=False)
             self._alone_us[alone] = (
                 None if answer.prediction is None else answer.prediction.predicted_us
             )
@@ -375,6 +416,20 @@ class Engine:
                 parts.sequence, overheads, len(parts.which), workload=question.step_name
             )
         return programs[key]
+
+
+def _detailed(
+    question: Question, parts: StepParts, kernel_us: pd.DataFrame, simulated: SimulatedStep
+) -> Answer:
+    """An answer with its timeline, and with the calls of the prediction."""
+    calls, timeline = parts.shown_calls(kernel_us), simulated.timeline
+    prediction = replace(
+        simulated.prediction,
+        calls=timeline.to_frame(calls),
+        parameters=parts.parameters,
+        drawn=simulated.drawn,
+    )
+    return Answer(question, prediction, None, timeline, calls)
 
 
 def engine(results: str | Path | None = "results") -> Engine:

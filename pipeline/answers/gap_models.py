@@ -136,7 +136,7 @@ products take 1.1 to 2.6 times as long."""
 
 def among_others(estimate: Estimate, products: pd.DataFrame, gpu: GpuSpec) -> Estimate:
     """Products among other kernels (`LAUNCH_CYCLES`), thin ones, and misaligned operands that move element by element."""
-    launch = np.where(Dims(products).flag("looped"), 0.0, LAUNCH_CYCLES / gpu.boost_clock_mhz)
+    launch = np.where(Dims(products).flag("looped"), 0.0, LAUNCH_CYCLES / gpu.clock_mhz)
     small = thin_products_us(Dims(products), gpu)
     slower = (
         np.where(
@@ -318,9 +318,7 @@ def read_fitted(path: Path) -> dict[str, FittedAttention]:
 
 def kernel_of(gpu: GpuSpec) -> str | None:
     """The fused kernel that PyTorch runs on a GPU: `flash2`, `cudnn`, or None (before Ampere, or not an NVIDIA GPU)."""
-    if gpu.architecture not in ("ampere", "ada", "hopper", "blackwell"):
-        return None
-    return "cudnn" if 9.0 <= gpu.compute_capability < 11.0 else "flash2"
+    return gpu.generation.fused_attention
 
 
 def nearest(gpu: GpuSpec, names: Mapping[str, Any]) -> GpuSpec | None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.answers.engine import Engine
-from pipeline.answers.ties import middle_alone
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.readable import milliseconds
@@ -51,11 +50,10 @@ def host_note(
     if not elsewhere or len(elsewhere) > MOST_PREDICTED:
         return f"hosts differ: {named}; one host for all: host={first.name}"
     asked = {
-        middle_alone(replace(question, host=first)): prediction
-        for question, prediction in elsewhere.items()
+        replace(question, host=first): prediction for question, prediction in elsewhere.items()
     }
     changes = []
-    for answer in engine.predict(asked):
+    for answer in engine.predict(asked, with_interval=False):
         if answer.prediction is not None:
             here_us = asked[answer.question].predicted_us
             changes.append(

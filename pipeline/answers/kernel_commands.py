@@ -173,18 +173,15 @@ def predict_command(
     joined = usual_cluster(spec) if cluster == AUTO else load_cluster(cluster)
     check_fabric(joined, spec)
     refuse_overwriting(out_path, in_path, probes)
-    if models_dir is not None and not Path(models_dir).is_dir():
-        raise InputError(
-            f"{models_dir}: no such folder; fit models into it with `steptime kernels fit`"
-        )
-    if models_dir is not None:
-        _check_models(Path(models_dir), spec)
+    folder = None if models_dir is None else Path(models_dir)
+    if folder is not None:
+        _check_models(folder, spec)
     table = read_table(in_path)
     calls = with_families(table, str(in_path)).reset_index(drop=True)
     check_calls(calls, str(in_path))
     _check_ranks(calls, joined, str(in_path))
     shipped = [pack_models(spec.name)] if spec.name in list_packs() else []
-    directories = [*([] if models_dir is None else [Path(models_dir)]), *shipped]
+    directories = [*([folder] if folder is not None else []), *shipped]
     predictor = load_predictor(
         spec, directories, corrections=_corrections(probes, spec), cluster=joined
     )
@@ -236,6 +233,10 @@ def _check_folder(out: Path) -> None:
 
 def _check_models(folder: Path, gpu: GpuSpec) -> None:
     """Raise for a folder without models, or with models of another GPU, which would give wrong predictions."""
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: no such folder; fit models into it with `steptime kernels fit`"
+        )
     families = find_families([folder])
     if not families:
         raise InputError(

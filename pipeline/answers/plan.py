@@ -1,16 +1,10 @@
-"""Which GPU, batch size and options are best for an objective: a search over a space of points.
+"""Which GPU, batch size and options are best for an objective, in a space of points (`pipeline.answers.plan_search`).
 
-Each point has a time and, where its GPU has a price, a cost. A point is predicted unless a lower bound of its time shows that
-predicted points are better (`pipeline.answers.plan_search`). The fastest, the cheapest, and every point of the front of time
-against cost are therefore predicted, also under a deadline or a budget.
-
-How often the winner wins: the best points are predicted with all draws. Points of one GPU have the same random numbers. Points
-of different GPUs have others, because the errors of their models are not the same.
+Each point has a time and, where its GPU has a price, a cost.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +12,12 @@ from typing import Any
 
 from pipeline.answers.engine import engine
 from pipeline.answers.host_share import host_note
-from pipeline.answers.plan_results import Limits, Objective, Plan, front_of
-from pipeline.answers.plan_search import Predict, Search, Told
+from pipeline.answers.plan_results import Limits, Objective, Plan
+from pipeline.answers.plan_search import OnProgress, Search
 from pipeline.errors import InputError
 from pipeline.question.question import Question
 from pipeline.readable import seconds
-from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
+from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 OBJECTIVE = "plan"
 """Key of the objective. A run with it plans, and predicts no grid."""
@@ -119,9 +113,7 @@ def make_plan(
     objective: Objective,
     points: Sequence[Question],
     limits: Limits,
-    predicting: Predict | None = None,
-    prune: bool = True,
-    told: Told = lambda _stage, _points: None,
+    on_progress: OnProgress = lambda _stage, _points: None,
     results: str | Path | None = "results",
 ) -> Plan:
     """Search a space.
@@ -130,10 +122,7 @@ def make_plan(
         objective: what is best.
         points: the space.
         limits: constraints.
-        predicting: predicts points, with or without their draws; by default an `Engine`.
-        prune: whether bounds rule points out.
-        told: called with a stage of the search, and the number of points that are done with it. While points are predicted,
-            the number may become smaller again, if a prediction is below its bound.
+        on_progress: called with a stage of the search, and the number of points that are done with it.
         results: as for `AvailableModels`.
 
     Raises:
@@ -144,35 +133,23 @@ def make_plan(
     if objective in (Objective.time_per_epoch, Objective.cost_per_epoch) and limits.samples is None:
         raise InputError(f"{objective}: give the --samples of an epoch")
     answering = engine(results)
-    search = Search(objective, limits, predicting or answering.predict, answering, told)
-    search.look_at(points)
-    search.run(prune)
-    feasible = [choice for choice in search.choices if search.excess(choice) is None]
-    if not feasible:
-        raise InputError(search.nothing())
-    ranked = sorted(feasible, key=search.value)
-    front = front_of(ranked)
-    contenders = search.contenders(ranked)
-    contender_of = {choice.question: choice for choice in contenders}
-    lost = search.lost + Counter(
-        search.why(choice, ranked[0]) for choice in search.choices if choice is not ranked[0]
-    )
-    front = [contender_of.get(choice.question, choice) for choice in front]
-    hosts = host_note(
-        [choice.question for choice in contenders],
-        [choice.prediction for choice in contenders],
-        answering,
-    )
+    search = Search(objective, limits, answering, on_progress)
+    contenders, front, tie = search.run(points)
     return Plan(
         objective,
         limits,
         contenders[0],
         tuple(front),
         tuple(contenders),
-        dict(lost.most_common()),
+        dict(search.lost.most_common()),
         len(points),
-        len(search.choices),
+        search.predicted,
         search.currency,
-        search.notes,
-        hosts,
+        search.prices,
+        host_note(
+            [choice.question for choice in contenders],
+            [choice.prediction for choice in contenders],
+            answering,
+        ),
+        tie,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.ties import TIE_SHARE, Tie, why_tied
+from pipeline.answers.ties import Tie
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
@@ -116,8 +116,6 @@ class Choice:
     """Cost over the same work as `time`; infinite without a price."""
     wins: float | None = None
     """Share of the draws in which the point is the best of the contenders."""
-    beats_first: float | None = None
-    """Share of the draws in which the point is better than the first of the contenders."""
 
     def as_dict(self, samples: int | None) -> dict[str, Any]:
         """Plain values for JSON and tables."""
@@ -167,12 +165,14 @@ class Plan:
     """Why the other points lost: number of points by reason."""
     points: int
     predicted: int
-    """Number of points that were predicted; bounds ruled out the rest."""
+    """Number of points that were predicted: those that fit and, where it is needed, have a price."""
     currency: str
     prices: tuple[str, ...] = ()
     """Whose prices these are, one line each."""
     hosts: str | None = None
     """A line on hosts that differ among the contenders, from `host_note`."""
+    tie: Tie | None = None
+    """The contenders that tie with the best; None where it wins surely."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -234,42 +234,24 @@ class Plan:
         return rows
 
     @property
-    def tie(self) -> Tie | None:
-        """The contenders that tie with the best; None where it wins surely."""
-        rivals = [
-            choice for choice in self.contenders[1:] if (choice.beats_first or 0.0) >= TIE_SHARE
-        ]
-        tied = [choice.prediction for choice in (self.best, *rivals)]
-        return (
-            Tie(tuple(tied), max(choice.beats_first or 0.0 for choice in rivals), why_tied(tied))
-            if rivals
-            else None
-        )
-
-    @property
     def summary(self) -> str:
         """One sentence: the winner or those that tie, and how much was searched."""
-        wins = "" if self.best.wins is None else f", best in {self.best.wins:.0%} of the draws"
-        wins += (
-            f"; a lower bound, without {listed(lacking)}"
-            if (lacking := self.best.prediction.lower_bound)
-            else ""
-        )
-        question = self.best.question
-        options = " ".join((f"batch_size={question.batch_size}", *question.overrides))
-        if (tie := self.tie) is not None:
-            others = ", ".join(
-                f"{p.gpu} batch_size={p.batch_size} {p.named}".rstrip() for p in tie.predictions[1:]
-            )
+        best, found = self.best, f"({self.points:,} points, {self.predicted:,} predicted)"
+        options = " ".join((f"batch_size={best.question.batch_size}", *best.question.overrides))
+        point = f"{self.objective}: {best.question.model} on {best.question.gpu.name} {options}"
+        if self.tie is not None:
+            others = [
+                f"{p.gpu} batch_size={p.batch_size} {p.named}".rstrip()
+                for p in self.tie.predictions[1:]
+            ]
             return (
-                f"a tie in {self.objective}: {question.model} on {question.gpu.name} {options},"
-                f" {others}; another wins in {tie.share:.0%} of the draws, {tie.why}"
-                f" ({self.points:,} points, {self.predicted:,} predicted)"
+                f"a tie in {', '.join([point, *others])}; another wins in {self.tie.share:.0%} of"
+                f" the draws, {self.tie.why} {found}"
             )
-        return (
-            f"best {self.objective}: {question.model} on {question.gpu.name} {options}{wins} "
-            f"({self.points:,} points, {self.predicted:,} predicted)"
-        )
+        wins = "" if best.wins is None else f", best in {best.wins:.0%} of the draws"
+        if lacking := best.prediction.lower_bound:
+            wins += f"; a lower bound, without {listed(lacking)}"
+        return f"best {point}{wins} {found}"
 
     def __repr__(self) -> str:
         return f"<Plan: {self.summary}>"
@@ -277,12 +259,3 @@ class Plan:
     def _repr_html_(self) -> str:
         rows = self.rows(self.contenders)
         return html_table(self.summary, [list(row.values()) for row in rows], list(rows[0]))
-
-
-def front_of(choices: Sequence[Choice]) -> list[Choice]:
-    """Points that no other point beats in both time and cost, fastest first."""
-    front: list[Choice] = []
-    for choice in sorted(choices, key=lambda choice: (choice.time, choice.cost)):
-        if not front or choice.cost < front[-1].cost:
-            front.append(choice)
-    return front

@@ -7,18 +7,16 @@ ones, else they come from other GPUs and the GPU's file.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
-from pipeline.answers.engine import Answer, engine, in_order
+from pipeline.answers.engine import engine, in_order
 from pipeline.errors import ConfigError, SteptimeWarning
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
-from pipeline.question.question import Question
-from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
+from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 
 def predict(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Prediction:
@@ -70,7 +68,7 @@ def predict_grid(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) 
     with questions_about(gpu, model, overrides) as questions:
         answers = in_order(questions, engine().predict(questions))
     warn_of(answer.prediction for answer in answers if answer.prediction is not None)
-    return grid_table([_row(answer) for answer in answers])
+    return grid_table([answer.as_row() for answer in answers])
 
 
 def warn_of(predictions: Iterable[Prediction]) -> None:
@@ -79,31 +77,9 @@ def warn_of(predictions: Iterable[Prediction]) -> None:
         warnings.warn(text, SteptimeWarning, stacklevel=3)
 
 
-@dataclass(frozen=True)
-class Unpredicted:
-    """A point of a grid that has no prediction, with the reason."""
-
-    gpu: str
-    model: str
-    batch_size: int
-    overrides: tuple[str, ...]
-    reason: str
-
-    @classmethod
-    def of(cls, question: Question, reason: str) -> Unpredicted:
-        """A question, and why it has no prediction."""
-        return cls(
-            question.gpu.name, question.model, question.batch_size, question.overrides, reason
-        )
-
-
-def grid_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The table of `predict_grid`.
-
-    Args:
-        rows: keys of `Prediction.as_dict` with `unpredicted`, the reason of a point without a prediction, else None.
-    """
-    table = pd.json_normalize([dict(row) for row in rows], max_level=1)
+def grid_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """The table of `predict_grid` from rows of `Answer.as_row`."""
+    table = pd.json_normalize(rows, max_level=1)
     kinds = [name for name in table if "." in str(name)]
     predicted = table["unpredicted"].isna()
     table.loc[predicted, kinds] = table.loc[predicted, kinds].fillna(
@@ -116,16 +92,3 @@ def grid_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 _LAST = ["overrides", "unpredicted"]
 """The last columns of `predict_grid`."""
-
-
-def _row(answer: Answer) -> dict[str, Any]:
-    """A row of `predict_grid`."""
-    question = answer.question
-    names = {
-        "gpu": question.gpu.name,
-        "model": question.model,
-        "variant": question.variant,
-        "batch_size": question.batch_size,
-    }
-    values = {} if answer.prediction is None else answer.prediction.as_dict()
-    return names | values | {"overrides": list(question.overrides), "unpredicted": answer.reason}

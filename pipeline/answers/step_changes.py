@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pipeline.hardware.spec import has_bf16, has_tf32
 from pipeline.question.question import Question, ask
 from pipeline.question.settings import NO_EDIT, written
-from pipeline.workloads.given_steps import as_given, is_given, shown_target
+from pipeline.workloads.user_steps import as_given, is_given, shown_target
 
 SAME = "no"
 """What a candidate changes of a step's results if they stay the same up to rounding."""

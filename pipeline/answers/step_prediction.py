@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -14,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.kernel_predictor import (
     TIMES,
     KernelPredictor,
     distinct_calls,
     substitute_spread,
 )
-from pipeline.answers.part_draws import DrawnStep
-from pipeline.answers.step_errors import ErrorSources, StepErrors, paired_draws, step_interval
+from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
 from pipeline.answers.who_answers import host_name
 from pipeline.graph.device_calls import PRODUCTS
-from pipeline.graph.step_store import needed_on
+from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
 from pipeline.kernels.estimate import clock_notes
@@ -32,9 +33,10 @@ from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed
-from pipeline.simulate.critical_path import Form, load_if_it_pays, simulate
+from pipeline.simulate.critical_path import Form, load_if_it_pays
 from pipeline.simulate.program import Program, StepSequence, step_sequence
 from pipeline.simulate.program_changes import as_cuda_graphs, device_bound_from
+from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
 
 UNMATCHED_FAMILIES = {"attention": "fused attention", "rnn": "cuDNN's recurrent layers"}
@@ -155,7 +157,6 @@ class StepParts:
         which: row of `calls` for each device call, shape (calls,).
         names: name of the operator of each device call, shape (calls,).
         asks_tf32: whether an operator computes in TF32 where the GPU has it.
-        sources: sources of error of the distinct calls.
         substitute: whether the time of each distinct call is only a substitute (`substitute_spread`).
         memory: memory need of the step.
         warnings: what the capture of the step reported.
@@ -171,7 +172,6 @@ class StepParts:
     which: Ints
     names: npt.NDArray[np.object_]
     asks_tf32: bool
-    sources: ErrorSources
     substitute: npt.NDArray[np.bool_]
     memory: Memory
     warnings: tuple[str, ...]
@@ -205,7 +205,6 @@ class StepParts:
             which,
             names,
             asks_tf32(operators),
-            ErrorSources.of(distinct),
             substitute_spread(distinct) > 1.0,
             graph.memory,
             graph.warnings,
@@ -215,16 +214,18 @@ class StepParts:
             computed,
         )
 
+    @cached_property
+    def sources(self) -> ErrorSources:
+        """Sources of error of the distinct calls."""
+        return ErrorSources.of(self.calls)
+
     def shown_calls(self, predicted: pd.DataFrame) -> pd.DataFrame:
         """All device calls with their modules, and p10, p90 and evidence of their predicted times."""
-        told = (
-            predicted[["p10_us", "p90_us", "evidence"]]
-            .iloc[self.which]
-            .set_axis(self.all_calls.index)
-        )
-        return self.all_calls.assign(
-            module=self.modules, **{str(name): told[name] for name in told}
-        )
+        columns = {
+            name: predicted[name].to_numpy()[self.which]
+            for name in ("p10_us", "p90_us", "evidence")
+        }
+        return self.all_calls.assign(module=self.modules, **columns)
 
 
 PLAIN_WALKS = 5_600
@@ -239,6 +240,15 @@ def load_walk_if_it_pays(steps: Iterable[tuple[StepParts, PredictSettings]]) -> 
     )
 
 
+@dataclass(frozen=True)
+class SimulatedStep:
+    """A predicted step with its timeline and, where it has an interval, the errors of its times."""
+
+    prediction: Prediction
+    timeline: Timeline
+    drawn: DrawnStep | None
+
+
 def predict_step(
     question: Question,
     step: StepParts,
@@ -246,9 +256,8 @@ def predict_step(
     folders: tuple[str, ...],
     program: Program,
     measured_us: float | None = None,
-    keep_draws: bool = False,
-    keep_errors: bool = False,
-) -> tuple[Prediction, Timeline]:
+    with_interval: bool = True,
+) -> SimulatedStep:
     """Predict one step from predicted kernel times.
 
     Args:
@@ -258,82 +267,82 @@ def predict_step(
         folders: folders that these models were read from.
         program: `step.sequence` with host times.
         measured_us: an unprofiled measurement to show beside the prediction; it does not change the prediction.
-        keep_draws: whether the prediction holds the step time of each of `paired_draws`.
-        keep_errors: whether its parts can be drawn later.
-
-    Returns:
-        The prediction without its `calls`, and the timeline of its central draw.
+        with_interval: whether errors are drawn. Without them, p10 and p90 are the step time, and it is not known from which
+            host on the device is the limit.
     """
     settings = question.predict
     form: Form = "published" if settings.critical_path == "published" else "full"
-    if settings.cuda_graph:
-        program, measured_us = (
-            as_cuda_graphs(program),
-            None,
-        )  # the measured step launched each kernel separately
-    central_us = predicted["kernel_us"].to_numpy(float)[step.which]
+    if settings.cuda_graph:  # the measured step launched each kernel separately
+        program, measured_us = as_cuda_graphs(program), None
     program = replace(program, loop=form == "full" and not settings.wait_each_step)
-    timeline = simulate(program, central_us, form=form)
-    errors = StepErrors.of(step.sources, predicted, program.host_evidence, question.host.log_sd)
-    drawn = DrawnStep(
-        errors, program, step.which, step.all_calls, settings.draws, settings.seed, form
-    )
-    low, high = step_interval(errors, timeline, step.which, settings.draws, settings.seed, form)
-    step_us, device_time = float(timeline.step_us[0]), _device_time(step, predicted, timeline)
-    explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
-    notes = dtype_notes(question.gpu, explicit_tf32, step.calls) + lower_bound_notes(
-        device_time["unmodelled_us"]
-    )
+    central_us = predicted["kernel_us"].to_numpy(float)[step.which]
+    (timeline,) = simulate_ranks([Role(program, central_us, ranks=question.devices)], form)
+    step_us, bound = float(timeline.step_us[0]), timeline.bound
+    drawn = draws_us = None
+    low = high = step_us
+    if with_interval:
+        drawn = _drawn_step(question, step, predicted, program, form)
+        draws_us = drawn.step_us()
+        low, high = interval(draws_us, step_us)
+    device_time = _device_time(step, predicted, timeline)
     prediction = Prediction(
-        **_as_asked(question, step.computed),
+        **_as_asked(question, step, device_time["unmodelled_us"]),
+        **_memory(question.gpu, needed_bytes(step.memory, question.gpu)),
+        **device_time,
         predicted_us=step_us,
         active_us=float(timeline.active_us[0]),
         host_us=float(timeline.host_us[0]),
-        p10_us=min(low, step_us),
-        p90_us=max(high, step_us),
-        **_memory(question.gpu, needed_on(step.memory, question.gpu)),
-        **device_time,
+        p10_us=low,
+        p90_us=high,
         host_evidence={
             kind: float(share) for kind, share in program.host_evidence.items() if share > 0
         },
-        bound=timeline.bound,
-        device_bound_from=(
-            device_bound_from(program, central_us, form) if timeline.bound == "host" else None
-        ),
+        bound=bound,
         measured_us=measured_us,
         several=_several(question, timeline),
-        arithmetic=_arithmetic(question.gpu, step.model_flops),
         models_from=folders,
-        warnings=(*step.warnings, *_unused_dtype(question, step), *notes),
-        draws_us=(
-            paired_draws(errors, program, step.which, settings.draws, settings.seed, form)
-            if keep_draws
-            else None
-        ),
-        drawn=drawn if keep_errors else None,
+        draws_us=draws_us,
     )
-    return prediction, timeline
+    if with_interval and bound == "host":
+        break_even = device_bound_from(program, central_us, form)
+        prediction = replace(prediction, device_bound_from=break_even)
+    return SimulatedStep(prediction, timeline, drawn)
+
+
+def _drawn_step(
+    question: Question, step: StepParts, predicted: pd.DataFrame, program: Program, form: Form
+) -> DrawnStep:
+    """The step with the errors of its times."""
+    settings, evidence = question.predict, program.host_evidence
+    errors = StepErrors.of(step.sources, predicted, evidence, question.host.log_sd)
+    calls, gpu = step.all_calls, question.gpu.name
+    return DrawnStep(errors, program, step.which, calls, gpu, settings.draws, settings.seed, form)
 
 
 def _unused_dtype(question: Question, step: StepParts) -> list[str]:
     """A sentence where the code of the step computes in another dtype than was asked for, if its capture did not say so."""
     asked, dtype = question.workload.get("dtype"), step.computed.get("dtype")
-    said = any(text.startswith("model.dtype") for text in step.warnings)
-    known = dtype is None or said or asked in (None, "default", dtype)
+    warned = any(text.startswith("model.dtype") for text in step.warnings)
+    known = dtype is None or warned or asked in (None, "default", dtype)
     return [] if known else [f"model.dtype={asked}: the step computes in {dtype}"]
 
 
-def _as_asked(question: Question, computed: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of a `Prediction` that say what was asked, with what the code of the step computes with."""
+def _as_asked(question: Question, step: StepParts, unmodelled: Iterable[str]) -> dict[str, Any]:
+    """Fields of a `Prediction` without times: what was asked, and what to know about the step."""
+    gpu, warnings = question.gpu, [*step.warnings, *_unused_dtype(question, step)]
+    explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
+    warnings += dtype_notes(gpu, explicit_tf32, step.calls) + lower_bound_notes(unmodelled)
     return {
-        "gpu": question.gpu.name,
+        "gpu": gpu.name,
         "model": question.model,
         "variant": question.variant,
         "batch_size": question.batch_size,
         "host": host_name(question.host, question.overheads),
         "overrides": question.overrides,
-        "asked": {**question.asked, **computed},
-        "notes": (*question.notes, *clock_notes(question.gpu)),
+        "asked": {**question.asked, **step.computed},
+        "notes": (*question.notes, *clock_notes(gpu)),
+        "warnings": tuple(warnings),
+        "arithmetic": _arithmetic(gpu, step.model_flops),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import hypot, log
 from statistics import NormalDist
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.answers.engine import Engine
 from pipeline.answers.step_errors import NORMAL_P90
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
@@ -55,18 +54,6 @@ class Tie:
         return {"points": points, "runner_up_wins": self.share, "why": self.why}
 
 
-def reseeded(question: Question, more: int) -> Question:
-    """The question with other draws. Points of different GPUs get different ones: the errors of their models are not the
-    same.
-    """
-    return replace(question, predict=replace(question.predict, seed=question.predict.seed + more))
-
-
-def middle_alone(question: Question) -> Question:
-    """The question with few draws, for the time alone: draws change the interval, and cost most of a prediction."""
-    return replace(question, predict=replace(question.predict, draws=10))
-
-
 def shares_of_wins(draws: Sequence[Floats]) -> list[float]:
     """Share of paired draws in which each point is below the first one; equal draws count half."""
     return [float(np.mean(values < draws[0]) + np.mean(values == draws[0]) / 2) for values in draws]
@@ -93,15 +80,15 @@ def tied_gpus(values: Sequence[tuple[float, float, float]]) -> list[bool]:
     return [value is best or independent_share(best, value) >= TIE_SHARE for value in values]
 
 
-def lacks(best: Prediction, other: Prediction) -> bool:
-    """Whether the time of the best lacks operators that the other one's does not, so that it is not surely the shorter."""
+def leaves_more_out(best: Prediction, other: Prediction) -> bool:
+    """Whether the time of the best leaves out operators that the other's does not, so that it may not be the shorter."""
     return not set(best.lower_bound) <= set(other.lower_bound)
 
 
 def why_tied(points: Iterable[Any]) -> str:
     """What decides between points that tie: predictions, or rows of the figures' table of steps."""
     predictions = list(points)
-    if any(lacks(predictions[0], p) for p in predictions if isinstance(p, Prediction)):
+    if any(leaves_more_out(predictions[0], p) for p in predictions if isinstance(p, Prediction)):
         return f"the first is a lower bound, without {listed(predictions[0].lower_bound)}"
     if all(p.bound == "host" for p in predictions):
         return "the host limits them"
@@ -113,127 +100,65 @@ def why_tied(points: Iterable[Any]) -> str:
     return "the host decides"
 
 
-def find_ties(
-    points: Mapping[Question, Prediction],
-    compared: Mapping[str, Mapping[Question, float]],
-    engine: Engine,
-) -> dict[str, Tie]:
-    """The ties of the best point with others, by what is compared; none where the best wins surely.
+def tie_of(predictions: Sequence[Prediction], draws: Sequence[Floats]) -> Tie | None:
+    """The tie of the first prediction with others; None where it wins surely.
 
     Args:
-        points: questions of one model and their answers.
-        compared: by its name, the factor of each question from its step time to what is compared: time or cost per sample.
-        engine: predicts the nearest points on the best one's GPU again, once for all comparisons, with their draws.
+        predictions: the best first.
+        draws: of what is compared and should be small, an array for each prediction.
     """
-    near = {what: _nearest(points, per_sample) for what, per_sample in compared.items()}
-    drawn = _draws(
-        [question for nearest in near.values() for question in _on_one_gpu(nearest)], engine
+    best, *rivals = predictions
+    shares = [
+        max(share, 0.5 * leaves_more_out(best, rival))
+        for rival, share in zip(rivals, shares_of_wins(draws)[1:], strict=True)
+    ]
+    if max(shares, default=0.0) < TIE_SHARE:
+        return None
+    tied = [p for p, share in zip(rivals, shares, strict=True) if share >= TIE_SHARE]
+    return Tie((best, *tied), max(shares), why_tied([best, *tied]))
+
+
+def nearest_tie(predictions: Sequence[Prediction], per_us: Sequence[float]) -> Tie | None:
+    """The tie of the best of these predictions with those whose intervals reach its own.
+
+    Args:
+        predictions: with their draws.
+        per_us: factor of each from its step time to what is compared, and should be small.
+    """
+    ranked = sorted(
+        zip(predictions, per_us, strict=True), key=lambda pair: pair[0].predicted_us * pair[1]
     )
-    ties = {}
-    for what, nearest in near.items():
-        if not nearest:
-            continue
-        best, *rivals = nearest
-        shares = {
-            question: _share(points, compared[what], drawn, best, question) for question in rivals
-        }
-        tied = [
-            points[best],
-            *(points[question] for question, share in shares.items() if share >= TIE_SHARE),
-        ]
-        if len(tied) > 1:
-            ties[what] = Tie(tuple(tied), max(shares.values()), why_tied(tied))
-    return ties
-
-
-def _on_one_gpu(nearest: Sequence[Question]) -> list[Question]:
-    """The best point with its rivals on the same GPU, whose errors are partly its own; nothing if it has none there."""
-    same = [question for question in nearest if question.gpu == nearest[0].gpu]
-    return same if len(same) > 1 else []
-
-
-def _share(
-    points: Mapping[Question, Prediction],
-    per_sample: Mapping[Question, float],
-    drawn: Mapping[Question, Floats],
-    best: Question,
-    other: Question,
-) -> float:
-    """Share of draws in which another point beats the best: paired ones on the same GPU, else what the intervals say."""
-    if lacks(points[best], points[other]):
-        return 0.5
-    if best.gpu != other.gpu:
-        one, two = (
-            (p.predicted_us * factor, p.p10_us * factor, p.p90_us * factor)
-            for p, factor in (
-                (points[question], per_sample[question]) for question in (best, other)
-            )
-        )
-        return independent_share(one, two)
-    if best not in drawn or other not in drawn:
-        return 0.0
-    return shares_of_wins([drawn[question] * per_sample[question] for question in (best, other)])[1]
+    if not ranked:
+        return None
+    best, limit = ranked[0][0], ranked[0][0].p90_us * ranked[0][1]
+    near = [(p, each) for p, each in ranked if p.p10_us * each <= limit or leaves_more_out(best, p)]
+    near = near[: MOST_RIVALS + 1]
+    draws = [p.draws_us * each for p, each in near if p.draws_us is not None]
+    return tie_of([p for p, _ in near], draws)
 
 
 def grid_ties(
-    questions: Sequence[Question],
-    predictions: Sequence[Prediction],
-    hourly: Mapping[str, float],
-    engine: Engine,
+    questions: Sequence[Question], predictions: Sequence[Prediction], hourly: Mapping[str, float]
 ) -> dict[tuple[str, str], Tie]:
     """The ties among points that fit, by model and what is compared (`THROUGHPUT`, `PER_PRICE`).
 
     Args:
         questions: what was asked, in the order of the predictions.
-        predictions: the answers.
+        predictions: the answers, with their draws; those measured on this machine have none.
         hourly: price of an hour by GPU.
-        engine: predicts the nearest points on the best one's GPU again, with their draws.
     """
+    pairs = zip(questions, predictions, strict=True)
+    points = [(question, p) for question, p in pairs if p.fits and p.draws_us is not None]
+    priced = [(question, p) for question, p in points if question.gpu.name in hourly]
     ties: dict[tuple[str, str], Tie] = {}
-    fitting = {
-        question: p
-        for question, p in zip(questions, predictions, strict=True)
-        if p.fits and not question.local
-    }
-    for model in dict.fromkeys(question.model for question in fitting):
-        points = {question: p for question, p in fitting.items() if question.model == model}
-        per_sample = {
-            question: 1.0 / (question.batch_size * question.devices) for question in points
-        }
-        cost = {
-            question: hourly[question.gpu.name] * question.devices * share
-            for question, share in per_sample.items()
-            if question.gpu.name in hourly
-        }
-        of_model = find_ties(points, {THROUGHPUT: per_sample, PER_PRICE: cost}, engine)
-        ties |= {(model, what): tie for what, tie in of_model.items()}
+    for model in dict.fromkeys(question.model for question, _ in points):
+        for what, compared in ((THROUGHPUT, points), (PER_PRICE, priced)):
+            of_model = [(question, p) for question, p in compared if question.model == model]
+            per_us = [
+                (hourly[question.gpu.name] * question.devices if what == PER_PRICE else 1.0)
+                / p.global_batch
+                for question, p in of_model
+            ]
+            if tie := nearest_tie([p for _, p in of_model], per_us):
+                ties[model, what] = tie
     return ties
-
-
-def _nearest(
-    points: Mapping[Question, Prediction], per_sample: Mapping[Question, float]
-) -> list[Question]:
-    """The best point and those whose interval reaches its own, best first; nothing if it is alone."""
-    if not per_sample:
-        return []
-    ranked = sorted(
-        per_sample, key=lambda question: points[question].predicted_us * per_sample[question]
-    )
-    best, limit = points[ranked[0]], points[ranked[0]].p90_us * per_sample[ranked[0]]
-    near = [
-        question
-        for question in ranked
-        if points[question].p10_us * per_sample[question] <= limit or lacks(best, points[question])
-    ]
-    return near[: MOST_RIVALS + 1] if len(near) > 1 else []
-
-
-def _draws(questions: Sequence[Question], engine: Engine) -> dict[Question, Floats]:
-    """Step times of paired draws."""
-    answers = engine.predict(list(dict.fromkeys(questions)), keep_draws=True) if questions else ()
-    predictions = ((answer.question, answer.prediction) for answer in answers)
-    return {
-        question: p.draws_us
-        for question, p in predictions
-        if p is not None and p.draws_us is not None
-    }

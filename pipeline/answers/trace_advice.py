@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from pipeline.answers.advice import Advice, Line, Refused, take_best_first
+from pipeline.answers.advice import Advice, Refused, take_best_first
+from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.step_changes import SAME
-from pipeline.answers.step_errors import host_sigma, keyed_normals
+from pipeline.answers.step_errors import HOST_SIGMA, StepErrors, interval
 from pipeline.prediction import Prediction
-from pipeline.simulate.critical_path import simulate, step_times
+from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Kind, Program
 from pipeline.simulate.program_changes import as_cuda_graphs
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.bool_]
 
-DRAWS = 200
+DRAWS = 256
 """Number of draws of host times for the interval of a gain."""
-
-HOST_EVIDENCE = {"measured": 1.0}
-"""Evidence of the host times of a trace."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ChangeableStep:
 class TraceChange:
     """A change of a traced step."""
 
-    name: str
+    text: str
     how: str
     apply: Callable[[ChangeableStep], ChangeableStep]
     changes: str = SAME
@@ -67,33 +67,26 @@ def advise_trace(step: ChangeableStep, traced: Prediction, same_results: bool = 
         return {change: _predicted(change.apply(at), traced, scale) for change in changes}
 
     wanted = [change for change in changes_of(step) if not same_results or change.changes == SAME]
-    taken, alone_of = take_best_first(
-        before, step, wanted, predicted, lambda at, change: change.apply(at)
+    lines, after, alone = take_best_first(
+        before,
+        step,
+        wanted,
+        predicted,
+        lambda at, change: change.apply(at),
+        lambda _at, _change: "",  # no command makes the change of a trace
     )
-    lines = [
-        Line(
-            change.candidate.name,
-            change.candidate.how,
-            change.alone,
-            change.on_top,
-            change.candidate.changes,
-            traced.evidence,
-            "",
-        )
-        for change in taken
+    taken = {line.change for line in lines}
+    refused = [
+        Refused(change.text, gain, "does not help")
+        for change, gain in alone.items()
+        if change.text not in taken
     ]
-    chosen = {line.change for line in lines}
-    refused = tuple(
-        Refused(change.name, gain, "does not help")
-        for change, gain in alone_of.items()
-        if change.name not in chosen
-    )
     notes = [*traced.notes, *traced.warnings, "kernel times are those of the trace"]
     if traced.traced is not None and traced.traced.time_per_batch_us is None:
         notes.append(
             "the trace has one iteration: its host times may include work that is done once"
         )
-    return Advice(before, tuple(lines), taken[-1].after if taken else before, refused, tuple(notes))
+    return Advice(before, tuple(lines), after, tuple(refused), tuple(notes))
 
 
 def changes_of(step: ChangeableStep) -> Iterator[TraceChange]:
@@ -126,11 +119,12 @@ def _changed(change: Callable[[Program], Program]) -> Callable[[ChangeableStep],
 
 
 def _without_waits(program: Program, waits: Rows) -> Program:
-    kind, api_us = (
-        np.where(waits, int(Kind.HOST), program.kind),
-        np.where(waits, 0.0, program.api_us),
-    )
-    return replace(program, kind=kind, api_us=api_us)
+    kind = np.where(waits, int(Kind.HOST), program.kind)
+    return replace(program, kind=kind, api_us=np.where(waits, 0.0, program.api_us))
+
+
+TIMES_OF_ROWS = ("lead_us", "gap_us", "api_us", "tail_us", "latency_us", "kernel_gap_us")
+"""The times of a program's rows."""
 
 
 def _without(rows: Rows) -> Callable[[ChangeableStep], ChangeableStep]:
@@ -139,27 +133,10 @@ def _without(rows: Rows) -> Callable[[ChangeableStep], ChangeableStep]:
     def apply(step: ChangeableStep) -> ChangeableStep:
         program, kernel_us = step.program, step.kernel_us.copy()
         kernel_us[program.call[rows & (program.call >= 0)]] = 0.0
-        lead, gap, api, tail, latency, kernel_gap = (
-            np.where(rows, 0.0, times)
-            for times in (
-                program.lead_us,
-                program.gap_us,
-                program.api_us,
-                program.tail_us,
-                program.latency_us,
-                program.kernel_gap_us,
-            )
-        )
-        shorter = replace(
-            program,
-            lead_us=lead,
-            gap_us=gap,
-            api_us=api,
-            tail_us=tail,
-            latency_us=latency,
-            kernel_gap_us=kernel_gap,
-        )
-        return ChangeableStep(shorter, kernel_us)
+        times: dict[str, Any] = {
+            name: np.where(rows, 0.0, getattr(program, name)) for name in TIMES_OF_ROWS
+        }
+        return ChangeableStep(replace(program, **times), kernel_us)
 
     return apply
 
@@ -170,18 +147,23 @@ def _step_us(step: ChangeableStep) -> float:
 
 def _predicted(step: ChangeableStep, traced: Prediction, scale: float) -> Prediction:
     """The prediction of a changed step, with its draws. `scale` is the ratio of the traced to the simulated step."""
-    timeline = simulate(step.program, step.kernel_us)
-    host = np.exp(host_sigma(HOST_EVIDENCE) * keyed_normals(["host"], DRAWS, 0)[0])
-    times = np.repeat(step.kernel_us[:, None], DRAWS, axis=1)
-    drawn = step_times(step.program, times, np.arange(len(step.kernel_us)), host) * scale
+    program, kernel_us = step.program, step.kernel_us
+    timeline = simulate(program, kernel_us)
+    errors = StepErrors.of_launches(
+        kernel_us, [""] * len(kernel_us), np.zeros(len(kernel_us)), 0.0, HOST_SIGMA["measured"]
+    )
+    which = np.arange(len(kernel_us))
+    drawn_us = (
+        DrawnStep(errors, program, which, pd.DataFrame(), traced.gpu, DRAWS).step_us() * scale
+    )
     us = float(timeline.step_us[0]) * scale
-    low, high = np.percentile(drawn, [10, 90])
+    low, high = interval(drawn_us, us)
     return replace(
         traced,
         predicted_us=us,
-        p10_us=float(min(low, us)),
-        p90_us=float(max(high, us)),
-        draws_us=drawn,
+        p10_us=low,
+        p90_us=high,
+        draws_us=drawn_us,
         active_us=float(timeline.active_us[0]) * scale,
         host_us=float(timeline.host_us[0]) * scale,
         bound=timeline.bound,

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.advice import Advice
+from pipeline.answers.drawn_step import DrawnStep
+from pipeline.answers.step_errors import NORMAL_P90, StepErrors, interval
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace
 from pipeline.errors import InputError, SteptimeWarning, UnknownNameError
 from pipeline.hardware.find_gpu import describe_gpu, list_gpus, load_gpu, nearest_gpu, nearest_name
@@ -42,7 +43,6 @@ from pipeline.simulate.trace_program import Iteration, queued_before_us, time_pe
 from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace
 from pipeline.trace.linked_trace import UNNAMED, Trace
 from pipeline.trace.load import load_trace as read_trace
-from pipeline.transfer.probes import P90_SIGMAS
 from pipeline.transfer.trace_calls import (
     named_families,
     precision_notes,
@@ -51,10 +51,8 @@ from pipeline.transfer.trace_calls import (
     transferred,
 )
 
-Array = npt.NDArray[np.float64]
-
-DRAWS = 200
-"""Number of draws of kernel times for the interval of a step."""
+DRAWS = 256
+"""Number of draws of kernel times for the interval of a step. Each call of a trace is a row of them."""
 
 MAX_SCALE = 0.2
 """Relative difference between the measured and the simulated step of a trace from which a prediction is warned of."""
@@ -133,85 +131,51 @@ class TrackedTrace:
             InputError: the trace holds no work of a GPU that has a specification.
         """
         destination, steps = load_gpu(gpu), self._steps
+        at_origin = destination == self.origin
         moved = transferred(steps.calls, self.origin, destination)
-        measured = steps.calls["latency_us"].to_numpy(dtype=np.float64)
-        predicted = moved["predicted_us"].to_numpy(dtype=np.float64)
-        # traces contain events of zero duration
-        upper = moved["p90_us"].to_numpy(dtype=np.float64)
-        log_sigma = (
-            np.log(np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0))
-            / P90_SIGMAS
+        predicted = moved["predicted_us"].to_numpy(np.float64)
+        there = simulate(steps.program, predicted)
+        step_us = float(there.step_us[0]) * steps.scale
+        drawn = DrawnStep(
+            _errors(steps.calls, moved),
+            steps.program,
+            np.arange(len(predicted)),
+            steps.calls,
+            destination.name,
+            DRAWS,
         )
-        random = np.random.default_rng(0)
-        common = np.sqrt(SHARED_SHARE) * random.standard_normal((DRAWS, 1))
-        independent = np.sqrt(1.0 - SHARED_SHARE) * random.standard_normal((DRAWS, len(predicted)))
-        draws = predicted * np.exp(log_sigma * (common + independent))
-        here = simulate(steps.program, measured[None, :])
-        there = simulate(steps.program, np.vstack([predicted, draws]))
-        scale = steps.step_us / float(here.step_us[0])
-        times = there.step_us * scale
-        notes = (*steps.notes(scale), *self.origin.notes, *destination.notes)
+        low, high = interval(drawn.step_us() * steps.scale, step_us)
+        notes = (*steps.notes, *self.origin.notes, *destination.notes)
         for note in notes:
             warnings.warn(note, SteptimeWarning, stacklevel=3)
-        family = named_families(steps.calls)
-        families = pd.Series(predicted).groupby(family).sum().sort_values(ascending=False)
-        at_origin = destination == self.origin
-        evidence = {"measured" if at_origin else "transferred": 1.0}
-        calls = pd.DataFrame(
-            {
-                "node_id": steps.calls["step_event"],
-                "name": steps.calls["step_op"],
-                "module": None,
-                "family": family,
-                "call": np.arange(len(steps.calls)),
-                "kernel_us": predicted,
-                "device_end_us": 0.0,
-            }
-        )
+        bound = there.bound
         return Prediction(
             gpu=destination.name,
             model=self.model,
             variant="traced",
             batch_size=self.batch_size,
-            predicted_us=float(times[0]),
-            active_us=float(min(there.active_us[0], times[0])),
-            host_us=float(min(there.host_us[0], times[0])),
-            p10_us=float(min(np.quantile(times[1:], 0.1), times[0])),
-            p90_us=float(max(np.quantile(times[1:], 0.9), times[0])),
-            bound=there.bound,
+            predicted_us=step_us,
+            active_us=float(min(there.active_us[0], step_us)),
+            host_us=float(min(there.host_us[0], step_us)),
+            p10_us=low,
+            p90_us=high,
+            bound=bound,
             memory_bytes=0,
             fits=True,
-            evidence=evidence,
-            host_evidence=dict(evidence),
-            unmodelled_share=(
-                float(
-                    predicted[(moved["method"] == "unchanged").to_numpy()].sum()
-                    / max(predicted.sum(), 1e-12)
-                )
-                if not at_origin
-                else 0.0
-            ),
-            families_us={str(name): float(value) for name, value in families.items()},
             measured_us=steps.step_us if at_origin else None,
             host=AS_TRACED,
             asked=dict.fromkeys(ASKED[:2], AS_TRACED),
             device_bound_from=(
-                device_bound_from(steps.program, predicted) if there.bound == "host" else None
+                device_bound_from(steps.program, predicted) if bound == "host" else None
             ),
-            traced=TracedStep(
-                self.origin.name,
-                steps.queued_us + steps.step_us,
-                steps.queued_us,
-                steps.step_us,
-                steps.time_per_batch_us,
-            ),
+            traced=steps.traced(self.origin.name),
             arithmetic=traced_arithmetic(steps.calls, destination),
-            calls=calls,
             notes=(
                 *self.trace.notes,
                 *(() if at_origin else precision_notes(steps.calls, destination)),
             ),
             warnings=notes,
+            **_device_time(steps.calls, moved, at_origin),
         )
 
     @property
@@ -254,6 +218,40 @@ class TrackedTrace:
         return with_prices(table, prices).sort_values("predicted_us", ignore_index=True)
 
 
+def _errors(calls: pd.DataFrame, moved: pd.DataFrame) -> StepErrors:
+    """Errors of transferred kernel times; launches of one kernel with one grid share theirs."""
+    predicted, upper = (moved[name].to_numpy(np.float64) for name in ("predicted_us", "p90_us"))
+    ratio = np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0)
+    launches = calls["kernel_name"].astype(str) + calls["grid"].astype(str)
+    return StepErrors.of_launches(
+        predicted, launches.tolist(), np.log(ratio) / NORMAL_P90, SHARED_SHARE, host=0.0
+    )
+
+
+def _device_time(calls: pd.DataFrame, moved: pd.DataFrame, at_origin: bool) -> dict[str, Any]:
+    """Device time of a traced step by evidence and family, and its calls, as fields of a `Prediction`."""
+    predicted, family = moved["predicted_us"].to_numpy(np.float64), named_families(calls)
+    families = pd.Series(predicted).groupby(family).sum().sort_values(ascending=False)
+    unchanged = predicted[(moved["method"] == "unchanged").to_numpy()].sum()
+    evidence = {"measured" if at_origin else "transferred": 1.0}
+    table = {
+        "node_id": calls["step_event"],
+        "name": calls["step_op"],
+        "module": None,
+        "family": family,
+        "call": np.arange(len(calls)),
+        "kernel_us": predicted,
+        "device_end_us": 0.0,
+    }
+    return {
+        "evidence": evidence,
+        "host_evidence": dict(evidence),
+        "unmodelled_share": 0.0 if at_origin else float(unchanged / max(predicted.sum(), 1e-12)),
+        "families_us": {str(name): float(value) for name, value in families.items()},
+        "calls": pd.DataFrame(table),
+    }
+
+
 GENERIC_NAMES = ("kineto", "trace", "pt")
 """Words of the names of trace files that say nothing about the workload."""
 
@@ -291,16 +289,28 @@ class _Steps:
     time_per_batch_us: float | None
     not_in_trace: tuple[str, ...]
 
-    def notes(self, scale: float) -> list[str]:
-        """What a prediction must say that multiplies the simulated step by `scale`."""
-        if 1.0 / (1.0 + MAX_SCALE) < scale < 1.0 + MAX_SCALE:
+    @cached_property
+    def scale(self) -> float:
+        """Ratio of the measured step to the step that is simulated from its recorded work."""
+        measured = self.calls["latency_us"].to_numpy(np.float64)
+        return self.step_us / float(simulate(self.program, measured).step_us[0])
+
+    @property
+    def notes(self) -> list[str]:
+        """What predictions must say of this trace."""
+        if 1.0 / (1.0 + MAX_SCALE) < self.scale < 1.0 + MAX_SCALE:
             return list(self.not_in_trace)
-        simulated, measured = milliseconds(self.step_us / scale), milliseconds(self.step_us)
-        text = (
+        simulated, measured = milliseconds(self.step_us / self.scale), milliseconds(self.step_us)
+        return [
             f"simulated from its recorded work, the traced step takes {simulated}, measured"
-            f" {measured}"
-        )
-        return [f"{text}: its prediction is scaled by that ratio, {scale:.2f}", *self.not_in_trace]
+            f" {measured}: its prediction is scaled by that ratio, {self.scale:.2f}",
+            *self.not_in_trace,
+        ]
+
+    def traced(self, gpu: str) -> TracedStep:
+        """The measured times of the iteration."""
+        span_us = self.queued_us + self.step_us
+        return TracedStep(gpu, span_us, self.queued_us, self.step_us, self.time_per_batch_us)
 
     @classmethod
     def of(cls, trace: Trace) -> _Steps:
@@ -325,14 +335,13 @@ class _Steps:
         program = build(source, middle, OverheadModel(summarise(samples)), waits)
         program = replace(program, backlog_us=np.zeros_like(program.backlog_us))
         queued = queued_before_us(source.act, middle)
-        lacking = tuple(not_in_trace(source.only([middle])))
         return cls(
             program,
             trace_calls(source.act, middle.calls),
             own_us(middle),
             queued,
             per_batch,
-            lacking,
+            tuple(not_in_trace(source.only([middle]))),
         )
 
 

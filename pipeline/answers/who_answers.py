@@ -28,7 +28,6 @@ import pandas as pd
 
 from pipeline.answers.altered_gpu import AlteredPredictor
 from pipeline.answers.kernel_predictor import KernelPredictor, predictor_of
-from pipeline.collect.campaign_reader import measured_peaks, profiler_event_us
 from pipeline.errors import InputError
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.find_gpu import LOCAL, catalogue_spec, differing_figures, proportional_factor
@@ -36,6 +35,7 @@ from pipeline.hardware.hosts import Host
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.collective_bandwidth import FAMILY, collective_model
 from pipeline.kernels.family_model import DESCRIPTION, find_families
+from pipeline.measured.campaign_reader import measured_peaks, profiler_event_us
 from pipeline.model_files import MANIFEST, check_if_shipped, file_digest, list_packs, pack_models
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import ProfilerCost, summarise

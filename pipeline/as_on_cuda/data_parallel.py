@@ -45,8 +45,7 @@ class _KeepHostCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def exchanges_recorded() -> Iterator[None]:
+def exchanges_recorded() -> AbstractContextManager[None]:
     """While the body runs, `DistributedDataParallel` takes modules on the meta device."""
     kind: Any = distributed.DistributedDataParallel
     init = kind.__init__
@@ -63,8 +62,7 @@ def exchanges_recorded() -> Iterator[None]:
             init(self, module, None, None, *args, **kwargs)
         WRAPPED.append(self)
 
-    with replaced(kind, __init__=begin, **{CHECK_OF_HOOKS: lambda *_: None}):
-        yield
+    return replaced(kind, __init__=begin, **{CHECK_OF_HOOKS: lambda *_: None})
 
 
 def reducers_reads() -> AbstractContextManager[object]:

@@ -61,26 +61,57 @@ class RoiAlign(torch.autograd.Function):
 @contextmanager
 def boxes_as_on_cuda() -> Iterator[None]:
     """While the body runs, detectors of torchvision run on the meta device. Nothing is done if they are not loaded."""
-    detection = {
+    modules = {
         name.rpartition(".")[2]: module
         for name, module in sys.modules.items()
         if name.startswith(("torchvision.ops.", "torchvision.models.detection."))
     }
-    if not {"boxes", "poolers", "roi_heads", "rpn", "_utils"} <= set(detection):
+    with ExitStack() as stack:
+        if {"boxes", "poolers", "roi_heads", "rpn", "_utils"} <= set(modules):
+            for owner, functions in _replacements(modules):
+                stack.enter_context(replaced(owner, **functions))
         yield
-        return
-    boxes, heads, network = (detection[name] for name in ("boxes", "roi_heads", "rpn"))
-    usual_nms, usual_align, usual_samples = (
-        boxes.nms,
-        detection["poolers"].roi_align,
-        heads.RoIHeads.subsample,
-    )
 
+
+def _replacements(modules: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Modules and classes of torchvision, each with the functions that take the place of its own."""
+    boxes, heads, network = (modules[name] for name in ("boxes", "roi_heads", "rpn"))
+    align, every = _align(modules["poolers"].roi_align), lambda *_: 1.0
+    small = _with_share(boxes.remove_small_boxes, every)
+    yield boxes, {"nms": _nms(boxes.nms), "remove_small_boxes": small}
+    yield modules["poolers"], {"roi_align": align}
+    yield heads, {"roi_align": align}
+    yield heads.RoIHeads, {"subsample": _subsample(heads.RoIHeads.subsample)}
+    matcher, proposals = modules["_utils"].Matcher, network.RegionProposalNetwork
+    name = "set_low_quality_matches_"
+    one_each = _with_share(getattr(matcher, name), lambda _, matches, *__: 1.0 / matches.shape[0])
+    yield matcher, {name: one_each}
+    kept = _with_share(proposals.filter_proposals, every)
+    loss = _with_share(proposals.compute_loss, _sampled_share)
+    yield proposals, {"filter_proposals": kept, "compute_loss": loss}
+
+
+def _sampled_share(network: Any, _: Any, __: Any, labels: Any, *___: Any) -> float:
+    """The share of anchors from which a proposal network learns."""
+    sampled: int = network.fg_bg_sampler.batch_size_per_image
+    anchors: int = labels[0].numel()
+    return min(1.0, sampled / anchors)
+
+
+def _nms(usual: Callable[..., Any]) -> Callable[..., Any]:
     def nms(candidates: Tensor, scores: Tensor, threshold: float) -> Any:
         if not is_empty(candidates):
-            return usual_nms(candidates, scores, threshold)
-        return _operators().nms(candidates, scores, picked_count(candidates.shape[0], "nms"))
+            return usual(candidates, scores, threshold)
+        return _operators().nms(
+            candidates,
+            scores,
+            picked_count(candidates.shape[0], "nms"),
+        )
 
+    return nms
+
+
+def _align(usual: Callable[..., Any]) -> Callable[..., Any]:
     def align(
         input: Tensor,
         boxes: Any,
@@ -90,7 +121,7 @@ def boxes_as_on_cuda() -> Iterator[None]:
         aligned: bool = False,
     ) -> Any:
         if not is_empty(input):
-            return usual_align(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
+            return usual(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
         if not isinstance(boxes, Tensor):
             images = [
                 part.new_full((part.shape[0], 1), number) for number, part in enumerate(boxes)
@@ -99,50 +130,16 @@ def boxes_as_on_cuda() -> Iterator[None]:
         height, width = (output_size, output_size) if isinstance(output_size, int) else output_size
         return apply(RoiAlign, input, boxes, spatial_scale, height, width, sampling_ratio, aligned)
 
+    return align
+
+
+def _subsample(usual: Callable[..., Any]) -> Callable[..., Any]:
     def subsample(self: Any, labels: Any) -> Any:
         with share_of_masks(1.0):
-            return [
-                picked[: self.fg_bg_sampler.batch_size_per_image]
-                for picked in usual_samples(self, labels)
-            ]
+            most = self.fg_bg_sampler.batch_size_per_image
+            return [picked[:most] for picked in usual(self, labels)]
 
-    matcher, proposals = detection["_utils"].Matcher, network.RegionProposalNetwork
-    ways: list[tuple[Any, dict[str, Any]]] = [
-        (
-            boxes,
-            {
-                "nms": nms,
-                "remove_small_boxes": _with_share(boxes.remove_small_boxes, lambda *_: 1.0),
-            },
-        ),
-        (detection["poolers"], {"roi_align": align}),
-        (heads, {"roi_align": align}),
-        (heads.RoIHeads, {"subsample": subsample}),
-        (
-            matcher,
-            {
-                "set_low_quality_matches_": _with_share(
-                    matcher.set_low_quality_matches_, lambda _, matches, *__: 1.0 / matches.shape[0]
-                )
-            },
-        ),
-        (
-            proposals,
-            {
-                "filter_proposals": _with_share(proposals.filter_proposals, lambda *_: 1.0),
-                "compute_loss": _with_share(
-                    proposals.compute_loss,
-                    lambda self, _, __, labels, *___: min(
-                        1.0, self.fg_bg_sampler.batch_size_per_image / labels[0].numel()
-                    ),
-                ),
-            },
-        ),
-    ]
-    with ExitStack() as stack:
-        for owner, functions in ways:
-            stack.enter_context(replaced(owner, **functions))
-        yield
+    return subsample
 
 
 def _with_share(usual: Callable[..., Any], share: Callable[..., float]) -> Callable[..., Any]:

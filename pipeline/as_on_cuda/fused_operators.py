@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -68,8 +68,7 @@ class SteptimeFlash(SteptimeEfficient):
     name = "flash"
 
 
-@contextmanager
-def fused_attention() -> Iterator[None]:
+def fused_attention() -> AbstractContextManager[None]:
     """While the body runs, `F.scaled_dot_product_attention` on the meta device is CUDA's fused operator.
 
     If CUDA has no fused kernel, separate operators are used, as on CUDA. This is the case for
@@ -104,8 +103,7 @@ def fused_attention() -> Iterator[None]:
         kernel = SteptimeFlash if flash else SteptimeEfficient
         return apply(kernel, query, key, value, masks[0] if masks else None, is_causal, dropout_p)
 
-    with replaced(F, scaled_dot_product_attention=attention):
-        yield
+    return replaced(F, scaled_dot_product_attention=attention)
 
 
 def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -163,8 +161,7 @@ class SteptimeRms(torch.autograd.Function):
         return of_x, of_weight if weights else None, None
 
 
-@contextmanager
-def fused_norm() -> Iterator[None]:
+def fused_norm() -> AbstractContextManager[None]:
     """While the body runs, `F.rms_norm` on the meta device is CUDA's fused operator, on these conditions.
 
     * The installed PyTorch has the operator.
@@ -190,8 +187,7 @@ def fused_norm() -> Iterator[None]:
         return apply(SteptimeRms, cast, others[0] if others else None, tuple(normalized_shape))
 
     fused = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
-    with replaced(F, rms_norm=rms_norm if fused else plain):
-        yield
+    return replaced(F, rms_norm=rms_norm if fused else plain)
 
 
 @cache
@@ -215,19 +211,16 @@ def _norm_operators() -> Any:
     )
 
 
-@contextmanager
-def fused_dropout() -> Iterator[None]:
+def fused_dropout() -> AbstractContextManager[None]:
     """While the body runs, `F.dropout` is one operator that makes the mask and applies it."""
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, training)[0] if training and p > 0 else x
 
-    with replaced(F, dropout=dropout):
-        yield
+    return replaced(F, dropout=dropout)
 
 
-@contextmanager
-def weighted_bags() -> Iterator[None]:
+def weighted_bags() -> AbstractContextManager[None]:
     """While the body runs, bags with a weight per sample have the shapes of CUDA, also on fake CPU tensors.
 
     The CPU's kernel keeps no list of the bag of each lookup, which the backward pass of the weights reads.
@@ -243,12 +236,10 @@ def weighted_bags() -> Iterator[None]:
         ):
             return plain(*arguments, **options)
 
-    with replaced(torch, embedding_bag=embedding_bag):
-        yield
+    return replaced(torch, embedding_bag=embedding_bag)
 
 
-@contextmanager
-def lengths_on_host() -> Iterator[None]:
+def lengths_on_host() -> AbstractContextManager[None]:
     """While the body runs, `F.ctc_loss` on the meta device takes lengths in host memory as lists of numbers.
 
     CUDA's does so too (ATen/native/LossCTC.cpp). The meta device would take them for tensors on the wrong device.
@@ -270,8 +261,7 @@ def lengths_on_host() -> Iterator[None]:
             target_lengths = torch.as_tensor(target_lengths).to(x.device)
         return plain(x, targets, lengths, target_lengths, *options)
 
-    with replaced(torch, ctc_loss=ctc_loss):
-        yield
+    return replaced(torch, ctc_loss=ctc_loss)
 
 
 @contextmanager
@@ -294,7 +284,12 @@ def grouped_products() -> Iterator[None]:
             return usual(mat_a, mat_b, scale_a, *args, **kwargs)
         groups = [] if offsets is None or mat_a.dim() != mat_b.dim() else [offsets.shape[0]]
         groups = [mat_a.shape[0]] if mat_a.dim() == mat_b.dim() == 3 else groups
-        return mat_a.new_empty(*groups, mat_a.shape[-2], mat_b.shape[-1], dtype=dtype)
+        return mat_a.new_empty(
+            *groups,
+            mat_a.shape[-2],
+            mat_b.shape[-1],
+            dtype=dtype,
+        )
 
     with replaced(module, **{GROUPED_PRODUCTS: product}):
         yield

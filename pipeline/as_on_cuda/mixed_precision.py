@@ -185,46 +185,6 @@ def own_autocast() -> Iterator[None]:
     (`torch.utils.checkpoint`) checks whether autocast is enabled, and enters it again. A context may also be created
     once, before the step that enters it.
     """
-    kind: Any = torch.amp.autocast_mode.autocast
-    init, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
-
-    def begin(
-        self: Any,
-        device_type: str,
-        dtype: Any = None,
-        enabled: bool = True,
-        cache_enabled: Any = None,
-    ) -> None:
-        replayed = stands_for_gpu(device_type)
-        init(
-            self,
-            "cuda" if replayed else device_type,
-            dtype,
-            enabled and not replayed,
-            cache_enabled,
-        )
-        if replayed:
-            self._enabled = (
-                enabled and torch.cuda.is_available()
-            )  # for a later use outside a capture
-            wanted = torch.get_autocast_dtype("cuda") if dtype is None else dtype
-            self.lower = wanted if enabled and wanted in DTYPES.values() else None
-            self.entered = []
-
-    def on_enter(self: Any) -> Any:
-        if not hasattr(self, "entered"):
-            if not stands_for_gpu(self.device):
-                return enter(self)
-            self.lower, self.entered = _lower_of_earlier(self), []
-        self.entered.append(_on_meta(self.lower))
-        self.entered[-1].__enter__()
-        return self
-
-    def on_exit(self: Any, *error: Any) -> Any:
-        return (
-            self.entered.pop().__exit__(*error) if hasattr(self, "entered") else leave(self, *error)
-        )
-
     available, enabled, dtype_of = (
         torch.amp.is_autocast_available,
         torch.is_autocast_enabled,
@@ -240,8 +200,9 @@ def own_autocast() -> Iterator[None]:
     def get_dtype(device: str) -> torch.dtype:
         return _lower() or dtype_of("cuda") if stands_for_gpu(device) else dtype_of(device)
 
+    kind: Any = torch.amp.autocast_mode.autocast
     with (
-        replaced(kind, __init__=begin, __enter__=on_enter, __exit__=on_exit),
+        replaced(kind, **_methods_of_autocast(kind)),
         replaced(torch.amp, is_autocast_available=is_available),
         replaced(torch, is_autocast_enabled=is_enabled, get_autocast_dtype=get_dtype),
         replaced(NATIVE, **{IS_ANY_AUTOCAST_ENABLED: lambda: _lower() is not None}),
@@ -249,8 +210,43 @@ def own_autocast() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def own_scaler() -> Iterator[None]:
+def _methods_of_autocast(kind: Any) -> dict[str, Any]:
+    """The methods of `torch.autocast` that open the emulated context instead where it is for a GPU."""
+    init, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
+
+    def begin(
+        self: Any,
+        device_type: str,
+        dtype: Any = None,
+        enabled: bool = True,
+        cache_enabled: Any = None,
+    ) -> None:
+        if not stands_for_gpu(device_type):
+            init(self, device_type, dtype, enabled, cache_enabled)
+            return
+        init(self, "cuda", dtype, False, cache_enabled)
+        self._enabled = enabled and torch.cuda.is_available()  # for a later use outside a capture
+        wanted = torch.get_autocast_dtype("cuda") if dtype is None else dtype
+        self.lower = wanted if enabled and wanted in DTYPES.values() else None
+        self.entered = []
+
+    def on_enter(self: Any) -> Any:
+        if not hasattr(self, "entered"):
+            if not stands_for_gpu(self.device):
+                return enter(self)
+            self.lower, self.entered = _lower_of_earlier(self), []
+        self.entered.append(_on_meta(self.lower))
+        self.entered[-1].__enter__()
+        return self
+
+    def on_exit(self: Any, *error: Any) -> Any:
+        emulated = hasattr(self, "entered")
+        return self.entered.pop().__exit__(*error) if emulated else leave(self, *error)
+
+    return {"__init__": begin, "__enter__": on_enter, "__exit__": on_exit}
+
+
+def own_scaler() -> AbstractContextManager[None]:
     """While the body runs, a scaler of a step acts on the meta device as on CUDA; no value overflows."""
     init, scale, availability = GradScaler.__init__, GradScaler.scale, torch.cuda.amp.common
 
@@ -274,8 +270,7 @@ def own_scaler() -> Iterator[None]:
             read(found_inf)
         return optimizer.step(*args, **kwargs)
 
-    with replaced(GradScaler, __init__=begin, scale=multiply, **{SCALER_STEP: step}):
-        yield
+    return replaced(GradScaler, __init__=begin, scale=multiply, **{SCALER_STEP: step})
 
 
 def _lower_of_earlier(context: Any) -> torch.dtype | None:

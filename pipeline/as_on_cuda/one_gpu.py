@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,7 @@ class OnOneDevice(TorchFunctionMode):
         return self.device if kind == "cuda" or stays else value
 
 
-@contextmanager
-def _only_process() -> Iterator[None]:
+def _only_process() -> AbstractContextManager[None]:
     """While the body runs, a script that begins a process group is the only process in it."""
     group: Any = torch.distributed
     begun: list[bool] = []
@@ -129,8 +128,7 @@ def _only_process() -> Iterator[None]:
     answers: dict[str, Any] = {
         name: answering(getattr(group, name), value) for name, value in ALONE.items()
     }
-    with replaced(group, init_process_group=begin, is_initialized=is_initialized, **answers):
-        yield
+    return replaced(group, init_process_group=begin, is_initialized=is_initialized, **answers)
 
 
 @contextmanager

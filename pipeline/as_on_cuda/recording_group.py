@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -18,12 +19,15 @@ from torch import Tensor
 
 from pipeline.as_on_cuda.data_parallel import WRAPPED
 from pipeline.as_on_cuda.torch_names import call_after_backward, tree_leaves
+from pipeline.hardware.layout import Layout
 
 BACKEND = "steptime"
 """Name of the backend. Scripts ask for `nccl`; a capture gives them this one."""
 
 _LIBRARY: Any = torch.library.Library("steptime_comm", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define("issue(Tensor[] sent, Tensor[] received, str op, int id, int ranks) -> ()")
+_LIBRARY.define(
+    "issue(Tensor[] sent, Tensor[] received, str op, int id, int ranks, str axis) -> ()"
+)
 _LIBRARY.define("wait(int[] ids) -> ()")
 _LIBRARY.impl("issue", lambda *_: None, "CompositeExplicitAutograd")
 _LIBRARY.impl("wait", lambda *_: None, "CompositeExplicitAutograd")
@@ -71,15 +75,14 @@ def _between(op: str) -> Any:
 
 
 class RecordingGroup(dist.ProcessGroup):
-    """Rank 0 of `ranks`, without the others."""
+    """Rank 0 of `ranks` along an axis of the layout, without the others."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, axis: str) -> None:
         super().__init__(0, ranks)  # type: ignore[call-arg]
-        self._ranks, self._count = ranks, 0
+        self._ranks, self._axis = ranks, axis
         self._running: list[int] = []
-        self._works: list[
-            _Started
-        ] = []  # PyTorch 2.6 waits for ever for a work that Python has let go
+        # PyTorch 2.6 waits for ever for a work that Python has let go
+        self._works: list[_Started] = []
         self._reported = True
 
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch calls it so
@@ -108,9 +111,9 @@ class RecordingGroup(dist.ProcessGroup):
     def _start(self, op: str, received: object, sent: object, options: Any = None) -> _Started:
         results = [leaf for leaf in tree_leaves(received) if isinstance(leaf, Tensor)]
         inputs = [leaf for leaf in tree_leaves(sent) if isinstance(leaf, Tensor)]
-        number, self._count = self._count, self._count + 1
+        number = next(_NUMBERS)
         self._running.append(number)
-        torch.ops.steptime_comm.issue(inputs, results, op, number, self._ranks)
+        torch.ops.steptime_comm.issue(inputs, results, op, number, self._ranks, self._axis)
         if not getattr(options, "asyncOp", True):
             self.wait_for([number])
         elif self._reported:
@@ -138,22 +141,34 @@ class RecordingGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base = _between("all_to_all")
 
 
-def _create(store: Any, rank: int, size: int, timeout: Any) -> RecordingGroup:
-    return RecordingGroup(size)
+_NUMBERS = count()
+"""Numbers of collectives, over all groups."""
+
+_LAYOUTS: list[Layout] = []
+"""The layout of the ranks of which this process plays the first; empty outside `recording_group`."""
+
+
+def _create(options: Any, _: object) -> RecordingGroup:
+    layout = _LAYOUTS[-1]
+    members = list(options.global_ranks_in_group) or range(layout.ranks)
+    return RecordingGroup(options.group_size, layout.axis_of(members))
 
 
 @contextmanager
-def recording_group(ranks: int) -> Iterator[None]:
-    """While the body runs, this process is the first of `ranks` in the default process group."""
+def recording_group(layout: Layout) -> Iterator[None]:
+    """While the body runs, this process is the first rank of a layout, in the default process group."""
     if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda", "meta"])
+        devices = ["cpu", "cuda", "meta"]
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=devices)
     hook = sys.excepthook  # PyTorch replaces it, to print the rank before each line of an error
     store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(BACKEND, rank=0, world_size=ranks, store=store)
+    _LAYOUTS.append(layout)
     WRAPPED.clear()
     try:
+        dist.init_process_group(BACKEND, rank=0, world_size=layout.ranks, store=store)
         yield
     finally:
+        _LAYOUTS.clear()
         WRAPPED.clear()
         dist.destroy_process_group()
         sys.excepthook = hook

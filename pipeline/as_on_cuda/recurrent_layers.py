@@ -5,8 +5,8 @@ Without this, PyTorch's LSTM, GRU and RNN run as single cells on the meta device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
@@ -65,15 +65,13 @@ LAYERS: dict[str, tuple[type[CudnnRnn], int]] = {
 """PyTorch's functions of recurrent layers -> stand-in and number of gates."""
 
 
-@contextmanager
-def cudnn_layers() -> Iterator[None]:
+def cudnn_layers() -> AbstractContextManager[None]:
     """While the body runs, recurrent layers on the meta device are cuDNN's; packed sequences still run as cells."""
     stand_ins: dict[str, Any] = {
         name: partial(_layer, getattr(RECURRENT_FUNCTIONS, name), kind, gates)
         for name, (kind, gates) in LAYERS.items()
     }
-    with replaced(RECURRENT_FUNCTIONS, **stand_ins):
-        yield
+    return replaced(RECURRENT_FUNCTIONS, **stand_ins)
 
 
 def _layer(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -21,89 +20,37 @@ from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
+NAMES = {
+    "torch.utils._python_dispatch.TorchDispatchMode": "sees every operator: the memory of a step",
+    "torch.utils._pytree.tree_leaves": "tensors in nested arguments",
+    "torch.utils._pytree.tree_flatten": "the tensors of a batch in any nesting",
+    "torch.utils._pytree.tree_unflatten": "the batch in the form in which the user gave it",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "steps with sparse gradients; symbolic sizes",
+    "torch._C._dispatch_has_kernel_for_dispatch_key": "which devices implement an operator",
+    "torch._C._is_any_autocast_enabled": "recomputation asks whether autocast is on",
+    "torch._C._nn": "functions that autocast casts",
+    "torch._C._linalg": "functions that autocast casts",
+    "torch._VF": "recurrent layers call their functions there",
+    "torch._log_softmax": "the loss of NVIDIA's GNMT, which casts within its kernel",
+    "torch._refs.constant_pad_nd": "`F.pad` for symbolic sizes",
+    "torch._dynamo.source.ConstantSource": "the name of a symbolic batch size",
+    "torch._meta_registrations._meta_grouped_mm_common": "grouped products in every dtype",
+    "torch._meta_registrations.device_hint": "shapes as on CUDA of fake CPU tensors",
+    "torch.fx.experimental._config.meta_nonzero_assume_all_nonzero": "selections by masks",
+    "torch.utils._foreach_utils._get_foreach_kernels_supported_devices": "lists of tensors",
+    "torch.utils._foreach_utils._get_fused_kernels_supported_devices": "fused optimizers",
+    "torch.optim.adam._get_capturable_supported_devices": "counters on the meta device",
+    "torch.amp.GradScaler._maybe_opt_step": "the host reads whether gradients are finite",
+    "torch._C._current_graph_task_id": "whether a backward pass runs",
+    "torch.autograd.Variable._execution_engine": "calls at the end of a backward pass",
+    "torch.nn.parallel.DistributedDataParallel._check_comm_hook": "hooks with annotations as text",
+    "torch.cuda._sleep": "a kernel that waits: measurements fill the queue with it",
+    "torch.UntypedStorage._cdata": "identity of a tensor's memory",
+}
+"""Private names, with what each is used for."""
 
-@dataclass(frozen=True)
-class PrivateName:
-    """A private name, from which version of PyTorch on it exists (all: 2.6), and what it is used for."""
-
-    name: str
-    since: tuple[int, int]
-    purpose: str
-
-
-ALL = (2, 6)
-
-NAMES = (
-    PrivateName(
-        "torch.utils._python_dispatch.TorchDispatchMode",
-        ALL,
-        "sees every operator: the memory of a step",
-    ),
-    PrivateName("torch.utils._pytree.tree_leaves", ALL, "tensors in nested arguments"),
-    PrivateName("torch.utils._pytree.tree_flatten", ALL, "the tensors of a batch in any nesting"),
-    PrivateName(
-        "torch.utils._pytree.tree_unflatten", ALL, "the batch in the form in which the user gave it"
-    ),
-    PrivateName(
-        "torch._subclasses.fake_tensor.FakeTensorMode",
-        ALL,
-        "steps with sparse gradients; symbolic sizes",
-    ),
-    PrivateName(
-        "torch._C._dispatch_has_kernel_for_dispatch_key", ALL, "which devices implement an operator"
-    ),
-    PrivateName(
-        "torch._C._is_any_autocast_enabled", ALL, "recomputation asks whether autocast is on"
-    ),
-    PrivateName("torch._C._nn", ALL, "functions that autocast casts"),
-    PrivateName("torch._C._linalg", ALL, "functions that autocast casts"),
-    PrivateName("torch._VF", ALL, "recurrent layers call their functions there"),
-    PrivateName(
-        "torch._log_softmax", ALL, "the loss of NVIDIA's GNMT, which casts within its kernel"
-    ),
-    PrivateName("torch._refs.constant_pad_nd", ALL, "`F.pad` for symbolic sizes"),
-    PrivateName("torch._dynamo.source.ConstantSource", ALL, "the name of a symbolic batch size"),
-    PrivateName(
-        "torch._meta_registrations._meta_grouped_mm_common",
-        (2, 8),
-        "grouped products in every dtype",
-    ),
-    PrivateName(
-        "torch._meta_registrations.device_hint", ALL, "shapes as on CUDA of fake CPU tensors"
-    ),
-    PrivateName(
-        "torch.fx.experimental._config.meta_nonzero_assume_all_nonzero", ALL, "selections by masks"
-    ),
-    PrivateName(
-        "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
-        ALL,
-        "foreach on the meta device",
-    ),
-    PrivateName(
-        "torch.utils._foreach_utils._get_fused_kernels_supported_devices",
-        ALL,
-        "fused on the meta device",
-    ),
-    PrivateName(
-        "torch.optim.adam._get_capturable_supported_devices", ALL, "counters on the meta device"
-    ),
-    PrivateName(
-        "torch.amp.GradScaler._maybe_opt_step", ALL, "the host reads whether gradients are finite"
-    ),
-    PrivateName("torch._C._current_graph_task_id", ALL, "whether a backward pass runs"),
-    PrivateName(
-        "torch.autograd.Variable._execution_engine", ALL, "calls at the end of a backward pass"
-    ),
-    PrivateName(
-        "torch.nn.parallel.DistributedDataParallel._check_comm_hook",
-        ALL,
-        "hooks with annotations as text",
-    ),
-    PrivateName(
-        "torch.cuda._sleep", ALL, "a kernel that waits: measurements fill the queue with it"
-    ),
-    PrivateName("torch.UntypedStorage._cdata", ALL, "identity of a tensor's memory"),
-)
+LATER = {"torch._meta_registrations._meta_grouped_mm_common": (2, 8)}
+"""Names that do not exist in all supported versions of PyTorch (from 2.6 on), with the first that has them."""
 
 
 def _private(name: str) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,7 @@ def _without_data(module: nn.Module) -> bool:
     return first is not None and is_empty(first)
 
 
-@contextmanager
-def compiled_as_written() -> Iterator[None]:
+def compiled_as_written() -> AbstractContextManager[None]:
     """While the body runs, `torch.compile` warns that the prediction is of the code as it is written.
 
     Calls from installed libraries do not warn: many of them compile functions that the step never calls.
@@ -100,8 +99,7 @@ def compiled_as_written() -> Iterator[None]:
             )
         return usual(*args, **kwargs)
 
-    with replaced(torch, compile=reported):
-        yield
+    return replaced(torch, compile=reported)
 
 
 _gather: Any = (
@@ -142,8 +140,7 @@ class SteptimeSyncNorm(torch.autograd.Function):
         return of_x, of_weight if weights else None, of_bias if weights else None
 
 
-@contextmanager
-def norms_of_all_ranks() -> Iterator[None]:
+def norms_of_all_ranks() -> AbstractContextManager[None]:
     """While the body runs, `SyncBatchNorm` of a module without data that trains sums over all ranks."""
     sync: Any = nn.SyncBatchNorm
     usual = sync.forward
@@ -160,8 +157,7 @@ def norms_of_all_ranks() -> Iterator[None]:
             self.num_batches_tracked.add_(1)
         return apply(SteptimeSyncNorm, x, self.weight, self.bias)
 
-    with replaced(sync, forward=normalise, _check_input_dim=lambda self, x: None):
-        yield
+    return replaced(sync, forward=normalise, _check_input_dim=lambda self, x: None)
 
 
 @cache

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.collect.campaign_folder import CampaignFolder, check, read_manifest
+from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_supervisor import (
     EXIT_DAMAGED,
     EXIT_DEVICE_LOST,
@@ -33,9 +33,11 @@ from pipeline.collect.campaign_supervisor import (
     report,
     supervise,
 )
-from pipeline.collect.device import describe, fix_threads, keep_memory_mapped, select_device
+from pipeline.collect.device import fix_threads, keep_memory_mapped, select_device
+from pipeline.collect.device_facts import describe
 from pipeline.collect.unit_runner import Campaign, DeviceLostError, watchdog
 from pipeline.errors import InputError, SteptimeError
+from pipeline.measured.campaign_files import read_manifest
 
 START_TIME = time.monotonic()  # the time limit counts from here
 
@@ -169,10 +171,12 @@ def _run(args: argparse.Namespace, begin: float) -> int:
         _measure(campaign, args, begin, run)
         run["status"] = "complete" if campaign.left() > 0 else "out of time"
     except ProfilerError as error:
-        code, run["status"] = EXIT_NO_KERNELS, f"preflight failed: {error}"
+        code = EXIT_NO_KERNELS
+        run["status"] = f"preflight failed: {error}"
         report(f"error: {error}")
     except DeviceLostError as error:
-        code, run["status"] = EXIT_DEVICE_LOST, f"device lost: {error}"[:500]
+        code = EXIT_DEVICE_LOST
+        run["status"] = f"device lost: {error}"[:500]
         report(f"error: {run['status']}")
     run["profiler"] = asdict(SESSIONS)
     run["seconds"] = round(time.monotonic() - begin, 1)
@@ -194,7 +198,8 @@ def _measure(
     from pipeline.collect.peaks import PLAIN_UNIT, run_peaks
     from pipeline.collect.profiling import preflight
 
-    device, several = campaign.device, len(args.parts) > 1
+    device = campaign.device
+    several = len(args.parts) > 1
     run["preflight"] = _check_result(lambda: steadiness(device))
     for warning in run["preflight"]["warnings"]:
         report(f"warning: {warning}")

@@ -21,7 +21,6 @@ import pandas as pd
 
 from pipeline.collect.benchmark_calls import distinct
 from pipeline.collect.campaign_grid import StepPlan, plans
-from pipeline.collect.campaign_reader import TraceMember, read_traces
 from pipeline.collect.cases import Spec
 from pipeline.collect.cases.case import spec_from_row
 from pipeline.collect.unit_runner import Campaign
@@ -29,6 +28,7 @@ from pipeline.errors import InputError, SteptimeError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.execution_trace import import_execution_trace
+from pipeline.measured.campaign_reader import TraceMember, read_traces
 from pipeline.schemas import atomic_path
 
 REWRITE_ADVICE = "write it again with `python -m pipeline.collect.campaign_calls`"

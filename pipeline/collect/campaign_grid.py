@@ -18,8 +18,8 @@ from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.paths import config_dir
 
 FIRST_TRACE_BYTES, OTHER_TRACE_BYTES = 1_100_000, 350_000
-"""Space limit in bytes for the compressed traces of a unit: a workload's first unit, and any other unit. With these
-values, ten first units and about fifteen others fill the archives."""
+"""Largest size in bytes of the compressed traces of a unit: a workload's first unit, and any other unit. A folder is
+shared in a repository: with these values the whole grid takes about 50 MB."""
 
 DLRM_BATCHES, IMAGE_BATCHES = (2048, 512, 4096, 1024), (32, 64, 16)
 """Batch sizes of DLRM and of image models, the most valuable first."""
@@ -49,7 +49,13 @@ _DLRM_OPTIONS: tuple[Mapping[str, Any], ...] = tuple(
 )
 """Embedding variants of DLRM. `fused` is left out: it is an operator of FBGEMM, which campaigns do not have. A measured
 substitute under this name would be compared with predictions of the real operator."""
-_TINY_DLRM = {"bottom_mlp": [16, 16], "top_mlp": [32, 1], "dim": 16, "rows": 500, "tables": 2}
+_TINY_DLRM = {
+    "bottom_mlp": [16, 16],
+    "top_mlp": [32, 1],
+    "dim": 16,
+    "rows": 500,
+    "tables": 2,
+}
 _TINY_LANGUAGE = {
     "width": 32,
     "layers": 1,
@@ -65,10 +71,24 @@ GRIDS: Mapping[str, Grid] = {
     "dlrm_ddp": Grid(DLRM_BATCHES, 6, options=_DLRM_OPTIONS, tiny=_TINY_DLRM),
     "dlrm_mlperf": Grid(DLRM_BATCHES, 12, options=_DLRM_OPTIONS[:2], tiny=_TINY_DLRM),
     "resnet50": Grid(IMAGE_BATCHES, 9, _LARGE, iterations=8, tiny={"image_size": 32}),
-    "bert_large": Grid((2, 8), 14, _LARGE, ({"optimizer": "none"}, {}), 2, _TINY_LANGUAGE),
+    "bert_large": Grid(
+        (2, 8),
+        14,
+        _LARGE,
+        ({"optimizer": "none"}, {}),
+        2,
+        _TINY_LANGUAGE,
+    ),
     "transformer": Grid((64, 32), 9, _LARGE, tiny=_TINY_LANGUAGE),
     "inception_v3": Grid(IMAGE_BATCHES, 11, _LARGE, iterations=5),
-    "gpt2_large": Grid((1, 4), 20, _LARGE, ({"optimizer": "none"}, {}), 2, _TINY_LANGUAGE),
+    "gpt2_large": Grid(
+        (1, 4),
+        20,
+        _LARGE,
+        ({"optimizer": "none"}, {}),
+        2,
+        _TINY_LANGUAGE,
+    ),
     "gnmt": Grid(
         (64, 128), 10, _LARGE, iterations=6, tiny={"width": 16, "vocabulary": 100, "seq_len": 8}
     ),
@@ -103,7 +123,7 @@ class StepPlan:
 
     @property
     def trace_bytes(self) -> int:
-        """Bytes that its traces may take in the archives; first steps get more than other batch sizes and dtypes."""
+        """Bytes that its traces may take; first steps get more than other batch sizes and dtypes."""
         return FIRST_TRACE_BYTES if self.first else OTHER_TRACE_BYTES
 
     @property

@@ -29,7 +29,7 @@ TINY_LIMIT, TINY_ROUNDS = 64, 2
 
 
 def run_kernels(campaign: Campaign) -> None:
-    """Measure rounds of calls until the time or the space is used up."""
+    """Measure rounds of calls until the time is used up."""
     calls = interleaved([*workload_calls(campaign), *distinct(list(seeds()))])
     if campaign.tiny:
         calls = distinct([shrink_for_trial(spec) for spec in calls])
@@ -42,10 +42,7 @@ def run_kernels(campaign: Campaign) -> None:
     campaign = replace(campaign, only="")  # the families are filtered already
     exact = [calls[i : i + ROUND_CALLS] for i in range(0, len(calls), ROUND_CALLS)]
     for number in range(TINY_ROUNDS) if campaign.tiny else count():
-        if (
-            campaign.left() <= (1 if campaign.tiny else ROUND_SECONDS)
-            or campaign.folder.samples_full()
-        ):
+        if campaign.left() <= (1 if campaign.tiny else ROUND_SECONDS):
             return
         # rounds of exact calls and of sampled sizes alternate; after all exact calls they repeat with another cache
         specs = _sampled(calls, number) if number % 2 else exact[number // 2 % len(exact)]

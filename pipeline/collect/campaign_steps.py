@@ -13,13 +13,8 @@ import torch
 
 from pipeline.collect.campaign_folder import times_unit
 from pipeline.collect.campaign_grid import StepPlan, plans
-from pipeline.collect.device import (
-    free_bytes,
-    gpu_state,
-    reporting_unsupported,
-    set_tf32,
-    still_computes,
-)
+from pipeline.collect.device import free_bytes, reporting_unsupported, set_tf32, still_computes
+from pipeline.collect.device_facts import gpu_state
 from pipeline.collect.measured_steps import StepTimes, time_steps, warm_up
 from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps
 from pipeline.collect.unit_runner import Campaign, Outcome
@@ -98,7 +93,8 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         RuntimeError: the step fails, for example because memory runs out.
     """
-    device, folder = campaign.device, campaign.folder
+    device = campaign.device
+    folder = campaign.folder
     timed = folder.step_facts(plan.unit) is not None
     seconds = 0.02 if campaign.tiny else STEP_SECONDS
     step, facts, step_seconds = _warmed_up(campaign, plan, 4 * seconds)
@@ -107,13 +103,8 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         times.add(time_steps(step.run, device, seconds, step_seconds))
     with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
         members, traced = _traces(step.run, device, plan, Path(scratch))
-    prefix = plan.unit.removeprefix("steps/")
-    kept = (
-        {f"{prefix}/{name}": data for name, data in members.items()}
-        if has_room(campaign, plan)
-        else {}
-    )
-    traced["trace"] = folder.archive(kept) if kept else None
+    step_name = plan.unit.removeprefix("steps/")
+    traced["trace"] = folder.archive(step_name, members) if members else None
     if timed:
         folder.add_step_facts(plan.unit, traced)
     else:
@@ -125,7 +116,10 @@ def measure_step(campaign: Campaign, plan: StepPlan) -> Outcome:
         else ""
     )
     unprofiled = "" if timed else f"{times.median_us:.0f} us, "
-    return {"trace": traced["trace"], "note": f"{unprofiled}profiled {profiled or traced['note']}"}
+    return {
+        "trace": traced["trace"],
+        "note": f"{unprofiled}profiled {profiled or traced['note']}",
+    }
 
 
 def _warmed_up(
@@ -159,23 +153,6 @@ def _add_row(
     campaign.folder.add_step_times({**row, **identity, "source": campaign.identity})
 
 
-def has_room(campaign: Campaign, plan: StepPlan) -> bool:
-    """Whether a step's traces may take space in the archives.
-
-    Steps in the default precision come first, because prediction accuracy is measured on their traces.
-    """
-    if plan.overrides.get("dtype") is None:
-        return True
-    closed = {
-        name
-        for name, unit in campaign.folder.units.items()
-        if unit.get("status") not in ("started", "partial")
-    }
-    in_default = [step for step in plans(campaign.tiny) if step.overrides.get("dtype") is None]
-    waiting = [step for step in in_default if step.unit not in closed]
-    return campaign.folder.archive_room() > sum(step.trace_bytes for step in [*waiting, plan])
-
-
 def _traces(
     run: Step, device: torch.device, plan: StepPlan, scratch: Path
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -189,7 +166,8 @@ def _traces(
         if not still_computes(device):
             raise
         return {}, {"note": f"no trace: {type(error).__name__}: {error}"[:200]}
-    members, note = {KINETO: kineto}, ""
+    members = {KINETO: kineto}
+    note = ""
     if plan.first:
         try:
             trace = execution_trace(run, device, scratch)
@@ -210,7 +188,8 @@ def _profile(
     run: Step, device: torch.device, plan: StepPlan, path: Path
 ) -> tuple[Profile, bytes, int]:
     """A profile of the step, its compressed trace, and its iterations (fewer if the trace would be too large)."""
-    iterations, attempts = plan.iterations, 0
+    iterations = plan.iterations
+    attempts = 0
     while True:
         profile = profile_steps(run, device, iterations, path)
         attempts += 1
@@ -229,7 +208,8 @@ def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, 
     `dlrm_mlperf` has 90 GiB of tables. On a smaller device the largest tables get fewer rows, and `rows_capped` in the
     step's row states the limit.
     """
-    rows, dim = config.get("rows"), config.get("dim")
+    rows = config.get("rows")
+    dim = config.get("dim")
     if rows is None or dim is None:
         return config, None
     sizes = (
@@ -247,4 +227,8 @@ def cap_tables(config: dict[str, Any], device: torch.device) -> tuple[dict[str, 
         cap = int(0.9 * cap)
     if cap == largest:
         return config, None
-    return {**config, "rows": [min(size, cap) for size in sizes], "tables": None}, cap
+    return {
+        **config,
+        "rows": [min(size, cap) for size in sizes],
+        "tables": None,
+    }, cap

@@ -21,7 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.collect.campaign_folder import read_manifest, remove_parts, write_manifest
+from pipeline.collect.campaign_folder import remove_parts, write_manifest
+from pipeline.measured.campaign_files import read_manifest
 from pipeline.paths import CAMPAIGN
 
 EXIT_DONE, EXIT_DAMAGED, EXIT_NO_KERNELS, EXIT_DEVICE_LOST, EXIT_HUNG = 0, 1, 3, 4, 5
@@ -113,12 +114,14 @@ def end_with_parent(parent: int) -> None:
 
 def _wait(process: subprocess.Popen[bytes], manifest: Path, deadline: float, stall: float) -> int:
     """Wait for a process; end it if it stalls or runs far past the limit. Returns its exit code."""
-    last, changed = _stamp(manifest), time.monotonic()
+    last = _stamp(manifest)
+    changed = time.monotonic()
     try:
         while process.poll() is None:
             now = time.monotonic()
             if (stamp := _stamp(manifest)) != last:
-                last, changed = stamp, now
+                last = stamp
+                changed = now
             if now - changed > stall and now < deadline:
                 return _kill(process, manifest, f"no progress for {now - changed:.0f} s")
             if now > deadline + LAST_WAIT_SECONDS:

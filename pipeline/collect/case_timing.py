@@ -24,14 +24,8 @@ import torch
 from torch.profiler import record_function
 
 from pipeline.collect.cases import Case
-from pipeline.collect.device import (
-    between_us,
-    cache_bytes,
-    mark,
-    set_tf32,
-    synchronise,
-    undisturbed,
-)
+from pipeline.collect.device import between_us, mark, set_tf32, synchronise, undisturbed
+from pipeline.collect.device_facts import cache_bytes
 from pipeline.collect.profiling import SESSIONS, profiled
 from pipeline.collect.trace_windows import (
     REPETITION_LABEL,
@@ -79,7 +73,8 @@ class Timing:
 
     def row(self) -> dict[str, Any]:
         """The columns of the call and of its times in a `samples` row; empty if the call did nothing on the device."""
-        latencies, kernels = self.latencies, self.kernels
+        latencies = self.latencies
+        kernels = self.kernels
         if self.core:
             latencies = kernels = undisturbed(self.latencies, self.core)
         if not kernels:
@@ -179,7 +174,8 @@ class Bench:
             for timing in timings:
                 self._ready(timing)
                 run = timing.case.run
-                core, start = time.thread_time_ns(), time.perf_counter_ns()
+                core = time.thread_time_ns()
+                start = time.perf_counter_ns()
                 result = run()
                 timing.latencies.append((time.perf_counter_ns() - start) / 1e3)
                 timing.core.append((time.thread_time_ns() - core) / 1e3)

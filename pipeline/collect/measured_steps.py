@@ -9,13 +9,12 @@ steps are used instead, and `clock` in the row's `config` is `cpu`. The least di
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,13 +23,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from pipeline.as_on_cuda.data_parallel import exchanges_recorded
-from pipeline.collect.campaign_folder import STEP_TIMES
 from pipeline.collect.device import (
     between_us,
-    describe,
     fix_threads,
-    gpu_state,
     keep_memory_mapped,
     mark,
     release,
@@ -40,10 +35,10 @@ from pipeline.collect.device import (
     synchronise,
     undisturbed,
 )
-from pipeline.collect.local_ranks import run_ranks
+from pipeline.collect.device_facts import describe, gpu_state
 from pipeline.collect.profiling import Profile, Step, execution_trace, profile_steps, write_gzip
-from pipeline.errors import InputError, MeasurementError
-from pipeline.graph.capture import exchanging_gradients, first_rank
+from pipeline.errors import MeasurementError
+from pipeline.measured.campaign_files import STEP_TIMES
 from pipeline.paths import EXECUTION_TRACE, KINETO
 from pipeline.schemas import write_table
 from pipeline.workloads import make_step
@@ -123,16 +118,15 @@ def warm_up(
 ) -> float:
     """Run steps until two in a row agree within 5 % and a GPU's clocks are up; returns the last step's seconds."""
     seconds: list[float] = []
-    begin, awake_s = time.perf_counter(), CLOCK_WARM_UP_S if device.type == "cuda" else 0.0
+    begin = time.perf_counter()
+    awake_s = CLOCK_WARM_UP_S if device.type == "cuda" else 0.0
     while len(seconds) < max_steps or time.perf_counter() - begin < awake_s:
         start = time.perf_counter()
         step(len(seconds))
         synchronise(device)
         seconds.append(time.perf_counter() - start)
-        agree, spent = (
-            len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) < 0.05,
-            time.perf_counter() - begin,
-        )
+        agree = len(seconds) > 1 and abs(seconds[-1] / seconds[-2] - 1) < 0.05
+        spent = time.perf_counter() - begin
         if len(seconds) >= min_steps and ((agree and spent > awake_s) or spent > limit_s):
             break
     return seconds[-1]
@@ -150,7 +144,8 @@ def time_steps(step: Step, device: torch.device, seconds: float, step_seconds: f
             synchronise(device)
             marks = [mark(device)]
             for number in range(first, first + count):
-                start, core = time.perf_counter(), time.thread_time()
+                start = time.perf_counter()
+                core = time.thread_time()
                 step(number)
                 times.host.append((time.perf_counter() - start) * 1e6)
                 if device.type == "cpu":
@@ -173,7 +168,8 @@ def steadiness(device: torch.device) -> dict[str, Any]:
     Returns the GPU's state, the spread, and a list of `warnings`.
     """
     state = gpu_state() if device.type == "cuda" else {}
-    spread, warnings = _spread(device), []
+    spread = _spread(device)
+    warnings = []
     if spread > NOISY_SPREAD:
         warnings.append(
             f"a repeated product varies by {100 * spread:.0f} %; the device may be shared or"
@@ -218,7 +214,6 @@ def collect_step(
     gpu: str = "local",
     model: str | None = None,
     variant: str = "default",
-    ranks: int = 1,
     provenance: Mapping[str, Any] | None = None,
 ) -> None:
     """Run, time and profile a training step.
@@ -235,7 +230,6 @@ def collect_step(
         gpu: `gpu` column of the step-times row.
         model: `model` column of the row; by default the config's name.
         variant: `variant` column of the row.
-        ranks: processes that train together on this CPU and are timed; the traces are of one, whose collectives do nothing.
         provenance: origin of the measurement, kept with the device in the table's metadata.
 
     Raises:
@@ -243,81 +237,28 @@ def collect_step(
         UnsupportedByDeviceError: the device cannot run an operator of the step in its dtype.
         MeasurementError: the step fails on this device, or the profiler records no step.
     """
-    measured_on, folder = select_device(device), Path(out_dir)
-    name = model or str(config.get("name", "model"))
+    measured_on = select_device(device)
+    folder = Path(out_dir)
     dtype = str(config.get("dtype", "fp32"))
     threads = fix_threads(measured_on)
     keep_memory_mapped()
     set_tf32(dtype)
     title = f"{config.get('name', model)} at batch {batch_size}"
-    together = (
-        _timed_together(config, batch_size, ranks, seconds, measured_on) if ranks > 1 else None
-    )
     try:
-        with as_first_rank(config), reporting_unsupported(title, dtype, measured_on):
+        with reporting_unsupported(title, dtype, measured_on):
             step = make_step(dict(config), batch_size, measured_on.type)
-            if "ddp" in config:
-                exchanging_gradients(step, config["ddp"])
-            step_seconds = warm_up(step.run, measured_on)
-            times, facts = _measure(
-                step.run, measured_on, folder, iterations, seconds, step_seconds
-            )
+            warmed_up_s = warm_up(step.run, measured_on)
+            times, facts = _measure(step.run, measured_on, folder, iterations, seconds, warmed_up_s)
     except (RuntimeError, MemoryError) as error:
         raise MeasurementError(f"{title} on {device}: {error}") from error
-    row = (together or times).row(
-        {"config": dict(config), "torch_threads": threads} | facts, measured_on
-    )
-    row |= {
-        "gpu": gpu,
-        "model": name,
-        "variant": variant,
-        "batch_size": batch_size,
-        "source": "collect",
-    }
+    facts |= {"config": dict(config), "torch_threads": threads}
+    labels = {"gpu": gpu, "variant": variant, "batch_size": batch_size, "source": "collect"}
+    labels["model"] = model or str(config.get("name", "model"))
+    row = {**times.row(facts, measured_on), **labels}
     origin = {**(provenance or {}), "device": describe(measured_on)}
     write_table(pd.DataFrame([row]), folder / STEP_TIMES, "step_times", origin)
     del step
     release(measured_on)
-
-
-@contextlib.contextmanager
-def as_first_rank(config: Mapping[str, Any]) -> Iterator[None]:
-    """While the body runs, this process is the first of several ranks, whose collectives return at once."""
-    with first_rank(config), exchanges_recorded() if "ddp" in config else contextlib.nullcontext():
-        yield
-
-
-def steps_of_rank(task: Mapping[str, Any]) -> list[float]:
-    """Times of steps of one of several ranks in a process group, µs. All run as many: the first one's speed decides."""
-    import torch
-    import torch.distributed as dist
-
-    device = torch.device("cpu")
-    torch.manual_seed(0)
-    step = make_step(dict(task["config"]), int(task["batch_size"]), device.type)
-    with exchanging_gradients(step, task["config"]["ddp"]):
-        begin = time.perf_counter()
-        step.run(0)
-        spent = torch.tensor([time.perf_counter() - begin])
-        dist.broadcast(spent, 0)
-        return time_steps(step.run, device, float(task["seconds"]), float(spent)).step
-
-
-def _timed_together(
-    config: Mapping[str, Any], batch_size: int, ranks: int, seconds: float, device: torch.device
-) -> StepTimes:
-    """Times of steps of the first of several ranks."""
-    if device.type != "cpu":
-        raise InputError(
-            f"{ranks} processes of gpu=local share a CPU, and this machine's device is"
-            f" {device.type}"
-        )
-    task = {"config": dict(config), "batch_size": batch_size, "seconds": seconds}
-    times = list(run_ranks(STEPS_OF_RANK, task, ranks))
-    return StepTimes(times, times)
-
-
-STEPS_OF_RANK = "pipeline.collect.measured_steps:steps_of_rank"
 
 
 def _measure(

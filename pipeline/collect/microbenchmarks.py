@@ -84,7 +84,8 @@ def measure_calls(
         InputError: the device does not exist.
         MeasurementError: the device was lost.
     """
-    begin, measured_on = time.monotonic(), select_device(device)
+    begin = time.monotonic()
+    measured_on = select_device(device)
     work = Workbench(measured_on, begin + seconds, seed=0)
     tables = [calls] if isinstance(calls, pd.DataFrame) else list(calls)
     graphs = [graph] if isinstance(graph, pd.DataFrame) else list(graph or [])
@@ -123,7 +124,9 @@ def measure_specs(
         MeasurementError: the device was lost.
     """
     work = Workbench(device, time.monotonic() + seconds, seed)
-    waiting, rest, rows = 0, list(specs), []
+    waiting = 0
+    rest = list(specs)
+    rows = []
     runs = EVENT_REPETITIONS + REPETITIONS[device.type]
     group: list[Timing] = []
     while (rest or group) and work.left() > 0:
@@ -138,7 +141,8 @@ def measure_specs(
         )
         if group and (full or work.left() < 1):
             rows += _measured_together(work, group)
-            group, waiting = [], 0
+            group = []
+            waiting = 0
             release(device)
             continue
         built = work.build(rest.pop(0), cache, None)
@@ -147,7 +151,10 @@ def measure_specs(
             waiting += built[1]
         del built  # otherwise the last case would keep its memory while the next group is built
     frame = samples_frame(rows, gpu, source, campaign_id)
-    frame.attrs |= {"unmeasured": work.unmeasured, "cut": bool(rest or group)}
+    frame.attrs |= {
+        "unmeasured": work.unmeasured,
+        "cut": bool(rest or group),
+    }
     return frame
 
 
@@ -162,7 +169,9 @@ class Workbench:
     def __init__(self, device: torch.device, deadline: float, seed: int) -> None:
         fix_threads(device)
         keep_memory_mapped()
-        self.device, self.deadline, self.seed = device, deadline, seed
+        self.device = device
+        self.deadline = deadline
+        self.seed = seed
         self.bench = Bench(device)
         # bytes that all cases together may hold: a part of the free memory, so that a shared machine stays usable
         cuda = device.type == "cuda"
@@ -265,7 +274,8 @@ def _chunks(
     index = 0
     while index < len(exact):
         timings: list[Timing] = []
-        start, used_bytes = index, 0
+        start = index
+        used_bytes = 0
         while index < len(exact) and (used_bytes < work.budget_bytes or not timings):
             spec, node = exact[index]
             built = work.build(spec, Cache.STEP, node)
@@ -282,9 +292,11 @@ def _measure_exact(
     work: Workbench, exact: list[Timing], variants: Iterator[Spec], end: float
 ) -> list[dict[str, Any]]:
     """Run rounds over the exact cases until `end`, with chunks of sampled cases between them."""
-    cuda, begin = work.device.type == "cuda", time.monotonic()
+    cuda = work.device.type == "cuda"
+    begin = time.monotonic()
     work.bench.measure(exact, REPETITIONS["cuda"] if cuda else FIRST_ROUNDS)
-    exact_seconds, rows = time.monotonic() - begin, []
+    exact_seconds = time.monotonic() - begin
+    rows = []
     while time.monotonic() < end:
         group = list(_sampled(work, variants))
         work.bench.measure(group, REPETITIONS[work.device.type])

@@ -148,13 +148,21 @@ def _bind_overload(
 def _bag_backward(spec: Spec, node: Node, make: Maker) -> Case:
     """The gradient of one EmbeddingBag as autograd calls it, sparse or dense; the call gives the index distribution."""
     aten = torch.ops.aten
-    gradient, count, bags = node.tensor(0), node.tensor(1).numel, node.tensor(2).numel
+    gradient = node.tensor(0)
+    count = node.tensor(1).numel
+    bags = node.tensor(2).numel
     numbers = [v for v in node.values if isinstance(v, int) and not isinstance(v, bool)]
     flags = [v for v in node.values if isinstance(v, bool)]
-    rows, sparse = numbers[0] if numbers else count, bool(flags[-1]) if flags else False
+    rows = numbers[0] if numbers else count
+    sparse = bool(flags[-1]) if flags else False
     weight = torch.empty(rows, gradient.shape[-1], device=make.device)
     indices = make.indices(rows, count, str(spec.attributes.get("distribution", "uniform")))
-    offsets = torch.arange(0, count, max(count // max(bags, 1), 1), device=make.device)[:bags]
+    offsets = torch.arange(
+        0,
+        count,
+        max(count // max(bags, 1), 1),
+        device=make.device,
+    )[:bags]
     _, bag_of, sizes, most = aten._embedding_bag.default(weight, indices, offsets, False, 0, sparse)
     grad = make.tensor(bags, gradient.shape[-1], dtype=gradient.dtype)
     backward = aten._embedding_bag_backward.default

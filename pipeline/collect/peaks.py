@@ -95,7 +95,10 @@ def measure_peaks(campaign: Campaign, unit: str, measurement: Measurement) -> Ou
             raise
         failure = f", then {type(error).__name__}: {error}"[:300]
     campaign.folder.add_peaks(pd.DataFrame(rows))
-    return {"rows": len(rows), "note": f"{len(rows)} rows{failure}"}
+    return {
+        "rows": len(rows),
+        "note": f"{len(rows)} rows{failure}",
+    }
 
 
 def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
@@ -104,13 +107,19 @@ def products(bench: Bench, tiny: bool) -> Iterator[Peak]:
     cuda = bench.device.type == "cuda"
     for n in (64, 128) if tiny else (2048, 4096, 8192) if cuda else (512, 1024):
         for dtype in ("bf16", "fp16", "tf32", "fp32") if cuda else ("fp32",):
-            a, b = make.tensor(n, n, dtype=dtype), make.tensor(n, n, dtype=dtype)
+            a = make.tensor(n, n, dtype=dtype)
+            b = make.tensor(n, n, dtype=dtype)
             try:
                 times_us = _measured(bench, {n: partial(a.matmul, b)}, dtype)
             except RuntimeError as error:
                 if not is_unsupported(error):
                     raise
-                reason = unsupported(f"peaks/products gemm_{dtype}", dtype, bench.device, error)
+                reason = unsupported(
+                    f"peaks/products gemm_{dtype}",
+                    dtype,
+                    bench.device,
+                    error,
+                )
                 print(f"warning: {reason}; skipped", file=sys.stderr)
                 continue
             for us in times_us.values():  # empty if the profiler recorded no kernel
@@ -132,7 +141,8 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
     top = 14 if tiny else _limit_exponent(bench.device, 30) if bench.device.type == "cuda" else 28
     sizes = [size for e in range(12, top) for size in (1 << e, 3 << (e - 1))]
     make = Maker(bench.device)
-    x, y = make.tensor(max(sizes) // 4), make.tensor(max(sizes) // 4)
+    x = make.tensor(max(sizes) // 4)
+    y = make.tensor(max(sizes) // 4)
     views = {size: (x[: size // 4], y[: size // 4]) for size in sizes}
     kinds: dict[str, tuple[int, Callable[[Tensor, Tensor], Callable[[], object]]]] = {
         "scale": (2, lambda a, b: lambda: torch.mul(a, 2.0, out=b)),
@@ -153,7 +163,13 @@ def cache_curves(bench: Bench, tiny: bool) -> Iterator[Peak]:
 def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
     """Copy bandwidth over sizes: on the device, and to and from pinned and pageable host memory."""
     device = bench.device
-    kinds = {"d2d": 31, "h2d_pinned": 30, "d2h_pinned": 30, "h2d_pageable": 28, "d2h_pageable": 28}
+    kinds = {
+        "d2d": 31,
+        "h2d_pinned": 30,
+        "d2h_pinned": 30,
+        "h2d_pageable": 28,
+        "d2h_pageable": 28,
+    }
     for kind, top in kinds.items() if device.type == "cuda" else [("d2d", 27)]:
         top = 14 if tiny else _limit_exponent(device, top)
         here = torch.ones(1 << top, dtype=torch.uint8, device=device)
@@ -168,14 +184,21 @@ def copies(bench: Bench, tiny: bool) -> Iterator[Peak]:
         }
         factor, note = (2, "read and written") if kind == "d2d" else (1, "")
         for size, us in _measured(bench, runs).items():
-            yield Peak(f"copy_{kind}", factor * size / us / 1e3, "GB/s", note, size)
+            yield Peak(
+                f"copy_{kind}",
+                factor * size / us / 1e3,
+                "GB/s",
+                note,
+                size,
+            )
         del here, there, source, target, runs
         release(device)
 
 
 def plain_costs(bench: Bench, tiny: bool) -> Iterator[Peak]:
     """Host time of a small training step, which runs before any profile."""
-    step, count = _small_step(bench.device), 3 if tiny else STEPS
+    step = _small_step(bench.device)
+    count = 3 if tiny else STEPS
     call_us(bench.device, step, count)
     yield Peak(
         PLAIN_STEP, call_us(bench.device, step, count), "us", "host time of a step, unprofiled"
@@ -192,8 +215,10 @@ def profiler_costs(bench: Bench, tiny: bool, plain_us: float | None = None) -> I
         tiny: whether this is a trial.
         plain_us: unprofiled time of the step (µs) from `plain_costs`; measured here if None.
     """
-    device, path = bench.device, bench.scratch / "profiler.json"
-    step, count = _small_step(device), 3 if tiny else STEPS
+    device = bench.device
+    path = bench.scratch / "profiler.json"
+    step = _small_step(device)
+    count = 3 if tiny else STEPS
     call_us(device, step, count)
     plain = call_us(device, step, count) if plain_us is None else plain_us
     both = activities(device)
@@ -264,7 +289,19 @@ def _measured(
 ) -> dict[int, float]:
     """Warm device time (µs) of each call by its size; calls without a device time are left out."""
     timings = {
-        size: Timing(Case(Spec("peak", "peak", "forward", dtype, {"bytes": size}), run), Cache.WARM)
+        size: Timing(
+            Case(
+                Spec(
+                    "peak",
+                    "peak",
+                    "forward",
+                    dtype,
+                    {"bytes": size},
+                ),
+                run,
+            ),
+            Cache.WARM,
+        )
         for size, run in runs.items()
     }
     for timing in timings.values():

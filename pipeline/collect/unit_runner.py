@@ -104,7 +104,8 @@ class Campaign:
         self.folder.save()
         if entry["status"] == "error":
             return False
-        start, lost = time.monotonic(), self._run(entry, work)
+        start = time.monotonic()
+        lost = self._run(entry, work)
         entry["seconds"] = round(time.monotonic() - start, 2)
         if seconds and entry["status"] == "done":
             entry["estimate"] = seconds

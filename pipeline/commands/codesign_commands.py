@@ -127,8 +127,8 @@ def plan(
     points = expand(given)
     if figure is not None:
         check_file(figure, "--figure")
-    with counting(f"{{stage}} {len(points):,} points", len(points)) as told:
-        result = make_plan(objective, points, limits, told=told, **results)
+    with counting(f"{{stage}} {len(points):,} points", len(points)) as on_progress:
+        result = make_plan(objective, points, limits, on_progress, **results)
     if figure is not None:
         write_plan_front(result, figure)
     if as_json:
@@ -258,7 +258,7 @@ def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -
         nonlocal rounds
         rounds += 1
         said = "predicting" if rounds == 1 else f"predicting changes, round {rounds - 1}"
-        return progress(answering.predict(questions, keep_draws=True), len(questions), said)
+        return progress(answering.predict(questions), len(questions), said)
 
     return advice_for(asked, same_results, predicting=predicting)
 

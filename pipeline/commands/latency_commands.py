@@ -104,7 +104,7 @@ def transfer(
     ],
     source: Annotated[Path, typer.Option("--in", help="parquet of rows measured on the origin")],
     out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
-    method: Annotated[str, typer.Option(help="wave, mlp or auto")] = "auto",
+    method: Annotated[str, typer.Option(help="wave or auto")] = "auto",
     probes: Annotated[
         Path | None, typer.Option(help="a few rows measured on the destination, to calibrate")
     ] = None,

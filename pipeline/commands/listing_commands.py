@@ -19,8 +19,8 @@ from pipeline.completion import complete_model
 from pipeline.errors import InputError
 from pipeline.model_files import SHARED, TRANSFER, check_pack, list_packs
 from pipeline.paths import campaign_gpus, datasets_dir, packs_dir
+from pipeline.question.options import NAMED_BY
 from pipeline.question.question import NAME
-from pipeline.question.sections import NAMED_BY
 from pipeline.show.catalogue import cluster_rows, gpu_rows, host_rows, model_rows, option_rows
 from pipeline.show.tracking import OVERHEADS, log_run
 from pipeline.terminal import Csv, Json, catalogue, examples, print_json, working
@@ -61,7 +61,7 @@ def host(
         )
     if out.exists():
         raise InputError(f"--out {out}: exists already; give another name, or remove it")
-    from pipeline.overheads.host_probe import DONOR, probe_host, write_host
+    from pipeline.collect.host_probe import DONOR, probe_host, write_host
 
     with working("probing the host") as say:
         probed = probe_host(out.stem, observations_in(shipped_overheads(DONOR)), say)

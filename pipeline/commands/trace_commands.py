@@ -12,9 +12,9 @@ from pipeline.errors import InputError
 from pipeline.schemas import refuse_overwriting
 from pipeline.show.figures.layout import check_file
 from pipeline.show.tables import console
-from pipeline.simulate.ranks import facts as rank_facts
-from pipeline.simulate.ranks import replay_ranks
-from pipeline.simulate.ranks import table as rank_table
+from pipeline.simulate.rank_replay import facts as rank_facts
+from pipeline.simulate.rank_replay import replay_ranks
+from pipeline.simulate.rank_replay import table as rank_table
 from pipeline.simulate.replay import replay as run
 from pipeline.simulate.replay_result import table as replay_table
 from pipeline.simulate.replay_result import verdict

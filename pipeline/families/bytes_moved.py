@@ -136,7 +136,7 @@ FAMILIES = (
             "all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast", "reduce",
             "send_recv",
         ),
-        ("ranks", "nodes"), time=collective_us, colour="#1C1C1C",
+        ("ranks", "nodes", "node_groups"), time=collective_us, colour="#1C1C1C",
     ),
     Family("other", (), Law.MOVEMENT, given_work, (), ("bytes", "B", "H", *IO)),
 )  # fmt: skip

@@ -134,7 +134,7 @@ class Chip:
     @property
     def is_recent(self) -> bool:
         """Whether kernels start as on an H100: Ada, Hopper, Blackwell."""
-        return self.gpu.compute_capability >= 8.9
+        return self.gpu.generation.recent_start
 
     @property
     def sms(self) -> int:
@@ -144,7 +144,7 @@ class Chip:
     @property
     def mhz(self) -> float:
         """Clock of the SMs, that is cycles in a microsecond; at least 1."""
-        return max(self.gpu.boost_clock_mhz, 1.0)
+        return self.gpu.clock_mhz
 
     def clocks_per_us(self) -> float:
         """Clock cycles of all SMs in a microsecond."""

@@ -119,10 +119,6 @@ SPECIAL_WINDOW = 49.0
 LARGE_WINDOW_INSTRUCTIONS = 93.0
 """Instructions per multiply-add of depthwise convolutions of larger windows in NHWC, which run in general kernels (same rows)."""
 
-NEWER_LIBRARY = 8.9
-"""Compute capability from which measured steps ran cuDNN 9, whose kernels of several groups in NHWC are as fast as those in
-NCHW. Older GPUs were measured with cuDNN 8.3, which has only direct kernels for them."""
-
 NARROWEST = 32.0
 """Smallest number of rows and columns of a tile of cuDNN's implicit products in fp32 (128x32, 32x32)."""
 
@@ -234,7 +230,7 @@ def _instructions_per_us(gpu: GpuSpec) -> float:
     """Instructions of single threads that all SMs issue per us."""
     limits = gpu.limits
     assert limits is not None
-    return float(gpu.sms * limits.schedulers_per_sm * limits.warp_size * gpu.boost_clock_mhz)
+    return float(gpu.sms * limits.schedulers_per_sm * limits.warp_size * gpu.clock_mhz)
 
 
 def _native_us(name: str, d: Dims, gpu: GpuSpec) -> Array:
@@ -247,7 +243,7 @@ def _native_us(name: str, d: Dims, gpu: GpuSpec) -> Array:
         resident = np.minimum(np.floor(gpu.max_warps_per_sm / warps), gpu.max_blocks_per_sm)
         waves = np.ceil(shape.out_channels * taps / (max(gpu.sms, 1) * np.maximum(resident, 1.0)))
         passes = np.ceil(shape.batch / warps) * np.ceil(pixels / 32.0)
-        return np.asarray(waves * passes * PASS_CLOCKS / gpu.boost_clock_mhz)
+        return np.asarray(waves * passes * PASS_CLOCKS / gpu.clock_mhz)
     threads = shape.outputs
     if name == "conv2d_backward_data":
         threads = shape.batch * shape.groups * shape.height * shape.width
@@ -287,4 +283,4 @@ def _whole(shape: ConvShape, block: float) -> Array:
 def only_direct(d: Dims, gpu: GpuSpec) -> Flags:
     """Rows of several groups in NHWC for which the library has direct kernels only (measured in fp16), shape (rows,)."""
     several = grouped(d) & ~depthwise(d) & ~evenly_grouped(d) & ~volumes(d)
-    return several & d.channels_last() & (gpu.compute_capability < NEWER_LIBRARY)
+    return several & d.channels_last() & (not gpu.generation.newer_convolutions)

@@ -61,8 +61,7 @@ def pooling_us(c: Calls) -> Array:
     windows = taps / d("stride", 2.0) ** 2
     outputs = d("outputs") / (d.element_bytes() + np.where(greatest, 8.0, 0.0))
     forward = CLOCKS["tap"] * np.where(np.isnan(outputs), pixels * windows, outputs * taps)
-    ampere = c.chip.gpu.compute_capability >= 8.0
-    greatest_clocks = CLOCKS["max pixel" if ampere else "former max pixel"]
+    greatest_clocks = CLOCKS[c.chip.gpu.generation.max_pooling]
     average_clocks = CLOCKS["average pixel"] + CLOCKS["average window"] * windows
     gradient = pixels * np.where(greatest, greatest_clocks, average_clocks)
     clocks_us = np.where(d.backward(), gradient, forward) / c.chip.clocks_per_us()

@@ -10,7 +10,7 @@ There are no public samples of such convolutions. Their model has these parts:
 - DRAM traffic partly overlaps with the tiles' time.
 - Reductions that are split over blocks (weight gradients) write their parts in fp32 and read them back.
 
-Kernels for half precision exist only with channels innermost (NHWC), except on `NCHW_HALF`. Where a step keeps its images in
+Kernels for half precision exist only with channels innermost (NHWC), except on some GPUs. Where a step keeps its images in
 NCHW, PyTorch's default, cuDNN converts both images around each kernel (`nchwToNhwcKernel`, `nhwcToNchwKernel`). TF32 also has
 NCHW kernels (`sm80_xmma_fprop_..._nchwkcrs_nchw`), which gather their operands. The model uses them where they cost less than
 the conversion.
@@ -72,22 +72,12 @@ NCHW_LOADS = 5.5
 """Ratio of the operand load times of kernels that gather, NCHW to NHWC: from NCHW images they load element by element. Fitted to
 TF32 steps; 4 or 7 changes their mean by 4 %."""
 
-NCHW_HALF = (8.9, 12.0)
-"""Compute capabilities with such kernels in half precision too: inference of ResNets on an RTX 4090 (cuDNN 9) has no time for
-conversions (tuning rows of timm's inference, docs/accuracy.md), and neither has Lambda's training step there. Blackwell's
-consumer chips are taken to run the same kernels. Steps on Hopper contain the conversions."""
-
 OVERLAP_NORM = 3.0
 """Exponent of the norm that combines arithmetic and traffic times. During its prologue and epilogue a block moves bytes
 but does not compute, and other blocks fill this time only in part."""
 
 FLOP_PER_JOULE = {"fp16": 2.0, "bf16": 2.0, "tf32": 1.0}
 """Tensor-core operations per joule, relative to TF32, by dtype."""
-
-ENERGY_RATIO = {"volta": 4.0, "turing": 4.0}
-ENERGY_RATIO_SINCE_AMPERE = 8.0
-"""TF32 tensor-core operations per joule, relative to fp32 operations outside tensor cores: by architecture, and from
-Ampere on. At the same power, Volta and Turing sustain eight times their fp32 rate in half precision, an A100 sixteen."""
 
 GROUPS, GROUP_WIDTH = 32.0, 4.0
 """Numbers of groups (multiples of this) and least width of a group for which cuDNN has grouped tensor-core kernels, whose
@@ -132,7 +122,7 @@ def tensor_us(
     )
     image_bytes = size * (shape.inputs + shape.outputs)
     dram_us = memory.moving_us(image_bytes + size * shape.weights)
-    loading = SHARED_FLOP_BYTES * max(gpu.sms, 1) * max(gpu.boost_clock_mhz, 1.0)
+    loading = SHARED_FLOP_BYTES * max(gpu.sms, 1) * gpu.clock_mhz
     power, product = _power_limit(dtype, gpu), implicit_product(name, padded)
 
     def kernel_us(loads: float) -> Array:
@@ -155,7 +145,7 @@ def tensor_us(
     weights = np.where(grown[:, 0] > 1.0, shape.weights * grown[:, 0], 0.0)
     turned = size * (shape.inputs * grown[:, 0] + shape.outputs * grown[:, 1] + weights)
     converted = nhwc + memory.moving_us(2.0 * turned) / LAYOUT_CONVERSION_SHARE
-    gathers = (dtype == "tf32") | (gpu.compute_capability in NCHW_HALF)
+    gathers = (dtype == "tf32") | gpu.generation.half_gathers
     nchw = converted
     if gathers.any():
         nchw = np.where(
@@ -199,7 +189,7 @@ def _patch_us(
     waves = np.ceil(
         np.ceil(rows / PATCH_TILE[0]) * np.ceil(columns / PATCH_TILE[1]) / max(gpu.sms, 1)
     )
-    steps_us = waves * shape.window * PATCH_STEP_CYCLES / max(gpu.boost_clock_mhz, 1.0)
+    steps_us = waves * shape.window * PATCH_STEP_CYCLES / gpu.clock_mhz
     return np.where(few & (shape.groups == 1.0) & (name == "conv2d_forward"), steps_us, 0.0)
 
 
@@ -243,5 +233,5 @@ def _tiled_us(
 
 def _power_limit(dtype: npt.NDArray[np.object_], gpu: GpuSpec) -> Array:
     """FLOP per us that the power budget sustains, shape (rows,)."""
-    energy = ENERGY_RATIO.get(gpu.architecture, ENERGY_RATIO_SINCE_AMPERE)
+    energy = gpu.generation.energy_ratio
     return 1e3 * power_gflop_per_s(gpu) * energy * values_of(dtype, FLOP_PER_JOULE, 1.0)

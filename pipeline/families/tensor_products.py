@@ -70,7 +70,7 @@ def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:
         split = split_over(gpu.sms, blocks, n, MIN_REDUCTION)
         moved = ((high + wide) * n / split + high * wide) / vector
         times.append(np.ceil(blocks * split / gpu.sms) * moved)
-    us = np.min(times, axis=0) / ACCESSES_PER_CLOCK / gpu.boost_clock_mhz
+    us = np.min(times, axis=0) / ACCESSES_PER_CLOCK / gpu.clock_mhz
     return np.where((d.element_bytes("bf16") == 2.0) & misaligned(products), us, 0.0)
 
 
@@ -81,7 +81,7 @@ def thin_products_us(d: Dims, gpu: GpuSpec) -> Array:
     """
     m, n, k, batch = sizes(d)
     blocks = batch * np.ceil(m / THIN_EDGE) * np.ceil(k / THIN_EDGE)
-    us = blocks / gpu.sms * (THIN_BLOCK_CLOCKS + THIN_STEP_CLOCKS * n) / gpu.boost_clock_mhz
+    us = blocks / gpu.sms * (THIN_BLOCK_CLOCKS + THIN_STEP_CLOCKS * n) / gpu.clock_mhz
     moved_us = 2.0 * batch * (m * n + n * k + m * k) / (1e3 * gpu.peak_dram_gb_per_s())
     thin = (np.minimum(m, k) <= THIN_EDGE) & (n <= 4 * THIN_EDGE) & (blocks > 8 * gpu.sms)
     return np.where(thin & (d.element_bytes("bf16") == 2.0), np.maximum(us, moved_us), np.nan)

@@ -70,23 +70,29 @@ class MemoryLine:
         Raises:
             NotOnALineError: something is freed at other moments.
         """
-        if len(low.memory.peaks) != len(high.memory.peaks):
-            raise NotOnALineError("other moments")
         hull: list[tuple[int, int]] = []  # bytes at the low size, and how many more at the high one
-        pairs = zip(low.memory.peaks, high.memory.peaks, strict=True)
-        for pair in sorted({(at_low, at_high - at_low) for at_low, at_high in pairs}, reverse=True):
+        whole = cls.of_all_moments(low, high)
+        pairs = {(at_low, at_high - at_low) for at_low, at_high in whole.peaks}
+        for pair in sorted(pairs, reverse=True):
             if hull and pair[1] <= hull[-1][1]:
                 continue
             while len(hull) > 1 and _is_below(hull[-1], hull[-2], pair):
                 hull.pop()
             hull.append(pair)
-        return cls(
-            low.batch_size,
-            high.batch_size,
-            low.memory,
-            high.memory,
-            tuple((one, one + more) for one, more in hull),
-        )
+        return replace(whole, peaks=tuple((one, one + more) for one, more in hull))
+
+    @classmethod
+    def of_all_moments(cls, low: Graph, high: Graph) -> MemoryLine:
+        """The line with every moment, which holds below the low batch size, too.
+
+        Raises:
+            NotOnALineError: something is freed at other moments.
+        """
+        before, after = (graph.memory.peaks or (graph.memory.peak,) for graph in (low, high))
+        if len(before) != len(after):
+            raise NotOnALineError("the graphs have different operators")
+        pairs = tuple(zip(before, after, strict=True))
+        return cls(low.batch_size, high.batch_size, low.memory, high.memory, pairs)
 
     def __contains__(self, batch_size: int) -> bool:
         return (
@@ -119,13 +125,14 @@ class GraphLine:
     """
 
     def __init__(self, low: Graph, high: Graph, memory: MemoryLine | None = None) -> None:
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
         self.memory = memory or MemoryLine.between(low, high)
         self._moving = {name: _Moving.of(low.table[name], high.table[name]) for name in TEXTS}
         fixed = [name for name in low.table if name not in TEXTS]
         facts = [(each.device, each.model, each.warnings) for each in (low, high)]
         if not _equal(low.table[fixed], high.table[fixed]) or facts[0] != facts[1]:
-            raise NotOnALineError("other operators")
+            raise NotOnALineError("the graphs have different operators")
 
     def at(self, batch_size: int) -> Graph:
         """The graph at a batch size between the two.
@@ -166,7 +173,7 @@ class _Position:
     def number(self, low: int, high: int) -> int:
         slope, rest = divmod(high - low, self.high - self.low)
         if rest:
-            raise NotOnALineError(f"{low} and {high}")
+            raise NotOnALineError(f"{low} and {high} do not grow linearly with the batch size")
         return low + slope * (self.batch - self.low)
 
 
@@ -185,7 +192,7 @@ class _Moving:
     @classmethod
     def of(cls, low: pd.Series, high: pd.Series) -> _Moving:
         if len(low) != len(high):
-            raise NotOnALineError("other operators")
+            raise NotOnALineError("the graphs have different operators")
         texts, others = (each.to_numpy(dtype=object) for each in (low, high))
         rows = np.flatnonzero(texts != others)
         codes: dict[tuple[str, str], int] = {}
@@ -210,7 +217,7 @@ class _Moving:
 def _on_line(low: Any, high: Any, place: _Position) -> Any:
     """The content between two contents, which may differ in whole numbers only."""
     if type(low) is not type(high):
-        raise NotOnALineError(f"{low} and {high}")
+        raise NotOnALineError(f"{low} and {high} do not grow linearly with the batch size")
     if isinstance(low, list) and len(low) == len(high):
         return [_on_line(one, other, place) for one, other in zip(low, high, strict=True)]
     if isinstance(low, Mapping) and list(low) == list(high):
@@ -218,7 +225,7 @@ def _on_line(low: Any, high: Any, place: _Position) -> Any:
     if low == high:
         return low
     if type(low) is not int:
-        raise NotOnALineError(f"{low} and {high}")
+        raise NotOnALineError(f"{low} and {high} do not grow linearly with the batch size")
     return place.number(low, high)
 
 

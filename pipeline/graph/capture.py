@@ -28,13 +28,15 @@ from pipeline.errors import (
     TraceError,
     collected_warnings,
 )
-from pipeline.graph.execution_trace import build_nodes, import_execution_trace, read_execution_trace
+from pipeline.graph.execution_trace import build_nodes, import_execution_trace
+from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.normalise import normalise, prune, prune_meta
 from pipeline.graph.table import Graph, Memory, Node, write_nodes
-from pipeline.question.sections import FREE_OPTIONS
+from pipeline.hardware.layout import Layout
+from pipeline.question.options import FREE_OPTIONS
 from pipeline.workloads import make_step
-from pipeline.workloads.given_steps import shown_target
 from pipeline.workloads.user_errors import SIZE_ERRORS, explain_error
+from pipeline.workloads.user_steps import shown_target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,7 +78,8 @@ def read_recorded_step(path: str | Path, config: Mapping[str, Any], batch_size: 
         TraceError: the file is missing, truncated, or not an execution trace.
         SteptimeError: as `capture`.
     """
-    graph, captured = import_execution_trace(path), capture(config, batch_size)
+    graph = import_execution_trace(path)
+    captured = capture(config, batch_size)
     return replace(captured, table=graph.table, device=graph.device, parameters=graph.parameters)
 
 
@@ -157,7 +160,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.as_on_cuda.optimizers import state_tensors, stepping, update_of
     from pipeline.graph.memory import memory_need, with_states
 
-    parallel = step.training and "ddp" in config
+    parallel = step.training and Layout.of_workload(config) is not None
     prepared = (
         not fake
         and not first
@@ -237,11 +240,12 @@ def computed_with(
 
 def first_rank(config: Mapping[str, Any]) -> AbstractContextManager[None]:
     """The context of a step of several ranks, of which this process plays one."""
-    if "ddp" not in config:
+    layout = Layout.of_workload(config)
+    if layout is None:
         return nullcontext()
     from pipeline.as_on_cuda.recording_group import recording_group
 
-    return recording_group(config["ddp"]["ranks"])
+    return recording_group(layout)
 
 
 def exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractContextManager[object]:
@@ -303,7 +307,8 @@ def module_calls_marked(paths: Mapping[nn.Module, str]) -> Iterator[None]:
     from torch import nn
     from torch.profiler import record_function
 
-    usual, running = nn.Module.__call__, [""]
+    usual = nn.Module.__call__
+    running = [""]
 
     def mark() -> None:
         with record_function(f"## module {running[-1]} ##"):

@@ -27,14 +27,12 @@ from pipeline.graph.opmap import Row, find_row
 from pipeline.graph.sizes import SIZES
 from pipeline.graph.sizes.vocabulary import Work
 from pipeline.graph.table import Graph, Node
+from pipeline.hardware.layout import COMPUTING_STREAM, stream_of
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32, refuses_bf16
 from pipeline.schemas import DIMS
 
 DEFAULT_SMS, DEFAULT_CAPABILITY = 80, 7.0
 """SM count and compute capability (V100's) that are used if no GPU is given."""
-
-COMMUNICATION_STREAM = 1
-"""The stream of collectives: that of NCCL's process group. All other calls of a captured step are on stream 0."""
 
 PRODUCTS = frozenset(name for name, family in FAMILIES.items() if family.law is Law.COMPUTE)
 """Families that multiply matrices, or compute a layer by such products."""
@@ -198,12 +196,13 @@ def _records(
         works = [] if result is None else [result] if isinstance(result, Work) else result
         for work in works:
             dtype = "fp32" if work.dtype == "tf32" and not tf32 else work.dtype
+            axis = work.attributes.get("axis", "") if rule.family == "collective" else None
             found.append(
                 {
                     "api": work.api or rule.api,
                     "family": work.family or rule.family,
                     "op": work.op or rule.op,
-                    "stream": COMMUNICATION_STREAM if rule.family == "collective" else 0,
+                    "stream": COMPUTING_STREAM if axis is None else stream_of(axis),
                     "dtype": dtype,
                     "flops": float(work.flops),
                     "bytes_read": float(work.read),
@@ -272,7 +271,7 @@ def stream_waits(graph: pd.DataFrame, calls: pd.DataFrame) -> dict[int, tuple[in
         graph: `graph` table in host order.
         calls: `calls` table in launch order.
     """
-    communicates = calls["stream"].to_numpy(np.int64) == COMMUNICATION_STREAM
+    communicates = calls["stream"].to_numpy(np.int64) != COMPUTING_STREAM
     order = pd.Series(graph["order"].to_numpy(np.int64), graph["node_id"].to_numpy(np.int64))
     position = order.loc[calls["node_id"].to_numpy(np.int64)].to_numpy()
     computing, collectives = np.flatnonzero(~communicates), np.flatnonzero(communicates)

@@ -117,7 +117,8 @@ class _Tree:
 
     def inside(self, node: Node) -> list[Node]:
         """An operator and all operators below it, in host order."""
-        nodes, waiting = [], [node]
+        nodes = []
+        waiting = [node]
         while waiting:
             nodes.append(waiting.pop())
             waiting += reversed(self.children.get(nodes[-1].node_id, []))
@@ -166,7 +167,8 @@ def _remove(graph: Graph, name: str) -> Graph:
 
 def _substitute(graph: Graph, name: str, by: str) -> Graph:
     """Put a chain of operators in place of another, and their gradients in place of its backward pass."""
-    tree, names = _Tree(graph.nodes()), by.split("+")
+    tree = _Tree(graph.nodes())
+    names = by.split("+")
     matches = tree.matching(name)
     if not matches:
         raise InputError(f"edit.substitute={name}/{by}: {_no_such(tree, [name])}")
@@ -203,7 +205,8 @@ def _substitute(graph: Graph, name: str, by: str) -> Graph:
 
 def _fuse(graph: Graph, text: str) -> Graph:
     """Fuse chains of elementwise operators, and the kernels of their backward pass."""
-    tree, wanted = _Tree(graph.nodes()), None if text == FUSE_ALL else text.split("+")
+    tree = _Tree(graph.nodes())
+    wanted = None if text == FUSE_ALL else text.split("+")
     chains = [
         chain for siblings in tree.children.values() for chain in _chains(tree, siblings, wanted)
     ]

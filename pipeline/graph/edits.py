@@ -11,22 +11,17 @@ fuse        replace consecutive operators by one elementwise kernel.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from itertools import count
-from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.graph.batch_line import GraphLine, MemoryLine, NotOnALineError
 from pipeline.graph.normalise import renumber
-from pipeline.graph.table import Argument, Graph, Memory, Node, write_nodes
+from pipeline.graph.table import Argument, Graph, Node, write_nodes
 
 FUSED = "fused::"
 """Prefix of the names of fused operators; the operator map treats each as one elementwise kernel."""
-
-_TEXT_COLUMNS = ("input_shapes", "output_shapes", "attributes")
-_SAME_COLUMNS = ("name", "thread", "phase", "input_dtypes", "is_top_level")
 
 
 def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
@@ -43,41 +38,16 @@ def rescale(one: Graph, other: Graph, batch_size: int) -> Graph:
     Raises:
         InputError: the graphs have equal batch sizes or differ in more than numbers.
     """
-    if one.batch_size == other.batch_size:
+    low, high = sorted((one, other), key=lambda graph: graph.batch_size)
+    if low.batch_size == high.batch_size:
         raise InputError(
             f"rescale: both graphs have batch size {one.batch_size}; capture the step at a second"
             " size"
         )
-    if len(one.table) != len(other.table) or any(
-        list(one.table[name]) != list(other.table[name]) for name in _SAME_COLUMNS
-    ):
-        raise InputError(
-            "rescale: the graphs have different operators, so sizes cannot be interpolated; capture"
-            " the step at this size"
-        )
-    part = Fraction(batch_size - one.batch_size, other.batch_size - one.batch_size)
-    cache: dict[tuple[str, str], str] = {}
-
-    def text(first: str, second: str) -> str:
-        if first == second:
-            return first
-        if (first, second) not in cache:
-            between = _interpolate(json.loads(first), json.loads(second), part)
-            cache[first, second] = json.dumps(between, separators=(",", ":"))
-        return cache[first, second]
-
-    table = one.table.copy()
-    for name in _TEXT_COLUMNS:
-        table[name] = [text(a, b) for a, b in zip(one.table[name], other.table[name], strict=True)]
-    before, after = one.memory.facts(), other.memory.facts()
-    facts: dict[str, Any] = {
-        name: int(_number(before[name], after[name], part)) for name in before if name != "peak"
-    }
-    moments = zip(
-        *(graph.memory.peaks or (graph.memory.peak,) for graph in (one, other)), strict=True
-    )
-    peak = int(max(low + (high - low) * part for low, high in moments))
-    return Graph(table, Memory(**facts, peak=peak), one.device, one.model, batch_size)
+    try:
+        return GraphLine(low, high, MemoryLine.of_all_moments(low, high)).at(batch_size)
+    except NotOnALineError as error:
+        raise InputError(f"rescale: {error}; capture the step at this size") from None
 
 
 def rewrite(graph: Graph, placed: Mapping[int, Sequence[Node]]) -> Graph:
@@ -158,33 +128,3 @@ def fused(chain: Sequence[Node]) -> Node:
     name = FUSED + "+".join(node.name.removeprefix("aten::") for node in chain)
     blank = replace(chain[0], attributes={}, values=(None,) * len(inputs))
     return replace(blank, name=name, inputs=tuple(inputs), outputs=chain[-1].outputs)
-
-
-def _interpolate(a: Any, b: Any, part: Fraction) -> Any:
-    """Interpolate (or extrapolate) every number linearly between two structures of the same form."""
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return [_interpolate(x, y, part) for x, y in zip(a, b, strict=True)]
-    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        return {key: _interpolate(a[key], b[key], part) for key in a}
-    if a == b:
-        return a
-    if (
-        isinstance(a, bool)
-        or isinstance(b, bool)
-        or not isinstance(a, int | float)
-        or not isinstance(b, int | float)
-    ):
-        raise InputError(
-            f"rescale: {a!r} and {b!r} are not numbers: the step does something else at another"
-            " batch size"
-        )
-    return _number(a, b, part)
-
-
-def _number(a: float, b: float, part: Fraction) -> Any:
-    if isinstance(a, int) and isinstance(b, int):
-        exact = a + (b - a) * part
-        if exact.denominator != 1:
-            raise InputError(f"rescale: {a} and {b} do not grow linearly with the batch size")
-        return int(exact)
-    return a + (b - a) * float(part)

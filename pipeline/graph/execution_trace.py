@@ -7,17 +7,15 @@ level, and their names give the phases.
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import TraceError
+from pipeline.graph.execution_trace_file import read_execution_trace
 from pipeline.graph.table import (
     BACKWARD_THREAD,
     FORWARD_THREAD,
@@ -25,6 +23,7 @@ from pipeline.graph.table import (
     Graph,
     Node,
     Tensor,
+    replaced_tensors,
     write_nodes,
 )
 
@@ -94,15 +93,17 @@ def import_execution_trace(path: str | Path) -> Graph:
         for value in node[side]["values"]
     )
     if not accelerator:  # the trace of a CPU run: host memory is device memory
-        nodes = [_on_device(node) for node in nodes]
-    nodes = [describe_collective(node) for node in nodes]
+        for node in nodes:
+            node.inputs = replaced_tensors(node.inputs, _on_device)
+            node.outputs = replaced_tensors(node.outputs, _on_device)
     return Graph(write_nodes(nodes), device="cuda" if accelerator else "cpu")
 
 
 def describe_collective(node: Node) -> Node:
     """Name a recorded collective, or a wait for collectives (`pipeline.as_on_cuda.recording_group`); others stay.
 
-    Attributes: `collective`, its number, and `ranks`; or `awaits`, the number of the last collective that is awaited.
+    Attributes: `collective`, its number, `ranks`, and the `axis` of its group; or `awaits`, the number of the last collective
+    that is awaited.
     """
     if node.name == "steptime_comm::wait":
         return replace(
@@ -110,109 +111,13 @@ def describe_collective(node: Node) -> Node:
         )
     if node.name != "steptime_comm::issue":
         return node
-    op, number, ranks = node.values[-3:]
-    return replace(
-        node, name=f"nccl:{op}", values=(), attributes={"collective": number, "ranks": ranks}
-    )
-
-
-def read_execution_trace(path: str | Path) -> list[dict[str, Any]]:
-    """Read the raw nodes of an execution trace, with the same keys for all schema versions."""
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        raw = [flatten(node) for node in _nodes(data)]
-        if not raw:
-            raise ValueError("it has no operators")
-    except RecursionError:
-        raise TraceError(f"{path}: nested too deeply; this is not an execution trace") from None
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file") from None
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise TraceError(
-            f"{path}: not a complete execution trace ({str(error).splitlines()[0]})"
-        ) from None
-    except (KeyError, TypeError, AttributeError):
-        raise TraceError(
-            f"{path}: key `nodes` is missing, which PyTorch's ExecutionTraceObserver writes"
-        ) from None
-    _check(path, raw)
-    return raw
-
-
-_FIELDS = {
-    "id": int,
-    "rf_id": int,
-    "parent": int,
-    "scope": int,
-    "tid": int,
-    "name": str,
-    "inputs": dict,
-    "outputs": dict,
-}
-"""Keys that every node has, with their types. Each value of `inputs` and `outputs` is a list itself."""
+    op, number, ranks, axis = node.values[-4:]
+    attributes = {"collective": number, "ranks": ranks, "axis": axis}
+    return replace(node, name=f"nccl:{op}", values=(), attributes=attributes)
 
 
 class _NodeError(Exception):
     """A node has content that no operator can have."""
-
-
-def _check(path: Path, raw: Sequence[Mapping[str, Any]]) -> None:
-    """Check that every node has the required keys and that no id occurs twice."""
-    for place, node in enumerate(raw):
-        for key, kind in _FIELDS.items():
-            if type(node.get(key)) is not kind or (
-                kind is int and not -(2**63) <= node[key] < 2**64
-            ):
-                raise TraceError(
-                    f"{path}: nodes[{place}] has no {key}, which PyTorch's ExecutionTraceObserver"
-                    " writes"
-                )
-        sides = [
-            node[side].get(key)
-            for side in ("inputs", "outputs")
-            for key in ("values", "shapes", "types")
-        ]
-        if not all(isinstance(side, list) for side in sides):
-            raise TraceError(
-                f"{path}: nodes[{place}] has inputs or outputs that are not lists of values, shapes"
-                " and types"
-            )
-    ids = [node["id"] for node in raw]
-    if len(set(ids)) < len(ids):
-        raise TraceError(
-            f"{path}: several nodes have the same id; give the execution trace of one process"
-        )
-
-
-NODES, NODE_END = b'"nodes": [', b"\n      },\n"
-"""Bytes that PyTorch 2.x writes before the first node, and between two nodes."""
-
-
-def _nodes(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the nodes of a trace; a file in PyTorch 2.x's layout is parsed node by node, which halves the memory."""
-    start = data.find(NODES)
-    pieces = data.count(NODE_END)
-    if start < 0 or pieces < 1000:
-        yield from parse(data)["nodes"]
-        return
-    at = start + len(NODES)
-    for _ in range(pieces):
-        end = data.index(NODE_END, at)
-        yield parse(data[at:end] + b"}")
-        at = end + len(NODE_END)
-    yield from parse(b"{" + NODES + data[at:].rstrip())["nodes"]
-
-
-def parse(data: bytes) -> Any:
-    """Parse a JSON file; names may contain control characters and invalid UTF-8, which orjson does not accept."""
-    try:
-        import orjson
-
-        return orjson.loads(data)
-    except (ImportError, ValueError):
-        return json.loads(data.decode("utf-8", "replace"), strict=False)
 
 
 def build_nodes(raw: Sequence[Mapping[str, Any]], sequential: bool = False) -> list[Node]:
@@ -285,29 +190,12 @@ def _set_module(
         module_of[sequence] = node.module
 
 
-def flatten(node: dict[str, Any]) -> dict[str, Any]:
-    """Convert one node to the keys id, parent, name, rf_id, scope, tid, seq_id, op_schema, inputs and outputs."""
-    if "attrs" not in node:  # schema 1.0.1
-        sides = {
-            side: {
-                "values": node[side],
-                "shapes": node[f"{side[:-1]}_shapes"],
-                "types": node[f"{side[:-1]}_types"],
-            }
-            for side in ("inputs", "outputs")
-        }
-        return {**node, **sides}
-    for item in node.pop("attrs"):  # in place, because traces of large models have 100,000 nodes
-        node.setdefault(item["name"], item["value"])
-    node["parent"] = node.pop("ctrl_deps")
-    return node
-
-
 def _place(
     raw: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]], kept: Mapping[int, Node]
 ) -> tuple[int | None, str | None]:
     """Find the nearest operator above a node, and the phase that the annotations between them name."""
-    parent, phase = by_id.get(raw["parent"]), None
+    parent = by_id.get(raw["parent"])
+    phase = None
     steps = 0
     while parent is not None and parent["id"] not in kept:
         phase = phase or _named_phase(parent["name"])
@@ -354,23 +242,18 @@ def _described(raw: Mapping[str, Any], parent: int | None, order: int) -> Node:
 
 
 def _arguments(side: Mapping[str, Any]) -> tuple[tuple[Argument, ...], tuple[Any, ...]]:
-    types, shapes, contents = side["types"], side["shapes"], side["values"]
-    strides = side.get("strides") or [None] * len(types)
+    types = side["types"]
+    absent = [None] * len(types)
+    shapes = [*side["shapes"], *([] for _ in types)]
+    contents = [*side["values"], *absent]
+    strides = [*(side.get("strides") or ()), *absent]
     arguments: list[Argument] = []
     values: list[Any] = []
-    for i, kind in enumerate(types):
-        shape = shapes[i] if i < len(shapes) else []
-        stride = strides[i] if i < len(strides) else None
-        argument = _argument(kind, shape, contents[i] if i < len(contents) else None, stride)
+    for kind, shape, content, stride in zip(types, shapes, contents, strides, strict=False):
+        argument = _argument(kind, shape, content, stride)
         arguments.append(argument)
-        plain = (
-            None
-            if argument is not None or "Tensor(" in kind
-            else contents[i]
-            if i < len(contents)
-            else None
-        )
-        values.append(_plain(plain))
+        plain = argument is None and "Tensor(" not in kind
+        values.append(_plain(content) if plain else None)
     return tuple(arguments), tuple(values)
 
 
@@ -401,7 +284,12 @@ def _tensor(kind: str, shape: Any, content: Any, stride: Any) -> Tensor | None:
         raise ValueError(f"{shape} is not a shape")
     host = isinstance(content, list) and bool(content) and str(content[-1]).startswith("cpu")
     known = tuple(stride) if isinstance(stride, list) and len(stride) == len(shape) else None
-    return Tensor(tuple(shape), DTYPES.get(name, name), known, host)
+    return Tensor(
+        tuple(shape),
+        DTYPES.get(name, name),
+        known,
+        host,
+    )
 
 
 def _plain(content: Any) -> Any:
@@ -421,18 +309,5 @@ def _is_on_accelerator(content: Any) -> bool:
     return any(_is_on_accelerator(item) for item in content[:4])
 
 
-def _on_device(node: Node) -> Node:
-    def move(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        return tuple(
-            (
-                Tensor(a.shape, a.dtype, a.strides)
-                if isinstance(a, Tensor)
-                else None
-                if a is None
-                else tuple(Tensor(t.shape, t.dtype, t.strides) for t in a)
-            )
-            for a in arguments
-        )
-
-    node.inputs, node.outputs = move(node.inputs), move(node.outputs)
-    return node
+def _on_device(tensor: Tensor) -> Tensor:
+    return replace(tensor, host=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.families.embedding_lookups import Lookup
 from pipeline.graph.table import Node, Tensor
+from pipeline.workloads.embedding_tables import JOINT, tables
 
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"
 FUSED_FORWARD = "fbgemm::split_embedding_codegen_lookup_{optimizer}_function"
@@ -107,8 +108,6 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
         return sparse_updates(
             nodes, tables_of_custom_step(nodes), str(config.get("optimizer", "sgd"))
         )
-    from pipeline.workloads.dlrm import JOINT, tables
-
     rows, lookups = tables(config)
     distribution = str(config.get("distribution", "uniform"))
     states = {"adagrad": 1, "adam": 2}.get(fused_optimizer(config), 0)
@@ -130,13 +129,15 @@ def describe_lookups(nodes: list[Node], config: Mapping[str, Any]) -> list[Node]
     bags = next(
         (node.tensor(outputs[node.name]).numel for node in nodes if node.name in outputs), 0
     )
-    width, joint = config["dim"], config["embedding"] in JOINT
+    width = config["dim"]
+    joint = config["embedding"] in JOINT
     batch = bags // len(rows) if joint else bags
     sizes = [
         Lookup(batch, e, n, int(width), distribution) for e, n in zip(rows, lookups, strict=True)
     ]
     if joint:  # one table; its rows are used as often as the rows of the tables that it contains
-        used, each = sum(size.distinct_rows() for size in sizes), sum(lookups) / len(lookups)
+        used = sum(size.distinct_rows() for size in sizes)
+        each = sum(lookups) / len(lookups)
         sizes = [Lookup(bags, sum(rows), each, int(width), distribution, used)]
     return sparse_updates(nodes, sizes, str(config.get("optimizer", "sgd")))
 
@@ -184,7 +185,8 @@ def _joined(nodes: Sequence[Node], lookups: Mapping[int, Lookup]) -> list[Lookup
         if node.name.startswith(BACKWARD) and sequence in lookups:
             groups.append([sequence])
         elif node.name == "aten::add" and node.phase == "backward" and len(groups) - complete > 1:
-            shape, last = node.tensors()[0].shape, lookups[groups[-1][0]]
+            shape = node.tensors()[0].shape
+            last = lookups[groups[-1][0]]
             open_ = [group for group in groups[complete:-1] if lookups[group[0]].rows == last.rows]
             if shape == (int(last.rows), int(last.width)) and open_:
                 groups.remove(open_[-1])
@@ -250,7 +252,8 @@ def sparse_updates(nodes: Sequence[Node], tables: Sequence[Lookup], optimizer: s
 
 def _node(addition: Node, line: Line, table: Lookup) -> Node:
     name, takes = line
-    weight, used = addition.tensors()[0], round(table.distinct_rows())
+    weight = addition.tensors()[0]
+    used = round(table.distinct_rows())
     rows = Tensor((used, int(table.width)), weight.dtype, (int(table.width), 1))
     if takes in ("g", "w"):
         attributes = {

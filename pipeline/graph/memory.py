@@ -87,10 +87,8 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def peaks(self) -> list[int]:
         """Bytes alive each time before something is freed. When that happens does not depend on sizes."""
-        alive, frees = (
-            sum(self._earlier) + np.cumsum(self._changes),
-            np.array(self._frees, dtype=bool),
-        )
+        alive = sum(self._earlier) + np.cumsum(self._changes)
+        frees = np.array(self._frees, dtype=bool)
         return [int(size) for size in alive[~frees & np.append(frees[1:], True)]]
 
     @property
@@ -120,7 +118,15 @@ def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) ->
     buffers = [buffer for module in step.modules for buffer in module.buffers()]
     states = state_tensors([*step.optimizers, *others])
     host = [tensor for batch in step.pool for tensor in batch]
-    live = LiveMemory([*step.parameters(), *step.in_kernel, *buffers, *states, *host])
+    live = LiveMemory(
+        [
+            *step.parameters(),
+            *step.in_kernel,
+            *buffers,
+            *states,
+            *host,
+        ]
+    )
     with run_as_on_cuda(), live:
         live.hold([weight.grad for weight in step.parameters()], made_earlier=True)
         step.run(0)

@@ -18,7 +18,7 @@ from pipeline.as_on_cuda.emulation import CUDA_NAMES, CUDA_PARENTS
 from pipeline.graph.execution_trace import AUTOGRAD, MODULE_MARK, describe_collective
 from pipeline.graph.lookups import describe_lookups, name_fused_lookups
 from pipeline.graph.opmap import rows
-from pipeline.graph.table import Argument, Node, Tensor
+from pipeline.graph.table import Argument, Node, Tensor, replaced_tensors
 
 SAME_CHILDREN = ("aten::_to_copy", "aten::clone")
 """Operators whose children are the same on all devices, although their dispatch keys do not show it."""
@@ -135,7 +135,8 @@ def prune(raw: Sequence[Mapping[str, Any]], meta: bool = False) -> list[Mapping[
             opaque.add(node["id"])
             continue
         kept.append(node)
-        name, schema = node["name"], str(node["op_schema"]).split("(")[0]
+        name = node["name"]
+        schema = str(node["op_schema"]).split("(")[0]
         open_ = (
             name in SAME_CHILDREN
             or is_composite(schema or name)
@@ -173,7 +174,8 @@ def prune_meta(raw: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _is_wrapped(node: Mapping[str, Any]) -> bool:
     """Whether an operator has an input or output tensor without its own storage (undefined tensors are not counted)."""
-    inputs, outputs = node["inputs"], node["outputs"]
+    inputs = node["inputs"]
+    outputs = node["outputs"]
     count = f"{inputs['values']}{outputs['values']}".count(NO_STORAGE)
     return count > 0 and count > f"{inputs['types']}{outputs['types']}".count(UNDEFINED)
 
@@ -259,10 +261,7 @@ def _moved(arguments: Sequence[Argument], counters: bool = False) -> tuple[Argum
         )
         return tensor if number else replace(tensor, host=False)
 
-    return tuple(
-        move(a) if isinstance(a, Tensor) else None if a is None else tuple(move(t) for t in a)
-        for a in arguments
-    )
+    return replaced_tensors(arguments, move)
 
 
 def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
@@ -290,7 +289,8 @@ def _as_real_tensors(nodes: Sequence[Node]) -> list[Node]:
             taken_over.add(node.node_id)
             real.append(replace(node, name="aten::_sparse_coo_tensor_unsafe"))
         elif above.name in SAME_CHILDREN and node.name == "aten::detach":
-            target, source = node.tensor(0), above.tensor(0)
+            target = node.tensor(0)
+            source = above.tensor(0)
             real.append(
                 replace(
                     node,
@@ -313,7 +313,8 @@ def _show_input_copies(nodes: Sequence[Node]) -> list[Node]:
         if node.phase != "data":
             shown.append(node)
         elif node.name == "aten::copy_":
-            target, source = node.tensor(0), replace(node.tensor(1), host=True)
+            target = node.tensor(0)
+            source = replace(node.tensor(1), host=True)
             outer = replace(
                 node,
                 node_id=fresh,
@@ -349,7 +350,8 @@ def _name_standins(nodes: Sequence[Node]) -> list[Node]:
             named.append(
                 replace(operator, node_id=fresh, name=CUDA_PARENTS[node.name], attributes={})
             )
-            operator.parent_id, operator.is_top_level = fresh, False
+            operator.parent_id = fresh
+            operator.is_top_level = False
             fresh += 1
         named.append(operator)
     return named

@@ -12,6 +12,7 @@ sparse gradients: how many rows a batch uses is no line.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -35,17 +36,19 @@ from pipeline.graph.batch_line import (
 from pipeline.graph.capture import capture, needs_fake_tensors
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
+from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
+from pipeline.hardware.layout import Groups, Layout
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import DIGEST_KEY, read_json, write_json
 from pipeline.paths import cache_dir
+from pipeline.question.options import FREE_OPTIONS, NAMED_BY
 from pipeline.question.question import Question
-from pipeline.question.sections import FREE_OPTIONS, NAMED_BY
 from pipeline.question.settings import EditSettings
 from pipeline.schemas import read_provenance, read_table, write_table
 from pipeline.user_cache import find, keep, kept, key_of, module_digest
-from pipeline.workloads.given_steps import is_given
 from pipeline.workloads.user_errors import SIZE_ERRORS
+from pipeline.workloads.user_steps import is_given
 from pipeline.workloads.workload_files import NAMING_FILES, file_digests
 
 
@@ -74,12 +77,14 @@ def read_graph(path: str | Path) -> Graph:
     table = read_table(path, "graph")
     try:
         facts = read_provenance(path)["graph"]
-        memory, said = Memory(**facts["memory"]), tuple(facts["warnings"])
-        more = [
-            dict(facts.get(key, {})) for key in ("parameters", "computed")
-        ]  # a file of an earlier version has none
         return Graph(
-            table, memory, facts["device"], facts["model"], int(facts["batch_size"]), said, *more
+            table,
+            Memory(**facts["memory"]),
+            facts["device"],
+            facts["model"],
+            int(facts["batch_size"]),
+            tuple(facts["warnings"]),
+            *(dict(facts.get(key, {})) for key in ("parameters", "computed")),
         )
     except (KeyError, TypeError, ValueError):
         raise TableError(
@@ -89,8 +94,8 @@ def read_graph(path: str | Path) -> Graph:
 
 Value = TypeVar("Value")
 
-ONE_GPU = 1, 1
-"""Number of GPUs and of their machines, by which a step's calls on a kind of GPU are held."""
+ONE_GPU = Layout()
+"""The layout by which a step's calls on a kind of GPU are held as they were captured."""
 
 NO_EDITS = EditSettings()
 
@@ -109,24 +114,6 @@ SMALL_GRAPH = 1000
 STEPS_IN_MEMORY = 16
 """Steps whose graphs and calls stay in memory. The largest take 10 MB each."""
 
-BLOCK_BYTES = 512
-"""PyTorch's allocator rounds each tensor up to a multiple of this: `kMinBlockSize` in c10/cuda/CUDACachingAllocator.cpp."""
-
-SEGMENT_BYTES = 22 << 20
-"""One partly used segment of each pool: 2 MiB for tensors up to 1 MiB, 20 MiB for those up to 10 MiB (`kSmallBuffer`,
-`kLargeBuffer` there)."""
-
-CUBLAS_BYTES = (8_519_680, 32 << 20)
-"""Workspace of cuBLAS in each host thread, before Hopper and from it on: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` and
-32 MiB by default (ATen/cuda/CublasHandlePool.cpp). The backward pass has a thread of its own."""
-
-HOPPER = 9.0
-"""Compute capability of Hopper."""
-
-CONTEXT_BYTES_PER_SM = 3_700_000
-"""Bytes of the CUDA context and loaded kernels per SM: median of nine out-of-memory messages, which state the memory in use
-without PyTorch's (T4, RTX 2080 Ti, L4, RTX 3090, A100, L40, H100 and RTX 5090: 1.9 to 6.7 MB)."""
-
 LineState = MemoryLine | int | None
 """What is known of a workload's line: its ends, False if there is none, the only batch size that was captured so far, or
 None."""
@@ -137,7 +124,7 @@ class StepStore:
 
     def __init__(self) -> None:
         self._graphs: dict[object, Graph] = {}
-        self._calls: dict[object, dict[str, dict[tuple[int, int], pd.DataFrame]]] = {}
+        self._calls: dict[object, dict[str, dict[Layout, pd.DataFrame]]] = {}
         self._memory: dict[object, Memory] = {}
 
     def forget(self) -> None:
@@ -187,10 +174,10 @@ class StepStore:
                 )
                 kinds[same] = {ONE_GPU: calls}
             kinds[kind] = kinds[same]
-        tables, ranks = kinds[kind], (question.devices, question.nodes)
-        if ranks not in tables:
-            tables[ranks] = between_ranks(tables[ONE_GPU], question)
-        return tables[ranks]
+        tables, layout = kinds[kind], question.ranks.layout if question.ranks else ONE_GPU
+        if layout not in tables:
+            tables[layout] = between_ranks(tables[ONE_GPU], question)
+        return tables[layout]
 
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """Bytes that a question's step needs on its GPU, or the same step at another batch size; edits do not change it.
@@ -208,34 +195,21 @@ class StepStore:
                 self.graph(replace(question, batch_size=batch_size, edit=NO_EDITS))
             else:
                 self._memory[question.workload, batch_size] = need
-        return needed_on(self._memory[question.workload, batch_size], question.gpu)
-
-
-def needed_on(memory: Memory, gpu: GpuSpec) -> int:
-    """The bytes that a process takes of a GPU's memory for a step: about what `nvidia-smi` shows."""
-    if gpu.limits is None or not memory.peak:  # a CPU, or the graph of a trace
-        return memory.peak
-    workspaces = CUBLAS_BYTES[gpu.compute_capability >= HOPPER] * (2 if memory.gradients else 1)
-    return (
-        memory.peak
-        + BLOCK_BYTES * memory.blocks
-        + SEGMENT_BYTES
-        + workspaces
-        + CONTEXT_BYTES_PER_SM * gpu.sms
-    )
+        return needed_bytes(self._memory[question.workload, batch_size], question.gpu)
 
 
 def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Calls whose collectives are between the GPUs of a question; the same object for one GPU.
 
-    A shipped workload is captured once for any number of GPUs. Groups of fewer ranks, of a user's own step, stay.
+    A collective names the axis of its group. Groups along no axis, of a user's own step, stay as they were captured.
     """
     if question.ranks is None:
         return calls
-    ranks = calls["ranks"]
-    of_all = (ranks == question.workload["ddp"]["ranks"]).fillna(False)
-    nodes = pd.Series(question.nodes, ranks.index, "Int64").where(of_all)
-    return calls.assign(ranks=ranks.mask(of_all, question.devices), nodes=nodes)
+    texts = calls.loc[calls["family"] == "collective", "attributes"]
+    axes = texts.map(lambda text: json.loads(text)["axis"])
+    along = axes[axes != ""].map(question.ranks.layout.groups)
+    groups = pd.DataFrame([*along], along.index, Groups._fields, "Int64").reindex(calls.index)
+    return calls.assign(**groups.fillna(calls))
 
 
 def _memory_without_capture(config: Mapping[str, Any], batch_size: int) -> Memory | None:
@@ -277,11 +251,9 @@ def captured(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO
     """
 
     def make() -> Graph:
-        return (
-            edited(captured(config, batch_size), edit)
-            if edit
-            else _computed_or_captured(config, batch_size)
-        )
+        if edit:
+            return edited(captured(config, batch_size), edit)
+        return _computed_or_captured(config, batch_size)
 
     return kept(GRAPH, _key_if_kept(config, batch_size, edit), make, read_graph, write_graph)
 
@@ -317,15 +289,9 @@ def _computed_or_captured(config: Mapping[str, Any], batch_size: int) -> Graph:
 
 
 def _may_have_line(config: Mapping[str, Any]) -> bool:
-    of_others = (
-        config.get("architecture") in FREE_OPTIONS
-    )  # the user's own step, or a library's model
-    return (
-        cache_dir() is not None
-        and not of_others
-        and not needs_fake_tensors(config)
-        and "ddp" not in config
-    )
+    of_others = config.get("architecture") in FREE_OPTIONS  # a user's step, or a library's model
+    several = Layout.of_workload(config) is not None
+    return not (of_others or several or needs_fake_tensors(config) or cache_dir() is None)
 
 
 def _find_line(config: Mapping[str, Any], graph: Graph) -> LineState:
@@ -367,7 +333,7 @@ def _line_state(config: Mapping[str, Any]) -> LineState:
 
 
 def _first_alike(
-    kinds: Mapping[str, dict[tuple[int, int], pd.DataFrame]], calls: pd.DataFrame, kind: str
+    kinds: Mapping[str, dict[Layout, pd.DataFrame]], calls: pd.DataFrame, kind: str
 ) -> str:
     """The first kind of GPU with these calls, which are those of `kind`."""
     return next((other for other, tables in kinds.items() if tables[ONE_GPU].equals(calls)), kind)
@@ -403,17 +369,17 @@ def gpu_kind(gpu: GpuSpec) -> str:
 
 def graph_key(config: Mapping[str, Any], batch_size: int, edit: EditSettings = NO_EDITS) -> str:
     """Hash of everything that a captured graph and its calls depend on, besides the GPU."""
-    users_own, of_library = (
-        config.get("architecture") in kinds for kinds in (("custom",), NAMED_BY)
-    )
-    packages = LIBRARIES + (MODEL_PACKAGES if of_library else ())
+    architecture = config.get("architecture")
+    packages = LIBRARIES + (MODEL_PACKAGES if architecture in NAMED_BY else ())
     return key_of(
         {
             "config": config,
             "batch_size": batch_size,
             "edit": edit.texts,
             "code": module_digest("pipeline.graph.step_store"),
-            "libraries": _installed() if users_own else [_version(name) for name in packages],
+            "libraries": _installed()
+            if architecture == "custom"
+            else [_version(name) for name in packages],
             "files": file_digests(config) if any(map(config.get, NAMING_FILES)) else {},
         }
     )
@@ -431,5 +397,4 @@ def _version(package: str) -> str:
 @cache
 def _installed() -> list[str]:
     """Names and versions of all installed packages: the user's own step may use any of them."""
-    folders = [Path(folder) for folder in sys.path if Path(folder).is_dir()]
-    return sorted(path.name for folder in folders for path in folder.glob("*.dist-info"))
+    return sorted(path.name for folder in sys.path for path in Path(folder).glob("*.dist-info"))

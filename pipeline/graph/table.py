@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.families.dims import ELEMENT_BYTES
+from pipeline.schemas import SCHEMAS
 
 DTYPE_BYTES = {**ELEMENT_BYTES, "complex64": 8, "complex128": 16}
 """Bytes of one element by dtype; the complex dtypes are added here, because kernel models do not use them."""
@@ -88,6 +89,21 @@ class Tensor:
             return 1, 1
         return math.prod(self.shape[:-1]), self.shape[-1]
 
+
+NODE_COLUMNS: dict[str, Any] = {
+    "node_id": "int64",
+    "parent_id": "Int64",
+    "name": None,
+    "order": "int64",
+    "thread": "int64",
+    "phase": None,
+    "is_top_level": "bool",
+    "module": "object",
+}
+"""Columns of the table that are attributes of a node, with their dtypes; without one, pandas infers it."""
+
+TEXT_COLUMNS = ("input_shapes", "input_dtypes", "output_shapes", "attributes")
+"""Columns of the table that hold JSON texts."""
 
 Value = Any
 Argument = Tensor | tuple[Tensor, ...] | None
@@ -204,7 +220,8 @@ class Graph:
 @lru_cache(maxsize=4096)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides of a shape."""
-    strides, step = [], 1
+    strides = []
+    step = 1
     for size in reversed(shape):
         strides.append(step)
         step *= max(size, 1)
@@ -214,22 +231,15 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def write_nodes(nodes: Sequence[Node]) -> pd.DataFrame:
     """Nodes as a table of the `graph` schema, in host order."""
     ordered = sorted(nodes, key=lambda node: node.order)
-    return pd.DataFrame(
-        {
-            "node_id": pd.array([node.node_id for node in ordered], dtype="int64"),
-            "parent_id": pd.array([node.parent_id for node in ordered], dtype="Int64"),
-            "name": [node.name for node in ordered],
-            "order": pd.array([node.order for node in ordered], dtype="int64"),
-            "thread": pd.array([node.thread for node in ordered], dtype="int64"),
-            "phase": [node.phase for node in ordered],
-            "input_shapes": [_shapes_text(node.inputs) for node in ordered],
-            "input_dtypes": [_dtypes_text(node.inputs) for node in ordered],
-            "output_shapes": [_shapes_text(node.outputs) for node in ordered],
-            "attributes": [dump(_packed(node)) for node in ordered],
-            "is_top_level": pd.array([node.is_top_level for node in ordered], dtype=bool),
-            "module": pd.array([node.module for node in ordered], dtype=object),
-        }
-    )
+    columns: dict[str, Any] = {}
+    for name, dtype in NODE_COLUMNS.items():
+        values = [getattr(node, name) for node in ordered]
+        columns[name] = values if dtype is None else pd.array(values, dtype=dtype)
+    columns["input_shapes"] = [_shapes_text(node.inputs) for node in ordered]
+    columns["input_dtypes"] = [_dtypes_text(node.inputs) for node in ordered]
+    columns["output_shapes"] = [_shapes_text(node.outputs) for node in ordered]
+    columns["attributes"] = [dump(_packed(node)) for node in ordered]
+    return pd.DataFrame({name: columns[name] for name in SCHEMAS["graph"].names})
 
 
 def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
@@ -237,46 +247,19 @@ def read_nodes(table: pd.DataFrame) -> Iterator[Node]:
 
     Rows with equal texts are read once, because layers repeat. Their nodes share what is inside `values` and `attributes`.
     """
-    names = (
-        "node_id",
-        "parent_id",
-        "name",
-        "order",
-        "thread",
-        "phase",
-        "is_top_level",
-        "module",
-        "input_shapes",
-        "input_dtypes",
-        "output_shapes",
-        "attributes",
-    )
-    columns = (
-        table[name].astype(object) for name in names
-    )  # lists hold Python's own numbers, and None
+    # as lists of Python's own numbers, and None
+    columns = (table[name].astype(object) for name in (*NODE_COLUMNS, *TEXT_COLUMNS))
     details: dict[tuple[str, ...], tuple[Any, ...]] = {}
     for row in zip(
         *(column.where(column.notna(), None).tolist() for column in columns), strict=True
     ):
-        node_id, parent, name, order, thread, phase, top, module, *texts = row
-        key = tuple(texts)
+        plain = dict(zip(NODE_COLUMNS, row, strict=False))
+        key = row[len(NODE_COLUMNS) :]
         if key not in details:
             details[key] = _read_details(*key)
         inputs, values, outputs, attributes = details[key]
-        yield Node(
-            node_id,
-            name,
-            parent,
-            order,
-            thread,
-            phase,
-            inputs,
-            values,
-            outputs,
-            dict(attributes),
-            top,
-            module,
-        )
+        arguments = {"inputs": inputs, "values": values, "outputs": outputs}
+        yield Node(**plain, **arguments, attributes=dict(attributes))
 
 
 def _read_details(shapes: str, dtypes: str, results: str, text: str) -> tuple[Any, ...]:
@@ -289,16 +272,16 @@ def _read_details(shapes: str, dtypes: str, results: str, text: str) -> tuple[An
 def _read_arguments(shapes: str, dtypes: str, results: str, text: str) -> tuple[Any, ...]:
     """Inputs, values and outputs. Attributes have a number of their own for most nodes, and are read apart."""
     extra = json.loads(text)
-    devices, strides = extra.get("host"), extra.get("strides")
-    kinds, sizes = json.loads(dtypes), json.loads(shapes)
+    devices = extra.get("host")
+    strides = extra.get("strides")
+    kinds = json.loads(dtypes)
+    sizes = json.loads(shapes)
     inputs = tuple(
         _argument(sizes[i], kinds[i], _at(strides, i), _at(devices, i)) for i in range(len(kinds))
     )
-    out_sizes, out_kinds, out_host = (
-        json.loads(results),
-        extra.get("output_dtypes"),
-        extra.get("output_host"),
-    )
+    out_sizes = json.loads(results)
+    out_kinds = extra.get("output_dtypes")
+    out_host = extra.get("output_host")
     outputs = tuple(
         _argument(s, _at(out_kinds, i), None, _at(out_host, i)) for i, s in enumerate(out_sizes)
     )
@@ -315,6 +298,23 @@ def _flat(arguments: Sequence[Argument]) -> list[Tensor]:
     return found
 
 
+def replaced_tensors(
+    arguments: Sequence[Argument], change: Callable[[Tensor], Tensor]
+) -> tuple[Argument, ...]:
+    """The arguments of an operator with each tensor changed, also in lists."""
+    return tuple(
+        tuple(map(change, argument)) if isinstance(argument, tuple) else _each(argument, change)
+        for argument in arguments
+    )
+
+
+def _each(argument: Argument, describe: Callable[[Tensor], Any]) -> Any:
+    """The description of a tensor, or a list of those of several; None for a plain value."""
+    if isinstance(argument, tuple):
+        return [describe(tensor) for tensor in argument]
+    return None if argument is None else describe(argument)
+
+
 def dump(value: Any) -> str:
     """A value as JSON text, as the columns of a graph hold it."""
     return json.dumps(value, separators=(",", ":"))
@@ -322,53 +322,45 @@ def dump(value: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _shapes_text(arguments: tuple[Argument, ...]) -> str:
-    return dump([_shapes(each) for each in arguments])
+    return dump([[] if each is None else _each(each, _shape) for each in arguments])
 
 
 @lru_cache(maxsize=4096)
 def _dtypes_text(arguments: tuple[Argument, ...]) -> str:
-    return dump([_dtypes(each) for each in arguments])
+    return dump([_each(each, _dtype) for each in arguments])
 
 
 def _at(values: Any, index: int) -> Any:
     return values[index] if isinstance(values, list) and index < len(values) else None
 
 
-def _shapes(argument: Argument) -> Any:
-    if isinstance(argument, Tensor):
-        return list(argument.shape)
-    return [] if argument is None else [list(tensor.shape) for tensor in argument]
+def _shape(tensor: Tensor) -> list[int]:
+    return list(tensor.shape)
 
 
-def _dtypes(argument: Argument) -> Any:
-    if isinstance(argument, Tensor):
-        return argument.dtype
-    return None if argument is None else [tensor.dtype for tensor in argument]
+def _dtype(tensor: Tensor) -> str:
+    return tensor.dtype
 
 
-def _strides(argument: Argument) -> Any:
+def _strides(tensor: Tensor) -> int | list[int] | None:
     """Strides if they are not contiguous; 0 means unknown."""
-    if isinstance(argument, Tensor):
-        if argument.strides is None:
-            return 0
-        return None if argument.contiguous else list(argument.strides)
-    return None if argument is None else [_strides(tensor) for tensor in argument]
+    if tensor.strides is None:
+        return 0
+    return None if tensor.contiguous else list(tensor.strides)
 
 
-def _host(argument: Argument) -> Any:
-    if isinstance(argument, Tensor):
-        return argument.host or None
-    return None if argument is None else [tensor.host or None for tensor in argument]
+def _host(tensor: Tensor) -> bool | None:
+    return tensor.host or None
 
 
 def _packed(node: Node) -> dict[str, Any]:
     """Attributes with an added key `_` for what the shape and dtype columns cannot hold; empty parts are left out."""
     extra: dict[str, Any] = {
         "values": list(node.values),
-        "strides": [_strides(a) for a in node.inputs],
-        "host": [_host(a) for a in node.inputs],
-        "output_dtypes": [_dtypes(a) for a in node.outputs],
-        "output_host": [_host(a) for a in node.outputs],
+        "strides": [_each(argument, _strides) for argument in node.inputs],
+        "host": [_each(argument, _host) for argument in node.inputs],
+        "output_dtypes": [_each(argument, _dtype) for argument in node.outputs],
+        "output_host": [_each(argument, _host) for argument in node.outputs],
     }
     kept = {key: value for key, value in extra.items() if any(_filled(item) for item in value)}
     return {**node.attributes, **({"_": kept} if kept else {})}

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isfinite, log
+from math import log
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError
+from pipeline.hardware.named_files import NamedFile
 from pipeline.hardware.spec import PCIE_EFFICIENCY, PCIE_LANE_GB_PER_S, GpuSpec
 from pipeline.paths import config_files, name_of_config
-from pipeline.yaml_text import read_mapping
 
 AUTO = "auto"
 """Value of `cluster` that takes the usual cluster of the GPU."""
@@ -36,7 +36,6 @@ _RATES = {
 }  # fmt: skip
 """Keys of figures, with the factor to the unit of `Cluster`: GB/s in one direction, µs."""
 _OPTIONAL = ("nvlink_bidirectional_gb_per_s", "in_switch_reduction", "host", "usual_for", "sources")
-_KEYS = (*_TEXTS, *_COUNTS, *_RATES, *_OPTIONAL[1:])
 _LARGEST = 1e6
 """Figures above it are refused: they are in another unit."""
 
@@ -138,67 +137,38 @@ def _read(path: Path) -> Cluster:
 
 @lru_cache(maxsize=256)
 def _parsed(path: Path, _stamp: int) -> Cluster:
-    cluster = _checked(read_mapping(path, "values, as in config/cluster/dgx-a100.yaml"), path)
-    if cluster.name != path.stem:
-        raise ConfigError(
-            f"{path}: name is {cluster.name!r}, expected {path.stem!r}, the name of the file"
-        )
+    required = [*_COUNTS, *(key for key in _RATES if key not in _OPTIONAL)]
+    file = NamedFile(path, "cluster", "dgx-a100", _TEXTS, required, _OPTIONAL)
+    values = file.values
+    host, sources, reduces = file.text("host"), values.get("sources"), "in_switch_reduction"
+    if values["fabric"] not in FABRICS:
+        raise file.error("fabric", f"choose one of {', '.join(FABRICS)}")
+    for key in _COUNTS:
+        if type(values[key]) is not int or not 1 <= values[key] <= 1024:
+            raise file.error(key, "give a whole number from 1 to 1024")
+    remedy = "give a number above 0, in the unit that the key names"
+    rates = {key: file.number(key, remedy, _LARGEST) for key in _RATES}
+    if not isinstance(values.get(reduces), (bool, type(None))):
+        raise file.error(reduces, "give true or false")
+    if not isinstance(sources or {}, Mapping):
+        raise ConfigError(f"{path}: sources must map figures to texts")
+    figures: dict[str, Any] = {
+        key.replace("_bidirectional", "").replace("gbit", "gb"): factor * rate
+        for key, factor in _RATES.items()
+        if (rate := rates[key]) is not None
+    }
+    cluster = Cluster(
+        **figures,
+        **{key: values[key] for key in (*_TEXTS, *_COUNTS)},
+        host=host,
+        in_switch_reduction=bool(values.get(reduces)),
+        usual_for=file.names("usual_for", "GPUs"),
+        sources={str(key): str(text) for key, text in (sources or {}).items()},
+    )
+    file.refuse_other_name()
     if cluster.name == AUTO:
         raise ConfigError(
             f"{path}: {AUTO} means the usual cluster of a GPU; call the file and the cluster"
             " otherwise"
         )
     return cluster
-
-
-def _checked(values: Mapping[str, Any], path: Path) -> Cluster:
-    """The cluster of a file's values."""
-    if unknown := [key for key in values if key not in _KEYS]:
-        raise ConfigError(
-            f"{path}: unknown key {', '.join(map(repr, unknown))}; a cluster has {', '.join(_KEYS)}"
-        )
-    if missing := [key for key in _KEYS if values.get(key) is None and key not in _OPTIONAL]:
-        raise ConfigError(f"{path}: {', '.join(missing)} is missing")
-    texts = {key: values[key] for key in (*_TEXTS, "host") if values.get(key) is not None}
-    for key, text in texts.items():
-        if not isinstance(text, str) or not text:
-            raise ConfigError(f"{path}: {key} is {text!r}: give a text")
-    if not all(character.isalnum() or character in "-_" for character in texts["name"]):
-        raise ConfigError(f"{path}: folders get this name: give it letters, digits, - and _ alone")
-    if texts["fabric"] not in FABRICS:
-        raise ConfigError(
-            f"{path}: fabric is {texts['fabric']!r}: choose one of {', '.join(FABRICS)}"
-        )
-    for key in _COUNTS:
-        if type(values[key]) is not int or not 1 <= values[key] <= 1024:
-            raise ConfigError(
-                f"{path}: {key} is {values[key]!r}: give a whole number from 1 to 1024"
-            )
-    for key in (key for key in _RATES if values.get(key) is not None):
-        rate = values[key]
-        number = isinstance(rate, (int, float)) and not isinstance(rate, bool) and isfinite(rate)
-        if not number or not 0 < rate <= _LARGEST:
-            raise ConfigError(
-                f"{path}: {key} is {rate!r}: give a number above 0, in the unit that the key names"
-            )
-    reduces, names, sources = (
-        values.get(key) for key in ("in_switch_reduction", "usual_for", "sources")
-    )
-    if not isinstance(reduces, (bool, type(None))):
-        raise ConfigError(f"{path}: in_switch_reduction is {reduces!r}: give true or false")
-    if not isinstance(names or [], (list, tuple)):
-        raise ConfigError(f"{path}: usual_for is {names!r}: give a list of GPUs")
-    if not isinstance(sources or {}, Mapping):
-        raise ConfigError(f"{path}: sources must map figures to texts")
-    figures: dict[str, Any] = {
-        key.replace("_bidirectional", "").replace("gbit", "gb"): factor * float(values[key])
-        for key, factor in _RATES.items()
-        if values.get(key) is not None
-    }
-    figures |= texts | {key: values[key] for key in _COUNTS}
-    return Cluster(
-        **figures,
-        in_switch_reduction=bool(reduces),
-        usual_for=tuple(map(str, names or ())),
-        sources={str(key): str(text) for key, text in (sources or {}).items()},
-    )

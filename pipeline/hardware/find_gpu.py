@@ -13,16 +13,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import lru_cache
-from math import log
+from math import inf, log, prod
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-import numpy as np
-
 from pipeline.errors import ConfigError, UnknownNameError
-from pipeline.hardware.occupancy import ARCHITECTURE_NAMES, ARCHITECTURES
+from pipeline.hardware.architecture import architecture_row, nearest_capability, nvidia_names
 from pipeline.hardware.spec import (
+    DTYPES,
     MIB,
     PCIE_EFFICIENCY,
     PCIE_LANE_GB_PER_S,
@@ -35,18 +34,6 @@ from pipeline.yaml_text import read_mapping
 
 LOCAL = "local"
 """Name of the device of this machine."""
-
-SIBLINGS = {
-    6.0: "P100",
-    6.1: "P4",
-    7.0: "V100",
-    7.5: "T4",
-    8.0: "A100",
-    8.6: "A10",
-    8.9: "L4",
-    9.0: "H100",
-}
-"""GPU from which the figures of an unlisted GPU are scaled, by compute capability; B200 for newer ones."""
 
 NEAR_SMS = 1.25
 """Ratio of multiprocessors below which one GPU may stand for another of its architecture: cards of one chip differ so much."""
@@ -103,16 +90,9 @@ def is_known(name: str) -> bool:
 def nearest_name(name: str) -> str:
     """The known GPU with the name or alias most like this one, best of its series (`RTX 40..`); empty where none is like it."""
     wanted, name_by_alias = _comparable_name(name), _gpu_files()[1]
-    letters, close = (
-        len(wanted) - len(wanted.lstrip(ascii_lowercase)),
-        get_close_matches(wanted, name_by_alias, n=20),
-    )
-    alike = [
-        alias
-        for shared in (letters + 1, letters)
-        for alias in close
-        if alias[:shared] == wanted[:shared]
-    ]
+    letters = len(wanted) - len(wanted.lstrip(ascii_lowercase))
+    alike = get_close_matches(wanted, name_by_alias, n=20)
+    alike = [a for n in (letters + 1, letters) for a in alike if a[:n] == wanted[:n]]
     alike += get_close_matches(wanted, name_by_alias, n=1, cutoff=SLIP)
     return name_by_alias[alike[0]] if alike else ""
 
@@ -121,11 +101,8 @@ def nearest_gpu(properties: Any, device: str) -> str | None:
     """The known GPU nearest to a device of a trace's `deviceProperties`: of its maker and compute capability, by multiprocessors
     and memory. Empty where none has about as many multiprocessors (`NEAR_SMS`); None where the figures are not stated.
     """
-    stated = (
-        [each for each in properties if isinstance(each, dict)]
-        if isinstance(properties, list)
-        else []
-    )
+    listed = properties if isinstance(properties, list) else []
+    stated = [each for each in listed if isinstance(each, dict)]
     own = min(stated, key=lambda each: str(each.get("name")) != device, default={})
     keys = ("computeMajor", "computeMinor", "numSms", "totalGlobalMem")
     if not all(type(own.get(key)) is int and own[key] >= 0 for key in keys):
@@ -153,11 +130,8 @@ def list_gpus() -> list[GpuSpec]:
 
 def same_chip(a: GpuSpec, b: GpuSpec) -> bool:
     """Whether two GPUs have the same chip and number of SMs, so that the same kernels run in the same waves."""
-    return (
-        a.architecture == b.architecture
-        and a.compute_capability == b.compute_capability
-        and a.sms == b.sms
-    )
+    chips = [(gpu.architecture, gpu.compute_capability, gpu.sms) for gpu in (a, b)]
+    return chips[0] == chips[1]
 
 
 def same_chip_gpu(gpu: GpuSpec, measured: Iterable[str]) -> GpuSpec | None:
@@ -165,14 +139,12 @@ def same_chip_gpu(gpu: GpuSpec, measured: Iterable[str]) -> GpuSpec | None:
 
     Example: the A100 with 40 GB for the A100 with 80 GB.
     """
-    siblings = [
-        spec
-        for spec in map(load_gpu_file, measured)
-        if spec.name != gpu.name and same_chip(spec, gpu)
-    ]
-    return min(
-        siblings, key=lambda spec: abs(log(spec.dram_gb_per_s / gpu.dram_gb_per_s)), default=None
-    )
+    others = [spec for spec in map(load_gpu_file, measured) if spec.name != gpu.name]
+
+    def distance(spec: GpuSpec) -> float:
+        return abs(log(spec.dram_gb_per_s / gpu.dram_gb_per_s))
+
+    return min((spec for spec in others if same_chip(spec, gpu)), key=distance, default=None)
 
 
 @lru_cache(maxsize=1)
@@ -199,26 +171,22 @@ def cuda_spec(properties: Any) -> GpuSpec:
         listed = load_gpu_file(device_name)
     except UnknownNameError:
         return _unlisted_cuda_spec(properties, read)
-    sources = {**listed.sources, "memory_gib": read}
-    aliases, memory = (listed.name, device_name), int(properties.total_memory)
     return replace(
         listed,
         name=LOCAL,
-        aliases=aliases,
-        memory_bytes=memory,
+        aliases=(listed.name, device_name),
+        memory_bytes=int(properties.total_memory),
         usable_memory_share=1.0,
-        sources=sources,
+        sources={**listed.sources, "memory_gib": read},
     )
 
 
 def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
     """Spec of a GPU without a file: SMs, clocks, bus and L2 from the driver; tensor-core rates from a similar GPU, scaled."""
-    capability = float(f"{properties.major}.{properties.minor}")
-    capability = max(
-        (c for c in ARCHITECTURE_NAMES if c <= capability), default=min(ARCHITECTURE_NAMES)
-    )
-    architecture = ARCHITECTURE_NAMES[capability]
-    like = load_gpu_file(SIBLINGS.get(capability, "B200"))
+    capability = nearest_capability(float(f"{properties.major}.{properties.minor}"))
+    architecture = nvidia_names()[capability]
+    row = architecture_row(architecture, capability)
+    like = load_gpu_file(row.sibling)
     clock_khz = getattr(properties, "clock_rate", None)
     clock = clock_khz / 1e3 if clock_khz else like.boost_clock_mhz
     sms = int(properties.multi_processor_count)
@@ -227,15 +195,7 @@ def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
     )
     # memory transfers data twice per clock of the driver's memory clock, on the whole bus
     dram = 2 * memory_khz * bus_bits / 8 / 1e6 if memory_khz and bus_bits else like.dram_gb_per_s
-    scale = sms * clock / (like.sms * like.boost_clock_mhz)
-    rates = {
-        f"{dtype}_gflop_per_s": getattr(like, f"{dtype}_gflop_per_s")
-        for dtype in ("tf32", "fp16", "bf16", "fp64", "fp64_tensor")
-    }
-    scaled: dict[str, Any] = {
-        key: None if rate is None else scale * rate for key, rate in rates.items()
-    }
-    return replace(
+    device = replace(
         like,
         name=LOCAL,
         aliases=(str(properties.name),),
@@ -248,29 +208,23 @@ def _unlisted_cuda_spec(properties: Any, read: str) -> GpuSpec:
         boost_clock_mhz=clock,
         base_clock_mhz=clock,
         dram_gb_per_s=dram,
-        fp32_gflop_per_s=2
-        * sms
-        * ARCHITECTURES[architecture, capability].fp32_lanes_per_sm
-        * clock
-        / 1e3,
-        **scaled,
+        fp32_gflop_per_s=2 * sms * row.fp32_lanes_per_sm * clock / 1e3,
         measured_fp32_gflop_per_s=None,
         measured_dram_gb_per_s=None,
         measured_l2_gb_per_s=None,
         sources=dict.fromkeys(("sms", "memory_gib", "boost_clock_mhz"), read)
         | {"fp16_tflop_per_s": f"scaled from {like.name} by SMs and clock"},
     )
+    return with_proportional_figures(device, like)
 
 
 def cpu_spec() -> GpuSpec:
     """The CPU as a device, with one "SM" per core and no separate memory, so that every stage runs without a GPU."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    cores = len(usable(0))
     cpu = Path("/sys/devices/system/cpu/cpu0")
-    clock_khz, cache_kib = (
-        _number_in(cpu / name) for name in ("cpufreq/cpuinfo_max_freq", "cache/index3/size")
-    )
+    clock_khz = _number_in(cpu / "cpufreq/cpuinfo_max_freq")
+    cache_kib = _number_in(cpu / "cache/index3/size")
     clock = clock_khz / 1e3 if clock_khz else CPU_CLOCK_MHZ
     flops = CPU_FLOP_PER_CLOCK * cores * clock / 1e3
     return GpuSpec(
@@ -374,26 +328,15 @@ _CLOCKED = ("sms", "boost_clock_mhz")
 
 PROPORTIONAL_TO = {
     "base_clock_mhz": ("boost_clock_mhz",),
-    "fp32_gflop_per_s": _CLOCKED,
-    "tf32_gflop_per_s": _CLOCKED,
-    "fp16_gflop_per_s": _CLOCKED,
-    "bf16_gflop_per_s": _CLOCKED,
-    "fp64_gflop_per_s": _CLOCKED,
-    "fp64_tensor_gflop_per_s": _CLOCKED,
-    "measured_fp32_gflop_per_s": ("fp32_gflop_per_s",),
-    "measured_dram_gb_per_s": ("dram_gb_per_s",),
+    **{f"{dtype}_gflop_per_s": _CLOCKED for dtype in DTYPES},
+    **{f"measured_{key}_per_s": (f"{key}_per_s",) for key in ("fp32_gflop", "dram_gb")},
     "measured_l2_gb_per_s": _CLOCKED,
 }
 """Figures that are proportional to other figures, which are the values. A figure stands before those that depend on it."""
 
 TIME_INDEPENDENT = (
-    "name",
-    "aliases",
-    "sources",
-    "memory_bytes",
-    "usable_memory_share",
-    "base_clock_mhz",
-)
+    "name", "aliases", "sources", "memory_bytes", "usable_memory_share", "base_clock_mhz",
+)  # fmt: skip
 """Fields on which no time depends. Memory determines only what fits, and no formula uses the base clock."""
 
 
@@ -408,11 +351,8 @@ def catalogue_spec(name: str) -> GpuSpec | None:
 
 def proportional_factor(key: str, gpu: GpuSpec, stated: GpuSpec) -> float:
     """Factor from `stated` to `gpu` on a figure, from the figures that it is proportional to; exactly 1 if those are equal."""
-    return float(
-        np.prod(
-            [getattr(gpu, name) / getattr(stated, name) for name in PROPORTIONAL_TO.get(key, ())]
-        )
-    )
+    names = PROPORTIONAL_TO.get(key, ())
+    return prod(getattr(gpu, name) / getattr(stated, name) for name in names)
 
 
 def with_proportional_figures(gpu: GpuSpec, stated: GpuSpec) -> GpuSpec:
@@ -437,11 +377,12 @@ def time_factor_bounds(gpu: GpuSpec, stated: GpuSpec) -> tuple[float, float]:
     are needed because trained models are not monotone in cache sizes and numbers of SMs. They are monotone in
     bandwidths, clock, throughput and power.
     """
-    pairs = [(getattr(gpu, name), getattr(stated, name)) for name in differing_figures(gpu, stated)]
+    names = differing_figures(gpu, stated)
+    pairs = [(getattr(gpu, name), getattr(stated, name)) for name in names]
     if not all(isinstance(value, (int, float)) for pair in pairs for value in pair):
-        return 0.0, np.inf
-    more, less = (all(new > old for new, old in pairs), all(new < old for new, old in pairs))
-    return (1.0 if less else 0.0), (1.0 if more else np.inf)
+        return 0.0, inf
+    more, less = all(new > old for new, old in pairs), all(new < old for new, old in pairs)
+    return float(less), 1.0 if more else inf
 
 
 def composed_gpu(values: Mapping[str, Any]) -> tuple[GpuSpec, GpuSpec | None]:

@@ -6,18 +6,15 @@ factor is. `host=usual` is the host that a card of that generation usually sits 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware.find_gpu import LOCAL
+from pipeline.hardware.named_files import NamedFile
 from pipeline.hardware.spec import GpuSpec
 from pipeline.paths import campaign_gpus, config_files, name_of_config
-from pipeline.yaml_text import read_mapping
 
 USUAL = "usual"
 """Value of `host` that takes the usual host of the GPU."""
@@ -29,7 +26,8 @@ CAMPAIGN_LOG_SD = 0.18
 """Standard deviation of log host time of a campaign's host, beside that of shared overheads: what profiled times leave open.
 35 steps of `measurements/H100` that wait for the host, a virtual machine, differ by 0.23 from their predictions."""
 
-_KEYS = ("name", "what", "observations", "scale", "log_sd", "usual_for", "sources")
+_TEXTS = ("name", "what", "observations")
+_OPTIONAL = ("scale", "log_sd", "usual_for", "sources")
 
 
 @dataclass(frozen=True)
@@ -113,36 +111,14 @@ def _read(path: Path) -> Host:
 
 @lru_cache(maxsize=256)
 def _parsed(path: Path, _stamp: int) -> Host:
-    host = _checked(read_mapping(path, f"values, as in config/host/{NEWEST}.yaml"), path)
-    if host.name != path.stem:
-        raise ConfigError(
-            f"{path}: name is {host.name!r}, expected {path.stem!r}, the name of the file"
-        )
+    file = NamedFile(path, "host", NEWEST, _TEXTS, (), _OPTIONAL)
+    scale = file.number("scale", "give a number above 0", 1000)
+    log_sd = file.number("log_sd", "give a number 0 or above 0", 1000, zero=True)
+    host = Host(
+        *(file.values[key] for key in _TEXTS),
+        scale=1.0 if scale is None else scale,
+        log_sd=log_sd or 0.0,
+        usual_for=file.names("usual_for", "architectures"),
+    )
+    file.refuse_other_name()
     return host
-
-
-def _checked(values: Mapping[str, Any], path: Path) -> Host:
-    """The host of a file's values."""
-    if unknown := [key for key in values if key not in _KEYS]:
-        raise ConfigError(
-            f"{path}: unknown key {', '.join(map(repr, unknown))}; a host has {', '.join(_KEYS)}"
-        )
-    texts = {key: values.get(key) for key in ("name", "what", "observations")}
-    if missing := [key for key, text in texts.items() if not isinstance(text, str) or not text]:
-        raise ConfigError(f"{path}: {', '.join(missing)} is missing; give a text for each")
-    if not all(character.isalnum() or character in "-_" for character in texts["name"] or ""):
-        raise ConfigError(f"{path}: folders get this name: give it letters, digits, - and _ alone")
-    numbers = {"scale": values.get("scale", 1.0), "log_sd": values.get("log_sd", 0.0)}
-    for key, number in numbers.items():
-        usable = (
-            isinstance(number, (int, float)) and not isinstance(number, bool) and isfinite(number)
-        )
-        if not usable or number < 0 or (key == "scale" and number == 0) or number > 1000:
-            raise ConfigError(
-                f"{path}: {key} is {number!r}: give a number {'0 or' if key == 'log_sd' else ''}"
-                " above 0"
-            )
-    architectures = values.get("usual_for", ())
-    if not isinstance(architectures, (list, tuple)):
-        raise ConfigError(f"{path}: usual_for is {architectures!r}: give a list of architectures")
-    return Host(**texts, **numbers, usual_for=tuple(map(str, architectures)))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.hardware.occupancy import ARCHITECTURES, DEFAULT_LIMITS, Architecture
+from pipeline.hardware.architecture import Architecture, architecture_row, stated_row
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -41,12 +41,13 @@ TIGHT_SHARE = 0.9
 """Share of the usable memory above which a step fits only tightly. Where memory is scarce, the segments of PyTorch's allocator
 take 0 to 7 % more than the tensors in ten of twelve simulated steps, and 16 and 19 % in two; cuDNN's workspaces come on top."""
 
-TENSOR_CORE_CAPABILITY = 8.0
-"""Lowest compute capability with TF32 and bf16 arithmetic: Ampere (CUDA C Programming Guide)."""
-EMULATED_CAPABILITY = 7.0
-"""Lowest compute capability for which cuBLAS multiplies matrices in bf16: Volta (pytorch/pytorch#57773)."""
-NO_TF32 = ("cdna2",)
-"""Architectures without TF32 whose compute capability, in another maker's numbering, is above that of Ampere."""
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """How a GPU is run: the clock of its SMs in MHz, and the power in W that its board may take."""
+
+    clock_mhz: float
+    power_limit_w: float
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,29 @@ class GpuSpec:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     @property
+    def operating_point(self) -> OperatingPoint:
+        """How the GPU is run: at its boost clock, within its design power. All times come from this, not from the file."""
+        return OperatingPoint(self.boost_clock_mhz, self.tdp_w)
+
+    @property
+    def clock_mhz(self) -> float:
+        """The clock of the operating point, MHz."""
+        return self.operating_point.clock_mhz
+
+    @property
+    def generation(self) -> Architecture:
+        """What depends on the GPU's generation; a CPU and unlisted architectures have a row that stands for them."""
+        return architecture_row(self.architecture, self.compute_capability)
+
+    @property
     def limits(self) -> Architecture | None:
         """Allocation units and lanes of the architecture; None for an architecture without a table row (a CPU)."""
-        return ARCHITECTURES.get((self.architecture, self.compute_capability))
+        return stated_row(self.architecture, self.compute_capability)
 
     @property
     def sm_limits(self) -> Architecture:
         """Limits of one SM: those of the architecture, replaced by those that the GPU file states."""
-        return replace(
-            self.limits or DEFAULT_LIMITS, **{key: getattr(self, key) for key in _PER_SM}
-        )
+        return replace(self.generation, **{key: getattr(self, key) for key in _PER_SM})
 
     @property
     def usable_memory_bytes(self) -> int:
@@ -155,10 +169,7 @@ class GpuSpec:
 
     def peak_l2_gb_per_s(self) -> float:
         """Attainable L2 bandwidth, GB/s: measured, else from SMs and clock."""
-        return (
-            self.measured_l2_gb_per_s
-            or L2_BYTES_PER_SM_CLOCK * self.sms * self.boost_clock_mhz / 1e3
-        )
+        return self.measured_l2_gb_per_s or L2_BYTES_PER_SM_CLOCK * self.sms * self.clock_mhz / 1e3
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "GPU specification") -> GpuSpec:
@@ -190,12 +201,13 @@ _OPTIONAL = (
     "nvlink_bidirectional_gb_per_s", "measured_fp32_gflop_per_s", "measured_dram_gb_per_s",
     "measured_l2_gb_per_s", *_PER_SM,
 )  # fmt: skip
-_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp64", "fp64_tensor")
+"""Rates of arithmetic that a file may state."""
 _CONVERTED = {
     "boost_clock_mhz": ("boost_clock_mhz", 1.0),
     "dram_gb_per_s": ("dram_gb_per_s", 1.0),
     "tdp_w": ("tdp_w", 1.0),
-    **{f"{dtype}_tflop_per_s": (f"{dtype}_gflop_per_s", 1e3) for dtype in _DTYPES},
+    **{f"{dtype}_tflop_per_s": (f"{dtype}_gflop_per_s", 1e3) for dtype in DTYPES},
     **{key: (key, 1.0) for key in _OPTIONAL if key.startswith("measured_")},
     "nvlink_bidirectional_gb_per_s": ("nvlink_gb_per_s", 0.5),
 }
@@ -225,7 +237,7 @@ def _read_figures(values: Mapping[str, Any], where: str) -> GpuSpec:
     if unknown := [str(key) for key in values if not is_known_key(key)]:
         raise ConfigError(f"{where}: unknown key {', '.join(map(repr, unknown))}")
     architecture, capability = str(values["architecture"]), float(values["compute_capability"])
-    limits = ARCHITECTURES.get((architecture, capability))
+    limits = stated_row(architecture, capability)
     per_sm: dict[str, Any] = {key: getattr(limits, key, None) for key in _PER_SM}
     per_sm |= {key: values[key] for key in _PER_SM if values.get(key) is not None}
     if without := [key for key, value in per_sm.items() if value is None]:
@@ -314,7 +326,7 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
 
 def has_tf32(gpu: GpuSpec) -> bool:
     """Whether products may run in TF32 on this GPU; otherwise they run in fp32."""
-    return gpu.compute_capability >= TENSOR_CORE_CAPABILITY and gpu.architecture not in NO_TF32
+    return gpu.generation.tf32
 
 
 def has_bf16(gpu: GpuSpec) -> bool:
@@ -323,9 +335,9 @@ def has_bf16(gpu: GpuSpec) -> bool:
     On other GPUs tensors hold 2 bytes and arithmetic is fp32 (`torch.cuda.is_bf16_supported(including_emulation=True)`).
     cuDNN is not used for convolutions and recurrent layers there (ATen/cuda/detail/CUDAHooks.cpp).
     """
-    return gpu.limits is None or gpu.compute_capability >= TENSOR_CORE_CAPABILITY
+    return gpu.generation.bf16 == "native"
 
 
 def refuses_bf16(gpu: GpuSpec) -> bool:
     """Whether PyTorch raises an error for matrix products in bf16 on this GPU."""
-    return not has_bf16(gpu) and gpu.compute_capability < EMULATED_CAPABILITY
+    return gpu.generation.bf16 == "refused"

@@ -1,4 +1,4 @@
-"""Sustained figures of a GPU, from its spec file alone: matrix throughput under its power limit, and DRAM bandwidth.
+"""Sustained figures of a GPU at its operating point: matrix throughput under its power limit, and DRAM bandwidth.
 
 Datasheet peaks are too high for two reasons, and the difference depends on the GPU:
 - Issue slots and operand bandwidth limit fp32 matrix products to a share of the peak that depends on the architecture.
@@ -10,15 +10,10 @@ others.
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.hardware.spec import GpuSpec
-from pipeline.yaml_text import load_yaml
 
 Array = npt.NDArray[np.float64]
 
@@ -32,25 +27,6 @@ IDLE_WATTS = 12.0
 """Board power in W that does no arithmetic (memory refresh, leakage, regulators); a P4 or T4 idles at 8 to 15 W."""
 
 
-TABLE = Path(__file__).with_name("sustained.yaml")
-"""The figures by architecture and compute capability, with their meaning and sources."""
-
-
-@cache
-def _figures() -> dict[str, dict[str, dict[str, Any]]]:
-    """Sections `fp32` and `tensor` of the table: figures by `architecture capability`, and `unknown` for all others."""
-    values: dict[str, dict[str, dict[str, Any]]] = load_yaml(TABLE.read_text(encoding="utf-8"))
-    return values
-
-
-def figure(section: str, name: str, gpu: GpuSpec) -> float:
-    """A figure of a GPU's architecture."""
-    rows = _figures()[section]
-    return float(
-        rows.get(f"{gpu.architecture} {gpu.compute_capability:.1f}", rows["unknown"])[name]
-    )
-
-
 def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
     """Least time of fp32 matrix arithmetic, µs: at the architecture's share of the peak, slowed by the power limit.
 
@@ -59,14 +35,18 @@ def arithmetic_us(gpu: GpuSpec, flops: Array) -> Array:
     budget never increases this time.
     """
     full = np.asarray(flops, dtype=np.float64) / (
-        figure("fp32", "share", gpu) * gpu.fp32_gflop_per_s * 1e3
+        gpu.generation.fp32_share * gpu.fp32_gflop_per_s * 1e3
     )
     return throttled_us(full, np.asarray(flops, dtype=np.float64) / (power_gflop_per_s(gpu) * 1e3))
 
 
 def power_gflop_per_s(gpu: GpuSpec) -> float:
     """fp32 throughput that the power budget sustains, GFLOP/s."""
-    return 1e3 * max(gpu.tdp_w - IDLE_WATTS, 1.0) / figure("fp32", "watts_per_tflop", gpu)
+    return (
+        1e3
+        * max(gpu.operating_point.power_limit_w - IDLE_WATTS, 1.0)
+        / gpu.generation.watts_per_tflop
+    )
 
 
 def throttled_us(full: Array, powered: Array) -> Array:
@@ -80,7 +60,7 @@ def throttled_us(full: Array, powered: Array) -> Array:
 
 def sustained_dram_gb_per_s(gpu: GpuSpec) -> float:
     """Streaming DRAM bandwidth, GB/s: measured where the spec file has it, else the architecture's share."""
-    return gpu.measured_dram_gb_per_s or figure("fp32", "dram_share", gpu) * gpu.dram_gb_per_s
+    return gpu.measured_dram_gb_per_s or gpu.generation.dram_share * gpu.dram_gb_per_s
 
 
 DTYPES = ("bf16", "fp16", "tf32")
@@ -89,7 +69,7 @@ DTYPES = ("bf16", "fp16", "tf32")
 
 def peak_gflop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
     """Datasheet peak of tensor cores in a dtype, GFLOP/s; None where the GPU has no tensor cores for it."""
-    if gpu.limits is None or gpu.architecture == "pascal":
+    if not gpu.generation.tensor_cores:
         return None
     peak = getattr(gpu, f"{dtype}_gflop_per_s")
     return None if peak is None else float(peak)
@@ -108,5 +88,7 @@ def sustained_gflop_per_s(gpu: GpuSpec, dtype: str) -> float:
     peak, half = peak_gflop_per_s(gpu, dtype), peak_gflop_per_s(gpu, "fp16")
     if peak is None or half is None:
         return np.nan
-    limited = figure("tensor", "power", gpu) * np.sqrt(gpu.tdp_w * half / 1e3) * 1e3
-    return float(min(figure("tensor", "share", gpu), limited / half) * peak)
+    limited = (
+        gpu.generation.tensor_power * np.sqrt(gpu.operating_point.power_limit_w * half / 1e3) * 1e3
+    )
+    return float(min(gpu.generation.tensor_share, limited / half) * peak)

@@ -160,8 +160,9 @@ class CollectiveModel(KernelModel):
             time[rows] = self.inside_us(op, ranks[rows], size[rows])
             rows = np.flatnonzero((ops == op) & (nodes > 1.0))
             if self.cluster is not None and len(rows):
+                at = ranks[rows], nodes[rows], size[rows]
                 time[rows] = nodes_us(
-                    op, ranks[rows], nodes[rows], size[rows], self.cluster, self.inside_us
+                    op, *at, self.cluster, self.inside_us, d("node_groups", 1.0)[rows]
                 )
         spreads = {"pack": SPREAD, "transferred": TRANSFERRED_SPREAD, "roofline": FORMULA_SPREAD}
         spread = np.array([spreads[kind] for kind in self.evidence_of(calls)])

@@ -99,12 +99,22 @@ def node_us(op: str, ranks: Array, size: Array, gpu: GpuSpec, cluster: Cluster) 
 
 
 def nodes_us(
-    op: str, ranks: Array, nodes: Array, size: Array, cluster: Cluster, inside: Inside
+    op: str,
+    ranks: Array,
+    nodes: Array,
+    size: Array,
+    cluster: Cluster,
+    inside: Inside,
+    node_groups: Array,
 ) -> Array:
-    """Times over several nodes, µs: `inside` the nodes and between them at once, plus the hops between nodes."""
+    """Times over several nodes, µs: `inside` the nodes and between them at once, plus the hops between nodes.
+
+    `node_groups` groups exchange on a node at once, and share its NICs.
+    """
     local = np.ceil(ranks / nodes)
     cards = max(1, cluster.nics_per_node // cluster.gpus_per_node)
-    nics = np.minimum(cluster.nics_per_node, cards * local)  # a rank uses the NICs beside it
+    # a rank uses the NICs beside it
+    nics = np.minimum(cluster.nics_per_node / node_groups, cards * local)
     rate = 1e3 * NIC_SHARE * nics * cluster.nic_gb_per_s
     if op == "send_recv":
         return np.asarray(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,24 +14,18 @@ from pipeline.families.chip import BandwidthCurve
 from pipeline.families.dims import Array, Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import latency_floor as floors
-from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.estimate import Floor, Quantiles, fit_quantiles
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.features import Scope
-from pipeline.kernels.network_training import train_network
-from pipeline.kernels.networks import train_trees
+from pipeline.kernels.learned_variants import FOLDS, NETWORK_FOLDS, Problem, fit_member
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.samples import assign_folds
 
 MAX_GAUSSIAN_PROCESS_SAMPLES = 1000
-"""Largest number of samples for which `auto` uses Gaussian processes. Averages take longer, and their error is as large or
-larger (`benchmarks/kernels/small_fits.py`)."""
-
-ONE_NETWORK_FAMILIES = ("gemm",)
-"""Families for which `auto` trains one network. Averages, and a model of cuBLAS's choice of kernel, have errors that are up to a
-fifth smaller in cross-validation, but equal ones in another session (docs/kernels.md#does-a-model-carry-over)."""
+"""Largest number of samples for which `auto` uses Gaussian processes. Networks take longer, and their error is as large or
+larger (docs/kernels.md#how-good-are-fits-of-few-samples)."""
 
 MIN_TREE_SAMPLES = 20
 """Smallest number of samples for trees and networks. With fewer, physics keeps the default interval."""
@@ -78,9 +71,8 @@ class Fitter:
         physics = Physics.of(gpu)
         if memory is not None:
             physics = physics.calibrate(memory, "fitted")
-        measured, self.timed = floors.kernel_times(train)
+        self.measured, self.timed = floors.kernel_times(train)
         floor = floors.estimate_floor(train, physics, offset_us)
-        self.measured = measured
         scope = Scope.of(name, train, family(name).dims)
         self.base = FittedModel(
             name,
@@ -94,7 +86,7 @@ class Fitter:
         )
         self.clamped = scope.clamp(train)[0]
         self.base = replace(self.base, prior_scale=self._prior_scale(physics))
-        self.folds = assign_folds(train, learned.FOLDS, seed)
+        self.folds = assign_folds(train, FOLDS, seed)
 
     def _prior_scale(self, physics: Physics) -> float:
         """Median ratio of measured kernel times to physics, over the shortest samples above the floor."""
@@ -111,37 +103,36 @@ class Fitter:
 
     def fit(self, variant: str) -> tuple[FittedModel, Array]:
         """Fit the model; also return out-of-fold predictions of the log time without drift, shape (rows,)."""
-        log_measured = np.log(self.measured)
-        if len(self.train) > 1 and np.ptp(log_measured) < EQUAL_LOG_RANGE:
+        log_measured, rows = np.log(self.measured), len(self.train)
+        if rows > 1 and np.ptp(log_measured) < EQUAL_LOG_RANGE:
             floor = Floor(self.base.floor.offset_us, float(self.measured[0]), {})
-            return replace(
-                self.base, variant="constant", inputs="constant", floor=floor
-            ), log_measured
+            model = replace(self.base, variant="constant", inputs="constant", floor=floor)
+            return model, log_measured
         baseline = self.base.baseline(self.clamped)
-        few = variant == "process" or (
-            variant == "auto" and len(self.train) <= MAX_GAUSSIAN_PROCESS_SAMPLES
-        )
-        enough = len(self.train) >= (MIN_GAUSSIAN_PROCESS_SAMPLES if few else MIN_TREE_SAMPLES)
-        chosen = variant if enough else "roofline"
-        if chosen == "roofline" or not np.all(np.isfinite(baseline)):
+        label = variant
+        if variant == "auto":
+            label = "process" if rows <= MAX_GAUSSIAN_PROCESS_SAMPLES else "mlp"
+        few = label == "process"
+        too_few = rows < (MIN_GAUSSIAN_PROCESS_SAMPLES if few else MIN_TREE_SAMPLES)
+        if variant == "roofline" or too_few or not np.all(np.isfinite(baseline)):
             return self._roofline(baseline, log_measured)
         disturbed, clean = self.without_drift(baseline)
-        label = "process" if few else chosen
-        if label == "auto":
-            enough = len(self.train) >= learned.MIN_NETWORK_SAMPLES
-            label = "mlp" if enough and self.name in ONE_NETWORK_FAMILIES else "average"
-        outcome, base = self._fit_members(label, clean, baseline)
-        out_of_fold = outcome.out_of_fold + (0.0 if base.inputs == "raw" else baseline)
+        raw = label == "mlp_paper"
+        base = replace(self.base, variant=label, inputs="raw" if raw else self.base.inputs)
+        start = np.zeros(rows) if raw else baseline
+        problem = Problem(base.features(self.clamped), clean - start, self.folds)
+        outcome = fit_member(label, problem, self.seed)
+        out_of_fold = outcome.out_of_fold + start
         predicted = np.isfinite(out_of_fold)
-        if chosen == "auto":
-            by_physics, by_members = (
+        if variant == "auto":
+            by_physics, by_member = (
                 typical_error(log_time[predicted], clean[predicted], few)
                 for log_time in (baseline, out_of_fold)
             )
-            if by_physics <= by_members:
+            if by_physics <= by_member:
                 return self._roofline(baseline, log_measured)
-        self.notes |= {key: round(value, 5) for key, value in outcome.notes.items()}
-        model = replace(base, variant=label, members=outcome.members, weights=outcome.weights)
+        self.notes |= outcome.notes
+        model = replace(base, members=(outcome.member,), weights=(1.0,))
         return self.calibrate(model, out_of_fold, clean, disturbed), out_of_fold
 
     def without_drift(self, baseline: Array) -> tuple[drift.Drift, Array]:
@@ -170,7 +161,12 @@ class Fitter:
         """
         predicted = np.isfinite(out_of_fold)
         log_time, clean, few = out_of_fold[predicted], clean[predicted], model.variant == "process"
-        extra = drift.best_extra(np.exp(log_time), np.exp(clean - log_time), disturbed, self.seed)
+        extra = drift.best_extra(
+            np.exp(log_time),
+            np.exp(clean - log_time),
+            disturbed,
+            self.seed,
+        )
         latency = np.exp(log_time) + np.interp(log_time, *extra)
         measured = np.exp(clean) + disturbed.extra_us[predicted]
         return replace(
@@ -179,32 +175,6 @@ class Fitter:
             kernel_quantiles=fit_quantiles(log_time, clean - log_time, few),
             latency_quantiles=fit_quantiles(log_time, np.log(measured / latency), few),
         )
-
-    def _fit_members(
-        self, variant: str, clean: Array, baseline: Array
-    ) -> tuple[learned.Outcome, FittedModel]:
-        base = replace(self.base, inputs="raw") if variant == "mlp_paper" else self.base
-        target = clean if base.inputs == "raw" else clean - baseline
-        problem = learned.Problem(
-            self.clamped, base.features(self.clamped), target, self.folds, base.features
-        )
-        if variant == "process":
-            outcome = learned.fit_process(problem, self.seed)
-        elif variant == "trees":
-            outcome = learned.fit_single(problem, train_trees, self.seed)
-        elif variant in ("mlp", "mlp_paper"):
-            recipe = learned.member_recipe(len(problem.target))
-            if variant == "mlp_paper":
-                recipe = learned.search_recipe(problem, self.seed)
-                self.notes |= {
-                    "width": recipe.width,
-                    "layers": recipe.layers,
-                    "learning_rate": recipe.learning_rate,
-                }
-            outcome = learned.fit_single(problem, partial(train_network, recipe=recipe), self.seed)
-        else:
-            outcome = learned.fit_average(problem, self.seed)
-        return outcome, base
 
     def _roofline(self, baseline: Array, log_measured: Array) -> tuple[FittedModel, Array]:
         """Scale physics to the samples; with enough samples, the interval comes from its residuals."""
@@ -223,21 +193,17 @@ class Fitter:
     def with_out_of_fold_predictions(self, model: FittedModel, out_of_fold: Array) -> pd.DataFrame:
         """Training rows with their out-of-fold predictions, in the form of `with_predictions`.
 
-        With many samples an average predicts some folds only; every variant is judged on these, to be comparable.
+        A network predicts some folds only; with many samples every variant is judged on these, to be comparable.
         """
         predicted = np.isfinite(out_of_fold)
         if len(self.train) > MAX_GAUSSIAN_PROCESS_SAMPLES:
-            predicted &= np.isin(self.folds, np.unique(self.folds)[: learned.AVERAGED_FOLDS])
+            predicted &= np.isin(self.folds, np.unique(self.folds)[:NETWORK_FOLDS])
         out_of_fold = out_of_fold[predicted]
         latency = np.exp(out_of_fold) + np.interp(out_of_fold, *model.extra)
         low, high = (np.exp(q) for q in model.latency_quantiles.at(out_of_fold))
         table = with_predictions(model, self.train[predicted])
-        measured = (
-            self.measured if self.timed else self.train["latency_us"].to_numpy(dtype=np.float64)
-        )[predicted]
-        return table.assign(
-            latency_us=measured, predicted_us=latency, p10_us=latency * low, p90_us=latency * high
-        )
+        bounds = {"p10_us": latency * low, "p90_us": latency * high}
+        return table.assign(latency_us=self.measured[predicted], predicted_us=latency, **bounds)
 
     def with_leave_one_out_predictions(self, variant: str) -> pd.DataFrame:
         """Each training row with the prediction of a model of the other rows, in the form of `with_predictions`.
@@ -247,8 +213,20 @@ class Fitter:
         tables = []
         for row in range(len(self.train)):
             others = self.train.drop(index=row).reset_index(drop=True)
-            fitter = Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us)
-            tables.append(with_predictions(fitter.fit(variant)[0], self.train.iloc[[row]]))
+            fitter = Fitter(
+                others,
+                self.gpu,
+                self.name,
+                self.seed,
+                self.memory,
+                self.offset_us,
+            )
+            tables.append(
+                with_predictions(
+                    fitter.fit(variant)[0],
+                    self.train.iloc[[row]],
+                )
+            )
         return pd.concat(tables, ignore_index=True)
 
 

@@ -6,7 +6,7 @@ The module `fit_family` has the steps of one fit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -29,20 +29,22 @@ from pipeline.kernels.family_model import FittedModel, write_physics
 from pipeline.kernels.fit_family import Fitter, typical_error, with_predictions
 from pipeline.kernels.samples import check_rates, clean_samples, families_of, split_by_shape
 
-VARIANTS = ("auto", "process", "average", "trees", "mlp", "mlp_paper", "roofline")
+VARIANTS = ("auto", "process", "trees", "mlp", "mlp_paper", "roofline")
 """Variants of kernel models:
 
 - `process`: Gaussian processes.
-- `average`: trees and networks, distilled.
-- `trees`, `mlp`: one kind of member alone.
+- `mlp`, `trees`: a network, boosted trees.
 - `mlp_paper`: the published network, on sizes only.
 - `roofline`: physics, scaled to the samples.
-- `auto`: `process` for few samples. With more samples, `mlp` for gemm and `average` for other families.
-  It takes `roofline` instead where that has the smaller error on unseen shapes.
+- `auto`: `process` for few samples, `mlp` for more. It takes `roofline` instead where that has the smaller error on
+  unseen shapes.
 """
 
 MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES = 5000
 """Largest number of samples for the variant `process`; with more, its covariance matrix would need more than 200 MB."""
+
+JUDGEMENTS = ("gmae", "mape", "bias", "coverage", "above_floor_gmae")
+"""Figures that a single sample does not show."""
 
 DEFAULT_OFFSET_US = 13.5
 """Event offset in microseconds without element-wise samples; see `kernel_predictor.UNKNOWN_LATENCY_FLOOR`."""
@@ -71,10 +73,8 @@ class FittedFamily:
         """Error that ranks the variants of a family, smallest first: GMAE, or the mean log error for few samples."""
         if int(self.model.description["samples"]) > fitter.MAX_GAUSSIAN_PROCESS_SAMPLES:
             return self.metrics["gmae"]
-        predicted, measured = (
-            np.log(self.test[key].to_numpy(dtype=np.float64))
-            for key in ("predicted_us", "latency_us")
-        )
+        times = self.test[["predicted_us", "latency_us"]].to_numpy(dtype=np.float64)
+        predicted, measured = np.log(times).T
         return typical_error(predicted, measured, few=True)
 
     def save(self, folder: str | Path) -> None:
@@ -83,12 +83,24 @@ class FittedFamily:
 
 
 @dataclass(frozen=True)
-class Split:
-    """Usable samples of one family, in the order of measurement, and those of them that are held out."""
+class Task:
+    """What is fitted: usable samples of one family, in the order of measurement, and what is known of its GPU.
 
-    samples: pd.DataFrame
+    Attributes:
+        train, held_out: the samples that are learned, and those of unseen shapes.
+        measured: names of GPUs and sources of all samples.
+        memory: bandwidth curve fitted on the GPU's samples; if None, that of the spec.
+        offset_us: microseconds that event timing adds to a kernel.
+    """
+
+    gpu: GpuSpec
+    name: str
+    seed: int
     train: pd.DataFrame
     held_out: pd.DataFrame
+    measured: dict[str, list[str]]
+    memory: BandwidthCurve | None
+    offset_us: float
 
     @classmethod
     def of(
@@ -96,32 +108,54 @@ class Split:
         samples: pd.DataFrame,
         gpu: GpuSpec,
         name: str,
-        held_out: npt.NDArray[np.bool_] | None,
-        share: float,
         seed: int,
-    ) -> Split:
-        """Clean and check the samples of a family; `held_out` marks rows of `samples`; if None, `share` is drawn.
+        held_out: npt.NDArray[np.bool_],
+        memory: BandwidthCurve | None,
+        offset_us: float,
+    ) -> Task:
+        """Clean and check the samples of a family; `held_out` marks rows of `samples`.
 
         Raises:
             UnknownNameError, TableError, InputError: as `fit_family`.
         """
         family(name)
-        rows = (samples["family"] == name).to_numpy()
-        table = (
-            samples[rows]
-            .assign(held_out=False if held_out is None else held_out[rows])
-            .reset_index(drop=True)
-        )
-        table = clean_samples(table, f"samples of {name}")
+        own = samples.assign(held_out=held_out)[samples["family"] == name].reset_index(drop=True)
+        table = clean_samples(own, f"samples of {name}")
         check_rates(table, gpu, name)
-        marked = table.pop("held_out").to_numpy(dtype=bool)
-        unseen = split_by_shape(table, share, seed) if held_out is None else marked
-        train = table[~unseen].reset_index(drop=True)
-        if train.empty:
+        unseen = table.pop("held_out").to_numpy(dtype=bool)
+        if unseen.all():
             raise InputError(
                 f"{name}: no shape is left for training; give more samples or a smaller test share"
             )
-        return cls(table, train, table[unseen].reset_index(drop=True))
+        train, test = (table[rows].reset_index(drop=True) for rows in (~unseen, unseen))
+        return cls(gpu, name, seed, train, test, _origin(table), memory, offset_us)
+
+    def check(self, variant: str) -> None:
+        """Refuse an unknown variant, and one that these samples are too many for."""
+        if variant not in VARIANTS:
+            raise UnknownNameError("kernel model variant", variant, list(VARIANTS))
+        rows, most = len(self.train), MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES
+        if variant == "process" and rows > most:
+            raise InputError(
+                f"{self.name}: {rows} samples, but the variant process takes at most {most};"
+                " fit auto"
+            )
+
+    @property
+    def judged_by(self) -> str:
+        """Where the rows of the metrics come from."""
+        if len(self.held_out):
+            return "held-out shapes"
+        return "cross-validation by shape" if len(self.train) > 1 else "none"
+
+
+def _origin(samples: pd.DataFrame) -> dict[str, list[str]]:
+    """Names of the GPUs and sources of samples, for `family.json`."""
+    columns = {"measured_on": "gpu", "source": "source"}
+    return {
+        key: sorted(samples[column].astype(str).unique()) if column in samples.columns else []
+        for key, column in columns.items()
+    }
 
 
 def fit_family(
@@ -154,26 +188,22 @@ def fit_family(
         TableError: no usable sample, or samples faster than the GPU (`samples.check_rates`).
         InputError: no training shape is left, or there are too many samples for the variant `process`.
     """
-    split = Split.of(samples, gpu, name, held_out, test_share, seed)
-    return _fit_split(split, gpu, name, variant, seed, memory, offset_us)
+    if held_out is None:
+        family(name)
+        held_out = np.zeros(len(samples), dtype=bool)
+        own = (samples["family"] == name).to_numpy()
+        held_out[own] = split_by_shape(samples[own], test_share, seed)
+    return _fit(Task.of(samples, gpu, name, seed, held_out, memory, offset_us), variant)
 
 
-def _fit_split(
-    split: Split,
-    gpu: GpuSpec,
-    name: str,
-    variant: str,
-    seed: int,
-    memory: BandwidthCurve | None,
-    offset_us: float,
-) -> FittedFamily:
+def _fit(task: Task, variant: str) -> FittedFamily:
     """Fit a family whose samples are clean. One thread: the number of processors changes no digit of the model."""
     from threadpoolctl import threadpool_limits
 
-    _check_variant(variant, name, split.train)
-    started, train, test = time.thread_time(), split.train, split.held_out
+    task.check(variant)
+    started, train, test = time.thread_time(), task.train, task.held_out
     with threadpool_limits(limits=1):
-        steps = Fitter(train, gpu, name, seed, memory, offset_us)
+        steps = Fitter(train, task.gpu, task.name, task.seed, task.memory, task.offset_us)
         model, out_of_fold = steps.fit(variant)
         if not test.empty:
             scores = with_predictions(model, test)
@@ -181,60 +211,28 @@ def _fit_split(
             scores = steps.with_leave_one_out_predictions(variant)
         else:
             scores = steps.with_out_of_fold_predictions(model, out_of_fold)
-    figures = metrics(scores) | gmae_by_size(scores, work_of(name, scores).bytes)
-    if test.empty and len(train) == 1:
-        figures |= dict.fromkeys(
-            ("gmae", "mape", "bias", "coverage", "above_floor_gmae"), float("nan")
-        )
+    figures = metrics(scores) | gmae_by_size(scores, work_of(task.name, scores).bytes)
+    if task.judged_by == "none":
+        figures |= dict.fromkeys(JUDGEMENTS, float("nan"))
     figures |= {"fit_s": time.thread_time() - started}
     rows, started = (train if test.empty else test).head(2000), time.perf_counter()
     model.predict(rows)
     figures |= {"predict_us_per_row": (time.perf_counter() - started) / len(rows) * 1e6}
-    model = replace(model, description=_describe(split, figures, seed, steps.notes))
-    parameters = {
-        "gpu": gpu.name,
-        "family": name,
-        "variant": model.variant,
-        "seed": seed,
-        **steps.notes,
-    }
-    return FittedFamily(model, figures, scores, parameters)
-
-
-def _check_variant(variant: str, name: str, train: pd.DataFrame) -> None:
-    if variant not in VARIANTS:
-        raise UnknownNameError("kernel model variant", variant, list(VARIANTS))
-    if variant == "process" and len(train) > MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES:
-        raise InputError(
-            f"{name}: {len(train)} samples, but the variant process takes at most "
-            f"{MAX_FORCED_GAUSSIAN_PROCESS_SAMPLES}; fit auto"
-        )
-
-
-def _describe(
-    split: Split, figures: dict[str, float], seed: int, notes: dict[str, Any]
-) -> dict[str, Any]:
-    """Provenance and figures for `family.json`."""
-    samples, train, held_out = split.samples, len(split.train), len(split.held_out)
-    measured_on = sorted(samples["gpu"].astype(str).unique()) if "gpu" in samples.columns else []
-    sources = sorted(samples["source"].astype(str).unique()) if "source" in samples.columns else []
-    keep = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", "rows")
-    return {
+    shown = {key: figures[key] for key in (*JUDGEMENTS, "rows") if key in figures}
+    description = {
         "evidence": "fitted",
-        "seed": seed,
-        "samples": train,
-        "held_out": held_out,
-        "measured_on": measured_on,
-        "source": sources,
+        "seed": task.seed,
+        "samples": len(train),
+        "held_out": len(test),
+        **task.measured,
         "feature_version": features.VERSION,
-        "notes": notes,
-        "split": (
-            "held-out shapes" if held_out else "cross-validation by shape" if train > 1 else "none"
-        ),
-        "metrics": {
-            key: round(figures[key], 6) for key in keep if np.isfinite(figures.get(key, np.nan))
-        },
+        "notes": steps.notes,
+        "split": task.judged_by,
+        "metrics": {key: round(value, 6) for key, value in shown.items() if np.isfinite(value)},
     }
+    facts = {"gpu": task.gpu.name, "family": task.name, "variant": model.variant, "seed": task.seed}
+    model = replace(model, description=description)
+    return FittedFamily(model, figures, scores, {**facts, **steps.notes})
 
 
 def calibrate_physics(
@@ -275,48 +273,50 @@ def fit_gpu(
         TableError, UnknownNameError, InputError: as `fit_family`.
         SteptimeError: a process was killed, most likely because memory ran out.
     """
-    from joblib import Parallel, delayed
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
-
     out_dir, wanted = Path(out_dir), families_of(samples, families)
-    held_out = (
-        split_by_shape(samples, test_share, seed)
-        if test_share > 0
-        else np.zeros(len(samples), dtype=bool)
-    )
+    held_out = np.zeros(len(samples), dtype=bool)
+    if test_share > 0:
+        held_out = split_by_shape(samples, test_share, seed)
     memory, offset_us, error = calibrate_physics(samples[~held_out], gpu)
     # the longest fits start first, so that none runs alone at the end
     counts = samples["family"].value_counts()
-    ordered = sorted(wanted, key=lambda name: -counts[name])
-    splits = {name: Split.of(samples, gpu, name, held_out, 0.0, seed) for name in ordered}
-    for name, variant in product(ordered, variants):
-        _check_variant(variant, name, splits[name].train)
+    tasks = [
+        Task.of(samples, gpu, name, seed, held_out, memory, offset_us)
+        for name in sorted(wanted, key=lambda name: -counts[name])
+    ]
+    fits = [*product(tasks, variants)]
+    for task, variant in fits:
+        task.check(variant)
     best: dict[str, FittedFamily] = {}
-    try:
-        for fitted in Parallel(n_jobs=workers, return_as="generator_unordered")(
-            delayed(_fit_split)(splits[name], gpu, name, variant, seed, memory, offset_us)
-            for name, variant in product(ordered, variants)
-        ):
-            name = fitted.model.family
-            if name not in best or fitted.rank < best[name].rank:
-                best[name] = fitted
-                fitted.save(out_dir / name)
-            if on_fit is not None:
-                on_fit(fitted)
-    except TerminatedWorkerError:
-        raise SteptimeError(
-            "a process of the fit was killed, most likely because memory ran out; fit with fewer"
-            " workers"
-        ) from None
+    for fitted in _fit_all(fits, workers):
+        name = fitted.model.family
+        if name not in best or fitted.rank < best[name].rank:
+            best[name] = fitted
+            fitted.save(out_dir / name)
+        if on_fit is not None:
+            on_fit(fitted)
     if memory is not None and error is not None:
         write_physics(out_dir, gpu, memory, _common_floor(best, offset_us), error, samples)
     return best
 
 
+def _fit_all(fits: Sequence[tuple[Task, str]], workers: int) -> Iterator[FittedFamily]:
+    """Fits in several processes, as they are finished."""
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    parallel = Parallel(n_jobs=workers, return_as="generator_unordered")
+    try:
+        yield from parallel(delayed(_fit)(*each) for each in fits)
+    except TerminatedWorkerError:
+        raise SteptimeError(
+            "a process of the fit was killed, most likely because memory ran out; fit with fewer"
+            " workers"
+        ) from None
+
+
 def _common_floor(best: dict[str, FittedFamily], offset_us: float) -> Floor:
-    floors_us = [
-        fitted.model.floor.default_us
-        for fitted in best.values()
-        if fitted.model.floor.default_us > 0
-    ]
-    return Floor(offset_us, float(np.median(floors_us)) if floors_us else 0.0, {})
+    """The floor of families without samples: the median of those that were fitted."""
+    floors_us = [fitted.model.floor.default_us for fitted in best.values()]
+    positive = [floor for floor in floors_us if floor > 0]
+    return Floor(offset_us, float(np.median(positive)) if positive else 0.0, {})

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from pipeline.errors import PackError
 from pipeline.families.dims import Array
 from pipeline.kernels.networks import CLIP
+from pipeline.model_files import Shapes, check_shapes
 
 if TYPE_CHECKING:
     from sklearn.gaussian_process.kernels import Kernel
@@ -53,6 +54,16 @@ MIN_FEATURE_DEVIATION = 1e-9
 
 MAX_COVARIANCE_CELLS = 1 << 20
 """Maximum size of a covariance block (calls x samples) that is computed at once: 8 MB in float64."""
+
+SHAPES: Shapes = {
+    "mean": ("columns",),
+    "scale": ("columns",),
+    "centre": (1,),
+    "rows": ("samples", "columns"),
+    "lengths": ("processes", "columns"),
+    "weights": ("processes", "samples"),
+}
+"""Shapes of the arrays that are saved."""
 
 MAY_BE_INFINITE = ("scale", "lengths")
 """Arrays that are infinite for a constant feature; no other feature has a scale or length of 0."""
@@ -102,14 +113,16 @@ class GaussianProcess:
 
         Files hold finite numbers only, so the infinite scale and length of a constant feature are saved as 0.
         """
-        names = ("mean", "scale", "rows", "lengths", "weights")
-        arrays: dict[str, npt.NDArray[np.generic]] = {}
-        for name in names:
-            values = getattr(self, name)
-            arrays[f"{prefix}process_{name}"] = (
-                np.where(np.isinf(values), 0.0, values) if name in MAY_BE_INFINITE else values
+        arrays = {**vars(self), "centre": np.array([self.centre])}
+        arrays |= {
+            name: np.where(
+                np.isinf(arrays[name]),
+                0.0,
+                arrays[name],
             )
-        return arrays | {f"{prefix}process_centre": np.array([self.centre])}
+            for name in MAY_BE_INFINITE
+        }
+        return {f"{prefix}process_{name}": values for name, values in arrays.items()}
 
     @classmethod
     def from_tensors(
@@ -120,32 +133,14 @@ class GaussianProcess:
         Raises:
             PackError: an array is missing or has the wrong shape.
         """
-        names = ("mean", "scale", "centre", "rows", "lengths", "weights")
-        try:
-            parts = {name: tensors[f"{prefix}process_{name}"].astype(np.float64) for name in names}
-        except KeyError as error:
-            raise PackError(
-                f"array {error.args[0]!r} of the Gaussian process is missing; rebuild the model"
-            ) from None
-        columns, samples, count = parts["mean"].size, len(parts["rows"]), len(parts["weights"])
-        expected = {
-            "mean": (columns,),
-            "scale": (columns,),
-            "centre": (1,),
-            "rows": (samples, columns),
-            "lengths": (count, columns),
-            "weights": (count, samples),
-        }
-        if not count or any(parts[name].shape != shape for name, shape in expected.items()):
-            raise PackError(
-                "arrays of the Gaussian process have sizes that contradict each other; rebuild the"
-                " model"
-            )
-        parts |= {
-            name: np.where(parts[name] == 0.0, np.inf, parts[name]) for name in MAY_BE_INFINITE
-        }
-        centre = float(parts.pop("centre")[0])
-        return cls(centre=centre, **parts)
+        start = f"{prefix}process_"
+        found = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+        if not check_shapes("Gaussian process", found, SHAPES)["processes"]:
+            raise PackError("the Gaussian process has no weights; rebuild the model")
+        parts = {name: found[name].astype(np.float64) for name in SHAPES}
+        for name in MAY_BE_INFINITE:
+            parts[name][parts[name] == 0.0] = np.inf
+        return cls(centre=float(parts.pop("centre")[0]), **parts)
 
 
 def train_gaussian_process(
@@ -156,21 +151,13 @@ def train_gaussian_process(
 
     mean, scale = _mean_and_deviation(features)
     rows, centre = _standardise(features, mean, scale), float(np.median(target))
-    fitted = [
-        GaussianProcessRegressor(_matern(chosen.lengths), alpha=chosen.noise, optimizer=None).fit(
-            rows, target - centre
-        )
-        for chosen in settings
-    ]
-    weights = [regressor.alpha_ for regressor in fitted]
-    return GaussianProcess(
-        mean,
-        scale,
-        centre,
-        rows,
-        np.array([chosen.lengths for chosen in settings]),
-        np.array(weights),
-    )
+    weights = []
+    for chosen in settings:
+        kernel = _matern(chosen.lengths)
+        process = GaussianProcessRegressor(kernel, alpha=chosen.noise, optimizer=None)
+        weights.append(process.fit(rows, target - centre).alpha_)
+    lengths = np.array([chosen.lengths for chosen in settings])
+    return GaussianProcess(mean, scale, centre, rows, lengths, np.array(weights))
 
 
 def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperparameters:
@@ -181,18 +168,26 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     from scipy.optimize import minimize
 
     if len(target) > MAX_HYPERPARAMETER_SAMPLES:
-        drawn = np.sort(
-            np.random.default_rng(seed).permutation(len(target))[:MAX_HYPERPARAMETER_SAMPLES]
-        )
+        order = np.random.default_rng(seed).permutation(len(target))
+        drawn = np.sort(order[:MAX_HYPERPARAMETER_SAMPLES])
         features, target = features[drawn], target[drawn]
     varies = features.std(axis=0) > MIN_FEATURE_DEVIATION
     lengths = np.full(features.shape[1], np.inf)
     if not varies.any():
         return Hyperparameters(lengths, TYPICAL_NOISE)
-    rows = _standardise(features[:, varies], *_mean_and_deviation(features[:, varies]))
+    rows = _standardise(
+        features[:, varies],
+        *_mean_and_deviation(features[:, varies]),
+    )
     target = (target - np.median(target)) / max(float(target.std()), 1e-6)
     count = rows.shape[1]
-    start = np.log([1.0, *[np.sqrt(count)] * count, TYPICAL_NOISE])
+    start = np.log(
+        [
+            1.0,
+            *[np.sqrt(count)] * count,
+            TYPICAL_NOISE,
+        ]
+    )
     # prior standard deviations of log variance, log length scales and log noise, in the order of `start`
     spread = np.array([1.5, *[LENGTH_SPREAD] * count, 2.0])
     best = minimize(
@@ -205,7 +200,10 @@ def find_hyperparameters(features: Array, target: Array, seed: int) -> Hyperpara
     )
     values = np.exp(best.x)
     lengths[varies] = values[1:-1]
-    return Hyperparameters(lengths, float((values[-1] + MIN_NOISE) / values[0]))
+    return Hyperparameters(
+        lengths,
+        float((values[-1] + MIN_NOISE) / values[0]),
+    )
 
 
 def _penalised(
@@ -233,7 +231,11 @@ def negative_log_likelihood(rows: Array, target: Array, theta: Array) -> tuple[f
     scaled = rows / np.exp(theta[1:-1])
     norms = np.einsum("ij,ij->i", scaled, scaled)
     distance = np.sqrt(
-        3.0 * np.maximum(norms[:, None] + norms[None, :] - 2.0 * scaled @ scaled.T, 0.0)
+        3.0
+        * np.maximum(
+            norms[:, None] + norms[None, :] - 2.0 * scaled @ scaled.T,
+            0.0,
+        )
     )
     decay = variance * np.exp(-distance)
     signal = (1.0 + distance) * decay
@@ -272,4 +274,10 @@ def _mean_and_deviation(features: Array) -> tuple[Array, Array]:
 
 
 def _standardise(features: Array, mean: Array, scale: Array) -> Array:
-    return np.asarray(np.clip((features - mean) / scale, -CLIP, CLIP))
+    return np.asarray(
+        np.clip(
+            (features - mean) / scale,
+            -CLIP,
+            CLIP,
+        )
+    )

@@ -1,7 +1,8 @@
 """Train networks with torch: AdamW on a one-cycle schedule, a batch per step.
 
 On one machine, the same seed gives the same weights. The caller seeds the generators of weights and batches, and the
-loop draws no random numbers. It runs on one thread by default, so that the number of cores does not change the result.
+loop draws no random numbers. It runs on one thread, so that the number of cores
+does not change the result.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Recipe:
         batch: samples per step.
         learning_rate: peak of a one-cycle schedule of AdamW.
         weight_decay: of AdamW.
-        loss: `l1` (aims at the median) or `l2`.
+        loss: of log times: `l1` (aims at the median) or `l2`; `relative` is the relative error of the time itself.
         frequencies: frequencies of sines and cosines per input; 0 for no periodic embedding.
         spread: initial standard deviation of the frequencies, in periods per standard deviation of the input.
         units: units made of these sines and cosines, per input.
@@ -67,11 +68,9 @@ def minimise(
     undecayed: Sequence[torch.Tensor] = (),
     warm_up: float | None = 0.3,
     final_divisor: float = 1e4,
-    max_gradient_norm: float | None = None,
     fused: bool = False,
-    threads: int | None = 1,
 ) -> None:
-    """Minimise a loss by changing parameters in place.
+    """Minimise a loss by changing parameters in place, on one thread.
 
     Args:
         loss: draws a batch and returns its loss.
@@ -82,51 +81,44 @@ def minimise(
         undecayed: further parameters, trained without weight decay.
         warm_up: share of the steps in which the rate rises; None for a constant rate.
         final_divisor: ratio of the first learning rate to the last one.
-        max_gradient_norm: norm to which larger gradients are clipped; None for no clipping.
         fused: whether to use torch's fused AdamW, which is faster and changes the last bits of the weights.
-        threads: number of torch's threads; None keeps torch's current number.
 
     Raises:
         SteptimeError: the loss or a parameter became NaN or infinite.
     """
     import torch
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     trained = [parameter.requires_grad_(True) for parameter in (*parameters, *undecayed)]
     decays = ((parameters, weight_decay), (undecayed, 0.0))
     groups = [{"params": list(group), "weight_decay": decay} for group, decay in decays if group]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=fused)
-    schedule = (
-        None
-        if warm_up is None
-        else torch.optim.lr_scheduler.OneCycleLR(
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    if warm_up is None:
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    else:
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer,
             learning_rate,
             total_steps=steps,
             pct_start=warm_up,
             final_div_factor=final_divisor,
         )
-    )
     for step in range(steps):
         optimizer.zero_grad()
         value = loss()
         if not math.isfinite(value.item()):
             raise _diverged(f"the loss is {value.item()} at step {step + 1} of {steps}")
         value.backward()  # type: ignore[no-untyped-call]
-        if max_gradient_norm is not None:
-            torch.nn.utils.clip_grad_norm_(trained, max_gradient_norm)
         optimizer.step()
-        if schedule is not None:
-            schedule.step()
+        schedule.step()
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trained):
         raise _diverged(f"parameters are NaN or infinite after step {steps}")
 
 
 def _diverged(how: str) -> SteptimeError:
-    return SteptimeError(
-        f"training diverged: {how}; look for zero, missing or huge values among the samples"
-    )
+    advice = "look for zero, missing or huge values among the samples"
+    return SteptimeError(f"training diverged: {how}; {advice}")
 
 
 def shuffled_batches(rows: int, batch: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
@@ -172,6 +164,11 @@ def train_network(features: Floats, target: Array, seed: int, recipe: Recipe) ->
     def loss() -> torch.Tensor:
         rows = next(batches)
         error = _outputs(x[rows], embedding, layers, recipe) - y[rows]
+        if recipe.loss == "relative":
+            # the exponent is limited, so that a large initial error does not overflow
+            log_error = target_scale * error
+            relative = torch.expm1(log_error.clamp(max=3.0)).abs() + torch.relu(log_error - 3.0)
+            return relative.mean()
         return error.abs().mean() if recipe.loss == "l1" else error.square().mean()
 
     minimise(
@@ -212,11 +209,23 @@ def _outputs(
         frequency, weight, bias = embedding
         angle = (2.0 * math.pi) * frequency[:, :, None] * x.T[:, None, :]
         waves = torch.cat([angle.cos(), angle.sin()], dim=1)
-        units = torch.relu(torch.baddbmm(bias[:, :, None], weight.transpose(1, 2), waves))
+        units = torch.relu(
+            torch.baddbmm(
+                bias[:, :, None],
+                weight.transpose(1, 2),
+                waves,
+            )
+        )
         x = torch.cat([x, units.flatten(0, 1).T], dim=1)
     activation = torch.relu if recipe.relu else torch.nn.functional.silu
     *hidden, last_weight, last_bias = layers
-    for number, (weight, bias) in enumerate(zip(hidden[::2], hidden[1::2], strict=True)):
+    for number, (weight, bias) in enumerate(
+        zip(
+            hidden[::2],
+            hidden[1::2],
+            strict=True,
+        )
+    ):
         activated = activation(torch.addmm(bias, x, weight))
         x = activated + x if recipe.residual and number > 0 else activated
     return torch.addmm(last_bias, x, last_weight)[:, 0]
@@ -227,7 +236,11 @@ def _new_layers(columns: int, recipe: Recipe, generator: torch.Generator) -> lis
     inputs = columns * (1 + recipe.units) if recipe.frequencies else columns
     sizes = [inputs, *[recipe.width] * recipe.layers, 1]
     layers: list[torch.Tensor] = []
-    for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+    for before, after in zip(
+        sizes[:-1],
+        sizes[1:],
+        strict=True,
+    ):
         layers += [uniform(shape, before**-0.5, generator) for shape in ((before, after), (after,))]
     layers[-2].zero_()
     layers[-1].zero_()

@@ -60,7 +60,10 @@ class Periodic:
         columns = np.ascontiguousarray(x.T)
         (inputs, rows), count = columns.shape, self.frequency.shape[1]
         angle = columns[:, None, :] * (np.float32(2.0 * np.pi) * self.frequency)[:, :, None]
-        waves = np.empty((inputs, 2 * count, rows), dtype=columns.dtype)
+        waves = np.empty(
+            (inputs, 2 * count, rows),
+            dtype=columns.dtype,
+        )
         np.cos(angle, out=waves[:, :count])
         np.sin(angle, out=waves[:, count:])
         units = self.weight.transpose(0, 2, 1) @ waves
@@ -96,7 +99,10 @@ class Network:
                 `ROWS_IN_DOUBLE` rows are evaluated in float64, larger ones in float32.
         """
         network = self._in_double if max(len(features), table_rows) <= ROWS_IN_DOUBLE else self
-        outputs = np.empty(len(features), dtype=network.weights[-1].dtype)
+        outputs = np.empty(
+            len(features),
+            dtype=network.weights[-1].dtype,
+        )
         for start in range(0, len(features), ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
             outputs[rows] = network._outputs(
@@ -123,7 +129,11 @@ class Network:
         if self.periodic is not None:
             x = self.periodic.extend(x)
         for layer, (weight, bias) in enumerate(
-            zip(self.weights[:-1], self.biases[:-1], strict=True)
+            zip(
+                self.weights[:-1],
+                self.biases[:-1],
+                strict=True,
+            )
         ):
             y = x @ weight
             y += bias
@@ -135,21 +145,21 @@ class Network:
 
     def tensors(self, prefix: str = "") -> dict[str, npt.NDArray[np.generic]]:
         """The arrays to save. Weights are saved in half precision, which changes log times by about 1e-4."""
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            f"{prefix}mean": self.mean,
-            f"{prefix}scale": self.scale,
-            f"{prefix}target": np.array(
-                [self.target_mean, self.target_scale, float(self.residual)]
-            ),
+        target = [self.target_mean, self.target_scale, float(self.residual)]
+        arrays = {
+            "mean": self.mean,
+            "scale": self.scale,
+            "target": np.array(target),
         }
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            arrays[f"{prefix}weight{i}"] = weight.astype(np.float16)
-            arrays[f"{prefix}bias{i}"] = bias
+            arrays |= {f"weight{i}": weight.astype(np.float16), f"bias{i}": bias}
         if self.periodic is not None:
-            arrays[f"{prefix}periodic_frequency"] = self.periodic.frequency
-            arrays[f"{prefix}periodic_units"] = self.periodic.weight
-            arrays[f"{prefix}periodic_offset"] = self.periodic.bias
-        return arrays
+            arrays |= {
+                "periodic_frequency": self.periodic.frequency,
+                "periodic_units": self.periodic.weight,
+                "periodic_offset": self.periodic.bias,
+            }
+        return {prefix + name: array for name, array in arrays.items()}
 
     @classmethod
     def from_tensors(
@@ -165,7 +175,10 @@ class Network:
             for name, array in tensors.items()
             if name.startswith(prefix)
         }
-        layers = max(2, sum(name.startswith("weight") for name in arrays))
+        layers = max(
+            2,
+            sum(name.startswith("weight") for name in arrays),
+        )
         shapes: Shapes = {"mean": ("inputs",), "scale": ("inputs",), "target": (3,)}
         shapes |= layer_shapes([f"width{i}" for i in range(layers + 1)])
         if "periodic_frequency" in arrays:
@@ -175,10 +188,8 @@ class Network:
                 "periodic_offset": ("inputs", "units"),
             }
         sizes = check_shapes("network", arrays, shapes)
-        first, waves = (
-            sizes["inputs"] * (1 + sizes.get("units", 0)),
-            2 * sizes.get("frequencies", 0),
-        )
+        first = sizes["inputs"] * (1 + sizes.get("units", 0))
+        waves = 2 * sizes.get("frequencies", 0)
         if (sizes["width0"], sizes.get("waves", 0)) != (first, waves):
             raise PackError(
                 "the first layer of the network has a wrong number of inputs; rebuild the model"
@@ -236,7 +247,10 @@ class Trees:
 
     def predict(self, features: Array, table_rows: int = 0) -> Array:
         """Log times of shape (rows,); float64, however many rows the table has."""
-        return np.asarray(self.booster.predict(features, num_threads=1), dtype=np.float64)
+        return np.asarray(
+            self.booster.predict(features, num_threads=1),
+            dtype=np.float64,
+        )
 
     def text(self) -> str:
         """The trees in LightGBM's portable text format."""
@@ -259,27 +273,14 @@ class Trees:
             ) from None
 
 
-def train_trees(
-    features: Array,
-    target: Array,
-    seed: int,
-    rounds: int | None = None,
-    learning_rate: float | None = None,
-) -> Trees:
-    """Boost trees on features (rows, columns) and log times (rows,).
-
-    Rounds and learning rate are `REGRESSION_ROUNDS` and that of `REGRESSION_PARAMETERS` by default.
-    """
+def train_trees(features: Array, target: Array, seed: int, **parameters: Any) -> Trees:
+    """Boost trees on features (rows, columns) and log times (rows,); `parameters` replace `REGRESSION_PARAMETERS`."""
     import lightgbm
 
-    parameters = {**REGRESSION_PARAMETERS, "seed": seed}
-    if learning_rate is not None:
-        parameters["learning_rate"] = learning_rate
-    if len(target) < 10 * parameters["min_data_in_leaf"]:
-        parameters |= {"min_data_in_leaf": 1, "num_leaves": 7, "linear_tree": False}
-    data = lightgbm.Dataset(
-        features,
-        np.asarray(target),
-        params={"verbose": -1, "min_data_in_bin": 1, "linear_tree": parameters["linear_tree"]},
-    )
-    return Trees(lightgbm.train(parameters, data, rounds or REGRESSION_ROUNDS))
+    options = {**REGRESSION_PARAMETERS, "seed": seed, **parameters}
+    rounds = options.pop("num_iterations", REGRESSION_ROUNDS)
+    if len(target) < 10 * options["min_data_in_leaf"]:
+        options |= {"min_data_in_leaf": 1, "num_leaves": 7, "linear_tree": False}
+    data_options = {"verbose": -1, "min_data_in_bin": 1, "linear_tree": options["linear_tree"]}
+    data = lightgbm.Dataset(features, np.asarray(target), params=data_options)
+    return Trees(lightgbm.train(options, data, rounds))

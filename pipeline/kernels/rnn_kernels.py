@@ -299,7 +299,7 @@ def _small_persistent_us(sizes: Layers, physics: Physics) -> Array:
     weights = sizes.gates * sizes.hidden**2 / RESIDENT_WEIGHTS
     resident = RESIDENT_US + RESIDENT_WORK_US * weights * (1.0 + sizes.batch / RESIDENT_BATCH)
     spilled = SPILLED_US * weights * np.maximum(sizes.batch / SPILLED_BATCH, 1.0)
-    clock = TABLE_CLOCK_MHZ / max(physics.gpu.boost_clock_mhz, 1.0)
+    clock = TABLE_CLOCK_MHZ / physics.gpu.clock_mhz
     return (
         np.where(weights > 1.0, np.maximum(spilled, resident), resident)
         * np.where(sizes.backward, SMALL_BACKWARD, 1.0)

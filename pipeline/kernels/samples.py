@@ -14,7 +14,7 @@ import pandas as pd
 
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean, shown
 from pipeline.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
-from pipeline.families.dims import ELEMENT_BYTES, Dims
+from pipeline.families.dims import ELEMENT_BYTES, Array, Dims, values_of
 from pipeline.families.family import Family
 from pipeline.families.gemm import work as product_work
 from pipeline.hardware.find_gpu import LOCAL
@@ -37,6 +37,19 @@ MAX_SIDE = 2.0**31
 
 FLAGS = ("trans_a", "trans_b")
 """Dims that are 0 or 1: whether a factor is stored transposed."""
+
+BYTES = ("bytes", "inputs", "outputs")
+"""Dims that count bytes."""
+
+GEOMETRY_COLUMNS = (
+    *(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"),
+    "registers",
+    "shared_memory",
+)
+"""Columns of the launch geometry; 0 means that the geometry was not recorded."""
+
+MAY_BE_ZERO = (*FLAGS, "padding", "padding_w", "inputs", "outputs", *GEOMETRY_COLUMNS)
+"""Columns whose smallest value is 0."""
 
 MAX_BYTES = 1e13
 """Largest traffic of one call, bytes (10 TB). No GPU's memory holds more."""
@@ -62,20 +75,44 @@ def read_table(path: str | Path) -> pd.DataFrame:
     """
     table = read_frame(path, "name another", "name a parquet table")
     for name in (*DIMS, "latency_us"):
-        kinds = [str(kind) for kind in table.dtypes[table.columns == name]]
-        if len(kinds) > 1:
+        types = [str(kind) for kind in table.dtypes[table.columns == name]]
+        if len(types) > 1:
             raise TableError(f"{path}: column {name} is there twice; keep one")
-        if kinds and (
-            kinds[0].startswith(NO_NUMBERS)
-            or (kinds[0].startswith("bool") and name not in ("trans_a", "trans_b"))
-        ):
-            raise TableError(f"{path}: column {name} holds {kinds[0]}; give numbers")
-        if kinds == ["object"] and (
-            odd := {type(value) for value in table[name]} & NO_NUMBER_TYPES
-        ):
-            raise TableError(f"{path}: column {name} holds {odd.pop().__name__}; give numbers")
+        held = types[0] if types else ""
+        wrong = held.startswith(NO_NUMBERS) or (held.startswith("bool") and name not in FLAGS)
+        if held == "object":
+            odd = {type(value) for value in table[name]} & NO_NUMBER_TYPES
+            wrong, held = bool(odd), odd.pop().__name__ if odd else held
+        if wrong:
+            raise TableError(f"{path}: column {name} holds {held}; give numbers")
     named = [name for name in table.index.names if name is not None and name not in table.columns]
     return table.reset_index(level=named) if named else table
+
+
+def first_row(marked: npt.NDArray[np.bool_]) -> int:
+    """Number of the first marked row, for an error message."""
+    return int(np.flatnonzero(marked)[0])
+
+
+def numbers(values: pd.Series) -> Array:
+    """Values of a column as numbers, NaN where they are none; shape (rows,)."""
+    return pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def plausible_latencies(latency_us: Array) -> npt.NDArray[np.bool_]:
+    """Which latencies can be measurements: positive, and at most `MAX_LATENCY_US`; shape (rows,)."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray((latency_us > 0) & (latency_us <= MAX_LATENCY_US))
+
+
+def impossible_sizes(values: pd.Series, name: str) -> npt.NDArray[np.bool_]:
+    """Which given values no call can have as a dim, because they are no whole numbers of its range; shape (rows,)."""
+    found = numbers(values)
+    least = 0.0 if name in MAY_BE_ZERO else 1.0
+    most = 1.0 if name in FLAGS else MAX_SIDE if name in DIMS and name not in BYTES else MAX_DIM
+    with np.errstate(invalid="ignore"):
+        possible = (found >= least) & (found <= most) & (found == np.floor(found))
+    return np.asarray(values.notna() & ~possible, dtype=bool)
 
 
 def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
@@ -100,7 +137,7 @@ def with_families(table: pd.DataFrame, where: str) -> pd.DataFrame:
         families = named.where(named.notna(), families)
     bad = families.isna() | ~families.isin(list(FAMILIES))
     if bad.any():
-        row = int(np.flatnonzero(bad.to_numpy())[0])
+        row = first_row(bad.to_numpy())
         column = "family" if pd.notna(families.iloc[row]) else "op"
         name = str(families.iloc[row] if column == "family" else op.iloc[row])
         close = did_you_mean(name, OP_NAMES if column == "op" else FAMILIES)
@@ -127,7 +164,7 @@ def named_dtypes(names: pd.Series, where: str) -> pd.Series:
     ours = {name: TORCH_DTYPES.get(text, text) for name, text in lower.items()}
     strange = [name for name, text in ours.items() if text not in ELEMENT_BYTES]
     if strange:
-        row = int(np.flatnonzero((names == strange[0]).to_numpy(dtype=bool, na_value=False))[0])
+        row = first_row((names == strange[0]).to_numpy(dtype=bool, na_value=False))
         close = did_you_mean(strange[0], ELEMENT_BYTES)
         choices = ", ".join(ELEMENT_BYTES)
         raise TableError(
@@ -163,40 +200,21 @@ def bad_dims(table: pd.DataFrame) -> pd.Series:
     for name, group in rows.groupby("family", sort=False, observed=True):
         entry, at = family(str(name)), group.index.to_numpy()
         for dim in entry.dims:
-            required = dim in entry.required
-            if dim not in rows.columns:
-                if required:
-                    problem[at] = f"column {dim} is missing"
-                continue
-            values = pd.to_numeric(group[dim], errors="coerce").to_numpy(
-                dtype=np.float64, na_value=np.nan
-            )
-            present = group[dim].notna().to_numpy()
-            least = 0.0 if dim in ("padding", "padding_w", "inputs", "outputs", *FLAGS) else 1.0
-            limit = (
-                MAX_DIM
-                if dim in ("bytes", "inputs", "outputs")
-                else 1.0
-                if dim in FLAGS
-                else MAX_SIDE
-            )
-            with np.errstate(invalid="ignore"):
-                wrong = present & ~(
-                    (values >= least) & (values <= limit) & (values == np.floor(values))
-                )
-            wrong |= required & ~present
-            problem[at[wrong]] = [
-                f"{dim} = {value}" for value in group[dim].to_numpy(dtype=object)[wrong]
-            ]
-        fine = problem[at] == ""
-        if fine.any():
-            calls = group[fine]
-            traffic = entry.work(Dims(calls)).bytes
-            problem[at[fine]] = np.where(traffic > MAX_BYTES, "more than 10 TB of operands", "")
-            for text, wrong in _contradictions(entry, Dims(calls)).items():
-                problem[at[fine]] = np.where(
-                    wrong & (problem[at[fine]] == ""), text, problem[at[fine]]
-                )
+            if dim in rows.columns:
+                wrong = impossible_sizes(group[dim], dim)
+                if dim in entry.required:
+                    wrong = wrong | group[dim].isna().to_numpy(dtype=bool)
+                values = group[dim].to_numpy(dtype=object)[wrong]
+                problem[at[wrong]] = [f"{dim} = {value}" for value in values]
+            elif dim in entry.required:
+                problem[at] = f"column {dim} is missing"
+        fine = at[problem[at] == ""]
+        if len(fine):
+            d = Dims(group[problem[at] == ""])
+            heavy = {"more than 10 TB of operands": entry.work(d).bytes > MAX_BYTES}
+            faults = {**_contradictions(entry, d), **heavy}
+            for text, wrong in faults.items():
+                problem[fine[wrong]] = text
     return pd.Series(problem, index=table.index)
 
 
@@ -204,21 +222,16 @@ def _contradictions(entry: Family, d: Dims) -> dict[str, npt.NDArray[np.bool_]]:
     """What no call of a family can have, and which rows have it, shape (rows,)."""
     if not {"kernel_size", "input_size"} <= set(entry.required):
         return {}
-    window, dilation = (
-        {side: d(f"kernel_size{side}", d("kernel_size")) for side in ("", "_w")},
-        d("dilation", 1.0),
-    )
-    padded = {
-        side: d(f"input_size{side}", d("input_size")) + 2 * d(f"padding{side}", d("padding", 0.0))
-        for side in window
-    }
-    hollow = [dilation * (window[side] - 1) + 1 > padded[side] for side in window]
+    hollow, dilation = [], d("dilation", 1.0)
+    for side in ("", "_w"):
+        window = dilation * (d(f"kernel_size{side}", d("kernel_size")) - 1) + 1
+        padding = d(f"padding{side}", d("padding", 0.0))
+        hollow.append(window > d(f"input_size{side}", d("input_size")) + 2 * padding)
     uneven = {
-        name: np.mod(d(name), d("groups", 1.0)) != 0 for name in ("in_channels", "out_channels")
+        f"{name} that groups does not divide": np.mod(d(name), d("groups", 1.0)) != 0
+        for name in ("out_channels", "in_channels")
     }
-    return {"a window larger than the padded image": np.any(hollow, axis=0)} | {
-        f"{name} that groups does not divide": wrong for name, wrong in uneven.items()
-    }
+    return uneven | {"a window larger than the padded image": np.any(hollow, axis=0)}
 
 
 def check_calls(table: pd.DataFrame, where: str) -> None:
@@ -227,15 +240,14 @@ def check_calls(table: pd.DataFrame, where: str) -> None:
     Raises:
         TableError: a row has bad dims; the message names the first one and its problem.
     """
-    problem = bad_dims(table)
-    if (problem != "").any():
-        row = int(np.flatnonzero((problem != "").to_numpy())[0])
-        count = int((problem != "").sum())
+    problem = bad_dims(table).to_numpy(dtype=object)
+    bad = problem != ""
+    if bad.any():
+        row, count = first_row(bad), int(bad.sum())
         more = f" (and {count - 1} more rows)" if count > 1 else ""
-        what = f"{table['op'].iloc[row]}: {problem.iloc[row]}"
         raise TableError(
-            f"{where}: row {row}: {what}; dims must be positive whole numbers of plausible"
-            f" size{more}"
+            f"{where}: row {row}: {table['op'].iloc[row]}: {problem[row]}; dims must be positive"
+            f" whole numbers of plausible size{more}"
         )
 
 
@@ -250,27 +262,18 @@ def clean_samples(samples: pd.DataFrame, where: str = "samples") -> pd.DataFrame
     """
     if "latency_us" not in samples.columns:
         raise TableError(f"{where}: column latency_us is missing")
-    latency = pd.to_numeric(samples["latency_us"], errors="coerce").to_numpy(
-        dtype=np.float64, na_value=np.nan
-    )
-    with np.errstate(invalid="ignore"):
-        plausible = (latency > 0) & (latency <= MAX_LATENCY_US)
+    latency = numbers(samples["latency_us"])
     problem = bad_dims(samples).to_numpy(dtype=object)
-    keep = plausible & (problem == "")
+    keep = plausible_latencies(latency) & (problem == "")
     if not keep.any():
-        first = (
-            f"row 0: {problem[0]}"
-            if len(problem) and problem[0]
-            else "latency_us must be positive microseconds"
-        )
-        raise TableError(f"{where}: no usable sample ({first})")
+        reason = "latency_us must be positive microseconds"
+        if len(problem) and problem[0]:
+            reason = f"row 0: {problem[0]}"
+        raise TableError(f"{where}: no usable sample ({reason})")
     if not keep.all():
-        dropped = int((~keep).sum())
-        warnings.warn(
-            f"{where}: {dropped} of {len(keep)} samples dropped: wrong latency or dims",
-            SteptimeWarning,
-            stacklevel=2,
-        )
+        dropped = f"{int((~keep).sum())} of {len(keep)} samples dropped"
+        text = f"{where}: {dropped}: wrong latency or dims"
+        warnings.warn(text, SteptimeWarning, stacklevel=2)
     return cast(pd.DataFrame, samples.assign(latency_us=latency)[keep].reset_index(drop=True))
 
 
@@ -280,10 +283,9 @@ def shape_keys(samples: pd.DataFrame) -> npt.NDArray[np.uint64]:
         {dim for name in samples["family"].unique() for dim in family(str(name)).dims}
         & set(samples.columns)
     )
-    columns = [
-        pd.to_numeric(samples[name], errors="coerce").fillna(-1).astype("int64") for name in names
-    ]
-    shapes = pd.DataFrame(dict(zip(names, columns, strict=True)))
+    shapes = pd.DataFrame(
+        {name: np.nan_to_num(numbers(samples[name]), nan=-1.0).astype("int64") for name in names}
+    )
     return np.asarray(pd.util.hash_pandas_object(shapes, index=False), dtype=np.uint64)
 
 
@@ -345,34 +347,22 @@ def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
     Raises:
         TableError: the samples are rejected; the message names the first such row.
     """
-    if (
-        name not in PRODUCTS or samples.empty or gpu.name == LOCAL
-    ):  # some figures of the local machine are assumed
+    # some figures of the local machine are assumed, and a model learns a constant from equal samples, in any unit
+    equal = samples["latency_us"].nunique() <= 1
+    if name not in PRODUCTS or gpu.name == LOCAL or equal:
         return
-    if (
-        samples["latency_us"].nunique() == 1
-    ):  # the model learns a constant from such samples, in any unit
-        return
-    dtype = (
-        samples["dtype"].fillna("fp32").astype(str)
-        if "dtype" in samples.columns
-        else pd.Series("fp32", samples.index)
-    )
-    peaks = {
-        key: gpu.peak_gflop_per_s(key)
-        for key in dtype.unique()
-        if getattr(gpu, f"{key}_gflop_per_s", None)
-    }
-    peak = dtype.map(peaks).to_numpy(dtype=np.float64, na_value=np.nan)
-    latency = samples["latency_us"].to_numpy(dtype=np.float64)
-    times_peak = product_work(Dims(samples)).flops / 1e3 / latency / peak
+    d = Dims(samples)
+    dtype = d.text("dtype", "fp32")
+    known = [key for key in set(dtype) if getattr(gpu, f"{key}_gflop_per_s", None)]
+    peak = values_of(dtype, {key: gpu.peak_gflop_per_s(key) for key in known}, np.nan)
+    times_peak = product_work(d).flops / 1e3 / d("latency_us") / peak
     beyond = np.flatnonzero(times_peak > MAX_PEAK_MULTIPLE)
     if len(beyond) <= MAX_FAULTY_SHARE * len(samples):
         return
     row = int(beyond[0])
     raise TableError(
         f"samples of {name}: {len(beyond)} of {len(samples)} are faster than {gpu.name} can compute"
-        f" (row {row}: {times_peak[row]:,.0f} times its {dtype.iloc[row]} peak): latency_us must be"
+        f" (row {row}: {times_peak[row]:,.0f} times its {dtype[row]} peak): latency_us must be"
         " microseconds, and dtype what was computed in (tf32 where PyTorch was allowed to use it)"
     )
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.collect.campaign_reader import read_traces
 from pipeline.errors import TraceError, UnknownNameError
+from pipeline.measured.campaign_reader import read_traces
 from pipeline.overheads.extraction import extract_overheads, without_one_time_costs
 from pipeline.trace.host_activity import activity
 from pipeline.trace.load import load_trace

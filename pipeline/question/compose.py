@@ -15,7 +15,8 @@ from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
 from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
-from pipeline.question.sections import FREE_OPTIONS, FUSED_ATTENTION, GROUPS, flatten
+from pipeline.question.checks import flatten
+from pipeline.question.options import FREE_OPTIONS, FUSED_ATTENTION, GROUPS
 from pipeline.question.settings import written
 from pipeline.yaml_text import YamlError, load_yaml
 

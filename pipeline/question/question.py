@@ -29,6 +29,15 @@ from pipeline.hardware.find_gpu import (
 )
 from pipeline.hardware.hosts import Host, host_of, load_host, usual_host
 from pipeline.hardware.spec import GpuSpec
+from pipeline.question.checks import (
+    check_sections,
+    check_values,
+    example,
+    flatten,
+    models_of_libraries,
+    refuse_new_keys,
+    unknown_option,
+)
 from pipeline.question.compose import (
     Override,
     choices,
@@ -39,17 +48,7 @@ from pipeline.question.compose import (
     refuse_other_names,
     refuse_repeated,
 )
-from pipeline.question.sections import (
-    GROUPS,
-    NAMED_BY,
-    check_sections,
-    check_values,
-    example,
-    flatten,
-    models_of_libraries,
-    refuse_new_keys,
-    unknown_option,
-)
+from pipeline.question.options import GROUPS, NAMED_BY
 from pipeline.question.settings import (
     RANKS_KEYS,
     CollectSettings,
@@ -140,7 +139,10 @@ class Question:
 
     def alone(self) -> Question:
         """The same step on one of its GPUs, without exchange."""
-        workload = FrozenDict({key: value for key, value in self.workload.items() if key != "ddp"})
+        shared = ("layout", "ddp")
+        workload = FrozenDict(
+            {key: value for key, value in self.workload.items() if key not in shared}
+        )
         return replace(
             self,
             ranks=None,

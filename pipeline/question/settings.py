@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.hardware.clusters import (
     AUTO,
-    PCIE,
     Cluster,
     check_fabric,
     load_cluster,
     usual_cluster,
 )
 from pipeline.hardware.find_gpu import LOCAL
+from pipeline.hardware.layout import Layout
 from pipeline.hardware.spec import GpuSpec
 
 RANKS_KEYS = ("devices", "nodes", "cluster", "parallel", "ddp")
 """Keys of the configuration that say how many GPUs share a step, and how."""
 
 MAX_DEVICES = 100_000
-
-CAPTURED_RANKS = 2
-"""Ranks with which a shipped workload is captured: its step depends on there being several, and not on how many."""
 
 NO_EDIT = "none"
 """Value of an option of the section `edit` that edits nothing."""
@@ -34,14 +31,49 @@ FUSE_ALL = "elementwise"
 
 
 @dataclass(frozen=True)
+class Option:
+    """What an option is and may be: checks, completion, lists and the table of config/README.md read it.
+
+    Attributes:
+        what: its meaning, as the end of a sentence that begins with its name.
+        values: the words that it may be; empty where numbers or other names may stand.
+        words: words that may stand in place of true, false or a number.
+        example: a value, where no file gives a default.
+        least: the least number; None where it must be above 0.
+        whole: whether its numbers are whole; None: if that of its file or field is.
+        each: whether one number may stand for a list of numbers, or a list for one number.
+        remedy: what to know beside `values`.
+    """
+
+    what: str
+    values: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    example: str = ""
+    least: float | None = None
+    whole: bool | None = None
+    each: bool = False
+    remedy: str = ""
+
+
+def option(what: str, default: Any = MISSING, **limits: Any) -> Any:
+    """A field of a section: its option, and its default if the files may leave it out."""
+    metadata = {"option": Option(what, **limits)}
+    return (
+        field(metadata=metadata)
+        if default is MISSING
+        else field(default=default, metadata=metadata)
+    )
+
+
+@dataclass(frozen=True)
 class KernelSettings:
     """Section `kernels`: the variants of kernel models to fit, and how to fit them."""
 
     name: str
-    variants: tuple[str, ...]
-    seed: int
-    workers: int
-    families: tuple[str, ...] = ()
+    variants: tuple[str, ...] = option("variants of kernel models to fit and compare")
+    seed: int = option("seed of the fits", least=0)
+    workers: int = option("processes that fit; they change no result")
+    families: tuple[str, ...] = option("families to fit; all if empty", (), example="[gemm,bmm]")
     """Families to fit; empty for all that have samples. Shipped models or physics predict the others."""
 
 
@@ -50,11 +82,18 @@ class OverheadSettings:
     """Section `overheads`: the observations of a host to use, and how to summarise them; times are in µs."""
 
     name: str
-    observations: str
-    estimator: str
-    profiler_event_us: float
-    profiler_launch_us: float
-    host_scale: float = 1.0
+    observations: str = option(
+        "which observations of the host count: all, those of the same workload, or all per operator",
+        values=("all", "own", "pooled"),
+    )
+    estimator: str = option(
+        "statistic of the observations", values=("clipped_mean", "trimmed_mean", "mean", "median")
+    )
+    profiler_event_us: float = option("cost of the profiler for each host event, µs", least=0)
+    profiler_launch_us: float = option("cost of the profiler for each launch, µs", least=0)
+    host_scale: float = option(
+        "host time divided by that of the profiled host: 2 means a host that is half as fast", 1.0
+    )
     """Ratio of the host's time to the profiled host's time; it is applied when a point is predicted."""
 
 
@@ -62,33 +101,46 @@ class OverheadSettings:
 class PredictSettings:
     """Section `predict`: the form of the critical path, and the random draws for an interval."""
 
-    critical_path: str = "full"
-    cuda_graph: bool = False
-    wait_each_step: bool = False
-    draws: int = 1024
-    """With so many, p10 and p90 vary from seed to seed with a standard deviation of 0.01 to 0.2 %."""
-    seed: int = 0
+    critical_path: str = option(
+        "the walk along the critical path; published: Lin et al., Algorithm 1 as printed",
+        "full",
+        values=("full", "published"),
+    )
+    cuda_graph: bool = option("true: kernels between two host waits are one CUDA graph", False)
+    wait_each_step: bool = option(
+        "true: the host waits for the GPU after each step, as a timer around each step does", False
+    )
+    draws: int = option("simulated draws for p10 to p90", 1024, least=10)
+    """With so many, p10 and p90 vary from seed to seed with a standard deviation of about 1 % of the step. With fewer than
+    10, p10 and p90 are not distinct draws and mean nothing."""
+    seed: int = option("seed of these draws", 0, least=0)
 
 
 @dataclass(frozen=True)
 class CollectSettings:
     """Section `collect`: time limits of measurements on this machine (s), and the number of profiled iterations."""
 
-    step_seconds: float = 15
-    kernel_seconds: float = 60
-    iterations: int = 12
+    step_seconds: float = option("gpu=local: time for unprofiled steps, s", 15)
+    kernel_seconds: float = option("gpu=local: time for kernel microbenchmarks, s", 60)
+    iterations: int = option("gpu=local: profiled iterations", 12)
 
 
 @dataclass(frozen=True)
 class DdpSettings:
     """Section `ddp`: options of `DistributedDataParallel`, and of its hook that compresses gradients."""
 
-    bucket_cap_mb: float = 25
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-    broadcast_buffers: bool = True
-    find_unused_parameters: bool = False
-    compression: str = "none"
+    bucket_cap_mb: float = option("MiB of gradients that are exchanged together", 25)
+    gradient_as_bucket_view: bool = option("true: no copies between gradients and buckets", False)
+    static_graph: bool = option("true: the graph is the same in every step", False)
+    broadcast_buffers: bool = option(
+        "true: the first rank's buffers (batch norm) are sent to all before each step", True
+    )
+    find_unused_parameters: bool = option(
+        "true: parameters without a gradient are looked for", False
+    )
+    compression: str = option(
+        "dtype in which gradients are exchanged", "none", values=("none", "fp16", "bf16")
+    )
 
 
 @dataclass(frozen=True)
@@ -154,7 +206,10 @@ class Ranks:
             return None
         _check_work(f"devices={devices}", model)
         if gpu.name == LOCAL:
-            return cls(devices, 1, _this_cpu(devices, gpu, config), DdpSettings(**config["ddp"]))
+            raise ConfigError(
+                f"gpu=local devices={devices}: this machine's device is measured alone; name a GPU,"
+                " such as gpu=A100"
+            )
         cluster = (
             usual_cluster(gpu)
             if config["cluster"] == AUTO
@@ -182,6 +237,11 @@ class Ranks:
             )
         return cls(devices, nodes, cluster, DdpSettings(**config["ddp"]))
 
+    @property
+    def layout(self) -> Layout:
+        """The ranks by axes."""
+        return Layout((("dp", self.devices),), self.nodes)
+
     def names(self, gpu: GpuSpec) -> list[str]:
         """The parts of a variant's name: what differs from one GPU, and from the defaults."""
         usual = asdict(DdpSettings())
@@ -191,8 +251,7 @@ class Ranks:
             f"devices-{self.devices}",
             *([f"nodes-{self.nodes}"] if self.nodes != fewest else []),
         ]
-        usual_here = gpu.name == LOCAL or self.cluster == usual_cluster(gpu)
-        names += [] if usual_here else [f"cluster-{self.cluster.name}"]
+        names += [] if self.cluster == usual_cluster(gpu) else [f"cluster-{self.cluster.name}"]
         return names + [f"ddp.{key}-{value}" for key, value in differing.items()]
 
 
@@ -205,15 +264,17 @@ def unread_alone(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[s
 def with_exchange(
     ranks: Ranks | None, model: Mapping[str, Any], usual: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Section `model` and that of the files, with `ddp`: how a step of several ranks exchanges its gradients.
+    """Section `model` and that of the files, with `layout` and `ddp`: the ranks of a step, and how they exchange gradients.
 
     A user's own step may read how many ranks there are, so it is captured with all of them.
     """
     if ranks is None:
         return dict(model), dict(usual)
-    count = ranks.devices if model.get("architecture") == "custom" else CAPTURED_RANKS
-    exchange = {"ranks": count, **asdict(ranks.ddp)}
-    return {**model, "ddp": exchange}, {**usual, "ddp": {"ranks": 1, **asdict(DdpSettings())}}
+    layout = ranks.layout.captured(reads_ranks=model.get("architecture") == "custom")
+    return (
+        {**model, "layout": layout, "ddp": asdict(ranks.ddp)},
+        {**usual, "layout": {}, "ddp": asdict(DdpSettings())},
+    )
 
 
 def _check_work(devices: str, model: Mapping[str, Any]) -> None:
@@ -223,27 +284,6 @@ def _check_work(devices: str, model: Mapping[str, Any]) -> None:
             f"{devices} model.mode=inference: GPUs that infer exchange nothing; multiply the"
             " throughput of one"
         )
-
-
-def _this_cpu(devices: int, gpu: GpuSpec, config: Mapping[str, Any]) -> Cluster:
-    """This machine as a cluster, with a process on each core; its collectives are measured, not computed from figures."""
-    asked = f"gpu=local devices={devices}"
-    if gpu.architecture != "cpu":
-        raise ConfigError(
-            f"{asked}: processes of gpu=local share a CPU, and this machine has a GPU; name a GPU,"
-            " such as gpu=A100"
-        )
-    if devices > gpu.sms:
-        raise ConfigError(
-            f"{asked}: this machine has {gpu.sms} cores, one for each process; take fewer"
-        )
-    if config["cluster"] != AUTO or config["nodes"] not in (AUTO, 1):
-        raise ConfigError(
-            f"{asked}: the processes are on this machine; leave out cluster= and nodes="
-        )
-    return Cluster(
-        LOCAL, "processes on this machine", gpu.sms, PCIE, gpu.dram_gb_per_s, 50.0, 1, 1.0, 50.0
-    )
 
 
 def _count(value: object, key: str) -> int:

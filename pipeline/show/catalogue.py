@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from pipeline.answers.gap_models import measured_gpus
@@ -13,8 +12,8 @@ from pipeline.hardware.find_gpu import list_gpus
 from pipeline.hardware.hosts import list_hosts, usual_host
 from pipeline.paths import config_dir
 from pipeline.question.compose import choices
+from pipeline.question.options import option_of
 from pipeline.question.question import LOCAL_GPU
-from pipeline.question.sections import CHOICES, WORDS_OF_FLAGS
 from pipeline.question.settings import written
 from pipeline.yaml_text import load_yaml
 
@@ -27,8 +26,6 @@ _KERNELS = {
 }
 _ABOUT = ("name", "architecture", "description")
 """Keys of a workload's file that say what it is; they are no options."""
-_COMMENT = re.compile(r"^(\w+):.*?\s#\s*(.*)$", re.MULTILINE)
-"""A line of a workload's file with a comment: the key and the comment."""
 
 
 def gpu_rows() -> list[dict[str, Any]]:
@@ -110,34 +107,24 @@ def model_rows() -> list[dict[str, Any]]:
 
 
 def option_rows(model: str) -> list[dict[str, Any]]:
-    """One row per option of a workload: its default, its values, and what the comment in its file says.
+    """One row per option of a workload: its default, its values, and what it means.
 
     Raises:
         UnknownNameError: there is no such workload.
     """
     if model not in choices("model"):
         raise UnknownNameError("model", model, choices("model"))
-    text = (config_dir() / "model" / f"{model}.yaml").read_text(encoding="utf-8")
-    comments = dict(_COMMENT.findall(text))
+    path = config_dir() / "model" / f"{model}.yaml"
     rows = []
-    for key, default in load_yaml(text).items():
-        if key in _ABOUT:
+    for name, default in load_yaml(path.read_text(encoding="utf-8")).items():
+        if name in _ABOUT:
             continue
-        option = key if key == "batch_size" else f"model.{key}"
-        said = comments.get(key, "").strip()
-        first, colon, rest = said.partition(": ")
-        if " | " in first or first in ("true", "false"):  # a list of the values, and what they mean
-            said = rest if " | " in first else said
-        flags = ("true", "false", *WORDS_OF_FLAGS.get(option, ()))
-        values = CHOICES.get(option) or (flags if isinstance(default, bool) else ())
-        rows.append(
-            {
-                "option": option,
-                "default": _shown(default),
-                "values": " | ".join(values) or _kind(default),
-                "what": said if " | " not in said or colon else "",
-            }
-        )
+        key = name if name == "batch_size" else f"model.{name}"
+        option = option_of(key)
+        values = ("true", "false", *option.words) if isinstance(default, bool) else option.values
+        stated = {"option": key, "default": _shown(default)}
+        kinds = {"values": " | ".join(values) or _kind(default), "what": option.what}
+        rows.append(stated | kinds)
     return rows
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from pipeline.answers.engine import Answer, Engine, engine
 from pipeline.answers.engine import in_order as answers_in_order
 from pipeline.answers.host_share import host_note
-from pipeline.answers.predict import Unpredicted, grid_table, warn_of
+from pipeline.answers.predict import grid_table, warn_of
 from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import hourly_prices, price_notes, prices_of
@@ -36,7 +36,7 @@ from pipeline.show.tables import (
     show_paths,
     values_of,
 )
-from pipeline.workloads.given_steps import USUAL_MODEL, questions_about
+from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ WORDS = ("GPU", "model", "options", "host", "bound", "evidence")
 """Columns of text, which are aligned to the left."""
 
 
-_Rows = Sequence[Prediction | Unpredicted]
+_Rows = Sequence[Prediction | Answer]
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +68,7 @@ class Comparison:
     largest: Mapping[str, int | None] = field(default_factory=dict)
     prices: pd.DataFrame = field(default_factory=pd.DataFrame)
     """From `pipeline.prices.prices_of`; the table has a column of samples per price if any GPU has one."""
-    unpredicted: Sequence[Unpredicted] = ()
+    unpredicted: Sequence[Answer] = ()
     estimated: frozenset[str] = frozenset()
     """Keys of `largest` whose batch is an estimate; the others are exact."""
     hosts: str | None = None
@@ -82,17 +82,7 @@ class Comparison:
     def table(self) -> pd.DataFrame:
         """A row per point, in the columns of `predict_grid`."""
         rows = [p.as_dict() | {"unpredicted": None} for p in self.predictions]
-        none = [
-            {
-                "gpu": row.gpu,
-                "model": row.model,
-                "batch_size": row.batch_size,
-                "overrides": list(row.overrides),
-                "unpredicted": row.reason,
-            }
-            for row in self.unpredicted
-        ]
-        return grid_table([*rows, *none])
+        return grid_table([*rows, *(answer.as_row() for answer in self.unpredicted)])
 
     @property
     def best(self) -> dict[str, Prediction]:
@@ -239,7 +229,7 @@ class Comparison:
         """The unit of samples per price: that of the largest."""
         return prefix_of(max((self._per_price(p) or 0.0 for p in self.predictions), default=0.0))
 
-    def _cells(self, row: Prediction | Unpredicted, shared: Sequence[str]) -> dict[str, str]:
+    def _cells(self, row: Prediction | Answer, shared: Sequence[str]) -> dict[str, str]:
         several = any(p.devices > 1 for p in self.predictions)
         batch = f"{row.batch_size} each" if several else str(row.batch_size)
         named = {"GPU": row.gpu, "model": row.model, "options": _own(row, shared), "batch": batch}
@@ -250,7 +240,7 @@ class Comparison:
             and "devices=1" not in shared
         ):
             named["options"] = f"devices=1 {named['options']}".removesuffix(f" {DEFAULT}")
-        if isinstance(row, Unpredicted):
+        if isinstance(row, Answer):
             return named | {"host": "", "step": "none", "p10-p90 ms": "", "bound": ""}
         p, top = row, max(row.evidence, key=lambda k: row.evidence[k], default="none")
         cells = named | {
@@ -336,7 +326,7 @@ def _exchange(p: Prediction) -> dict[str, str]:
     return {"exposed": in_ms(p.several.exposed_communication_us), "efficiency": efficiency}
 
 
-def _options(row: Prediction | Unpredicted) -> list[str]:
+def _options(row: Prediction | Answer) -> list[str]:
     """The options of a row as a user types them, without the section of the model."""
     if row.overrides:
         return [text.removeprefix("+").removeprefix("model.") for text in row.overrides]
@@ -352,7 +342,7 @@ def _shared(rows: _Rows) -> list[str]:
     )
 
 
-def _own(row: Prediction | Unpredicted, shared: Sequence[str]) -> str:
+def _own(row: Prediction | Answer, shared: Sequence[str]) -> str:
     """The options of a row that are not shared, as one text."""
     return " ".join(text for text in _options(row) if text not in shared) or DEFAULT
 
@@ -403,11 +393,7 @@ def compared(
     predictions = [answer.prediction for answer in ordered if answer.prediction is not None]
     if not predictions:
         raise next(answer.error for answer in ordered if answer.error is not None)
-    unpredicted = [
-        Unpredicted.of(answer.question, answer.reason)
-        for answer in ordered
-        if answer.reason is not None
-    ]
+    unpredicted = [answer for answer in ordered if answer.prediction is None]
     asked = [answer.question for answer in ordered if answer.prediction is not None]
     return replace(side_by_side(asked, predictions, answering), unpredicted=unpredicted)
 
@@ -422,7 +408,7 @@ def side_by_side(
     """
     prices = prices_of([question.gpu.name for question in asked])
     hosts = host_note(asked, predictions, answering)
-    ties = grid_ties(asked, predictions, hourly_prices(prices), answering)
+    ties = grid_ties(asked, predictions, hourly_prices(prices))
     usable = [question.gpu.usable_memory_bytes for question in asked]
     return Comparison(predictions, prices=prices, hosts=hosts, ties=ties, usable_bytes=usable)
 

@@ -193,9 +193,11 @@ def _walk(  # type: ignore[no-untyped-def]
                 for d in range(n):
                     device_start[c, d] = ready[d]
                     now = ready[d] + times[row, begun + d]
-                    if collectives >= 0 and s != collectives:
-                        beside = max(stream_end[collectives, d] - ready[d], 0.0) * SLOWED
-                        now += min(times[row, begun + d] * _ADDED, beside)
+                    if s < collectives:
+                        beside = 0.0
+                        for o in range(collectives, len(backlog)):
+                            beside = max(beside, stream_end[o, d] - ready[d])
+                        now += min(times[row, begun + d] * _ADDED, beside * SLOWED)
                     device_end[c, d] = now
                     stream_end[s, d] = now
                     last_end[d] = max(last_end[d], now)

@@ -266,10 +266,9 @@ class _Walk:
             if p.fills[call]:
                 self.filling[stream].append(call)
         self.device_end[call] = self.device_start[call] + self.times[call]
-        if p.collectives >= 0 and stream != p.collectives:
-            beside = (
-                np.maximum(self.stream_end[p.collectives] - self.device_start[call], 0.0) * SLOWED
-            )
+        if 0 <= stream < p.collectives:
+            until = self.stream_end[p.collectives :].max(axis=0)
+            beside = np.maximum(until - self.device_start[call], 0.0) * SLOWED
             self.device_end[call] += np.minimum(
                 self.times[call] * (BESIDE_COLLECTIVES - 1.0), beside
             )

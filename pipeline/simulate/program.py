@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import TableError
-from pipeline.graph.device_calls import COMMUNICATION_STREAM, stream_waits
+from pipeline.graph.device_calls import stream_waits
+from pipeline.hardware.layout import COMPUTING_STREAM
 from pipeline.overheads.overhead_model import (
     DEVICE_CONSTANTS_US,
     GLOBAL,
@@ -105,8 +106,8 @@ class Program:
         sync_return_us: from the end of awaited work to the return of the host's wait.
         queue_depth: launches that may be outstanding; 0 for no limit.
         fills: per call, whether it leaves no room on the device for kernels of other streams; None for none.
-        collectives: index into `streams` of the stream of collectives, -1 for none. Kernels of other streams take
-            `BESIDE_COLLECTIVES` times as long while it is busy.
+        collectives: index into `streams` of the first stream of collectives; those after it have collectives of other axes.
+            -1 for none. Kernels of other streams take `BESIDE_COLLECTIVES` times as long while one of them is busy.
         further: per row, whether it starts one more call of the previous launch (CUDA graphs). Such a row takes no
             place in the launch queue. None for none.
         competes: per call, whether it needs room on the device (copies do not).
@@ -151,7 +152,7 @@ class Program:
         """Whether each device call is a collective, shape (calls,)."""
         out = np.zeros(self.call_count, bool)
         if self.collectives >= 0:
-            out[self.call[(self.call >= 0) & (self.stream == self.collectives)]] = True
+            out[self.call[(self.call >= 0) & (self.stream >= self.collectives)]] = True
         return out
 
 
@@ -250,7 +251,7 @@ def step_sequence(graph: pd.DataFrame, calls: pd.DataFrame) -> StepSequence:
         stream=calls["stream"].to_numpy(np.int64)[order],
         blocking=calls["blocking"].to_numpy(bool)[order] | (api == CPU_API),
         call=order.astype(np.int64),
-        waits=stream_waits(graph, calls) if (calls["stream"] == COMMUNICATION_STREAM).any() else {},
+        waits=stream_waits(graph, calls) if (calls["stream"] != COMPUTING_STREAM).any() else {},
     )
 
 
@@ -331,7 +332,9 @@ def assemble(
         sync_return_us=overheads.constant("sync_return"),
         host_evidence=shares,
         unmatched_host_share=unmatched,
-        collectives=int(np.searchsorted(streams, COMMUNICATION_STREAM)) if sequence.waits else -1,
+        collectives=(
+            int(np.searchsorted(streams, COMPUTING_STREAM, side="right")) if sequence.waits else -1
+        ),
     )
 
 

@@ -1,353 +1,90 @@
 """Several ranks of one job, simulated together: a collective ends when its slowest rank has arrived and moved its part.
 
-The measured duration of a collective on one rank includes its wait for the other ranks. The rank with the shortest
-duration arrived last, so that duration is taken as the time of the transfer. For the k-th collective of every rank:
-    end = latest arrival over the ranks + least duration over the ranks
-Arrivals depend on earlier collectives. All ranks are simulated in repeated passes until no collective moves.
+Ranks with equal work are one role, of which one rank is simulated; roles meet in collectives. The measured duration of a
+collective on one rank includes its wait for the other ranks. The rank with the shortest duration arrived last, so that duration
+is taken as the time of the transfer:
+    end = latest arrival over the roles + least duration over the roles
+Arrivals depend on earlier meetings. All roles are simulated in repeated passes until no meeting moves. Each pass settles at least
+one more meeting of those that depend on each other.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from pipeline.errors import InputError, TraceError
-from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.overheads.statistics import summarise
-from pipeline.simulate.critical_path import simulate
+from pipeline.errors import InputError
+from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.program import Program
-from pipeline.simulate.replay import build, refuse_unlinked
-from pipeline.simulate.replay_result import overhead_summary
 from pipeline.simulate.timeline import Timeline
-from pipeline.simulate.trace_program import Iteration, queued_before_us
-from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace, unforeseen
-from pipeline.simulate.waits import WaitModel
-from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
-from pipeline.trace.load import load_trace
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MAX_PASSES = 20
-"""Largest number of passes over all ranks."""
 CONVERGED_US = 0.01
-"""Passes end when no collective moves by more than this time, in µs."""
+"""Passes end when no meeting moves by more than this time, in µs."""
 
 
 @dataclass(frozen=True)
-class RankResult:
-    """One rank of a co-simulated job.
+class Role:
+    """Ranks with equal work.
 
     Attributes:
-        iteration: what was measured.
-        timeline: what was simulated.
-        error: predicted span divided by measured span, minus 1.
-        compute_us: predicted active time of all calls except collectives.
-        communication_us: predicted active time of collectives.
-        train_mean_us: mean span of the other ranks, whose statistics were used.
-        queued_us: time of the span in which the device finished work launched before the step.
-        overheads: the rank's own observations, which were used for the other ranks.
-        notes: what is unusual in its trace, and what cannot be predicted in its step.
+        program: what each of them runs.
+        kernel_us: times of its device calls, shape (calls,); those of collectives as measured, or of the transfer alone.
+        meetings: number of the meeting of each call with other roles, -1 for none, shape (calls,); empty for no meetings.
+        begin_us: when its step begins, on a clock that all roles share.
+        ranks: how many ranks do this work.
     """
 
-    iteration: Iteration
-    timeline: Timeline
-    error: float
-    compute_us: float
-    communication_us: float
-    train_mean_us: float
-    queued_us: float
-    overheads: pd.DataFrame
-    notes: tuple[str, ...] = ()
+    program: Program
+    kernel_us: Floats
+    meetings: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    begin_us: float = 0.0
+    ranks: int = 1
 
 
-def simulate_ranks(
-    programs: Sequence[Program],
-    kernel_us: Sequence[Floats],
-    collectives: Sequence[Ints],
-    begin_us: Sequence[float] | None = None,
-) -> tuple[list[Timeline], int]:
-    """Timelines of all ranks and the number of passes it took.
+def simulate_ranks(roles: Sequence[Role], form: Form = "full") -> list[Timeline]:
+    """One timeline of each role.
 
     Args:
-        programs: one program per rank.
-        kernel_us: kernel times per rank, shape (calls,); those of collectives as the rank measured them.
-        collectives: the collective calls of each rank; the k-th calls of all ranks belong together.
-        begin_us: when each rank's step begins, on a common clock; all at once by default.
+        roles: all ranks of a job; a single role meets nobody.
+        form: form of the critical path.
 
     Raises:
-        InputError: the ranks do not take part in the same number of collectives.
+        InputError: the roles do not take part in the same meetings.
     """
-    counts = {len(calls) for calls in collectives}
-    if len(counts) != 1:
+    calls = [np.flatnonzero(role.meetings >= 0) for role in roles]
+    met = [role.meetings[own] for role, own in zip(roles, calls, strict=True)]
+    count = 1 + max((int(numbers.max(initial=-1)) for numbers in met), default=-1)
+    sides = np.bincount(np.concatenate(met), minlength=count)
+    if (sides < 2).any():
         raise InputError(
-            f"the ranks have different numbers of collectives ({sorted(counts)}); give traces of"
-            " the same step"
+            f"the ranks have different numbers of collectives ({sorted(map(len, met))}); give"
+            " traces of the same step"
         )
-    times = [np.array(values, float) for values in kernel_us]
-    own = np.array([values[calls] for values, calls in zip(times, collectives, strict=True)])
-    transfer = own.min(axis=0)
-    for values, calls in zip(times, collectives, strict=True):
-        values[calls] = transfer
-    begin = (
-        np.zeros((len(programs), 1)) if begin_us is None else np.asarray(begin_us, float)[:, None]
-    )
-    last_ends = np.zeros_like(own)
-    passes = 0
-    while passes < MAX_PASSES:
-        passes += 1
+    times = [np.array(role.kernel_us, float) for role in roles]
+    transfer, ends = np.full(count, np.inf), np.zeros(count)
+    for values, own, numbers in zip(times, calls, met, strict=True):
+        np.minimum.at(transfer, numbers, values[own])
+    for values, own, numbers in zip(times, calls, met, strict=True):
+        values[own] = transfer[numbers]
+    timelines: list[Timeline] = []
+    for _ in range(count + 1):
         timelines = [
-            simulate(program, values) for program, values in zip(programs, times, strict=True)
+            simulate(role.program, values, form=form)
+            for role, values in zip(roles, times, strict=True)
         ]
-        arrival = np.array(
-            [t.device_start[calls, 0] for t, calls in zip(timelines, collectives, strict=True)]
-        )
-        ends = (arrival + begin).max(axis=0) + transfer - begin
-        for values, calls, end, start in zip(times, collectives, ends, arrival, strict=True):
-            values[calls] = end - start
-        if np.abs(ends - last_ends).max(initial=0.0) <= CONVERGED_US:
+        arrival, before = np.full(count, -np.inf), ends
+        starts = [t.device_start[own, 0] for t, own in zip(timelines, calls, strict=True)]
+        for role, start, numbers in zip(roles, starts, met, strict=True):
+            np.maximum.at(arrival, numbers, start + role.begin_us)
+        ends = arrival + transfer
+        for i, role in enumerate(roles):
+            times[i][calls[i]] = ends[met[i]] - role.begin_us - starts[i]
+        if np.abs(ends - before).max(initial=0.0) <= CONVERGED_US:
             break
-        last_ends = ends
-    return timelines, passes
-
-
-def replay_ranks(paths: Sequence[str | Path]) -> list[RankResult]:
-    """Replay one step of a job from the traces of its ranks. Each rank's host times come from the other ranks'
-    statistics.
-
-    The time at which each rank begins is taken from the clock of its trace. The ranks must therefore run on one host,
-    or on hosts with synchronous clocks. The replayed step is the last one that all traces contain. Steps are matched by
-    number where `ProfilerStep` gives one; otherwise the last step of each trace is used.
-
-    Raises:
-        TraceError: a trace cannot be read, or holds no operators, or no work of a GPU that is tied to them.
-        InputError: fewer than two ranks, one of them twice, ranks of different steps, or with other collectives.
-    """
-    if len(paths) < 2:
-        raise InputError("co-simulation needs the traces of at least two ranks")
-    sources = [TraceSelection.of(load_trace(path)) for path in paths]
-    for path, source in zip(paths, sources, strict=True):
-        if not source.chosen:
-            raise TraceError(f"{path}: no operators in any iteration")
-        refuse_unlinked(source)
-    _refuse_twice(sources)
-    steps = _same_step(sources)
-    collectives = _paired(sources, steps)
-    trimmed = [source.without_one_time_costs for source in sources]
-    samples = [learn([source])[0] for source in trimmed]
-    programs, times = [], []
-    for rank, (source, iteration) in enumerate(zip(sources, steps, strict=True)):
-        others = [number for number in range(len(sources)) if number != rank]
-        model = OverheadModel(
-            summarise(pd.concat([samples[number] for number in others], ignore_index=True))
-        )
-        waits = WaitModel()
-        for number in others:
-            waits.learn(trimmed[number].act, trimmed[number].keys, trimmed[number].chosen)
-        programs.append(build(source, iteration, model, waits))
-        times.append(iteration.kernel_us)
-    starts = np.array([iteration.start_ns for iteration in steps])
-    timelines, _ = simulate_ranks(programs, times, collectives, (starts - starts.min()) / 1000.0)
-    out = []
-    for rank, (iteration, timeline, calls) in enumerate(
-        zip(steps, timelines, collectives, strict=True)
-    ):
-        is_collective = np.zeros(len(iteration.calls), bool)
-        is_collective[calls] = True
-        out.append(
-            RankResult(
-                iteration,
-                timeline,
-                float(timeline.step_us[0] / iteration.span_us - 1.0),
-                float(timeline.active_of(~is_collective)[0]),
-                float(timeline.active_of(is_collective)[0]),
-                float(
-                    np.mean([other.span_us for number, other in enumerate(steps) if number != rank])
-                ),
-                queued_before_us(sources[rank].act, iteration),
-                samples[rank],
-                (
-                    *(_missing(sources) if rank == 0 else ()),
-                    *sources[rank].act.trace.notes,
-                    *not_in_trace(sources[rank].only([iteration])),
-                    *unforeseen(sources[rank], iteration),
-                ),
-            )
-        )
-    return out
-
-
-def _distributed(source: TraceSelection, key: str) -> int | None:
-    """A field of the job's description in a trace (`rank`, `world_size`); None where it is absent."""
-    info = source.act.trace.metadata.get("distributedInfo")
-    value = info.get(key) if isinstance(info, dict) else None
-    return value if type(value) is int else None
-
-
-def _missing(sources: Sequence[TraceSelection]) -> list[str]:
-    """A note if the job had more ranks than are given."""
-    world = max((_distributed(source, "world_size") or 0 for source in sources), default=0)
-    if world <= len(sources):
-        return []
-    return [
-        f"traces of {len(sources)} of the job's {world} ranks are given; a collective ends when the"
-        " last of these ranks arrives"
-    ]
-
-
-def _refuse_twice(sources: Sequence[TraceSelection]) -> None:
-    seen: dict[int, TraceSelection] = {}
-    for source in sources:
-        rank = _distributed(source, "rank")
-        if rank is None:
-            continue
-        if rank in seen and seen[rank].act.trace.opens.tolist() == source.act.trace.opens.tolist():
-            raise InputError(
-                f"{seen[rank].act.trace.path} and {source.act.trace.path} are the same trace of"
-                f" rank {rank}; give one trace of each rank"
-            )
-        seen[rank] = source
-
-
-def _same_step(sources: Sequence[TraceSelection]) -> list[Iteration]:
-    """The last step that the traces of all ranks contain, one iteration per rank."""
-    numbered = [{it.step: it for it in source.chosen} for source in sources]
-    steps = [source.chosen[-1] for source in sources]
-    if all(None not in numbers for numbers in numbered):
-        common = set.intersection(*(set(numbers) for numbers in numbered))
-        if not common:
-            held = "; ".join(
-                f"{source.act.trace.path} holds {', '.join(str(n) for n in numbers)}"
-                for source, numbers in zip(sources, numbered, strict=True)
-            )
-            raise InputError(
-                f"the traces have no step in common ({held}); give traces of the same step"
-            )
-        steps = [numbers[max(common, key=lambda n: n or 0)] for numbers in numbered]
-    first = min(range(len(steps)), key=lambda i: steps[i].end_ns)
-    last = max(range(len(steps)), key=lambda i: steps[i].start_ns)
-    if steps[last].start_ns >= steps[first].end_ns:
-        raise InputError(
-            f"the steps of {sources[first].act.trace.path} and {sources[last].act.trace.path} do"
-            " not overlap in time; give traces of the same step, with synchronised clocks"
-        )
-    return steps
-
-
-def _paired(sources: Sequence[TraceSelection], steps: Sequence[Iteration]) -> list[Ints]:
-    """Collective calls of each rank's step; the k-th of a name on one rank is the k-th of that name on the others.
-
-    Ranks may use different communicators in a different order. Pairing by order alone could pair an all-reduce with
-    another rank's all-to-all.
-    """
-    calls, kinds = [], []
-    for source, step in zip(sources, steps, strict=True):
-        name = [
-            str(text).partition("(")[0]
-            for text in source.act.trace.names[source.act.call_event[step.calls]]
-        ]
-        collectives = sorted(
-            (i for i, text in enumerate(name) if COLLECTIVE_KERNELS.match(text)),
-            key=lambda i: (name[i], i),
-        )
-        calls.append(np.array(collectives, np.int64))
-        kinds.append(Counter(name[i] for i in collectives))
-    for source, kind in zip(sources[1:], kinds[1:], strict=True):
-        if kind != kinds[0]:
-            other = min((kind - kinds[0]) + (kinds[0] - kind))
-            raise InputError(
-                f"{source.act.trace.path} takes part in {kind[other]} collectives {other},"
-                f" {sources[0].act.trace.path} in {kinds[0][other]}; give whole traces of the same"
-                " step"
-            )
-    return calls
-
-
-def facts(paths: Sequence[str | Path], results: Sequence[RankResult]) -> dict[str, Any]:
-    """Output of `steptime replay TRACE --rank TRACE... --json`: means over the ranks, then each rank."""
-    rows: list[dict[str, Any]] = [
-        {
-            "trace": str(path),
-            "measured_us": r.iteration.span_us,
-            "predicted_us": float(r.timeline.step_us[0]),
-            "error": r.error,
-            "active_measured_us": r.iteration.active_us,
-            "active_predicted_us": float(r.timeline.active_us[0]),
-            "compute_us": r.compute_us,
-            "communication_us": r.communication_us,
-            "train_mean_us": r.train_mean_us,
-            "queued_and_kernels_us": r.queued_us + float(r.iteration.kernel_us.sum()),
-        }
-        for path, r in zip(paths, results, strict=True)
-    ]
-
-    def mean(key: str) -> float:
-        return float(np.mean([row[key] for row in rows]))
-
-    measured = mean("measured_us")
-    return {
-        "iterations": len(rows),
-        "split": "each rank from the others, simulated together",
-        "measured_us": measured,
-        "predicted_us": mean("predicted_us"),
-        "error": mean("predicted_us") / measured - 1.0,
-        "mean_absolute_error": float(np.mean([abs(row["error"]) for row in rows])),
-        "active_measured_us": mean("active_measured_us"),
-        "active_predicted_us": mean("active_predicted_us"),
-        "baselines": {
-            f"{name}_mean_absolute_error": float(
-                np.mean([abs(row[f"{name}_us"] / row["measured_us"] - 1.0) for row in rows])
-            )
-            for name in ("queued_and_kernels", "train_mean")
-        },
-        "overheads": overhead_summary(pd.concat([r.overheads for r in results], ignore_index=True)),
-        "ranks": rows,
-        "notes": [f"rank {number}: {note}" for number, r in enumerate(results) for note in r.notes],
-    }
-
-
-def table(values: dict[str, Any]) -> Table:
-    """Rich table of `facts`: one line per rank."""
-    from rich.table import Table
-
-    out = Table(title=f"{values['iterations']} ranks, {values['split']}")
-    out.add_column("rank")
-    for name in ("measured µs", "predicted µs", "error", "computing µs", "communicating µs"):
-        out.add_column(name, justify="right", overflow="fold")
-    for number, row in enumerate(values["ranks"]):
-        out.add_row(
-            str(number),
-            f"{row['measured_us']:,.1f}",
-            f"{row['predicted_us']:,.1f}",
-            f"{row['error']:+.2%}",
-            f"{row['compute_us']:,.1f}",
-            f"{row['communication_us']:,.1f}",
-        )
-    if values["notes"]:
-        out.caption = "\n".join(f"note: {note}" for note in values["notes"])
-        out.caption_justify = "left"
-    out.add_section()
-    out.add_row("mean absolute error", "", "", f"{values['mean_absolute_error']:.2%}", "", "")
-    for name, label in (
-        ("queued_and_kernels", "queued work and kernels"),
-        ("train_mean", "mean of the other ranks"),
-    ):
-        out.add_row(
-            f"baseline: {label}",
-            "",
-            "",
-            f"{values['baselines'][f'{name}_mean_absolute_error']:.2%}",
-            "",
-            "",
-        )
-    return out
+    return timelines

@@ -515,11 +515,8 @@ def _rows(steps: Sequence[tuple[Timeline, float]]) -> list[Event]:
     out += row_events(DEVICE_PID, MODULES, "module")
     for thread in threads:
         out += row_events(HOST_PID, thread, thread_name(thread))
-    collectives = {
-        int(p.streams[p.collectives])
-        for p in (step.program for step, _ in steps)
-        if p.collectives >= 0
-    }
+    programs = [step.program for step, _ in steps if step.program.collectives >= 0]
+    collectives = {int(s) for p in programs for s in p.streams[p.collectives :]}
     for stream in streams:
         out += row_events(
             DEVICE_PID, stream, "collectives" if stream in collectives else f"stream {stream}"

@@ -26,7 +26,14 @@ from pipeline.hardware.spec import GpuSpec
 
 Array = npt.NDArray[np.float64]
 
-TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32), (32, 32))
+TILES = (
+    (128, 128),
+    (128, 64),
+    (64, 64),
+    (32, 128),
+    (128, 32),
+    (32, 32),
+)
 """Output tiles of the fp32 matrix kernels from which cuBLAS and cuDNN choose (kernel names in the public table)."""
 
 COVERED_FAMILIES = ("gemm", "bmm", "conv2d_forward", "elementwise", "softmax", "layer_norm")
@@ -53,23 +60,18 @@ PARTIAL_SECTOR_COST = 0.7
 The unit is the cost of rows of other lengths. On a T4 and a V100 these rows lose 4 to 12 % of the bandwidth, rows of
 other lengths 6 to 18 %."""
 
-PARTIAL_SECTOR_ARCHITECTURES = ("volta", "turing")
-"""Architectures on which partly written sectors cost bandwidth: 6 to 18 % on V100 and T4.
-
-P100, P4 and A100 lose only 0 to 8 %."""
-
 
 @dataclass(frozen=True)
-class Way:
-    """Work and features of calls that are computed in one of several ways: a route of cuDNN, or an output tile.
+class Algorithm:
+    """Work and features of calls that are computed by one of several algorithms: a route of cuDNN, or an output tile.
 
     Attributes:
-        flops: operations with padding, infinite where a call cannot be computed in this way; shape (rows,).
+        flops: operations with padding, infinite where the algorithm cannot compute a call; shape (rows,).
         bytes: least number of bytes moved, shape (rows,).
         x: features, shape (rows, features).
         us: time of the arithmetic in µs; that of `flops` in fp32 if None.
-        tile_bytes: bytes that all tiles together read, shape (rows,); None for ways without this time.
-        chain_us: time in µs of the consecutive steps along one block's sum; None for ways without this time.
+        tile_bytes: bytes that all tiles together read, shape (rows,); None for algorithms without this time.
+        chain_us: time in µs of consecutive steps, shape (rows,); None for algorithms without this time.
         norm: exponent of the norm over arithmetic and memory times; None for the exponent of the family.
     """
 
@@ -83,27 +85,46 @@ class Way:
 
 
 @dataclass(frozen=True)
-class CallFeatures:
-    """Work and features of calls: `flops` and `bytes` of shape (rows,), features `x` of shape (rows, features)."""
+class Tiling:
+    """Outputs of products in tiles: blocks, waves over the SMs, fullness of the last wave, fullness of tiles; (rows,)."""
 
-    flops: Array
-    bytes: Array
-    x: Array
-    names: tuple[str, ...]
+    blocks: Array
+    waves: Array
+    last_wave: Array
+    filled: Array
+
+    @classmethod
+    def of(
+        cls, rows: Array, columns: Array, tile: tuple[int, int], gpu: GpuSpec, batch: Array | float
+    ) -> Tiling:
+        """Cut `batch` matrices of rows x columns outputs into tiles."""
+        high, wide = tile
+        blocks = np.ceil(rows / high) * np.ceil(columns / wide)
+        waves = batch * blocks / gpu.sms
+        return cls(
+            batch * blocks,
+            waves,
+            last_wave(waves),
+            rows * columns / (blocks * high * wide),
+        )
 
 
-def call_features(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> CallFeatures:
-    """Work and features of calls of one covered family on a GPU."""
-    d = Dims(calls)
-    work = work_of(family, calls, own_columns=False)
-    columns = (
-        _products(family, d, gpu, work.bytes)
-        if family in COMPUTE_FAMILIES
-        else _rows(d, gpu, work.bytes)
-    )
-    return CallFeatures(
-        work.flops, work.bytes, np.column_stack(list(columns.values())), tuple(columns)
-    )
+def last_wave(waves: Array) -> Array:
+    """Fullness of the last wave of blocks, shape (rows,)."""
+    return np.asarray(waves / np.ceil(waves))
+
+
+def side_by_side(*features: Array | float) -> Array:
+    """Features of shape (rows,), and numbers that count for all rows, as one array of shape (rows, features)."""
+    return np.column_stack(np.broadcast_arrays(*features))
+
+
+def call_features(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Array]:
+    """Features by name of calls of one covered family on a GPU, each of shape (rows,)."""
+    d, traffic = Dims(calls), work_of(family, calls, own_columns=False).bytes
+    if family in COMPUTE_FAMILIES:
+        return _products(family, d, gpu, traffic)
+    return _rows(d, gpu, traffic)
 
 
 def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
@@ -118,28 +139,33 @@ def _products(family: str, d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, A
         n, k = shape.in_channels / shape.groups * shape.window, shape.out_channels
     else:
         batch, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
-    f = {"log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_batch": np.log(batch)}
+    f = {
+        "log_m": np.log(m),
+        "log_n": np.log(n),
+        "log_k": np.log(k),
+        "log_batch": np.log(batch),
+    }
     for high, wide in TILES:
-        tiles = batch * np.ceil(m / high) * np.ceil(k / wide)
-        waves = tiles / gpu.sms
-        f[f"waves_{high}x{wide}"] = np.log(waves)
-        f[f"tail_{high}x{wide}"] = waves / np.ceil(waves)
-        f[f"padding_{high}x{wide}"] = batch * m * k / (tiles * high * wide)
+        tiling = Tiling.of(m, k, (high, wide), gpu, batch)
+        f[f"waves_{high}x{wide}"] = np.log(tiling.waves)
+        f[f"tail_{high}x{wide}"] = tiling.last_wave
+        f[f"padding_{high}x{wide}"] = tiling.filled
     for name, size in (("m", m), ("n", n), ("k", k)):
         f[f"align_{name}"] = alignment(size)
     # bytes that one wave of blocks reads together, over the L2 size; the logarithm of 1 + x is nearly 0 where they fit.
     # A GPU with much more L2 than the GPUs with samples therefore has features within the range of the samples.
     f["operands_per_l2"] = np.log1p(traffic / gpu.l2_bytes)
-    f["panels_per_l2"] = np.log1p(
-        4.0
-        * 64.0
-        * n
-        * np.minimum(batch * np.ceil(m / 64) * np.ceil(k / 64), 2.0 * gpu.sms)
-        / gpu.l2_bytes
+    blocks = np.minimum(
+        Tiling.of(m, k, (64, 64), gpu, batch).blocks,
+        2.0 * gpu.sms,
     )
+    f["panels_per_l2"] = np.log1p(4.0 * 64.0 * n * blocks / gpu.l2_bytes)
     f["smaller_panel_per_l2"] = np.log1p(4.0 * n * np.minimum(m, k) / gpu.l2_bytes)
     f["squareness"] = np.log(m / k)
-    f["pascal"] = np.full(d.rows, float(gpu.architecture == "pascal"))
+    f["pascal"] = np.full(
+        d.rows,
+        float(gpu.architecture == "pascal"),
+    )
     if family == "conv2d_forward":
         f |= _image(d, shape, gpu)
     return f
@@ -161,7 +187,7 @@ def _image(d: Dims, shape: ConvShape, gpu: GpuSpec) -> dict[str, Array]:
     winograd = shape.batch * np.ceil(shape.out_height / 2) * np.ceil(shape.out_width / 2)
     waves = np.ceil(winograd / 128) * np.ceil(shape.out_channels / 128) / gpu.sms
     f["winograd_waves"] = np.log(waves)
-    f["winograd_tail"] = waves / np.ceil(waves)
+    f["winograd_tail"] = last_wave(waves)
     f["align_in"] = alignment(shape.in_channels)
     f["window"] = np.log(shape.window)
     f["stride"] = d("stride", 1.0)
@@ -171,7 +197,7 @@ def _image(d: Dims, shape: ConvShape, gpu: GpuSpec) -> dict[str, Array]:
 def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
     """Features of families that work on rows: rows per SM, their width, and their size over the L2 size."""
     rows, width = d("B", 1.0), d("H")
-    threads = gpu.sms * gpu.max_threads_per_sm
+    threads, blocks = gpu.sms * gpu.max_threads_per_sm, rows / (gpu.sms * 8.0)
     return {
         "log_width": np.log(width),
         "rows_per_sm": np.log(rows / gpu.sms),
@@ -181,9 +207,7 @@ def _rows(d: Dims, gpu: GpuSpec, traffic: Array) -> dict[str, Array]:
         "align_width": alignment(width),
         "bytes_per_l2": np.log(traffic / gpu.l2_bytes),
         "warps_per_wave": np.log1p(rows / (gpu.sms * gpu.max_warps_per_sm)),
-        "block_wave_tail": rows
-        / (gpu.sms * 8.0)
-        / np.maximum(np.ceil(rows / (gpu.sms * 8.0)), 1.0),
+        "block_wave_tail": blocks / np.maximum(np.ceil(blocks), 1.0),
     }
 
 
@@ -207,15 +231,29 @@ def softmax_features(calls: pd.DataFrame, gpu: GpuSpec) -> Array:
     rows, width = np.maximum(d("B", 1.0), 1.0), np.maximum(d("H"), 1.0)
     by_block = width > MAX_WARP_ROW
     threads = np.where(by_block, block_threads(width), float(WARP))
-    rounds = np.where(by_block, block_rounds(width, threads) * threads / width, 0.0)
-    filled = np.where(by_block, 1.0, width / 2.0 ** np.ceil(np.log2(width)))
+    rounds = np.where(
+        by_block,
+        block_rounds(width, threads) * threads / width,
+        0.0,
+    )
+    filled = np.where(
+        by_block,
+        1.0,
+        width / 2.0 ** np.ceil(np.log2(width)),
+    )
     within = np.where(
         width % SECTOR_ELEMENTS == 0, 0.0, np.where(width % VECTOR == 0, PARTIAL_SECTOR_COST, 1.0)
     )
-    costs = float(gpu.architecture in PARTIAL_SECTOR_ARCHITECTURES)
+    costs = float(gpu.generation.partial_sectors)
     short = np.log1p(gpu.sms * gpu.max_threads_per_sm / (rows * threads))
     return np.column_stack(
-        [by_block.astype(float), filled, rounds, np.where(by_block, 0.0, costs * within), short]
+        [
+            by_block.astype(float),
+            filled,
+            rounds,
+            np.where(by_block, 0.0, costs * within),
+            short,
+        ]
     )
 
 
@@ -225,8 +263,16 @@ def block_threads(width: Array) -> Array:
     It is a power of two, large enough that at least half of the row's vectors have a thread, up to the largest block
     (`SoftMax_getBlockSize` of PyTorch).
     """
-    wanted = np.maximum(np.minimum(np.floor(width / VECTOR), MAX_THREADS) / 2.0, 1.0)
-    return np.asarray(np.maximum(2.0 ** np.ceil(np.log2(np.floor(wanted))), WARP))
+    wanted = np.maximum(
+        np.minimum(np.floor(width / VECTOR), MAX_THREADS) / 2.0,
+        1.0,
+    )
+    return np.asarray(
+        np.maximum(
+            2.0 ** np.ceil(np.log2(np.floor(wanted))),
+            WARP,
+        )
+    )
 
 
 def block_rounds(width: Array, threads: Array) -> Array:
@@ -239,7 +285,11 @@ def block_rounds(width: Array, threads: Array) -> Array:
         _rounds(width, threads, shift) for shift in (0, 2, 1, 3)
     )
     even, odd = (aligned + within_2) / 2.0, (aligned + within_1 + within_2 + within_3) / 4.0
-    return np.where(width % VECTOR == 0, aligned, np.where(width % 2 == 0, even, odd))
+    return np.where(
+        width % VECTOR == 0,
+        aligned,
+        np.where(width % 2 == 0, even, odd),
+    )
 
 
 def _rounds(width: Array, threads: Array, shift: int) -> Array:

@@ -19,7 +19,7 @@ Probes that disagree with the others have less weight (Student's t). `steptime k
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families import FAMILIES
+from pipeline.families import FAMILIES, work_of
 from pipeline.hardware.spec import GpuSpec
 from pipeline.transfer.gpu_features import call_features
 from pipeline.transfer.utilisation import Correction, UtilisationModel
@@ -88,18 +88,23 @@ class CovarianceInputs:
         effects: slopes of the log latency in `EFFECTS`, shape (rows, 5).
         groups: coordinates of `GROUPS`, each of shape (rows, axes).
         op: index of the op, shape (rows,).
+
+    All but the log latency are tensors while a prior is learned.
     """
 
     log_latency: Array
-    effects: Array
-    groups: tuple[Array, Array, Array]
-    op: npt.NDArray[Any]
+    effects: Any
+    groups: tuple[Any, ...]
+    op: Any
 
     def rows(self, at: npt.NDArray[Any]) -> CovarianceInputs:
         """Some of the calls."""
-        sizes, work, form = (group[at] for group in self.groups)
+        groups = tuple(group[at] for group in self.groups)
         return CovarianceInputs(
-            self.log_latency[at], self.effects[at], (sizes, work, form), self.op[at]
+            self.log_latency[at],
+            self.effects[at],
+            groups,
+            self.op[at],
         )
 
 
@@ -115,46 +120,56 @@ def covariance_inputs(
         correction: the factors at which the effects are computed; none by default.
     """
     around = correction or Correction()
-
-    def log_latency(spec: GpuSpec, at: Correction) -> Array:
-        return np.asarray(np.log(model.kernel_and_latency(calls, spec, correction=at)[1]))
-
-    base = log_latency(gpu, around)
+    smaller = float(np.exp(-LOG_STEP))
     moved = [
-        log_latency(gpu, replace(around, **{name: getattr(around, name) + LOG_STEP}))
+        (
+            gpu,
+            replace(
+                around,
+                **{name: getattr(around, name) + LOG_STEP},
+            ),
+        )
         for name in CORRECTED_EFFECTS
     ]
-    smaller = float(np.exp(-LOG_STEP))
-    moved.append(log_latency(replace(gpu, tdp_w=gpu.tdp_w * smaller), around))
-    moved.append(log_latency(replace(gpu, l2_bytes=max(int(gpu.l2_bytes * smaller), 1)), around))
-    effects = (np.column_stack(moved) - base[:, None]) / LOG_STEP
-    op = calls["op"].astype(str).map({name: i for i, name in enumerate(model.ops)}).fillna(0)
-    return CovarianceInputs(
-        base, effects, _groups(model.family, calls, gpu, base), op.to_numpy(dtype=np.int64)
+    moved.append((replace(gpu, tdp_w=gpu.tdp_w * smaller), around))
+    moved.append(
+        (
+            replace(
+                gpu,
+                l2_bytes=max(int(gpu.l2_bytes * smaller), 1),
+            ),
+            around,
+        )
     )
+    base, *others = (
+        np.log(model.kernel_and_latency(calls, spec, correction=at)[1])
+        for spec, at in [(gpu, around), *moved]
+    )
+    effects = (np.column_stack(others) - base[:, None]) / LOG_STEP
+    groups = _groups(model.family, calls, gpu, base)
+    return CovarianceInputs(base, effects, groups, model.op_codes(calls))
 
 
 def _groups(
     family: str, calls: pd.DataFrame, gpu: GpuSpec, log_latency: Array
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, ...]:
     """Coordinates of `GROUPS`. Their scale is such that errors are similar over a distance of about 1 before learning."""
-    described = call_features(family, calls, gpu)
+    work = work_of(family, calls, own_columns=False)
     names = [name for name in FAMILIES[family].required if name in calls.columns]
+    features = call_features(family, calls, gpu)
     with np.errstate(divide="ignore", invalid="ignore"):
         sizes = np.log(calls[names].to_numpy(dtype=np.float64)) / 2.0
-        work = np.column_stack(
-            [
-                np.log(described.flops / described.bytes),
-                np.log(described.bytes) / 2.0,
-                log_latency / 1.5,
-            ]
-        )
-    kept = [i for i, name in enumerate(described.names) if name.startswith(FORM_FEATURES)]
-    form = 2.0 * described.x[:, kept]
-    sizes, work, form = (
-        np.clip(np.nan_to_num(g), -MAX_COORDINATE, MAX_COORDINATE) for g in (sizes, work, form)
+        intensity = np.log(work.flops / work.bytes)
+        amount = [
+            intensity,
+            np.log(work.bytes) / 2.0,
+            log_latency / 1.5,
+        ]
+    form = [2.0 * x for name, x in features.items() if name.startswith(FORM_FEATURES)]
+    return tuple(
+        np.clip(np.nan_to_num(group), -MAX_COORDINATE, MAX_COORDINATE)
+        for group in (sizes, np.column_stack(amount), np.column_stack(form))
     )
-    return sizes, work, form
 
 
 @dataclass(frozen=True)
@@ -166,66 +181,65 @@ class ProbePrior:
         level: standard deviation of the level that all calls share.
         op: standard deviation of the level of an op.
         spreads: standard deviations of the smooth functions over `GROUPS`.
-        lengths: distance over which each function varies, per axis of its group; missing axes count as 1.
+        lengths: distance over which each function varies, per axis of its group; 1 where there are none.
         noise: standard deviation of the difference that remains between neighbouring calls.
+
+    The values are numbers and tuples, or tensors while a prior is learned.
     """
 
-    effects: tuple[float, ...] = (0.3, 0.3, 0.3, 0.1, 0.1)
-    level: float = 0.05
-    op: float = 0.03
-    spreads: tuple[float, ...] = (0.1, 0.1, 0.03)
-    lengths: tuple[tuple[float, ...], ...] = ((), (), ())
-    noise: float = 0.1
+    effects: Any = (0.3, 0.3, 0.3, 0.1, 0.1)
+    level: Any = 0.05
+    op: Any = 0.03
+    spreads: Any = (0.1, 0.1, 0.03)
+    lengths: Any = ((), (), ())
+    noise: Any = 0.1
 
-    def covariance(self, a: CovarianceInputs, b: CovarianceInputs, corrected: bool = True) -> Array:
+    def covariance(
+        self, a: CovarianceInputs, b: CovarianceInputs, corrected: bool = True, xp: Any = np
+    ) -> Any:
         """Covariance of the log errors of two sets of calls, shape (rows of a, rows of b), without the noise.
 
         Args:
             a, b: calls.
             corrected: whether to include the effects that `Correction` has a factor for.
+            xp: the library of the arrays, numpy or torch.
         """
         first = 0 if corrected else len(CORRECTED_EFFECTS)
-        scale = np.asarray(self.effects[first:]) ** 2
+        scale = xp.asarray(self.effects)[first:] ** 2
         total = self.level**2 + (a.effects[:, first:] * scale) @ b.effects[:, first:].T
         total = total + self.op**2 * (a.op[:, None] == b.op[None, :])
-        for spread, lengths, x, y in zip(
-            self.spreads, self.lengths, a.groups, b.groups, strict=True
-        ):
-            total = total + spread**2 * np.exp(-0.5 * _squared(x, y, lengths))
-        return np.asarray(total)
+        groups = zip(
+            self.spreads,
+            self.lengths,
+            a.groups,
+            b.groups,
+            strict=True,
+        )
+        for spread, lengths, x, y in groups:
+            unit = xp.asarray(lengths)[: x.shape[1]] if len(lengths) else 1.0
+            total = total + spread**2 * xp.exp(-0.5 * _squared_distances(x / unit, y / unit))
+        return total
 
     def variance(self, a: CovarianceInputs) -> Array:
         """Variance of each call's log error, without the noise; shape (rows,)."""
         from_effects = (a.effects**2) @ np.asarray(self.effects) ** 2
-        return np.asarray(
-            from_effects + self.level**2 + self.op**2 + sum(spread**2 for spread in self.spreads)
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
+        others = (self.level, self.op, *self.spreads)
+        return np.asarray(from_effects + sum(sigma**2 for sigma in others))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ProbePrior:
-        """Build from the result of `as_dict` or its JSON; the defaults where a model has none."""
-        if not values:
-            return cls()
-        lengths = tuple(tuple(float(v) for v in axis) for axis in values["lengths"])
-        plain = {name: float(values[name]) for name in ("level", "op", "noise")}
-        effects, spreads = (
-            tuple(float(v) for v in values[name]) for name in ("effects", "spreads")
-        )
-        return cls(effects=effects, spreads=spreads, lengths=lengths, **plain)
+        """Build from the values of a model's JSON; the defaults where a model has none."""
+
+        def plain(value: Any) -> Any:
+            return tuple(map(plain, value)) if isinstance(value, list | tuple) else float(value)
+
+        return cls(**{name: plain(value) for name, value in values.items()})
 
 
-def _squared(x: Array, y: Array, lengths: tuple[float, ...]) -> Array:
-    """Squared distances, shape (rows of x, rows of y)."""
-    scale = np.ones(x.shape[1])
-    scale[: len(lengths)] = lengths[: x.shape[1]]
-    x, y = x / scale, y / scale
-    return np.asarray(
-        np.maximum((x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2.0 * x @ y.T, 0.0)
-    )
+def _squared_distances(x: Any, y: Any) -> Any:
+    """Squared distances of two sets of points, shape (rows of x, rows of y)."""
+    squares = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :]
+    return (squares - 2.0 * x @ y.T).clip(0.0)
 
 
 @dataclass(frozen=True)
@@ -261,11 +275,12 @@ class Calibration:
         factor = np.exp(self.prior.covariance(inputs, self.inputs, corrected=False) @ self.weights)
         across = self.prior.covariance(inputs, self.inputs)
         among = self.prior.covariance(self.inputs, self.inputs) + np.diag(self.noise)
-        left = self.prior.variance(inputs) - (across * np.linalg.solve(among, across.T).T).sum(
-            axis=1
+        explained = (across * np.linalg.solve(among, across.T).T).sum(axis=1)
+        left = np.maximum(
+            self.prior.variance(inputs) - explained,
+            0.0,
         )
-        sigma = np.sqrt(np.maximum(left, 0.0) + self.prior.noise**2)
-        return kernel * factor, latency * factor, P90_SIGMAS * sigma
+        return kernel * factor, latency * factor, P90_SIGMAS * np.sqrt(left + self.prior.noise**2)
 
 
 def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Calibration:
@@ -277,22 +292,28 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
         gpu: the GPU of the probes.
     """
     target = np.log(probes["latency_us"].to_numpy(dtype=np.float64))
-    prior = ProbePrior.of(model.probe_prior)
-    scale = np.asarray(prior.effects[: len(CORRECTED_EFFECTS)]) ** 2
-    factors, trust = np.zeros(len(CORRECTED_EFFECTS)), np.ones(len(probes))
+    prior, count = ProbePrior.of(model.probe_prior), len(CORRECTED_EFFECTS)
+    scale = np.asarray(prior.effects[:count]) ** 2
+    correction, trust = Correction(), np.ones(len(probes))
+    inputs = covariance_inputs(model, probes, gpu, correction)
     for _ in range(ROUNDS):
-        correction = Correction(*(float(v) for v in factors))
-        inputs = covariance_inputs(model, probes, gpu, correction)
-        slopes = inputs.effects[:, : len(CORRECTED_EFFECTS)]
+        slopes = inputs.effects[:, :count]
         # linear in the factors: the probes' log errors if all factors were 1
-        off = target - inputs.log_latency + slopes @ factors
+        off = target - inputs.log_latency + slopes @ np.array(astuple(correction))
         covariance, noise = prior.covariance(inputs, inputs), prior.noise**2 / trust
-        weights = np.linalg.solve(covariance + np.diag(noise), off)
+        weights = np.linalg.solve(
+            covariance + np.diag(noise),
+            off,
+        )
         missed = off - covariance @ weights
         trust = (DEGREES + 1.0) / (DEGREES + (missed / prior.noise) ** 2)
-        factors = np.clip(scale * (slopes.T @ weights), -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
-    correction = Correction(*(float(v) for v in factors))
-    inputs = covariance_inputs(model, probes, gpu, correction)
+        factors = np.clip(
+            scale * (slopes.T @ weights),
+            -MAX_LOG_FACTOR,
+            MAX_LOG_FACTOR,
+        )
+        correction = Correction(*map(float, factors))
+        inputs = covariance_inputs(model, probes, gpu, correction)
     rest = prior.covariance(inputs, inputs, corrected=False) + np.diag(noise)
     weights = np.linalg.solve(rest, target - inputs.log_latency)
     return Calibration(model, gpu, probes, correction, inputs, weights, noise)

@@ -20,9 +20,9 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.model_files import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
+from pipeline.transfer.output_tiles import FAMILY as TENSOR
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.utilisation import Array, Correction, UtilisationModel, load_cached
-from pipeline.transfer.ways import FAMILY as TENSOR
 
 HALF_FAMILIES = ("softmax", "layer_norm")
 """Families whose cross-GPU models also predict half precision."""
@@ -68,7 +68,10 @@ def covered(calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
     for name in COVERED_FAMILIES:
         rows = able & (family == name)
         if rows.any():
-            complete = np.all([~np.isnan(d(dim)) for dim in FAMILIES[name].required], axis=0)
+            complete = np.all(
+                [~np.isnan(d(dim)) for dim in FAMILIES[name].required],
+                axis=0,
+            )
             able &= ~rows | complete
     return np.asarray(able, dtype=bool)
 
@@ -116,17 +119,31 @@ def predict_calls(
         if not len(at):
             continue
         part = calls.iloc[at]
-        kernel, latency, low, high = estimate(model, part, gpu, (calibrations or {}).get(name))
+        kernel, latency, low, high = estimate(
+            model,
+            part,
+            gpu,
+            (calibrations or {}).get(name),
+        )
         raised = raised_to_min_duration(kernel, name, gpu)
         half = is_one_of(Dims(part).text("dtype", "fp32"), HALF_DTYPES)
         if half.any():
-            raised = np.where(half, half_rows_us(kernel, name, Dims(part), gpu), raised)
+            raised = np.where(
+                half,
+                half_rows_us(kernel, name, Dims(part), gpu),
+                raised,
+            )
             low = np.where(half, -np.hypot(low, HALF_LOG_SPREAD), low)
             high = np.where(half, np.hypot(high, HALF_LOG_SPREAD), high)
         # the latency, with floor and launch, is raised only where the kernel alone takes longer
         latency = np.maximum(latency, raised)
         result.iloc[at] = np.column_stack(
-            [latency, raised, raised * np.exp(low), raised * np.exp(high)]
+            [
+                latency,
+                raised,
+                raised * np.exp(low),
+                raised * np.exp(high),
+            ]
         )
     return result
 
@@ -192,4 +209,8 @@ def time_ratio(
         return None
     correction = model.own_correction(other.name)
     ratio = kernel_us(model, calls, gpu, correction) / kernel_us(model, others, other, correction)
-    return np.where(np.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+    return np.where(
+        np.isfinite(ratio) & (ratio > 0),
+        ratio,
+        1.0,
+    )

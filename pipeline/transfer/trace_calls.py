@@ -23,7 +23,7 @@ from pipeline.hardware.sustained import sustained_dram_gb_per_s
 from pipeline.prediction import Arithmetic
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category
-from pipeline.transfer import methods
+from pipeline.transfer import scaling_methods as methods
 from pipeline.transfer.shipped_models import load_models
 
 Ints = npt.NDArray[np.int64]
@@ -130,9 +130,16 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
         name.str.contains("nccl|rccl", case=False),
     ]
     frame["kind"] = np.select(kinds, ["link", "copy", "collective"], "kernel")
-    half = np.array([_half_precision_type(text) for text in of_op("input_dtypes")], object)
+    half = np.array(
+        [_half_precision_type(text) for text in of_op("input_dtypes")],
+        object,
+    )
     tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
-    frame["dtype"] = np.where(half != "", half, np.where(tf32, "tf32", "fp32"))
+    frame["dtype"] = np.where(
+        half != "",
+        half,
+        np.where(tf32, "tf32", "fp32"),
+    )
     return _with_work(
         frame, list(zip(op, of_op("input_shapes"), of_op("input_values"), strict=True))
     )
@@ -141,7 +148,11 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
 def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.DataFrame:
     """`frame` with the work of each call, from name and inputs of its op: family, dims, `flops` and `intensity`."""
     columns = ["family", "B", "M", "N", "K", *CONVOLUTION_DIMS, *WINDOW_DIMS]
-    frame[columns] = pd.DataFrame([_dims(*each) for each in inputs], frame.index, columns)
+    frame[columns] = pd.DataFrame(
+        [_dims(*each) for each in inputs],
+        frame.index,
+        columns,
+    )
     guessed = ((frame["family"] == "conv2d_forward") & frame["padding"].isna()).to_numpy()
     # input shapes do not show stride and padding: assume the values of most convolutions and of the training samples
     usual = {
@@ -170,7 +181,11 @@ def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.Da
     frame["intensity"] = np.where(
         product, np.where(intensity > 0, intensity, PRODUCT_INTENSITY / size), np.nan
     )
-    frame["flops"] = np.where(guessed | ((flops == 0) & counted), np.nan, flops)
+    frame["flops"] = np.where(
+        guessed | ((flops == 0) & counted),
+        np.nan,
+        flops,
+    )
     main = name.str.contains(PRODUCT_KERNELS, case=False) | (
         (frame["family"] == "conv2d_forward") & product
     )
@@ -191,7 +206,11 @@ def traced_arithmetic(calls: pd.DataFrame, gpu: GpuSpec) -> Arithmetic | None:
     if flops.empty or calls["flops"].isna().any():
         return None
     peaks = {str(dtype): gpu.datasheet_gflop_per_s(str(dtype)) / 1000 for dtype in flops.index}
-    return Arithmetic(float(flops.sum()), str(flops.index[0]), peaks)
+    return Arithmetic(
+        float(flops.sum()),
+        str(flops.index[0]),
+        peaks,
+    )
 
 
 def _half_precision_type(types: Any) -> str:
@@ -220,7 +239,13 @@ def _dims(op: str, shapes: Any, values: Any = None) -> dict[str, Any]:
         left, right = matrices
         batch, rows = (left[0], left[1:-1]) if family == "bmm" else (1, left[:-1])
         k = right[0] if op == "aten::linear" else right[-1]
-        return {"family": family, "B": batch, "M": int(np.prod(rows)), "N": left[-1], "K": k}
+        return {
+            "family": family,
+            "B": batch,
+            "M": int(np.prod(rows)),
+            "N": left[-1],
+            "K": k,
+        }
     if op in CONVOLUTIONS and len(sizes) >= 2 and len(sizes[0]) == 4 and len(sizes[1]) == 4:
         (b, c, height, width), (out, per_group, window, window_w) = sizes[:2]
         return {
@@ -356,7 +381,10 @@ def transferred(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> p
         )
         if on_cores is not None:
             times[cores], method[cores] = on_cores, "tensor"
-        bounds = {"p10_us": times * np.exp(model.log_p10), "p90_us": times * np.exp(model.log_p90)}
+        bounds = {
+            "p10_us": times * np.exp(model.log_p10),
+            "p90_us": times * np.exp(model.log_p90),
+        }
         moved.iloc[at] = beside.assign(predicted_us=times, method=method, **bounds)
     moved = methods.at_least_min_duration(moved, calls, destination)
     bandwidth = sustained_dram_gb_per_s(origin) / sustained_dram_gb_per_s(destination)

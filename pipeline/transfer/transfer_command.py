@@ -14,24 +14,26 @@ from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownName
 from pipeline.families import FAMILIES, NEUSIGHT_OPS
 from pipeline.hardware.find_gpu import load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.samples import MAX_DIM, MAX_LATENCY_US, named_dtypes, read_table
+from pipeline.kernels.samples import (
+    GEOMETRY_COLUMNS,
+    first_row,
+    impossible_sizes,
+    named_dtypes,
+    numbers,
+    plausible_latencies,
+    read_table,
+)
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
-from pipeline.transfer.methods import by_auto, method
 from pipeline.transfer.probes import calibrate_all
+from pipeline.transfer.scaling_methods import METHODS, by_auto
 from pipeline.transfer.shipped_models import load_models
+
+PAPERS_NETWORKS = "evaluation/training/published_networks.py"
+"""Where the networks of Habitat and Surfer are trained and compared."""
 
 ADDED_COLUMNS = ("predicted_us", "p10_us", "p90_us", "method", "evidence")
 """Columns that the output has in addition to those of the input."""
-
-GEOMETRY_COLUMNS = (
-    *(f"{side}_{axis}" for side in ("grid", "block") for axis in "xyz"),
-    "registers",
-    "shared_memory",
-)
-"""Columns of the launch geometry; 0 means that the geometry was not recorded."""
-
-MAY_BE_ZERO = ("padding", *GEOMETRY_COLUMNS)
 
 
 def transfer_command(
@@ -47,7 +49,7 @@ def transfer_command(
     Args:
         from_gpu: GPU of the measurements; rows of other GPUs in a `gpu` column are refused.
         to_gpu: GPU to predict.
-        method_name: wave, mlp or auto.
+        method_name: wave or auto.
         in_path: parquet with `op`, dims, `latency_us` and launch geometry as in NeuSight's kernels table.
         out_path: parquet to write.
         probes: parquet of a few rows measured on the destination; for `auto`.
@@ -59,7 +61,12 @@ def transfer_command(
         InputError: an unknown GPU or method, a table that cannot be used, or an output that is also an input.
     """
     origin, destination = load_gpu(from_gpu), load_gpu(to_gpu)
-    predict = method(method_name)
+    if method_name == "mlp":
+        raise InputError(
+            f"method mlp: a checkout trains its networks by {PAPERS_NETWORKS}; give auto"
+        )
+    if method_name not in METHODS:
+        raise UnknownNameError("method", method_name, list(METHODS))
     if probes is not None and method_name != "auto":
         raise InputError(f"--probes needs --method auto, not {method_name}")
     refuse_overwriting(out_path, in_path, probes)
@@ -72,7 +79,7 @@ def transfer_command(
         calibrations = calibrate_all(models, as_samples(probed, str(probes)), destination)
         predicted = by_auto(samples, origin, destination, models, calibrations)
     else:
-        predicted = predict(samples, origin, destination)
+        predicted = METHODS[method_name](samples, origin, destination)
     if method_name == "auto":
         _warn_of_wave_scaling(samples, predicted, str(in_path))
     result = table.assign(**{name: predicted[name].to_numpy() for name in ADDED_COLUMNS})
@@ -100,16 +107,13 @@ def read_measured(path: Path) -> pd.DataFrame:
     missing = [name for name in ("op", "latency_us") if name not in table.columns]
     if missing:
         raise TableError(f"{path}: column {', '.join(missing)} is missing")
-    times = pd.to_numeric(table["latency_us"], errors="coerce").to_numpy(dtype=np.float64)
-    bad = ~(np.isfinite(times) & (times > 0))
+    times = numbers(table["latency_us"])
+    bad = ~plausible_latencies(times)
     if bad.any():
+        row = first_row(bad)
         raise TableError(
-            f"{path}: latency_us of row {int(np.flatnonzero(bad)[0])} is not a positive number"
-        )
-    if (times > MAX_LATENCY_US).any():
-        row = int(np.flatnonzero(times > MAX_LATENCY_US)[0])
-        raise TableError(
-            f"{path}: latency_us of row {row} is {times[row]:g}, more than 100 s; give microseconds"
+            f"{path}: latency_us of row {row} is {times[row]:g}; give microseconds, above 0"
+            " and at most 100 s"
         )
     return table
 
@@ -127,34 +131,36 @@ def as_samples(table: pd.DataFrame, where: str) -> pd.DataFrame:
     op = table["op"].astype(str)
     family = op.map(NEUSIGHT_OPS).fillna(op.where(op.isin(list(FAMILIES)), "other"))
     if "family" in table.columns:
-        family = table["family"].astype(object).where(table["family"].notna(), family)
+        family = (
+            table["family"]
+            .astype(object)
+            .where(
+                table["family"].notna(),
+                family,
+            )
+        )
     nameless = (table["op"].isna() & (family == "other")).to_numpy(dtype=bool)
     if nameless.any():
-        raise TableError(f"{where}: op of row {int(np.flatnonzero(nameless)[0])} is empty")
+        raise TableError(f"{where}: op of row {first_row(nameless)} is empty")
     columns: dict[str, pd.Series] = {"latency_us": pd.to_numeric(table["latency_us"])}
     for name in (*DIMS, *GEOMETRY_COLUMNS):
         if name not in table:
             continue
-        values = pd.to_numeric(table[name], errors="coerce").to_numpy(
-            dtype=np.float64, na_value=np.nan
-        )
-        least = 0.0 if name in MAY_BE_ZERO else 1.0
-        with np.errstate(invalid="ignore"):
-            fine = (values >= least) & (values <= MAX_DIM) & (values == np.floor(values))
-        bad = table[name].notna().to_numpy(dtype=bool) & ~fine
+        bad = impossible_sizes(table[name], name)
         if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            rule = (
-                "launch geometry must be whole numbers"
-                if name in GEOMETRY_COLUMNS
-                else "dims must be whole numbers above 0"
-            )
+            row, rule = first_row(bad), "dims must be whole numbers above 0"
+            if name in GEOMETRY_COLUMNS:
+                rule = "launch geometry must be whole numbers"
             raise TableError(f"{where}: {name} of row {row} is {table[name].iloc[row]}; {rule}")
         if not pd.api.types.is_numeric_dtype(table[name]):
-            columns[name] = pd.Series(values, index=table.index).astype("Int64")
+            columns[name] = pd.Series(numbers(table[name]), index=table.index).astype("Int64")
     if "dtype" in table:
         columns["dtype"] = named_dtypes(table["dtype"], where)
-    return table.assign(family=family.astype(str), op=table["op"].astype(str), **columns)
+    return table.assign(
+        family=family.astype(str),
+        op=table["op"].astype(str),
+        **columns,
+    )
 
 
 def _warn_of_wave_scaling(samples: pd.DataFrame, predicted: pd.DataFrame, where: str) -> None:

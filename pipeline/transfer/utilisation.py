@@ -10,18 +10,21 @@ Each time is divided by a utilisation. A small network computes it from device-n
 For softmax its logit is linear in a few features. Bandwidth, clock and throughput are divisors
 only, so a higher value never predicts a slower kernel.
 
-Some families can be computed in several ways, and a smooth minimum over the ways gives their time:
-- convolutions: one network for each route of cuDNN (`ways.py`);
-- batched products: one time for each tile of cuBLAS (`ways.py`).
+Some families have several algorithms, and a smooth minimum over these gives their time:
+- convolutions: one network for each route of cuDNN (`convolution_routes.py`);
+- batched products: one time for each tile of cuBLAS (`output_tiles.py`).
 
 The latency that event timing measures is a smooth maximum of two times. One is the host's floor, the other the launch
 offset plus the kernel.
 
-Inference uses NumPy; training is in `evaluation/training/`. Several networks (seeds) are averaged in log time.
+Inference uses NumPy; training (`evaluation/training/`) evaluates the same formula with torch. Several networks (seeds) are
+averaged in log time.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -77,7 +80,7 @@ class Shape:
         norm: exponent p of the norm over the three times.
         thread_steps: whether the third time is included.
         tile_reads: largest share of a product's tile traffic that goes to DRAM; 0 for families without tiles.
-        choice: exponent of the smooth minimum over the ways to compute a call, for families with several ways.
+        choice: exponent of the smooth minimum over the algorithms of a call, for families with several.
     """
 
     width: int = 64
@@ -137,7 +140,7 @@ class UtilisationModel:
         gpu: GpuSpec,
         floors_us: dict[str, float] | None = None,
         correction: Correction | None = None,
-        taken: npt.NDArray[np.int64] | None = None,
+        algorithm: npt.NDArray[np.int64] | None = None,
     ) -> tuple[Array, Array]:
         """Kernel time and latency in µs, each of shape (rows,), averaged over the networks in log time.
 
@@ -146,78 +149,58 @@ class UtilisationModel:
             gpu: spec of the GPU.
             floors_us: latency floor by op, µs; that of the unknown host by default.
             correction: log factors fitted to probes or samples of the GPU.
-            taken: index of the way in `terms` that each call is known to take, -1 where unknown; shape (rows,).
+            algorithm: index of the algorithm that each call is known to use, -1 where unknown; shape (rows,).
         """
         correction = correction or Correction()
-        call_terms = terms(self.family, calls, gpu)
-        op = pd.Series(calls["op"].astype(str)).map({name: i for i, name in enumerate(self.ops)})
-        # an op without samples is treated as the first op of its family, which is the most frequent one
-        code = np.asarray(op.fillna(0), dtype=np.int64)
+        factors = correction.compute, correction.memory
+        op, code = calls["op"].astype(str), self.op_codes(calls)
         floors = self.floors_us if floors_us is None else floors_us
         usual = float(np.median(list(floors.values())))
-        floor = np.array(
-            [floors.get(name, usual) for name in calls["op"].astype(str)], dtype=np.float64
-        )
+        floor = op.map(floors).fillna(usual).to_numpy(dtype=np.float64)
         log_floor = np.log(floor) + correction.floor
+        by_network = {
+            prefix: self._standardised(prefix, found)
+            for prefix, found in terms(self.family, calls, gpu).items()
+        }
         kernels, latencies = [], []
-        for network in range(len(self.parameters["launch"])):
-            ways = np.stack(
-                [self._log_kernel(network, way, code, correction) for way in call_terms.values()]
+        for network, launch in enumerate(self.parameters["launch"].astype(np.float64)):
+            times = np.concatenate(
+                [
+                    log_kernel_us(
+                        np, self._network(network, prefix), found, self.shape, code, factors
+                    )[0]
+                    for prefix, found in by_network.items()
+                ]
             )
-            kernel = _norm(-self.shape.choice, *ways) if len(ways) > 1 else ways[0]
-            if taken is not None:
-                shown = ways[np.maximum(taken, 0), np.arange(len(taken))]
-                kernel = np.where((taken >= 0) & np.isfinite(shown), shown, kernel)
-            start = log_floor + _log_sigmoid(
-                self.parameters["launch"][network].astype(np.float64)[code]
-            )
+            kernel = -np.logaddexp.reduce(-self.shape.choice * times) / self.shape.choice
+            if algorithm is not None:
+                known = times[np.maximum(algorithm, 0), np.arange(len(algorithm))]
+                kernel = np.where(
+                    (algorithm >= 0) & np.isfinite(known),
+                    known,
+                    kernel,
+                )
             kernels.append(kernel)
-            latencies.append(_norm(FLOOR_SHARPNESS, log_floor, np.logaddexp(start, kernel)))
+            latencies.append(log_latency_us(np, log_floor, launch[code], kernel))
         return np.exp(np.mean(kernels, axis=0)), np.exp(np.mean(latencies, axis=0))
 
-    def _log_kernel(
-        self, network: int, call_terms: Terms, code: npt.NDArray[np.int64], correction: Correction
-    ) -> Array:
-        """Logarithm of the kernel's time in µs when computed in one way, shape (rows,)."""
-        prefix = call_terms.network
-        p = {
-            name.removeprefix(prefix): value
-            for name, value in self.parameters.items()
-            if name.startswith(prefix)
+    def _standardised(self, prefix: str, found: Terms) -> Terms:
+        mean, scale = self.parameters[f"{prefix}mean"], self.parameters[f"{prefix}scale"]
+        return replace(found, x=standardised(found.x, mean, scale))
+
+    def _network(self, network: int, prefix: str) -> Arrays:
+        """Parameters of one network, without those that all networks share."""
+        shared = (f"{prefix}mean", f"{prefix}scale")
+        return {
+            name.removeprefix(prefix): values[network].astype(np.float64)
+            for name, values in self.parameters.items()
+            if name.startswith(prefix) and name not in shared
         }
-        shape = self.shape
-        hidden = np.clip((call_terms.x - p["mean"]) / p["scale"], -FEATURE_CLIP, FEATURE_CLIP)
-        for layer in range(shape.depth):
-            hidden = hidden @ p[f"weight{layer}"][network] + p[f"bias{layer}"][network]
-            hidden = hidden / (1.0 + np.exp(-hidden))
-        last = shape.depth
-        z = (
-            hidden @ p[f"weight{last}"][network]
-            + p[f"bias{last}"][network]
-            + p["op_bias"][network][code]
-        )
-        use_compute = _log_sigmoid(z[:, 0]) + np.log(shape.compute_bound)
-        span = shape.memory_high - shape.memory_low
-        use_memory = np.log(shape.memory_low + span * np.exp(_log_sigmoid(z[:, 1])))
-        centre, steep = (float(v) for v in p["l2"][network])
-        missed = _log_sigmoid(np.exp(steep) * (call_terms.per_l2 - centre))
-        memory = _norm(
-            shape.norm, call_terms.dram + np.logaddexp(missed, np.log(1e-6)), call_terms.l2
-        )
-        log_kernel = _norm(
-            shape.norm if call_terms.norm is None else call_terms.norm,
-            call_terms.arithmetic - use_compute + correction.compute,
-            memory - use_memory + correction.memory,
-        )
-        if shape.tile_reads:
-            # data that L2 holds is not read from DRAM again, whatever the network's output
-            again = missed + _log_sigmoid(z[:, 3]) + np.log(shape.tile_reads)
-            log_kernel = _norm(shape.norm, log_kernel, call_terms.tiles + again + correction.memory)
-        return (
-            _norm(shape.norm, log_kernel, call_terms.steps + z[:, 2])
-            if shape.thread_steps
-            else log_kernel
-        )
+
+    def op_codes(self, calls: pd.DataFrame) -> npt.NDArray[np.int64]:
+        """Index of each call's op in `ops`; that of the first, the most frequent one, for ops without samples."""
+        codes = pd.Index(self.ops).get_indexer(pd.Index(calls["op"].astype(str)))
+        return np.asarray(np.maximum(codes, 0), dtype=np.int64)
 
     def own_correction(self, gpu: str) -> Correction:
         """The correction of a GPU that the model was trained on; 0 for other GPUs."""
@@ -256,21 +239,107 @@ class UtilisationModel:
                 f"{prefix}l2": ("networks", 2),
             }
             expected |= layer_shapes(
-                [inputs, *[shape.width] * shape.depth, shape.heads], prefix, ("networks",)
+                [
+                    inputs,
+                    *[shape.width] * shape.depth,
+                    shape.heads,
+                ],
+                prefix,
+                ("networks",),
             )
         return expected
 
 
-def _log_sigmoid(z: Array) -> Array:
-    return np.asarray(-np.logaddexp(0.0, -z))
+def standardised(x: Array, mean: Array, scale: Array) -> Array:
+    """Features after centring, scaling and clipping, shape (..., features)."""
+    return np.asarray(
+        np.clip(
+            (x - mean) / scale,
+            -FEATURE_CLIP,
+            FEATURE_CLIP,
+        )
+    )
 
 
-def _norm(p: float, *logs: Array) -> Array:
-    """Logarithm of the p-norm of times given by their logarithms."""
-    total = p * logs[0]
-    for other in logs[1:]:
-        total = np.logaddexp(total, p * other)
-    return np.asarray(total / p)
+def log_kernel_us(
+    xp: Any, p: Mapping[str, Any], found: Terms, shape: Shape, op: Any, factors: Sequence[Any]
+) -> tuple[Any, Any]:
+    """Logarithms of the kernel's time in µs and of its utilisation of bandwidth, each of shape (algorithms, rows).
+
+    Args:
+        xp: the library of the arrays, numpy or torch.
+        p: parameters of one network: `weight0`, `bias0`..., `op_bias`, `l2`.
+        found: times and standardised features.
+        shape: sizes and bounds of the network.
+        op: index of the op, shape (rows,).
+        factors: log factors on compute and memory time, numbers or of shape (rows,).
+    """
+    hidden = found.x
+    for layer in range(shape.depth):
+        hidden = hidden @ p[f"weight{layer}"] + p[f"bias{layer}"]
+        hidden = hidden / (1.0 + xp.exp(-hidden))
+    logits = hidden @ p[f"weight{shape.depth}"] + p[f"bias{shape.depth}"] + p["op_bias"][op]
+    use_compute = log_sigmoid(xp, logits[..., 0]) + math.log(shape.compute_bound)
+    span = shape.memory_high - shape.memory_low
+    use_memory = xp.log(shape.memory_low + span * xp.exp(log_sigmoid(xp, logits[..., 1])))
+    centre, steep = p["l2"]
+    missed = log_sigmoid(
+        xp,
+        xp.exp(steep) * (found.per_l2 - centre),
+    )
+    from_dram = xp.logaddexp(
+        missed,
+        xp.zeros_like(missed) + math.log(1e-6),
+    )
+    memory = _norm(
+        xp,
+        shape.norm,
+        found.dram + from_dram,
+        found.l2,
+    )
+    compute_factor, memory_factor = factors
+    kernel = _norm(
+        xp,
+        found.norm or shape.norm,
+        found.arithmetic - use_compute + compute_factor,
+        memory - use_memory + memory_factor,
+    )
+    if shape.tile_reads:
+        # data that L2 holds is not read from DRAM again, whatever the network's output
+        again = missed + log_sigmoid(xp, logits[..., 3]) + math.log(shape.tile_reads)
+        kernel = _norm(
+            xp,
+            shape.norm,
+            kernel,
+            found.tiles + again + memory_factor,
+        )
+    if shape.thread_steps:
+        kernel = _norm(
+            xp,
+            shape.norm,
+            kernel,
+            found.steps + logits[..., 2],
+        )
+    return kernel, use_memory
+
+
+def log_latency_us(xp: Any, log_floor: Any, launch: Any, kernel: Any) -> Any:
+    """Logarithm of the latency from those of the host's floor and of the kernel's time, of their shape.
+
+    `launch` is the logit of the share of the floor that comes before the kernel.
+    """
+    before = xp.logaddexp(log_floor + log_sigmoid(xp, launch), kernel)
+    return _norm(xp, FLOOR_SHARPNESS, log_floor, before)
+
+
+def log_sigmoid(xp: Any, logits: Any) -> Any:
+    """Logarithm of the logistic function, by numpy or torch."""
+    return -xp.logaddexp(xp.zeros_like(logits), -logits)
+
+
+def _norm(xp: Any, p: float, a: Any, b: Any) -> Any:
+    """Logarithm of the p-norm of two times given by their logarithms."""
+    return xp.logaddexp(p * a, p * b) / p
 
 
 @lru_cache(maxsize=32)

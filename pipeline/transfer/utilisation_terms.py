@@ -1,32 +1,32 @@
 """Inputs of a utilisation model: times of a call at full utilisation, and its features.
 
-Most families can be computed in one way. These families differ:
-- Convolutions (`ways.py`) have one way per route of cuDNN, each with its own terms and network.
-- Batched products and products on tensor cores (`ways.py`) have one way per tile, each with its own terms.
-- Softmax has one way, with its own features.
+Most families have one algorithm. These families have several, and each has its own times and features:
+- Convolutions: the routes of cuDNN (`convolution_routes.py`), each with its own network.
+- Batched products and products on tensor cores: output tiles (`output_tiles.py`), which share a network.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import work_of
 from pipeline.families.dims import Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.gpu_features import COMPUTE_FAMILIES, Way, call_features, softmax_features
-from pipeline.transfer.ways import FAMILY as TENSOR
-from pipeline.transfer.ways import (
-    ROUTES,
-    batched_tiles,
-    convolution_routes,
-    routes_taken,
-    tensor_tiles,
-    tiles_taken,
+from pipeline.transfer.convolution_routes import ROUTES, convolution_routes, routes_of_kernels
+from pipeline.transfer.gpu_features import (
+    COMPUTE_FAMILIES,
+    Algorithm,
+    call_features,
+    softmax_features,
 )
+from pipeline.transfer.output_tiles import FAMILY as TENSOR
+from pipeline.transfer.output_tiles import batched_tiles, tensor_tiles, tiles_of_kernels
 
 Array = npt.NDArray[np.float64]
 
@@ -61,42 +61,35 @@ panels. The value was set on the bf16 products of the L40S with the features of 
 changing where everything fits in L2, so the value hardly matters. The errors are 22.6 % (1), 21.2 % (3) and 21.1 %
 (9)."""
 
-LARGE_TILE = {"gemm": (128, 64)}
-"""Output tile (rows, columns) of large fp32 kernels from Volta on, by family (kernel names of the public table)."""
-
-PASCAL_PRODUCT_TILE = (32, 128)
-"""Output tile (rows, columns) of large fp32 products on Pascal.
-
-cuBLAS runs nearly all of them there in `maxwell_sgemm` tiles of 32 x 128 or 64 x 64. The two read a similar number of
-bytes. Large products on a P100 reach the limit that its sustained bandwidth sets for this tile: 6.2 of 7.0
-TFLOP/s."""
+LARGE_TILE = 128, 128
+"""Output tile (rows, columns) of large fp32 kernels besides `gemm` (kernel names of the public table)."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Logarithms of times in µs at full utilisation, and features of calls. All but `x` have shape (rows,).
+    """Logarithms of times in µs at full utilisation, and features of calls, for the algorithms that share a network.
+
+    All but `x` and `norm` have shape (algorithms, rows). They are NumPy arrays, or tensors in training.
 
     Attributes:
-        arithmetic: time of the arithmetic at the sustained throughput.
+        arithmetic: time of the arithmetic at the sustained throughput; infinite where the algorithm cannot compute a call.
         dram: time of the traffic over DRAM.
         l2: time of the traffic over L2.
         steps: time of the steps of the resident threads.
         tiles: DRAM time of a product's operands if every output tile reads its panels from DRAM and none from L2.
         per_l2: logarithm of the traffic over the L2 size (no time).
-        x: features, shape (rows, features).
+        x: features, shape (algorithms, rows, features).
         norm: exponent of the norm over arithmetic and memory; None for the exponent of the family.
-        network: prefix of the parameters of the network that is used.
     """
 
-    arithmetic: Array
-    dram: Array
-    l2: Array
-    steps: Array
-    tiles: Array
-    per_l2: Array
-    x: Array
+    arithmetic: Any
+    dram: Any
+    l2: Any
+    steps: Any
+    tiles: Any
+    per_l2: Any
+    x: Any
     norm: float | None = None
-    network: str = ""
 
 
 def networks_of(family: str) -> tuple[str, ...]:
@@ -105,91 +98,83 @@ def networks_of(family: str) -> tuple[str, ...]:
 
 
 def terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Terms]:
-    """Times at full utilisation and features of calls of a covered family on a GPU, for each way to compute them.
+    """Times at full utilisation and features of calls of a covered family on a GPU, by prefix of the network.
 
-    Graphs contain calls of empty tensors. They take no time, and their logarithms are minus infinity. Where a call
-    cannot be computed in a way, the arithmetic of that way is infinite.
+    Graphs contain calls of empty tensors. They take no time, and their logarithms are minus infinity.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         if family == "conv2d_forward":
-            return {
-                name: _of_way(way, gpu, f"{name}.")
-                for name, way in convolution_routes(calls, gpu).items()
-            }
-        if family in ("bmm", TENSOR):
-            tiles = batched_tiles(calls, gpu) if family == "bmm" else tensor_tiles(calls, gpu)
-            return {name: _of_way(way, gpu) for name, way in tiles.items()}
-        return {"": _terms(family, calls, gpu)}
+            routes = convolution_routes(calls, gpu)
+            return {f"{name}.": _terms([route], gpu) for name, route in routes.items()}
+        if family == "bmm":
+            return {"": _terms([*batched_tiles(calls, gpu).values()], gpu)}
+        if family == TENSOR:
+            return {"": _terms([*tensor_tiles(calls, gpu).values()], gpu)}
+        return {"": _terms([_only_algorithm(family, calls, gpu)], gpu)}
 
 
-def ways_taken(family: str, samples: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Which of a family's `terms` each row's kernel name shows, -1 where it shows none; shape (rows,)."""
+def algorithms_of_kernels(family: str, samples: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Index of the algorithm that each row's kernel name shows, -1 where it shows none; shape (rows,)."""
     if family == "conv2d_forward":
-        return routes_taken(samples)
-    return tiles_taken(samples) if family == "bmm" else np.full(len(samples), -1, dtype=np.int64)
+        return routes_of_kernels(samples)
+    if family == "bmm":
+        return tiles_of_kernels(samples)
+    return np.full(len(samples), -1, dtype=np.int64)
 
 
-def _of_way(way: Way, gpu: GpuSpec, network: str = "") -> Terms:
-    """Terms of calls that are computed in one way."""
-    able = np.isfinite(way.flops)
-    us = (
-        np.where(able, arithmetic_us(gpu, np.where(able, way.flops, 1.0)), np.inf)
-        if way.us is None
-        else way.us
+def _terms(algorithms: list[Algorithm], gpu: GpuSpec) -> Terms:
+    def log_us(algorithm: Algorithm) -> Array:
+        able = np.isfinite(algorithm.flops)
+        us = algorithm.us
+        if us is None:
+            us = np.where(able, arithmetic_us(gpu, np.where(able, algorithm.flops, 1.0)), np.inf)
+        return np.log(us)
+
+    def or_none(values: Array | None, moved: Array) -> Array:
+        return np.zeros_like(moved) if values is None else values
+
+    dram_bytes_per_us = 1e3 * sustained_dram_gb_per_s(gpu)
+    moved = np.stack([each.bytes for each in algorithms])
+    tile_bytes = np.stack([or_none(each.tile_bytes, each.bytes) for each in algorithms])
+    chains = np.stack([or_none(each.chain_us, each.bytes) for each in algorithms])
+    x = np.stack([each.x for each in algorithms])
+    return Terms(
+        np.stack([log_us(each) for each in algorithms]),
+        np.log(moved / dram_bytes_per_us),
+        np.log(moved / (1e3 * gpu.peak_l2_gb_per_s())),
+        np.log(chains),
+        np.log(tile_bytes / dram_bytes_per_us) - _l2_reuse_log_factor(gpu),
+        np.log(moved / gpu.l2_bytes),
+        # for an empty image, the fullness of the last wave is NaN
+        np.nan_to_num(x, posinf=np.inf, neginf=-np.inf),
+        algorithms[0].norm,
     )
-    nothing = np.full(len(way.bytes), -np.inf)
-    tiles = (
-        nothing
-        if way.tile_bytes is None
-        else _dram(way.tile_bytes, gpu) - _l2_reuse_log_factor(gpu)
-    )
-    steps = nothing if way.chain_us is None else np.log(way.chain_us)
-    # for an empty image, the fullness of the last wave is NaN
-    x, per_l2 = np.nan_to_num(way.x), np.log(way.bytes / gpu.l2_bytes)
-    return Terms(np.log(us), *_traffic(way.bytes, gpu), steps, tiles, per_l2, x, way.norm, network)
 
 
-def _dram(moved: Array, gpu: GpuSpec) -> Array:
-    """Logarithm of the time of traffic over DRAM."""
-    return np.asarray(np.log(moved / sustained_dram_gb_per_s(gpu) / 1e3))
-
-
-def _traffic(moved: Array, gpu: GpuSpec) -> tuple[Array, Array]:
-    """Logarithms of the time of traffic over DRAM and over L2."""
-    return _dram(moved, gpu), np.log(moved / gpu.peak_l2_gb_per_s() / 1e3)
-
-
-def _terms(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Terms:
-    described = call_features(family, calls, gpu)
+def _only_algorithm(family: str, calls: pd.DataFrame, gpu: GpuSpec) -> Algorithm:
+    """Work and features of calls of a family with one algorithm."""
+    work = work_of(family, calls, own_columns=False)
+    flops = np.maximum(work.flops, 1.0)
     # memory-bound kernels issue few instructions, so the clock limits their rate, not the power budget of products
-    flops = np.maximum(described.flops, 1.0)
-    arithmetic = (
-        arithmetic_us(gpu, flops)
-        if family in COMPUTE_FAMILIES
-        else flops / gpu.fp32_gflop_per_s / 1e3
+    us = None if family in COMPUTE_FAMILIES else flops / gpu.fp32_gflop_per_s / 1e3
+    softmax, limits = family == "softmax", gpu.limits
+    x = (
+        softmax_features(calls, gpu)
+        if softmax
+        else np.column_stack([*call_features(family, calls, gpu).values()])
     )
-    x, norm = described.x, None
-    if family == "softmax":
-        x, norm = softmax_features(calls, gpu), SOFTMAX_NORM
-    limits = gpu.limits
+    cycles, threads = NOMINAL_STEP_CYCLES, gpu.max_threads_per_sm
     if family in ISSUE_BOUND and limits is not None:
         cycles, threads = NOMINAL_ISSUE_CYCLES, limits.schedulers_per_sm * limits.warp_size
-    else:
-        cycles, threads = NOMINAL_STEP_CYCLES, gpu.max_threads_per_sm
-    return Terms(
-        np.log(arithmetic),
-        *_traffic(described.bytes, gpu),
-        np.log(
-            cycles
-            * described.bytes
-            / 2.0
-            / Dims(calls).element_bytes()
-            / (gpu.sms * threads * gpu.boost_clock_mhz)
-        ),
-        _dram(flops / _tile_intensity(family, gpu), gpu) - _l2_reuse_log_factor(gpu),
-        np.log(described.bytes / gpu.l2_bytes),
+    elements = work.bytes / 2.0 / Dims(calls).element_bytes()
+    return Algorithm(
+        flops,
+        work.bytes,
         x,
-        norm,
+        us,
+        tile_bytes=flops / _tile_intensity(family, gpu),
+        chain_us=cycles * elements / (gpu.sms * threads * gpu.clock_mhz),
+        norm=SOFTMAX_NORM if softmax else None,
     )
 
 
@@ -200,7 +185,5 @@ def _l2_reuse_log_factor(gpu: GpuSpec) -> float:
 
 def _tile_intensity(family: str, gpu: GpuSpec) -> float:
     """FLOP per byte that an h x w output tile of a large product reads of its operands: 2 h w / 4 (h + w)."""
-    high, wide = LARGE_TILE.get(family, (128, 128))
-    if family == "gemm" and gpu.architecture == "pascal":
-        high, wide = PASCAL_PRODUCT_TILE
+    high, wide = gpu.generation.product_tile if family == "gemm" else LARGE_TILE
     return high * wide / 2.0 / (high + wide)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, InputError, UnknownNameError
-from pipeline.question.sections import CHOICES, NAMED_BY, check_precision
+from pipeline.question.checks import check_precision
+from pipeline.question.options import NAMED_BY, OPTIONS
 
 if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
@@ -24,12 +25,12 @@ ARCHITECTURES = (
 Builder = Callable[[Mapping[str, Any], int, str], "Step"]
 """A function that builds a step from a model's config, a batch size and a device."""
 
-OPTIONS = {
-    key.removeprefix("model."): values
-    for key, values in CHOICES.items()
-    if key.startswith("model.")
+CHOICES = {
+    key.removeprefix("model."): option.values
+    for key, option in OPTIONS.items()
+    if key.startswith("model.") and option.values
 }
-"""Allowed values of each option of a model."""
+"""Allowed values of each option of a model that has a fixed set of them."""
 
 
 def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
@@ -47,7 +48,7 @@ def make_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError(f"batch_size={batch_size!r}: must be a whole number of at least 1")
-    for option, choices in OPTIONS.items():
+    for option, choices in CHOICES.items():
         if config.get(option) is not None and config[option] not in choices:
             raise UnknownNameError(f"model.{option}", config[option], list(choices))
     check_precision(config)

@@ -26,9 +26,9 @@ from pipeline.errors import (
     did_you_mean,
 )
 from pipeline.paths import config_dir
-from pipeline.workloads.given_steps import maker_of, shown_target
 from pipeline.workloads.training_step import Step
 from pipeline.workloads.user_errors import place_in_user_code
+from pipeline.workloads.user_steps import maker_of, shown_target
 from pipeline.yaml_text import load_yaml
 
 MAX_NAMED = 20

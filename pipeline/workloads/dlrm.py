@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,138 +27,17 @@ from torch import Tensor, nn
 
 from pipeline.as_on_cuda.shape_operators import apply
 from pipeline.errors import ConfigError
-from pipeline.paths import project_dir
 from pipeline.workloads.dlrm_operators import (
     STATES,
     FusedInteraction,
     FusedLookup,
     interaction_width,
 )
+from pipeline.workloads.embedding_tables import JOINT, check_distribution, tables
 from pipeline.workloads.training_step import Batch, Step, host_empty, is_dry
-from pipeline.workloads.workload_files import table_configs_path
 
-JOINT = ("joint_sparse", "joint_rows")
-"""Kinds of lookups with one weight that contains the rows of all tables."""
-
-MAX_ROWS = 10**12
-"""Maximum number of rows of a table; more rows than this do not fit into any memory."""
-
-
-def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """(rows, lookups per sample) of every table, from `rows`/`tables`/`lookups` or a table-configuration file.
-
-    The file has the format of facebookresearch/dlrm_datasets: a list of
-    `{"num_embeddings": .., "pooling_factor": ..}`, or an object with that list as `tables`. The config's
-    `tables` may pick some of them by index.
-
-    Raises:
-        ConfigError: the sizes are missing or not valid.
-    """
-    if config.get("table_configs"):
-        return _read_table_configs(config)
-    rows, lookups, count = config.get("rows"), config.get("lookups", 1), config.get("tables")
-    if rows is None:
-        raise ConfigError("model.rows is missing: give rows per table, as a number or a list")
-    if count is not None and not (isinstance(count, int) and count > 0):
-        raise ConfigError(
-            f"model.tables={count}: give the number of tables (a list selects tables of a file)"
-        )
-    listed = isinstance(rows, Sequence) and not isinstance(rows, str)
-    if listed and count is not None and count != len(rows):
-        raise ConfigError(
-            f"model.tables={count}: model.rows lists {len(rows)}; give model.tables={len(rows)}"
-            " too, or null"
-        )
-    sizes = _numbers("rows", list(rows)[:count] if listed else [rows] * (count or 1))
-    each_given = isinstance(lookups, Sequence) and not isinstance(lookups, str)
-    each = _numbers("lookups", list(lookups) if each_given else [lookups] * len(sizes))
-    if len(each) != len(sizes):
-        raise ConfigError(
-            f"model.lookups lists {len(each)} numbers for {len(sizes)} tables: give one per table"
-        )
-    return sizes, each
-
-
-def _numbers(option: str, values: Sequence[Any]) -> list[int]:
-    """Convert the rows or lookups of tables to integers."""
-    for value in values:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not 1 <= value <= MAX_ROWS
-        ):
-            raise ConfigError(f"model.{option}: {value} is not a number from 1 to {MAX_ROWS:,}")
-        if value != int(value):
-            raise ConfigError(f"model.{option}: {value} is not a whole number")
-    return [int(value) for value in values]
-
-
-def check_distribution(text: object) -> None:
-    """Check that the lookup model knows an index distribution.
-
-    Raises:
-        ConfigError: the text is neither `uniform` nor `zipf:ALPHA` with a positive exponent.
-    """
-    kind, _, exponent = str(text).partition(":")
-    try:
-        known = text == "uniform" or (kind == "zipf" and 0.0 < float(exponent or 1.05) < 10.0)
-    except ValueError:
-        known = False
-    if not known:
-        raise ConfigError(
-            f"model.distribution={text}: give uniform, or zipf:ALPHA such as zipf:1.05"
-        )
-
-
-def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    import json
-
-    named = Path(str(config["table_configs"]))
-    path = table_configs_path(named)
-    where = f"model.table_configs={named}"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        places = (
-            []
-            if named.is_absolute()
-            else list(dict.fromkeys(map(str, (Path.cwd(), project_dir()))))
-        )
-        raise ConfigError(
-            f"{where}: no such file{' in ' if places else ''}{' or '.join(places)}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: not a readable JSON file ({str(error).splitlines()[0]})"
-        ) from None
-    tables = content.get("tables") if isinstance(content, dict) else content
-    if (
-        not isinstance(tables, list)
-        or not tables
-        or not all(isinstance(t, dict) and "num_embeddings" in t for t in tables)
-    ):
-        raise ConfigError(f"{where}: not a list of tables with num_embeddings and pooling_factor")
-    chosen = config.get("tables")
-    picks = (
-        chosen
-        if isinstance(chosen, Sequence)
-        else list(range(len(tables) if chosen is None else chosen))
-    )
-    for index in picks:
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tables):
-            raise ConfigError(
-                f"model.tables={chosen}: {named} has {len(tables)} tables, numbered 0 to"
-                f" {len(tables) - 1}"
-            )
-    if not picks:
-        raise ConfigError(f"model.tables={chosen}: give at least one table")
-    picked = [tables[index] for index in picks]
-    pooled = [table.get("pooling_factor", 1) for table in picked]
-    if not all(isinstance(factor, (int, float)) for factor in pooled):
-        raise ConfigError(f"{where}: a pooling_factor is not a number")
-    return _numbers("table_configs", [t["num_embeddings"] for t in picked]), [
-        max(1, round(f)) for f in pooled
-    ]
+BOUND = 0.01
+"""Largest random weight of a table."""
 
 
 def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
@@ -198,7 +76,8 @@ class Dlrm(nn.Module):
         super().__init__()
         self.row: Tensor
         self.column: Tensor
-        self.tables, self.dim = len(rows), dim
+        self.tables = len(rows)
+        self.dim = dim
         features = self.tables + 1
         self.bottom = mlp(bottom, nn.ReLU())
         self.one_kernel = interaction == "fused"
@@ -216,27 +95,23 @@ class Dlrm(nn.Module):
         self.states: list[Tensor] = []
         self.joint: nn.EmbeddingBag | nn.Embedding | None = None
         self.bags = nn.ModuleList()
-        bound = 0.01
+
+        def weight(count: int) -> Tensor:
+            return torch.empty(count, dim).uniform_(-BOUND, BOUND)
+
+        def bag(count: int, sparse: bool) -> nn.EmbeddingBag:
+            return nn.EmbeddingBag(count, dim, mode="sum", sparse=sparse, _weight=weight(count))
+
         if embedding == "fused":
             self.anchor = nn.Parameter(torch.zeros(0))
-            self.fused = torch.empty(sum(rows), dim).uniform_(-bound, bound)
+            self.fused = weight(sum(rows))
             self.states = [torch.zeros(sum(rows), dim) for _ in range(states)]
-        elif embedding in JOINT:
-            weight = torch.empty(sum(rows), dim).uniform_(-bound, bound)
-            if embedding == "joint_rows":
-                self.joint = nn.Embedding(sum(rows), dim, sparse=True, _weight=weight)
-            else:
-                self.joint = nn.EmbeddingBag(
-                    sum(rows), dim, mode="sum", sparse=True, _weight=weight
-                )
+        elif embedding == "joint_rows":
+            self.joint = nn.Embedding(sum(rows), dim, sparse=True, _weight=weight(sum(rows)))
+        elif embedding == "joint_sparse":
+            self.joint = bag(sum(rows), sparse=True)
         else:
-            for count in rows:
-                weight = torch.empty(count, dim).uniform_(-bound, bound)
-                self.bags.append(
-                    nn.EmbeddingBag(
-                        count, dim, mode="sum", sparse=embedding == "sparse", _weight=weight
-                    )
-                )
+            self.bags.extend(bag(count, embedding == "sparse") for count in rows)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Dlrm:
         """Like `nn.Module._apply`, but also for the optimizer's tensors, which are not buffers."""
@@ -249,33 +124,33 @@ class Dlrm(nn.Module):
         """Click probabilities (or logits) of a batch: `dense` (B, width) -> (B,)."""
         x = self.bottom(dense)
         batch, dim = x.shape
-        if self.fused is not None:
-            looked = apply(
-                FusedLookup, self.anchor, self.fused, indices, offsets, self.tables, self.states
-            )
-            bags = (
-                looked.view(self.tables, batch, dim).transpose(0, 1)
-                if looked.device.type != "meta"
-                else looked
-            )
-            if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
-                bags = looked.view(batch, self.tables, dim)
-            z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
-        elif self.joint is not None:  # bags in order (sample, table)
-            rows = self.joint(indices) if offsets is None else self.joint(indices, offsets)
-            bags = rows.view(batch, self.tables, dim)
-            z = torch.cat([x.unsqueeze(1), self._as(x, bags)], 1)
-        else:
+        if self.fused is None and self.joint is None:
             assert offsets is not None
             lookups = zip(self.bags, self._split(indices), offsets.unbind(0), strict=True)
             parts = [self._as(x, bag(i, o)) for bag, i, o in lookups]
             z = torch.cat([x, *parts], 1).view(batch, self.tables + 1, dim)
+        else:
+            rows = self._looked_up(indices, offsets, batch)
+            z = torch.cat([x.unsqueeze(1), self._as(x, rows)], 1)
         if self.one_kernel:
             joined = apply(FusedInteraction, z, x)
         else:
             joined = torch.cat([x, torch.bmm(z, z.transpose(1, 2))[:, self.row, self.column]], 1)
         output: Tensor = self.top(joined)
         return output.squeeze(1)
+
+    def _looked_up(self, indices: Tensor, offsets: Tensor | None, batch: int) -> Tensor:
+        """The sums of rows (B, tables, dim) from the weight of all tables."""
+        if self.joint is not None:  # bags in order (sample, table)
+            given = (indices,) if offsets is None else (indices, offsets)
+            rows: Tensor = self.joint(*given)
+            return rows.view(batch, self.tables, self.dim)
+        looked: Tensor = apply(
+            FusedLookup, self.anchor, self.fused, indices, offsets, self.tables, self.states
+        )
+        if looked.device.type == "meta":  # FBGEMM writes (B, T·D) at once
+            return looked.view(batch, self.tables, self.dim)
+        return looked.view(self.tables, batch, self.dim).transpose(0, 1)
 
     def _as(self, x: Tensor, looked_up: Tensor) -> Tensor:
         """Cast the looked-up rows to the dtype of the bottom MLP's output, if one kernel reads both.
@@ -296,8 +171,10 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of a DLRM config."""
     rows, lookups = tables(config)
     check_distribution(config.get("distribution", "uniform"))
-    embedding, loss = str(config.get("embedding", "fused")), str(config.get("loss", "bce"))
-    dim, bottom = int(config["dim"]), [int(w) for w in config["bottom_mlp"]]
+    embedding = str(config.get("embedding", "fused"))
+    loss = str(config.get("loss", "bce"))
+    dim = int(config["dim"])
+    bottom = [int(w) for w in config["bottom_mlp"]]
     if bottom[-1] != dim:
         raise ConfigError(f"model.bottom_mlp ends in {bottom[-1]}, but must end in model.dim={dim}")
     optimizer = str(config.get("optimizer", "sgd"))
@@ -373,7 +250,8 @@ def _pool(
         parts = [indices(*one) for one in zip(starts, rows, lookups, strict=True)]
         if embedding == "fused":
             counts = torch.tensor(lookups).repeat_interleave(batch_size)
-            index, offset = torch.cat(parts), counts.cumsum(0) - counts
+            index = torch.cat(parts)
+            offset = counts.cumsum(0) - counts
         elif embedding in JOINT:
             counts = torch.tensor(lookups).repeat(batch_size)
             index = torch.cat([part.view(batch_size, -1) for part in parts], 1).view(-1)
@@ -391,14 +269,16 @@ def _pool(
 
 def _shapes(lookups: Sequence[int], width: int, embedding: str, batch_size: int) -> Batch:
     """A batch of `_pool` whose memory is never touched."""
-    joint, equal = embedding in ("fused", *JOINT), len(set(lookups)) == 1
-    flat = joint or not equal
-    index = host_empty(
-        *((batch_size * sum(lookups),) if flat else (len(lookups), batch_size * lookups[0])),
-        dtype=torch.long,
-    )
-    offset = host_empty(
-        *((batch_size * len(lookups),) if joint else (len(lookups), batch_size)), dtype=torch.long
-    )
-    dense, label = host_empty(batch_size, width), host_empty(batch_size)
+    joint = embedding in ("fused", *JOINT)
+    tables = len(lookups)
+    each = batch_size * lookups[0]
+    index_shape = (tables, each)
+    offset_shape = (tables, batch_size)
+    flat_shape = (batch_size * sum(lookups),)
+    flat = joint or len(set(lookups)) > 1
+    index = host_empty(*(flat_shape if flat else index_shape), dtype=torch.long)
+    offsets = (batch_size * tables,) if joint else offset_shape
+    offset = host_empty(*offsets, dtype=torch.long)
+    dense = host_empty(batch_size, width)
+    label = host_empty(batch_size)
     return (dense, index, label) if embedding == "joint_rows" else (dense, index, offset, label)

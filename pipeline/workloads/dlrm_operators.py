@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.as_on_cuda.shape_operators import is_empty, meta_operators
-from pipeline.workloads.training_step import epsilon
+from pipeline.workloads.step_optimizers import epsilon
 
 LEARNING_RATE = 1e-3
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -53,7 +53,9 @@ class FusedLookup(torch.autograd.Function):
         `states`: the optimizer's tensors, in the weight's shape. No tensor means SGD, one Adagrad, two Adam.
         """
         ctx.save_for_backward(indices, offsets)
-        ctx.weight, ctx.tables, ctx.states = weight, tables, states
+        ctx.weight = weight
+        ctx.tables = tables
+        ctx.states = states
         if weight.device.type == "meta":
             sums: Tensor = _lookup_operators().lookup(weight, indices, offsets, tables)
             return sums
@@ -140,7 +142,8 @@ class FusedInteraction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Gradients of the vectors and of the bottom MLP's output."""
-        (gradient,), (vectors,) = gradients, ctx.saved_tensors
+        (gradient,) = gradients
+        (vectors,) = ctx.saved_tensors
         if is_empty(vectors):
             return _interaction_operators().interact_backward(gradient, vectors)
         batch, features, dim = vectors.shape

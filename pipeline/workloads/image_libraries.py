@@ -62,9 +62,22 @@ def build_timm(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     own = model.pretrained_cfg["input_size"]  # type: ignore[index]
     height, width = size or own[1:]
     samples = part_of_batch(config, batch_size)
-    images = numbers(samples, options.get("in_chans", own[0]), height, width, device=device)
+    images = numbers(
+        samples,
+        options.get("in_chans", own[0]),
+        height,
+        width,
+        device=device,
+    )
     batch = images, classes_of(classes, samples, device=device)
-    return Step([model], [batch], lambda x, y: model(x), classification_loss, device, config)
+    return Step(
+        [model],
+        [batch],
+        lambda x, y: model(x),
+        classification_loss,
+        device,
+        config,
+    )
 
 
 def build_torchvision(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
@@ -101,7 +114,14 @@ def build_torchvision(config: Mapping[str, Any], batch_size: int, device: str) -
             samples, 3, int(config.get("frames") or FRAMES), height, width, device=device
         )
     batch = images, classes_of(classes, samples, device=device)
-    return Step([model], [batch], lambda x, _: model(x), classification_loss, device, config)
+    return Step(
+        [model],
+        [batch],
+        lambda x, _: model(x),
+        classification_loss,
+        device,
+        config,
+    )
 
 
 def _own_size(models: Any, name: str, model: Any) -> tuple[int, int]:

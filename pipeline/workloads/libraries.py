@@ -36,7 +36,8 @@ def made(make: Callable[[], nn.Module], device: str) -> nn.Module:
         except (NotImplementedError, RuntimeError) as error:
             if device != "meta" or "meta" not in str(error):
                 raise
-    parameter, buffer = nn.Module.register_parameter, nn.Module.register_buffer
+    parameter = nn.Module.register_parameter
+    buffer = nn.Module.register_buffer
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         on_meta = (
@@ -96,7 +97,8 @@ def classes_of(count: int, *shape: int, device: str, dtype: torch.dtype = torch.
 def slow_code_reported(library: str) -> Iterator[None]:
     """Report that a library runs reference code in place of a package with CUDA kernels; its log shows nothing meanwhile."""
     log = logging.getLogger(library)
-    before, log.handlers = log.handlers, [_SlowCode()]
+    before = log.handlers
+    log.handlers = [_SlowCode()]
     with suppress(AttributeError):  # the library says each sentence once in a process
         log.warning_once.cache_clear()  # type: ignore[attr-defined]
     try:

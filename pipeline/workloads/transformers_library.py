@@ -102,7 +102,8 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     with slow_code_reported("transformers"):
         model = made(lambda: _model(library, settings, task, config), device)
     _warn_of_experts(model, config)
-    samples, training = part_of_batch(config, batch_size), config.get("mode", "train") == "train"
+    samples = part_of_batch(config, batch_size)
+    training = config.get("mode", "train") == "train"
     inputs, labels = _inputs(
         getattr(model, "base_model", model), settings, task, config, samples, device
     )
@@ -113,7 +114,8 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
             else {}
         )
     recognises = task == "ctc" and training
-    batch, passed = inputs | labels, inputs if recognises else inputs | labels
+    batch = inputs | labels
+    passed = inputs if recognises else inputs | labels
     more = {"return_loss": True} if task == "contrastive" and training else {}
 
     def forward(*tensors: Tensor) -> Any:
@@ -132,7 +134,8 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
 
 def _settings(library: Any, config: Mapping[str, Any]) -> Any:
     """The library's configuration that `model.config` names, with `model.config_options`."""
-    named, options = str(config["config"]), dict(config.get("config_options") or {})
+    named = str(config["config"])
+    options = dict(config.get("config_options") or {})
     path = Path(named) / "config.json" if Path(named).is_dir() else Path(named)
     if path.is_file():
         return _settings_of_file(library, path, options)
@@ -195,7 +198,8 @@ def _task(library: Any, settings: Any, config: Mapping[str, Any]) -> str:
     """The task that `model.task` names, or that of the file, or the first that the model has."""
     mappings = {name: getattr(library, mapping) for name, (_, mapping) in TASKS.items()}
     tasks = [name for name, mapping in mappings.items() if type(settings) in mapping]
-    named, kind = config.get("task"), type(settings).__name__
+    named = config.get("task")
+    kind = type(settings).__name__
     if not tasks:
         raise ConfigError(
             f"model.config={kind}: transformers has no model of it for any of {', '.join(TASKS)};"
@@ -245,7 +249,8 @@ def _lora_targets(model: nn.Module, config: Mapping[str, Any]) -> list[str] | st
                 for name, weight in model.named_parameters()
                 if weight.dim() > 1
             ]
-            near, names = did_you_mean(target, layers), ", ".join(dict.fromkeys(layers))
+            near = did_you_mean(target, layers)
+            names = ", ".join(dict.fromkeys(layers))
             raise ConfigError(
                 f"{asked}: {config['config']} has no layer {target}: {near}it has {names}"
             )
@@ -290,7 +295,8 @@ def _inputs(
     def ids(*shape: int, count: int = words) -> Tensor:
         return classes_of(count, samples, *shape, device=device)
 
-    name, labels = str(model.main_input_name), int(settings.num_labels)
+    name = str(model.main_input_name)
+    labels = int(settings.num_labels)
     if name == "input_ids" and task != "contrastive":
         inputs = {"input_ids": ids(tokens)}
     elif name == "pixel_values" or task == "contrastive":
@@ -349,7 +355,12 @@ def _recording(settings: Any, name: str, config: Mapping[str, Any]) -> tuple[int
 def _ctc_loss(output: Any, _: Tensor, labels: Tensor) -> Tensor:
     """CTC loss of labels that fill their tensor; the library's own loss selects them by a mask."""
     scores = output.logits.float().log_softmax(-1).transpose(0, 1)
-    lengths = torch.full((scores.shape[1],), scores.shape[0], dtype=torch.long, device="cpu")
+    lengths = torch.full(
+        (scores.shape[1],),
+        scores.shape[0],
+        dtype=torch.long,
+        device="cpu",
+    )
     return F.ctc_loss(
         scores, labels, lengths, torch.full_like(lengths, labels.shape[1]), zero_infinity=True
     )

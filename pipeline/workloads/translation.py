@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.as_on_cuda.patches import replaced
 from pipeline.as_on_cuda.torch_names import log_softmax_of_half
-from pipeline.workloads.language_models import attend
+from pipeline.workloads.attention_operators import attend
 from pipeline.workloads.training_step import Step, host_empty, is_dry
 
 
@@ -128,9 +128,7 @@ class Gnmt(nn.Module):
         self.encoder = nn.ModuleList(
             [
                 Lstm(width, width, bidirectional=True),
-                Lstm(2 * width, width),
-                Lstm(width, width),
-                Lstm(width, width),
+                *(Lstm(inputs, width) for inputs in (2 * width, width, width)),
             ]
         )
         self.decoder = nn.ModuleList(
@@ -141,7 +139,8 @@ class Gnmt(nn.Module):
         )
         self.bias = nn.Parameter(torch.zeros(width)) if normalised else None
         self.length = nn.Parameter(torch.full((1,), width**-0.5)) if normalised else None
-        self.drop, self.out = nn.Dropout(dropout), nn.Linear(width, vocabulary)
+        self.drop = nn.Dropout(dropout)
+        self.out = nn.Linear(width, vocabulary)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """(B, T), (B, T) -> logits of each target token, all steps at once (teacher forcing)."""
@@ -186,10 +185,8 @@ def build(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of a translation model on random tokens."""
     tokens, vocabulary, width = (int(config[key]) for key in ("seq_len", "vocabulary", "width"))
     eager = config["architecture"] == "transformer" and config.get("attention", "eager") == "eager"
-    shared, smoothing = (
-        bool(config.get("shared_embedding", False)),
-        float(config.get("label_smoothing", 0.0)),
-    )
+    shared = bool(config.get("shared_embedding", False))
+    smoothing = float(config.get("label_smoothing", 0.0))
     with torch.device(device):
         if config["architecture"] == "gnmt":
             normalised = bool(config.get("normalised_attention", False))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, InputError, SteptimeError
-from pipeline.question.sections import NAMED_BY
-from pipeline.workloads.given_steps import shown_target
+from pipeline.question.options import NAMED_BY
+from pipeline.workloads.user_steps import shown_target
 
 SIZE_ERRORS = (
     ValueError,
@@ -116,7 +116,9 @@ def explain_error(config: Mapping[str, Any], error: BaseException) -> SteptimeEr
         return _library_error(config, error, reason)
     if config.get("architecture") == "custom":
         said = next(iter(getattr(error, "__notes__", ())), "")
-        advice, where, kind = _advice(reason), place_in_user_code(error), type(error).__name__
+        advice = _advice(reason)
+        where = place_in_user_code(error)
+        kind = type(error).__name__
         what = f"{kind}: {_short(reason)}{where}"
         if advice:
             what = f"its step cannot be captured without a GPU: {advice} ({what})"
@@ -137,10 +139,8 @@ def _library_error(config: Mapping[str, Any], error: BaseException, reason: str)
     """The message for a model of a library: the options that may be its cause, and the line of the library."""
     model = "config" if config.get("architecture") == "transformers" else "name"
     asked = [f"model.{key}={config[key]}" for key in (model, *SIZES_OF_MODELS) if config.get(key)]
-    advice, what = (
-        _advice(reason),
-        f"{type(error).__name__}: {_short(reason)}{place_in_user_code(error)}",
-    )
+    advice = _advice(reason)
+    what = f"{type(error).__name__}: {_short(reason)}{place_in_user_code(error)}"
     what = f"cannot be captured without a GPU: {advice} ({what})" if advice else f"refused: {what}"
     return InputError(f"{' '.join(asked)}: {what}")
 

@@ -44,7 +44,8 @@ class Residual(nn.Module):
             layers += [conv, nn.BatchNorm2d(k)] + (
                 [nn.ReLU(inplace=True)] if position < len(plan) - 1 else []
             )
-        self.body, self.relu = nn.Sequential(*layers), nn.ReLU(inplace=True)
+        self.body = nn.Sequential(*layers)
+        self.relu = nn.ReLU(inplace=True)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
@@ -126,13 +127,11 @@ class AveragePooled(nn.Module):
 class Forked(nn.Module):
     """A chain of convolutions whose result is the input of two parallel convolutions (1x3 and 3x1)."""
 
-    def __init__(self, before: Sequence[nn.Module], width: int) -> None:
+    def __init__(self, before: nn.Module, width: int) -> None:
         super().__init__()
-        self.before = nn.Sequential(*before)
-        self.wide, self.high = (
-            Conv(width, 384, (1, 3), padding=(0, 1)),
-            Conv(width, 384, (3, 1), padding=(1, 0)),
-        )
+        self.before = before
+        self.wide = Conv(width, 384, (1, 3), padding=(0, 1))
+        self.high = Conv(width, 384, (3, 1), padding=(1, 0))
 
     def forward(self, x: Tensor) -> Tensor:
         """Both results, concatenated."""
@@ -152,57 +151,53 @@ class Branches(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
+ACROSS = ((1, 7), 1, (0, 3))
+DOWN = ((7, 1), 1, (3, 0))
+"""Kernel, stride and padding of a 7x7 convolution in two factors."""
+
+
+def chain(inputs: int, *plan: tuple[Any, ...]) -> nn.Sequential:
+    """Convolutions one after another; each of the plan has outputs, kernel, and stride and padding if not 1 and 0."""
+    layers = []
+    for outputs, *rest in plan:
+        layers.append(Conv(inputs, outputs, *rest))
+        inputs = outputs
+    return nn.Sequential(*layers)
+
+
 def block_a(inputs: int, pooled: int) -> Branches:
     """A block for images of 35 x 35 pixels."""
     return Branches(
         Conv(inputs, 64, 1),
-        nn.Sequential(Conv(inputs, 48, 1), Conv(48, 64, 5, padding=2)),
-        nn.Sequential(Conv(inputs, 64, 1), Conv(64, 96, 3, padding=1), Conv(96, 96, 3, padding=1)),
+        chain(inputs, (48, 1), (64, 5, 1, 2)),
+        chain(inputs, (64, 1), (96, 3, 1, 1), (96, 3, 1, 1)),
         AveragePooled(inputs, pooled),
     )
 
 
 def block_b(inputs: int) -> Branches:
     """A block that reduces images from 35 x 35 to 17 x 17 pixels."""
-    double = nn.Sequential(
-        Conv(inputs, 64, 1), Conv(64, 96, 3, padding=1), Conv(96, 96, 3, stride=2)
-    )
-    return Branches(Conv(inputs, 384, 3, stride=2), double, nn.MaxPool2d(3, 2))
+    double = chain(inputs, (64, 1), (96, 3, 1, 1), (96, 3, 2))
+    return Branches(Conv(inputs, 384, 3, 2), double, nn.MaxPool2d(3, 2))
 
 
 def block_c(inputs: int, width: int) -> Branches:
     """A block for images of 17 x 17 pixels, with factorised 7x7 convolutions."""
-    across: tuple[Size, Size] = ((1, 7), (0, 3))
-    down: tuple[Size, Size] = ((7, 1), (3, 0))
+    across = (width, *ACROSS)
+    down = (width, *DOWN)
     return Branches(
         Conv(inputs, 192, 1),
-        nn.Sequential(
-            Conv(inputs, width, 1),
-            Conv(width, width, across[0], padding=across[1]),
-            Conv(width, 192, down[0], padding=down[1]),
-        ),
-        nn.Sequential(
-            Conv(inputs, width, 1),
-            Conv(width, width, down[0], padding=down[1]),
-            Conv(width, width, across[0], padding=across[1]),
-            Conv(width, width, down[0], padding=down[1]),
-            Conv(width, 192, across[0], padding=across[1]),
-        ),
+        chain(inputs, (width, 1), across, (192, *DOWN)),
+        chain(inputs, (width, 1), down, across, down, (192, *ACROSS)),
         AveragePooled(inputs, 192),
     )
 
 
 def block_d(inputs: int) -> Branches:
     """A block that reduces images from 17 x 17 to 8 x 8 pixels."""
-    factorised = nn.Sequential(
-        Conv(inputs, 192, 1),
-        Conv(192, 192, (1, 7), padding=(0, 3)),
-        Conv(192, 192, (7, 1), padding=(3, 0)),
-        Conv(192, 192, 3, stride=2),
-    )
     return Branches(
-        nn.Sequential(Conv(inputs, 192, 1), Conv(192, 320, 3, stride=2)),
-        factorised,
+        chain(inputs, (192, 1), (320, 3, 2)),
+        chain(inputs, (192, 1), (192, *ACROSS), (192, *DOWN), (192, 3, 2)),
         nn.MaxPool2d(3, 2),
     )
 
@@ -211,8 +206,8 @@ def block_e(inputs: int) -> Branches:
     """A block for images of 8 x 8 pixels."""
     return Branches(
         Conv(inputs, 320, 1),
-        Forked([Conv(inputs, 384, 1)], 384),
-        Forked([Conv(inputs, 448, 1), Conv(448, 384, 3, padding=1)], 384),
+        Forked(chain(inputs, (384, 1)), 384),
+        Forked(chain(inputs, (448, 1), (384, 3, 1, 1)), 384),
         AveragePooled(inputs, 192),
     )
 
@@ -222,7 +217,8 @@ class Auxiliary(nn.Module):
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
-        self.conv0, self.conv1 = Conv(inputs, 128, 1), Conv(128, 768, 5)
+        self.conv0 = Conv(inputs, 128, 1)
+        self.conv1 = Conv(128, 768, 5)
         self.fc = nn.Linear(768, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -247,18 +243,14 @@ class InceptionV3(nn.Module):
             nn.MaxPool2d(3, 2),
         )
         self.middle = nn.Sequential(
-            block_a(192, 32),
-            block_a(256, 64),
-            block_a(288, 64),
+            *(block_a(*sizes) for sizes in ((192, 32), (256, 64), (288, 64))),
             block_b(288),
-            block_c(768, 128),
-            block_c(768, 160),
-            block_c(768, 160),
-            block_c(768, 192),
+            *(block_c(768, width) for width in (128, 160, 160, 192)),
         )
         self.auxiliary = Auxiliary(768, classes)
         self.late = nn.Sequential(block_d(768), block_e(1280), block_e(2048))
-        self.dropout, self.fc = nn.Dropout(), nn.Linear(2048, classes)
+        self.dropout = nn.Dropout()
+        self.fc = nn.Linear(2048, classes)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """(B, 3, 299, 299) -> logits (B, classes); in training also the logits of the auxiliary head."""
@@ -272,10 +264,8 @@ class InceptionV3(nn.Module):
 def build_classifier(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of an image classifier on random images."""
     residual = config["architecture"] == "resnet"
-    classes, side = (
-        int(config.get("classes", 1000)),
-        int(config.get("image_size", 224 if residual else 299)),
-    )
+    classes = int(config.get("classes", 1000))
+    side = int(config.get("image_size", 224 if residual else 299))
     with torch.device(device):
         model = resnet(*RESNET50, classes) if residual else InceptionV3(classes)
     dry = is_dry(device)
@@ -321,11 +311,14 @@ def discriminator(width: int) -> nn.Sequential:
 
 def build_dcgan(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     """Build the step of a DCGAN; inference runs only the generator."""
-    width, size = int(config.get("width", 64)), int(config.get("noise", 100))
+    width = int(config.get("width", 64))
+    size = int(config.get("noise", 100))
     dtype = stored_dtype(config)
     with torch.device(device):
-        critic, painter = discriminator(width), generator(size, width)
-        ones, zeros = torch.ones(batch_size, dtype=dtype), torch.zeros(batch_size, dtype=dtype)
+        critic = discriminator(width)
+        painter = generator(size, width)
+        ones = torch.ones(batch_size, dtype=dtype)
+        zeros = torch.zeros(batch_size, dtype=dtype)
     image = (
         host_empty(batch_size, 3, 64, 64)
         if is_dry(device)

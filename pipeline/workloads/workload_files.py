@@ -61,7 +61,9 @@ def _modules(target: str) -> list[Path]:
     places = [*(spec.submodule_search_locations or []), spec.origin] if spec else []
     if not places or not places[0]:
         return []
-    root, waiting, seen = Path(places[0]).parent, [target], dict[Path, None]()
+    root = Path(places[0]).parent
+    waiting = [target]
+    seen = dict[Path, None]()
     installed = any(
         part in _INSTALLED for part in root.parts
     )  # all other installed packages are in the same folder

@@ -48,7 +48,7 @@ def test_the_command_of_a_line_shows_its_gain(advice):
     for line in advice.lines:
         words = shlex.split(line.command)
         assert words[:2] == ["steptime", "compare"]
-        before, after = engine().predict(expand(words[2:]), keep_draws=True)
+        before, after = engine().predict(expand(words[2:]))
         assert Gain.between(before.prediction, after.prediction) == line.on_top
         assert before.prediction.predicted_us == pytest.approx(step_us)
         step_us = after.prediction.predicted_us
@@ -61,11 +61,7 @@ def test_advice_and_difference_state_one_gain_with_one_interval():
         predict("V100", model="dlrm_ddp", predict__draws=256, model__dtype=dtype)
         for dtype in ("default", "fp16")
     )
-    first, second = engine().predict(
-        expand(["gpu=V100", "model=dlrm_ddp", "predict.draws=256", "model.dtype=default,fp16"]),
-        keep_draws=True,
-    )
-    gain, difference = Gain.between(first.prediction, second.prediction), before.diff(after)
+    gain, difference = Gain.between(before, after), before.diff(after)
     assert (difference.step.p10_us, difference.step.p90_us) == pytest.approx(
         (-gain.saved_p90_us, -gain.saved_p10_us)
     )

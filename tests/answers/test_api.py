@@ -10,7 +10,7 @@ from pipeline.answers.memory_fit import estimated_largest_batch, first_digits
 from pipeline.answers.predict import predict
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import InputError
-from pipeline.graph.step_store import needed_on
+from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.hardware.spec import GpuSpec
 from pipeline.question.question import expand
 
@@ -88,7 +88,7 @@ def test_the_largest_batch_fits_and_one_more_unit_does_not() -> None:
     assert most is not None
     unit = 10 ** (len(str(most)) - 2)
     need, more = (
-        needed_on(capture(point.workload.plain(), batch).memory, point.gpu)
+        needed_bytes(capture(point.workload.plain(), batch).memory, point.gpu)
         for batch in (most, most + unit)
     )
     assert need <= v100("gpu.memory_gib=1").usable_memory_bytes < more

@@ -113,7 +113,7 @@ def test_changes_of_parts_add_up_to_that_of_the_step(
 
 def test_drawn_parts_add_up_to_the_paired_draws_of_the_step(v100: Prediction) -> None:
     words = ["gpu=V100", "model=dlrm_small", "batch_size=2048", "predict.draws=128"]
-    (answer,) = engine().predict(expand(words), keep_draws=True)
+    (answer,) = engine().predict(expand(words))
     assert v100.drawn is not None and answer.whole().draws_us is not None
     drawn = np.sum(list(v100.drawn.parts().values()), axis=0)
     np.testing.assert_allclose(drawn, answer.whole().draws_us)

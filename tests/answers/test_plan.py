@@ -1,20 +1,15 @@
-"""Plans: pruning never changes the winner or the front, costs and accumulation add up, and every refusal is one line."""
+"""Plans: the winner and the front are those of all predictions, costs and accumulation add up, and refusals are one line."""
 
 import json
-import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from pipeline.answers import plan as planning
-from pipeline.answers import plan_search as searching
 from pipeline.answers.engine import AvailableModels, Engine
 from pipeline.answers.plan import make_plan, plan
-from pipeline.answers.plan_bounds import StepBounds, knots
 from pipeline.answers.plan_results import Limits, Objective
-from pipeline.answers.plan_search import Search
 from pipeline.cli import app
 from pipeline.errors import InputError
 from pipeline.question.question import expand
@@ -39,60 +34,11 @@ def read_once(engine, monkeypatch):
     monkeypatch.setattr(planning, "engine", lambda results: engine)
 
 
-def alike(question):
-    """What a prediction depends on, whatever its draws."""
-    return replace(question, predict=replace(question.predict, draws=1, seed=0))
-
-
 @pytest.fixture(scope="module")
-def pool(engine):
-    """All questions of the space, and their answers."""
+def predictions(engine):
+    """What the engine predicts for each question of the space."""
     questions = expand(SPACE)
-    return questions, {
-        alike(answer.question): answer for answer in engine.predict(questions, keep_draws=True)
-    }
-
-
-def from_pool(pool):
-    """A function that answers from the pool, and the questions that it was asked during the search."""
-    asked = []
-
-    def predicting(questions, keep_draws):
-        asked.extend(questions if not keep_draws else [])
-        return [replace(pool[1][alike(question)], question=question) for question in questions]
-
-    return predicting, asked
-
-
-def keys(choices):
-    return [
-        (choice.question.gpu.name, choice.question.batch_size, choice.question.variant)
-        for choice in choices
-    ]
-
-
-def bounds_of(questions, engine):
-    """Bounds of each question, and those of its step without an update."""
-    steps = {}
-    bounds = []
-    for question in questions:
-        same_step = [other for other in questions if other.workload == question.workload]
-        if question.workload not in steps:
-            step = steps[question.workload] = StepBounds(
-                engine, {other.batch_size for other in same_step}
-            )
-            step.map_calls(same_step, lambda share: None)
-        bounds.append(steps[question.workload].bounds_us(question, [question.batch_size])[0])
-    return np.transpose(bounds)
-
-
-def test_bounds_are_below_the_predictions(pool, engine):
-    predicted = np.array([pool[1][alike(question)].prediction.predicted_us for question in pool[0]])
-    bounds, parts = bounds_of(pool[0], engine)
-    assert (
-        (bounds * Search.ratio <= predicted).all() and (parts > 0).all() and (parts <= bounds).all()
-    )
-    assert np.median(bounds / predicted) > 0.5
+    return {answer.question: answer.whole() for answer in engine.predict(questions)}
 
 
 def test_memory_is_not_asked_for_where_fewer_samples_do_not_fit(engine, monkeypatch):
@@ -119,86 +65,58 @@ def test_a_plan_takes_what_fits_into_the_usable_memory(engine, monkeypatch, gib,
         Objective.step,
         expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64"]),
         Limits(),
-        prune=False,
     )
     assert ("does not fit" not in chosen.lost) == fits, chosen.lost
 
 
-def test_knots_are_the_ends_and_sizes_between():
-    assert knots([8, 16, 24]) == [8, 24] and knots([8]) == [8]
-    assert knots(list(range(8, 801, 8))) == [8, 32, 128, 512, 800]
-    assert knots([1, 2, 3, 1000, 1001]) == [1, 3, 1000, 1001]
+@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize("tight", [0.3, 2.0])
+def test_the_best_and_the_front_are_those_of_all_predictions(predictions, objective, tight):
+    price = {"V100": 3.06, "T4": 0.526}
+    points = [each for each in predictions if each.gpu.name in price]
+    seconds = {each: predictions[each].predicted_us / each.batch_size for each in points}
+    limits = Limits(samples=1_000_000, deadline_s=max(seconds.values()) * tight)
+    found = make_plan(objective, points, limits)
+    in_time = [each for each in points if seconds[each] <= limits.deadline_s]
+
+    def time(each):
+        return predictions[each].predicted_us if objective == Objective.step else seconds[each]
+
+    def cost(each):
+        return time(each) * price[each.gpu.name]
+
+    value = cost if objective.of_cost else time
+    assert value(found.best.question) == min(map(value, in_time))
+    ranked = sorted(in_time, key=value)[:12]
+    assert [value(each.question) for each in found.contenders] == list(map(value, ranked))
+    front = [
+        each
+        for each in in_time
+        if not any(time(o) <= time(each) and cost(o) < cost(each) for o in in_time)
+    ]
+    assert {(time(each.question), cost(each.question)) for each in found.front} == {
+        (time(each), cost(each)) for each in front
+    }
+    assert found.predicted == len(points) and sum(found.lost.values()) == len(points) - 1
+    assert found.lost.get("over the deadline", 0) == len(points) - len(in_time)
 
 
-@pytest.mark.parametrize("factor", [3.0, 1000.0])
-def test_bounds_that_are_too_high_are_lowered_by_what_the_search_sees(pool, monkeypatch, factor):
-    for name, few in (("POINTS_AT_ONCE", 4), ("CONTENDERS", 3)):
-        monkeypatch.setattr(searching, name, few)
-    predicting, _ = from_pool(pool)
-    whole = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting, prune=False)
-    right = StepBounds.bounds_us
-    monkeypatch.setattr(StepBounds, "bounds_us", lambda *args: right(*args) * factor)
-    plan = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
-    assert keys([plan.best]) == keys([whole.best]) and keys(plan.front) == keys(whole.front)
+def test_progress_counts_points_of_each_stage():
+    points, seen = expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64"]), []
+    make_plan(Objective.step, points, Limits(), lambda stage, done: seen.append((stage, done)))
+    assert seen[0] == ("checking the memory of", 0) and seen[-1] == ("predicting", len(points))
+    assert [stage for stage, _ in seen] == sorted(stage for stage, _ in seen)
 
 
-@pytest.mark.parametrize("number", range(20))
-def test_pruning_never_changes_the_winner_or_the_front(pool, monkeypatch, number):
-    """Twenty random spaces, searched whole and with bounds, under random constraints."""
-    for name, few in (("POINTS_AT_ONCE", 4), ("CONTENDERS", 3)):
-        monkeypatch.setattr(searching, name, few)
-    chance = random.Random(number)
-    points = chance.sample(pool[0], chance.randint(12, 60))
-    objective = chance.choice(list(Objective))
-    slow = max(pool[1][alike(each)].prediction.predicted_us / each.batch_size for each in points)
-    limits = Limits(samples=1_000_000, deadline_s=slow * chance.choice([0.3, 2.0]))
-    predicting, asked = from_pool(pool)
-    whole = make_plan(objective, points, limits, predicting, prune=False)
-    assert len(asked) == whole.predicted == len(points) - whole.lost.get("no price", 0)
-    chosen = make_plan(objective, points, limits, predicting)
-    assert keys([chosen.best]) == keys([whole.best])
-    assert keys(chosen.front) == keys(whole.front)
-    assert keys(chosen.contenders) == keys(whole.contenders)
-    assert chosen.predicted <= whole.predicted and sum(chosen.lost.values()) == len(points) - 1
-
-
-def test_progress_counts_points_of_each_stage_until_all_are_decided():
-    points, told = (
-        expand(["gpu=V100,T4", "model=dlrm_small", "batch_size=64", "predict.draws=64"]),
-        [],
-    )
-    make_plan(Objective.step, points, Limits(), told=lambda stage, done: told.append((stage, done)))
-    assert told[0][0] == "bounding" and ("bounding", len(points)) in told
-    assert told[-1] == ("searching", len(points))
-    assert [stage for stage, _ in told] == sorted(stage for stage, _ in told)
-
-
-def test_the_winner_is_the_best_of_all_predictions(pool):
-    predicting, asked = from_pool(pool)
-    chosen = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
-    assert len(asked) == chosen.predicted < 0.8 * len(pool[0])  # bounds rule out the rest
-    assert 1e6 / chosen.best.us_per_sample == pytest.approx(
-        max(each.prediction.samples_per_s for each in pool[1].values())
-    )
-    assert sum(each.wins for each in chosen.contenders) == pytest.approx(1)
-    times, costs = ([getattr(each, name) for each in chosen.front] for name in ("time", "cost"))
+def test_the_best_points_have_intervals_and_the_share_of_draws_that_they_win(predictions):
+    found = make_plan(Objective.samples_per_s, list(predictions), Limits())
+    assert sum(each.wins for each in found.contenders) == pytest.approx(1)
+    for each in (*found.contenders, *found.front):
+        alone = predictions[each.question]
+        assert each.prediction.p10_us == pytest.approx(alone.p10_us, rel=1e-9)
+        assert each.prediction.p90_us == pytest.approx(alone.p90_us, rel=1e-9)
+    times, costs = ([getattr(each, name) for each in found.front] for name in ("time", "cost"))
     assert times == sorted(times) and costs == sorted(costs, reverse=True)
-    step = make_plan(Objective.step, pool[0], Limits(), predicting).best.prediction.predicted_us
-    assert step == min(each.prediction.predicted_us for each in pool[1].values())
-
-
-def test_a_predicted_point_rules_out_other_batch_sizes_of_its_step(pool, monkeypatch):
-    """Bounds of a hundredth rule out nothing by themselves. Each step has 4 batch sizes, of which the largest is the best."""
-    for name, few in (("POINTS_AT_ONCE", 4), ("CONTENDERS", 1)):
-        monkeypatch.setattr(searching, name, few)
-    right = StepBounds.bounds_us
-    monkeypatch.setattr(StepBounds, "bounds_us", lambda *args: right(*args) / 100)
-    predicting, asked = from_pool(pool)
-    whole = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting, prune=False)
-    asked.clear()
-    plan = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
-    assert keys([plan.best]) == keys([whole.best]) and keys(plan.front) == keys(whole.front)
-    assert len(asked) < 0.5 * len(pool[0])
 
 
 def test_small_batches_are_accumulated_without_an_update(engine):
@@ -271,9 +189,9 @@ def test_wrong_words_are_refused(monkeypatch):
     assert "the space is empty" in str(empty.exception)
 
 
-def test_the_figure_shows_the_front(pool, tmp_path, monkeypatch):
-    predicting, _ = from_pool(pool)
-    chosen = make_plan(Objective.samples_per_s, pool[0], Limits(), predicting)
+def test_the_figure_shows_the_front(predictions, tmp_path, monkeypatch):
+    points = list(predictions)
+    chosen = make_plan(Objective.samples_per_s, points, Limits())
     write_plan_front(chosen, tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text()
     assert "cost of a million samples (USD)" in text and chosen.best.question.gpu.name in text
@@ -285,7 +203,7 @@ def test_the_figure_shows_the_front(pool, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="there is no folder"):
         write_plan_front(chosen, tmp_path / "none" / "plan.svg")
     monkeypatch.setenv("STEPTIME_PRICES", "none")
-    unpriced = plan_front(make_plan(Objective.samples_per_s, pool[0], Limits(), predicting))
+    unpriced = plan_front(make_plan(Objective.samples_per_s, points, Limits()))
     assert unpriced.axes[0].get_ylabel() == "batch size" and problems(unpriced) == []
 
 

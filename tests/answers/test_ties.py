@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline import compare, plan
-from pipeline.answers.engine import Answer, Engine, engine
-from pipeline.answers.ties import find_ties, independent_share, reseeded, shares_of_wins, tied_gpus
+from pipeline.answers.engine import engine
+from pipeline.answers.ties import independent_share, nearest_tie, shares_of_wins, tied_gpus
 from pipeline.prediction import Prediction
-from pipeline.question.question import Question, expand
+from pipeline.question.question import expand
 from pipeline.show.comparison import PER_PRICE, THROUGHPUT
 
 
@@ -48,10 +47,8 @@ def test_gpus_that_wait_for_one_host_tie() -> None:
 @pytest.mark.parametrize(("gpus", "batch"), [("A100,H100", 32), ("V100,RTX2080Ti", 2048)])
 def test_intervals_of_two_gpus_say_what_their_draws_say(gpus: str, batch: int) -> None:
     questions = expand([f"gpu={gpus}", "model=dlrm_ddp", f"batch_size={batch}"])
-    asked = [reseeded(question, at) for at, question in enumerate(questions)]
     best, other = sorted(
-        (a.whole() for a in engine(None).predict(asked, keep_draws=True)),
-        key=lambda p: p.predicted_us,
+        (a.whole() for a in engine(None).predict(questions)), key=lambda p: p.predicted_us
     )
     assert best.draws_us is not None and other.draws_us is not None
     of_draws = shares_of_wins([best.draws_us, other.draws_us])[1]
@@ -71,23 +68,6 @@ def test_options_that_change_nothing_tie_in_price_too() -> None:
         grid.ties["resnet50", THROUGHPUT].why == "they take the same time"
         and "★" not in grid._repr_html_()
     )
-
-
-def test_near_points_on_one_gpu_are_drawn_once_for_throughput_and_price(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drawn: list[int] = []
-    predict = Engine.predict
-
-    def counted(self: Engine, questions: Any, keep_draws: bool = False, **options: Any) -> Any:
-        drawn.extend([len(questions)] if keep_draws else [])
-        return predict(self, questions, keep_draws=keep_draws, **options)
-
-    monkeypatch.setattr(Engine, "predict", counted)
-    assert len(compare("V100", "resnet50", batch_size=32, model__dtype="default,fp32").ties) == 2
-    assert drawn == [2]
-    compare("A100,H100", "dlrm_ddp", batch_size=32)
-    assert drawn == [2], "the intervals of two GPUs say what their draws would"
 
 
 def test_a_plan_names_a_tie_and_a_sure_winner() -> None:
@@ -115,72 +95,25 @@ def test_a_rival_that_wins_a_fifth_of_the_draws_ties(apart: float, tied: bool) -
     assert tied_gpus([other, best]) == [tied, True]
 
 
+def step(us: float, draws_us: Any, **more: Any) -> Prediction:
+    """A step of `us`, with an interval of 10 µs on both sides."""
+    times = (us, us, us, us - 10.0, us + 10.0)
+    return Prediction(
+        "V100", "m", "default", 64, *times, 0, True, {}, {}, 0.0, draws_us=draws_us, **more
+    )
+
+
 @pytest.mark.parametrize("wins, share", [((1,), None), ((2,), 0.2), ((4, 2, 1), 0.4)])
 def test_two_wins_in_ten_draws_are_a_tie(wins: tuple[int, ...], share: float | None) -> None:
-    questions = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "model.dim=8,16,32,64"])[
-        : 1 + len(wins)
-    ]
     rivals = [np.where(np.arange(10) < won, 99.0, 101.0) for won in wins]
-    answers = {
-        question: Prediction(
-            "V100",
-            "m",
-            "default",
-            64,
-            us,
-            us,
-            us,
-            90.0,
-            110.0,
-            0,
-            True,
-            {},
-            {},
-            0.0,
-            draws_us=drawn,
-        )
-        for question, us, drawn in zip(
-            questions, 100.0 + np.arange(4), [np.full(10, 100.0), *rivals], strict=False
-        )
-    }
-
-    class Drawn:
-        def predict(self, asked: Iterable[Question], keep_draws: bool) -> Iterator[Answer]:
-            return (Answer(question, answers[question]) for question in asked)
-
-    found = find_ties(answers, {THROUGHPUT: dict.fromkeys(questions, 1.0)}, cast(Engine, Drawn()))
-    assert {what: tie.share for what, tie in found.items()} == (
-        {} if share is None else {THROUGHPUT: share}
-    )
-    assert all(len(tie.predictions) == 1 + sum(won >= 2 for won in wins) for tie in found.values())
+    steps = [step(100.0 + at, us) for at, us in enumerate([np.full(10, 100.0), *rivals])]
+    tie = nearest_tie(steps, [1.0] * len(steps))
+    assert (None if tie is None else tie.share) == share
+    assert tie is None or len(tie.predictions) == 1 + sum(won >= 2 for won in wins)
 
 
 def test_a_lower_bound_wins_over_no_whole_step() -> None:
-    questions = expand(["gpu=V100", "model=dlrm_small", "batch_size=64", "model.dim=8,16"])
-    points = {
-        question: Prediction(
-            "V100",
-            "m",
-            "default",
-            64,
-            us,
-            us,
-            us,
-            us,
-            us,
-            0,
-            True,
-            {},
-            {},
-            0.0,
-            unmodelled_us=lacking,
-        )
-        for question, us, lacking in zip(
-            questions, (100.0, 900.0), ({"aten::linalg_inv_ex": 1.0}, {}), strict=True
-        )
-    }
-    tie = find_ties(points, {THROUGHPUT: dict.fromkeys(questions, 1.0)}, engine())[THROUGHPUT]
-    assert (
-        len(tie.predictions) == 2
-        and tie.why == "the first is a lower bound, without aten::linalg_inv_ex"
-    )
+    short = step(100.0, np.full(10, 100.0), unmodelled_us={"aten::linalg_inv_ex": 1.0})
+    tie = nearest_tie([short, step(900.0, np.full(10, 900.0))], [1.0, 1.0])
+    assert tie is not None and len(tie.predictions) == 2
+    assert tie.why == "the first is a lower bound, without aten::linalg_inv_ex"

@@ -115,7 +115,8 @@ class PretendedGpu:
 
 class _Event:
     def __init__(self, gpu: PretendedGpu) -> None:
-        self.gpu, self.at = gpu, 0.0
+        self.gpu = gpu
+        self.at = 0.0
 
     def record(self, stream: Any = None) -> None:
         self.at = time.perf_counter()
@@ -167,7 +168,8 @@ class _OnCpu(TorchFunctionMode):
             asked = asked or func is torch.Tensor.cuda or any(map(_is_cuda, args[1:]))
             args = tuple(torch.device("cpu") if _is_cuda(a) else a for a in args)
             if func is torch.Tensor.cuda:
-                func, args = torch.Tensor.to, (args[0], torch.device("cpu"))
+                func = torch.Tensor.to
+                args = (args[0], torch.device("cpu"))
             if asked and len(args) + len(kwargs) < 5:
                 kwargs.setdefault("copy", not isinstance(args[0], torch.nn.Parameter))
         made = func(*args, **kwargs)
@@ -213,7 +215,8 @@ def pretend(busy: str = "3", smi: str = "answers", **options: Any) -> Iterator[P
         "is_current_stream_capturing": lambda: False,
         "Event": lambda enable_timing=False, **k: _Event(gpu),
     }
-    real_autocast, real_context = torch.autocast, torch.utils._device.DeviceContext
+    real_autocast = torch.autocast
+    real_context = torch.utils._device.DeviceContext
 
     class Context(real_context):  # type: ignore[misc, valid-type]
         def __init__(self, device: Any) -> None:
@@ -303,7 +306,9 @@ def _add_device(path: Path, gpu: PretendedGpu, opened: int) -> None:
     before = sum(name == "spin_kernel" and opened <= at < begun for name, at, _ in gpu.log)
     missing = max(gpu.drops * gpu.sessions - before, 0)
     calls = [*_of_operators(complete), *_of_log(gpu, trace, complete)]
-    free, number, added = 0.0, 1000, []
+    free = 0.0
+    number = 1000
+    added = []
     for start, name, dur, operator in sorted(calls, key=lambda call: call[0]):
         number += 1
         runtime = {

@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.collect import campaign, campaign_calls, campaign_steps, device
-from pipeline.collect import campaign_reader as reader
+from pipeline.collect import campaign, campaign_calls, campaign_steps, device_facts
 from pipeline.collect import case_timing as bench
 from pipeline.collect import microbenchmarks as kernels
 from pipeline.collect.campaign_folder import CampaignFolder, check
@@ -24,6 +23,7 @@ from pipeline.collect.cases import Case, Spec
 from pipeline.collect.profiling import SESSIONS, ProfilerError, preflight
 from pipeline.collect.unit_runner import Campaign
 from pipeline.errors import InputError, TraceError
+from pipeline.measured import campaign_reader as reader
 from tests.collect.pretend_cuda import pretend
 
 CUDA = torch.device("cuda")
@@ -108,21 +108,6 @@ def test_a_product_is_profiled_again_before_the_profiler_is_given_up(tmp_path: P
     with pretend(kernels=False) as gpu, pytest.raises(ProfilerError):
         preflight(CUDA, tmp_path)
     assert gpu.sessions == 4
-
-
-def test_traces_in_fp32_find_room_before_others(tmp_path: Path) -> None:
-    work, _ = small_campaign(tmp_path / "run")
-    work.tiny = False
-    grid = plans()
-    plain = [plan for plan in grid if plan.overrides.get("dtype") is None]
-    other = next(plan for plan in grid if plan.overrides.get("dtype") == "tf32")
-    assert sum(plan.trace_bytes for plan in plain) > work.folder.archive_room() > 14_000_000
-    assert campaign_steps.has_room(work, plain[-1])
-    assert not campaign_steps.has_room(work, other)
-    work.folder.units.update({plan.unit: {"status": "done"} for plan in plain[:-5]})
-    assert campaign_steps.has_room(work, other)
-    work.folder.archive({"a": bytes(3_800_000)})
-    assert work.folder.archive_room() < 12_000_000
 
 
 def test_a_step_that_cannot_be_profiled_keeps_its_times(
@@ -247,7 +232,7 @@ def test_a_driver_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
         asked.append(command)
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(device, "_SILENT", [])
+    monkeypatch.setattr(device_facts, "_SILENT", [])
     monkeypatch.setattr(subprocess, "run", hang)
-    assert ["did not answer" in device.gpu_state()["error"] for _ in range(3)] == [True] * 3
+    assert ["did not answer" in device_facts.gpu_state()["error"] for _ in range(3)] == [True] * 3
     assert len(asked) == 1

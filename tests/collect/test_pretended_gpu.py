@@ -21,15 +21,16 @@ import pytest
 import torch
 
 from pipeline.collect import campaign
-from pipeline.collect import campaign_reader as reader
 from pipeline.collect.campaign_folder import CampaignFolder, check
 from pipeline.collect.campaign_grid import load_model, plans
 from pipeline.collect.campaign_steps import cap_tables, measure_step
 from pipeline.collect.case_timing import Cache
 from pipeline.collect.cases import BUILDERS, Spec
-from pipeline.collect.device import gpu_state, set_tf32
+from pipeline.collect.device import set_tf32
+from pipeline.collect.device_facts import gpu_state
 from pipeline.collect.microbenchmarks import measure_specs
 from pipeline.collect.unit_runner import Campaign
+from pipeline.measured import campaign_reader as reader
 from pipeline.overheads.trace_overheads import extract_campaign
 from pipeline.schemas import read_table
 from pipeline.trace.load import load_trace
@@ -158,9 +159,12 @@ def test_tf32_is_switched_under_the_names_that_a_torch_has(
         "old": ("allow_tf32",),
         "new": ("fp32_precision",),
     }[names]
-    matmul, cudnn = type("Matmul", (), {"__slots__": slots})(), SimpleNamespace()
+    matmul = type("Matmul", (), {"__slots__": slots})()
+    cudnn = SimpleNamespace()
     if names != "old":
-        matmul.fp32_precision, cudnn.conv, cudnn.rnn = None, SimpleNamespace(), SimpleNamespace()
+        matmul.fp32_precision = None
+        cudnn.conv = SimpleNamespace()
+        cudnn.rnn = SimpleNamespace()
     with monkeypatch.context() as patched:
         patched.setattr(torch.backends.cuda, "matmul", matmul)
         patched.setattr(torch.backends, "cudnn", cudnn)
@@ -271,7 +275,8 @@ def test_tables_as_large_as_the_memory_are_measured_one_after_another(gpu: Prete
         Spec("embedding_backward", "sparse", "backward", "fp32", dims),
         Spec("embedding_backward", "dense", "backward", "fp32", dims),
     ]
-    gpu.free_bytes, gpu.fault = int(1.5 * 4 * 5000 * 64), count
+    gpu.free_bytes = int(1.5 * 4 * 5000 * 64)
+    gpu.fault = count
     found = measure_specs(
         specs, CUDA, 60, cache=Cache.WARM, seed=0, gpu="x", campaign_id="x", source="x"
     )

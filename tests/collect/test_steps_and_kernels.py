@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 
 from pipeline.collect.campaign_grid import load_model, parse
-from pipeline.collect.campaign_reader import read_samples, read_step_time
 from pipeline.collect.device import select_device, undisturbed
 from pipeline.collect.measured_steps import collect_step
 from pipeline.collect.microbenchmarks import measure_calls
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.execution_trace import import_execution_trace
+from pipeline.measured.campaign_reader import read_samples, read_step_time
 from pipeline.paths import measurements_dir
 from pipeline.schemas import read_provenance, read_table, write_table
 from pipeline.trace.load import load_trace

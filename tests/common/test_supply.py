@@ -142,7 +142,6 @@ MODELS = [
             "V100/",
             "half/H100/",
             "transfer/gemm",
-            "transfer/mlp_gemm",
             "transfer/tensor_gemm",
             "attention",
             "collectives",

@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.pages.library_models import HEAD, Case, answer_apart, cases, shown_rows
 from pipeline.paths import project_dir
-from pipeline.question.sections import NAMED_BY
+from pipeline.question.options import NAMED_BY
 
 EVERY = 100
 """One of so many models is predicted in the suite."""

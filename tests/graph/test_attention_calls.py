@@ -22,7 +22,8 @@ PREFIX = "aten::_scaled_dot_product_"
 def recorded(name, causal):
     """The call of an operator as a trace records it: every argument of PyTorch's schema, all other flags set."""
     schema = getattr(torch.ops.aten, name.removeprefix("aten::")).default._schema
-    inputs, values = [], []
+    inputs = []
+    values = []
     for argument in schema.arguments:
         tensor = {"query": Q, "key": K, "value": K}.get(
             argument.name, Q if argument.name.startswith("grad_out") else None

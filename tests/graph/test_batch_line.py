@@ -17,11 +17,12 @@ from pipeline import workloads
 from pipeline.graph import step_store
 from pipeline.graph.batch_line import LOW, GraphLine, NotOnALineError, same_at_any_batch
 from pipeline.graph.capture import capture
-from pipeline.graph.step_store import StepStore, captured, needed_on
+from pipeline.graph.gpu_memory import needed_bytes
+from pipeline.graph.step_store import StepStore, captured
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.question.compose import choices
+from pipeline.question.options import FREE_OPTIONS
 from pipeline.question.question import expand
-from pipeline.question.sections import FREE_OPTIONS
 from pipeline.question.settings import FrozenDict
 from pipeline.schemas import to_arrow
 from pipeline.workloads.training_step import Step, host_empty
@@ -73,16 +74,14 @@ def test_a_computed_graph_of_every_shipped_workload_is_the_captured_one(
     name: str, captures: list[int]
 ) -> None:
     config = model(f"model={name}")
-    steps, question = (
-        StepStore(),
-        replace(expand([f"model={name}"])[0], workload=FrozenDict(config)),
-    )
+    steps = StepStore()
+    question = replace(expand([f"model={name}"])[0], workload=FrozenDict(config))
     captured(config, 32)
     whole = captured(config, 33)
     assert len(captures) == 3, "the first batch size and the two ends of the line"
     for size in SIZES if len(whole.table) < 1000 else SIZES[1:3]:
         computed = captured(config, size)
-        assert steps.memory_bytes(question, size) == needed_on(computed.memory, question.gpu)
+        assert steps.memory_bytes(question, size) == needed_bytes(computed.memory, question.gpu)
         assert len(captures) == 3, size
         assert same(computed, capture(config, size)), size
 

@@ -5,19 +5,14 @@ import tempfile
 
 import pandas as pd
 import pytest
-import yaml
 
 from pipeline.errors import ConfigError, SteptimeError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.lookups import FUSED_AUTOGRAD, FUSED_FORWARD
 from pipeline.graph.table import Graph
-from pipeline.paths import config_dir
 from pipeline.schemas import read_table, to_arrow, write_table
-
-
-def config_of(name, **changes):
-    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+from tests.workloads.small import config_of
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +236,8 @@ def test_nodes_read_from_the_table_equal_those_written():
     from pipeline.graph.table import Node, Tensor, write_nodes
 
     indices = (Tensor((2,), "int64", (1,), True),)
-    source, result = Tensor((2, 3), "fp32", (1, 2)), Tensor((2, 3), "fp32", (3, 1))
+    source = Tensor((2, 3), "fp32", (1, 2))
+    result = Tensor((2, 3), "fp32", (3, 1))
     node = Node(
         3,
         "aten::index",

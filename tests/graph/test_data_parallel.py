@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeline.answers.predict import predict
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture, observe
-from pipeline.graph.device_calls import COMMUNICATION_STREAM, map_calls, stream_waits
+from pipeline.graph.device_calls import map_calls, stream_waits
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.hardware.layout import Layout, stream_of
 from pipeline.paths import project_dir
 from pipeline.question.question import ask
 from pipeline.question.settings import DdpSettings
@@ -32,18 +33,25 @@ GPU = "A100-SXM4-80GB"
 
 
 def options(**changed: Any) -> dict[str, Any]:
-    return {"ranks": 2, **asdict(DdpSettings()), **changed}
+    return {"layout": {"dp": 2}, "ddp": {**asdict(DdpSettings()), **changed}}
 
 
 def captured_case(name: str) -> pd.DataFrame:
     from pipeline.as_on_cuda.recording_group import recording_group
 
     make, batch, changed = CASES[name]
-    config = {"architecture": "custom", "optimizer": "none", "ddp": options(**changed)}
-    with recording_group(2):
+    config = {"architecture": "custom", "optimizer": "none", **options(**changed)}
+    with recording_group(Layout((("dp", 2),))):
         with torch.device("meta"):
             model = make()
-        step = Step([model], [(batch(4),)], lambda x: model(x).sum(), None, "meta", config)
+        step = Step(
+            [model],
+            [(batch(4),)],
+            lambda x: model(x).sum(),
+            None,
+            "meta",
+            config,
+        )
         nodes, memory, *_ = observe(step, False, config)
     return map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
 
@@ -95,7 +103,7 @@ def test_the_exchange_overlaps_the_backward_pass_and_the_optimizer_waits_for_it(
     assert reduced[-1] < first_after <= update
     # 102 MB of gradients: ResNet-50 has 25.6 million weights
     assert calls.loc[reduced, "bytes"].sum() == 4 * 25_557_032
-    assert set(calls.loc[calls["family"] == "collective", "stream"]) == {COMMUNICATION_STREAM}
+    assert set(calls.loc[calls["family"] == "collective", "stream"]) == {stream_of("dp")}
 
 
 def test_buckets_cost_memory_unless_gradients_are_views_of_them(
@@ -171,7 +179,11 @@ def test_a_users_own_wrapper_is_captured_as_it_is(
 
 def test_a_module_that_the_user_wraps_exchanges_what_it_exchanges_unwrapped() -> None:
     def layers() -> nn.Module:
-        return nn.Sequential(nn.Linear(700, 700), nn.ReLU(), nn.Linear(700, 10))
+        return nn.Sequential(
+            nn.Linear(700, 700),
+            nn.ReLU(),
+            nn.Linear(700, 10),
+        )
 
     def exchange_us(model: Any) -> float:
         batch, loss = (
@@ -230,8 +242,8 @@ def test_what_only_one_gpu_is_predicted_with_is_refused_for_several(wrap: str) -
 def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
     from pipeline.as_on_cuda.recording_group import recording_group
 
-    config = {"architecture": "custom", "optimizer": "none", "ddp": options()}
-    with recording_group(2):
+    config = {"architecture": "custom", "optimizer": "none", **options()}
+    with recording_group(Layout((("dp", 2),))):
         with torch.device("meta"):
             model = torch.nn.Sequential(
                 torch.nn.Conv2d(3, 24, 3), torch.nn.BatchNorm2d(24), torch.nn.ReLU()
@@ -263,3 +275,26 @@ def test_norms_of_all_ranks_exchange_their_sums_in_both_directions() -> None:
     assert (
         calls["api"] == "cudaMemcpyAsync"
     ).sum() >= 3  # PyTorch's masks make the host wait three times
+
+
+def test_a_collective_names_the_axis_of_its_group() -> None:
+    import torch.distributed as dist
+
+    from pipeline.as_on_cuda.recording_group import recording_group
+
+    def exchange(batch: torch.Tensor) -> torch.Tensor:
+        for group in groups:
+            dist.all_reduce(batch, group=group)
+        return batch.sum()
+
+    layout = Layout((("tp", 2), ("dp", 2)))
+    config = {"architecture": "custom", "optimizer": "none", "mode": "inference"}
+    with recording_group(layout):
+        groups = [None, *(dist.new_group(ranks) for ranks in ([0, 1], [0, 2], [0, 3]))]
+        step = Step([], [(torch.empty(8, device="meta"),)], exchange, None, "meta", config)
+        nodes, memory, *_ = observe(step, False, config)
+    reduced = [node.attributes for node in nodes if node.name == "nccl:all_reduce"]
+    assert [each["axis"] for each in reduced] == ["world", "tp", "dp", ""]
+    assert [each["ranks"] for each in reduced] == [4, 2, 2, 2]
+    calls = map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
+    assert calls.loc[calls["family"] == "collective", "stream"].nunique() == 3

@@ -30,7 +30,8 @@ def check_tree(graph):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_rescaled_graph_of_any_workload_equals_a_fresh_capture(name):
     config = small(name)
-    scaled, fresh = rescale(capture(config, 4), capture(config, 6), 32), capture(config, 32)
+    scaled = rescale(capture(config, 4), capture(config, 6), 32)
+    fresh = capture(config, 32)
     pd.testing.assert_frame_equal(scaled.table, fresh.table)
     pd.testing.assert_frame_equal(map_calls(scaled), map_calls(fresh))
     assert scaled.memory == fresh.memory and scaled.batch_size == 32

@@ -2,18 +2,13 @@
 
 import pandas as pd
 import pytest
-import yaml
 
 from pipeline.errors import InputError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edits import fuse, remove, rescale, substitute
 from pipeline.graph.table import Node, Tensor
-from pipeline.paths import config_dir
-
-
-def config_of(name, **changes):
-    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+from tests.workloads.small import config_of
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +19,11 @@ def graph():
 def test_a_rescaled_graph_equals_a_fresh_capture_below_and_above_the_two():
     """Every workload is rescaled in test_properties.py; here the sizes lie on both sides, and tables are dense."""
     config = config_of("dlrm_ddp", embedding="dense")
-    one, other = capture(config, 128), capture(config, 512)
+    one = capture(config, 128)
+    other = capture(config, 512)
     for wanted in (33, 4096):
-        scaled, fresh = rescale(one, other, wanted), capture(config, wanted)
+        scaled = rescale(one, other, wanted)
+        fresh = capture(config, wanted)
         pd.testing.assert_frame_equal(scaled.table, fresh.table)
         assert scaled.memory == fresh.memory
 

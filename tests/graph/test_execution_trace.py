@@ -131,7 +131,8 @@ def test_nodes_that_lie_within_each_other_are_refused_instead_of_followed_for_ev
 
 
 def test_packed_data_with_a_flipped_bit_is_refused(trace):
-    packed, refused = trace.read_bytes(), 0
+    packed = trace.read_bytes()
+    refused = 0
     for place in range(10, len(packed)):
         trace.write_bytes(packed[:place] + bytes([packed[place] ^ 0x10]) + packed[place + 1 :])
         try:
@@ -190,7 +191,8 @@ def test_a_step_measured_here_gives_the_operators_of_a_captured_one(tmp_path):
     step.run(0)
     observer.stop()
     observer.unregister_callback()
-    real, ours = import_execution_trace(tmp_path / "et.json"), capture(config, 16)
+    real = import_execution_trace(tmp_path / "et.json")
+    ours = capture(config, 16)
     assert real.device == "cpu"
 
     def names(graph):

@@ -17,8 +17,8 @@ from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.as_on_cuda.emulation import run_as_on_cuda
 from pipeline.graph.batch_line import MemoryLine
 from pipeline.graph.capture import capture
+from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.memory import LiveMemory, memory_of_workload, with_states
-from pipeline.graph.step_store import needed_on
 from pipeline.graph.table import Graph, Memory, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
@@ -85,7 +85,8 @@ def test_the_peak_holds_a_row_and_an_index_of_the_sparse_gradient_for_each_looku
     config, batch_size = config_of(
         "model=dlrm_small model.rows=5000 model.embedding=sparse batch_size=512"
     )
-    memory, sparse = capture(config, batch_size).memory, 4 * 512 * 20 * (64 * 4 + 8)
+    memory = capture(config, batch_size).memory
+    sparse = 4 * 512 * 20 * (64 * 4 + 8)
     measured = measured_peak(config, batch_size, tmp_path)
     assert 0.9 <= measured / memory.peak <= 1.0 < measured / (memory.peak - sparse)
 
@@ -233,13 +234,15 @@ def test_a_line_of_memory_is_the_largest_of_its_moments(pairs: list[tuple[int, i
 
 def test_what_a_process_takes_beside_its_tensors() -> None:
     """On a T4: 40 SMs · 3.7 MB of context, two workspaces of 8,519,680 bytes in training, 22 MiB of segments, 512 B a tensor."""
-    t4, h100 = load_gpu("T4"), load_gpu("H100")
-    trained, inferred = Memory(gradients=1, blocks=10, peak=10**9), Memory(blocks=10, peak=10**9)
+    t4 = load_gpu("T4")
+    h100 = load_gpu("H100")
+    trained = Memory(gradients=1, blocks=10, peak=10**9)
+    inferred = Memory(blocks=10, peak=10**9)
     fixed = 10**9 + 10 * 512 + 22 * 2**20
-    assert needed_on(trained, t4) == fixed + 40 * 3_700_000 + 2 * 8_519_680
-    assert needed_on(inferred, t4) == fixed + 40 * 3_700_000 + 8_519_680
-    assert needed_on(trained, h100) == fixed + 132 * 3_700_000 + 2 * 2**25
-    assert needed_on(Memory(), t4) == 0, "the memory of a trace is not known"
+    assert needed_bytes(trained, t4) == fixed + 40 * 3_700_000 + 2 * 8_519_680
+    assert needed_bytes(inferred, t4) == fixed + 40 * 3_700_000 + 8_519_680
+    assert needed_bytes(trained, h100) == fixed + 132 * 3_700_000 + 2 * 2**25
+    assert needed_bytes(Memory(), t4) == 0, "the memory of a trace is not known"
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ def test_what_follows_a_forward_that_stops_early_keeps_its_parent_phase_and_modu
 
 
 def test_models_of_one_class_are_told_apart_and_code_without_modules_has_none():
-    one, other = on_meta(Net()), on_meta(Net())
+    one = on_meta(Net())
+    other = on_meta(Net())
     nodes = nodes_of(one, modules=[one, other], forward=lambda x: one(x) + other(x))
     assert modules_of(nodes, "forward", "aten::mul") == ["Net", "Net2"]
     assert modules_of(nodes, "forward", "aten::add") == [None]

@@ -20,7 +20,8 @@ from pipeline.answers.engine import Engine, engine
 from pipeline.errors import SteptimeWarning
 from pipeline.graph import step_store
 from pipeline.graph.capture import capture
-from pipeline.graph.step_store import StepStore, captured, graph_key, needed_on
+from pipeline.graph.gpu_memory import needed_bytes
+from pipeline.graph.step_store import StepStore, captured, graph_key
 from pipeline.question import compose
 from pipeline.question.question import expand
 from pipeline.schemas import to_arrow
@@ -91,7 +92,11 @@ def test_calls_are_kept_for_each_kind_of_gpu(folder: Path, monkeypatch: pytest.M
     questions = expand([*TINY, "model.dtype=tf32", "batch_size=8", "gpu=V100,A100-PCIE-40GB,T4"])
     tables = {question.gpu.name: StepStore().calls(question) for question in questions}
     assert len(entries(folder)) == 4
-    monkeypatch.setattr(step_store, "map_calls", lambda *_: pytest.fail("mapped again"))
+    monkeypatch.setattr(
+        step_store,
+        "map_calls",
+        lambda *_: pytest.fail("mapped again"),
+    )
     for question in questions:
         same(StepStore().calls(question), tables[question.gpu.name])
     assert "tf32" in set(tables["A100-PCIE-40GB"]["dtype"]) and "tf32" not in set(
@@ -109,7 +114,11 @@ def test_calls_of_gpus_that_launch_the_same_are_kept_and_made_once(
             len({id(store.calls(question)) for question in asked}) == 1
             and len(entries(folder)) == 2
         )
-        monkeypatch.setattr(step_store, "map_calls", lambda *_: pytest.fail("mapped again"))
+        monkeypatch.setattr(
+            step_store,
+            "map_calls",
+            lambda *_: pytest.fail("mapped again"),
+        )
 
 
 def test_the_key_follows_what_a_graph_depends_on(
@@ -202,7 +211,11 @@ def test_a_full_disk_warns_once_and_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, full_disk: Callable[[], None]
 ) -> None:
     graphs = {batch: capture(model(), batch) for batch in (8, 16)}
-    monkeypatch.setattr(step_store, "capture", lambda config, batch: graphs[batch])
+    monkeypatch.setattr(
+        step_store,
+        "capture",
+        lambda config, batch: graphs[batch],
+    )
     full_disk()
     with pytest.warns(SteptimeWarning, match="cannot be written") as said:
         for batch, graph in graphs.items():
@@ -272,7 +285,11 @@ def test_the_entries_that_were_not_used_for_longest_give_way(
     monkeypatch.setattr(user_cache, "MAX_BYTES", size)
     monkeypatch.setattr(user_cache, "LISTED", "0123456789abcdef")
     captured(model(), 64)
-    monkeypatch.setattr(step_store, "capture", lambda *_: pytest.fail("captured again"))
+    monkeypatch.setattr(
+        step_store,
+        "capture",
+        lambda *_: pytest.fail("captured again"),
+    )
     captured(model(), 8)
     captured(model(), 64)
     assert sum(entry.stat().st_size for entry in entries(folder)) <= 0.8 * size
@@ -299,7 +316,12 @@ def test_processes_that_ask_at_once_agree(folder: Path) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-c", source]
     running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
         for _ in range(2)
     ]
     found = {process.communicate()[0] for process in running}
@@ -316,15 +338,28 @@ def test_equal_calls_of_several_gpus_are_one_table(folder: Path) -> None:
     steps, questions = StepStore(), expand([*TINY, "batch_size=8", "gpu=V100,P100,T4"])
     first, *others = (steps.calls(question) for question in questions)
     assert any(table is first for table in others)
-    for question, table in zip(questions, (first, *others), strict=True):
+    for question, table in zip(
+        questions,
+        (first, *others),
+        strict=True,
+    ):
         graph = steps.graph(question)
-        same(table, step_store.map_calls(graph, question.gpu, graph.device))
+        same(
+            table,
+            step_store.map_calls(
+                graph,
+                question.gpu,
+                graph.device,
+            ),
+        )
 
 
 def test_memory_at_another_batch_size_is_that_of_its_graph(folder: Path) -> None:
     steps, (question,) = StepStore(), expand([*TINY, "batch_size=8"])
-    assert steps.memory_bytes(question) == needed_on(steps.graph(question).memory, question.gpu)
-    assert steps.memory_bytes(question, 32) == needed_on(captured(model(), 32).memory, question.gpu)
+    assert steps.memory_bytes(question) == needed_bytes(steps.graph(question).memory, question.gpu)
+    assert steps.memory_bytes(question, 32) == needed_bytes(
+        captured(model(), 32).memory, question.gpu
+    )
 
 
 def test_a_flipped_bit_of_the_cache_changes_no_prediction(folder: Path) -> None:

@@ -80,7 +80,8 @@ def test_gradients_take_a_product_of_each_sample_with_the_same_arithmetic() -> N
     calls = calls_of(backward(3, 1), "V100")
     assert list(calls["op"]) == ["mm", "col2im"] * 3 + ["im2col", "mm"] * 3
     assert set(calls.loc[calls["op"] == "mm", "flops"]) == {2.0 * 8 * 36 * 256}
-    data, weight = calls.iloc[0], calls.iloc[7]
+    data = calls.iloc[0]
+    weight = calls.iloc[7]
     assert (data["M"], data["N"], data["K"]) == (36, 8, 256) and (
         weight["M"],
         weight["N"],

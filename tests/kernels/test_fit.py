@@ -20,7 +20,6 @@ from pipeline.kernels.error_metrics import gmae, gmae_by_size, metrics
 from pipeline.kernels.estimate import fit_quantiles
 from pipeline.kernels.family_model import FittedModel, find_families
 from pipeline.kernels.fit_gpu import fit_family, fit_gpu
-from pipeline.kernels.network_training import Recipe
 from pipeline.kernels.physics import PHYSICS_SPREAD
 from pipeline.kernels.samples import with_families
 from pipeline.model_files import DIGEST_KEY
@@ -30,11 +29,9 @@ from pipeline.model_files import DIGEST_KEY
 def small_networks():
     """Few optimiser steps: these tests are about the machinery, not about the last percent."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learned, "STEPS", (80, 80))
-        patch.setattr(learned, "MEMBER", replace(learned.MEMBER, width=32, layers=2, frequencies=2))
-        patch.setattr(learned, "STUDENT_STEPS", (200, 200))
-        patch.setattr(learned, "STUDENT", Recipe(width=32, layers=2))
-        patch.setattr(learned, "SYNTHETIC_ROWS", 500)
+        small = replace(learned.NETWORK, width=32, layers=2, frequencies=2, steps=80)
+        patch.setattr(learned, "NETWORK", small)
+        patch.setattr(learned, "PAPER_STEPS", 30)
         patch.setattr(trees, "REGRESSION_ROUNDS", 60)
         yield
 
@@ -50,10 +47,8 @@ def fitted(samples, v100, small_networks):
     return lru_cache(lambda variant: fit_family(samples, v100, "gemm", variant, offset_us=14.0))
 
 
-@pytest.mark.parametrize("variant", ["auto", "average", "trees", "mlp", "mlp_paper", "roofline"])
-def test_every_variant_learns_scaled_physics(samples, v100, variant, monkeypatch):
-    if variant == "mlp_paper":
-        monkeypatch.setattr(learned, "STEPS", (30, 30))
+@pytest.mark.parametrize("variant", ["auto", "trees", "mlp", "mlp_paper", "roofline"])
+def test_every_variant_learns_scaled_physics(samples, v100, variant):
     scored = fit_family(samples, v100, "gemm", variant, test_share=0.2, offset_us=14.0)
     assert scored.metrics["rows"] == 48
     if variant == "mlp_paper":
@@ -63,11 +58,11 @@ def test_every_variant_learns_scaled_physics(samples, v100, variant, monkeypatch
     assert (scored.test["kernel_us"] < scored.test["predicted_us"]).all()
 
 
-def test_variants_are_judged_on_the_same_rows_also_where_an_average_predicts_some_folds(
+def test_variants_are_judged_on_the_same_rows_also_where_a_network_predicts_some_folds(
     samples, v100, monkeypatch
 ):
     monkeypatch.setattr("pipeline.kernels.fit_family.MAX_GAUSSIAN_PROCESS_SAMPLES", 100)
-    variants = ("average", "trees", "roofline")
+    variants = ("mlp", "trees", "roofline")
     judged = [
         fit_family(samples, v100, "gemm", variant, offset_us=14.0).test for variant in variants
     ]
@@ -77,7 +72,7 @@ def test_variants_are_judged_on_the_same_rows_also_where_an_average_predicts_som
     ] * 2
 
 
-@pytest.mark.parametrize("variant", ["auto", "average"])
+@pytest.mark.parametrize("variant", ["auto", "mlp"])
 def test_the_same_seed_gives_the_same_model(samples, v100, variant, fitted):
     again = fit_family(samples, v100, "gemm", variant, offset_us=14.0).model
     np.testing.assert_array_equal(
@@ -90,14 +85,13 @@ def test_a_saved_model_answers_as_before_and_leaves_no_file_of_an_earlier_one(
 ):
     fitted("trees").save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["family.json", "trees0.txt"]
-    fitted("average").save(tmp_path)
+    fitted("mlp").save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "family.json",
         "networks.safetensors",
     ]
     before, after = (
-        model.predict(samples)
-        for model in (fitted("average").model, FittedModel.load(tmp_path, v100))
+        model.predict(samples) for model in (fitted("mlp").model, FittedModel.load(tmp_path, v100))
     )
     np.testing.assert_allclose(before.latency, after.latency, rtol=2e-3)
     np.testing.assert_allclose(before.p90, after.p90, rtol=1e-2)
@@ -108,7 +102,7 @@ def test_a_model_that_finds_no_room_is_one_line_and_leaves_no_part(tmp_path, fit
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
         with pytest.raises(SteptimeError, match=r"networks\.safetensors: cannot be written"):
-            fitted("average").save(tmp_path)
+            fitted("mlp").save(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())
@@ -116,7 +110,7 @@ def test_a_model_that_finds_no_room_is_one_line_and_leaves_no_part(tmp_path, fit
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "version", "kind"])
 def test_a_damaged_model_is_refused(v100, tmp_path, damage, fitted):
-    fitted("average").save(tmp_path)
+    fitted("mlp").save(tmp_path)
     weights, description = tmp_path / "networks.safetensors", tmp_path / "family.json"
     if damage == "missing":
         weights.unlink()

@@ -57,7 +57,7 @@ def test_a_fit_in_two_processes_makes_the_models_of_one(
 def test_a_process_that_is_killed_ends_the_fit_with_one_line(
     samples: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "_fit_split", kill_this_process)
+    monkeypatch.setattr(fit, "_fit", kill_this_process)
     with pytest.raises(SteptimeError, match="fewer workers"):
         fit.fit_gpu(samples, load_gpu("V100"), tmp_path, workers=2)
 
@@ -69,7 +69,7 @@ def kill_this_process(*_: object) -> None:
 def test_bad_samples_and_variants_are_refused_before_a_process_starts(
     samples: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "_fit_split", kill_this_process)
+    monkeypatch.setattr(fit, "_fit", kill_this_process)
     with pytest.raises(UnknownNameError, match="forest"):
         fit.fit_gpu(samples, load_gpu("V100"), tmp_path, variants=("forest",), workers=2)
     with pytest.raises(SteptimeError, match="no usable sample"):

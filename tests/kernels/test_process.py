@@ -138,7 +138,7 @@ def test_a_damaged_process_is_refused(wave, damage):
 def test_auto_takes_processes_for_few_samples_and_networks_for_many(curved, v100, monkeypatch):
     assert fit_family(curved.head(60), v100, "gemm").model.variant == "process"
     monkeypatch.setattr(fitter, "MAX_GAUSSIAN_PROCESS_SAMPLES", 59)
-    assert fit_family(curved.head(60), v100, "gemm").model.variant == "average"
+    assert fit_family(curved.head(60), v100, "gemm").model.variant == "mlp"
 
 
 @pytest.mark.parametrize(("rows", "variant"), [(7, "roofline"), (8, "process")])

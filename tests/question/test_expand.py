@@ -16,8 +16,8 @@ from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.paths import config_dir
 from pipeline.question import compose
 from pipeline.question.compose import choices, from_snakemake
+from pipeline.question.options import FREE_OPTIONS
 from pipeline.question.question import expand
-from pipeline.question.sections import FREE_OPTIONS
 
 
 def test_one_point_has_the_defaults_of_its_model() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pipeline import paths
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.question.question import expand
-from pipeline.workloads.dlrm import check_distribution, tables
+from pipeline.workloads.embedding_tables import check_distribution, tables
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from pipeline import cli
 from pipeline.answers import answer_files
 from pipeline.answers.engine import Answer
 from pipeline.answers.memory_fit import first_digits
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, InputError
 from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
 from pipeline.prices import Order, in_order
 from pipeline.question.question import Question, expand
 from pipeline.schemas import read_table
-from pipeline.show.comparison import Comparison, Unpredicted
+from pipeline.show.comparison import Comparison
 
 STEP = Prediction(
     "V100",
@@ -190,9 +190,11 @@ def test_the_largest_batch_is_that_of_a_prediction_or_marked_as_an_estimate(
 
 
 def test_a_point_without_a_prediction_is_a_row_with_its_reason() -> None:
+    points = expand(["gpu=P100", "model=dlrm_small", "batch_size=512,2048"])
+    reason = InputError("bf16 on P100: refused")
     failed = [
-        Unpredicted("P100", "custom", batch, STEP.overrides, "bf16 on P100: refused")
-        for batch in (512, 2048)
+        Answer(dataclasses.replace(point, model="custom", overrides=STEP.overrides), error=reason)
+        for point in points
     ]
     lines = shown(Comparison(rows({}), unpredicted=failed), 120)
     found = [line.split() for line in lines if line.startswith("P100")]

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from pipeline.paths import project_dir
-from pipeline.question.sections import NAMED_BY
+from pipeline.question.options import NAMED_BY
 from tests.show.test_docs import COMMANDS, FENCE, prose
 
 ROOT = project_dir()

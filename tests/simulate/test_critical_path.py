@@ -14,7 +14,7 @@ from pipeline.errors import InputError
 from pipeline.schemas import to_arrow
 from pipeline.simulate.critical_path import Form, simulate
 from pipeline.simulate.program import Program
-from pipeline.simulate.ranks import simulate_ranks
+from pipeline.simulate.ranks import Role, simulate_ranks
 from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
 
 
@@ -149,20 +149,35 @@ def test_two_ranks_leave_a_collective_together() -> None:
     # rank 0  .[c: arrives 1, waits ....... 11-15]     transfer = least duration = 4
     # rank 1  ..........[c: arrives 11 ---- 15]
     ranks = [program(row(api=1)), program(row(lead=10, api=1))]
-    (first, second), _ = simulate_ranks(
-        ranks, [np.array([14.0]), np.array([4.0])], [np.array([0]), np.array([0])]
-    )
+    roles = [
+        Role(each, np.array([us]), np.array([0])) for each, us in zip(ranks, (14, 4), strict=True)
+    ]
+    first, second = simulate_ranks(roles)
     assert first.step_us[0] == second.step_us[0] == 15
-    later, _ = simulate_ranks(
-        ranks, [np.array([14.0]), np.array([4.0])], [np.array([0])] * 2, begin_us=[20.0, 0.0]
-    )
+    later = simulate_ranks([replace(roles[0], begin_us=20.0), roles[1]])
     assert later[0].step_us[0] == 5 and later[1].step_us[0] == 25
 
 
 def test_ranks_with_different_collectives_are_refused() -> None:
-    ranks = [program(row()), program(row())]
+    roles = [Role(program(row()), np.ones(1), np.array([meeting])) for meeting in (0, -1)]
     with pytest.raises(InputError, match="collectives"):
-        simulate_ranks(ranks, [np.ones(1), np.ones(1)], [np.array([0]), np.array([], int)])
+        simulate_ranks(roles)
+
+
+def test_stages_of_a_pipeline_meet_in_pairs() -> None:
+    # stage 0  .[1: 10][send 11-13]
+    # stage 1                      [recv -13][2: 10, 14-24][send 25-27]
+    # stage 2                                                          [recv -27][3: 10]
+    def stage(*meetings: int) -> Role:
+        rows = [row(api=0, kernel_gap=1.0) for _ in meetings]
+        times = np.array([10.0 if number < 0 else 2.0 for number in meetings])
+        return Role(program(*rows), times, np.array(meetings))
+
+    stages = simulate_ranks([stage(-1, 0), stage(0, -1, 1), stage(1, -1)])
+    assert stages[0].device_end[1, 0] == stages[1].device_end[0, 0] < stages[1].device_end[1, 0]
+    assert stages[1].device_end[2, 0] == stages[2].device_end[0, 0] < stages[2].step_us[0]
+    alone = simulate_ranks([stage(-1, -1)])
+    assert alone[0].step_us[0] == simulate(program(row(api=0), row(api=0)), [10, 10]).step_us[0]
 
 
 def test_the_cpu_as_device_runs_calls_on_the_calling_thread() -> None:

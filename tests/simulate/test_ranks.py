@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InputError, TraceError
-from pipeline.simulate.ranks import facts, replay_ranks, table
+from pipeline.simulate.rank_replay import facts, replay_ranks, table
 from pipeline.simulate.replay import replay
 from tests.trace.trace_drawing import annotation, api, kernel, launch, op, write
 

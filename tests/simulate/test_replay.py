@@ -21,7 +21,7 @@ from pipeline.overheads.statistics import summarise
 from pipeline.schemas import to_arrow
 from pipeline.simulate import measured_rows, timeline_events
 from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.ranks import replay_ranks
+from pipeline.simulate.rank_replay import replay_ranks
 from pipeline.simulate.replay import PUBLISHED, build, replay
 from pipeline.simulate.replay_result import table
 from pipeline.simulate.trace_selection import TraceSelection, learn

@@ -18,10 +18,10 @@ ROOT = project_dir()
 ROOMS = (
     "private_names", "errors", "palette", "readable", "yaml_text", "paths", "schemas", "user_cache",
     "plotter", "prediction", "summary_rows", "model_files", "hardware", "prices", "question",
-    "as_on_cuda", "workloads", "trace", "families", "kernels", "graph",
-    "collect", "datasets", "transfer",
+    "as_on_cuda", "workloads", "trace", "families",
+    "kernels", "graph", "measured", "datasets", "transfer",
     "overheads", "simulate", "answers", "flow", "scripting", "show", "completion", "terminal",
-    "commands", "cli", "__main__", "evaluation.published", "evaluation.workloads",
+    "collect", "commands", "cli", "__main__", "evaluation.published", "evaluation.workloads",
     "evaluation.training", "evaluation.checks", "evaluation.figures", "evaluation.pages",
     "evaluation.golden", "soak",
 )  # fmt: skip
@@ -89,6 +89,17 @@ def imports_of(name: str, text: str) -> Iterator[Import]:
     yield from visit(ast.parse(text), False, False)
 
 
+def dispatches(name: str, text: str) -> Iterator[Import]:
+    """Names of own modules and of their functions in strings: what may be imported by a string."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and (found := NAMED_MODULE.match(str(node.value))):
+            yield Import(name, found[0].rstrip("."), True, False)
+
+
+NAMED_MODULE = re.compile(rf"({'|'.join(PACKAGES)})(\.\w+)+\.?(?=(:\w+)?$)")
+"""A string that is the name of an own module or function, or begins one."""
+
+
 def room(module: str) -> str:
     """The room of a module: `kernels`, `evaluation.checks`, `soak`; none for a package itself."""
     package, _, inner = module.partition(".")
@@ -135,6 +146,16 @@ def test_every_room_has_its_place_in_the_order() -> None:
 
 def test_imports_lead_to_lower_rooms_alone() -> None:
     assert not climbing(imports())
+    texts = {name: path.read_text("utf-8") for name, path in modules().items()}
+    named = [each for name, text in texts.items() for each in dispatches(name, text)]
+    assert len(named) > 20 and not climbing(tuple(named))
+
+
+def test_only_commands_import_what_measures() -> None:
+    """What predicts reads the results of campaigns (`measured`), and never the code that measures them."""
+    inner = [each for each in imports() if each.source.startswith("pipeline.")]
+    users = {room(source) for source, target, *_ in inner if room(target) == "collect"}
+    assert users == {"collect", "commands"}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -153,6 +174,16 @@ def test_a_climb_and_a_circle_would_be_found() -> None:
     assert climbing(tuple(imports_of("pipeline.trace.load", up))) == [
         "pipeline.trace.load -> pipeline.answers.tracker",
         "pipeline.trace.load -> evaluation.checks.surfer_pairs",
+    ]
+    named = (
+        "NAMES = [f'pipeline.commands.{name}_commands' for name in 'ab']\n"
+        "def f():\n    return import_module('pipeline.show.comparison').compare\n"
+        "DRAW = {'step': 'pipeline.show.figures.python_plots:draw_step'}\n"
+    )
+    assert sorted(climbing(tuple(dispatches("pipeline.prediction", named)))) == [
+        "pipeline.prediction -> pipeline.commands",
+        "pipeline.prediction -> pipeline.show.comparison",
+        "pipeline.prediction -> pipeline.show.figures.python_plots",
     ]
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evaluation.training.left_out_gpu import shortened
 from evaluation.training.recipes import RECIPES
 from evaluation.training.utilisation_train import train_utilisation
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.methods import by_auto
+from pipeline.transfer.convolution_routes import ROUTES, convolution_routes, routes_of_kernels
+from pipeline.transfer.scaling_methods import by_auto
 from pipeline.transfer.shipped_models import load_models
 from pipeline.transfer.utilisation import UtilisationModel
-from pipeline.transfer.ways import ROUTES, convolution_routes, routes_taken
 
 GPUS = ("A100-PCIE-40GB", "P100", "T4", "V100")
 
@@ -99,10 +95,10 @@ def test_kernel_names_show_the_route() -> None:
         "[1,1,544]",
         None,
     ]
-    taken = routes_taken(pd.DataFrame({"kernel_name": names, "grid": grids}))
+    taken = routes_of_kernels(pd.DataFrame({"kernel_name": names, "grid": grids}))
     shown = [ROUTES[at] if at >= 0 else "" for at in taken]
     assert shown == ["winograd", "implicit", "implicit", "transformed", "", "transformed", "", ""]
-    assert list(routes_taken(pd.DataFrame({"grid": grids}))) == [-1] * len(grids)
+    assert list(routes_of_kernels(pd.DataFrame({"grid": grids}))) == [-1] * len(grids)
 
 
 def test_boxes_and_groups_of_images_are_padded_as_the_grids_of_the_public_table_show() -> None:
@@ -153,12 +149,13 @@ def test_a_known_route_is_never_shorter_than_the_shortest(
     rows, gpu = samples[samples["gpu"] == "V100"].head(50), load_gpu("V100")
     free, _ = model.kernel_and_latency(rows, gpu)
     routes = [
-        model.kernel_and_latency(rows, gpu, taken=np.full(50, at))[0] for at in range(len(ROUTES))
+        model.kernel_and_latency(rows, gpu, algorithm=np.full(50, at))[0]
+        for at in range(len(ROUTES))
     ]
     assert (np.min(routes, axis=0) >= free * (1 - 1e-9)).all() and (
         np.max(routes, axis=0) > 1.5 * free
     ).any()
-    unknown, _ = model.kernel_and_latency(rows, gpu, taken=np.full(50, -1))
+    unknown, _ = model.kernel_and_latency(rows, gpu, algorithm=np.full(50, -1))
     assert unknown == pytest.approx(free)
 
 
@@ -176,26 +173,6 @@ def test_the_origin_is_compared_to_the_route_that_it_took(
     other = by_auto(slow, origin, gpu, models)["predicted_us"].to_numpy(dtype=np.float64)
     assert np.median(np.abs(known / blind - 1)) < 0.1
     assert (other <= known * 1.05).all() and (other < 0.8 * known).any()
-
-
-@settings(max_examples=40)
-@given(
-    gpu=st.sampled_from(["V100", "T4", "P4", "L4", "H100"]),
-    what=st.sampled_from(["dram_gb_per_s", "fp32_gflop_per_s", "tdp_w"]),
-    factor=st.floats(1.0, 8.0),
-    sizes=st.tuples(
-        st.integers(1, 64), st.integers(1, 2048), st.integers(1, 2048), st.integers(3, 200)
-    ),
-)
-def test_more_bandwidth_throughput_or_power_is_never_slower(
-    model: UtilisationModel, gpu: str, what: str, factor: float, sizes: tuple[int, int, int, int]
-) -> None:
-    base = replace(load_gpu(gpu), measured_dram_gb_per_s=None, measured_l2_gb_per_s=None)
-    better = replace(base, **{what: getattr(base, what) * factor})
-    before, after = (
-        model.kernel_and_latency(_calls([sizes]), spec)[1][0] for spec in (base, better)
-    )
-    assert after <= before * (1 + 1e-9)
 
 
 def test_an_empty_image_takes_the_floor(model: UtilisationModel) -> None:

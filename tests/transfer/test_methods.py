@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.training.mlp_train import train_mlp
+from evaluation.training.published_networks import SMALL, PublishedNetwork, train_published
 from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError
 from pipeline.families import FAMILIES
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
-from pipeline.transfer.methods import METHODS, by_auto, residual_share
+from pipeline.transfer.scaling_methods import METHODS, by_auto, residual_share
 from pipeline.transfer.shipped_models import COLUMNS, covered, load_models, predict_calls
 from pipeline.transfer.transfer_command import ADDED_COLUMNS, transfer_command
-from pipeline.transfer.wave_scaling import DIMS, TransferMlp
 
 NAMES = [spec.name for spec in list_gpus()]
 
@@ -137,31 +136,6 @@ def test_auto_is_never_slower_with_more_bandwidth_or_clock(
     assert (after <= before * (1 + 1e-9)).all()
 
 
-def test_families_without_networks_say_what_carried_them() -> None:
-    rows = pd.DataFrame(
-        {
-            "family": ["batch_norm", "rnn", "batch_norm", "other"],
-            "op": ["batch_norm", "lstm", "batch_norm", "roll"],
-            "phase": "forward",
-            "dtype": "fp32",
-            "B": [32, 64, None, None],
-            "C": [64, None, None, None],
-            "HW": [3136, None, None, None],
-            "T": [None, 20, None, None],
-            "I": [None, 512, None, None],
-            "H": [None, 512, None, None],
-            "latency_us": [90.0, 800.0, 90.0, 50.0],
-        }
-    )
-    found = METHODS["mlp"](rows, load_gpu("V100"), load_gpu("T4"))
-    assert list(found["method"]) == ["roofline", "roofline", "wave", "wave"]
-    # traffic by bandwidth, arithmetic by throughput
-    ratio = load_gpu("V100").peak_dram_gb_per_s() / load_gpu("T4").peak_dram_gb_per_s()
-    assert found["predicted_us"].iloc[0] == pytest.approx(90.0 * ratio, rel=1e-6)
-    same = METHODS["mlp"](rows, load_gpu("V100"), load_gpu("V100"))
-    assert same["predicted_us"].to_numpy() == pytest.approx(rows["latency_us"].to_numpy())
-
-
 def test_siblings_share_the_whole_residual() -> None:
     small, large = load_gpu("A100-PCIE-40GB"), load_gpu("A100-PCIE-80GB")
     assert (
@@ -176,10 +150,10 @@ def test_unusable_input_is_refused_by_place(measured: pd.DataFrame, tmp_path: Pa
     with pytest.raises(TableError, match="no such file"):
         transfer_command("V100", "T4", "wave", source, out)
     measured.to_parquet(source)
-    with pytest.raises(
-        UnknownNameError, match="unknown method 'magic': choose one of auto, mlp, wave"
-    ):
+    with pytest.raises(UnknownNameError, match="unknown method 'magic': choose one of auto, wave"):
         transfer_command("V100", "T4", "magic", source, out)
+    with pytest.raises(InputError, match=r"method mlp: .*published_networks\.py; give auto"):
+        transfer_command("V100", "T4", "mlp", source, out)
     with pytest.raises(UnknownNameError, match="unknown GPU"):
         transfer_command("V100", "K80", "wave", source, out)
     with pytest.raises(InputError, match="holds rows of V100"):
@@ -266,22 +240,18 @@ def test_uncovered_calls_are_left_to_the_caller() -> None:
     assert found.loc[8:].isna().all().all()
 
 
-def test_a_small_network_learns_and_saves(gemm_samples: pd.DataFrame, tmp_path: Path) -> None:
-    network = train_mlp(gemm_samples, "gemm", size=(2, 32), steps=300, rows=256)
+def test_a_published_network_learns_and_saves(gemm_samples: pd.DataFrame, tmp_path: Path) -> None:
+    recipe = replace(SMALL, layers=2, width=32, steps=300, batch=256)
+    network = train_published(gemm_samples, "gemm", recipe)
     rows = gemm_samples[gemm_samples["gpu"] == "T4"]
     error = np.abs(network.predict(rows, load_gpu("T4")) / rows["latency_us"] - 1)
     assert np.median(error) < 0.25
-    network.save(tmp_path / "mlp.safetensors")
-    again = TransferMlp.load(tmp_path / "mlp.safetensors")
-    assert again.predict(rows, load_gpu("T4")) == pytest.approx(
-        network.predict(rows, load_gpu("T4"))
-    )
+    network.save(tmp_path / "published.safetensors")
+    again = PublishedNetwork.load(tmp_path / "published.safetensors")
+    ratios = [each.ratio(rows, load_gpu("V100"), load_gpu("T4")) for each in (network, again)]
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.02), "weights are saved in half precision"
     with pytest.raises(InputError, match="no network for family softmax"):
-        train_mlp(gemm_samples, "softmax")
-
-
-def test_networks_exist_for_the_kernel_varying_families_with_samples() -> None:
-    assert set(DIMS) == {"gemm", "bmm", "conv2d_forward"}
+        train_published(gemm_samples, "softmax")
 
 
 def test_rows_that_only_a_mistake_leaves_to_wave_scaling_are_named(tmp_path: Path) -> None:

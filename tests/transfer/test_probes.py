@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_variances_are_the_covariance_of_a_call_with_itself() -> None:
         ProbePrior.of(model.probe_prior),
     )
     assert prior.variance(seen) == pytest.approx(np.diag(prior.covariance(seen, seen)))
-    assert ProbePrior.of(prior.as_dict()) == prior and ProbePrior.of({}) == ProbePrior()
+    assert ProbePrior.of(asdict(prior)) == prior and ProbePrior.of({}) == ProbePrior()
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ from evaluation.training.recipes import RECIPES
 from evaluation.training.utilisation_train import op_floors, train_utilisation, unknown_host_floors
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.transfer.ways import TILES, batched_tiles, tiles_taken
+from pipeline.transfer.output_tiles import TILES, batched_tiles, tiles_of_kernels
 
 
 def _calls(rows: list[tuple[int, ...]]) -> pd.DataFrame:
@@ -26,9 +26,9 @@ def test_kernel_names_show_the_tile() -> None:
         "gemv2T",
         None,
     ]
-    taken = tiles_taken(pd.DataFrame({"kernel_name": names}))
+    taken = tiles_of_kernels(pd.DataFrame({"kernel_name": names}))
     assert [TILES[at] if at >= 0 else "" for at in taken] == ["128x64", "32x128", "", "", ""]
-    assert list(tiles_taken(pd.DataFrame({"B": [1.0]}))) == [-1]
+    assert list(tiles_of_kernels(pd.DataFrame({"B": [1.0]}))) == [-1]
 
 
 def test_products_are_padded_to_the_blocks_that_the_grids_of_the_public_table_show() -> None:

@@ -10,7 +10,7 @@ from pipeline.answers.transferred_models import same_chip_models
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics, raised_to_min_duration
 from pipeline.model_files import list_packs
-from pipeline.transfer.methods import by_auto
+from pipeline.transfer.scaling_methods import by_auto
 from pipeline.transfer.shipped_models import load_models, predict_calls
 from pipeline.transfer.trace_calls import transferred
 

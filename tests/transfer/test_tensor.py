@@ -20,9 +20,9 @@ from pipeline.families.tensor_products import on_tensor_cores_with_dims as cover
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import peak_gflop_per_s, sustained_gflop_per_s
+from pipeline.transfer.output_tiles import FAMILY
 from pipeline.transfer.shipped_models import kernel_us, tensor_model, time_ratio
 from pipeline.transfer.utilisation import UtilisationModel
-from pipeline.transfer.ways import FAMILY
 
 NAMES = ("A100-PCIE-40GB", "A10", "RTX3090", "L4", "H100-PCIe", "V100", "T4")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
 from pipeline.transfer import wave_scaling as wave
-from pipeline.transfer.methods import by_bound
+from pipeline.transfer.scaling_methods import by_bound
 
 NAMES = [spec.name for spec in list_gpus()]
 

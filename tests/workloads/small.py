@@ -1,7 +1,10 @@
-"""Every workload of the zoo at a size that is captured in a fraction of a second."""
+"""Every workload of the zoo at a size that is captured in a fraction of a second, and steps of users' own modules."""
 
+import pytest
 import yaml
 
+from pipeline.graph.capture import capture
+from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.paths import config_dir
 
 TOKENS = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "positions": 16, "seq_len": 8}
@@ -58,3 +61,27 @@ def options_of(name, every=False):
         found += [("embedding", value) for value in ("fused", "joint_sparse", "sparse", "dense")]
         found += [("interaction", "fused")]
     return found
+
+
+def written_module(name, text):
+    """A fixture of a module of the user's, which every test of the file can name."""
+
+    @pytest.fixture(autouse=True)
+    def module(tmp_path, monkeypatch):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return module
+
+
+def captured_custom(target, batch_size=4, **changes):
+    """The graph of a step of the user's: `target` is `module:function`."""
+    return capture(config_of("custom", target=target, **changes), batch_size)
+
+
+def known_calls(graph, gpu=None):
+    """The calls of a graph, all of known operators, with their names."""
+    calls = map_calls(graph, gpu)
+    assert unknown_operators(graph, calls) == {}
+    names = graph.table.set_index("node_id")["name"].str.removeprefix("aten::")
+    return calls.assign(name=calls["node_id"].map(names))

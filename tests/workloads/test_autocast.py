@@ -4,13 +4,11 @@ import warnings
 
 import pytest
 import torch
-import yaml
 
 from pipeline.as_on_cuda.mixed_precision import LOWER_NAMES, UPPER_NAMES, WIDEST_NAMES, autocast
 from pipeline.errors import InputError
-from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.paths import config_dir
+from tests.workloads.small import captured_custom
 
 ELSEWHERE = {
     "_convolution",
@@ -100,8 +98,7 @@ def module(tmp_path, monkeypatch, request):
 
 
 def calls_of(module, function, **options):
-    config = yaml.safe_load((config_dir() / "model" / "custom.yaml").read_text())
-    return map_calls(capture({**config, "target": f"{module}:{function}", "options": options}, 4))
+    return map_calls(captured_custom(f"{module}:{function}", options=options))
 
 
 def test_every_operator_that_pytorch_casts_for_is_on_a_list():

@@ -4,14 +4,12 @@ import json
 
 import pandas as pd
 import pytest
-import yaml
 
 from pipeline import compare
 from pipeline.answers.predict import predict
 from pipeline.errors import ConfigError, InputError
-from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.paths import config_dir
+from tests.workloads.small import captured_custom, written_module
 
 MODULE = """
 import sys
@@ -186,15 +184,13 @@ def leaves(config, batch_size, device):
 """
 
 
-@pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / "steps_of_mine.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
+module = written_module("steps_of_mine", MODULE)
 
 
 def captured(function, batch_size=4, **options):
-    config = yaml.safe_load((config_dir() / "model" / "custom.yaml").read_text())
-    return capture({**config, "target": f"steps_of_mine:{function}", **options}, batch_size)
+    return captured_custom(
+        **{"target": f"steps_of_mine:{function}", "batch_size": batch_size, **options}
+    )
 
 
 def calls_of(function, **options) -> pd.DataFrame:

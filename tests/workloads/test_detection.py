@@ -119,7 +119,7 @@ def test_faster_rcnn_samples_as_many_proposals_as_it_says() -> None:
 
 def _calls(name: str, picked: float) -> Any:
     from pipeline.answers.engine import STEPS
-    from pipeline.workloads.given_steps import questions_about
+    from pipeline.workloads.user_steps import questions_about
 
     options = {"batch": batch, "batch_size": 2, "model__picked": picked}
     with questions_about("V100", detector(name), options) as (question,):
@@ -169,11 +169,9 @@ def test_the_kernels_of_nms_and_roi_align_by_hand() -> None:
         and sum(work.written for work in works if work.op == "compare") == 1000 * 16 * 8 / 2 + 1000
     )
     assert sum(work.blocking for work in works) == 1, "the host reads how many are kept"
-    image, rois, pooled = (
-        Tensor((2, 256, 50, 50), "fp32"),
-        Tensor((64, 5), "fp32"),
-        Tensor((64, 256, 7, 7), "fp32"),
-    )
+    image = Tensor((2, 256, 50, 50), "fp32")
+    rois = Tensor((64, 5), "fp32")
+    pooled = Tensor((64, 256, 7, 7), "fp32")
     node = Node(0, -1, "torchvision::roi_align", inputs=(image, rois), outputs=(pooled,))
     (work,) = SIZES["roi_align"](node, Rule("index", "grid_sampler", "roi_align"))
     assert work.read == image.bytes + rois.bytes and work.written == pooled.bytes

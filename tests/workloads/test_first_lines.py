@@ -154,7 +154,8 @@ MOVES = {
 @pytest.mark.parametrize("what", [name for name in MOVES if name != "within torch.device"])
 def test_what_moves_to_the_gpu_is_on_the_device_of_the_capture(what: str) -> None:
     prepare, train, more = MOVES[what]
-    calls, plain = predicted(step_of(prepare, train))[1], predicted(step_of(lambda model: model))[1]
+    calls = predicted(step_of(prepare, train))[1]
+    plain = predicted(step_of(lambda model: model))[1]
     families = list(calls["family"].dropna())
     for family in plain["family"].dropna():
         families.remove(family)

@@ -17,7 +17,8 @@ def by_parts(vectors, dense):
 
 def test_one_kernel_gives_the_same_products_and_gradients_as_the_parts():
     torch.manual_seed(0)
-    vectors, dense = torch.rand(3, 4, 5, requires_grad=True), torch.rand(3, 5, requires_grad=True)
+    vectors = torch.rand(3, 4, 5, requires_grad=True)
+    dense = torch.rand(3, 5, requires_grad=True)
     plain = by_parts(vectors, dense)
     found = FusedInteraction.apply(vectors, dense)
     assert found.shape == (3, interaction_width(4, 5)) == (3, 16)

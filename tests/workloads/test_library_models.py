@@ -197,7 +197,8 @@ class TestTorchvision:
         assert all(parameter.is_meta for parameter in step.parameters())
 
     def test_an_auxiliary_head_adds_its_loss(self) -> None:
-        main, other = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+        main = torch.tensor([[2.0, 0.0]])
+        other = torch.tensor([[0.0, 0.0]])
         loss = classification_loss((main, other), torch.empty(0), torch.tensor([0]))
         assert float(loss) == pytest.approx(math.log(1 + math.exp(-2)) + 0.4 * math.log(2))
 

@@ -10,8 +10,8 @@ from pipeline.errors import ConfigError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.paths import config_dir
+from pipeline.question.options import FREE_OPTIONS
 from pipeline.question.question import expand
-from pipeline.question.sections import FREE_OPTIONS
 from tests.workloads.small import SMALL, config_of, options_of, small
 
 pytestmark = pytest.mark.usefixtures("shallow")

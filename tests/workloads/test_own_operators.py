@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-import yaml
 
 from pipeline.errors import InputError
-from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.paths import config_dir
+from tests.workloads.small import captured_custom, known_calls, written_module
 
 MODULE = """
 import torch
@@ -138,28 +136,23 @@ def allowing(config, batch_size, device):
 """
 
 
+module = written_module("operators_of_mine", MODULE)
+
+
 @pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / "operators_of_mine.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
+def usual_products():
+    """Products in full precision again after each test."""
     yield
     torch.set_float32_matmul_precision("highest")
 
 
 def captured(function, batch_size=4, **options):
-    config = yaml.safe_load((config_dir() / "model" / "custom.yaml").read_text())
-    return capture(
-        {**config, "target": f"operators_of_mine:{function}", "optimizer": "none", **options},
-        batch_size,
-    )
+    given = {"optimizer": "none", **options}
+    return captured_custom(f"operators_of_mine:{function}", batch_size, **given)
 
 
 def calls_of(function, batch_size=4, gpu=None, **options):
-    graph = captured(function, batch_size, **options)
-    calls = map_calls(graph, gpu)
-    assert unknown_operators(graph, calls) == {}
-    names = graph.table.set_index("node_id")["name"].str.removeprefix("aten::")
-    return calls.assign(name=calls["node_id"].map(names)).set_index("name")
+    return known_calls(captured(function, batch_size, **options), gpu).set_index("name")
 
 
 def test_what_runs_under_vmap_has_the_sizes_of_all_samples():
@@ -298,8 +291,11 @@ def test_a_bilinear_layer_is_the_products_under_it():
 
 def test_images_are_sampled_once_and_their_gradient_is_cleared_first():
     calls = calls_of("sampled")
-    image, where, result = 4 * 4 * 64 * 4, 4 * 36 * 2 * 4, 4 * 4 * 36 * 4
-    forward, back = calls.loc[["grid_sampler_2d"]], calls.loc["grid_sampler_2d_backward"]
+    image = 4 * 4 * 64 * 4
+    where = 4 * 36 * 2 * 4
+    result = 4 * 4 * 36 * 4
+    forward = calls.loc[["grid_sampler_2d"]]
+    back = calls.loc["grid_sampler_2d_backward"]
     assert (forward["bytes_read"].item(), forward["bytes_written"].item()) == (
         image + where,
         result,
@@ -327,7 +323,8 @@ def test_reductions_that_were_not_known():
 
 
 def test_tf32_that_the_user_allowed_is_used():
-    ampere, volta = load_gpu("A100"), load_gpu("V100")
+    ampere = load_gpu("A100")
+    volta = load_gpu("V100")
     assert set(calls_of("allowing", gpu=ampere)["dtype"].loc[["addmm", "mm"]]) == {"tf32"}
     assert set(calls_of("allowing", gpu=volta)["dtype"].loc[["addmm", "mm"]]) == {"fp32"}
 

@@ -63,7 +63,8 @@ def test_a_whole_model_lies_in_half_precision(name, changes):
     calls = map_calls(graph)
     assert unknown_operators(graph, calls) == {}
     assert set(calls.loc[calls["family"].isin(PRODUCTS), "dtype"]) == {"bf16"}
-    half, full = graph.memory, plain.memory
+    half = graph.memory
+    full = plain.memory
     assert half.gradients <= 0.6 * full.gradients  # indices of sparse gradients stay
     assert half.optimizer == pytest.approx(0.5 * full.optimizer)
     assert half.parameters == pytest.approx(0.5 * full.parameters, rel=0.02)  # index buffers stay
@@ -77,7 +78,8 @@ def test_a_whole_model_lies_in_half_precision(name, changes):
 
 
 def test_inputs_cross_the_bus_in_half_precision():
-    graph, plain = capture(pure("resnet50"), 4), capture(small("resnet50"), 4)
+    graph = capture(pure("resnet50"), 4)
+    plain = capture(small("resnet50"), 4)
     assert graph.memory.inputs - 4 * 8 == (plain.memory.inputs - 4 * 8) / 2  # labels are int64
 
 

@@ -4,13 +4,11 @@ import importlib.util
 
 import pytest
 import torch
-import yaml
 
 from pipeline.errors import ConfigError, InputError
-from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.paths import config_dir
+from tests.workloads.small import captured_custom, known_calls, written_module
 
 MODULE = """
 import math
@@ -167,23 +165,15 @@ matrices = by(optimized, lambda: nn.Sequential(nn.Linear(64, 64, bias=False), nn
 """
 
 
-@pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / "steps_of_today.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
+module = written_module("steps_of_today", MODULE)
 
 
 def captured(function, batch_size=4, **options):
-    config = yaml.safe_load((config_dir() / "model" / "custom.yaml").read_text())
-    return capture({**config, "target": f"steps_of_today:{function}", **options}, batch_size)
+    return captured_custom(f"steps_of_today:{function}", batch_size, **options)
 
 
 def calls_of(function, batch_size=4, **options):
-    graph = captured(function, batch_size, **options)
-    calls = map_calls(graph)
-    assert unknown_operators(graph, calls) == {}
-    names = graph.table.set_index("node_id")["name"].str.removeprefix("aten::")
-    return calls.assign(name=calls["node_id"].map(names))
+    return known_calls(captured(function, batch_size, **options))
 
 
 @pytest.mark.parametrize(

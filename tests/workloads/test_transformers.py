@@ -85,7 +85,8 @@ def their_step(config: Mapping[str, Any], batch_size: int, device: str) -> Step:
     own = config["options"]
     with torch.device(device):
         model = their_model(own)
-    tokens, training = own["seq_len"], own["mode"] == "train"
+    tokens = own["seq_len"]
+    training = own["mode"] == "train"
     pool = {"input_ids": host_empty(batch_size, tokens, dtype=torch.long)}
     if own["architecture"] == "bert":
         if training:
@@ -168,7 +169,8 @@ def test_with_their_weights_the_result_is_theirs(name: str, attention: str, mode
     """The loss in training, the logits in inference; dropout is off."""
     config = config_of(name, **{**SIZES, "layers": 2, "attention": attention, "mode": mode})
     torch.manual_seed(0)
-    ours, theirs = make_step(config, 4, "cpu"), their_step({**config, "options": config}, 4, "cpu")
+    ours = make_step(config, 4, "cpu")
+    theirs = their_step({**config, "options": config}, 4, "cpu")
     values = theirs.parameters()
     if name == "opt_13":  # its last layer norm comes before the layers
         values = values[:2] + values[4:] + values[2:4]

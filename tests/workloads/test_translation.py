@@ -53,7 +53,8 @@ def test_a_step_trains_on_the_cpu(name, options):
 
 def test_the_loss_with_smoothed_labels_equals_pytorchs():
     torch.manual_seed(0)
-    logits, labels = torch.randn(7, 11), torch.randint(11, (7,))
+    logits = torch.randn(7, 11)
+    labels = torch.randint(11, (7,))
     expected = F.cross_entropy(logits, labels, label_smoothing=0.1)
     assert smoothed(logits, labels, 0.1) == pytest.approx(float(expected), rel=1e-6)
 

@@ -113,7 +113,8 @@ def test_a_file_of_the_current_folder_does_not_stand_in_for_a_library(tmp_path: 
 def test_the_users_module_outranks_one_of_its_name_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    elsewhere = tmp_path / "elsewhere"
+    here = tmp_path / "here"
     for folder in (elsewhere, here):
         folder.mkdir()
         (folder / "step_found_twice.py").write_text(f"def make_step(*_): return {folder.name!r}\n")

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.paths import config_dir, project_dir
-from pipeline.question.sections import FREE_OPTIONS
+from pipeline.question.options import FREE_OPTIONS
 from pipeline.workloads import make_step
 from tests.workloads.small import config_of
 

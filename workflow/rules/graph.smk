@@ -72,7 +72,6 @@ rule collect_step:
     params:
         model=FLOW.section("model"),
         collect=FLOW.section("collect"),
-        ranks=FLOW.devices,
         files=FLOW.files,
         code=FLOW.code("collect_step"),
     message:

@@ -64,7 +64,6 @@ rule local_samples:
     params:
         families=FLOW.families(Source.LOCAL),
         collect=FLOW.points[0].section("collect"),
-        ranks=[point.devices for point in FLOW.points if point.local],
         code=FLOW.code("local_samples"),
     message:
         "Measure kernel samples on this machine, for every family in use"

@@ -5,8 +5,8 @@ from pathlib import Path
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    from pipeline.collect.campaign_reader import read_samples
     from pipeline.kernels.samples import write_families
+    from pipeline.measured.campaign_reader import read_samples
 
     samples = read_samples(Path(snakemake.input.files[0]).parent)
     write_families(

@@ -18,6 +18,5 @@ with job(snakemake):
         gpu=snakemake.wildcards.gpu,
         model=snakemake.wildcards.model,
         variant=snakemake.wildcards.variant,
-        ranks=snakemake.params.ranks,
         provenance=provenance(snakemake),
     )

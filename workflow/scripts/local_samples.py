@@ -3,9 +3,6 @@
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
-    import pandas as pd
-
-    from pipeline.collect.local_ranks import measure_collectives
     from pipeline.collect.microbenchmarks import measure_calls
     from pipeline.graph.step_store import read_graph
     from pipeline.kernels.samples import write_families
@@ -18,8 +15,6 @@ with job(snakemake):
         float(snakemake.params.collect["kernel_seconds"]),
         graph=[read_graph(path).table for path in snakemake.input.graphs],
     )
-    collectives = measure_collectives(calls, snakemake.params.ranks)
-    samples = pd.concat([samples, collectives], ignore_index=True) if len(collectives) else samples
     write_families(
         samples, snakemake.params.families, snakemake.output.samples, provenance(snakemake)
     )

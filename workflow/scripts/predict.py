@@ -6,7 +6,7 @@ with job(snakemake):
     from pipeline.answers.answer_files import AnswerFiles, write_answer
     from pipeline.answers.engine import DeclaredModels, Engine, StepFiles
     from pipeline.answers.who_answers import shipped_models
-    from pipeline.collect.campaign_reader import measured_step
+    from pipeline.measured.campaign_reader import measured_step
     from pipeline.question.question import Question
 
     given = snakemake.input

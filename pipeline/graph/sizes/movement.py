@@ -289,7 +289,8 @@ def collective(node: Node, rule: Rule) -> Work:
     """A collective of several ranks: reads what this rank sends and writes what it receives."""
     sent, received = (float(sum(tensor.bytes for tensor in node.tensor_list(i))) for i in (0, 1))
     dims = {"bytes": int(max(sent, received)), "ranks": int(node.attributes["ranks"])}
-    return Work(dims, 0.0, sent, received, main_dtype(node))
+    axis = {"axis": node.attributes["axis"]}
+    return Work(dims, 0.0, sent, received, main_dtype(node), attributes=axis)
 
 
 @size("index_put_nested")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.answers.advice import Advice
-from pipeline.answers.difference import GRADIENT, GRADIENTS, Change, Difference, percent_of, signed
-from pipeline.answers.part_draws import COMMUNICATION, IDLE, OVERLAP
+from pipeline.answers.call_changes import GRADIENT, GRADIENTS
+from pipeline.answers.difference import Change, Difference, percent_of, signed
+from pipeline.answers.drawn_step import COMMUNICATION, IDLE, OVERLAP
 from pipeline.families import family_colour
 from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER
 from pipeline.prediction import Prediction

@@ -10,21 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from pipeline.collect.campaign_folder import (
+from pipeline.errors import InputError, SteptimeWarning, TableError
+from pipeline.measured.campaign_files import (
     PEAKS,
     SAMPLES,
     STEP_TIMES,
     archives,
-    check_table,
+    measured_table,
     member_names,
     read_manifest,
     read_member,
     read_peaks,
 )
-from pipeline.errors import InputError, SteptimeWarning, TableError
 from pipeline.paths import CAMPAIGN, EXECUTION_TRACE, KINETO
 from pipeline.schemas import SCHEMAS, SUBSTITUTE, read_provenance, read_table
 
@@ -79,11 +78,7 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     """
     folder = Path(folder)
     read_manifest(folder)
-    if (folder / SAMPLES).exists():
-        check_table(folder / SAMPLES)
-        samples = read_table(folder / SAMPLES, "samples")
-    else:
-        samples = pd.DataFrame(columns=SCHEMAS["samples"].names)
+    samples = measured_table(folder, SAMPLES)
     latency = samples["latency_us"].astype(float)
     times = pd.concat([latency, samples["kernel_us"].astype(float).fillna(latency)], axis=1)
     timed = (times.min(axis=1) > MAX_IMPLAUSIBLE_US) & (times.max(axis=1) <= MAX_TIME_US)
@@ -94,7 +89,8 @@ def read_samples(folder: str | Path) -> pd.DataFrame:
     # campaigns of 2026 changed the bytes of copies, but not those of their operands
     share = samples["bytes"] / samples["outputs"].where(samples["outputs"] > 0)
     changed = ((samples["family"] == "copy") & (share != 1.0)).fillna(False)
-    operands, share = samples.loc[changed, ["inputs", "outputs"]], share[changed]
+    operands = samples.loc[changed, ["inputs", "outputs"]]
+    share = share[changed]
     samples.loc[changed, ["inputs", "outputs"]] = (
         operands.mul(share, axis=0).round().astype("Int64")
     )
@@ -113,20 +109,20 @@ def read_step_times(folder: str | Path) -> pd.DataFrame:
     """
     folder = Path(folder)
     read_manifest(folder)
-    if not (folder / STEP_TIMES).exists():
-        return pd.DataFrame(columns=SCHEMAS["step_times"].names)
-    check_table(folder / STEP_TIMES)
-    return _plausible(read_table(folder / STEP_TIMES, "step_times"), folder / STEP_TIMES)
+    return _plausible(measured_table(folder, STEP_TIMES), folder / STEP_TIMES)
 
 
 def _plausible(steps: pd.DataFrame, path: Path) -> pd.DataFrame:
     """The table, if every step has taken a time."""
     for name in ("step_us", "p10_us", "p90_us"):
-        for row, us in enumerate(steps[name]):
-            if not 0 < us <= MAX_TIME_US:
-                raise TableError(
-                    f"{path}: {name} of row {row} is {us:g}, no time of a step; measure again"
-                )
+        times = steps[name].astype(float).reset_index(drop=True)
+        wrong = times[~((times > 0) & (times <= MAX_TIME_US))]
+        if len(wrong):
+            row = wrong.index[0]
+            us = wrong.iloc[0]
+            raise TableError(
+                f"{path}: {name} of row {row} is {us:g}, no time of a step; measure again"
+            )
     return steps
 
 
@@ -253,23 +249,22 @@ def measured_peaks(folder: str | Path) -> dict[str, float]:
     """
     peaks = read_peaks_of(folder)
     device = read_manifest(Path(folder))["device"]
-    cache = device.get("cache_bytes") or math.nan
     size = peaks["size"].astype(float)
-
-    def best(name: str, where: pd.Series | bool = True) -> float:
-        """The largest value of a peak; NaN without one."""
-        return float(peaks.loc[(peaks["name"] == name) & where, "value"].max())
-
+    cache = device.get("cache_bytes") or math.nan
+    in_dram = size >= 4 * cache
+    in_cache = 2 * size <= cache / 2
+    largest = peaks.groupby("name")["value"].max()
     figures = {
-        f"{dtype}_gflop_per_s": 1e3 * best(f"gemm_{dtype}")
+        f"{dtype}_gflop_per_s": 1e3 * largest.get(f"gemm_{dtype}", math.nan)
         for dtype in ("fp32", "tf32", "bf16", "fp16")
     }
-    figures |= {
-        "dram_gb_per_s": best("warm_triad", size >= 4 * cache),
-        "l2_gb_per_s": best("warm_scale", 2 * size <= cache / 2),
-        "pcie_gb_per_s": float(np.minimum(best("copy_h2d_pinned"), best("copy_d2h_pinned"))),
-    }
-    return {name: value for name, value in figures.items() if not math.isnan(value)}
+    dram = peaks.loc[in_dram & (peaks["name"] == "warm_triad"), "value"]
+    l2 = peaks.loc[in_cache & (peaks["name"] == "warm_scale"), "value"]
+    figures["dram_gb_per_s"] = dram.max()
+    figures["l2_gb_per_s"] = l2.max()
+    copies = [f"copy_{way}_pinned" for way in ("h2d", "d2h")]
+    figures["pcie_gb_per_s"] = largest.reindex(copies).min(skipna=False)
+    return {name: float(value) for name, value in figures.items() if not math.isnan(value)}
 
 
 def profiler_event_us(folder: str | Path) -> float | None:
@@ -281,7 +276,8 @@ def profiler_event_us(folder: str | Path) -> float | None:
 
 def provenance(folder: str | Path) -> dict[str, Any]:
     """The origin of a campaign's figures: device, versions, campaign, runs."""
-    manifest, samples = read_manifest(Path(folder)), Path(folder) / SAMPLES
+    manifest = read_manifest(Path(folder))
+    samples = Path(folder) / SAMPLES
     origin: dict[str, Any] = {
         key: manifest[key] for key in ("schema", "device", "campaign_id", "runs") if key in manifest
     }

@@ -31,13 +31,13 @@ USUAL_MODEL = "dlrm_default"
 
 _NUMBERS = count(1)
 
-_GIVEN: dict[str, tuple[Maker, str]] = {}
+_MAKERS: dict[str, tuple[Maker, str]] = {}
 """What makes the steps of the questions that are being answered, and their names, by the target that stands for each."""
 
 
 def maker_of(target: object) -> Maker | None:
     """What makes a step that was given as an object; None for the target of a module's function."""
-    return _GIVEN.get(str(target), (None,))[0]
+    return _MAKERS.get(str(target), (None,))[0]
 
 
 def is_given(config: Mapping[str, Any]) -> bool:
@@ -66,7 +66,8 @@ def questions_about(
         InputError: a name or value does not exist, or arguments contradict each other.
     """
     others = dict(options)
-    step, parts = others.pop("step", None), {key: others.pop(key) for key in PARTS if key in others}
+    step = others.pop("step", None)
+    parts = {key: others.pop(key) for key in PARTS if key in others}
     if isinstance(model, str) and step is None:
         if parts:
             raise ConfigError(
@@ -89,7 +90,7 @@ def questions_about(
     with _maker(kind, given, parts, others) as maker:
         name = re.sub(r"\W+", "_", name_of(given)).strip("_") or kind
         target = f"{kind}={name}@{next(_NUMBERS)}"
-        _GIVEN[target] = maker, name
+        _MAKERS[target] = maker, name
         try:
             yield [
                 *map(
@@ -98,7 +99,7 @@ def questions_about(
                 )
             ]
         finally:
-            del _GIVEN[target]
+            del _MAKERS[target]
 
 
 @contextmanager
@@ -125,11 +126,11 @@ def _maker(
             )
         yield given
         return
-    from pipeline.workloads.given_modules import GivenModule
+    from pipeline.workloads.user_modules import UserModule
 
     if isinstance(parts.get("optimizer"), str):
         options["model__optimizer"] = parts.pop("optimizer")
-    module = GivenModule(given, **parts)
+    module = UserModule(given, **parts)
     if module.batch_size is not None:
         options.setdefault("batch_size", module.batch_size)
     try:
@@ -140,7 +141,7 @@ def _maker(
 
 def as_given(question: Question) -> Question:
     """The question with the name of the object in place of `custom`, and without the override that stands for it."""
-    given = _GIVEN.get(str(question.workload.get("target")))
+    given = _MAKERS.get(str(question.workload.get("target")))
     if given is None:
         return question
     overrides = tuple(text for text in question.overrides if not text.startswith("model.target="))

@@ -23,7 +23,8 @@ import pandas as pd
 import torch
 
 from pipeline.collect.case_timing import Bench
-from pipeline.collect.device import describe, fix_threads
+from pipeline.collect.device import fix_threads
+from pipeline.collect.device_facts import describe
 from pipeline.collect.measured_steps import warm_up
 from pipeline.collect.peaks import profiler_costs
 from pipeline.collect.profiling import profile_steps
@@ -75,7 +76,8 @@ VIEWS = tuple(
 
 def probe_samples(observations: pd.DataFrame) -> pd.DataFrame:
     """The observations (`overhead_samples`) that do not depend on the device."""
-    kind, op = observations["type"], observations["op"]
+    kind = observations["type"]
+    op = observations["op"]
     return observations[(kind == "T1") | ((kind == "T5") & op.isin(VIEWS))]
 
 
@@ -120,10 +122,13 @@ def probe_host(
     Raises:
         MeasurementError: the profiler records no step, or a step fails on this machine.
     """
-    device, known = torch.device("cpu"), known_host(donor)
+    device = torch.device("cpu")
+    known = known_host(donor)
     fix_threads(device)
     say("probing the host: cost of the profiler")
-    cost, factors, shares = profiler_cost(device), [], []
+    cost = profiler_cost(device)
+    factors = []
+    shares = []
     for model, batch_size in WORKLOADS.items():
         step = make_step(
             ask([f"gpu={DONOR}", f"model={model}"]).section("model"), batch_size, "cpu"
@@ -132,15 +137,18 @@ def probe_host(
         for number in range(1, ROUNDS + 1):
             say(f"probing the host: {model}, {number} of {ROUNDS}")
             with tempfile.TemporaryDirectory(prefix="steptime_") as scratch:
-                used, begin = thread_time(), perf_counter()
+                used = thread_time()
+                begin = perf_counter()
                 profile = profile_steps(step.run, device, ITERATIONS, Path(scratch) / "kineto.json")
                 shares.append((thread_time() - used) / (perf_counter() - begin))
                 factors.append(
                     probe_factor(corrected(extract_traces([(model, profile.path)]), cost), known)
                 )
-    what, log_sd = "this machine, probed without a GPU", PROBE_LOG_SD
+    what = "this machine, probed without a GPU"
+    log_sd = PROBE_LOG_SD
     if (share := median(shares)) < BUSY_SHARE:  # times are longer by up to 1 / share
-        what, log_sd = f"{what} while other programs ran", round(hypot(log_sd, log(share)), 3)
+        what = f"{what} while other programs ran"
+        log_sd = round(hypot(log_sd, log(share)), 3)
         text = (
             f"other programs left the probe {share:.0%} of a core: its interval is wider; stop them"
             " and probe again"
@@ -160,6 +168,6 @@ def write_host(host: Host, file: Path) -> None:
             f"# Made by `steptime host` on {machine}.\n"
             f"name: {host.name}\nwhat: {host.what}\nobservations: {host.observations}\n"
             f"scale: {host.scale:g}\nlog_sd: {host.log_sd:g}\n"
-            'sources:\n  scale: "probe of the CPU (pipeline/overheads/host_probe.py)"\n',
+            'sources:\n  scale: "probe of the CPU (pipeline/collect/host_probe.py)"\n',
             encoding="utf-8",
         )

@@ -1,4 +1,4 @@
-"""The methods that carry measured latencies from an origin GPU to a destination: wave, mlp and auto.
+"""The methods that carry measured latencies from an origin GPU to a destination: wave and auto.
 
 For each row, `auto` takes the first of these that applies:
 1. The origin is the destination: the measurement itself.
@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.errors import UnknownNameError
 from pipeline.families import work_of
 from pipeline.families.dims import Dims, values_of
 from pipeline.families.tensor_cores import on_tensor_cores as convolved
@@ -29,14 +28,12 @@ from pipeline.hardware.find_gpu import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_dram_gb_per_s
 from pipeline.kernels.physics import Physics, raised_to_min_duration
-from pipeline.model_files import TRANSFER, shipped_file
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
 from pipeline.transfer.probes import P90_SIGMAS, Calibration
 from pipeline.transfer.shipped_models import covered, estimate, kernel_us, load_models, tensor_model
 from pipeline.transfer.utilisation import UtilisationModel
-from pipeline.transfer.utilisation_terms import ways_taken
-from pipeline.transfer.wave_scaling import DIMS, TransferMlp
+from pipeline.transfer.utilisation_terms import algorithms_of_kernels
 
 Array = npt.NDArray[np.float64]
 
@@ -79,9 +76,6 @@ THREAD_GB_PER_S = 0.04
 
 On an H100, batch norm in 48 to 64 blocks of 512 threads reaches 0.026 (backward) and 0.04 (docs/notes/transfer.md)."""
 
-MLP_LOG_SIGMA = 0.35
-"""Standard deviation of the log error of the networks' ratio over pairs of the public GPUs; sets its interval."""
-
 
 def by_wave(
     samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec, origin_gamma: bool = False
@@ -95,43 +89,16 @@ def by_wave(
     figures.
     """
     g = wave.gamma(wave.intensity_of(samples), origin if origin_gamma else destination)
-    whole, launches = (samples["family"] != "gemm").to_numpy(), wave.Launches.of(samples)
+    whole, launches = (
+        (samples["family"] != "gemm").to_numpy(),
+        wave.Launches.of(
+            samples,
+        ),
+    )
     predicted = wave.scale(
         Dims(samples)("latency_us"), launches, origin, destination, g, exact=whole
     )
     return with_interval(samples, predicted, WAVE_LOG_SIGMA, "wave", origin, destination)
-
-
-UNSAMPLED_FAMILIES = ("rnn", "batch_norm", "attention")
-"""Kernel-varying families without samples to train networks on. The roofline's ratio predicts them."""
-
-
-def by_mlp(samples: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.DataFrame:
-    """The pre-trained networks' ratio for kernel-varying families, wave scaling for the others.
-
-    Kernel-varying families without samples use the roofline's ratio where their dims give the amount of work.
-    """
-    result = by_wave(samples, origin, destination)
-    for family in UNSAMPLED_FAMILIES:
-        part = samples[samples["family"].astype(str) == family]
-        predicted = by_roofline(part, family, origin, destination)
-        scaled = with_interval(part, predicted, WAVE_LOG_SIGMA, "roofline", origin, destination)
-        finite = np.isfinite(predicted)
-        result.loc[part.index[finite]] = scaled[finite]
-    for family, dims in DIMS.items():
-        known = samples.reindex(columns=list(dims)).notna().all(axis=1)
-        complete = (known & (samples["family"].astype(str) == family)).to_numpy()
-        path = shipped_file(TRANSFER, f"mlp_{family}.safetensors") if complete.any() else None
-        if path is None:
-            continue
-        part = samples[complete]
-        predicted = part["latency_us"].to_numpy(np.float64) * TransferMlp.load(path).ratio(
-            part, origin, destination
-        )
-        result.loc[complete] = with_interval(
-            part, predicted, MLP_LOG_SIGMA, "mlp", origin, destination
-        )
-    return result
 
 
 def by_auto(
@@ -168,7 +135,10 @@ def by_auto(
         if waves:
             latency = latency * result["predicted_us"].to_numpy(dtype=np.float64)[at] ** waves
         kind = "utilisation" if calibration is None else "utilisation+probes"
-        bounds = {"p10_us": latency * np.exp(low), "p90_us": latency * np.exp(high)}
+        bounds = {
+            "p10_us": latency * np.exp(low),
+            "p90_us": latency * np.exp(high),
+        }
         row = pd.DataFrame(
             {"predicted_us": latency, **bounds, "method": kind, "evidence": "transferred"},
             part.index,
@@ -227,7 +197,12 @@ def on_tensor_cores(
             return np.where(able, tensor_us, us), able
         able = tensor_covered(part, gpu)
         if able.any():
-            us[able] = kernel_us(tensor, part[able], gpu, tensor.own_correction(gpu.name))
+            us[able] = kernel_us(
+                tensor,
+                part[able],
+                gpu,
+                tensor.own_correction(gpu.name),
+            )
         return us, able
 
     (here, on_origin), (there, on_destination) = on(origin), on(destination)
@@ -255,9 +230,19 @@ def at_least_min_duration(
     predicted = result["predicted_us"].to_numpy(dtype=np.float64)
     raised = predicted.copy()
     for name, at in samples.groupby(samples["family"].astype(str)).indices.items():
-        raised[at] = raised_to_min_duration(predicted[at], str(name), destination, measured[at])
+        raised[at] = raised_to_min_duration(
+            predicted[at],
+            str(name),
+            destination,
+            measured[at],
+        )
     columns = ["predicted_us", "p10_us", "p90_us"]
-    factor = np.divide(raised, predicted, out=np.ones_like(raised), where=predicted > 0)
+    factor = np.divide(
+        raised,
+        predicted,
+        out=np.ones_like(raised),
+        where=predicted > 0,
+    )
     return result.assign(**result[columns].astype(float).mul(factor, axis=0))
 
 
@@ -291,7 +276,11 @@ def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
             dtype, {name: gpu.peak_gflop_per_s(name) for name in DTYPES}, gpu.peak_gflop_per_s()
         )
         threads = launches.threads * np.fmin(launches.blocks, launches.resident(gpu))
-        alone = np.where(np.isnan(intensity), np.nan_to_num(1.0 / (THREAD_GB_PER_S * threads)), 0.0)
+        alone = np.where(
+            np.isnan(intensity),
+            np.nan_to_num(1.0 / (THREAD_GB_PER_S * threads)),
+            0.0,
+        )
         dram = np.full(len(calls), 1.0 / sustained_dram_gb_per_s(gpu))
         times = np.stack([np.nan_to_num(intensity / peak), dram, alone])
         return times.max(axis=0), times.argmax(axis=0)
@@ -315,9 +304,9 @@ def _residual(model: UtilisationModel, part: pd.DataFrame, origin: GpuSpec) -> A
     """
     of_host = model.gpu_floors_us.get(origin.name)
     floors = None if of_host is None else {**model.floors_us, **of_host}
-    taken = ways_taken(model.family, part)
+    algorithm = algorithms_of_kernels(model.family, part)
     _, modelled = model.kernel_and_latency(
-        part, origin, floors, model.own_correction(origin.name), taken
+        part, origin, floors, model.own_correction(origin.name), algorithm
     )
     return np.asarray(part["latency_us"].to_numpy(dtype=np.float64) / modelled)
 
@@ -342,17 +331,5 @@ def with_interval(
 
 METHODS: dict[str, Callable[[pd.DataFrame, GpuSpec, GpuSpec], pd.DataFrame]] = {
     "wave": by_wave,
-    "mlp": by_mlp,
     "auto": by_auto,
 }
-
-
-def method(name: str) -> Callable[[pd.DataFrame, GpuSpec, GpuSpec], pd.DataFrame]:
-    """Look a method up.
-
-    Raises:
-        UnknownNameError: there is none of that name.
-    """
-    if name not in METHODS:
-        raise UnknownNameError("method", name, list(METHODS))
-    return METHODS[name]

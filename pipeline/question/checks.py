@@ -15,113 +15,27 @@ from typing import Any, get_type_hints
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.spec import is_known_key
-from pipeline.question.settings import (
-    FUSE_ALL,
-    NO_EDIT,
-    CollectSettings,
-    DdpSettings,
-    KernelSettings,
-    OverheadSettings,
-    PredictSettings,
-    written,
+from pipeline.question.options import (
+    FREE_OPTIONS,
+    GROUPS,
+    NAMED_BY,
+    OPTIONS,
+    SECTION_KINDS,
+    option_of,
 )
-
-GROUPS = ("gpu", "model", "kernels", "overheads")
-"""Config groups: folders under `config/` of which a question takes one file each."""
+from pipeline.question.settings import NO_EDIT, written
 
 SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect", "ddp")
 """Parts of the configuration whose values are checked; `batch_size` has a separate check."""
 
-CHOICES = {
-    "model.mode": ("train", "inference"),
-    "model.optimizer": ("sgd", "sgd_momentum", "adagrad", "adam", "adamw", "none"),
-    "model.attention": ("eager", "fused"),
-    "model.dtype": ("default", "fp32", "tf32", "bf16", "fp16"),
-    "model.memory_format": ("contiguous", "channels_last"),
-    "model.precision": ("autocast", "pure"),
-    "model.copies": ("pinned", "pageable"),
-    "model.read_loss": ("never", "before_backward", "at_end"),
-    "model.embedding": ("fused", "joint_sparse", "joint_rows", "sparse", "dense"),
-    "model.interaction": ("by_parts", "fused"),
-    "predict.critical_path": ("full", "published"),
-    "parallel": ("ddp",),
-    "ddp.compression": ("none", "fp16", "bf16"),
-    "overheads.observations": ("all", "own", "pooled"),
-    "overheads.estimator": ("clipped_mean", "trimmed_mean", "mean", "median"),
-}
-"""Options with a fixed set of values."""
-
-FUSED_ATTENTION = ("sdpa", "flash_attention_2")
-"""The names that transformers has for `model.attention=fused`."""
-
-WORDS_OF_FLAGS = {"model.foreach": ("fused",)}
-"""Options that are true or false, or one of these words."""
-
-NAMED_BY = {"timm": "model.name", "torchvision": "model.name", "transformers": "model.config"}
-"""Architectures that are libraries, whose models are built by name -> the option that names one."""
-
-FREE_OPTIONS = {
-    "custom": "model.options.",
-    "timm": "model.options.",
-    "torchvision": "model.options.",
-    "transformers": "model.config_options.",
-}
-"""Architecture -> the section whose keys no file lists."""
-
-REMEDIES = {"parallel": "; FSDP and tensor, pipeline and hybrid parallelism are not predicted yet"}
-"""What to know beside the values of an option."""
-
 HALF_PRECISION_DTYPES = ("bf16", "fp16")
 """Half-precision dtypes that a whole model can be cast to (`model.precision=pure`)."""
 
-ONE_OR_ONE_EACH = ("model.rows", "model.lookups")
-"""Options that take one number for all tables, or a list with one number for each table."""
-
-MAY_BE_ZERO = (
-    "predict.seed",
-    "kernels.seed",
-    "overheads.profiler_event_us",
-    "overheads.profiler_launch_us",
-    "model.dropout",
-    "model.label_smoothing",
-)
-"""Numbers that may be 0. All others are sizes, counts and rates, and must be above 0."""
-
-FRACTIONS = ("gpu.", "model.dropout", "model.label_smoothing")
-"""Keys of files whose numbers may be fractions even where the file states a whole number."""
-
-SECTION_TYPES = {
-    "kernels": get_type_hints(KernelSettings),
-    "overheads": get_type_hints(OverheadSettings),
-    "predict": get_type_hints(PredictSettings),
-    "collect": get_type_hints(CollectSettings),
-    "ddp": get_type_hints(DdpSettings),
-}
+SECTION_TYPES = {name: get_type_hints(kind) for name, kind in SECTION_KINDS.items()}
 """Types of the sections with a fixed set of keys. The keys of `gpu` and `model` have the type of the file's value."""
 
-EDIT_FORMS = {
-    "remove": ("aten::dropout", ""),
-    "fuse": ("aten::add+aten::relu", "+"),
-    "substitute": ("aten::relu/aten::gelu", "/"),
-}
-"""An example of each edit, and the character between its parts."""
-
-EDIT_WORDS = {"remove": (NO_EDIT,), "fuse": (NO_EDIT, FUSE_ALL), "substitute": (NO_EDIT,)}
-"""Values of each edit that are no operators."""
-
-EXAMPLES = {
-    "model.target": "my_module:make_step",
-    "model.config": "LlamaConfig",
-    "model.name": "resnet50",
-    "kernels.families": "[gemm,bmm]",
-}
-"""Examples of values that have no default."""
-
-WHOLE_NUMBERS = ("model.image_size", "model.classes", "model.frames", "model.seq_len", "model.lora")
-"""Options of models of libraries that are whole numbers where they are given."""
-
-MIN_VALUES = {"predict.draws": 10}
-"""Least allowed values by key. With fewer than 10 draws, p10 and p90 are not distinct draws and mean nothing."""
+EDIT_MARKS = {"remove": "", "fuse": "+", "substitute": "/"}
+"""The character between the parts of each edit."""
 
 _MAX_LISTED = 32
 """A message lists the options of a section up to this number."""
@@ -199,10 +113,10 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     for key in usual:
         if key not in flat and key.partition(".")[0] in SECTIONS:
             raise ConfigError(f"{key}: give a value, not a section")
-    for key, allowed in CHOICES.items():
+    for key, option in OPTIONS.items():
         stated = flat.get(key) is not None or usual.get(key) is not None
-        if stated and flat[key] not in allowed:
-            raise UnknownNameError(key, flat[key], list(allowed), remedy=REMEDIES.get(key, ""))
+        if option.values and stated and flat[key] not in option.values:
+            raise UnknownNameError(key, flat[key], list(option.values), remedy=option.remedy)
     check_precision({key: flat.get(f"model.{key}") for key in ("dtype", "precision")})
     check_edit(config.get("edit", {}))
     for key, default in usual.items():
@@ -303,26 +217,22 @@ def check_edit(section: Mapping[str, Any]) -> None:
         ConfigError: a value is not a name or a list of names, or an edit lacks a part.
     """
     for key, value in section.items():
-        form, mark = EDIT_FORMS[key]
+        option, mark = option_of(f"edit.{key}"), EDIT_MARKS[key]
         for name in value if isinstance(value, list) and value else [value]:
             parts = name.split(mark) if isinstance(name, str) and mark else [name]
-            whole = name in EDIT_WORDS[key] or (len(parts) > 1) == bool(mark)
-            if (
-                not isinstance(name, str)
-                or not all(parts)
-                or not whole
-                or (mark == "/" and len(parts) > 2)
-            ):
-                raise ConfigError(
-                    f"edit.{key}={written(value)}: write edit.{key}={form}, or several as [a,b]"
-                )
+            whole = name in option.words or (len(parts) > 1) == bool(mark)
+            several = mark == "/" and len(parts) > 2
+            if not isinstance(name, str) or not all(parts) or not whole or several:
+                form = f"write edit.{key}={option.example}, or several as [a,b]"
+                raise ConfigError(f"edit.{key}={written(value)}: {form}")
         if isinstance(value, list) and NO_EDIT in value:
             raise ConfigError(f"edit.{key}={written(value)}: {NO_EDIT} stands alone")
 
 
 def example(key: str) -> str:
     """The end of a message: an example of a key that has no default, or an empty text."""
-    return f", for example {key}={EXAMPLES[key]}" if key in EXAMPLES else ""
+    given = option_of(key).example
+    return f", for example {key}={given}" if given else ""
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -338,55 +248,48 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check(key: str, value: Any, default: Any) -> None:
+    option = option_of(key)
     first = default[0] if isinstance(default, list) and default else default
-    if default is None and key in WHOLE_NUMBERS:
+    if default is None and option.whole:
         for number in value if isinstance(value, list) and key == "model.image_size" else [value]:
             _check_number(key, number, value, 1)
     elif isinstance(first, bool):
-        words = WORDS_OF_FLAGS.get(key, ())
-        if not isinstance(value, bool) and value not in words:
-            raise ConfigError(f"{key}={value}: give {' or '.join(('true', 'false', *words))}")
+        if not isinstance(value, bool) and value not in option.words:
+            words = " or ".join(("true", "false", *option.words))
+            raise ConfigError(f"{key}={value}: give {words}")
     elif isinstance(first, (int, float)):
         several = isinstance(default, list)
-        if (isinstance(value, list) != several and key not in ONE_OR_ONE_EACH) or value == []:
+        if (isinstance(value, list) != several and not option.each) or value == []:
             brackets = f" in brackets, for example {key}={written(default)}" if several else ""
-            raise ConfigError(
-                f"{key}={written(value)}: give {'numbers' if several else 'one number'}{brackets}"
-            )
+            numbers = "numbers" if several else "one number"
+            raise ConfigError(f"{key}={written(value)}: give {numbers}{brackets}")
         for number in value if isinstance(value, list) else [value]:
             _check_number(key, number, value, first)
     elif isinstance(default, list):
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(isinstance(number, str) for number in value)
-        ):
+        names = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
+        if not names:
             shown = example(key) or f", for example {key}={written(default)}"
             raise ConfigError(f"{key}={written(value)}: give names in brackets{shown}")
     elif isinstance(default, str) and not isinstance(value, str):
-        raise ConfigError(
-            f"{key}={written(value)}: give a name{example(key) or f', for example {key}={default}'}"
-        )
+        shown = example(key) or f", for example {key}={default}"
+        raise ConfigError(f"{key}={written(value)}: give a name{shown}")
 
 
 def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
-    least = "0 or above" if key in MAY_BE_ZERO else "above 0"
-    section, _, name = key.partition(".")
-    kind = SECTION_TYPES[section][name] if section in SECTION_TYPES else type(default)
-    whole = kind is int and not key.startswith(FRACTIONS)
-    number = (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    option, (section, _, name) = option_of(key), key.partition(".")
+    usual_kind = SECTION_TYPES[section][name] if section in SECTION_TYPES else type(default)
+    whole = option.whole if option.whole is not None else usual_kind is int and section != "gpu"
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    zero = option.least == 0
     if (
-        not number
+        not (known and math.isfinite(value))
         or value < 0
-        or (value == 0 and key not in MAY_BE_ZERO)
+        or (value == 0 and not zero)
         or (whole and value != int(value))
     ):
-        kind = "whole number" if whole else "number"
-        asked = (
-            f"{kind}s {least} in the brackets" if isinstance(shown, list) else f"a {kind} {least}"
-        )
+        kind, least = "whole number" if whole else "number", "0 or above" if zero else "above 0"
+        several = isinstance(shown, list)
+        asked = f"{kind}s {least} in the brackets" if several else f"a {kind} {least}"
         raise ConfigError(f"{key}={written(shown)}: give {asked}")
-    if value < MIN_VALUES.get(key, value):
-        raise ConfigError(f"{key}={written(shown)}: give {MIN_VALUES[key]} or more")
+    if option.least is not None and value < option.least:
+        raise ConfigError(f"{key}={written(shown)}: give {option.least} or more")

@@ -24,7 +24,7 @@ from pipeline.workloads.training_step import Batch, Step, check_procedure, is_dr
 Undo = Callable[[], None]
 
 
-class GivenModule:
+class UserModule:
     """Makes steps of a model and the parts of its training.
 
     Args:
@@ -68,7 +68,10 @@ class GivenModule:
             if function is not None and not callable(function):
                 raise InputError(f"{keyword}={type(function).__name__}: give a function")
         _check_optimizer(optimizer, model, loss)
-        self.model, self.loss, self.optimizer, self.procedure = model, loss, optimizer, procedure
+        self.model = model
+        self.loss = loss
+        self.optimizer = optimizer
+        self.procedure = procedure
         self.batch = (
             dict(batch)
             if isinstance(batch, Mapping)

@@ -1,10 +1,13 @@
-"""Draws of the parts of a predicted step: kernel families, exposed communication and idle time.
+"""Draws of a predicted step: its time, and its parts (kernel families, exposed communication and idle time).
 
-They are made when they are asked for, because they need the whole timeline of each draw.
+A source of error has the same values in the draws of every step with the same seed. So the draws of two steps on one GPU are
+pairs: an error that both share does not widen their difference. The errors of two GPUs' kernel models are independent: each GPU
+has its own order of the draws.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.step_errors import StepErrors, host_factors, keyed_normals
-from pipeline.simulate.critical_path import BLOCK_VALUES, Form, simulate
+from pipeline.simulate.critical_path import BLOCK_VALUES, Form, simulate, step_times
 from pipeline.simulate.program import Program
 
 Floats = npt.NDArray[np.float64]
@@ -51,6 +54,7 @@ class DrawnStep:
         program: the step.
         which: row of `errors` for each device call, shape (calls,).
         calls: device calls, `calls` schema.
+        gpu: name of the GPU.
         draws: number of draws.
         seed: of the draws.
         form: form of the critical path.
@@ -60,29 +64,38 @@ class DrawnStep:
     program: Program
     which: npt.NDArray[np.int64]
     calls: pd.DataFrame
+    gpu: str
     draws: int
-    seed: int
-    form: Form
+    seed: int = 0
+    form: Form = "full"
 
-    def parts(self, more: int = 0) -> dict[str, Floats]:
-        """The parts of the step in each draw, as of `parts_of_step`, shape (draws,).
+    def step_us(self) -> Floats:
+        """The step time of each draw, µs, shape (draws,)."""
+        times, host = self._times()
+        return step_times(self.program, times, self.which, host, self.form)[self._order()]
 
-        A source of error has the same values in the draws of every step with the same seed, as in `paired_draws`.
-
-        Args:
-            more: added to the seed; steps with different ones are drawn independently.
-        """
-        normals = keyed_normals(self.errors.sources.names, self.draws, self.seed + more)
-        times, host = (
-            self.errors.times(normals),
-            host_factors(self.errors, self.program, self.draws, self.seed + more),
-        )
+    def parts(self) -> dict[str, Floats]:
+        """The parts of the step in each draw, as of `parts_of_step`, shape (draws,)."""
+        times, host = self._times()
         size = max(BLOCK_VALUES // max(len(self.program), 1), 64)
         blocks = [
             self._block(times[:, at : at + size], host[at : at + size])
             for at in range(0, self.draws, size)
         ]
-        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+        order = self._order()
+        return {
+            name: np.concatenate([block[name] for block in blocks])[order] for name in blocks[0]
+        }
+
+    def _times(self) -> tuple[Floats, Floats]:
+        """Times of distinct calls, shape (distinct, draws), and the factor on host times, shape (draws,)."""
+        normals = keyed_normals(self.errors.sources.names, self.draws, self.seed)
+        host = host_factors(self.errors.host, self.program, self.draws, self.seed)
+        return self.errors.times(normals), host
+
+    def _order(self) -> npt.NDArray[np.int64]:
+        """The order of the draws of this GPU."""
+        return np.random.default_rng(zlib.crc32(self.gpu.encode())).permutation(self.draws)
 
     def _block(self, times: Floats, host: Floats) -> dict[str, Floats]:
         timeline = simulate(self.program, times[self.which].T, form=self.form, host_scale=host)

@@ -19,7 +19,8 @@ from steptime import Step, advise, compare, plan, predict, predict_grid
 class Net(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(64, width), nn.Linear(width, 10)
+        self.first = nn.Linear(64, width)
+        self.last = nn.Linear(width, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.first(x).relu())
@@ -130,13 +131,15 @@ def test_an_optimizer_of_ones_own_is_the_one_of_its_name(kind: Any, name: str) -
 
 
 def test_the_users_objects_are_as_before() -> None:
-    model, (x, y) = Net(), batch(8)
+    model = Net()
+    (x, y) = batch(8)
     optimizer = torch.optim.Adam(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    parameters, gradient = list(model.parameters()), model.first.weight.grad
+    parameters = list(model.parameters())
+    gradient = model.first.weight.grad
 
     def procedure(batch: Any, optimizers: Any) -> None:
         F.cross_entropy(model(batch[0]), batch[1]).backward()
@@ -220,7 +223,8 @@ def test_a_training_loop_as_a_procedure() -> None:
     model = on_meta()
 
     def make_loop(config: Any, batch_size: int, device: str) -> Step:
-        scaler, optimizer = torch.amp.GradScaler("cuda"), torch.optim.SGD(model.parameters())
+        scaler = torch.amp.GradScaler("cuda")
+        optimizer = torch.optim.SGD(model.parameters())
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
 
         def procedure(batch: Any, optimizers: Any) -> None:
@@ -261,7 +265,7 @@ def test_a_batch_may_be_a_dict_of_keywords_whose_model_returns_its_loss() -> Non
     assert losses.batch_size == 32
 
 
-def test_grids_plans_and_advice_take_given_steps() -> None:
+def test_grids_plans_and_advice_take_steps_of_the_user() -> None:
     table = predict_grid(
         "V100,T4", model=Net, batch=batch, loss=F.cross_entropy, batch_size="32,8192"
     )
@@ -364,11 +368,11 @@ def test_what_cannot_be_taken_says_what_to_give(given: Any, says: str) -> None:
 
 
 def test_no_given_step_is_left_behind() -> None:
-    from pipeline.workloads import given_steps
+    from pipeline.workloads import user_steps
 
     with pytest.raises(SteptimeError):
         predict("V100", model=Net(), batch=batch, loss=lambda *_: 1 / 0)
-    assert not given_steps._GIVEN
+    assert not user_steps._MAKERS
 
 
 def test_a_scaler_that_pytorch_disabled_before_the_step_is_reported() -> None:

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from pipeline import cli, predict
 from pipeline.answers.who_answers import observations_in, shipped_overheads
+from pipeline.collect import host_probe
+from pipeline.collect.host_probe import DONOR, PROBE_LOG_SD, probe_factor, probe_samples
 from pipeline.errors import MeasurementError, SteptimeWarning
 from pipeline.hardware.hosts import load_host
-from pipeline.overheads import host_probe
-from pipeline.overheads.host_probe import DONOR, PROBE_LOG_SD, probe_factor, probe_samples
 from pipeline.overheads.overhead_model import OverheadModel
 from pipeline.overheads.statistics import ProfilerCost, merged
 

@@ -1,0 +1,136 @@
+"""Rows and lookups of the embedding tables of a recommendation model, from numbers or a file of Meta's dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.paths import project_dir
+from pipeline.workloads.workload_files import table_configs_path
+
+JOINT = ("joint_sparse", "joint_rows")
+"""Kinds of lookups with one weight that contains the rows of all tables."""
+
+MAX_ROWS = 10**12
+"""Maximum number of rows of a table; more rows than this do not fit into any memory."""
+
+
+def tables(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """(rows, lookups per sample) of every table, from `rows`/`tables`/`lookups` or a table-configuration file.
+
+    The file has the format of facebookresearch/dlrm_datasets: a list of
+    `{"num_embeddings": .., "pooling_factor": ..}`, or an object with that list as `tables`. The config's
+    `tables` may pick some of them by index.
+
+    Raises:
+        ConfigError: the sizes are missing or not valid.
+    """
+    if config.get("table_configs"):
+        return _read_table_configs(config)
+    rows = config.get("rows")
+    lookups = config.get("lookups", 1)
+    count = config.get("tables")
+    if rows is None:
+        raise ConfigError("model.rows is missing: give rows per table, as a number or a list")
+    if count is not None and not (isinstance(count, int) and count > 0):
+        raise ConfigError(
+            f"model.tables={count}: give the number of tables (a list selects tables of a file)"
+        )
+    listed = isinstance(rows, Sequence) and not isinstance(rows, str)
+    if listed and count is not None and count != len(rows):
+        raise ConfigError(
+            f"model.tables={count}: model.rows lists {len(rows)}; give model.tables={len(rows)}"
+            " too, or null"
+        )
+    sizes = _numbers("rows", list(rows)[:count] if listed else [rows] * (count or 1))
+    each_given = isinstance(lookups, Sequence) and not isinstance(lookups, str)
+    each = _numbers("lookups", list(lookups) if each_given else [lookups] * len(sizes))
+    if len(each) != len(sizes):
+        raise ConfigError(
+            f"model.lookups lists {len(each)} numbers for {len(sizes)} tables: give one per table"
+        )
+    return sizes, each
+
+
+def _numbers(option: str, values: Sequence[Any]) -> list[int]:
+    """Convert the rows or lookups of tables to integers."""
+    for value in values:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 1 <= value <= MAX_ROWS
+        ):
+            raise ConfigError(f"model.{option}: {value} is not a number from 1 to {MAX_ROWS:,}")
+        if value != int(value):
+            raise ConfigError(f"model.{option}: {value} is not a whole number")
+    return [int(value) for value in values]
+
+
+def check_distribution(text: object) -> None:
+    """Check that the lookup model knows an index distribution.
+
+    Raises:
+        ConfigError: the text is neither `uniform` nor `zipf:ALPHA` with a positive exponent.
+    """
+    kind, _, exponent = str(text).partition(":")
+    try:
+        known = text == "uniform" or (kind == "zipf" and 0.0 < float(exponent or 1.05) < 10.0)
+    except ValueError:
+        known = False
+    if not known:
+        raise ConfigError(
+            f"model.distribution={text}: give uniform, or zipf:ALPHA such as zipf:1.05"
+        )
+
+
+def _read_table_configs(config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    import json
+
+    named = Path(str(config["table_configs"]))
+    path = table_configs_path(named)
+    where = f"model.table_configs={named}"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        places = (
+            []
+            if named.is_absolute()
+            else list(dict.fromkeys(map(str, (Path.cwd(), project_dir()))))
+        )
+        raise ConfigError(
+            f"{where}: no such file{' in ' if places else ''}{' or '.join(places)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: not a readable JSON file ({str(error).splitlines()[0]})"
+        ) from None
+    tables = content.get("tables") if isinstance(content, dict) else content
+    if (
+        not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(t, dict) and "num_embeddings" in t for t in tables)
+    ):
+        raise ConfigError(f"{where}: not a list of tables with num_embeddings and pooling_factor")
+    chosen = config.get("tables")
+    picks = (
+        chosen
+        if isinstance(chosen, Sequence)
+        else list(range(len(tables) if chosen is None else chosen))
+    )
+    for index in picks:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tables):
+            raise ConfigError(
+                f"model.tables={chosen}: {named} has {len(tables)} tables, numbered 0 to"
+                f" {len(tables) - 1}"
+            )
+    if not picks:
+        raise ConfigError(f"model.tables={chosen}: give at least one table")
+    picked = [tables[index] for index in picks]
+    pooled = [table.get("pooling_factor", 1) for table in picked]
+    if not all(isinstance(factor, (int, float)) for factor in pooled):
+        raise ConfigError(f"{where}: a pooling_factor is not a number")
+    return _numbers("table_configs", [t["num_embeddings"] for t in picked]), [
+        max(1, round(f)) for f in pooled
+    ]
