@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from pipeline.palette import FAMILIES, luminance
+from pipeline.families import COLOURS
+from pipeline.palette import luminance
 from pipeline.paths import project_dir
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as drawn_steps
@@ -148,8 +149,8 @@ def test_a_kernel_family_has_the_same_colour_in_every_panel() -> None:
         for axes in (first, second)
     ]
     assert colours == [
-        [FAMILIES["gemm"], FAMILIES["softmax"]],
-        [FAMILIES["softmax"], FAMILIES["gemm"]],
+        [COLOURS["gemm"], COLOURS["softmax"]],
+        [COLOURS["softmax"], COLOURS["gemm"]],
     ]
     assert [text.get_text() for text in first.texts if text.get_text()] == [
         "gemm 90",

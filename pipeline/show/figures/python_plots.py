@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER, family_colour
+from pipeline.families import family_colour
+from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.board import TEXT, WIDE, Board, Page, rows_height

@@ -11,8 +11,9 @@ import pandas as pd
 
 from pipeline.answers.altered_gpu import SAMPLED_EVIDENCE
 from pipeline.errors import InputError
-from pipeline.kernels.families import FAMILIES, Law
-from pipeline.palette import OTHER, family_colour
+from pipeline.families import FAMILIES, family_colour
+from pipeline.families.family import Law
+from pipeline.palette import OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
 from pipeline.show.figures.board import (

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import family_colour
 from pipeline.palette import (
     ACTIVE,
     IDLE_STYLE,
     MEASURED,
     OTHER,
-    family_colour,
     text_on,
 )
 from pipeline.prediction import Prediction
