@@ -27,7 +27,7 @@ from pipeline.palette import SERIES
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.readable import span
 from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, NOTE, Board, Page, plain_ticks, save
+from pipeline.show.figures.board import FAMILY_ORDER, MARKERS, NOTE, Board, Page, plain_ticks, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

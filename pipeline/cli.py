@@ -26,7 +26,7 @@ from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, Order, in_order, prices_of, with_prices
 from pipeline.question.question import Question, expand
 from pipeline.show.comparison import Comparison, compared
-from pipeline.show.figures.layout import KINDS, check_file, save_as
+from pipeline.show.figures.board import KINDS, check_file, save_as
 from pipeline.show.tables import by_module, console, show_one
 from pipeline.simulate.timeline_page import KINDS as TIMELINES
 from pipeline.simulate.timeline_page import write_timeline

@@ -25,8 +25,8 @@ from pipeline.answers.who_answers import (
     shipped_overheads,
 )
 from pipeline.errors import InputError, SteptimeError
+from pipeline.families import FAMILIES, family
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.families import FAMILIES, family
 from pipeline.overheads.trace_overheads import PUBLIC_TRACES
 from pipeline.paths import CAMPAIGN, Artifacts, campaign_gpus, datasets_dir, measurements_dir
 from pipeline.prediction import Prediction

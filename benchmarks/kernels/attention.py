@@ -26,6 +26,7 @@ from evaluation.training.fused_attention_fit import (
     fit_with_intervals,
     folds_of,
 )
+from pipeline.families.dims import Dims
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.error_metrics import gmae, mape
@@ -41,7 +42,6 @@ from pipeline.kernels.fused_attention import (
     attention_us,
 )
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.work import Dims
 
 MIN_LONG_US = 200.0
 """Minimum duration of a *long* kernel in microseconds: launch and waves dominate shorter ones."""

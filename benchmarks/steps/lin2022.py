@@ -15,7 +15,7 @@ from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm
 from evaluation.figures.paper_figures import published_networks
 from evaluation.pages.lin2022_tables import cnn_summary, dlrm_summary, table
 from evaluation.pages.markdown import rewrite
-from pipeline.show.figures.layout import save
+from pipeline.show.figures.board import save
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from pipeline import predict
 from pipeline.palette import series_colours
 from pipeline.paths import datasets_dir
 from pipeline.prediction import Prediction
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     MARKERS,
     Board,
     Page,

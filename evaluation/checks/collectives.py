@@ -25,6 +25,7 @@ from evaluation.published.nccl_times import (
     read_v100,
 )
 from evaluation.training.collective_fit import fitted_curves, predicted_over_measured
+from pipeline.families.dims import Array
 from pipeline.hardware.clusters import AUTO, load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (
@@ -35,7 +36,6 @@ from pipeline.kernels.collective_bandwidth import (
     MeasuredCurves,
     collective_model,
 )
-from pipeline.kernels.work import Array
 
 V100 = "V100-SXM2-32GB"
 DECADES = range(3, 10)

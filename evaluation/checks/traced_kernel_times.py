@@ -1,6 +1,6 @@
 """Compares predicted kernel times with public DLRM traces: families without public samples, and very short kernels.
 
-Only the minimum durations of kernels (`heuristics.START_US`) were set with these traces. Sizes come from the execution
+Only the minimum durations of kernels (`Family.start`) were set with these traces. Sizes come from the execution
 trace, or from the shapes that Kineto recorded. A call is compared if its operator launched as many kernels of its kind
 as the operator map says.
 
@@ -29,10 +29,10 @@ from evaluation.checks.operator_map_check import (
     with_shapes,
 )
 from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.families.embedding_lookups import BLOCK_ROWS
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.embedding_lookups import BLOCK_ROWS
 from pipeline.model_files import list_packs, pack_models
 from pipeline.trace.kineto_fields import DEVICE_CATEGORIES
 from pipeline.trace.load import load_trace

@@ -22,8 +22,8 @@ from evaluation.figures import measured_errors as measured
 from evaluation.figures import paper_figures as paper
 from evaluation.figures import transfer_errors as transfer
 from evaluation.published.published_errors import published
+from pipeline.show.figures.board import WIDE, Page
 from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, GALLERY, TRANSFER, Artifacts, Entry
-from pipeline.show.figures.layout import WIDE, Page
 from pipeline.summary_rows import predictions_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from evaluation.checks.method_names import REPLAY_METHODS
 from evaluation.published.published_errors import NETWORK_METHODS, published
 from pipeline.palette import ACTIVE, SERIES, series_colours
 from pipeline.readable import short_time
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     MARKERS,
     WIDE,
     Board,

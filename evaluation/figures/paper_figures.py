@@ -13,7 +13,7 @@ import pandas as pd
 
 from evaluation.published.published_errors import NETWORK_METHODS
 from pipeline.palette import ACTIVE, IDLE, MEASURED, series_colours
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     MARKERS,
     WIDE,
     Board,

@@ -10,7 +10,7 @@ import pandas as pd
 from evaluation.published.published_errors import published
 from pipeline.palette import ACTIVE, series_colours
 from pipeline.readable import listed
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     MARKERS,
     WIDE,
     Board,

@@ -28,7 +28,7 @@ from evaluation.pages.published_rows import held_sentence, published_rows
 from evaluation.pages.published_step_tables import BAND, counted
 from evaluation.published.published_errors import published
 from pipeline.model_files import REBUILD, check_if_shipped, read_arrays
-from pipeline.show.figures.layout import in_order
+from pipeline.show.figures.board import in_order
 
 KERNEL_BARS: dict[str, dict[str, float]] = {
     "V100": {

@@ -30,8 +30,8 @@ from pipeline import compare, predict
 from pipeline.answers.engine import engine
 from pipeline.paths import project_dir
 from pipeline.question.question import ask
+from pipeline.show.figures.board import NARROW, WIDE, save
 from pipeline.show.figures.gallery import GALLERY, Artifacts, draw
-from pipeline.show.figures.layout import NARROW, WIDE, save
 from pipeline.show.figures.python_plots import draw_step
 from pipeline.show.figures.roofline import draw_roofline
 from pipeline.show.figures.waterfall import draw_difference

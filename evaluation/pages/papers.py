@@ -35,7 +35,7 @@ from pipeline.prices import price_notes, prices_of, with_prices
 from pipeline.question.question import expand
 from pipeline.readable import compact, rate
 from pipeline.show.figures import costs, figure_data, kernel_errors, overhead_plots, step_times
-from pipeline.show.figures.layout import save
+from pipeline.show.figures.board import save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

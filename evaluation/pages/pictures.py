@@ -12,7 +12,7 @@ from evaluation.figures.measured_errors import draw_passes, short_gpu
 from evaluation.figures.paper_figures import FAMILY_NAMES
 from evaluation.published.published_errors import published
 from pipeline.palette import ACTIVE, SERIES
-from pipeline.show.figures.layout import FAMILY_ORDER, MARKERS, NOTE, Board, Page, in_order
+from pipeline.show.figures.board import FAMILY_ORDER, MARKERS, NOTE, Board, Page, in_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

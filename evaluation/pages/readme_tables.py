@@ -30,7 +30,7 @@ from pipeline.model_files import list_packs, model_folders, read_by_gpu
 from pipeline.paths import datasets_dir, packs_dir, project_dir, transfer_dir
 from pipeline.show import run_snakemake as snakemake
 from pipeline.show.figures import figure_data as tables
-from pipeline.show.figures.layout import save
+from pipeline.show.figures.board import save
 
 RULE_GRAPH_GRID = {"gpu": "local", "model": "dlrm_small", "results": "no-results"}
 """Grid whose rule graph is drawn: the only one in which every stage runs. No artifact of an earlier run is in its folder."""

@@ -13,6 +13,7 @@ import pandas as pd
 from evaluation.published.aiconfigurator import COLLECTIVES, read_collectives
 from evaluation.published.nccl_times import SEND_RECV, read_send_recv, read_v100, tables
 from evaluation.training.write_packs import record_file, write_by_gpu
+from pipeline.families.dims import Array
 from pipeline.hardware.clusters import NVSWITCH, PCIE, load_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (
@@ -24,7 +25,6 @@ from pipeline.kernels.collective_bandwidth import (
     measured_curves,
 )
 from pipeline.kernels.collective_formulas import START_US, bus_share, hops
-from pipeline.kernels.work import Array
 
 OCTAVES = 2.0
 """Distance of the sizes at which a curve bends. The public sizes are an octave apart, and measured once or twice: a bend at

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Array, Dims
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Quantiles, fit_quantiles
@@ -24,7 +25,6 @@ from pipeline.kernels.fused_attention import (
     attention_us,
 )
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.work import Array, Dims
 
 TILES: Mapping[str, tuple[float, float]] = {
     "A100-SXM4-80GB": (128.0, 128.0), "L40S": (128.0, 64.0), "H100": (192.0, 128.0),

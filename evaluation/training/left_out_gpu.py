@@ -21,10 +21,10 @@ from evaluation.training.prior_fit import learn_prior
 from evaluation.training.published_networks import DIMS, PublishedNetwork, train_published
 from evaluation.training.recipes import RECIPES, Recipe
 from evaluation.training.utilisation_train import train_utilisation
+from pipeline.families import FAMILIES
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.error_metrics import gmae, mape
-from pipeline.kernels.families import FAMILIES
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.probes import CovarianceInputs, calibrate, choose_probes, covariance_inputs
 from pipeline.transfer.scaling_methods import by_auto, by_roofline

@@ -14,19 +14,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.gap_models import FAMILIES as TENSOR_FAMILIES
-from pipeline.answers.kernel_predictor import TIMES, KernelPredictor
+from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.transferred_models import SPREAD, ratio_between, scaled_estimate
+from pipeline.families import FAMILIES
+from pipeline.families.dims import Array, Dims
+from pipeline.families.family import Law
+from pipeline.families.tensor_products import on_tensor_cores_with_dims as tensor_covered
 from pipeline.hardware.find_gpu import differing_figures, time_factor_bounds
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.estimate import Estimate, session_of
-from pipeline.kernels.families import FAMILIES, Law
+from pipeline.kernels.estimate import Estimate
 from pipeline.kernels.features import without_phase
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_cores import covered as tensor_covered
-from pipeline.kernels.work import Array, Dims
 from pipeline.transfer.shipped_models import covered, load_models, time_ratio
 
 SAMPLED_EVIDENCE = ("measured", "fitted", "pack")
@@ -36,20 +38,6 @@ GPU."""
 
 LINK_FIGURES = frozenset({"pcie_gb_per_s", "nvlink_gb_per_s"})
 """Figures of links. They change only copies over PCIe and collectives."""
-
-ESTIMATE_COLUMNS = (
-    "predicted_us",
-    "kernel_us",
-    "p10_us",
-    "p90_us",
-    "inside",
-    "latency_p10_us",
-    "latency_p90_us",
-)
-"""Columns of a prediction in the order of `Estimate`'s fields."""
-
-SESSION = ("session_low", "session_high", "least_us")
-"""Columns of a prediction that say what another session changes, and what no error goes below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,36 +58,15 @@ class AlteredPredictor(KernelPredictor):
             stated=stated,
         )
 
-    def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
-        """Each row for itself. Calls that no altered figure affects keep the prediction of the catalogue GPU."""
-        predicted = replace(self.stated, any_session=False).predict_rows(calls)
-        plain, evidence = calls.reset_index(drop=True), predicted["evidence"].to_numpy(dtype=object)
-        values = {name: predicted[name].to_numpy().copy() for name in (*ESTIMATE_COLUMNS, *SESSION)}
-        for name, group in plain.groupby(plain["family"].astype(object), sort=False):
-            family = str(name) if str(name) in FAMILIES else "other"
-            at, session = group.index.to_numpy(), session_of(self.gpu, family)
-            values["session_low"][at], values["session_high"][at] = session.low, session.high
-            sampled = np.isin(evidence[at].astype(str), SAMPLED_EVIDENCE)
-            estimate = Estimate(*(values[key][at] for key in ESTIMATE_COLUMNS))
-            if self._concerns(family):
-                part = group.assign(family=family)
-                estimate = scaled_estimate(
-                    estimate,
-                    self._ratio(family, part),
-                    family,
-                    self.gpu,
-                    self.floor,
-                    Dims(part).text("op"),
-                    np.where(sampled, SPREAD, 1.0),
-                )
-                evidence[at] = np.where(sampled, "transferred", evidence[at])
-            values["least_us"][at] = np.fmin(self.physics.least_us(family, group), estimate.kernel)
-            estimate = estimate.in_any_session(session.low, session.high, values["least_us"][at])
-            for key, new in zip(ESTIMATE_COLUMNS, vars(estimate).values(), strict=True):
-                values[key][at] = new
-        return predicted.assign(
-            **{key: values[key] for key in (*TIMES, *SESSION)}, evidence=evidence
-        )
+    def estimate(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
+        """Estimate and evidence of each row. Calls that no altered figure affects keep those of the catalogue GPU."""
+        estimate, evidence = self.stated.estimate(name, calls)
+        if not self._concerns(name):
+            return estimate, evidence
+        sampled, ops = np.isin(evidence.astype(str), SAMPLED_EVIDENCE), Dims(calls).text("op")
+        ratio, spread = self._ratio(name, calls), np.where(sampled, SPREAD, 1.0)
+        scaled = scaled_estimate(estimate, ratio, name, self.gpu, self.floor, ops, spread)
+        return scaled, np.where(sampled, "transferred", evidence).astype(object)
 
     def _concerns(self, family: str) -> bool:
         """Whether an altered figure can change times of a family. Copies over PCIe depend on `pcie_gb_per_s` only."""

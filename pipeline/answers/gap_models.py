@@ -29,6 +29,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Dims, is_one_of
+from pipeline.families.tensor_cores import HALF_DTYPES, LAUNCH_CYCLES
+from pipeline.families.tensor_products import (
+    by_element_us,
+    misaligned,
+    on_tensor_cores_with_dims,
+    thin_products_us,
+)
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.find_gpu import load_gpu, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
@@ -39,15 +47,6 @@ from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.fused_attention import FAMILY as ATTENTION
 from pipeline.kernels.fused_attention import AttentionModel, FittedAttention
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_cores import (
-    HALF_DTYPES,
-    LAUNCH_CYCLES,
-    by_element_us,
-    covered,
-    misaligned,
-    small_products_us,
-)
-from pipeline.kernels.work import Dims, is_one_of
 from pipeline.model_files import MANIFEST, SHARED, TRANSFER, pack_models, read_by_gpu, shipped_file
 from pipeline.paths import packs_dir
 from pipeline.transfer.shipped_models import (
@@ -138,7 +137,7 @@ products take 1.1 to 2.6 times as long."""
 def among_others(estimate: Estimate, products: pd.DataFrame, gpu: GpuSpec) -> Estimate:
     """Products among other kernels (`LAUNCH_CYCLES`), thin ones, and misaligned operands that move element by element."""
     launch = np.where(Dims(products).flag("looped"), 0.0, LAUNCH_CYCLES / gpu.clock_mhz)
-    small = small_products_us(Dims(products), gpu)
+    small = thin_products_us(Dims(products), gpu)
     slower = (
         np.where(
             np.isfinite(small), small, np.maximum(estimate.kernel, by_element_us(products, gpu))
@@ -165,7 +164,7 @@ class TensorCoreTransferModel(KernelModel):
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Products that the GPU's tensor cores compute."""
-        return covered(calls, self.gpu)
+        return on_tensor_cores_with_dims(calls, self.gpu)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Kernel times. The latency is equal, because the samples contain neither launch nor floor."""
@@ -230,7 +229,9 @@ class TensorCoreGemmModel(KernelModel):
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Products on tensor cores whose dims are all known."""
-        return np.asarray(covered(calls, self.gpu) & self.base.covers(calls.assign(dtype="bf16")))
+        return on_tensor_cores_with_dims(calls, self.gpu) & self.base.covers(
+            calls.assign(dtype="bf16")
+        )
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of products of these sizes."""

@@ -14,10 +14,10 @@ import pandas as pd
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
+from pipeline.families import OP_NAMES, family
 from pipeline.hardware.clusters import AUTO, Cluster, check_fabric, load_cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import OP_NAMES, family
 from pipeline.kernels.family_model import find_families, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import (

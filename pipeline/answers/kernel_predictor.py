@@ -17,12 +17,15 @@ import pandas as pd
 
 from pipeline.answers.gap_models import GAP_FAMILIES, with_fallback, with_gaps_filled
 from pipeline.answers.transferred_models import TransferredModel, transferred_models
+from pipeline.families import FAMILIES
+from pipeline.families.chip import BandwidthCurve
+from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.families.family import Law
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.derived_calls import DERIVED_FAMILIES, estimate_by_related_model
 from pipeline.kernels.estimate import (
     EXTRAPOLATED,
-    BandwidthCurve,
     Estimate,
     Floor,
     KernelModel,
@@ -30,7 +33,6 @@ from pipeline.kernels.estimate import (
     merge,
     session_of,
 )
-from pipeline.kernels.families import FAMILIES, Law, work_of
 from pipeline.kernels.family_model import (
     DESCRIPTION,
     REFIT_ADVICE,
@@ -42,11 +44,9 @@ from pipeline.kernels.family_model import (
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.rnn_kernels import recurrent_us
-from pipeline.kernels.work import Array, Dims, is_one_of
 from pipeline.model_files import reading
 from pipeline.schemas import DIMS
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
-from pipeline.transfer.shipped_models import unaligned_rows_us
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
 """Latency floor in µs where no sample of a GPU shows it: medians over the five GPUs of the public samples
@@ -56,9 +56,11 @@ TIMES = ("predicted_us", "kernel_us", "p10_us", "p90_us", "latency_p10_us", "lat
 """Time columns of a prediction, in microseconds. `p10_us` and `p90_us` bracket `kernel_us`; `latency_*` bracket
 `predicted_us`."""
 
-
-SMALL_EDGE = 64.0
-"""Largest edge of a small product: two tiles of 32, the smallest of the library."""
+PREDICTED = {
+    **dict.fromkeys((*TIMES, "session_low", "session_high", "least_us"), float),
+    **{"evidence": object, "modelled": bool, "inside": bool},
+}
+"""Columns of a prediction, with their dtypes."""
 
 PLACES = frozenset({"node_id", "call"})
 """Columns of a `calls` table that say which call a row is; all others say what it launches."""
@@ -115,11 +117,7 @@ class KernelPredictor:
 
     def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
         """As `predict`, where every row is predicted for itself, also rows that are equal."""
-        rows = len(calls)
-        times = {key: np.full(rows, np.nan) for key in TIMES}
-        shared_low, shared_high, least = np.zeros(rows), np.zeros(rows), np.zeros(rows)
-        evidence = np.full(rows, "roofline", dtype=object)
-        modelled, inside = np.ones(rows, dtype=bool), np.ones(rows, dtype=bool)
+        predicted = {name: np.zeros(len(calls), dtype) for name, dtype in PREDICTED.items()}
         plain = model_columns(calls)
         families, names = pd.factorize(plain["family"])
         stated, is_text = plain.notna().to_numpy(), plain.columns.isin(TEXT_COLUMNS)
@@ -128,36 +126,39 @@ class KernelPredictor:
             family = str(name) if str(name) in FAMILIES else "other"
             # without the columns that are null in all rows: every family has dims of its own, and tables have those of all
             family_calls = plain.iloc[at, np.flatnonzero(is_text | stated[at].any(axis=0))]
-            estimate, source = self._family(
-                family, family_calls if family == name else family_calls.assign(family=family)
-            )
-            usable = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
-            session = session_of(self.gpu, family) if self.any_session else Session(0.0, 0.0)
-            shared_low[at], shared_high[at] = session.low, session.high
-            least[at] = np.fmin(self.physics.least_us(family, family_calls), estimate.kernel)
-            estimate = estimate.in_any_session(session.low, session.high, least[at])
-            modelled[at], inside[at] = usable, estimate.inside
-            evidence[at] = source
-            shortest, floor = self.physics.memory.start_us, self.floor.default_us
-            for key, values, fallback in (
-                ("kernel_us", estimate.kernel, shortest),
-                ("p10_us", estimate.p10, shortest / 2.0),
-                ("p90_us", estimate.p90, shortest * 10.0),
-                ("predicted_us", estimate.latency, floor),
-                ("latency_p10_us", estimate.latency_p10, floor / 2.0),
-                ("latency_p90_us", estimate.latency_p90, floor * 10.0),
-            ):
-                times[key][at] = np.where(usable, values, fallback)
-        columns = {
-            **times,
-            "session_low": shared_low,
-            "session_high": shared_high,
-            "least_us": least,
-        }
-        columns |= {"evidence": evidence, "modelled": modelled, "inside": inside}
-        return pd.DataFrame(columns, index=calls.index, copy=False)
+            if family != name:
+                family_calls = family_calls.assign(family=family)
+            for column, values in self._columns(family, family_calls).items():
+                predicted[column][at] = values
+        return pd.DataFrame(predicted, index=calls.index, copy=False)
 
-    def _family(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
+    def _columns(self, name: str, calls: pd.DataFrame) -> dict[str, Any]:
+        """The columns of a prediction, for calls of one family."""
+        estimate, evidence = self.estimate(name, calls)
+        usable = np.isfinite(estimate.kernel) & (estimate.kernel > 0)
+        session = session_of(self.gpu, name) if self.any_session else Session(0.0, 0.0)
+        least = np.fmin(self.physics.least_us(name, calls), estimate.kernel)
+        estimate = estimate.in_any_session(session.low, session.high, least)
+        shortest, floor = self.physics.memory.start_us, self.floor.default_us
+        times = {
+            "predicted_us": (estimate.latency, floor),
+            "kernel_us": (estimate.kernel, shortest),
+            "p10_us": (estimate.p10, shortest / 2.0),
+            "p90_us": (estimate.p90, shortest * 10.0),
+            "latency_p10_us": (estimate.latency_p10, floor / 2.0),
+            "latency_p90_us": (estimate.latency_p90, floor * 10.0),
+        }
+        return {
+            **{key: np.where(usable, *both) for key, both in times.items()},
+            "session_low": session.low,
+            "session_high": session.high,
+            "least_us": least,
+            "evidence": evidence,
+            "modelled": usable,
+            "inside": estimate.inside,
+        }
+
+    def estimate(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
         """Estimate and evidence of each row, for calls of one family."""
         models = self.models
         covered = _covered(models.get(name), calls)
@@ -166,10 +167,10 @@ class KernelPredictor:
             covered = _covered(models.get(name), calls)
         model = models.get(name)
         if model is not None and covered.all():
-            return self._limited(name, calls, model.predict(calls)), model.evidence_of(calls)
+            return self._limited(name, calls, model), model.evidence_of(calls)
         formula, evidence = self.formula(name, calls), self.physics_evidence(name, calls)
         if model is not None and covered.any():
-            learned = self._limited(name, calls[covered], model.predict(calls[covered]))
+            learned = self._limited(name, calls[covered], model)
             formula = merge(formula, learned, covered)
             evidence[covered] = model.evidence_of(calls[covered])
         if name in DERIVED_FAMILIES and not covered.all():
@@ -181,41 +182,22 @@ class KernelPredictor:
                 evidence[at] = origin[usable]
         return formula, evidence
 
-    def _limited(self, name: str, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
-        """A model's estimate with what few samples do not show: small tiles, and softmax of unaligned rows."""
-        if name == "bmm":
-            return self._in_small_tiles(calls, estimate)
-        if name == "softmax" and self.gpu.limits is not None:
-            # PyTorch 2.11 and older ones differ that much: the middle, and both in the interval
-            half_way = np.sqrt(
-                np.maximum(unaligned_rows_us(Dims(calls), self.gpu) / estimate.kernel, 1.0)
-            )
-            if (half_way > 1.0).any():
-                return estimate.scale(half_way).widen(half_way)
-        return estimate
-
-    def _in_small_tiles(self, calls: pd.DataFrame, estimate: Estimate) -> Estimate:
-        """A model's estimate of batched products, or the time in small tiles if that is shorter.
-
-        Models of the chip's own samples are replaced only for small products outside of the samples' range.
-        """
-        d = Dims(calls)
-        small = np.maximum(d("M"), d("K")) <= SMALL_EDGE
-        far = (small & ~estimate.inside) | isinstance(self.models.get("bmm"), TransferredModel)
-        small_us = self.physics.thin_products_us(d, work_of("bmm", calls))
-        shorter = far & (small_us < estimate.kernel)
-        return (
-            estimate.scale(np.where(shorter, small_us / estimate.kernel, 1.0))
-            if shorter.any()
-            else estimate
-        )
+    def _limited(self, name: str, calls: pd.DataFrame, model: KernelModel) -> Estimate:
+        """A model's estimate, within what few samples do not show (`Family.limit`)."""
+        estimate, limit = model.predict(calls), FAMILIES[name].limit
+        if limit is None:
+            return estimate
+        transferred = isinstance(self.models.get(name), TransferredModel)
+        own = self.physics.calls(name, calls)
+        factor, spread = limit(own, estimate.kernel, estimate.inside, transferred)
+        return estimate.scale(factor).widen(spread) if (factor != 1.0).any() else estimate
 
     def _derived(
         self, name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]
     ) -> tuple[Estimate | None, npt.NDArray[np.object_]]:
         """Estimate from models of related calls, and each row's evidence; None where there is none."""
         if name == "rnn" and self.gpu.limits is not None:
-            return recurrent_us(calls, partial(self._family, "gemm"), self.physics, self.floor)
+            return recurrent_us(calls, partial(self.estimate, "gemm"), self.physics, self.floor)
         derived, origin = estimate_by_related_model(name, calls, models, self.physics)
         if derived is not None:
             # where the host's floor determines the latency, a shorter kernel does not shorten it

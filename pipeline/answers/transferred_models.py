@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.chip import Chip
+from pipeline.families.dims import Dims
 from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.features import without_phase
-from pipeline.kernels.kernel_waits import is_recent
 from pipeline.kernels.physics import raised_to_min_duration
-from pipeline.kernels.work import Dims
 from pipeline.model_files import list_packs, pack_models
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shipped_models import covered, load_models, predict_calls
@@ -205,7 +205,7 @@ def transferred_models(
         return {}
 
     # layer norm of current PyTorch reads its rows once; that of the samples read them twice
-    shared = [name for name in load_models() if name != "layer_norm" or not is_recent(gpu)]
+    shared = [name for name in load_models() if name != "layer_norm" or not Chip.of(gpu).is_recent]
     models: dict[str, KernelModel] = {
         name: TransferredModel(gpu, name, corrections) for name in shared
     }

@@ -21,8 +21,8 @@ from pipeline.prediction import Prediction
 from pipeline.question.compose import parse_grid
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import seconds
+from pipeline.show.figures.board import check_file
 from pipeline.show.figures.costs import write_plan_front
-from pipeline.show.figures.layout import check_file
 from pipeline.show.figures.waterfall import draw_advice, draw_difference, write_waterfall
 from pipeline.show.plans import show_plan
 from pipeline.show.tables import Catalogue, console

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pipeline.errors import InputError
 from pipeline.schemas import refuse_overwriting
-from pipeline.show.figures.layout import check_file
+from pipeline.show.figures.board import check_file
 from pipeline.show.tables import console
 from pipeline.simulate.rank_replay import facts as rank_facts
 from pipeline.simulate.rank_replay import replay_ranks

@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.errors import TableError
+from pipeline.families import NEUSIGHT_OPS
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.families import NEUSIGHT_OPS
 from pipeline.kernels.samples import with_launches
 from pipeline.schemas import read_columns
 

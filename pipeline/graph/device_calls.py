@@ -21,13 +21,14 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import ConfigError
+from pipeline.families import FAMILIES
+from pipeline.families.family import Law
 from pipeline.graph.opmap import Row, find_row
 from pipeline.graph.sizes import SIZES
 from pipeline.graph.sizes.vocabulary import Work
 from pipeline.graph.table import Graph, Node
 from pipeline.hardware.rank_layout import COMPUTING_STREAM, stream_of
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32, refuses_bf16
-from pipeline.kernels.families import FAMILIES, Law
 from pipeline.schemas import DIMS
 
 DEFAULT_SMS, DEFAULT_CAPABILITY = 80, 7.0

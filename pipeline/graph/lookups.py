@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pipeline.families.embedding_lookups import Lookup
 from pipeline.graph.table import Node, Tensor
-from pipeline.kernels.embedding_lookups import Lookup
 from pipeline.workloads.embedding_tables import JOINT, tables
 
 BOUNDS_CHECK = "fbgemm::bounds_check_indices"

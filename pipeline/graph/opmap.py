@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.families import family
 from pipeline.graph.sizes.vocabulary import Rule
-from pipeline.kernels.families import family
 from pipeline.yaml_text import load_yaml
 
 TABLE = Path(__file__).with_name("opmap.yaml")

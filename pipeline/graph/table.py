@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.kernels.work import ELEMENT_BYTES
+from pipeline.families.dims import ELEMENT_BYTES
 from pipeline.schemas import SCHEMAS
 
 DTYPE_BYTES = {**ELEMENT_BYTES, "complex64": 8, "complex128": 16}

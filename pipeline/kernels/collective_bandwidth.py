@@ -25,13 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import work_of
+from pipeline.families.dims import Array, Dims
 from pipeline.hardware.clusters import NVSWITCH, PAIRS, PCIE, Cluster, usual_cluster
 from pipeline.hardware.find_gpu import load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.collective_formulas import OPS, bus_share, hops, kinds, node_us, nodes_us
 from pipeline.kernels.estimate import Estimate, KernelModel
-from pipeline.kernels.families import work_of
-from pipeline.kernels.work import Array, Dims
 from pipeline.model_files import SHARED, read_by_gpu, shipped_file
 
 FAMILY = "collective"
@@ -63,7 +63,7 @@ class TimeCurve:
         if len(self.bytes) > 1:
             slope = (self.us[-1] - self.us[-2]) / (self.bytes[-1] - self.bytes[-2])
             time = time + slope * np.maximum(size - self.bytes[-1], 0.0)
-        return np.asarray(time)
+        return time
 
     def with_link(self, scale: float) -> TimeCurve:
         """The curve on a link that is slower by `scale`: a size takes as long as `scale` times that size here."""
@@ -147,7 +147,7 @@ class CollectiveModel(KernelModel):
         d = Dims(calls)
         ops = kinds(d.text("op"))
         known = (ops != "") if self.cluster is not None else np.isin(ops, list(self.sources))
-        return np.asarray(known & (d("ranks", 1.0) > 1.0))
+        return known & (d("ranks", 1.0) > 1.0)
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of calls; of a number of ranks that was not measured, by the curve of the nearest number (in log)."""

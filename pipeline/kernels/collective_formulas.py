@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Array
 from pipeline.hardware.clusters import MESH, PAIRS, PCIE, Cluster
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.work import Array
 
 OPS = {
     "all_reduce": "all_?reduce",
@@ -88,14 +88,14 @@ def node_us(op: str, ranks: Array, size: Array, gpu: GpuSpec, cluster: Cluster) 
         )
         near = size / ranks if op == "all_to_all" else size
         wire = np.maximum(near * MESH_LINKS / link, far * size / cluster.pcie_gb_per_s)
-        return np.asarray(START_US + cluster.latency_us + wire / 1e3)
+        return START_US + cluster.latency_us + wire / 1e3
     if cluster.fabric == MESH:
         rate = (
             link
             / MESH_LINKS
             * np.array(MESH_RINGS)[np.minimum(ranks, len(MESH_RINGS) - 1.0).astype(int)]
         )
-    return np.asarray(START_US + hops(op, ranks) * cluster.latency_us + moved / (1e3 * rate))
+    return START_US + hops(op, ranks) * cluster.latency_us + moved / (1e3 * rate)
 
 
 def nodes_us(

@@ -21,13 +21,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from pipeline.kernels.convolutions import sampled_kind
+from pipeline.families.conv import with_gradients_us
+from pipeline.families.conv_shape import implicit_product
+from pipeline.families.convolutions import sampled_kind
+from pipeline.families.dims import Array, Dims
+from pipeline.families.family import Law
+from pipeline.families.tensor_cores import on_tensor_cores
 from pipeline.kernels.estimate import Estimate, KernelModel, joined, merge
-from pipeline.kernels.families import Law
 from pipeline.kernels.networks import ROWS_IN_DOUBLE
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
-from pipeline.kernels.tensor_cores import on_tensor_cores
-from pipeline.kernels.work import Array, Dims, implicit_product
 
 DERIVED_FAMILIES = (
     "softmax", "layer_norm", "gemm", "bmm", "conv2d_forward", "conv2d_backward_data",
@@ -140,7 +142,7 @@ def _on_fp32_cores(
         return None, ""
     if name != "conv2d_forward" and physics.gpu.limits is not None:
         estimate = estimate.scale(
-            physics.gradient_us(name, calls, estimate.kernel) / estimate.kernel
+            with_gradients_us(physics.calls(name, calls), estimate.kernel) / estimate.kernel
         )
     return estimate.widen(SPREAD), evidence
 

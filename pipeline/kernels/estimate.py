@@ -8,7 +8,7 @@ A GPU's own `BandwidthCurve` and `Floor` are what all its families share.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import FAMILIES
+from pipeline.families.dims import Array, values_of
+from pipeline.families.family import Law
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import FAMILIES, Law
-from pipeline.kernels.work import Array, values_of
 from pipeline.model_files import SHARED, read_by_gpu, shipped_file
 
 
@@ -71,9 +72,8 @@ class Estimate:
 
         The latency's interval becomes at least as wide as the kernel's, in microseconds.
         """
-        extra = np.log(spread)
-        low = self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), extra))
-        high = self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), extra))
+        low = further(self.kernel, self.p10, -np.log(spread))
+        high = further(self.kernel, self.p90, np.log(spread))
         bottom = np.minimum(self.latency_p10, self.latency - (self.kernel - low))
         top = np.maximum(self.latency_p90, self.latency + (high - self.kernel))
         return Estimate(self.latency, self.kernel, low, high, self.inside, bottom, top)
@@ -82,17 +82,17 @@ class Estimate:
         """Add another session's error to both intervals: `-low` and `high` in log time; none begins below `least_us` (rows,)."""
         return replace(
             self,
-            p10=np.fmax(
-                self.kernel * np.exp(-np.hypot(np.log(self.p10 / self.kernel), low)), least_us
-            ),
-            p90=self.kernel * np.exp(np.hypot(np.log(self.p90 / self.kernel), high)),
-            latency_p10=np.fmax(
-                self.latency * np.exp(-np.hypot(np.log(self.latency_p10 / self.latency), low)),
-                least_us,
-            ),
-            latency_p90=self.latency
-            * np.exp(np.hypot(np.log(self.latency_p90 / self.latency), high)),
+            p10=np.fmax(further(self.kernel, self.p10, -low), least_us),
+            p90=further(self.kernel, self.p90, high),
+            latency_p10=np.fmax(further(self.latency, self.latency_p10, -low), least_us),
+            latency_p90=further(self.latency, self.latency_p90, high),
         )
+
+
+def further(middle: Array, end: Array, extra: Array | float) -> Array:
+    """An end of an interval around `middle`, with an independent error added: `extra` in log time, below 0 at the lower end."""
+    apart = np.hypot(np.log(end / middle), extra)
+    return middle * np.exp(np.copysign(apart, extra))
 
 
 EXTRAPOLATED = " extrapolated"
@@ -173,65 +173,11 @@ class Floor:
         """
         floor = self.of(ops)
         if self.default_us <= 0 and not self.by_op:
-            return np.asarray(np.maximum(latency_us - self.offset_us, MIN_KERNEL_US))
+            return np.maximum(latency_us - self.offset_us, MIN_KERNEL_US)
         above = np.maximum(latency_us - self.offset_us, MIN_KERNEL_US)
         hidden = np.clip(prior_us, MIN_KERNEL_US, np.maximum(above, MIN_KERNEL_US))
         weight = np.clip((latency_us / floor - BLEND_FROM) / (BLEND_TO - BLEND_FROM), 0.0, 1.0)
-        return np.asarray(np.exp(weight * np.log(above) + (1.0 - weight) * np.log(hidden)))
-
-
-SMALLEST_KERNEL_US = 2.0
-"""Duration of a kernel with almost no work, us: element-wise kernels on a few elements in public V100 and A100 traces."""
-
-
-@dataclass(frozen=True)
-class BandwidthCurve:
-    """Time to move S bytes: start_us + S / bw(S); log10(bw) is a sigmoid of log2(S) (Lin et al., memory-bound kernels).
-
-    It rises from low to peak GB/s around 2^middle_log2 bytes, `slope` octaves wide.
-    """
-
-    start_us: float
-    peak_gb_per_s: float
-    low_gb_per_s: float
-    middle_log2: float
-    slope: float
-
-    @classmethod
-    def flat(cls, peak_gb_per_s: float, start_us: float = SMALLEST_KERNEL_US) -> BandwidthCurve:
-        """Start-up time plus one bandwidth, where only a spec file is known."""
-        return cls(start_us, peak_gb_per_s, peak_gb_per_s, 20.0, 1.0)
-
-    def bandwidth(self, size: Array) -> Array:
-        """GB/s at `size` bytes."""
-        low, high = np.log10(self.low_gb_per_s), np.log10(self.peak_gb_per_s)
-        octaves = (np.log2(np.maximum(size, 1.0)) - self.middle_log2) / max(self.slope, 1e-3)
-        return np.asarray(
-            10.0 ** (low + (high - low) / (1.0 + np.exp(-np.clip(octaves, -50.0, 50.0))))
-        )
-
-    def time_us(self, size: Array) -> Array:
-        """Microseconds for `size` bytes; 1 GB/s is 1e3 bytes per microsecond."""
-        return np.asarray(self.start_us + np.maximum(size, 0.0) / (1e3 * self.bandwidth(size)))
-
-    def moving_us(self, size: Array) -> Array:
-        """Time of `size` bytes without the start-up time, microseconds."""
-        return np.asarray(self.time_us(size) - self.start_us)
-
-    def faster(self, factor: float) -> BandwidthCurve:
-        """The same curve with every bandwidth times `factor`; the start-up time does not change."""
-        return replace(
-            self, peak_gb_per_s=factor * self.peak_gb_per_s, low_gb_per_s=factor * self.low_gb_per_s
-        )
-
-    def to_json(self) -> dict[str, float]:
-        """Plain numbers."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, float]) -> BandwidthCurve:
-        """Read the result of `to_json`."""
-        return cls(**{key: float(value) for key, value in values.items()})
+        return np.exp(weight * np.log(above) + (1.0 - weight) * np.log(hidden))
 
 
 MIN_KERNEL_US = 1.0

@@ -13,11 +13,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import PackError, shown
+from pipeline.families import FAMILIES
+from pipeline.families.chip import BandwidthCurve
+from pipeline.families.dims import Array, Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.estimate import (
     BLEND_TO,
-    BandwidthCurve,
     Estimate,
     Floor,
     KernelModel,
@@ -25,12 +27,10 @@ from pipeline.kernels.estimate import (
     joined,
     merge,
 )
-from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.features import Scope
 from pipeline.kernels.gaussian_process import GaussianProcess
 from pipeline.kernels.networks import Network, Trees
 from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
-from pipeline.kernels.work import Array, Dims
 from pipeline.model_files import read_arrays, read_json, reading, write_arrays, write_json
 from pipeline.schemas import atomic_path
 
@@ -105,19 +105,6 @@ AT_FLOOR_SPREAD = 1.6
 WIDENING_PER_OCTAVE = 1.0
 """Relative growth of the log half-widths per octave outside the samples' range, up to the width of physics."""
 
-OUTSIDE_LOG_SPREAD = {
-    "elementwise": 0.005,
-    "gemm": 0.06,
-    "bmm": 0.08,
-    "layer_norm": 0.1,
-    "softmax": 0.45,
-}
-"""Independent error (log half-width of p10 to p90) of a call one octave or more outside the samples' range: 80 % of such rows
-of the second session of V100 and P4 differ by less from the median error of the rows inside the range."""
-
-OTHER_OUTSIDE_LOG_SPREAD = 0.25
-"""The same for families without such rows, between the values above."""
-
 AT_FLOOR_LOG_RANGE = 0.02
 """Log difference (2 %) from the floor within which a prediction counts as at the floor."""
 
@@ -175,7 +162,7 @@ class FittedModel(KernelModel):
     def baseline(self, calls: pd.DataFrame) -> Array:
         """Log latency by physics and floor, shape (rows,); learned members fit the difference from it."""
         kernel = self.prior_scale * self.physics.reference_us(self.family, calls)
-        return np.asarray(np.log(self.floor.latency(kernel, Dims(calls).text("op"))))
+        return np.log(self.floor.latency(kernel, Dims(calls).text("op")))
 
     def prior(self, calls: pd.DataFrame) -> Array:
         """Kernel time by physics for kernels that the floor may hide, shape (rows,).
@@ -189,7 +176,7 @@ class FittedModel(KernelModel):
         floor = self.floor.of(Dims(calls).text("op"))
         visible = np.maximum(BLEND_TO * floor - self.floor.offset_us - start, start)
         share = np.clip(np.log1p(growing / start) / np.log1p(visible / start), 0.0, 1.0)
-        return np.asarray(start + self.prior_scale**share * growing)
+        return start + self.prior_scale**share * growing
 
     def features(self, calls: pd.DataFrame) -> Array:
         """Inputs of the members, shape (rows, columns)."""
@@ -219,7 +206,7 @@ class FittedModel(KernelModel):
             w * m.predict(inputs, table_rows)
             for w, m in zip(self.weights, self.members, strict=True)
         )
-        return np.asarray(start + self.damp(calls, start, np.asarray(learned)))
+        return start + self.damp(calls, start, np.asarray(learned))
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
         """Multiply the learned part at the floor by `floor_trust`, because differences there are mostly noise."""
@@ -263,9 +250,7 @@ class FittedModel(KernelModel):
             ]
             factor = np.where(outside, self.prior(calls.drop(columns=drop)) / physics, 1.0)
             estimate = estimate.scale(factor, self._growth(estimate, octaves))
-            error = OUTSIDE_LOG_SPREAD.get(self.family, OTHER_OUTSIDE_LOG_SPREAD) * np.minimum(
-                octaves[outside], 1.0
-            )
+            error = FAMILIES[self.family].outside_spread * np.minimum(octaves[outside], 1.0)
             estimate = merge(estimate, estimate.rows(outside).widen(np.exp(error)), outside)
         return estimate
 
@@ -273,7 +258,7 @@ class FittedModel(KernelModel):
         """Growth factor of log half-widths outside the samples' range, shape (rows,), limited by physics' width."""
         half = 0.5 * np.log(inside.p90 / inside.p10)
         most = np.log(PHYSICS_SPREAD[FAMILIES[self.family].law]) / np.maximum(half, 1e-9)
-        return np.asarray(np.clip(1.0 + WIDENING_PER_OCTAVE * octaves, 1.0, np.maximum(most, 1.0)))
+        return np.clip(1.0 + WIDENING_PER_OCTAVE * octaves, 1.0, np.maximum(most, 1.0))
 
     def save(self, folder: str | Path) -> None:
         """Write the family's folder: `family.json`, `networks.safetensors`, `trees0.txt`... Each write is atomic.

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import family
+from pipeline.families.columns import Columns
+from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.families.family import IO, Law
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import Law, family, work_of
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.work import Array, ConvShape, Dims, Work, implicit_product, is_one_of
 
 VERSION = 2
 """Version of the columns below."""
@@ -29,41 +31,6 @@ MIN_DTYPE_SHARE = 0.2
 """Samples that a dtype needs, as a share of those of the family's most frequent dtype: each runs kernels of its own, and few
 samples do not fill the range of sizes. With 11 % of an H100's products in TF32, BERT's step was 23 % too long; with 11 % of its
 element-wise samples in bf16, those of another H100 were 32 % too short."""
-
-PRODUCT_TILES = ((128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32), (64, 32))
-"""Tiles (along K, along M) in the names of the cuBLAS fp32 kernels that the public samples ran."""
-
-CONV_TILES = ((128, 128), (128, 64), (128, 32), (64, 64))
-"""Tiles (along positions, along channels) in the names of the cuDNN and cuBLAS kernels of convolutions."""
-
-MAX_WARP_ROW = 1024
-"""Longest row, in elements, that a warp of PyTorch's softmax holds in registers (`softmax_warp_forward`)."""
-
-MIN_LOG_ARGUMENT = 1e-9
-
-
-class Columns:
-    """Named feature columns in the order of their appearance."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.arrays: list[Array] = []
-
-    def add(self, name: str, values: Array) -> None:
-        """Append one column."""
-        self.names.append(name)
-        self.arrays.append(np.asarray(values, dtype=np.float64))
-
-    def log(self, name: str, values: Array) -> None:
-        """Append log2 of a positive quantity."""
-        self.add(f"log {name}", np.log2(np.maximum(values, MIN_LOG_ARGUMENT)))
-
-    def stack(self) -> Array:
-        """Matrix of shape (rows, columns), with each column in contiguous memory; NaN become 0, infinities 60 or -60."""
-        matrix = np.stack(self.arrays)
-        if not np.isfinite(matrix).all():
-            np.nan_to_num(matrix, copy=False, nan=0.0, posinf=60.0, neginf=-60.0)
-        return np.asarray(matrix.T)
 
 
 def raw_features(name: str, calls: pd.DataFrame) -> tuple[Array, list[str]]:
@@ -90,174 +57,20 @@ def derived_features(
         Matrix of shape (rows, columns), and the columns' names. The columns depend only on the family, the dims present
         and `ops`.
     """
-    columns, d = Columns(), Dims(calls)
-    work = work_of(name, calls)
-    _work_columns(columns, work, name, calls, gpu)
-    if name in ("gemm", "bmm"):
-        _product_columns(columns, d, gpu)
-    elif name.startswith("conv2d"):
-        _conv_columns(columns, name, d, gpu)
-    else:
-        _plain_columns(columns, name, d, gpu)
-    if len(ops) > 1:
-        kinds = d.text("op")
-        for op in ops:
-            columns.add(f"op {op}", (kinds == op).astype(np.float64))
-    return columns.stack(), columns.names
-
-
-def _work_columns(
-    columns: Columns, work: Work, name: str, calls: pd.DataFrame, gpu: GpuSpec
-) -> None:
+    columns, physics = Columns(), Physics.of(gpu)
+    own = physics.calls(name, calls)
+    work = own.work
     columns.log("bytes", work.bytes)
-    columns.log("physics", Physics.of(gpu).reference_us(name, calls))
-    if family(name).law is Law.COMPUTE:
+    columns.log("physics", physics.reference_us(name, calls))
+    if own.family.law is Law.COMPUTE:
         columns.log("flops", work.flops)
         columns.log("intensity", (work.flops + 1.0) / np.maximum(work.bytes, 1.0))
-
-
-def alignment(values: Array, largest: int = 5) -> Array:
-    """log2 of the largest power of two, up to 2^largest, that divides each value."""
-    whole = np.maximum(values, 1.0).astype(np.int64)
-    lowest_bit = (whole & -whole).astype(np.float64)
-    return np.asarray(np.minimum(np.log2(lowest_bit), largest))
-
-
-def wave_columns(columns: Columns, label: str, blocks: Array, useful: Array, sms: int) -> None:
-    """Add waves at one block per SM, mean occupancy of these waves, and the useful share of the tiles' area."""
-    waves = blocks / max(sms, 1)
-    columns.log(f"waves {label}", waves)
-    columns.log(f"whole waves {label}", np.ceil(waves))
-    columns.add(f"wave efficiency {label}", waves / np.maximum(np.ceil(waves), 1.0))
-    columns.add(f"tile efficiency {label}", useful)
-
-
-def _product_columns(columns: Columns, d: Dims, gpu: GpuSpec) -> None:
-    b, m, n, k = d("B", 1.0), d("M"), d("N"), d("K")
-    for label, values in (("B", b), ("M", m), ("N", n), ("K", k)):
-        columns.log(label, values)
-    for tile_k, tile_m in PRODUCT_TILES:
-        blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
-        useful = b * k * m / (blocks * tile_k * tile_m)
-        wave_columns(columns, f"{tile_k}x{tile_m}", blocks, useful, gpu.sms)
-    # two to four blocks with large tiles fit on an SM, so that a wave has two to four times as many
-    for tile_k, tile_m in ((128, 128), (128, 64), (64, 64)):
-        blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
-        for resident in (2.0, 4.0):
-            waves = blocks / (max(gpu.sms, 1) * resident)
-            columns.add(
-                f"wave efficiency {tile_k}x{tile_m} {resident:.0f} resident", waves / np.ceil(waves)
-            )
-    for label, values in (("M", m), ("N", n), ("K", k)):
-        columns.add(f"alignment {label}", alignment(values))
-    columns.log("aspect", k / m)
-    # a step of the reduction is 8 wide (16 in sliced kernels); the last step may be partly empty
-    columns.log("steps", np.ceil(n / 8.0))
-    columns.add("step efficiency", n / (8.0 * np.ceil(n / 8.0)))
-    for tile_k, tile_m in ((128, 128), (64, 64)):
-        blocks = b * np.ceil(k / tile_k) * np.ceil(m / tile_m)
-        columns.log(
-            f"time {tile_k}x{tile_m}", np.ceil(blocks / max(gpu.sms, 1)) * (np.ceil(n / 8.0) + 4.0)
-        )
-
-
-def _conv_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
-    c = ConvShape.of(d)
-    for label, values in (
-        ("B", c.batch),
-        ("in", c.in_channels),
-        ("out", c.out_channels),
-        ("size", c.height),
-        ("window", c.window),
-    ):
-        columns.log(label, values)
-    rows, depth, width, groups = implicit_product(name, d)
-    columns.log("positions", rows)
-    columns.log("depth", depth)
-    for tile_m, tile_k in CONV_TILES:
-        blocks = groups * np.ceil(rows / tile_m) * np.ceil(width / tile_k)
-        wave_columns(
-            columns,
-            f"{tile_m}x{tile_k}",
-            blocks,
-            groups * rows * width / (blocks * tile_m * tile_k),
-            gpu.sms,
-        )
-    # Winograd works on tiles of 4 x 4 (or 2 x 2) outputs: 36 (16) products of tiles x in x out channels
-    for edge, products in ((4.0, 36.0), (2.0, 16.0)):
-        tiles = c.batch * np.ceil(c.out_height / edge) * np.ceil(c.out_width / edge)
-        columns.log(
-            f"winograd {edge:.0f} flops", 2.0 * products * tiles * c.in_channels * c.out_channels
-        )
-        columns.log(f"winograd {edge:.0f} tiles", tiles)
-        columns.add(
-            f"edge {edge:.0f} efficiency", c.out_height / (edge * np.ceil(c.out_height / edge))
-        )
-    # products of the unfused variant; their grids have tiles along x, out channels along y, and 36 along z
-    tiles = c.batch * np.ceil(c.out_height / 4.0) * np.ceil(c.out_width / 4.0)
-    for tile_m, tile_k in ((128, 128), (64, 64), (32, 128)):
-        blocks = 36.0 * np.ceil(tiles / tile_m) * np.ceil(c.out_channels / tile_k)
-        useful = 36.0 * tiles * c.out_channels / (blocks * tile_m * tile_k)
-        wave_columns(columns, f"unfused {tile_m}x{tile_k}", blocks, useful, gpu.sms)
-    # the fused variant: `tileNHW` in its kernel name counts images and 2 x 2 outputs; a block has 32 out channels
-    for images, high, wide in ((1.0, 4.0, 8.0), (4.0, 4.0, 2.0), (2.0, 4.0, 4.0)):
-        tall, broad = np.ceil(c.out_height / (2.0 * high)), np.ceil(c.out_width / (2.0 * wide))
-        blocks = np.ceil(c.batch / images) * np.ceil(c.out_channels / 32.0) * tall * broad
-        useful = c.outputs / (blocks * images * high * wide * 4.0 * 32.0)
-        label = f"fused {images:.0f}{high:.0f}{wide:.0f}"
-        wave_columns(columns, label, blocks, useful, gpu.sms)
-        columns.log(
-            f"time {label}", np.ceil(blocks / max(gpu.sms, 1)) * np.ceil(c.in_channels / 8.0)
-        )
-    for label, values in (
-        ("in", c.in_channels),
-        ("out", c.out_channels),
-        ("size", c.height),
-        ("positions", rows),
-    ):
-        columns.add(f"alignment {label}", alignment(values))
-    columns.log("fft size", np.exp2(np.ceil(np.log2(np.maximum(c.height + 2.0, 2.0)))))
-    columns.log("inputs", c.inputs)
-    columns.log("outputs", c.outputs)
-    columns.log("weights", c.weights)
-
-
-def _plain_columns(columns: Columns, name: str, d: Dims, gpu: GpuSpec) -> None:
-    """Add dims of other families, and for rows x width families the mapping of rows to warps, blocks and vectors."""
-    for dim in family(name).dims:
-        if dim in d.table.columns and dim not in ("inputs", "outputs"):
-            columns.log(dim, d(dim, 1.0))
-    if {"B", "H"} <= set(family(name).required):
-        rows, width, size = d("B", 1.0), d("H", 1.0), d.element_bytes()
-        elements = rows * width
-        columns.log("elements", elements)
-        columns.add("alignment width", alignment(width))
-        columns.add("alignment elements", alignment(elements))
-        columns.log("padded width", np.exp2(np.ceil(np.log2(np.maximum(width, 1.0)))))
-        columns.add("short rows", (width <= MAX_WARP_ROW).astype(np.float64))
-        columns.log("l2 share", elements * size / max(gpu.l2_bytes, 1))
-        for rows_per_block in (1.0, 4.0, 8.0):
-            wave_columns(
-                columns,
-                f"{rows_per_block:.0f} rows",
-                np.ceil(rows / rows_per_block),
-                np.ones_like(rows),
-                gpu.sms,
-            )
-        # layer norm and long softmax: one block per row, with 128 threads of four elements each
-        per_step = 512.0
-        steps = np.ceil(width / per_step)
-        columns.log("row steps", steps)
-        columns.add("row step efficiency", width / (per_step * steps))
-        for resident in (8.0, 16.0):
-            waves = rows / (max(gpu.sms, 1) * resident)
-            columns.add(
-                f"wave efficiency {resident:.0f} resident", waves / np.maximum(np.ceil(waves), 1.0)
-            )
-            columns.log(f"row time {resident:.0f} resident", np.ceil(waves) * steps)
-        wave_columns(
-            columns, "512 elements", np.ceil(elements / 512.0), np.ones_like(rows), gpu.sms
-        )
+    own.family.columns(columns, own)
+    if len(ops) > 1:
+        kinds = own.d.text("op")
+        for op in ops:
+            columns.add(f"op {op}", kinds == op)
+    return columns.stack(), columns.names
 
 
 WINDOW_DIMS = ("kernel_size", "stride", "padding", "groups", "dilation")
@@ -266,22 +79,13 @@ windows."""
 
 WINDOW_DEFAULTS = {"stride": 1.0, "padding": 0.0, "groups": 1.0, "dilation": 1.0}
 
-STATED_TRAFFIC = ("inputs", "outputs")
-"""Dims in which a call may state its bytes; without them, the bytes follow from its other dims."""
-
-SIZE_ONLY_FAMILIES = ("elementwise",)
-"""Families whose time depends only on the number of elements B x H: (458752, 14) takes as long as (16384, 392)."""
-
 MIN_MOVED_BYTES = 8
 """Minimum traffic per fp32 element of a flat family, in bytes: 4 bytes are read and 4 bytes are written."""
-
-PHASE_INDEPENDENT_FAMILIES = ("gemm", "bmm")
-"""Families whose kernels are the same in every phase, because the gradient of a product is a product."""
 
 
 def without_phase(name: str, calls: pd.DataFrame) -> pd.DataFrame:
     """Calls of family `name`; their phase becomes `forward` in families whose kernels do not depend on it."""
-    return calls.assign(phase="forward") if name in PHASE_INDEPENDENT_FAMILIES else calls
+    return calls.assign(phase="forward") if family(name).any_phase else calls
 
 
 @dataclass(frozen=True)
@@ -324,10 +128,10 @@ class Scope:
         d = Dims(calls)
         covered = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
         covered &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
-        if self.name not in PHASE_INDEPENDENT_FAMILIES:
+        if not family(self.name).any_phase:
             covered &= is_one_of(d.text("phase", "forward"), self.phases)
         for dim in self.ranges:
-            if dim not in WINDOW_DEFAULTS and dim not in ("B", *STATED_TRAFFIC):
+            if dim not in WINDOW_DEFAULTS and dim not in ("B", *IO):
                 covered &= np.isfinite(d(dim))
         if self.windows:
             sampled_windows = {tuple(window) for window in self.windows}
@@ -349,11 +153,11 @@ class Scope:
         d, clamped, octaves = Dims(calls), {}, np.zeros(len(calls))
         folded = (
             self._folded(d, cache_bytes)
-            if self.name in SIZE_ONLY_FAMILIES and {"B", "H"} <= set(self.ranges)
+            if family(self.name).flat and {"B", "H"} <= set(self.ranges)
             else {}
         )
         for dim, (low, high) in self.ranges.items():
-            missing = np.nan if dim in STATED_TRAFFIC else WINDOW_DEFAULTS.get(dim, low)
+            missing = np.nan if dim in IO else WINDOW_DEFAULTS.get(dim, low)
             values = folded[dim] if dim in folded else d(dim, missing)
             inside = np.clip(values, low, high)
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -390,15 +194,8 @@ class Scope:
         return dims
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as plain lists, for JSON."""
-        return {
-            "ops": self.ops,
-            "dtypes": self.dtypes,
-            "phases": self.phases,
-            "ranges": self.ranges,
-            "windows": self.windows,
-            "name": self.name,
-        }
+        """The fields, for JSON."""
+        return dict(vars(self))
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Scope:

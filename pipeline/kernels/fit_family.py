@@ -9,18 +9,19 @@ import numpy as np
 import pandas as pd
 
 from pipeline.errors import InputError
+from pipeline.families import family
+from pipeline.families.chip import BandwidthCurve
+from pipeline.families.dims import Array, Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.error_metrics import gmae
-from pipeline.kernels.estimate import BandwidthCurve, Floor, Quantiles, fit_quantiles
-from pipeline.kernels.families import family
+from pipeline.kernels.estimate import Floor, Quantiles, fit_quantiles
 from pipeline.kernels.family_model import FittedModel
 from pipeline.kernels.features import Scope
 from pipeline.kernels.learned_variants import FOLDS, NETWORK_FOLDS, Problem, fit_member
 from pipeline.kernels.physics import Physics
 from pipeline.kernels.samples import assign_folds
-from pipeline.kernels.work import Array, Dims
 
 MAX_GAUSSIAN_PROCESS_SAMPLES = 1000
 """Largest number of samples for which `auto` uses Gaussian processes. Networks take longer, and their error is as large or

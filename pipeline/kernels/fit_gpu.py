@@ -17,13 +17,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import InputError, SteptimeError, UnknownNameError
+from pipeline.families import family, work_of
+from pipeline.families.chip import BandwidthCurve
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels import fit_family as fitter
 from pipeline.kernels import latency_floor as floors
 from pipeline.kernels.error_metrics import gmae_by_size, metrics
-from pipeline.kernels.estimate import BandwidthCurve, Floor
-from pipeline.kernels.families import family, work_of
+from pipeline.kernels.estimate import Floor
 from pipeline.kernels.family_model import FittedModel, write_physics
 from pipeline.kernels.fit_family import Fitter, typical_error, with_predictions
 from pipeline.kernels.samples import check_rates, clean_samples, families_of, split_by_shape

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.families.embedding_lookups import attributes_of
+from pipeline.families.tensor_cores import HALF_DTYPES as DTYPES
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.embedding_lookups import attributes_of
 from pipeline.kernels.estimate import Estimate, KernelModel, Quantiles, merge
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_cores import HALF_DTYPES as DTYPES
-from pipeline.kernels.work import Array, Dims, is_one_of
 
 FAMILY = "attention"
 
@@ -224,7 +224,7 @@ def _moving_us(size: Array, share: float, c: Constants, gpu: GpuSpec) -> Array:
     """Time of traffic: from L2 if it fits, else from DRAM, with a gradual change around the edge."""
     dram = 1e3 * gpu.peak_dram_gb_per_s() * share
     beyond = np.clip((size / (c.l2_edge * gpu.l2_bytes) - 0.75) / 0.5, 0.0, 1.0)
-    return np.asarray(size / dram * (beyond + (1.0 - beyond) / (1.0 + c.l2_gain)))
+    return size / dram * (beyond + (1.0 - beyond) / (1.0 + c.l2_gain))
 
 
 @dataclass(frozen=True)
@@ -285,15 +285,13 @@ class AttentionModel(KernelModel):
 
     def _flash2(self, d: Dims) -> npt.NDArray[np.bool_]:
         """Rows of FlashAttention-2 on a GPU whose samples are of FlashAttention-3."""
-        return np.asarray(d.op_in((OP,)) & ~d.flag(CHOSEN) & (self.gpu.architecture == "hopper"))
+        return d.op_in((OP,)) & ~d.flag(CHOSEN) & (self.gpu.architecture == "hopper")
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Fused calls of half precision whose sizes are all known."""
         d = Dims(calls)
         sized = np.isfinite(d("B") * d("M") * d("K")) & (d("K") <= MAX_WIDTH)
-        return np.asarray(
-            d.op_in((OP, CUDNN, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized
-        )
+        return d.op_in((OP, CUDNN, MASKED)) & is_one_of(d.text("dtype", "fp32"), DTYPES) & sized
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of calls; intervals widen outside the samples' widths and masks, for backward, and on another GPU."""
@@ -333,6 +331,4 @@ class AttentionModel(KernelModel):
 
     def _inside(self, shape: Shape) -> npt.NDArray[np.bool_]:
         low, high = self.fitted.widths
-        return np.asarray(
-            (shape.width >= low) & (shape.width <= high) & (shape.causal | self.fitted.open)
-        )
+        return (shape.width >= low) & (shape.width <= high) & (shape.causal | self.fitted.open)

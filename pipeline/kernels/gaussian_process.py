@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackError
+from pipeline.families.dims import Array
 from pipeline.kernels.networks import CLIP
-from pipeline.kernels.work import Array
 from pipeline.model_files import Shapes, check_shapes
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pipeline.families import work_of
+from pipeline.families.chip import SMALLEST_KERNEL_US, BandwidthCurve
+from pipeline.families.dims import Array
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.estimate import SMALLEST_KERNEL_US, BandwidthCurve, Floor
-from pipeline.kernels.families import work_of
+from pipeline.kernels.estimate import Floor
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.work import Array
 
 STREAMING_OPS = ("relu", "tanh", "add", "mul")
 """Element-wise ops whose time is memory traffic alone. Other ops may be limited by arithmetic on GPUs with low peak
@@ -165,7 +166,7 @@ def fit_curve(
 
     def residual(p: Array) -> Array:
         curve, extra = unpack(p)
-        return np.asarray(np.log((extra + curve.time_us(size)) / latency_us))
+        return np.log((extra + curve.time_us(size)) / latency_us)
 
     middle = float(np.log2(np.median(size)))
     start = np.array(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.families.dims import Array
 from pipeline.kernels.error_metrics import gmae
 from pipeline.kernels.gaussian_process import (
     GaussianProcess,
@@ -24,7 +25,6 @@ from pipeline.kernels.gaussian_process import (
 )
 from pipeline.kernels.network_training import Recipe, train_network
 from pipeline.kernels.networks import Network, Trees, train_trees
-from pipeline.kernels.work import Array
 
 FOLDS = 5
 """Number of cross-validation folds."""

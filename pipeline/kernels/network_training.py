@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.errors import SteptimeError
+from pipeline.families.dims import Array
 from pipeline.kernels.networks import Float32, Floats, Network, Periodic, standardise
-from pipeline.kernels.work import Array
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackError
-from pipeline.kernels.work import Array
+from pipeline.families.dims import Array
 from pipeline.model_files import Shapes, check_shapes, layer_shapes
 
 Float32 = npt.NDArray[np.float32]

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.kernels.embedding_lookups import attributes_of
+from pipeline.families.dims import Array, Dims
+from pipeline.families.embedding_lookups import attributes_of
 from pipeline.kernels.estimate import Estimate, Floor
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.work import Array, Dims
 
 Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]
 """Function from rows of family `gemm` to their estimates and evidence."""
@@ -256,7 +256,7 @@ def _cell_us(sizes: Layers, physics: Physics) -> Array:
     forward, backward = 3.0 * sizes.gates + 3.0, 2.0 * sizes.gates + 5.0
     at_once = sizes.layers * sizes.directions * sizes.steps / _chain_length(sizes)
     moved = np.where(sizes.backward, backward, forward) * sizes.batch * sizes.hidden * sizes.bytes
-    return np.asarray(physics.memory.start_us + physics.memory.moving_us(at_once * moved))
+    return physics.memory.start_us + physics.memory.moving_us(at_once * moved)
 
 
 def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics) -> Array:
@@ -300,7 +300,7 @@ def _small_persistent_us(sizes: Layers, physics: Physics) -> Array:
     resident = RESIDENT_US + RESIDENT_WORK_US * weights * (1.0 + sizes.batch / RESIDENT_BATCH)
     spilled = SPILLED_US * weights * np.maximum(sizes.batch / SPILLED_BATCH, 1.0)
     clock = TABLE_CLOCK_MHZ / physics.gpu.clock_mhz
-    return np.asarray(
+    return (
         np.where(weights > 1.0, np.maximum(spilled, resident), resident)
         * np.where(sizes.backward, SMALL_BACKWARD, 1.0)
         * clock

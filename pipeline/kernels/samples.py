@@ -13,11 +13,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.errors import SteptimeWarning, TableError, did_you_mean, shown
+from pipeline.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, family
+from pipeline.families.dims import ELEMENT_BYTES, Array, Dims, values_of
+from pipeline.families.family import Family
+from pipeline.families.gemm import work as product_work
 from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.collective_formulas import kinds
-from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS, OP_NAMES, Family, family
-from pipeline.kernels.work import ELEMENT_BYTES, Array, Dims, matrix_product, values_of
 from pipeline.schemas import DIMS, read_frame, write_table
 from pipeline.schemas import read_table as read_artifact
 
@@ -353,7 +355,7 @@ def check_rates(samples: pd.DataFrame, gpu: GpuSpec, name: str) -> None:
     dtype = d.text("dtype", "fp32")
     known = [key for key in set(dtype) if getattr(gpu, f"{key}_gflop_per_s", None)]
     peak = values_of(dtype, {key: gpu.peak_gflop_per_s(key) for key in known}, np.nan)
-    times_peak = matrix_product(d).flops / 1e3 / d("latency_us") / peak
+    times_peak = product_work(d).flops / 1e3 / d("latency_us") / peak
     beyond = np.flatnonzero(times_peak > MAX_PEAK_MULTIPLE)
     if len(beyond) <= MAX_FAULTY_SHARE * len(samples):
         return

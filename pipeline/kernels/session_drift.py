@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.families.dims import Array
 from pipeline.kernels.networks import train_trees
-from pipeline.kernels.work import Array
 
 BINS = 30
 """Number of bins of the row's position. The drift of a bin is its median residual."""

@@ -40,7 +40,9 @@ FREE_OPTIONS = {
 }  # fmt: skip
 """Architecture -> the section whose keys no file lists."""
 
-_SHARE = "share of true values that is assumed in masks that select data, and of boxes that a detector keeps"
+_SHARE = (
+    "assumed share of true values in masks that select data, and of boxes that a detector keeps"
+)
 _EDGE = "edge of the images in pixels, or [height,width]"
 
 _WORKLOADS = {
@@ -52,7 +54,7 @@ _WORKLOADS = {
     "foreach": Option("false: the optimizer updates one parameter at a time", words=("fused",)),
     "set_to_none": Option("false: zero_grad fills gradients with zeros, as before PyTorch 2.0"),
     "dtype": Option(
-        "what the step computes with; default: fp32, with convolutions in TF32 where the GPU has it",
+        "default: fp32, with convolutions in TF32 where the GPU has it",
         ("default", "fp32", "tf32", "bf16", "fp16"),
     ),
     "precision": Option("what bf16 and fp16 mean", ("autocast", "pure")),
@@ -103,11 +105,11 @@ _WORKLOADS = {
     ),
     "name": Option("the model of the library", example="resnet50"),
     "config": Option(
-        "a class of the library, a config.json, a folder with one, or a name in Hugging Face's cache",
+        "a class of the library, a config.json, its folder, or a name in Hugging Face's cache",
         example="LlamaConfig",
     ),
     "task": Option(
-        "causal_lm, masked_lm, sequence_classification...: what it is trained for; null: as the file says"
+        "what it is trained for: causal_lm, masked_lm, ...; null: as the file says"
     ),
     "lora": Option("rank of LoRA's matrices; the model's weights are frozen", whole=True),
     "lora_targets": Option(

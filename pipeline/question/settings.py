@@ -83,7 +83,7 @@ class OverheadSettings:
 
     name: str
     observations: str = option(
-        "which observations of the host count: all, those of the same workload, or all per operator",
+        "observations of the host: all, those of the same workload, or all per operator",
         values=("all", "own", "pooled"),
     )
     estimator: str = option(

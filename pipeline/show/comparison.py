@@ -26,7 +26,7 @@ from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question
 from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate, three_digits
 from pipeline.show.explore_page import page_points, write_page
-from pipeline.show.figures.layout import check_file
+from pipeline.show.figures.board import check_file
 from pipeline.show.figures.python_plots import draw_steps
 from pipeline.show.tables import (
     Catalogue,

@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 import pandas as pd
 
-from pipeline.palette import FAMILIES
+from pipeline.families import COLOURS
 from pipeline.schemas import atomic_path
 from pipeline.simulate.timeline import Timeline
 from pipeline.simulate.timeline_events import EARLIER, Event, timeline_events
@@ -149,7 +149,7 @@ def page_data(events: Sequence[Event], title: str) -> dict[str, Any]:
         "colours": list(colours),
         "details": list(details),
         "steps": steps,
-        "families": {name: FAMILIES[name] for name in colours if name in FAMILIES},
+        "families": {name: COLOURS[name] for name in colours if name in COLOURS},
     }
 
 

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.conv_shape import ConvShape
+from pipeline.families.dims import Dims
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.work import ConvShape, Dims
 from pipeline.transfer.gpu_features import Algorithm, Tiling, alignment, last_wave, side_by_side
 
 Array = npt.NDArray[np.float64]

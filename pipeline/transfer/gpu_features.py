@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import work_of
+from pipeline.families.conv_shape import ConvShape
+from pipeline.families.dims import Dims
+from pipeline.families.family import MAX_WARP_ROW
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import work_of
-from pipeline.kernels.features import MAX_WARP_ROW
-from pipeline.kernels.work import ConvShape, Dims
 
 Array = npt.NDArray[np.float64]
 

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Dims, values_of
+from pipeline.families.tensor_cores import BYTES
+from pipeline.families.tensor_products import misaligned
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_gflop_per_s
-from pipeline.kernels.tensor_cores import BYTES, misaligned
-from pipeline.kernels.work import Dims, values_of
 from pipeline.transfer.gpu_features import Algorithm, Tiling, alignment, last_wave, side_by_side
 
 Array = npt.NDArray[np.float64]

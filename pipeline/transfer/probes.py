@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import FAMILIES, work_of
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import FAMILIES, work_of
 from pipeline.transfer.gpu_features import call_features
 from pipeline.transfer.utilisation import Correction, UtilisationModel
 

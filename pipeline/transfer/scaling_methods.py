@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import work_of
+from pipeline.families.dims import Dims, values_of
+from pipeline.families.tensor_cores import on_tensor_cores as convolved
+from pipeline.families.tensor_products import on_tensor_cores_with_dims as tensor_covered
 from pipeline.hardware.find_gpu import same_chip
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, sustained_dram_gb_per_s
-from pipeline.kernels.families import work_of
 from pipeline.kernels.physics import Physics, raised_to_min_duration
-from pipeline.kernels.tensor_cores import covered as tensor_covered
-from pipeline.kernels.tensor_cores import on_tensor_cores as convolved
-from pipeline.kernels.work import Dims, values_of
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.gpu_features import COMPUTE_FAMILIES
 from pipeline.transfer.probes import P90_SIGMAS, Calibration

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import FAMILIES
+from pipeline.families.convolutions import sampled_kind
+from pipeline.families.dims import Dims, is_one_of
+from pipeline.families.family import MAX_WARP_ROW
+from pipeline.families.row_wise import NARROW_SOFTMAX_PER_CLOCK, unaligned_rows_us
+from pipeline.families.tensor_cores import HALF_DTYPES
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.convolutions import sampled_kind
-from pipeline.kernels.families import FAMILIES
-from pipeline.kernels.features import MAX_WARP_ROW
-from pipeline.kernels.kernel_waits import CLOCKS, ELEMENTS_PER_CLOCK
 from pipeline.kernels.physics import Physics, raised_to_min_duration
-from pipeline.kernels.tensor_cores import HALF_DTYPES
-from pipeline.kernels.work import Dims, is_one_of
 from pipeline.model_files import TRANSFER, shipped_file
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
 from pipeline.transfer.output_tiles import FAMILY as TENSOR
@@ -158,24 +158,10 @@ def half_rows_us(kernel_us: Array, family: str, d: Dims, gpu: GpuSpec) -> Array:
         start = figures.start_us(family) * VECTORISED_NORM_SHARE
         return np.asarray(np.maximum(HALF_NORM_SHARE * kernel_us, start))
     narrow_us = (
-        np.nan_to_num(d("B", 1.0) * width)
-        / ELEMENTS_PER_CLOCK["narrow softmax"]
-        / figures.clocks_per_us()
+        np.nan_to_num(d("B", 1.0) * width) / NARROW_SOFTMAX_PER_CLOCK / figures.clocks_per_us()
     )
-    elements_us = np.where(width <= MAX_WARP_ROW, narrow_us, unaligned_rows_us(d, gpu))
+    elements_us = np.where(width <= MAX_WARP_ROW, narrow_us, unaligned_rows_us(d, figures))
     return np.asarray(np.maximum(kernel_us, figures.start_us(family) + elements_us))
-
-
-def unaligned_rows_us(d: Dims, gpu: GpuSpec) -> Array:
-    """Time of softmax forward in half precision over rows that lie in no warp and are not aligned, us; 0 for all others."""
-    width, half = d("H"), is_one_of(d.text("dtype", "fp32"), HALF_DTYPES)
-    wide = half & (width > MAX_WARP_ROW) & (np.mod(width, 8.0) > 0.0) & ~d.backward()
-    clocks = np.maximum(width / ELEMENTS_PER_CLOCK["wide softmax"], CLOCKS["softmax row"])
-    return np.where(
-        wide,
-        d("B", 1.0) * clocks / Physics.of(gpu).clocks_per_us(),
-        0.0,
-    )
 
 
 def tensor_model() -> UtilisationModel | None:

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import work_of
+from pipeline.families.dims import Dims
 from pipeline.graph.execution_trace import DTYPES
 from pipeline.graph.opmap import find_row
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.families import work_of
-from pipeline.kernels.work import Dims
 from pipeline.prediction import Arithmetic
 from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category

@@ -11,9 +11,9 @@ import pandas as pd
 
 from pipeline.datasets.neusight import DIMS
 from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError, did_you_mean
+from pipeline.families import FAMILIES, NEUSIGHT_OPS
 from pipeline.hardware.find_gpu import load_gpu, same_chip
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.families import FAMILIES, NEUSIGHT_OPS
 from pipeline.kernels.samples import (
     GEOMETRY_COLUMNS,
     first_row,

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import work_of
+from pipeline.families.dims import Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import arithmetic_us, sustained_dram_gb_per_s
-from pipeline.kernels.families import work_of
-from pipeline.kernels.work import Dims
 from pipeline.transfer.convolution_routes import ROUTES, convolution_routes, routes_of_kernels
 from pipeline.transfer.gpu_features import (
     COMPUTE_FAMILIES,

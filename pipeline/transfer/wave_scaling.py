@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import work_of
+from pipeline.families.dims import Dims
 from pipeline.hardware.occupancy import resident_blocks
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.kernels.families import work_of
-from pipeline.kernels.work import Dims
 
 Array = npt.NDArray[np.float64]
 

@@ -264,7 +264,7 @@ def traced_program() -> Program:
 
 def test_a_trace_gets_advice_on_its_launches_and_waits():
     step = ChangeableStep(traced_program(), np.array([10.0, 10.0, 10.0]))
-    assert [each.name for each in changes_of(step)] == [
+    assert [each.text for each in changes_of(step)] == [
         "no wait in aten::item",
         "CUDA graphs",
         "no dropout",

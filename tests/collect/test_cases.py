@@ -13,7 +13,7 @@ from pipeline.collect.benchmark_calls import distinct, interleaved, seeds, sizes
 from pipeline.collect.campaign_kernels import shrink_for_trial
 from pipeline.collect.cases import BUILDERS, Maker, Spec, UnsupportedCallError, build_case
 from pipeline.collect.cases.case import spec_from_row
-from pipeline.kernels.families import FAMILIES
+from pipeline.families import FAMILIES
 
 SEEDS = list({(s.family, s.op, s.phase, s.dtype): shrink_for_trial(s) for s in seeds()}.values())
 

@@ -24,8 +24,8 @@ from pipeline.paths import project_dir, transfer_dir
 from pipeline.prediction import Prediction, SeveralGpus
 from pipeline.question.question import expand
 from pipeline.show.figures import layout
+from pipeline.show.figures.board import NARROW, WIDE, Page
 from pipeline.show.figures.gallery import INDEX, Artifacts, category_of, draw, draw_all
-from pipeline.show.figures.layout import NARROW, WIDE, Page
 from pipeline.summary_rows import predictions_of, summary_row
 from tests.show.figure_texts import problems
 

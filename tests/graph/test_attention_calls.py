@@ -8,10 +8,10 @@ import torch
 
 from pipeline.collect.cases import Maker, build_case
 from pipeline.collect.cases.case import spec_from_row
+from pipeline.families import work_of
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.opmap import rows
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
-from pipeline.kernels.families import work_of
 
 Q = Tensor((2, 8, 128, 64), "bf16")
 K = Tensor((2, 8, 256, 64), "bf16")

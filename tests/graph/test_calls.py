@@ -5,12 +5,12 @@ import time
 import pytest
 import torch
 
+from pipeline.families import FAMILIES
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.opmap import rows
 from pipeline.graph.sizes import SIZES
 from pipeline.graph.sizes.optimizer import launches
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
-from pipeline.kernels.families import FAMILIES
 
 
 def call(name, *inputs, values=(), outputs=(), device="cuda"):
@@ -110,7 +110,8 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_dims_of_convolutions_say_their_arithmetic(kind, transposed):
-    from pipeline.kernels.work import ConvShape, Dims
+    from pipeline.families.conv_shape import ConvShape
+    from pipeline.families.dims import Dims
 
     image, weight, stride, padding, dilation = CONVOLUTIONS[kind]
     sides = [

@@ -203,9 +203,9 @@ def test_a_step_measured_here_gives_the_operators_of_a_captured_one(tmp_path):
 
 def test_element_types_are_known_by_one_list_and_all_have_a_size():
     """Regression: eight-bit floats counted as four bytes."""
+    from pipeline.families.dims import ELEMENT_BYTES
     from pipeline.graph.execution_trace import DTYPES
     from pipeline.graph.table import DTYPE_BYTES, Tensor
-    from pipeline.kernels.work import ELEMENT_BYTES
     from pipeline.transfer.trace_calls import HALF_PRECISION_TYPES
 
     assert set(DTYPES.values()) <= set(DTYPE_BYTES)

@@ -5,7 +5,7 @@
 - `_rule_changes`: PyTorch gives a depthwise convolution in fp16 and NCHW to cuDNN only above a number of channels. Its
   own kernel for the half number can be many times slower (github.com/pytorch/pytorch/pull/58749 found 15 to 20 times).
 - `_uneven`: cuDNN has tensor-core kernels for narrow groups only where their number is a multiple of 32, with four or
-  more channels in each (`pipeline/kernels/tensor_cores.py`). Half of the groups or of their width may have none.
+  more channels in each (`pipeline/families/tensor_cores.py`). Half of the groups or of their width may have none.
 - `_small_learned`: learned models of products are up to three times too long for some kernels under 0.1 ms (few rows or
   columns, a long reduction). `LARGER` in `pipeline/kernels/derived_calls.py` limits this, and longer kernels have none.
 - `_converted`: kernels for fp16 and bf16 exist in NHWC only. Around them cuDNN converts whole images, also pixels that a
@@ -20,10 +20,10 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.who_answers import kernel_predictor
+from pipeline.families.convolutions import native
+from pipeline.families.dims import Dims
+from pipeline.families.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.convolutions import native
-from pipeline.kernels.tensor_cores import evenly_grouped, on_tensor_cores
-from pipeline.kernels.work import Dims
 
 GPUS = (
     "V100",

@@ -11,8 +11,9 @@ import pytest
 
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.who_answers import kernel_predictor
+from pipeline.families.conv_shape import ConvShape, implicit_product
+from pipeline.families.dims import Dims
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.work import ConvShape, Dims, implicit_product
 
 
 @pytest.fixture(scope="module")

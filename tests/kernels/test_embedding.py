@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeline.families.dims import Dims
+from pipeline.families.embedding_lookups import Lookup, forward_traffic
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.embedding_lookups import Lookup, forward_traffic
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.work import Dims
 
 
 def forward(**values):

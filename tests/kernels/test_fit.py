@@ -12,12 +12,12 @@ import pytest
 from pipeline.answers.kernel_commands import fit_command, predict_command
 from pipeline.answers.kernel_predictor import predictor_of
 from pipeline.errors import PackError, SteptimeError, TableError, UnknownNameError
+from pipeline.families.family import Law
 from pipeline.kernels import learned_variants as learned
 from pipeline.kernels import networks as trees
 from pipeline.kernels import session_drift as drift
 from pipeline.kernels.error_metrics import gmae, gmae_by_size, metrics
 from pipeline.kernels.estimate import fit_quantiles
-from pipeline.kernels.families import Law
 from pipeline.kernels.family_model import FittedModel, find_families
 from pipeline.kernels.fit_gpu import fit_family, fit_gpu
 from pipeline.kernels.physics import PHYSICS_SPREAD

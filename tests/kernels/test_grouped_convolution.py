@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.who_answers import kernel_predictor
+from pipeline.families.conv_shape import ConvShape
+from pipeline.families.convolutions import NATIVE_SPREAD, native
+from pipeline.families.dims import Dims
+from pipeline.families.tensor_cores import evenly_grouped
 from pipeline.graph.sizes.library_launches import convolution_extra
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.convolutions import NATIVE_SPREAD, native
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_cores import evenly_grouped
-from pipeline.kernels.work import ConvShape, Dims
 
 NHWC = {"layout": "nhwc"}
 FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")

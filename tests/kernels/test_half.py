@@ -15,9 +15,9 @@ from pipeline.answers.gap_models import (
 )
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.answers.who_answers import kernel_predictor
+from pipeline.families.tensor_cores import LAUNCH_CYCLES
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.estimate import Estimate, KernelModel
-from pipeline.kernels.tensor_cores import LAUNCH_CYCLES
 from pipeline.model_files import check_pack
 from pipeline.paths import packs_dir
 

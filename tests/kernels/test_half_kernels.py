@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.families.tensor_products import by_element_us
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.tensor_cores import by_element_us
 
 STRIDED = '{"strided":true}'
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.answers.kernel_predictor import load_predictor
+from pipeline.families import FAMILIES
+from pipeline.families.chip import BandwidthCurve
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.estimate import BandwidthCurve
-from pipeline.kernels.families import FAMILIES
 from pipeline.kernels.latency_floor import fit_curve, memory_curve
 from pipeline.kernels.physics import Physics
 

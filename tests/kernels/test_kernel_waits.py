@@ -13,145 +13,100 @@ from pipeline.kernels.physics import Physics
 H100 = load_gpu("H100")
 
 
-def time_us(call, gpu=H100):
+def call(family, op, **values):
+    return {"family": family, "op": op, "phase": "forward", "dtype": "fp32", **values}
+
+
+def time_us(one, gpu=H100):
     """By the GPU's file alone: cross-GPU models and physics."""
-    table = pd.DataFrame([{"phase": "forward", "dtype": "fp32", **call}])
+    table = pd.DataFrame([one])
     return float(load_predictor(gpu).predict(table)["kernel_us"].iloc[0])
 
 
 @pytest.mark.parametrize(
-    ("call", "measured_us"),
+    ("one", "measured_us"),
     [
-        ({"family": "tril_index_backward", "op": "index_put", "B": 2048, "F": 27}, 147.0),
-        ({"family": "loss", "op": "nll_loss", "phase": "backward", "B": 4096, "H": 50257}, 10.2),
-        ({"family": "loss", "op": "nll_loss", "B": 73168, "H": 64}, 62.9),
-        ({"family": "bmm", "op": "bmm", "B": 4096, "M": 9, "N": 64, "K": 9}, 26.3),
-        ({"family": "bmm", "op": "bmm", "B": 1024, "M": 9, "N": 128, "K": 9}, 11.8),
+        (call("tril_index_backward", "index_put", B=2048, F=27), 147.0),
+        (call("loss", "nll_loss", phase="backward", B=4096, H=50257), 10.2),
+        (call("loss", "nll_loss", B=73168, H=64), 62.9),
+        (call("bmm", "bmm", B=4096, M=9, N=64, K=9), 26.3),
+        (call("bmm", "bmm", B=1024, M=9, N=128, K=9), 11.8),
         (
-            {
-                "family": "pooling",
-                "op": "avg_pool2d",
-                "B": 64,
-                "C": 128,
-                "HW": 1225,
-                "kernel_size": 3,
-                "stride": 1,
-            },
+            call("pooling", "avg_pool2d", B=64, C=128, HW=1225, kernel_size=3, stride=1),
             127.9,
         ),
         (
-            {
-                "family": "pooling",
-                "op": "avg_pool2d",
-                "phase": "backward",
-                "B": 64,
-                "C": 2048,
-                "HW": 64,
-                "kernel_size": 3,
-                "stride": 1,
-            },
+            call(
+                "pooling",
+                "avg_pool2d",
+                phase="backward",
+                B=64,
+                C=2048,
+                HW=64,
+                kernel_size=3,
+                stride=1,
+            ),
             245.6,
         ),
-        ({"family": "attention", "op": "efficient", "B": 32, "M": 512, "N": 512, "K": 64}, 79.0),
+        (call("attention", "efficient", B=32, M=512, N=512, K=64), 79.0),
         (
-            {
-                "family": "attention",
-                "op": "efficient",
-                "phase": "backward",
-                "B": 61,
-                "M": 312,
-                "N": 492,
-                "K": 64,
-            },
+            call("attention", "efficient", phase="backward", B=61, M=312, N=492, K=64),
             233.9,
         ),
         (
-            {
-                "family": "attention",
-                "op": "cudnn",
-                "dtype": "bf16",
-                "B": 32,
-                "M": 512,
-                "N": 512,
-                "K": 64,
-            },
+            call("attention", "cudnn", dtype="bf16", B=32, M=512, N=512, K=64),
             9.5,
         ),
         (
-            {
-                "family": "attention",
-                "op": "flash",
-                "dtype": "bf16",
-                "B": 32,
-                "M": 512,
-                "N": 512,
-                "K": 64,
-                "attributes": '{"chosen": true}',
-            },
+            call(
+                "attention",
+                "flash",
+                dtype="bf16",
+                B=32,
+                M=512,
+                N=512,
+                K=64,
+                attributes='{"chosen": true}',
+            ),
             9.5,
         ),
-        ({"family": "layer_norm", "op": "ln", "B": 2048, "H": 1024}, 9.0),
-        ({"family": "layer_norm", "op": "ln", "B": 33203, "H": 318}, 222.2),
-        ({"family": "layer_norm", "op": "ln", "phase": "backward", "B": 65536, "H": 300}, 307.3),
+        (call("layer_norm", "ln", B=2048, H=1024), 9.0),
+        (call("layer_norm", "ln", B=33203, H=318), 222.2),
+        (call("layer_norm", "ln", phase="backward", B=65536, H=300), 307.3),
         (
-            {
-                "family": "embedding_forward",
-                "op": "bag",
-                "B": 8192,
-                "T": 1,
-                "E": 8_000_000,
-                "L": 100,
-                "D": 64,
-            },
+            call("embedding_forward", "bag", B=8192, T=1, E=8000000, L=100, D=64),
             136.5,
         ),
         (
-            {
-                "family": "embedding_backward",
-                "op": "sparse",
-                "phase": "backward",
-                "B": 2048,
-                "T": 1,
-                "E": 15,
-                "L": 1,
-                "D": 128,
-            },
+            call("embedding_backward", "sparse", phase="backward", B=2048, T=1, E=15, L=1, D=128),
             2.7,
         ),
-        ({"family": "batch_norm", "op": "batch_norm", "B": 64, "C": 32, "HW": 5329}, 218.3),
+        (call("batch_norm", "batch_norm", B=64, C=32, HW=5329), 218.3),
         (
-            {
-                "family": "optimizer",
-                "op": "foreach_mul",
-                "bytes": 20_837_376,
-                "tensors": 2,
-                "inputs": 20_837_376,
-                "outputs": 20_837_376,
-            },
+            call(
+                "optimizer",
+                "foreach_mul",
+                bytes=20837376,
+                tensors=2,
+                inputs=20837376,
+                outputs=20837376,
+            ),
             16.8,
         ),
         (
-            {
-                "family": "copy",
-                "op": "transpose",
-                "bytes": 20_971_520,
-                "attributes": '{"strided": true}',
-            },
+            call("copy", "transpose", bytes=20971520, attributes='{"strided": true}'),
             42.4,
         ),
-        ({"family": "memcpy_d2h", "op": "pageable", "bytes": 1 << 20}, 21.0),
-        ({"family": "elementwise", "op": "relu", "B": 1, "H": 3_145_728}, 6.1),
+        (call("memcpy_d2h", "pageable", bytes=1 << 20), 21.0),
+        (call("elementwise", "relu", B=1, H=3145728), 6.1),
     ],
 )
-def test_an_h100_takes_what_it_measured(call, measured_us):
-    assert time_us(call) == pytest.approx(measured_us, rel=0.2)
+def test_an_h100_takes_what_it_measured(one, measured_us):
+    assert time_us(one) == pytest.approx(measured_us, rel=0.2)
 
 
 def test_a_likelihood_takes_as_long_for_any_number_of_classes():
-    few, many = (
-        time_us({"family": "loss", "op": "nll_loss", "B": 4096, "H": classes})
-        for classes in (10, 100_000)
-    )
+    few, many = (time_us(call("loss", "nll_loss", B=4096, H=classes)) for classes in (10, 100_000))
     assert few == many
 
 
@@ -172,23 +127,22 @@ def test_what_fits_into_l2_moves_at_most_twice_as_fast_as_in_dram(name):
 
 
 def test_half_of_the_sms_take_twice_as_long_for_sorted_positions():
-    call = {"family": "tril_index_backward", "op": "index_put", "B": 4096, "F": 27}
+    one = call("tril_index_backward", "index_put", B=4096, F=27)
     start = Physics.of(H100).start_us("tril_index_backward")
-    whole, half = time_us(call) - start, time_us(call, replace(H100, name="half", sms=66)) - start
+    whole, half = time_us(one) - start, time_us(one, replace(H100, name="half", sms=66)) - start
     assert half == pytest.approx(2 * whole, rel=0.01)
 
 
 def test_unaligned_rows_of_a_measured_card_lie_between_its_fit_and_older_traces():
     """A public H100 trace has 5,707 us (5,000 cycles a row), PyTorch 2.11 on our H100 264 us for 25,632 rows of 2,603 (2,700)."""
     rows = pd.DataFrame(
-        {
-            "family": "softmax",
-            "op": "softmax",
-            "phase": "forward",
-            "dtype": "bf16",
-            "B": [301_152.0, 25_632.0, 25_632.0],
-            "H": [3_137.0, 2_603.0, 2_608.0],
-        }
+        call(
+            "softmax",
+            "softmax",
+            dtype="bf16",
+            B=[301152.0, 25632.0, 25632.0],
+            H=[3137.0, 2603.0, 2608.0],
+        )
     )
     times = kernel_predictor(H100, "auto").predict(rows)
     assert times["p10_us"][0] < 5_707 < times["p90_us"][0]
@@ -199,14 +153,13 @@ def test_unaligned_rows_of_a_measured_card_lie_between_its_fit_and_older_traces(
 def test_unaligned_rows_take_the_geometric_mean_of_their_fit_and_of_older_traces():
     """PyTorch loads eight elements of 2 bytes at once: rows of 2,604 begin beside such a vector, too. 5,000 cycles a row."""
     rows = pd.DataFrame(
-        {
-            "family": "softmax",
-            "op": "softmax",
-            "phase": "forward",
-            "dtype": "bf16",
-            "B": 25_632.0,
-            "H": [2_603.0, 2_604.0, 2_608.0],
-        }
+        call(
+            "softmax",
+            "softmax",
+            dtype="bf16",
+            B=25632.0,
+            H=[2603.0, 2604.0, 2608.0],
+        )
     )
     predictor = kernel_predictor(H100, "auto")
     fit_us = predictor.models["softmax"].predict(rows).kernel

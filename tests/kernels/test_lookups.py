@@ -7,8 +7,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from pipeline.families.embedding_lookups import ROW_LATENCY_US
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.embedding_lookups import ROW_LATENCY_US
 from pipeline.kernels.physics import Physics
 
 

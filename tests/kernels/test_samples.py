@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.answers.kernel_commands import fit_command, predict_command, read_samples
 from pipeline.errors import InputError, TableError, UnknownNameError
-from pipeline.kernels.families import FAMILIES, OP_NAMES
+from pipeline.families import FAMILIES, OP_NAMES
 from pipeline.kernels.samples import bad_dims, clean_samples, split_by_shape, with_families
 from pipeline.transfer.transfer_command import read_measured
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.kernels.families import family
+from pipeline.families import family
 from pipeline.kernels.features import Scope
 
 RANGES = {"B": (1.0, 1000.0), "H": (1.0, 500.0)}

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.answers.who_answers import kernel_predictor
+from pipeline.families.conv_shape import ConvShape
+from pipeline.families.dims import Dims
+from pipeline.families.tensor_cores import LAYOUT_CONVERSION_SHARE, NCHW_LOADS, on_tensor_cores
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
-from pipeline.kernels.tensor_cores import LAYOUT_CONVERSION_SHARE, NCHW_LOADS, on_tensor_cores
-from pipeline.kernels.work import ConvShape, Dims
 
 FAMILIES = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_weight")
 NHWC = '{"layout":"nhwc"}'

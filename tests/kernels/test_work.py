@@ -5,9 +5,10 @@ import pytest
 
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.errors import UnknownNameError
+from pipeline.families import family, work_of
+from pipeline.families.conv_shape import ConvShape
+from pipeline.families.dims import Dims
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.kernels.families import family, work_of
-from pipeline.kernels.work import ConvShape, Dims
 
 
 def one(**values):

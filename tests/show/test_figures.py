@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from pipeline.palette import FAMILIES, luminance
+from pipeline.families import COLOURS
+from pipeline.palette import luminance
 from pipeline.paths import project_dir
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import step_times as drawn_steps
+from pipeline.show.figures.board import WIDE
 from pipeline.show.figures.costs import value_for_money
 from pipeline.show.figures.gallery import GALLERY, INDEX, Artifacts, draw, draw_all
-from pipeline.show.figures.layout import WIDE
 from pipeline.show.grid_inputs import price_table, with_distinct_names, with_gpus
 from pipeline.show.sentences import step_sentence
 from pipeline.summary_rows import predictions_of
@@ -148,8 +149,8 @@ def test_a_kernel_family_has_the_same_colour_in_every_panel() -> None:
         for axes in (first, second)
     ]
     assert colours == [
-        [FAMILIES["gemm"], FAMILIES["softmax"]],
-        [FAMILIES["softmax"], FAMILIES["gemm"]],
+        [COLOURS["gemm"], COLOURS["softmax"]],
+        [COLOURS["softmax"], COLOURS["gemm"]],
     ]
     assert [text.get_text() for text in first.texts if text.get_text()] == [
         "gemm 90",

@@ -6,18 +6,16 @@ import itertools
 
 import pytest
 
-from pipeline.kernels.families import FAMILIES
+from pipeline.families import COLOURS, FAMILIES, family_colour
 from pipeline.palette import (
     ACTIVE,
     IDLE,
     MEASURED,
     OTHER,
-    family_colour,
     luminance,
     series_colours,
     text_on,
 )
-from pipeline.palette import FAMILIES as COLOURS
 from pipeline.simulate.timeline_page import TEMPLATE, page_data
 
 NEIGHBOURS = (

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from pipeline.errors import InputError
 from pipeline.prediction import Arithmetic, Prediction
-from pipeline.show.figures.layout import NARROW, headline_of
+from pipeline.show.figures.board import NARROW, headline_of
 from pipeline.show.figures.roofline import draw_roofline, kernels_of, write_roofline
 from pipeline.summary_rows import predictions_of, summary_row
 from steptime import predict

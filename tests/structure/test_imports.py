@@ -18,7 +18,8 @@ ROOT = project_dir()
 ROOMS = (
     "private_names", "errors", "palette", "readable", "yaml_text", "paths", "schemas", "user_cache",
     "plotter", "prediction", "summary_rows", "model_files", "hardware", "prices", "question",
-    "as_on_cuda", "workloads", "trace", "kernels", "graph", "measured", "datasets", "transfer",
+    "as_on_cuda", "workloads", "trace", "families",
+    "kernels", "graph", "measured", "datasets", "transfer",
     "overheads", "simulate", "answers", "flow", "scripting", "show", "completion", "terminal",
     "collect", "commands", "cli", "__main__", "evaluation.published", "evaluation.workloads",
     "evaluation.training", "evaluation.checks", "evaluation.figures", "evaluation.pages",

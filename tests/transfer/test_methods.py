@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from evaluation.training.published_networks import SMALL, PublishedNetwork, train_published
 from pipeline.errors import InputError, SteptimeWarning, TableError, UnknownNameError
+from pipeline.families import FAMILIES
 from pipeline.hardware.find_gpu import list_gpus, load_gpu
-from pipeline.kernels.families import FAMILIES
 from pipeline.transfer.scaling_methods import METHODS, by_auto, residual_share
 from pipeline.transfer.shipped_models import COLUMNS, covered, load_models, predict_calls
 from pipeline.transfer.transfer_command import ADDED_COLUMNS, transfer_command

@@ -15,10 +15,11 @@ from evaluation.published import aiconfigurator
 from evaluation.training.build_tensor_core import chips, error_summary, residuals, train_without
 from evaluation.training.recipes import TENSOR_CORE_RECIPE
 from pipeline.answers.gap_models import tensor_core_gemm_model
+from pipeline.families.tensor_products import misaligned
+from pipeline.families.tensor_products import on_tensor_cores_with_dims as covered
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import peak_gflop_per_s, sustained_gflop_per_s
-from pipeline.kernels.tensor_cores import covered, misaligned
 from pipeline.transfer.output_tiles import FAMILY
 from pipeline.transfer.shipped_models import kernel_us, tensor_model, time_ratio
 from pipeline.transfer.utilisation import UtilisationModel

@@ -104,7 +104,7 @@ def convolution_backward(node: Node, rule: Rule) -> list[Work] | None:
 
 
 def _attributes(node: Node, w: Tensor, dims: dict[str, int], transposed: bool) -> dict[str, Any]:
-    """Layout of the images, and what `pipeline.kernels.convolutions` cannot see in dims."""
+    """Layout of the images, and what `pipeline.families.convolutions` cannot see in dims."""
     volume = len(w.shape) == 5
     said = {"volume": volume}
     if dims["groups"] > 1:

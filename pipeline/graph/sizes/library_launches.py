@@ -14,9 +14,9 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.families.convolutions import native
+from pipeline.families.dims import Dims
 from pipeline.graph.sizes.vocabulary import Work
-from pipeline.kernels.convolutions import native
-from pipeline.kernels.work import Dims
 
 TILE = 128
 """Side of the most common output tile of cuBLAS, in elements."""

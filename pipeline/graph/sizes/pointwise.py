@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from pipeline.families.dims import SECTOR_BYTES
 from pipeline.graph.sizes.vocabulary import (
     Rule,
     Work,
@@ -20,7 +21,6 @@ from pipeline.graph.sizes.vocabulary import (
     size,
 )
 from pipeline.graph.table import DTYPE_BYTES, Node, Tensor, contiguous_strides
-from pipeline.kernels.work import SECTOR_BYTES
 
 REAL = {"complex64": "fp32", "complex128": "fp64"}
 """Complex dtype -> dtype of its real and imaginary parts."""

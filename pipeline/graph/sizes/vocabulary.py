@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from pipeline.families.dims import SECTOR_BYTES
 from pipeline.graph.table import Node, Tensor
-from pipeline.kernels.work import SECTOR_BYTES
 
 WARP = 32
 """Threads of a warp."""

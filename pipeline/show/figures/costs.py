@@ -11,7 +11,7 @@ import pandas as pd
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.palette import ACTIVE, SERIES, series_colours
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     MARKERS,
     TEXT,
     WIDE,

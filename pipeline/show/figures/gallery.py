@@ -18,7 +18,7 @@ from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import kernel_errors as kernels
 from pipeline.show.figures import overhead_plots as overheads
 from pipeline.show.figures import step_times as steps
-from pipeline.show.figures.layout import NARROW, WIDE, Page, add_note, headline_of, save
+from pipeline.show.figures.board import NARROW, WIDE, Page, add_note, headline_of, save
 from pipeline.show.figures.roofline import draw_roofline, roofline_table
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.throughput import throughput as draw_throughput

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.palette import ACTIVE, SERIES, series_colours
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     MARKERS,
     NOTE,
     WIDE,

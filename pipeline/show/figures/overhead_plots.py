@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.overheads.overhead_model import HOST_TYPES
 from pipeline.palette import MEASURED
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     NOTE,
     WIDE,
     Board,

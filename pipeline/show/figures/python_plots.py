@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER, family_colour
+from pipeline.families import family_colour
+from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
+from pipeline.show.figures.board import TEXT, WIDE, Board, Page, rows_height
 from pipeline.show.figures.figure_data import step_parts
-from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, rows_height
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.step_times import step_times, steps
 

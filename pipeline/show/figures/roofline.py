@@ -11,12 +11,12 @@ import pandas as pd
 
 from pipeline.answers.altered_gpu import SAMPLED_EVIDENCE
 from pipeline.errors import InputError
-from pipeline.kernels.families import FAMILIES, Law
-from pipeline.palette import OTHER, family_colour
+from pipeline.families import FAMILIES, family_colour
+from pipeline.families.family import Law
+from pipeline.palette import OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.show.figures.figure_data import DRAWN
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     LETTER,
     NOTE,
     TEXT,
@@ -27,6 +27,7 @@ from pipeline.show.figures.layout import (
     plain_ticks,
     save_as,
 )
+from pipeline.show.figures.figure_data import DRAWN
 from pipeline.show.figures.python_plots import shown_by_notebooks
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.palette import series_colours
 from pipeline.prediction import Prediction
-from pipeline.show.figures.layout import MARKERS, WIDE, Board, Page, marks
+from pipeline.show.figures.board import MARKERS, WIDE, Board, Page, marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

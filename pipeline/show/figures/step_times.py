@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import family_colour
 from pipeline.palette import (
     ACTIVE,
     IDLE_STYLE,
     MEASURED,
     OTHER,
-    family_colour,
     text_on,
 )
 from pipeline.prediction import Prediction
 from pipeline.readable import short_time
-from pipeline.show.figures.layout import (
+from pipeline.show.figures.board import (
     WIDE,
     Board,
     Page,

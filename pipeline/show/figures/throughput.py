@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.palette import ACTIVE, series_colours
 from pipeline.readable import rate
-from pipeline.show.figures.layout import MARKERS, WIDE, Board, Page, number_ticks
+from pipeline.show.figures.board import MARKERS, WIDE, Board, Page, number_ticks
 from pipeline.show.figures.step_times import Numbers, panel_per_model, spread
 from pipeline.show.sentences import throughput_sentence
 

@@ -10,10 +10,11 @@ from pipeline.answers.advice import Advice
 from pipeline.answers.call_changes import GRADIENT, GRADIENTS
 from pipeline.answers.difference import Change, Difference, percent_of, signed
 from pipeline.answers.drawn_step import COMMUNICATION, IDLE, OVERLAP
-from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER, family_colour
+from pipeline.families import family_colour
+from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.show.figures.layout import TEXT, WIDE, Board, Page, check_file, rows_height, save_as
+from pipeline.show.figures.board import TEXT, WIDE, Board, Page, check_file, rows_height, save_as
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

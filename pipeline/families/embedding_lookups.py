@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.families.dims import Array, Dims, Work, sectors
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.work import Array, Dims, Work, sectors
 
 RESIDENT_WARPS_PER_SM = 45.0
 """Number of warps of FBGEMM's lookup kernel that run at once on one SM (Lin et al., from its register use)."""

@@ -29,12 +29,12 @@ The constants come from published times of single kernels (docs/notes/kernels.md
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.families.chip import BandwidthCurve
+from pipeline.families.conv_shape import ConvShape, implicit_product
+from pipeline.families.dims import Array, Dims, Flags
+from pipeline.families.tensor_cores import evenly_grouped, on_tensor_cores
 from pipeline.hardware.spec import GpuSpec
-from pipeline.kernels.estimate import BandwidthCurve
-from pipeline.kernels.tensor_cores import evenly_grouped, on_tensor_cores
-from pipeline.kernels.work import Array, ConvShape, Dims, implicit_product
 
 STRIDED_GRADIENT = 1.5
 """Time of a data gradient with a stride above 1, over the time of its arithmetic at the attainable peak (V100 trace)."""
@@ -79,8 +79,6 @@ def gradient_us(
     times = np.where(winograd(d), np.fmax(kernel_us, np.fmin(transformed, product_us)), kernel_us)
     return np.where(shape.window == 1.0, kernel_us + np.nan_to_num(images), times)
 
-
-Flags = npt.NDArray[np.bool_]
 
 THREAD_INSTRUCTIONS = 200.0
 """Instructions of a thread of PyTorch's depthwise kernels outside the taps: three integer divisions, and the loop. From 2D
@@ -140,7 +138,7 @@ def winograd(d: Dims) -> Flags:
 
 def grouped(d: Dims) -> Flags:
     """Rows with more than one group, shape (rows,)."""
-    return np.asarray(d("groups", 1.0) > 1.0)
+    return d("groups", 1.0) > 1.0
 
 
 def volumes(d: Dims) -> Flags:
@@ -150,7 +148,7 @@ def volumes(d: Dims) -> Flags:
 
 def sampled_kind(d: Dims) -> Flags:
     """Rows of the kind that samples hold, 2D convolutions with one group; others run in other kernels. Shape (rows,)."""
-    return np.asarray(~grouped(d) & ~volumes(d))
+    return ~grouped(d) & ~volumes(d)
 
 
 def depthwise(d: Dims) -> Flags:
@@ -194,11 +192,11 @@ def cudnn_depthwise(d: Dims, capability: float) -> Flags:
 
 def native(d: Dims, capability: float) -> Flags:
     """Rows that run in PyTorch's own depthwise kernels on a GPU of this compute capability, shape (rows,)."""
-    return np.asarray(depthwise(d) & ~cudnn_depthwise(d, capability))
+    return depthwise(d) & ~cudnn_depthwise(d, capability)
 
 
 def grouped_us(
-    name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: Array, tensor_us: Array
+    name: str, d: Dims, gpu: GpuSpec, moving_us: Array, peak: float, tensor_us: Array
 ) -> Array:
     """Times of grouped convolutions without the kernel's start, us, shape (rows,); NaN where dims are missing.
 
@@ -255,7 +253,7 @@ def _native_us(name: str, d: Dims, gpu: GpuSpec) -> Array:
     )
 
 
-def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: Array) -> Array:
+def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: float) -> Array:
     """Arithmetic times of cuDNN's kernels outside tensor cores, the shorter of direct and implicit product, us."""
     shape, nhwc = ConvShape.of(d), d.channels_last()
     elements, products = (
@@ -274,16 +272,15 @@ def _library_us(name: str, d: Dims, gpu: GpuSpec, peak: Array) -> Array:
     )
     large = LARGE_WINDOW_INSTRUCTIONS * products / _instructions_per_us(gpu)
     single = np.where(shape.window > SPECIAL_WINDOW, large, single)
-    return np.asarray(np.where(nhwc & depthwise(d), single, times))
+    return np.where(nhwc & depthwise(d), single, times)
 
 
 def _whole(shape: ConvShape, block: float) -> Array:
     """Channels of whole blocks over the channels, shape (rows,)."""
-    return np.asarray(np.ceil(shape.in_channels / block) * block / shape.in_channels)
+    return np.ceil(shape.in_channels / block) * block / shape.in_channels
 
 
 def only_direct(d: Dims, gpu: GpuSpec) -> Flags:
     """Rows of several groups in NHWC for which the library has direct kernels only (measured in fp16), shape (rows,)."""
     several = grouped(d) & ~depthwise(d) & ~evenly_grouped(d) & ~volumes(d)
-    older = not gpu.generation.newer_convolutions
-    return np.asarray(several & d.channels_last() & older)
+    return several & d.channels_last() & (not gpu.generation.newer_convolutions)

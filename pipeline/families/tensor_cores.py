@@ -22,14 +22,12 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
+from pipeline.families.chip import BandwidthCurve
+from pipeline.families.conv_shape import ConvShape, implicit_product
+from pipeline.families.dims import ELEMENT_BYTES, Array, Dims, Flags, values_of
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import DTYPES, peak_gflop_per_s, power_gflop_per_s, throttled_us
-from pipeline.kernels.estimate import BandwidthCurve
-from pipeline.kernels.work import ELEMENT_BYTES, Array, ConvShape, Dims, implicit_product, values_of
-
-Flags = npt.NDArray[np.bool_]
 
 BYTES = {name: float(ELEMENT_BYTES[name]) for name in DTYPES}
 """Bytes of an element, by dtype."""
@@ -37,24 +35,9 @@ BYTES = {name: float(ELEMENT_BYTES[name]) for name in DTYPES}
 HALF_DTYPES = ("bf16", "fp16")
 """Dtypes of two bytes. Tensor cores compute both at the same rate, so samples of one are used for both."""
 
-ALIGNMENT_BYTES = 16.0
-"""Alignment of a matrix's rows in memory, bytes. Kernels that copy whole vectors need rows of a multiple of this."""
-
 LAUNCH_CYCLES = 5000.0
 """Clock cycles that a product among other kernels takes beyond one in a loop of equal products, as all samples of bf16
 products are: its instructions are not cached, and no neighbour hides its first loads. H100 traces: 1.4 to 3.3 us."""
-
-ACCESSES_PER_CLOCK, ACCESS_TILES = (
-    3.8,
-    ((128.0, 128.0), (128.0, 64.0), (64.0, 64.0), (128.0, 32.0), (32.0, 128.0)),
-)
-"""Operand loads and stores per SM and clock of half-precision kernels for misaligned rows (`align1` in their names), which
-move an element at a time (two or four, if rows are a multiple of these), and their tiles. From an H100 trace: products
-with 3,137 tokens reach 4.0 and 4.4."""
-
-SMALL_PRODUCT, SMALL_BLOCK_CYCLES, SMALL_STEP_CYCLES = 16.0, 170.0, 1.5
-"""Edge of the tile of batches of thin products (`wmma ... 16x16`), cycles of an SM for a block, and for each element of its
-sum. From an H100 trace, 37,632 products of 8 tokens; with any number of rows, checked on steps of CaiT and ConViT."""
 
 PATCH_TAPS, PATCH_STEP, PATCH_TILE, PATCH_STEP_CYCLES = 49.0, 32.0, (256.0, 64.0), 750.0
 """Convolutions with more taps and fewer channels than the first two figures (patches of vision transformers) take one step
@@ -104,68 +87,7 @@ names end in `_g32`. From steps of ResNeXt; networks with other numbers of group
 def on_tensor_cores(d: Dims, gpu: GpuSpec) -> Flags:
     """Whether the GPU's tensor cores support the dtype of each row, shape (rows,)."""
     supported = {dtype: 1.0 for dtype in DTYPES if peak_gflop_per_s(gpu, dtype) is not None}
-    return np.asarray(values_of(d.text("dtype", "fp32"), supported, 0.0) > 0)
-
-
-def covered(products: pd.DataFrame, gpu: GpuSpec) -> Flags:
-    """Whether the GPU's tensor cores compute each matrix product and all its dims are known, shape (rows,)."""
-    d = Dims(products)
-    return np.asarray(on_tensor_cores(d, gpu) & np.isfinite(d("M") + d("N") + d("K")))
-
-
-def misaligned(products: pd.DataFrame) -> Flags:
-    """Whether a matrix of each product has rows that are not a multiple of `ALIGNMENT_BYTES` in memory, shape (rows,).
-
-    `trans_a` and `trans_b` say whether the operands are stored transposed. Without these columns, the operands are
-    taken to be stored as in a linear layer: the first as it is, and the second transposed. For gradients, both
-    ways are then checked.
-    """
-    d = Dims(products)
-    size = values_of(d.text("dtype", "bf16"), BYTES, 2.0)
-    either_way = ~np.isfinite(d("trans_a")) & d.backward()
-    m, n, k = (np.mod(d(name) * size, ALIGNMENT_BYTES) != 0 for name in ("M", "N", "K"))
-    first = np.where(d("trans_a", 0.0) > 0, m, n)
-    second = np.where(d("trans_b", 1.0) > 0, n, k)
-    return np.asarray(first | second | k | (either_way & (m | n)))
-
-
-def by_element_us(products: pd.DataFrame, gpu: GpuSpec) -> Array:
-    """Least time of half-precision products with misaligned rows, whose operands move element by element, us; else 0.
-
-    A long sum is split over idle SMs.
-    """
-    d = Dims(products)
-    m, n, k, batch = d("M"), d("N"), d("K"), d("B", 1.0)
-    first, second = np.where(d("trans_a", 0.0) > 0, m, n), np.where(d("trans_b", 1.0) > 0, n, k)
-    vector = np.min(
-        [np.gcd(np.nan_to_num(rows).astype(np.int64), 8) for rows in (first, second, k)], axis=0
-    )
-    times = []
-    for high, wide in ACCESS_TILES:
-        blocks = batch * np.ceil(m / high) * np.ceil(k / wide)
-        split = np.clip(
-            np.floor(gpu.sms / np.maximum(blocks, 1.0)), 1.0, np.maximum(n / MIN_REDUCTION, 1.0)
-        )
-        accesses = (
-            np.ceil(blocks * split / gpu.sms) * ((high + wide) * n / split + high * wide) / vector
-        )
-        times.append(accesses / ACCESSES_PER_CLOCK / gpu.clock_mhz)
-    half = values_of(d.text("dtype", "bf16"), BYTES, 2.0) == 2.0
-    return np.where(half & misaligned(products), np.min(times, axis=0), 0.0)
-
-
-def small_products_us(d: Dims, gpu: GpuSpec) -> Array:
-    """Time of many thin half-precision products, a block for each 16 x 16 outputs, us; NaN for other products.
-
-    A thin product has few columns (or rows) and a short sum. No sample has such sizes: learned models are far too long.
-    """
-    m, n, k = d("M"), d("N"), d("K")
-    blocks = d("B", 1.0) * np.ceil(m / SMALL_PRODUCT) * np.ceil(k / SMALL_PRODUCT)
-    us = blocks / gpu.sms * (SMALL_BLOCK_CYCLES + SMALL_STEP_CYCLES * n) / gpu.clock_mhz
-    moved_us = 2.0 * d("B", 1.0) * (m * n + n * k + m * k) / (1e3 * gpu.peak_dram_gb_per_s())
-    thin = (np.minimum(m, k) <= SMALL_PRODUCT) & (n <= 4 * SMALL_PRODUCT)
-    half = values_of(d.text("dtype", "bf16"), BYTES, 2.0) == 2.0
-    return np.where(half & thin & (blocks > 8 * gpu.sms), np.maximum(us, moved_us), np.nan)
+    return values_of(d.text("dtype", "fp32"), supported, 0.0) > 0
 
 
 def evenly_grouped(d: Dims) -> Flags:
