@@ -199,10 +199,7 @@ class StepStore:
 
 
 def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Calls whose collectives are between the GPUs of a question; the same object for one GPU.
-
-    Groups along no axis, of a user's own step, stay as they were captured.
-    """
+    """Calls whose collectives are between a question's GPUs; groups along no axis stay as they were captured."""
     if question.ranks is None:
         return calls
     texts = calls.loc[calls["family"] == "collective", "attributes"]
