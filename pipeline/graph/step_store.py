@@ -199,19 +199,16 @@ class StepStore:
 
 
 def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Calls whose collectives are between the GPUs of a question; the same object for one GPU.
-
-    A collective names the axis of its group. Groups along no axis, of a user's own step, stay as they were captured.
-    """
+    """Calls whose collectives are between a question's GPUs; groups along no axis stay as they were captured."""
     if question.ranks is None:
         return calls
     texts = calls.loc[calls["family"] == "collective", "attributes"]
     axes = texts.map(lambda text: json.loads(text)["axis"])
     along = axes[axes != ""].map(question.ranks.layout.groups)
     groups = pd.DataFrame([*along], along.index, Groups._fields, "Int64").reindex(calls.index)
-    groups["node_groups"] = groups["node_groups"].where(groups["node_groups"] > 1)
-    named = calls["attributes"].mask(calls.index.isin(along.index))  # seeds of draws hold both
-    return calls.assign(attributes=named, **groups.fillna(calls))
+    groups.loc[groups["node_groups"] == 1, "node_groups"] = pd.NA
+    plain = calls["attributes"].mask(calls.index.isin(along.index))  # seeds of draws hold both
+    return calls.assign(attributes=plain, **groups.fillna(calls))
 
 
 def _memory_without_capture(config: Mapping[str, Any], batch_size: int) -> Memory | None:
