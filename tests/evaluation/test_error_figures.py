@@ -23,7 +23,7 @@ from pipeline.flow import key_of
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.prediction import Prediction, SeveralGpus
 from pipeline.question.question import expand
-from pipeline.show.figures import layout
+from pipeline.show.figures import board
 from pipeline.show.figures.board import NARROW, WIDE, Page
 from pipeline.show.figures.gallery import INDEX, Artifacts, category_of, draw, draw_all
 from pipeline.summary_rows import predictions_of, summary_row
@@ -60,7 +60,7 @@ def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(
     assert list(json.loads((one / INDEX).read_text())["drawn"]) == [entry.name for entry in DRAWN]
     two.mkdir()
     for entry in DRAWN[::4]:
-        layout.save(draw(entry, compared, entry.table(compared), WIDE), two, entry.name)
+        board.save(draw(entry, compared, entry.table(compared), WIDE), two, entry.name)
     assert {path.name: path.read_bytes() for path in two.iterdir()} == {
         path.name: (one / path.name).read_bytes() for path in two.iterdir()
     }
