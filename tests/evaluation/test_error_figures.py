@@ -44,7 +44,7 @@ DRAWN = [entry for entry in ENTRIES if entry.name not in (*PUBLISHED, METHODS, S
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few dots per inch: the pixels are not what is tested."""
-    monkeypatch.setattr(layout, "PNG_DPI", 30)
+    monkeypatch.setattr(board, "PNG_DPI", 30)
 
 
 def test_every_figure_is_drawn_from_a_small_grid_the_same_on_a_second_run(
