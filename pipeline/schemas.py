@@ -35,321 +35,123 @@ reader uses statistics of columns, which take a tenth of the time and of a small
 
 DIMS = (
     # gemm, bmm: (B x) M x N times N x K, where N is the reduction dimension
-    "B",
-    "M",
-    "N",
-    "K",
-    "trans_a",
-    "trans_b",
+    "B", "M", "N", "K", "trans_a", "trans_b",
     # elementwise, softmax, layer_norm, reduction: B rows of width H; operands that are not B x H are counted in bytes
-    "H",
-    "inputs",
-    "outputs",
+    "H", "inputs", "outputs",
     # conv2d; the _w columns are null if the window or image is square
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "kernel_size_w",
-    "input_size",
-    "input_size_w",
-    "stride",
-    "stride_w",
-    "padding",
-    "padding_w",
-    "groups",
-    "dilation",
+    "in_channels", "out_channels", "kernel_size", "kernel_size_w", "input_size", "input_size_w",
+    "stride", "stride_w", "padding", "padding_w", "groups", "dilation",
     # embedding: B samples, T tables of E rows and width D, L lookups per sample and table
-    "E",
-    "T",
-    "L",
-    "D",
+    "E", "T", "L", "D",
     # batch_norm, pooling
-    "C",
-    "HW",
+    "C", "HW",
     # tril_index: B samples of F x F
     "F",
     # rnn: B sequences of T steps, input width I, hidden width H
-    "I",
-    "layers",
+    "I", "layers",
     # memcpy, concat, copy, optimizer, collective; ranks of a group, its nodes (1 where null), groups on a node
-    "bytes",
-    "tensors",
-    "ranks",
-    "nodes",
-    "node_groups",
-)
+    "bytes", "tensors", "ranks", "nodes", "node_groups",
+)  # fmt: skip
 """Dimension columns of kernel calls and samples, all int64. A dimension that a family does not have is null."""
 
 SUBSTITUTE = {"kernel": "aten"}
 """In the attributes of a sample of a fused operator: PyTorch's own operators were timed instead."""
 
-_S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+_TYPES = {"s": pa.string(), "i": pa.int64(), "f": pa.float64(), "b": pa.bool_()}
+"""Type of a column by its letter in `SCHEMAS`: text, whole number, number, flag."""
 
 
-def _schema(
-    required: dict[str, pa.DataType], optional: dict[str, pa.DataType] | None = None
-) -> pa.Schema:
-    fields = [pa.field(name, kind, nullable=False) for name, kind in required.items()]
-    fields += [pa.field(name, kind, nullable=True) for name, kind in (optional or {}).items()]
+def _schema(columns: str) -> pa.Schema:
+    """A schema from `name:type`, separated by blanks; columns after `|` may be null, and `DIMS` stands for all of them."""
+    dims = " ".join(f"{name}:i" for name in DIMS)
+    required, _, optional = columns.replace("DIMS", dims).partition("|")
+    fields = [
+        pa.field(name, _TYPES[letter], nullable)
+        for part, nullable in ((required, False), (optional, True))
+        for name, _, letter in (column.partition(":") for column in part.split())
+    ]
     return pa.schema(fields)
 
 
-_DIM_FIELDS = {name: _I for name in DIMS}
-
 SCHEMAS: dict[str, pa.Schema] = {
     # one row per operator, in host order
-    "graph": _schema(
-        {
-            "node_id": _I,
-            "name": _S,
-            "order": _I,
-            "thread": _I,
-            "phase": _S,
-            "input_shapes": _S,
-            "input_dtypes": _S,
-            "output_shapes": _S,
-            "attributes": _S,
-            "is_top_level": _B,
-        },
-        {"parent_id": _I, "module": _S},
-    ),
+    "graph": _schema("""
+        node_id:i name:s order:i thread:i phase:s input_shapes:s input_dtypes:s output_shapes:s
+        attributes:s is_top_level:b
+        | parent_id:i module:s
+    """),
     # one row per device call, in launch order
-    "calls": _schema(
-        {
-            "node_id": _I,
-            "call": _I,
-            "api": _S,
-            "family": _S,
-            "op": _S,
-            "phase": _S,
-            "stream": _I,
-            "dtype": _S,
-            "flops": _F,
-            "bytes_read": _F,
-            "bytes_written": _F,
-            "blocking": _B,
-        },
-        {**_DIM_FIELDS, "attributes": _S, "kernel_name": _S, "measured_us": _F, "evidence": _S},
-    ),
+    "calls": _schema("""
+        node_id:i call:i api:s family:s op:s phase:s stream:i dtype:s flops:f bytes_read:f
+        bytes_written:f blocking:b
+        | DIMS attributes:s kernel_name:s measured_us:f evidence:s
+    """),
     # one row per event of a profiler trace
-    "events": _schema(
-        {
-            "event_id": _I,
-            "category": _S,
-            "name": _S,
-            "ts_ns": _I,
-            "dur_ns": _I,
-            "pid": _I,
-            "tid": _I,
-        },
-        {
-            "stream": _I,
-            "device": _I,
-            "correlation": _I,
-            "external_id": _I,
-            "record_function_id": _I,
-            "iteration": _I,
-            "phase": _S,
-            "parent": _I,
-            "top": _I,
-            "op": _I,
-            "launch": _I,
-            "grid": _S,
-            "block": _S,
-            "registers": _I,
-            "shared_memory": _I,
-            "bytes": _I,
-            "input_shapes": _S,
-            "input_dtypes": _S,
-            "input_values": _S,
-            "sequence": _I,
-            "forward_thread": _I,
-            "wait_event": _I,
-            "wait_stream": _I,
-            "collective": _S,
-            "ranks": _I,
-        },
-    ),
+    "events": _schema("""
+        event_id:i category:s name:s ts_ns:i dur_ns:i pid:i tid:i
+        | stream:i device:i correlation:i external_id:i record_function_id:i iteration:i phase:s
+        parent:i top:i op:i launch:i grid:s block:s registers:i shared_memory:i bytes:i
+        input_shapes:s input_dtypes:s input_values:s sequence:i forward_thread:i wait_event:i
+        wait_stream:i collective:s ranks:i
+    """),
     # one row per measured kernel call
-    "samples": _schema(
-        {
-            "gpu": _S,
-            "family": _S,
-            "op": _S,
-            "phase": _S,
-            "dtype": _S,
-            "latency_us": _F,
-            "source": _S,
-            "campaign_id": _S,
-        },
-        {
-            **_DIM_FIELDS,
-            "kernel_us": _F,
-            "cold": _B,
-            "attributes": _S,
-            "kernel_name": _S,
-            "kernels": _I,
-            "grid": _S,
-            "block": _S,
-            "registers": _I,
-            "shared_memory": _I,
-        },
-    ),
+    "samples": _schema("""
+        gpu:s family:s op:s phase:s dtype:s latency_us:f source:s campaign_id:s
+        | DIMS kernel_us:f cold:b attributes:s kernel_name:s kernels:i grid:s block:s registers:i
+        shared_memory:i
+    """),
     # statistics of host overheads; `type` is T1 to T5, or a device-side constant (launch_latency, kernel_gap)
-    "overheads": _schema(
-        {
-            "type": _S,
-            "op": _S,
-            "mean_us": _F,
-            "std_us": _F,
-            "median_us": _F,
-            "count": _I,
-            "workloads": _S,
-        },
-        {"api": _S, "signature": _S, "evidence": _S},
-    ),
+    "overheads": _schema("""
+        type:s op:s mean_us:f std_us:f median_us:f count:i workloads:s
+        | api:s signature:s evidence:s
+    """),
     # the raw observations from which `overheads` is computed
-    "overhead_samples": _schema(
-        {"type": _S, "op": _S, "value_us": _F, "iteration": _I, "workload": _S},
-        {"api": _S, "signature": _S},
-    ),
+    "overhead_samples": _schema("""
+        type:s op:s value_us:f iteration:i workload:s
+        | api:s signature:s
+    """),
     # one row per device call (or host-only operator, `call` null) of a predicted step
-    "prediction": _schema(
-        {
-            "node_id": _I,
-            "name": _S,
-            "thread": _I,
-            "phase": _S,
-            "host_start_us": _F,
-            "host_end_us": _F,
-        },
-        {
-            "call": _I,
-            "api": _S,
-            "family": _S,
-            "op": _S,
-            "stream": _I,
-            "device_start_us": _F,
-            "device_end_us": _F,
-            "kernel_us": _F,
-            "p10_us": _F,
-            "p90_us": _F,
-            "evidence": _S,
-            "host_evidence": _S,
-            "on_critical_path": _B,
-            "module": _S,
-            "dtype": _S,
-            "flops": _F,
-            "bytes_read": _F,
-            "bytes_written": _F,
-        },
-    ),
+    "prediction": _schema("""
+        node_id:i name:s thread:i phase:s host_start_us:f host_end_us:f
+        | call:i api:s family:s op:s stream:i device_start_us:f device_end_us:f kernel_us:f p10_us:f
+        p90_us:f evidence:s host_evidence:s on_critical_path:b module:s dtype:s flops:f
+        bytes_read:f bytes_written:f
+    """),
     # unprofiled steps of a workload, timed on the device
-    "step_times": _schema(
-        {
-            "gpu": _S,
-            "model": _S,
-            "variant": _S,
-            "batch_size": _I,
-            "step_us": _F,
-            "p10_us": _F,
-            "p90_us": _F,
-            "count": _I,
-            "source": _S,
-        },
-        {"device_us": _F, "host_us": _F, "memory_bytes": _I, "config": _S},
-    ),
+    "step_times": _schema("""
+        gpu:s model:s variant:s batch_size:i step_us:f p10_us:f p90_us:f count:i source:s
+        | device_us:f host_us:f memory_bytes:i config:s
+    """),
     # one row per measured peak or cost of a device: `value` in `unit`, at `size` (bytes, or the side of a matrix)
-    "peaks": _schema(
-        {"unit_name": _S, "name": _S, "value": _F, "unit": _S}, {"size": _I, "note": _S}
-    ),
+    "peaks": _schema("""
+        unit_name:s name:s value:f unit:s
+        | size:i note:s
+    """),
     # one row per grid point
-    "summary": _schema(
-        {
-            "gpu": _S,
-            "model": _S,
-            "variant": _S,
-            "batch_size": _I,
-            "predicted_us": _F,
-            "active_us": _F,
-            "idle_us": _F,
-            "host_us": _F,
-            "p10_us": _F,
-            "p90_us": _F,
-            "memory_bytes": _I,
-            "fits": _B,
-            "evidence": _S,
-            "host_evidence": _S,
-            "unmodelled_share": _F,
-        },
-        {
-            "measured_us": _F,
-            "error": _F,
-            "families": _S,
-            "unmodelled": _S,
-            "bound": _S,
-            "overrides": _S,
-            "host": _S,
-            "device_bound_from": _F,
-            "largest_batch": _I,
-            "fitting_gpus": _S,
-            "warnings": _S,
-            "tight": _B,
-            "notes": _S,
-            "dtype": _S,
-            "optimizer": _S,
-            "attention": _S,
-            "devices": _I,
-            "nodes": _I,
-            "cluster": _S,
-            "communication_us": _F,
-            "exposed_communication_us": _F,
-            "efficiency": _F,
-            "model_flops": _F,
-            "tflop_per_s": _F,
-            "mfu": _F,
-            "mfu_dtype": _S,
-            "peak_tflop_per_s": _F,
-        },
-    ),
+    "summary": _schema("""
+        gpu:s model:s variant:s batch_size:i predicted_us:f active_us:f idle_us:f host_us:f p10_us:f
+        p90_us:f memory_bytes:i fits:b evidence:s host_evidence:s unmodelled_share:f
+        | measured_us:f error:f families:s unmodelled:s bound:s overrides:s host:s
+        device_bound_from:f largest_batch:i fitting_gpus:s warnings:s tight:b notes:s dtype:s
+        optimizer:s attention:s devices:i nodes:i cluster:s communication_us:f
+        exposed_communication_us:f efficiency:f model_flops:f tflop_per_s:f mfu:f mfu_dtype:s
+        peak_tflop_per_s:f
+    """),
+    # one row per point of a plan's front, and per point of its best; `rank` counts the best from 1
+    "plan": _schema("""
+        gpu:s model:s variant:s batch_size:i overrides:s accumulated:i step_us:f p10_us:f p90_us:f
+        samples_per_s:f memory_bytes:i bound:s evidence:s on_front:b
+        | tight:b rank:i host:s wins:f samples_per_dollar:f time_per_epoch_s:f cost_per_epoch:f
+    """),
 }
 
-SCHEMAS["plan"] = _schema(
-    {
-        "gpu": _S,
-        "model": _S,
-        "variant": _S,
-        "batch_size": _I,
-        "overrides": _S,
-        "accumulated": _I,
-        "step_us": _F,
-        "p10_us": _F,
-        "p90_us": _F,
-        "samples_per_s": _F,
-        "memory_bytes": _I,
-        "bound": _S,
-        "evidence": _S,
-        "on_front": _B,
-    },
-    {
-        "tight": _B,
-        "rank": _I,
-        "host": _S,
-        "wins": _F,
-        "samples_per_dollar": _F,
-        "time_per_epoch_s": _F,
-        "cost_per_epoch": _F,
-    },
-)
-"""One row per point of a plan's front, and per point of its best. `rank` counts the best from 1."""
-
-_NAMES = {
-    name: _I if name == "batch_size" else _S for name in ("gpu", "model", "variant", "batch_size")
-}
-SCHEMAS["grid"] = _schema(
-    _NAMES,
-    {field.name: field.type for field in SCHEMAS["summary"] if field.name not in _NAMES}
-    | {"unpredicted": _S},
+_POINT = ("gpu", "model", "variant", "batch_size")
+SCHEMAS["grid"] = pa.schema(
+    [
+        *(SCHEMAS["summary"].field(name) for name in _POINT),
+        *(each.with_nullable(True) for each in SCHEMAS["summary"] if each.name not in _POINT),
+        pa.field("unpredicted", pa.string()),
+    ]
 )
 """One row per point of `steptime compare --out`: as `summary`, and the reason where there is no prediction."""
 
@@ -386,7 +188,8 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
     if odd := [
         f.name
         for f in target
-        if f.type == _F and not pc.all(pc.is_finite(table[f.name]), min_count=0).as_py()
+        if pa.types.is_floating(f.type)
+        and not pc.all(pc.is_finite(table[f.name]), min_count=0).as_py()
     ]:
         raise TableError(
             f"{where}: {schema} table has infinite or NaN values in column {', '.join(odd)}"
