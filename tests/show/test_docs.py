@@ -184,7 +184,8 @@ def make(words: list[str]) -> bool:
 def script(words: list[str]) -> bool:
     """A module or file of this project that names the options; other Python is not looked at."""
     if words[0] == "-m":
-        file = ROOT / (words[1].replace(".", "/") + ".py")
+        named = ROOT / words[1].replace(".", "/")
+        file = named / "__main__.py" if named.is_dir() else named.with_suffix(".py")
         if not words[1].startswith(("pipeline", "evaluation")):
             return True
     elif words[0].endswith(".py"):
