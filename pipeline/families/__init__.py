@@ -1,7 +1,7 @@
 """Kernel families, one file for those that share formulas: dims, work, times by physics, feature columns, colour.
 
 A new family needs an entry in one of the files, rows of `pipeline/graph/opmap.yaml` if PyTorch operators launch it, and, for a
-new file, its name in `FAMILIES`.
+new file, an import below and its name in `_FILES`.
 """
 
 from __future__ import annotations

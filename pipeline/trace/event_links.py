@@ -81,9 +81,10 @@ def link(trace: Trace) -> None:
     columns["launch"] = np.full(len(trace), -1, np.int64)
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
     unnamed = device[(columns["stream"][device] == MISSING) & (columns["tid"][device] >= 0)]
-    columns["stream"][unnamed] = columns["tid"][
-        unnamed
-    ]  # Kineto shows a stream as a thread of the GPU
+    columns["stream"][unnamed] = columns["tid"][unnamed]  # Kineto shows streams as threads
+    streams = columns["stream"][device]
+    unknown = (streams < 0) & (streams != MISSING)  # Kineto's number of a stream it does not know
+    columns["stream"][device[unknown]] = max(streams.max(initial=0), 0) - streams[unknown]
     runtime = np.flatnonzero(trace.is_category(*API_CATEGORIES))
     linked = _launches(
         columns["correlation"][device],

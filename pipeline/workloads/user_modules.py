@@ -253,10 +253,18 @@ def _remembered(owner: Any) -> Undo:
         held.clear()
         held.update(before)
         for value, earlier in inside:
-            value.clear()
-            value.update(earlier) if isinstance(value, dict) else value.extend(earlier)
+            if not _same_content(value, earlier):  # what nobody may change has not changed
+                value.clear()
+                value.update(earlier) if isinstance(value, dict) else value.extend(earlier)
 
     return undo
+
+
+def _same_content(one: Any, other: Any) -> bool:
+    """Whether two dicts or lists hold the same objects in the same order."""
+    if isinstance(one, dict):
+        one, other = ([*held, *held.values()] for held in (one, other))
+    return [id(each) for each in one] == [id(each) for each in other]
 
 
 def _used_by(procedure: Any) -> list[Any]:

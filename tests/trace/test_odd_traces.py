@@ -175,6 +175,25 @@ def test_two_ranks_in_one_file_are_told_apart(datasets: Path, tmp_path: Path, be
     assert any("2 processes" in note for note in load_trace(tmp_path / "odd.json").notes)
 
 
+@pytest.mark.parametrize("number", [-1, -7, 2**40])
+def test_any_whole_number_is_a_stream(tmp_path: Path, number: int) -> None:
+    #   main      [mm L1 ]          [mm L2 ]      in each of three steps
+    #   stream       [a--]             [b--]
+    events: list[Data] = []
+    for step in range(3):
+        at = 100 * step
+        events += [annotation(f"ProfilerStep#{step}", at, at + 90)]
+        for place in (10, 40):
+            call = at + place
+            events += [op("aten::mm", call, call + 9), launch(call + 2, call + 4, call)]
+            events += [kernel("gemm", call + 6, call + 16, call)]
+    usual = replay(write(tmp_path, events)).as_dict()["predicted_us"]
+    for event in events:
+        if event["cat"] == "kernel":
+            event["args"]["stream"] = event["tid"] = number
+    assert replay(write(tmp_path, events)).as_dict()["predicted_us"] == pytest.approx(usual)
+
+
 def test_ids_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     #   process 1  [mm L1 ]            process 2              [mm L1 ]       both count their ids from 1
     #   device 0        [a--]          device 1                    [b--]

@@ -162,6 +162,22 @@ def test_the_users_objects_are_as_before() -> None:
     )
 
 
+def test_a_dict_that_nobody_may_change_is_as_before() -> None:
+    """As diffusers keeps the configuration of a model."""
+
+    class Settings(dict[str, int]):
+        def update(self, *_: Any, **__: Any) -> None:
+            raise AssertionError("settings cannot be changed")
+
+    layer = nn.Linear(8, 4)
+    layer.settings = Settings(width=8)  # type: ignore[assignment]
+    given: dict[str, Any] = {"batch": (torch.rand(4, 8), torch.rand(4, 4)), "loss": F.mse_loss}
+    plain = predict("A100", model=nn.Linear(8, 4), **given)
+    asked = predict("A100", model=layer, **given)
+    assert asked.predicted_us == pytest.approx(plain.predicted_us)
+    assert layer.settings == {"width": 8}
+
+
 def test_an_optimizer_may_update_a_part_of_the_module() -> None:
     """Its kernels are those of the parameters that it has: two layers' matrices, or one."""
     given: dict[str, Any] = {"batch": batch(8), "loss": F.cross_entropy, "model__foreach": False}
