@@ -288,7 +288,8 @@ def stream_waits(graph: pd.DataFrame, calls: pd.DataFrame) -> dict[int, tuple[in
     for at, text in zip(named["order"].tolist(), named["attributes"].tolist(), strict=True):
         attributes = json.loads(text)
         if "collective" in attributes:
-            row_of[attributes["collective"]] = row_at[at]
+            if at in row_at:  # one of the host's objects has no device call
+                row_of[attributes["collective"]] = row_at[at]
             continue
         after = np.searchsorted(position[computing], at)
         if after < len(computing) and attributes["awaits"] in row_of:

@@ -298,3 +298,20 @@ def test_a_collective_names_the_axis_of_its_group() -> None:
     assert [each["ranks"] for each in reduced] == [4, 2, 2, 2]
     calls = map_calls(Graph(write_nodes(nodes), memory), load_gpu("A100"))
     assert calls.loc[calls["family"] == "collective", "stream"].nunique() == 3
+
+
+def test_objects_of_the_host_are_exchanged_without_a_call_of_the_device() -> None:
+    def make_step(config: dict[str, Any], batch_size: int, device: str) -> Step:
+        torch.distributed.init_process_group("nccl")
+        with torch.device(device):
+            model = DistributedDataParallel(nn.Linear(256, 10))
+
+        def run(batch: Any, optimizers: Any) -> None:
+            model(batch[0]).sum().backward()
+            torch.distributed.broadcast_object_list([{"stop": False}], 0)
+
+        batch = (torch.rand(batch_size, 256),)
+        return Step([model], [batch], None, None, device, config, procedure=run)
+
+    answer = predict(GPU, step=make_step, batch_size=64, devices=4)
+    assert answer.several is not None and answer.several.communication_us > 0
