@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from pipeline.errors import InputError
 from pipeline.prediction import Arithmetic, Prediction
-from pipeline.show.figures.board import NARROW, headline_of
-from pipeline.show.figures.roofline import draw_roofline, kernels_of, write_roofline
+from pipeline.show.figures.board import NARROW, check_file, headline_of, save_as
+from pipeline.show.figures.roofline import draw_roofline, kernels_of
 from pipeline.summary_rows import predictions_of, summary_row
 from steptime import predict
 from tests.show.figure_texts import problems
@@ -126,10 +126,10 @@ def test_the_same_step_gives_the_same_file_and_other_predictions_say_why_not(
 ) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        write_roofline(step(), tmp_path / name / "roofline.svg")
+        save_as(draw_roofline(step()), tmp_path / name / "roofline.svg")
     assert (tmp_path / "a/roofline.svg").read_bytes() == (tmp_path / "b/roofline.svg").read_bytes()
     with pytest.raises(InputError, match=r"--roofline"):
-        write_roofline(step(), tmp_path / "roofline.pdf")
+        check_file(tmp_path / "roofline.pdf", "--roofline")
     (back,) = predictions_of(summary_row(step()))
     with pytest.raises(InputError, match="roofline: the step was traced, read from a table"):
         back.plot("roofline")

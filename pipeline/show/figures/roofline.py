@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +22,7 @@ from pipeline.show.figures.board import (
     WIDE,
     Board,
     Page,
-    check_file,
     plain_ticks,
-    save_as,
 )
 from pipeline.show.figures.figure_data import DRAWN
 from pipeline.show.figures.python_plots import shown_by_notebooks
@@ -156,16 +153,6 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
             " % of the time."
         )
     return shown_by_notebooks(board.figure)
-
-
-def write_roofline(prediction: Prediction, path: Path) -> None:
-    """Draw the roofline of a step to an SVG or PNG file.
-
-    Raises:
-        InputError: as `check_file` and `kernels_of`.
-    """
-    check_file(path, "--roofline")
-    save_as(draw_roofline(prediction), path)
 
 
 def _kind(evidence: str) -> str:
