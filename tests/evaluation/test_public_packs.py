@@ -63,7 +63,7 @@ def test_public_samples_give_a_curve_below_the_datasheet(public, v100):
     assert error < 0.02
     assert split_by_shape(samples, 0.2, 0).mean() == pytest.approx(0.2, abs=0.02)
     shipped = json.loads((packs_dir() / "V100" / "kernels" / "copy" / "family.json").read_text())
-    assert shipped["physics"]["memory"] == pytest.approx(curve.to_json(), rel=1e-6)
+    assert shipped["physics"]["memory"] == pytest.approx(curve.to_json(), rel=1e-5)
 
 
 def test_short_kernels_of_a_public_trace_are_predicted_without_the_floor(datasets):
