@@ -117,14 +117,14 @@ def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) ->
     """
     buffers = [buffer for module in step.modules for buffer in module.buffers()]
     states = state_tensors([*step.optimizers, *others])
-    host = [tensor for batch in step.pool for tensor in batch]
+    pool = [tensor for batch in step.pool for tensor in batch]
     live = LiveMemory(
         [
             *step.parameters(),
             *step.in_kernel,
             *buffers,
             *states,
-            *host,
+            *pool,
         ]
     )
     with run_as_on_cuda(), live:
@@ -132,6 +132,8 @@ def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) ->
         step.run(0)
     kept = step.parameters_bytes + step.buffers_bytes
     beside = kept + optimizer + step.sparse_gradient_bytes
+    if not step.copies:  # the batch is on the device before the step, and stays there
+        beside += step.input_bytes
     peaks = tuple(beside + size for size in live.peaks)
     return Memory(
         kept, step.gradient_bytes, optimizer, step.input_bytes, live.blocks, max(peaks), peaks

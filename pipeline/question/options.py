@@ -59,7 +59,11 @@ _WORKLOADS = {
     ),
     "precision": Option("what bf16 and fp16 mean", ("autocast", "pure")),
     "memory_format": Option("NCHW or NHWC", ("contiguous", "channels_last")),
-    "copies": Option("whether the host waits for copies of the batch", ("pinned", "pageable")),
+    "copies": Option(
+        "how a batch reaches the GPU: pageable copies, for which the host waits; none: it is there"
+        " before the step, as in synthetic benchmarks",
+        ("pinned", "pageable", "none"),
+    ),
     "read_loss": Option(
         "where the host reads the loss and waits", ("never", "before_backward", "at_end")
     ),

@@ -44,7 +44,7 @@ class Step:
 
     Args:
         modules: all modules with parameters.
-        pool: batches on the host, used in turn.
+        pool: batches on the host, used in turn; `model.copies=none` puts them on the device beforehand.
         forward: (device tensors of a batch) -> output; runs under `## forward ##`.
         loss: (output, device tensors) -> scalar; None if `forward` already returns the loss.
         device: "cuda", "cpu" or "meta".
@@ -80,6 +80,7 @@ class Step:
         self.dtype = str(self.config.get("dtype", "fp32"))
         self.pure = self.config.get("precision") == "pure"
         self.waits = self.config.get("copies") == "pageable"
+        self.copies = self.config.get("copies") != "none"
         self.reads = str(self.config.get("read_loss") or "never")
         self.parts = int(self.config.get("accumulation") or 1) if self.training else 1
         if self.reads != "never" and not self.training:
@@ -99,7 +100,11 @@ class Step:
             self.pool = [
                 tuple(channels_last(tensor, dry) for tensor in batch) for batch in self.pool
             ]
-        if self.device == "cuda" and not self.waits:
+        if not self.copies:
+            self.pool = [
+                tuple(to_device(tensor, self.device) for tensor in batch) for batch in self.pool
+            ]
+        elif self.device == "cuda" and not self.waits:
             self.pool = [tuple(tensor.pin_memory() for tensor in batch) for batch in self.pool]
         name = str(self.config.get("optimizer", "sgd")) if self.training else "none"
         foreach = self.config.get("foreach", True)
@@ -147,11 +152,11 @@ class Step:
 
     def _copied(self, number: int) -> Batch:
         """The tensors of batch `number` of the pool on the device."""
+        batch = self.pool[number % len(self.pool)]
+        if not self.copies:
+            return batch
         with phase("data"):
-            return tuple(
-                to_device(tensor, self.device, self.waits)
-                for tensor in self.pool[number % len(self.pool)]
-            )
+            return tuple(to_device(tensor, self.device, self.waits) for tensor in batch)
 
     @property
     def ignores_half_precision(self) -> bool:

@@ -65,7 +65,7 @@ def measured_peak(config: dict[str, Any], batch_size: int, folder: Path) -> int:
     return max(args["Total Allocated"] for args in inside) - before
 
 
-@pytest.mark.parametrize("words", SMALL)
+@pytest.mark.parametrize("words", [*SMALL, f"{SMALL[2]} model.copies=none"])
 def test_the_peak_is_that_of_a_real_run(words: str, tmp_path: Path) -> None:
     config, batch_size = config_of(words)
     memory = capture(config, batch_size).memory

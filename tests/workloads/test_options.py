@@ -155,6 +155,28 @@ def test_copies_that_the_host_waits_for_hold_the_launches_up():
     assert waiting.predicted_us - plain.predicted_us > waiting.active_us - plain.active_us
 
 
+@pytest.mark.parametrize("model", ["dlrm_default", "resnet50"])
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_a_batch_that_is_on_the_device_is_not_copied(model, mode):
+    copied, there = (
+        map_calls(capture(config_of(model, mode=mode, copies=copies), 8))
+        for copies in ("pinned", "none")
+    )
+    assert not (there["family"] == "memcpy_h2d").any() and not (there["phase"] == "data").any()
+    rest = copied[copied["phase"] != "data"]
+    assert there["family"].tolist() == rest["family"].tolist()
+
+
+def test_a_batch_that_is_on_the_device_takes_memory_for_the_whole_step():
+    copied, there = (
+        capture(config_of("resnet50", mode="inference", copies=copies), 8).memory
+        for copies in ("pinned", "none")
+    )
+    batch_bytes = 8 * 3 * 224 * 224 * 4 + 8 * 8
+    assert there.inputs == copied.inputs == batch_bytes
+    assert copied.peak <= there.peak <= copied.peak + batch_bytes
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd_momentum", "adagrad", "adam"])
 def test_an_optimizer_that_goes_parameter_by_parameter_moves_the_same_bytes(optimizer):
     plain, each = (
