@@ -185,8 +185,12 @@ def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
 
 
 def _fail(message: str, code: int) -> None:
+    """End with one line on the error; with `--json`, standard output is an object with `error` and `exit_code`."""
+    line = " ".join(message.split())
+    if "--json" in sys.argv:
+        print_json({"error": line, "exit_code": code})
     sys.stdout.flush()
-    print("steptime: " + " ".join(message.split()), file=sys.stderr)
+    print(f"steptime: {line}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
 from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
 from pipeline.question.checks import flatten
-from pipeline.question.options import FREE_OPTIONS, FUSED_ATTENTION, GROUPS, with_defaults
+from pipeline.question.options import FREE_OPTIONS, GROUPS, SYNONYMS, with_defaults
 from pipeline.question.settings import written
 from pipeline.yaml_text import YamlError, load_yaml
 
@@ -374,9 +374,7 @@ def _values(text: str) -> list[Override]:
         written = (
             written.lower() if isinstance(parsed.value(), bool) else written
         )  # Hydra writes `true` as `True`
-        value = (
-            "fused" if key == "model.attention" and written in FUSED_ATTENTION else parsed.value()
-        )
+        value = SYNONYMS.get(key, {}).get(written, parsed.value())
         return [Override(key, value, f"{plus}{key}={written}", plus)]
     if isinstance(pattern := parsed.value(), Glob):
         if key not in (*GROUPS, "host", "cluster", "experiment"):

@@ -31,8 +31,11 @@ SECTION_KINDS = {
 }  # fmt: skip
 """Sections with a fixed set of keys. The keys of `gpu` and `model` are those of their files."""
 
-FUSED_ATTENTION = ("sdpa", "flash_attention_2")
-"""The names that transformers has for `model.attention=fused`."""
+SYNONYMS = {
+    "model.attention": {"sdpa": "fused", "flash_attention_2": "fused"},
+    "model.dtype": {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"},
+}
+"""Option -> the names that transformers and PyTorch have for some of its values."""
 
 NAMED_BY = {"timm": "model.name", "torchvision": "model.name", "transformers": "model.config"}
 """Architectures that are libraries, whose models are built by name -> the option that names one."""

@@ -5,6 +5,7 @@ In the table, what all rows share is above it, and what it leaves out is below i
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,14 +29,7 @@ from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate, three_
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.board import check_file
 from pipeline.show.figures.python_plots import draw_steps
-from pipeline.show.tables import (
-    Catalogue,
-    console,
-    interval,
-    show_one,
-    show_paths,
-    values_of,
-)
+from pipeline.show.tables import Catalogue, console, interval, show_one, show_paths, values_of
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
@@ -55,7 +49,6 @@ DEFAULT = "default"
 
 WORDS = ("GPU", "model", "options", "host", "bound", "evidence")
 """Columns of text, which are aligned to the left."""
-
 
 _Rows = Sequence[Prediction | Answer]
 
@@ -102,6 +95,12 @@ class Comparison:
             f"<Comparison of {len(self.predictions)} predictions; most samples per second: {named}>"
         )
 
+    def __str__(self) -> str:
+        """The table with its notes, as `steptime compare` prints it into a pipe."""
+        text = io.StringIO()
+        Console(file=text, width=console().width, markup=False, emoji=False).print(self, crop=False)
+        return text.getvalue().rstrip()
+
     def plot(self) -> Figure:
         """The predicted steps with their intervals, as bars; how they scale where their numbers of GPUs differ."""
         return draw_steps(self.predictions)
@@ -114,13 +113,12 @@ class Comparison:
         """
         check_file(Path(path), "--page", ("html",))
         points = page_points(self.predictions, self.usable_bytes, self.prices)
-        write_page(
-            Path(path), points, self.predictions, [text.plain for text in self.notes(("host",))]
-        )
+        notes = [text.plain for text in self.notes(("host",))]
+        write_page(Path(path), points, self.predictions, notes)
 
-    @cached_property
-    def _measured(self) -> bool:
-        return any(p.measured_us is not None for p in self.predictions)
+    @property
+    def _rows(self) -> _Rows:
+        return [*self.predictions, *self.unpredicted]
 
     @cached_property
     def _per_hour(self) -> dict[str, float]:
@@ -129,8 +127,7 @@ class Comparison:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        rows: _Rows = [*self.predictions, *self.unpredicted]
-        heading, heads, cells = self.cells(rows)
+        heading, heads, cells = self.cells(self._rows)
         if heading:
             yield Text(heading, style="bold")
         table = Catalogue(
@@ -143,13 +140,12 @@ class Comparison:
             right=[head for head in heads if head not in WORDS],
             bold=[at for at, p in enumerate(self.predictions) if self._best(p)],
         )
-        yield table
-        _, shown, _ = table.fitted(options.max_width)
-        yield from self.notes([head for head in heads if head not in shown])
+        layout = table.fitted(options.max_width)
+        yield from layout.drawn(console, options)
+        yield from self.notes(layout.hidden)
 
     def _repr_html_(self) -> str:
-        rows: _Rows = [*self.predictions, *self.unpredicted]
-        heading, heads, cells = self.cells(rows)
+        heading, heads, cells = self.cells(self._rows)
         notes = ". ".join([heading, *(text.plain.rstrip(".") for text in self.notes(()))])
         return html_table(notes, cells, heads)
 
@@ -174,22 +170,15 @@ class Comparison:
         priced = self._per_hour and self._header(PER_PRICE) not in left_out
         money = priced and any(map(self._cheapest, self.predictions))
         stars += [f"per {self.prices['currency'].iloc[0]}"] if money else []
-        signs = [f"★ {' or '.join(stars)} of the model"] if stars else []
-        signs += (
-            ["! less than a tenth of the usable memory is left"]
-            if any(p.tight for p in self.predictions)
-            else []
-        )
-        signs += (
-            ["✗ more than the GPU's memory"] if not all(p.fits for p in self.predictions) else []
-        )
-        signs += (
-            ["≥ at least: some operators have no model"]
-            if any(p.lower_bound for p in self.predictions)
-            else []
-        )
-        if signs:
-            yield Text(", ".join(signs), style="dim")
+        every = self.predictions
+        signs = {
+            f"★ {' or '.join(stars)} of the model": bool(stars),
+            "! less than a tenth of the usable memory is left": any(p.tight for p in every),
+            "✗ more than the GPU's memory": not all(p.fits for p in every),
+            "≥ at least: some operators have no model": any(p.lower_bound for p in every),
+        }
+        if any(signs.values()):
+            yield Text(", ".join(sign for sign, shown in signs.items() if shown), style="dim")
         for (model, what), tie in self.ties.items():
             if what == THROUGHPUT or priced:
                 yield Text(f"≈ {model}: a tie in {self._header(what)}: {tie}", style="dim")
@@ -201,14 +190,23 @@ class Comparison:
         if self.hosts:
             yield Text(self.hosts, style="dim")
         for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
-            yield Text(f"warning: {text}", style="yellow")
+            warned = [p for p in self.predictions if text in p.warnings]
+            of = "" if len(warned) == len(self.predictions) else f" for {self._points(warned)}"
+            yield Text(f"warning{of}: {text}", style="yellow")
         for reason in dict.fromkeys(row.reason for row in self.unpredicted):
-            names = [
-                f"{row.gpu} batch {row.batch_size}"
-                for row in self.unpredicted
-                if row.reason == reason
-            ]
-            yield Text(f"no prediction for {', '.join(names)}: {reason}", style="red")
+            missing = [row for row in self.unpredicted if row.reason == reason]
+            yield Text(f"no prediction for {self._points(missing)}: {reason}", style="red")
+
+    def _points(self, named: _Rows) -> str:
+        """Rows as a note names them: the GPU and the batch size, after the model and the options where these differ."""
+        shared, models = _shared(self._rows), {row.model for row in self._rows}
+        texts = []
+        for row in named:
+            model = f"{row.model} on " if len(models) > 1 else ""
+            options = _own(row, shared)
+            given = "" if options == DEFAULT else f" ({options})"
+            texts.append(f"{model}{row.gpu} batch {row.batch_size}{given}")
+        return ", ".join(dict.fromkeys(texts))
 
     def _settings(self, keys: Sequence[str]) -> Iterator[Text]:
         """A line for each model on what its rows are computed with: the host, or keys of `Prediction.asked`."""
@@ -233,12 +231,8 @@ class Comparison:
         several = any(p.devices > 1 for p in self.predictions)
         batch = f"{row.batch_size} each" if several else str(row.batch_size)
         named = {"GPU": row.gpu, "model": row.model, "options": _own(row, shared), "batch": batch}
-        if (
-            several
-            and isinstance(row, Prediction)
-            and row.devices == 1
-            and "devices=1" not in shared
-        ):
+        alone = isinstance(row, Prediction) and row.devices == 1
+        if several and alone and "devices=1" not in shared:
             named["options"] = f"devices=1 {named['options']}".removesuffix(f" {DEFAULT}")
         if isinstance(row, Answer):
             return named | {"host": "", "step": "none", "p10-p90 ms": "", "bound": ""}
@@ -255,32 +249,27 @@ class Comparison:
             + {"fits": "", "tight": " !"}.get(p.memory_state, " ✗"),
             "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
         }
-        key = f"{p.gpu}/{p.model}/{p.variant}"
         if self.largest:
-            most = self.largest.get(key)
-            unknown = p.gpu == LOCAL_GPU or key not in self.largest
-            cells["max batch"] = (
-                f"{'≈ ' if key in self.estimated else ''}{most:,}"
-                if most
-                else ""
-                if unknown
-                else "none"
-            )
+            cells["max batch"] = self._largest_batch(p)
         if self._per_hour:
-            samples = self._per_price(p)
-            cells[PER_PRICE] = (
-                ""
-                if samples is None
-                else f"{samples / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
-            )
+            cells[PER_PRICE] = ""
+            if samples := self._per_price(p):
+                cells[PER_PRICE] = f"{samples / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
         if any(other.arithmetic for other in self.predictions):
             cells["TFLOP/s"] = "" if p.tflop_per_s is None else three_digits(p.tflop_per_s)
             cells["MFU"] = "" if p.mfu is None else f"{p.mfu:.1%}"
-        if self._measured:
-            cells["measured"] = (
-                "" if p.error is None else f"{in_ms(p.measured_us or 0)} ({p.error:+.0%})"
-            )
+        if any(other.measured_us is not None for other in self.predictions):
+            cells["measured"] = ""
+            if p.error is not None:
+                cells["measured"] = f"{in_ms(p.measured_us or 0)} ({p.error:+.0%})"
         return cells
+
+    def _largest_batch(self, p: Prediction) -> str:
+        """The largest batch that fits; empty where nobody knows, as on this machine."""
+        key = f"{p.gpu}/{p.model}/{p.variant}"
+        if most := self.largest.get(key):
+            return f"{'≈ ' if key in self.estimated else ''}{most:,}"
+        return "" if p.gpu == LOCAL_GPU or key not in self.largest else "none"
 
     def _per_price(self, p: Prediction) -> float | None:
         """Samples per unit of the currency; None without a price of its GPU."""
@@ -304,18 +293,10 @@ class Comparison:
         return {model: p.samples_per_s for model, p in self.best.items()}
 
     def _cheapest(self, p: Prediction) -> bool:
-        per_price = [
-            self._per_price(other)
-            for other in self.predictions
-            if other.model == p.model and other.fits
-        ]
-        known = [samples for samples in per_price if samples is not None]
-        return (
-            (p.model, PER_PRICE) not in self.ties
-            and p.fits
-            and len(known) > 1
-            and self._per_price(p) == max(known)
-        )
+        fitting = [other for other in self.predictions if other.model == p.model and other.fits]
+        known = [samples for other in fitting if (samples := self._per_price(other)) is not None]
+        unmarked = (p.model, PER_PRICE) in self.ties or len(known) < 2
+        return p.fits and not unmarked and self._per_price(p) == max(known)
 
 
 def _exchange(p: Prediction) -> dict[str, str]:
@@ -335,11 +316,8 @@ def _options(row: Prediction | Answer) -> list[str]:
 
 def _shared(rows: _Rows) -> list[str]:
     """The options that all rows have."""
-    return (
-        [text for text in _options(rows[0]) if all(text in _options(row) for row in rows)]
-        if rows
-        else []
-    )
+    options = [_options(row) for row in rows]
+    return [text for text in chain(*options[:1]) if all(text in given for given in options)]
 
 
 def _own(row: Prediction | Answer, shared: Sequence[str]) -> str:
@@ -352,12 +330,10 @@ def _heading(cells: Mapping[str, str], same: Sequence[str], shared: Sequence[str
     model = [cells["model"]] if "model" in same else []
     gpu = [f"on {cells['GPU']}"] if "GPU" in same else []
     gpu += [f"with host {cells['host']}"] if "host" in same and cells["host"] else []
-    text = " ".join([*model, *gpu])
-    batch = f"batch {cells['batch']}" if "batch" in same else ""
-    options = f"({' '.join(shared)})" if shared else ""
-    return " ".join(
-        part for part in (", ".join(part for part in (text, batch) if part), options) if part
-    )
+    named = [" ".join([*model, *gpu])] if model or gpu else []
+    named += [f"batch {cells['batch']}"] if "batch" in same else []
+    options = [f"({' '.join(shared)})"] if shared else []
+    return " ".join([*([", ".join(named)] if named else []), *options])
 
 
 def compare(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Comparison:

@@ -215,34 +215,10 @@ class Catalogue:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        table, shown, texts = self.fitted(options.max_width)
-        needed = sum(table._least(name) + 1 for name in shown) - 1
-        gap = 2 if table._width(shown) + len(shown) - 1 <= options.max_width else 1
-        drawn = Table(header_style="bold", box=None, padding=(0, gap, 0, 0), pad_edge=False)
-        for name in shown:
-            numbers = all(
-                isinstance(row[name], (int, float)) or row[name] == "" for row in self.rows
-            )
-            drawn.add_column(
-                name,
-                justify="right" if name in self.right or numbers else "left",
-                min_width=table._least(name),
-                overflow="fold",
-                no_wrap=not self._folds(name),
-            )
-        for number, row in enumerate(table.rows):
-            cells = (plain(row[name]) for name in shown)
-            drawn.add_row(*cells, style="bold" if number in self.bold else "")
-        wide = options.update(max_width=max(options.max_width, needed))
-        yield from console.render(drawn, wide)  # type: ignore[misc]
-        for number, text in enumerate(texts, 1):
-            yield Text(f"[{number}] {text}", no_wrap=True, overflow="ignore")
-        if hidden := [name.replace("\n", " ") for name in self._names if name not in shown]:
-            named = ", ".join(hidden)
-            yield Text(f"Not shown: {named} (a wider terminal, or --json).", style="dim")
+        return self.fitted(options.max_width).drawn(console, options)
 
-    def fitted(self, width: int) -> tuple[Catalogue, list[str], list[str]]:
-        """The first layout that fits a width: the table, the columns shown, and the texts of its numbers.
+    def fitted(self, width: int) -> _Layout:
+        """The first layout that fits a width.
 
         Half of the optional columns are left out before numbers stand for the copied texts, then all of them.
         """
@@ -258,7 +234,7 @@ class Catalogue:
             shown = [name for name in self._names if name not in optional[:count]]
             if table._width(shown) <= width:
                 break
-        return table, shown, texts
+        return _Layout(table, shown, texts)
 
     @property
     def _names(self) -> list[str]:
@@ -287,6 +263,48 @@ class Catalogue:
 
     def _cells(self, name: str) -> list[str]:
         return [name, *(plain(row[name]) for row in self.rows)]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A table as it fits a width: its columns, and the texts that numbers stand for."""
+
+    table: Catalogue
+    shown: Sequence[str]
+    texts: Sequence[str]
+
+    @property
+    def hidden(self) -> list[str]:
+        """Columns that are left out."""
+        return [name for name in self.table._names if name not in self.shown]
+
+    def drawn(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """The table, the texts below it, and a line on what is hidden."""
+        table, shown = self.table, self.shown
+        needed = sum(table._least(name) + 1 for name in shown) - 1
+        gap = 2 if table._width(shown) + len(shown) - 1 <= options.max_width else 1
+        drawn = Table(header_style="bold", box=None, padding=(0, gap, 0, 0), pad_edge=False)
+        for name in shown:
+            numbers = all(
+                isinstance(row[name], (int, float)) or row[name] == "" for row in table.rows
+            )
+            drawn.add_column(
+                name,
+                justify="right" if name in table.right or numbers else "left",
+                min_width=table._least(name),
+                overflow="fold",
+                no_wrap=not table._folds(name),
+            )
+        for number, row in enumerate(table.rows):
+            cells = (plain(row[name]) for name in shown)
+            drawn.add_row(*cells, style="bold" if number in table.bold else "")
+        wide = options.update(max_width=max(options.max_width, needed))
+        yield from console.render(drawn, wide)  # type: ignore[misc]
+        for number, text in enumerate(self.texts, 1):
+            yield Text(f"[{number}] {text}", no_wrap=True, overflow="ignore")
+        if self.hidden:
+            named = ", ".join(name.replace("\n", " ") for name in self.hidden)
+            yield Text(f"Not shown: {named} (a wider terminal, or --json).", style="dim")
 
 
 def plain(value: Any) -> str:

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from pipeline import paths
+from pipeline.collect.campaign_grid import load_model
 from pipeline.errors import ConfigError, InputError, UnknownNameError
+from pipeline.paths import config_dir
+from pipeline.question.compose import choices
+from pipeline.question.options import WORKLOAD_DEFAULTS, workload_values
 from pipeline.question.question import expand
 from pipeline.workloads.embedding_tables import check_distribution, tables
+from pipeline.yaml_text import load_yaml
 
 
 @pytest.mark.parametrize(
@@ -216,3 +221,22 @@ def test_sections_of_other_kinds_are_refused(files: Path, line: str) -> None:
     (files / "config.yaml").write_text("\n\n".join([*kept, line + "\n"]))
     with pytest.raises(ConfigError, match=key):
         expand(["model=dlrm_small"])
+
+
+@pytest.mark.parametrize(
+    ("written", "name"), [("float32", "fp32"), ("float16", "fp16"), ("bfloat16", "bf16")]
+)
+def test_types_have_the_names_of_pytorch_too(written: str, name: str) -> None:
+    points = expand([f"model.dtype={written}", "model=resnet50"])
+    points += expand([f"model.dtype={name}", "model=resnet50"])
+    assert [point.workload.plain()["dtype"] for point in points] == [name, name]
+    assert points[0].variant == points[1].variant
+
+
+def test_a_file_of_a_workload_states_only_what_differs() -> None:
+    for name in choices("model"):
+        text = (config_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8")
+        stated = load_yaml(text)
+        usual = {key: stated[key] for key in stated if key in WORKLOAD_DEFAULTS}
+        assert not [key for key in usual if usual[key] == WORKLOAD_DEFAULTS[key]], name
+        assert load_model(name) == workload_values(name) == WORKLOAD_DEFAULTS | stated

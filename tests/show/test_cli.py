@@ -382,3 +382,13 @@ def test_a_misspelt_results_gets_its_name() -> None:
 def test_true_and_false_are_shown_as_they_are_written() -> None:
     (point,) = expand(["gpu=V100", "model=dlrm_small", "predict.cuda_graph=true"])
     assert point.overrides == ("predict.cuda_graph=true",)
+
+
+@pytest.mark.parametrize("words", [("predict", "gpu=V10"), ("compare", "--gpus", "V100")])
+def test_errors_are_json_where_answers_would_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    code, out, err = run(capsys, monkeypatch, *words, "--json")
+    assert (code, err) == (2, f"steptime: {json.loads(out)['error']}\n")
+    assert json.loads(out)["exit_code"] == code
+    assert run(capsys, monkeypatch, *words)[1] == ""

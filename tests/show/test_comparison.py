@@ -351,3 +351,19 @@ def test_a_workload_lists_its_options_with_values(
     for model in ("custom", "gnmt", "dcgan", "dlrm_open_source"):
         assert run(capsys, monkeypatch, "models", model)[0] == 0
     assert "did you mean 'gnmt'" in run(capsys, monkeypatch, "models", "gnmtt")[2]
+
+
+def test_a_comparison_prints_as_the_command_does() -> None:
+    comparison = Comparison(rows({"gpu": "V100"}, {"gpu": "T4"}))
+    assert str(comparison).splitlines() == shown(comparison, 140)
+    assert "\x1b" not in str(comparison)
+
+
+def test_a_warning_of_some_rows_names_them() -> None:
+    warned = rows({"batch_size": 512, "warnings": ("slow",)}, {"batch_size": 1024})
+    assert "warning for V100 batch 512: slow" in shown(Comparison(warned), 140)
+    both = [dataclasses.replace(p, warnings=("slow",)) for p in warned]
+    assert "warning: slow" in shown(Comparison(both), 140)
+    other = ("model.target=my_module:make_step", "model.dtype=bf16")
+    named = rows({}, {"overrides": other, "warnings": ("slow",)})
+    assert "warning for V100 batch 2048 (dtype=bf16): slow" in shown(Comparison(named), 140)
