@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import block, rewrite, whole_text
+from evaluation.pages.measured_campaigns import asked_without_a_host
 from evaluation.pages.step_tables import (
     coverage,
     is_half,
@@ -33,7 +34,7 @@ from evaluation.workloads.gnmt_step import LENGTH_BUCKETS
 from pipeline.answers.engine import AvailableModels, Engine
 from pipeline.errors import SteptimeError
 from pipeline.palette import series_colours
-from pipeline.paths import project_dir
+from pipeline.paths import campaign_gpus, project_dir
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question, expand
 from pipeline.show.figures.board import MARKERS, Board, Page, marks, rows_height, save
@@ -47,8 +48,10 @@ SOURCES = {
     "published": "training steps",
     "dlrm": "DLRM training steps",
     "translation": "GNMT training steps",
+    "default": "our steps with the usual host",
 }
-"""Block of a page with the summary of a source, beside `<block> steps` with its rows -> what its training steps are called."""
+"""Block of a page with the summary of a source, beside `<block> steps` with its rows -> what its training steps are called.
+The rows of `default` are those of the campaigns under `measurements/`."""
 
 MEAN_US = ("predicted_us", "active_us", "host_us", "p10_us", "p90_us")
 """Times of a prediction of which batches of several lengths have a mean."""
@@ -165,7 +168,11 @@ def main(arguments: Iterable[str] | None = None) -> int:
     page = project_dir() / PAGE
     try:
         for name in options.sources or SOURCES:
-            rows = read_steps(block(whole_text(page), f"{name} steps"))
+            rows = (
+                asked_without_a_host(campaign_gpus())
+                if name == "default"
+                else read_steps(block(whole_text(page), f"{name} steps"))
+            )
             if options.gpu:
                 rows = rows[rows["gpu"].isin(options.gpu)]
                 if rows.empty:

@@ -68,5 +68,5 @@ def test_a_row_is_what_its_command_answers(
 
 
 def test_a_command_that_cannot_be_answered_is_named() -> None:
-    with pytest.raises(SteptimeError, match="^steptime predict gpu=V100 model=dlrmm: unknown"):
+    with pytest.raises(SteptimeError, match=r"^steptime predict gpu=V100 model=dlrmm: unknown"):
         answer("steptime predict gpu=V100 model=dlrmm")
