@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from pipeline.answers.kernel_predictor import KernelPredictor
@@ -26,7 +27,7 @@ from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
-    kernel_times,
+    calls_of_all,
     load_walk_if_it_pays,
     on_slowest_card,
     predict_step,
@@ -322,7 +323,8 @@ class Engine:
             if rows >= CALLS_AT_ONCE:
                 yield from answers(waiting)
                 waiting, rows = [], 0
-        yield from answers(waiting)
+        if waiting:
+            yield from answers(waiting)
 
     def predict_one(self, question: Question, detail: bool = True) -> Answer:
         """Answer one question.
@@ -353,18 +355,23 @@ class Engine:
         devices: dict[object, list[_Step]] = {}
         for step in steps:
             devices.setdefault(device_key(step.question), []).append(step)
-        times: dict[object, dict[int, pd.DataFrame]] = {}
+        distinct, rows = calls_of_all(step.parts for step in steps)
+        times: dict[object, pd.DataFrame] = {}
         for device, same_device in devices.items():
             with suppress(SteptimeError):  # raised again by the questions about this GPU
                 kernels = self.models.kernels(same_device[0].question)
-                times[device] = kernel_times(kernels, [step.parts for step in same_device])
+                asked = np.unique(np.concatenate([rows[id(step.parts)] for step in same_device]))
+                times[device] = kernels.predict_distinct(distinct.iloc[asked])
         programs: dict[tuple[int, int, str], Program] = {}
         for step in steps:
             question, parts = step.question, step.parts
             try:
                 kernels = self.models.kernels(question)
                 shared = times.get(device_key(question))
-                kernel_us = kernels.predict(parts.calls) if shared is None else shared[id(parts)]
+                if shared is None:
+                    kernel_us = kernels.predict_distinct(parts.calls)
+                else:
+                    kernel_us = shared.loc[rows[id(parts)]]
                 if not question.local:
                     kernel_us = on_slowest_card(kernel_us, parts.calls, question.devices)
                 program = self._program(question, parts, programs)

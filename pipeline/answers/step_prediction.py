@@ -153,7 +153,7 @@ class StepParts:
     Attributes:
         sequence: items and actions of the step.
         all_calls: device calls, `calls` schema.
-        calls: distinct calls, `calls` schema.
+        calls: distinct calls, as of `distinct_calls`.
         which: row of `calls` for each device call, shape (calls,).
         names: name of the operator of each device call, shape (calls,).
         asks_tf32: whether an operator computes in TF32 where the GPU has it.
@@ -407,15 +407,13 @@ def on_slowest_card(times: pd.DataFrame, calls: pd.DataFrame, devices: int) -> p
     return times.assign(**{name: times[name] * factor for name in TIMES})
 
 
-def kernel_times(kernels: KernelPredictor, steps: Sequence[StepParts]) -> dict[int, pd.DataFrame]:
-    """Times of the distinct calls of each step, by the `id` of the step, from one table of the calls of all steps."""
-    distinct = list({id(step): step for step in steps}.values())
-    times = kernels.predict(pd.concat([step.calls for step in distinct], ignore_index=True))
-    ends = np.cumsum([len(step.calls) for step in distinct])
-    return {
-        id(step): times.iloc[end - len(step.calls) : end]
-        for step, end in zip(distinct, ends, strict=True)
-    }
+def calls_of_all(steps: Iterable[StepParts]) -> tuple[pd.DataFrame, dict[int, Ints]]:
+    """The distinct calls of several steps, and which of them the distinct calls of each step are, by the `id` of the step."""
+    parts = {id(step): step for step in steps}
+    table = pd.concat([step.calls for step in parts.values()], ignore_index=True)
+    distinct, which = distinct_calls(table)
+    ends = np.cumsum([len(step.calls) for step in parts.values()])
+    return distinct, dict(zip(parts, np.split(which, ends[:-1]), strict=True))
 
 
 def _sums(us: Floats, keys: npt.NDArray[np.object_], factor: float = 1.0) -> dict[str, float]:
