@@ -283,7 +283,9 @@ def model_columns(calls: pd.DataFrame) -> pd.DataFrame:
     stated = ~np.isnan(values).all(axis=0)
     plain = pd.DataFrame(values.T[stated].T, columns=numbers.columns[stated])
     for place, (name, text) in enumerate(texts.items()):
-        plain.insert(place, name, pd.Series(text, dtype=text.dtype))  # pandas has its own type of text
+        plain.insert(
+            place, name, pd.Series(text, dtype=text.dtype)
+        )  # pandas has its own type of text
     return plain
 
 
