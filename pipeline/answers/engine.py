@@ -368,10 +368,11 @@ class Engine:
             try:
                 kernels = self.models.kernels(question)
                 shared = times.get(device_key(question))
-                if shared is None:
-                    kernel_us = kernels.predict_distinct(parts.calls)
-                else:
-                    kernel_us = shared.loc[rows[id(parts)]]
+                kernel_us = (
+                    kernels.predict_distinct(parts.calls)
+                    if shared is None
+                    else shared.loc[rows[id(parts)]]
+                )
                 if not question.local:
                     kernel_us = on_slowest_card(kernel_us, parts.calls, question.devices)
                 program = self._program(question, parts, programs)

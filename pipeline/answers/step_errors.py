@@ -171,8 +171,8 @@ class StepErrors:
             seed: of the draws.
         """
         us, names = launches * self.centre, self.sources.names
-        weights = np.bincount(self.sources.family, us * self.common, len(names))
-        weights += np.bincount(self.sources.launch, us * self.own, len(names))
+        weights = np.bincount(self.sources.family, us * self.common, len(names)).astype(float)
+        weights = weights + np.bincount(self.sources.launch, us * self.own, len(names))
         weights[STEP] += us @ self.step
         return stratified(keyed_normals(names, draws, seed), weights)
 

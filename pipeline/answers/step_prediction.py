@@ -5,7 +5,7 @@ The interval comes from the errors of kernel and host times (`step_errors`): the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -18,7 +18,6 @@ import pandas as pd
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.kernel_predictor import (
     TIMES,
-    KernelPredictor,
     distinct_calls,
     substitute_spread,
 )
