@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import pandas as pd
 
 from pipeline.answers.kernel_predictor import KernelPredictor
@@ -28,6 +27,7 @@ from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
     calls_of_all,
+    kernel_times,
     load_walk_if_it_pays,
     on_slowest_card,
     predict_step,
@@ -356,12 +356,12 @@ class Engine:
         for step in steps:
             devices.setdefault(device_key(step.question), []).append(step)
         distinct, rows = calls_of_all(step.parts for step in steps)
-        times: dict[object, pd.DataFrame] = {}
+        times: dict[object, dict[int, pd.DataFrame]] = {}
         for device, same_device in devices.items():
             with suppress(SteptimeError):  # raised again by the questions about this GPU
                 kernels = self.models.kernels(same_device[0].question)
-                asked = np.unique(np.concatenate([rows[id(step.parts)] for step in same_device]))
-                times[device] = kernels.predict_distinct(distinct.iloc[asked])
+                of_device = {id(step.parts): rows[id(step.parts)] for step in same_device}
+                times[device] = kernel_times(kernels, distinct, of_device)
         programs: dict[tuple[int, int, str], Program] = {}
         for step in steps:
             question, parts = step.question, step.parts
@@ -369,9 +369,7 @@ class Engine:
                 kernels = self.models.kernels(question)
                 shared = times.get(device_key(question))
                 kernel_us = (
-                    kernels.predict_distinct(parts.calls)
-                    if shared is None
-                    else shared.loc[rows[id(parts)]]
+                    kernels.predict_distinct(parts.calls) if shared is None else shared[id(parts)]
                 )
                 if not question.local:
                     kernel_us = on_slowest_card(kernel_us, parts.calls, question.devices)

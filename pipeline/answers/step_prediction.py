@@ -18,6 +18,7 @@ import pandas as pd
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.kernel_predictor import (
     TIMES,
+    KernelPredictor,
     distinct_calls,
     substitute_spread,
 )
@@ -413,6 +414,19 @@ def calls_of_all(steps: Iterable[StepParts]) -> tuple[pd.DataFrame, dict[int, In
     distinct, which = distinct_calls(table)
     ends = np.cumsum([len(step.calls) for step in parts.values()])
     return distinct, dict(zip(parts, np.split(which, ends[:-1]), strict=True))
+
+
+def kernel_times(
+    kernels: KernelPredictor, distinct: pd.DataFrame, rows: Mapping[int, Ints]
+) -> dict[int, pd.DataFrame]:
+    """Times of the calls of steps on one GPU, by the key of the step; `rows` are those of each step in `distinct`."""
+    all_rows = np.concatenate(list(rows.values()))
+    times = kernels.predict_distinct(distinct.iloc[np.unique(all_rows)]).loc[all_rows]
+    ends = np.cumsum([len(own) for own in rows.values()])
+    return {
+        step: times.iloc[end - len(own) : end]
+        for (step, own), end in zip(rows.items(), ends, strict=True)
+    }
 
 
 def _sums(us: Floats, keys: npt.NDArray[np.object_], factor: float = 1.0) -> dict[str, float]:
