@@ -276,7 +276,7 @@ def page_tables(evidence: Evidence) -> str:
     return f"""## Kernel models
 
 First table: GMAE in % on shapes that the model was not trained on, and their number. This project's bar is in brackets; that of
-products yields to how a model [carries over](kernels.md#does-a-model-carry-over). Second table: share of these calls inside the
+products yields to how a model [carries over](../kernels.md#does-a-model-carry-over). Second table: share of these calls inside the
 interval of the model alone, in %; the target is 80. Source: `packs/*/kernels/*/family.json`.
 
 {kernel_table(evidence.kernels)}
@@ -284,8 +284,8 @@ interval of the model alone, in %; the target is 80. Source: `packs/*/kernels/*/
 {_coverage(evidence.kernels)}
 
 The same cards on another day, with other shapes (`packs/sessions.json`). These rows set the
-[error of a session](kernels.md#how-sure-is-a-step), which shipped intervals contain; so they are development data. *Level* is the
-median of measured over predicted. Inside p10 to p90 in %: without that error in the first and second session; with it; and with
+[error of a session](../kernels.md#how-sure-is-a-step), which shipped intervals contain; so they are development data. *Level* is
+the median of measured over predicted. Inside p10 to p90 in %: without that error in the first and second session; with it; and with
 both sessions weighted equally (target {100 * BAND[0]:.0f} to {100 * BAND[1]:.0f}).
 
 {_sessions(evidence.sessions)}

@@ -63,19 +63,33 @@ def table_rows(text: str) -> list[dict[str, str]]:
     ]  # cells[1] is the line of dashes
 
 
-def rewrite(path: Path, blocks: Mapping[str, str]) -> None:
-    """Replace the named blocks of a document (see `replaced`).
+def parts_of(page: Path) -> list[Path]:
+    """The files of a page: itself, then those in the folder of its name (`accuracy.md`, `accuracy/*.md`)."""
+    return [page, *sorted(page.with_suffix("").glob("*.md"))]
+
+
+def whole_text(page: Path) -> str:
+    """The texts of all files of a page (`parts_of`), one after the other."""
+    return "\n".join(part.read_text(encoding="utf-8") for part in parts_of(page))
+
+
+def rewrite(page: Path, blocks: Mapping[str, str]) -> None:
+    """Replace the named blocks of a page (see `replaced`), each in that of its files which has the markers.
 
     Raises:
-        InputError: the document has no markers for a name.
+        InputError: not exactly one file of the page has the markers of a name.
     """
-    text = path.read_text(encoding="utf-8")
+    texts = {part: part.read_text(encoding="utf-8") for part in parts_of(page)}
+    changed = {}
     for name, block in blocks.items():
+        places = [part for part, text in texts.items() if f"<!-- {name} -->" in text]
         try:
-            text = replaced(text, name, block)
-        except KeyError:
+            (part,) = places
+            texts[part] = changed[part] = replaced(texts[part], name, block)
+        except (KeyError, ValueError):
             raise InputError(
-                f"{path}: must have the lines <!-- {name} --> and <!-- /{name} --> exactly once"
+                f"{page}: must have the lines <!-- {name} --> and <!-- /{name} --> exactly once"
             ) from None
-    with atomic_path(path) as part:
-        part.write_text(text, encoding="utf-8")
+    for part, text in changed.items():
+        with atomic_path(part) as new:
+            new.write_text(text, encoding="utf-8")

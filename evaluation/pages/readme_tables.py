@@ -22,7 +22,7 @@ from evaluation.pages.accuracy_tables import (
     page_tables,
     readme_rows,
 )
-from evaluation.pages.markdown import rewrite
+from evaluation.pages.markdown import rewrite, whole_text
 from pipeline.answers.gap_models import FOLDER, measured_gpus
 from pipeline.errors import InputError, SteptimeError
 from pipeline.kernels.estimate import FILE as SESSIONS
@@ -102,7 +102,7 @@ def write(evidence: Evidence, root: Path) -> list[Path]:
     Raises:
         InputError: a file lacks its markers, or the accuracy page lacks a table of published steps.
     """
-    means = mean_table(evidence, (root / PAGE).read_text(encoding="utf-8"))
+    means = mean_table(evidence, whole_text(root / PAGE))
     blocks = {
         README: {README_MARKER: readme_rows(means)},
         PAGE: {MEANS_MARKER: means, PAGE_MARKER: page_tables(evidence)},

@@ -1,7 +1,8 @@
 """Hosts: the CPU and software that launch the work of a GPU, one file each under `config/host/`.
 
 A host states whose traces its overheads come from (`observations`), a factor on these times, and how uncertain the
-factor is. `host=usual` is the host that a card of that generation usually sits in; it never is slower for a newer card.
+factor is. `host=usual` is the host that a card of that generation usually sits in. Measured hosts of newer cards are not faster
+than those of 2020: servers of many cores and virtual machines.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline.paths import campaign_gpus, config_files, name_of_config
 USUAL = "usual"
 """Value of `host` that takes the usual host of the GPU."""
 
-NEWEST = "typical-2020"
+NEWEST = "typical-2022"
 """The usual host of a GPU whose architecture no file of a host names."""
 
 CAMPAIGN_LOG_SD = 0.18

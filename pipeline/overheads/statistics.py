@@ -71,19 +71,20 @@ class ProfilerCost:
 
 
 def corrected(samples: pd.DataFrame, cost: ProfilerCost) -> pd.DataFrame:
-    """Observations minus the profiler's cost, at least zero."""
+    """Observations minus the profiler's cost.
+
+    Single values may be below zero, because the cost of an event varies. A floor for each would cut one side of the noise,
+    and add to every mean; `group_statistics` keeps means at zero or above.
+    """
     if cost == ProfilerCost.none():
         return samples
     kind = samples["type"].to_numpy(object)
     events = np.where(np.isin(kind, ("T1", "loading")), 1.0, 0.0)
     calls, nested = _nested_counts(samples)
-    inside = np.isin(kind, ("T2", "T3", "T5"))
-    segments = np.where(
-        kind == "T5", np.where(calls > 0, np.maximum(calls + 1, 1), 1), np.maximum(calls + 1, 1)
-    )
-    events = np.where(inside, nested / segments, events)
+    # an item with n actions has n + 1 segments, in which its nested ops lie
+    events = np.where(np.isin(kind, ("T2", "T3", "T5")), nested / (calls + 1), events)
     loss = events * cost.event_us + np.where(kind == "T4", cost.launch_us, 0.0)
-    return samples.assign(value_us=np.maximum(samples["value_us"].to_numpy(float) - loss, 0.0))
+    return samples.assign(value_us=samples["value_us"].to_numpy(float) - loss)
 
 
 def _nested_counts(samples: pd.DataFrame) -> tuple[Floats, Floats]:
@@ -192,7 +193,10 @@ def _level(level: pd.DataFrame, estimator: str) -> pd.DataFrame:
 def group_statistics(
     value: Floats, group: npt.NDArray[np.int64], estimator: str
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Mean by the estimator, standard deviation, median and count of each group (groups numbered from 0)."""
+    """Mean by the estimator, standard deviation, median and count of each group (groups numbered from 0).
+
+    Means and medians are at least zero.
+    """
     order = np.lexsort((value, group))
     value, group = value[order], group[order]
     count = np.bincount(group)
@@ -213,7 +217,12 @@ def group_statistics(
         )
     elif estimator == "median":
         mean = median
-    return {"mean_us": mean, "std_us": spread, "median_us": median, "count": count.astype(np.int64)}
+    return {
+        "mean_us": np.maximum(mean, 0.0),
+        "std_us": spread,
+        "median_us": np.maximum(median, 0.0),
+        "count": count.astype(np.int64),
+    }
 
 
 def _quantile(

@@ -25,7 +25,7 @@ from evaluation.pages.accuracy_tables import (
     page_tables,
     readme_rows,
 )
-from evaluation.pages.markdown import block, markdown, replaced, table_rows
+from evaluation.pages.markdown import block, markdown, replaced, rewrite, table_rows, whole_text
 from evaluation.pages.published_rows import NOT_AT_HAND, published_rows
 from evaluation.pages.readme_tables import (
     MEANS_MARKER,
@@ -222,7 +222,7 @@ def test_readme_and_docs_hold_what_the_packs_say() -> None:
     pairs, models = (read_any([str(transfer_dir() / name)]) for name in (PAIR_ERRORS, MODEL_ERRORS))
     nothing = pd.DataFrame()
     shipped = Evidence(kernels, nothing, nothing, left_out_errors(transfer_dir()), pairs, models)
-    page = (project_dir() / PAGE).read_text(encoding="utf-8")
+    page = whole_text(project_dir() / PAGE)
     assert kernel_table(kernels) in block(page, PAGE_MARKER), f"{PAGE}: run `make readme`"
     told = [list(row.values()) for row in table_rows(block(page, MEANS_MARKER))]
     readme = block((project_dir() / README).read_text(encoding="utf-8"), README_MARKER)
@@ -239,7 +239,7 @@ def test_readme_and_docs_hold_what_the_packs_say() -> None:
 
 def test_the_table_of_means_repeats_those_of_the_tables_below() -> None:
     """Replayed traces and passes need public data; their rows follow from the tables of docs/accuracy.md."""
-    text = (project_dir() / PAGE).read_text(encoding="utf-8")
+    text = whole_text(project_dir() / PAGE)
     page = block(text, PAGE_MARKER)
     told = {row["what"]: row["our error (%)"] for row in table_rows(block(text, MEANS_MARKER))}
     replayed = next(
@@ -265,6 +265,22 @@ def test_a_markdown_table_is_read_back() -> None:
     text = f"words\n\n{markdown(['a', 'b'], rows)}\n\nmore\n| other |"
     assert table_rows(text) == [{"a": "1", "b": ""}, {"a": "2", "b": "x y"}]
     assert table_rows("no table") == []
+
+
+def test_a_block_is_written_in_the_file_of_a_page_that_has_its_markers(tmp_path: Path) -> None:
+    page, part = tmp_path / "page.md", tmp_path / "page" / "part.md"
+    part.parent.mkdir()
+    page.write_text("<!-- a -->\n<!-- /a -->\n")
+    part.write_text("<!-- b -->\nold\n<!-- /b -->\n")
+    rewrite(page, {"a": "1", "b": "2"})
+    assert (block(page.read_text(), "a"), block(part.read_text(), "b")) == ("1", "2")
+    assert whole_text(page) == f"{page.read_text()}\n{part.read_text()}"
+    before = whole_text(page)
+    part.with_name("twin.md").write_text("<!-- b -->\n<!-- /b -->\n")
+    for name in ("b", "c"):  # twice; nowhere
+        with pytest.raises(InputError, match=f"<!-- {name} --> .* exactly once"):
+            rewrite(page, {"a": "3", name: "3"})
+    assert before in whole_text(page), "nothing is half written"
 
 
 def test_left_out_errors_come_with_the_shipped_models() -> None:

@@ -10,6 +10,7 @@ import pytest
 from evaluation.checks.lin2022_steps import CNN_LOOP, DLRM_LOOP, predicted_cnn, predicted_dlrm
 from evaluation.figures.paper_figures import published_networks
 from evaluation.pages import lin2022_tables
+from evaluation.pages.markdown import whole_text
 from evaluation.published.published_lin2022 import KEYS, read_cnn, read_dlrm
 from pipeline.paths import project_dir
 from pipeline.question.question import expand
@@ -48,7 +49,7 @@ def test_tables_hold_the_errors_of_every_prediction() -> None:
 
 
 def test_the_loops_are_those_that_the_page_names() -> None:
-    text = (project_dir() / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    text = whole_text(project_dir() / "docs" / "accuracy.md")
     shown = re.search(r"under PyTorch 1\.8:\n`([^`]+)`", text)
     assert shown is not None
     assert set(shown[1].split()) == {
@@ -61,10 +62,7 @@ def test_pages_hold_what_the_command_gives() -> None:
     dlrm, cnn = predicted_dlrm(), predicted_cnn()
     assert (len(dlrm), len(cnn)) == (36, 18)
     page = [
-        _numbers(line)
-        for line in (project_dir() / "docs" / "accuracy.md")
-        .read_text(encoding="utf-8")
-        .splitlines()
+        _numbers(line) for line in whole_text(project_dir() / "docs" / "accuracy.md").splitlines()
     ]
     tables = [
         lin2022_tables.dlrm_summary(dlrm),

@@ -12,6 +12,7 @@ import pytest
 
 from evaluation.checks import error_parts as parts
 from evaluation.pages import measured_campaigns as measured
+from evaluation.pages.markdown import whole_text
 from pipeline.prediction import Prediction
 from pipeline.question.compose import from_snakemake
 from pipeline.question.question import expand
@@ -176,7 +177,7 @@ def test_a_trial_is_refused_before_anything_is_run(
 
 
 def test_the_page_has_a_place_for_the_table() -> None:
-    text = (ROOT / measured.PAGE).read_text()
+    text = whole_text(ROOT / measured.PAGE)
     assert (
         text.count(f"<!-- {measured.MARKER} -->") == text.count(f"<!-- /{measured.MARKER} -->") == 1
     )

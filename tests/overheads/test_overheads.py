@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from pipeline.errors import UnknownNameError
 from pipeline.overheads.extraction import extract_overheads
@@ -24,6 +25,7 @@ from pipeline.overheads.statistics import (
     ESTIMATORS,
     ProfilerCost,
     calibrate,
+    corrected,
     group_statistics,
     merged,
     summarise,
@@ -230,6 +232,38 @@ def test_the_profilers_cost_is_taken_off_but_never_below_zero(tmp_path: Path) ->
         [1.0] * int((both["type"] == "T4").sum())
     )
     assert gone[both["type"] == "T1"].max() == pytest.approx(2.0)
+
+
+def _seen(kind: str, values_us: list[float], signature: str = "") -> pd.DataFrame:
+    facts = {"type": kind, "op": "aten::view", "workload": "w", "api": None, "iteration": 0}
+    return pd.DataFrame({"value_us": values_us, "signature": signature}).assign(**facts)
+
+
+@pytest.mark.parametrize("estimator", ["mean", "clipped_mean", "trimmed_mean", "median"])
+def test_noise_around_the_profilers_cost_is_not_cut_on_one_side(estimator: str) -> None:
+    """Gaps of 1 us, seen as 3 us with noise of 2 us: one of six is below the cost."""
+    noisy = 3.0 + 2.0 * norm.ppf((np.arange(400) + 0.5) / 400)
+    cost = ProfilerCost(event_us=2.0, launch_us=0.0)
+    table = summarise(_seen("T1", noisy.tolist()), estimator, cost=cost)
+    assert table["mean_us"].to_numpy() == pytest.approx(1.0, abs=0.05)
+    assert (summarise(_seen("T1", [0.5, 1.0]), estimator, cost=cost)["mean_us"] == 0.0).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "launches", "nested", "events"),
+    [
+        ("T2", 0, 3, 3), ("T2", 2, 3, 1), ("T3", 2, 3, 1), ("T5", 2, 3, 1), ("T5", 0, 3, 3),
+        ("T1", 2, 3, 1), ("loading", 2, 3, 1), ("T4", 2, 3, 0),
+    ],
+)  # fmt: skip
+def test_nested_operators_cost_the_segments_of_their_item_in_equal_parts(
+    kind: str, launches: int, nested: int, events: int
+) -> None:
+    """An item with n launches has n + 1 segments: before the first, between two, and after the last."""
+    signature = f"{','.join(['cudaLaunchKernel'] * launches)}|[[4, 4]]|{nested}"
+    cost = ProfilerCost(event_us=2.0, launch_us=5.0)
+    less = corrected(_seen(kind, [9.0], signature), cost)["value_us"].item()
+    assert less == 9.0 - 2.0 * events - (5.0 if kind == "T4" else 0.0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from evaluation.pages.markdown import block
+from evaluation.pages.markdown import block, whole_text
 from evaluation.pages.published_rows import held_sentence
 from pipeline.answers.plan import PlanRequest
 from pipeline.cli import app
@@ -106,10 +106,8 @@ def test_every_page_of_the_docs_is_reached_from_their_index() -> None:
 
 
 def test_the_readme_repeats_how_many_published_steps_lie_inside() -> None:
-    page, readme = (
-        (ROOT / name).read_text(encoding="utf-8") for name in ("docs/accuracy.md", "README.md")
-    )
-    said = held_sentence(block(page, "published"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = held_sentence(block(whole_text(ROOT / "docs" / "accuracy.md"), "published"))
     assert re.search(r"\d+ of \d+ lie inside p10 to p90", said) and said in readme
 
 
