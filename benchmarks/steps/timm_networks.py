@@ -22,7 +22,8 @@ import pandas as pd
 from evaluation.pages.markdown import markdown, rewrite
 from evaluation.pages.step_tables import counted, with_errors
 from evaluation.published.published_timm import GPUS, read_inference, read_training
-from pipeline.answers.engine import AvailableModels, Engine
+from pipeline.answers.engine import Engine
+from pipeline.answers.model_sources import AvailableModels
 from pipeline.errors import SteptimeError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
