@@ -33,9 +33,9 @@ from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed
-from pipeline.simulate.critical_path import Form, load_if_it_pays
+from pipeline.simulate.critical_path import load_if_it_pays
 from pipeline.simulate.program import Program, StepSequence, step_sequence
-from pipeline.simulate.program_changes import as_cuda_graphs, device_bound_from
+from pipeline.simulate.program_changes import as_cuda_graphs, as_published, device_bound_from
 from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
 
@@ -221,17 +221,18 @@ def predict_step(
             host on the device is the limit.
     """
     settings = question.predict
-    form: Form = "published" if settings.critical_path == "published" else "full"
     if settings.cuda_graph:  # the measured step launched each kernel separately
         program, measured_us = as_cuda_graphs(program), None
-    program = replace(program, loop=form == "full" and not settings.wait_each_step)
+    program = replace(program, loop=not settings.wait_each_step)
+    if settings.critical_path == "published":
+        program = as_published(program)
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
-    (timeline,) = simulate_ranks([Role(program, central_us, ranks=question.devices)], form)
+    (timeline,) = simulate_ranks([Role(program, central_us, ranks=question.devices)])
     step_us, bound = float(timeline.step_us[0]), timeline.bound
     drawn = draws_us = None
     low = high = step_us
     if with_interval:
-        drawn = _drawn_step(question, step, predicted, program, form)
+        drawn = _drawn_step(question, step, predicted, program)
         draws_us = drawn.step_us()
         low, high = interval(draws_us, step_us)
     device_time = _device_time(step, predicted, timeline)
@@ -254,19 +255,19 @@ def predict_step(
         draws_us=draws_us,
     )
     if with_interval and bound == "host":
-        break_even = device_bound_from(program, central_us, form)
+        break_even = device_bound_from(program, central_us)
         prediction = replace(prediction, device_bound_from=break_even)
     return SimulatedStep(prediction, timeline, drawn)
 
 
 def _drawn_step(
-    question: Question, step: StepParts, predicted: pd.DataFrame, program: Program, form: Form
+    question: Question, step: StepParts, predicted: pd.DataFrame, program: Program
 ) -> DrawnStep:
     """The step with the errors of its times."""
     settings, evidence = question.predict, program.host_evidence
     errors = StepErrors.of(step.sources, predicted, evidence, question.host.log_sd)
     calls, gpu = step.all_calls, question.gpu.name
-    return DrawnStep(errors, program, step.which, calls, gpu, settings.draws, settings.seed, form)
+    return DrawnStep(errors, program, step.which, calls, gpu, settings.draws, settings.seed)
 
 
 def _unused_dtype(question: Question, step: StepParts) -> list[str]:
