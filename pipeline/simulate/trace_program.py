@@ -118,6 +118,18 @@ def _bare_waits(act: Activity) -> Flags:
     return out & ~act.trace.is_category(Category.OP)[act.item]
 
 
+def shows_queue(act: Activity, iteration: Iteration) -> Flags:
+    """Which calls of an iteration show that work was queued before it whose launch the trace does not hold.
+
+    A call whose launch came late shows only its wait after the launch. Where the host took longer than that before the launch,
+    the device need not have worked all the time: that is the host's time (the start of a driver), and no queue.
+    """
+    calls, end = iteration.calls, act.unseen_queue_ns[iteration.calls]
+    launched = act.action_end[act.call_action[calls]]
+    shown: Flags = (end > iteration.start_ns) & (end - launched >= launched - iteration.start_ns)
+    return shown
+
+
 def backlog_us(act: Activity, iteration: Iteration) -> dict[int, float]:
     """Time until which each stream is busy with work launched before the iteration, in µs from its begin.
 
@@ -125,7 +137,7 @@ def backlog_us(act: Activity, iteration: Iteration) -> dict[int, float]:
     """
     begin = iteration.start_ns
     earlier = (act.action_start[act.call_action] < begin) & (act.call_end > begin)
-    unseen = iteration.calls[act.unseen_queue_ns[iteration.calls] > begin]
+    unseen = iteration.calls[shows_queue(act, iteration)]
     stream = np.concatenate([act.call_stream[earlier], act.call_stream[unseen]])
     end = np.concatenate([act.call_end[earlier], act.unseen_queue_ns[unseen]])
     return {int(s): float((end[stream == s].max() - begin) / 1000.0) for s in np.unique(stream)}

@@ -23,9 +23,9 @@ from pipeline.overheads.extraction import (
     lost_work,
     one_time_calls,
 )
-from pipeline.simulate.trace_program import Iteration, iterations
+from pipeline.simulate.trace_program import Iteration, iterations, shows_queue
 from pipeline.simulate.waits import WaitModel
-from pipeline.trace.host_activity import EARLY_NS, Activity, activity
+from pipeline.trace.host_activity import Activity, activity
 from pipeline.trace.linked_trace import Trace, first_after_warm_up
 
 Flags = npt.NDArray[np.bool_]
@@ -111,7 +111,8 @@ def not_in_trace(source: TraceSelection) -> list[str]:
     """Notes on work of the chosen iterations that the trace does not hold, as waits of the device and launches show."""
     act, notes = source.act, []
     unseen = act.unseen_queue_ns
-    waited = [it for it in source.chosen if (unseen[it.calls] > it.start_ns).any()]
+    shows = {it.number: shows_queue(act, it) for it in source.chosen}
+    waited = [it for it in source.chosen if shows[it.number].any()]
     if waited:
         waits = [float((unseen[it.calls].max() - it.start_ns) / 1000.0) for it in waited]
         which = (
@@ -123,11 +124,29 @@ def not_in_trace(source: TraceSelection) -> list[str]:
             f"{which}{more}: the first launch waited {_time(max(waits))} for work that the trace"
             " does not hold; it counts as queued before the step"
         )
+    for it in source.chosen:
+        late = (unseen[it.calls] > it.start_ns) & ~shows[it.number]
+        if late.any():
+            before_us = (
+                float(act.action_start[act.call_action[it.calls]].min() - it.start_ns) / 1000.0
+            )
+            if before_us >= MIN_REPORTED_SHARE * it.span_us:
+                notes.append(
+                    f"iteration {it.number}: the host took {_time(before_us)} before its first launch"
+                    " (the start of a driver or library?); this counts in the step; record after a"
+                    " few warm-up steps"
+                )
+    span_us = sum(it.span_us for it in source.chosen)
+    waits_us = sum(float(act.unrecorded_wait_ns[it.actions].sum()) for it in source.chosen) / 1000.0
+    if waits_us >= MIN_REPORTED_SHARE * span_us:
+        notes.append(
+            f"the host waited {waits_us / span_us:.0%} of the span for work that the trace does not"
+            " hold, so the predicted span is too short"
+        )
     lost = [
-        float(act.unrecorded_ns[it.calls[unseen[it.calls] == EARLY_NS]].sum() / 1000.0)
-        for it in source.chosen
+        float(act.unrecorded_ns[it.calls[~shows[it.number]]].sum() / 1000.0) for it in source.chosen
     ]
-    share = sum(lost) / sum(it.span_us for it in source.chosen)
+    share = sum(lost) / span_us
     if share >= MIN_REPORTED_SHARE:
         notes.append(
             f"the device idled {share:.0%} of the span although work was queued; this work was not"

@@ -163,10 +163,22 @@ class Activity:
 
         The GPU then worked on something that the profiler did not record. Short waits count as 0 (`UNRECORDED_NS`).
         """
+        return self._unrecorded(self.action_end[self.call_action], self.call_start)
+
+    @cached_property
+    def unrecorded_wait_ns(self) -> Ints:
+        """For each action the time in which the host waited and its GPU was idle, as far as recorded; 0 for a launch.
+
+        Short waits count as 0 (`UNRECORDED_NS`).
+        """
+        return self.action_sync * self._unrecorded(self.action_start, self.action_end)
+
+    def _unrecorded(self, since: Ints, until: Ints) -> Ints:
+        """Time before `until` and after `since` that follows all work recorded to begin before it, ns."""
         device = self._device_events
         reach = np.append(np.maximum.accumulate(self.trace.end_ns[device]), EARLY_NS)
-        before = reach[np.searchsorted(self.trace.columns["ts_ns"][device], self.call_start) - 1]
-        wait = self.call_start - np.maximum(before, self.action_end[self.call_action])
+        before = reach[np.searchsorted(self.trace.columns["ts_ns"][device], until) - 1]
+        wait = until - np.maximum(before, since)
         return np.where((wait >= UNRECORDED_NS) & (not self.on_cpu), wait, 0)
 
     @cached_property
