@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -298,7 +299,9 @@ def _on_equal_terms(origin: GpuSpec, destination: GpuSpec) -> tuple[GpuSpec, Gpu
     """Both GPUs; where they have one chip, with the measured peaks that both have, else with the datasheet's."""
     names = ("measured_fp32_gflop_per_s", "measured_dram_gb_per_s")
     pair = (origin, destination)
-    drop = {name: None for name in names if None in [getattr(gpu, name) for gpu in pair]}
+    drop: dict[str, Any] = {
+        name: None for name in names if None in [getattr(gpu, name) for gpu in pair]
+    }
     drop = drop if same_chip(origin, destination) else {}
     return replace(origin, **drop), replace(destination, **drop)
 
