@@ -6,7 +6,6 @@ import codecs
 import io
 import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import typer
 
 from pipeline.completion import COMPLETING, complete_override, join_bash_words
 from pipeline.errors import InputError, SteptimeError, show_warning
-from pipeline.paths import config_dir
+from pipeline.question.options import OPTIONS
 from pipeline.show.tables import Catalogue, console
 
 Item = TypeVar("Item")
@@ -172,7 +171,7 @@ def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
     if key.partition(".")[0] not in OVERRIDES:
         if near or initial:
             key = (near or initial)[0]
-        elif key in _model_options():
+        elif f"model.{key}" in OPTIONS:
             key = f"model.{key}"
         else:
             return None
@@ -183,16 +182,6 @@ def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
     inside, after = words[at].partition("=")[2] if at < len(words) else "", words[at + 1 : at + 2]
     value = inside or (after[0] if after and not after[0].startswith("-") else "...")
     return f"overrides have no dashes: write {key}={value}"
-
-
-def _model_options() -> set[str]:
-    """Options of all workloads."""
-    files = (config_dir() / "model").glob("*.yaml")
-    return {
-        key
-        for file in files
-        for key in re.findall(r"^(\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)
-    }
 
 
 def _fail(message: str, code: int) -> None:

@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evaluation.checks.sequence_match import sequence_match, top_level_names
 from evaluation.workloads.rebuilt_models import gpt2_large, linear_stack
 from pipeline.graph.capture import capture, observe
@@ -22,6 +20,7 @@ from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.graph.table import Graph, write_nodes
 from pipeline.paths import config_dir, datasets_dir
+from pipeline.question.options import workload_values
 from pipeline.workloads import make_step
 
 PUBLISHED_MILLIONS = {
@@ -37,7 +36,7 @@ FLOP_MODELS = {"resnet50": 16, "gpt2_large": 1, "dlrm_default": 2048, "dlrm_ddp"
 
 def model_config(name: str, **changes: Any) -> dict[str, Any]:
     """Content of a model's file, with changes."""
-    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+    return {**workload_values(name), **changes}
 
 
 def check_sequences(datasets: Path) -> None:

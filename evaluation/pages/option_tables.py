@@ -8,19 +8,15 @@ from evaluation.pages.markdown import markdown, rewrite
 from pipeline.paths import config_dir
 from pipeline.question.checks import SECTION_TYPES
 from pipeline.question.compose import choices
-from pipeline.question.options import NAMED_BY, OPTIONS
+from pipeline.question.options import NAMED_BY, OPTIONS, workload_values
 from pipeline.question.settings import Option
-from pipeline.yaml_text import load_yaml
 
 PAGE = config_dir() / "README.md"
 
 
 def blocks() -> dict[str, str]:
     """The tables by the name of their block: options of workloads, and those of sections."""
-    files = [
-        load_yaml((config_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
-        for name in choices("model")
-    ]
+    files = [workload_values(name) for name in choices("model")]
     types = {
         f"{name}.{key}": kind for name, of in SECTION_TYPES.items() for key, kind in of.items()
     }

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.paths import config_dir
+from pipeline.question.options import with_defaults
 
 FIRST_TRACE_BYTES, OTHER_TRACE_BYTES = 1_100_000, 350_000
 """Largest size in bytes of the compressed traces of a unit: a workload's first unit, and any other unit. A folder is
@@ -199,9 +200,8 @@ def load_model(name: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError:
-        return parse(path.read_text(), path)
-    loaded: dict[str, Any] = yaml.safe_load(path.read_text())
-    return loaded
+        return with_defaults(parse(path.read_text(), path))
+    return with_defaults(yaml.safe_load(path.read_text()))
 
 
 def parse(text: str, where: Path | str = "config") -> dict[str, Any]:

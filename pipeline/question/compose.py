@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
 from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
 from pipeline.question.checks import flatten
-from pipeline.question.options import FREE_OPTIONS, FUSED_ATTENTION, GROUPS
+from pipeline.question.options import FREE_OPTIONS, FUSED_ATTENTION, GROUPS, with_defaults
 from pipeline.question.settings import written
 from pipeline.yaml_text import YamlError, load_yaml
 
@@ -182,6 +182,8 @@ def configuration(
             names[group] = defaults[group]
     if not all(file in _COMPOSED for file in files):
         composed = _compose(directory.resolve(), names)
+        if isinstance(composed.get("model"), dict):
+            composed["model"] = with_defaults(composed["model"])
         for file in files:
             _COMPOSED.setdefault(
                 file,

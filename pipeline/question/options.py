@@ -7,7 +7,9 @@ are the keys of its file, and many workloads share them.
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
+from pipeline.paths import config_dir
 from pipeline.question.settings import (
     FUSE_ALL,
     NO_EDIT,
@@ -18,6 +20,7 @@ from pipeline.question.settings import (
     OverheadSettings,
     PredictSettings,
 )
+from pipeline.yaml_text import load_yaml
 
 GROUPS = ("gpu", "model", "kernels", "overheads")
 """Config groups: folders under `config/` of which a question takes one file each."""
@@ -39,6 +42,17 @@ FREE_OPTIONS = {
     "transformers": "model.config_options.",
 }  # fmt: skip
 """Architecture -> the section whose keys no file lists."""
+
+WORKLOAD_DEFAULTS: dict[str, Any] = {
+    "mode": "train",
+    "foreach": True,
+    "set_to_none": True,
+    "dtype": "default",
+    "precision": "autocast",
+    "copies": "pinned",
+    "read_loss": "never",
+}
+"""Options that every workload has, with the values of those that its file does not state."""
 
 _SHARE = (
     "assumed share of true values in masks that select data, and of boxes that a detector keeps"
@@ -153,6 +167,22 @@ OPTIONS: dict[str, Option] = {
 
 UNKNOWN = Option("")
 """Stands for a key without a description: a figure of a GPU, or a key that a user's own file has."""
+
+
+def with_defaults(stated: dict[str, Any]) -> dict[str, Any]:
+    """All options of a workload, from those that its file states; these come first."""
+    return stated | WORKLOAD_DEFAULTS | stated
+
+
+def workload_values(name: str) -> dict[str, Any]:
+    """All options of a shipped workload, with their defaults.
+
+    Raises:
+        OSError: there is no such file in `config/model`.
+        YamlError: the file is not YAML.
+    """
+    file = config_dir() / "model" / f"{name}.yaml"
+    return with_defaults(load_yaml(file.read_text(encoding="utf-8")) or {})
 
 
 def option_of(key: str) -> Option:

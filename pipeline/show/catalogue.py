@@ -12,7 +12,7 @@ from pipeline.hardware.find_gpu import list_gpus
 from pipeline.hardware.hosts import list_hosts, usual_host
 from pipeline.paths import config_dir
 from pipeline.question.compose import choices
-from pipeline.question.options import option_of
+from pipeline.question.options import option_of, workload_values
 from pipeline.question.question import LOCAL_GPU
 from pipeline.question.settings import written
 from pipeline.yaml_text import load_yaml
@@ -97,8 +97,7 @@ def model_rows() -> list[dict[str, Any]]:
     """One row per workload: its description and default batch size."""
     rows = []
     for name in choices("model"):
-        path = config_dir() / "model" / f"{name}.yaml"
-        text = path.read_text(encoding="utf-8")
+        text = (config_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8")
         loaded = load_yaml(text) or {}
         first = text.splitlines()[0].removeprefix("#").strip() if text.startswith("#") else ""
         what = loaded.get("description") or first
@@ -114,9 +113,8 @@ def option_rows(model: str) -> list[dict[str, Any]]:
     """
     if model not in choices("model"):
         raise UnknownNameError("model", model, choices("model"))
-    path = config_dir() / "model" / f"{model}.yaml"
     rows = []
-    for name, default in load_yaml(path.read_text(encoding="utf-8")).items():
+    for name, default in workload_values(model).items():
         if name in _ABOUT:
             continue
         key = name if name == "batch_size" else f"model.{name}"

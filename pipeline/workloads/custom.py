@@ -25,11 +25,10 @@ from pipeline.errors import (
     collected_warnings,
     did_you_mean,
 )
-from pipeline.paths import config_dir
+from pipeline.question.options import workload_values
 from pipeline.workloads.training_step import Step
 from pipeline.workloads.user_errors import place_in_user_code
 from pipeline.workloads.user_steps import maker_of, shown_target
-from pipeline.yaml_text import load_yaml
 
 MAX_NAMED = 20
 """Largest number of functions of a module that a message names."""
@@ -288,10 +287,7 @@ class ReadOptions(dict[str, Any]):
 @lru_cache(maxsize=1)
 def usual_values() -> Mapping[str, Any]:
     """The values of `config/model/custom.yaml`; an option with such a value was not given."""
-    values: dict[str, Any] = load_yaml(
-        (config_dir() / "model" / "custom.yaml").read_text(encoding="utf-8")
-    )
-    return values
+    return workload_values("custom")
 
 
 def unread_options(config: ReadOptions) -> list[str]:

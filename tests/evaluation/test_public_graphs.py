@@ -1,7 +1,6 @@
 """Captured graphs and the operator map against public traces (the full checks are in benchmarks/graph)."""
 
 import pytest
-import yaml
 
 from evaluation.checks.operator_map_check import TRACES, check
 from evaluation.checks.sequence_match import sequence_match, top_level_names
@@ -10,7 +9,7 @@ from pipeline.graph.capture import capture, observe
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.execution_trace import import_execution_trace
 from pipeline.graph.table import Graph, write_nodes
-from pipeline.paths import config_dir
+from pipeline.question.options import workload_values
 from pipeline.schemas import to_arrow
 
 
@@ -75,7 +74,7 @@ def test_flops_equal_those_of_pytorchs_counter(name, batch, changes):
 
     from pipeline.workloads import make_step
 
-    config = {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+    config = {**workload_values(name), **changes}
     calls = map_calls(capture(config, batch))
     heavy = calls["family"].isin(["gemm", "bmm"]) | calls["family"].str.startswith("conv2d")
     step = make_step(config, batch, "meta")

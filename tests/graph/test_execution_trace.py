@@ -171,16 +171,15 @@ def test_public_execution_traces_are_covered_by_the_map(name):
 
 def test_a_step_measured_here_gives_the_operators_of_a_captured_one(tmp_path):
     """The same DLRM run on this machine's CPU and captured on meta agree operator by operator."""
-    import yaml
     from torch.profiler import ExecutionTraceObserver
 
     from pipeline.graph.capture import capture
     from pipeline.graph.table import Graph
-    from pipeline.paths import config_dir
+    from pipeline.question.options import workload_values
     from pipeline.workloads import make_step
 
     config = {
-        **yaml.safe_load((config_dir() / "model" / "dlrm_small.yaml").read_text()),
+        **workload_values("dlrm_small"),
         "rows": 50,
     }
     step = make_step(config, 16, "cpu")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -21,7 +20,7 @@ from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.memory import LiveMemory, memory_of_workload, with_states
 from pipeline.graph.table import Graph, Memory, write_nodes
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.paths import config_dir
+from pipeline.question.options import workload_values
 from pipeline.question.question import ask, expand
 from pipeline.workloads import make_step
 from pipeline.workloads.training_step import Step, host_empty
@@ -254,7 +253,7 @@ def test_usable_memory_is_what_pytorch_can_allocate(gpu: str, gib: float) -> Non
 
 
 def test_inference_needs_less_than_training_and_more_with_each_sample() -> None:
-    config = yaml.safe_load((config_dir() / "model" / "resnet50.yaml").read_text())
+    config = workload_values("resnet50")
     small, large = (
         capture({**config, "mode": "inference"}, size).memory.activations for size in (2, 4)
     )

@@ -80,7 +80,8 @@ GIVEN = {
     " step()": "import torch; step = lambda: torch.rand(8, 8) @ torch.rand(8, 8)",
     "choose_probes(": "import pandas; calls = pandas.read_parquet('calls.parquet')",
     "capture(config": (
-        "import yaml; config = yaml.safe_load(open(ROOT / 'config/model/dlrm_small.yaml'))"
+        "from pipeline.question.options import workload_values; config ="
+        " workload_values('dlrm_small')"
     ),
     "MyNet": (
         "MyNet = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 224 * 224,"

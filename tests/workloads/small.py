@@ -1,11 +1,10 @@
 """Every workload of the zoo at a size that is captured in a fraction of a second, and steps of users' own modules."""
 
 import pytest
-import yaml
 
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
-from pipeline.paths import config_dir
+from pipeline.question.options import workload_values
 
 TOKENS = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "positions": 16, "seq_len": 8}
 
@@ -22,7 +21,7 @@ SMALL = {
 
 def config_of(name, **changes):
     """Content of a workload's file, changed."""
-    return {**yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()), **changes}
+    return {**workload_values(name), **changes}
 
 
 def small(name, **changes):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 
 from pipeline.errors import ConfigError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
-from pipeline.paths import config_dir
+from pipeline.question.options import workload_values
 from pipeline.workloads import make_step
 from pipeline.workloads.translation import smoothed
 
@@ -22,7 +21,7 @@ SMALL = {
 
 def config(name, **options):
     return {
-        **yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text()),
+        **workload_values(name),
         **SMALL[name],
         **options,
     }
