@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from evaluation.checks.lin2022_steps import predicted_cnn, predicted_dlrm
+from evaluation.checks.lin2022_steps import OTHER_LOOPS, predicted_cnn, predicted_dlrm
 from evaluation.figures.paper_figures import published_networks
-from evaluation.pages.lin2022_tables import cnn_summary, dlrm_summary, table
+from evaluation.pages.lin2022_tables import busy_tables, cnn_summary, dlrm_summary, table
 from evaluation.pages.markdown import rewrite
 from pipeline.show.figures.board import save
 
@@ -26,11 +26,13 @@ def main() -> None:
     parser.add_argument("--draw", type=Path, help="folder for networks.png")
     args = parser.parse_args()
     dlrm, cnn = predicted_dlrm(), predicted_cnn()
+    others = {name: predicted_dlrm(loop=loop) for name, loop in OTHER_LOOPS.items()}
     blocks = {
         "lin2022 dlrm": dlrm_summary(dlrm),
         "lin2022 cnn": cnn_summary(cnn),
         "lin2022 dlrm steps": table(dlrm),
         "lin2022 cnn steps": table(cnn),
+        "busy": busy_tables(dlrm, others),
     }
     print("\n\n".join(blocks.values()))
     if args.draw:
