@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.engine import AvailableModels, Engine, in_order
+from pipeline.answers.engine import Engine, in_order
+from pipeline.answers.model_sources import AvailableModels
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.question.compose import choices

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown
-from evaluation.pages.published_step_tables import counted
+from evaluation.pages.step_tables import counted
 from evaluation.published.published_errors import NETWORK_METHODS, published
 from evaluation.published.published_lin2022 import DLRM_READING_MS
 from pipeline.kernels.error_metrics import gmae, mape

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.step_errors import StepErrors, host_factors, keyed_normals
+from pipeline.answers.step_errors import StepErrors, host_factors
 from pipeline.simulate.critical_path import BLOCK_VALUES, Form, simulate, step_times
 from pipeline.simulate.program import Program
 
@@ -89,7 +89,8 @@ class DrawnStep:
 
     def _times(self) -> tuple[Floats, Floats]:
         """Times of distinct calls, shape (distinct, draws), and the factor on host times, shape (draws,)."""
-        normals = keyed_normals(self.errors.sources.names, self.draws, self.seed)
+        launches = np.bincount(self.which, minlength=len(self.errors.centre)).astype(float)
+        normals = self.errors.normals(launches, self.draws, self.seed)
         host = host_factors(self.errors.host, self.program, self.draws, self.seed)
         return self.errors.times(normals), host
 

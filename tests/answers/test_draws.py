@@ -124,8 +124,9 @@ def test_another_session_moves_all_kernels_and_does_not_average_out() -> None:
         }
     )
     errors = StepErrors.of(ErrorSources.of(calls), predicted, {"transferred": 1.0})
-    found = np.percentile(steps(errors, centre), [10, 50, 90])
-    assert found == pytest.approx([4000 * np.exp(-0.5), 4000, 4000 * np.exp(0.1)], rel=5e-3)
+    low, middle, high = np.percentile(steps(errors, centre), [10, 50, 90])
+    assert (low, high) == pytest.approx((4000 * np.exp(-0.5), 4000 * np.exp(0.1)), rel=2e-3)
+    assert middle == pytest.approx(4000, rel=5e-3)
 
 
 @pytest.mark.parametrize("spread", [1.02, SPREAD, 3.0])
@@ -194,20 +195,47 @@ def test_the_interval_of_kernels_that_err_together_is_that_of_their_distribution
     width = NORMAL_P90 * np.hypot(SIGMA, STEP_SIGMA)
     middle = 100.0 * np.exp(-(1 - share) * SIGMA**2 / 2)
     assert interval(steps(errors, centre), 100.0) == pytest.approx(
-        (middle * np.exp(-width), middle * np.exp(width)), rel=3e-2
+        (middle * np.exp(-width), middle * np.exp(width)), rel=1e-3
     )
     assert interval(steps(errors, centre), 1e3)[1] == 1e3, "the prediction is within its interval"
 
 
-@pytest.mark.parametrize("host_share", [0.0, 0.5, 0.9])
-def test_intervals_hardly_depend_on_the_seed(host_share: float) -> None:
-    """Also where the host takes nearly as long as the device, so that either may end last."""
+def many(families: int, spread: float = SPREAD) -> tuple[StepErrors, np.ndarray]:
+    """Errors and times of forty calls of some families."""
+    calls = different([f"family{i % families}" for i in range(40)])
     centre = np.random.default_rng(0).lognormal(3.0, 1.0, 40)
-    errors = errors_of(different([f"family{i % 4}" for i in range(40)]), centre, 1.4)
+    return errors_of(calls, centre, spread), centre
+
+
+def plain_ends(errors: StepErrors, host_us: float, draws: int, seed: int) -> np.ndarray:
+    """p10 and p90 of plain draws of all errors."""
+    normals = keyed_normals(errors.sources.names, draws, seed)
+    host = host_us * np.exp(errors.host * keyed_normals(["host"], draws, seed)[0])
+    return np.percentile(np.maximum(errors.times(normals).sum(axis=0), host), [10, 90])
+
+
+@pytest.mark.parametrize("host_share", [0.0, 0.5, 0.9])
+def test_an_interval_agrees_with_plain_draws_of_all_errors(host_share: float) -> None:
+    """Also where the host takes nearly as long as the device, so that either may end last."""
+    errors, centre = many(4)
     host_us = host_share * centre.sum()
-    found = [interval(steps(errors, centre, host_us, seed), centre.sum()) for seed in range(12)]
-    scatter = np.std(np.array(found) / centre.sum(), axis=0, ddof=1)
-    assert (scatter < 1.5e-2).all()
+    found = [interval(steps(errors, centre, host_us, seed), centre.sum()) for seed in range(5)]
+    wanted = plain_ends(errors, host_us, 60_000, 7)
+    assert np.mean(found, axis=0) == pytest.approx(wanted, rel=6e-3 if host_share == 0.9 else 3e-3)
+
+
+@pytest.mark.parametrize(("host_share", "largest"), [(0.0, 2e-3), (0.9, 6e-3)])
+def test_intervals_hardly_depend_on_the_seed(host_share: float, largest: float) -> None:
+    """Also where the host takes nearly as long as the device. Without a host, plain draws of all errors scatter twice as much."""
+    errors, centre = many(4, spread=1.4)
+    host_us = host_share * centre.sum()
+    ours = [interval(steps(errors, centre, host_us, seed), centre.sum()) for seed in range(12)]
+    plain = [plain_ends(errors, host_us, 1024, seed) for seed in range(12)]
+    scatter, plainly = (
+        np.std(np.array(each) / centre.sum(), axis=0, ddof=1) for each in (ours, plain)
+    )
+    assert (scatter < largest).all()
+    assert host_share or (scatter < plainly / 2).all()
 
 
 def test_draws_of_one_gpu_are_pairs_and_those_of_two_are_independent() -> None:

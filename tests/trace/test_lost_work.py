@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.answers.tracker import TrackedTrace
+from pipeline.answers.traced_step import TrackedTrace
 from pipeline.answers.tracker import load_trace as movable_trace
 from pipeline.commands import codesign_commands
 from pipeline.errors import InputError, SteptimeWarning, TraceError, UnknownNameError
