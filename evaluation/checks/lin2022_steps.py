@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from evaluation.pages.step_tables import with_errors
 from evaluation.published.published_lin2022 import KEYS, read_cnn, read_dlrm
 from pipeline.answers.engine import engine
 from pipeline.flow import key_of
@@ -41,11 +42,6 @@ def command(gpu: str, model: str, batch_size: int, loop: str) -> str:
 def question_of(command: str) -> Question:
     """What a command asks."""
     return expand(command.split()[2:])[0]
-
-
-def answer(command: str) -> Prediction:
-    """What a command answers."""
-    return engine(None).predict_one(question_of(command)).whole()
 
 
 def predicted_dlrm(
@@ -88,20 +84,17 @@ def _predicted(
         made: predictions of a grid; steps that it lacks are left out. Without it, each step is asked.
 
     Returns:
-        The columns of `rows`, `command`, `predicted_us`, `active_us`, `p10_us`, `p90_us`, `error` (signed, relative), `inside` (of
-        p10 to p90), and `families_us` (device time by kernel family).
+        The columns of `rows`, `command`, those of `with_errors`, `active_us`, and `families_us` (device time by family).
     """
     steps = rows[list(KEYS)].itertuples(index=False, name=None)
     rows = rows.assign(command=[command(*step, loop) for step in steps])
+    asked = [question_of(each) for each in rows["command"]]
     if made is None:
-        made = [answer(each) for each in rows["command"]]
-    else:
-        of_key = {(p.gpu, p.model, p.variant, p.batch_size): p for p in made}
-        made = [of_key[key] for key in of_key.keys() & published_points(of_key)]
-    names = ("predicted_us", "active_us", "p10_us", "p90_us", "families_us")
-    answers = [{name: getattr(p, name) for name in (*KEYS, *names)} for p in made]
-    rows = rows.merge(
-        pd.DataFrame(answers, columns=[*KEYS, *names]).astype({"batch_size": int}), on=list(KEYS)
+        made = [one.whole() for one in engine(None).predict(asked)]
+    of_key = {(p.gpu, p.model, p.variant, p.batch_size): p for p in made}
+    keys = [key_of(question) for question in asked]
+    found = [of_key[key] for key in keys if key in of_key]
+    rows = with_errors(rows[[key in of_key for key in keys]].reset_index(drop=True), found)
+    return rows.assign(
+        active_us=[one.active_us for one in found], families_us=[one.families_us for one in found]
     )
-    inside = (rows["p10_us"] <= rows["measured_us"]) & (rows["measured_us"] <= rows["p90_us"])
-    return rows.assign(error=rows["predicted_us"] / rows["measured_us"] - 1.0, inside=inside)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown
-from evaluation.pages.step_tables import counted
+from evaluation.pages.step_tables import TIMES, counted, times
 from evaluation.published.published_errors import NETWORK_METHODS, published
 from evaluation.published.published_lin2022 import DLRM_READING_MS
 from pipeline.kernels.error_metrics import gmae, mape
@@ -99,34 +99,19 @@ def table(rows: pd.DataFrame) -> str:
     """A line per step, with published errors and the command that predicts it."""
     theirs = {"published_error": "Lin et al. %"} if "published_error" in rows else {}
     theirs |= {name: f"{name} %" for name in NETWORK_METHODS.values() if name in rows}
-    lines = []
-    for row in rows.to_dict("records"):
-        signed = "+" if "published_error" in theirs else ""
-        low, high = (f"{row[name] / 1e3:.4g}" for name in ("p10_us", "p90_us"))
-        lines.append(
-            [
-                row["gpu"],
-                row["model"],
-                str(row["batch_size"]),
-                f"{row['measured_us'] / 1e3:.2f}",
-                f"{row['predicted_us'] / 1e3:.4g}",
-                f"{low} to {high}{'' if row['inside'] else ', outside'}",
-                f"{100 * row['error']:+.1f}",
-                *(f"{100 * row[name]:{signed}.1f}" for name in theirs),
-                f"`{row['command']}`",
-            ]
-        )
-    head = [
-        "GPU",
-        "model",
-        "batch",
-        "measured ms",
-        "predicted ms",
-        "p10 to p90",
-        "error %",
-        *theirs.values(),
-        "command",
+    signed = "+" if "published_error" in theirs else ""
+    lines = [
+        [
+            row["gpu"],
+            row["model"],
+            str(row["batch_size"]),
+            *times(row),
+            *(f"{100 * row[name]:{signed}.1f}" for name in theirs),
+            f"`{row['command']}`",
+        ]
+        for row in rows.to_dict("records")
     ]
+    head = ["GPU", "model", "batch", *TIMES, *theirs.values(), "command"]
     return markdown(head, lines)
 
 

@@ -15,10 +15,10 @@ import pandas as pd
 
 from evaluation.checks.lin2022_steps import (
     DLRM_LOOP,
-    answer,
     command,
     predicted_cnn,
     predicted_dlrm,
+    question_of,
 )
 from evaluation.figures import paper_figures, transfer_errors
 from evaluation.figures.accuracy_data import methods_by_family, model_transfer, published_means
@@ -192,7 +192,8 @@ def operator_shares(models: Iterable[str]) -> pd.DataFrame:
     """Share of each operator in the device time of DLRM models on the V100 in %: a row per operator, a column per model."""
     shares = {}
     for model in models:
-        calls = answer(command("V100", model, BREAKDOWN_BATCH, DLRM_LOOP)).calls
+        question = question_of(command("V100", model, BREAKDOWN_BATCH, DLRM_LOOP))
+        calls = engine(None).predict_one(question).whole().calls
         assert calls is not None  # no saved prediction
         times = calls.groupby(calls["name"].map(overhead_plots.shorter))["kernel_us"].sum()
         shares[model] = 100 * times / times.sum()

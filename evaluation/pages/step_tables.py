@@ -5,7 +5,8 @@ The table of a page is the only place of these rows: it is read, predicted again
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,10 +28,8 @@ TUNED, SAME_GPU, UNTOUCHED = (
 GROUPS = (UNTOUCHED, SAME_GPU, TUNED)
 """Groups of rows that are never pooled."""
 
-HEAD = (
-    "GPU", "step", "precision", "batch", "measured ms", "predicted ms", "p10 to p90", "error %",
-    "evidence", "command",
-)  # fmt: skip
+TIMES = ("measured ms", "predicted ms", "p10 to p90", "error %")
+HEAD = ("GPU", "step", "precision", "batch", *TIMES, "evidence", "command")
 """Columns of a table of steps. Those up to *measured ms*, and the command, are given; a prediction makes the others."""
 
 SEEN = " (seen)"
@@ -191,6 +190,17 @@ def coverage(rows: pd.DataFrame) -> str:
     return markdown(["inside p10 to p90", *GROUPS, "p90 over p10"], lines)
 
 
+def times(row: Mapping[Hashable, Any]) -> list[str]:
+    """Measured and predicted time in ms, p10 to p90, and the error in %: cells of the row of a step."""
+    low, high = (f"{row[name] / 1e3:.4g}" for name in ("p10_us", "p90_us"))
+    return [
+        f"{row['measured_us'] / 1e3:.6g}",
+        f"{row['predicted_us'] / 1e3:.4g}",
+        f"{low} to {high}{'' if row['inside'] else ', outside'}",
+        f"{100 * row['error']:+.1f}",
+    ]
+
+
 def table(rows: pd.DataFrame) -> str:
     """Table with one line per published step (`HEAD`)."""
     lines = [
@@ -199,11 +209,7 @@ def table(rows: pd.DataFrame) -> str:
             row["step"],
             row["precision"],
             str(row["batch_size"]),
-            f"{row['measured_us'] / 1e3:.6g}",
-            f"{row['predicted_us'] / 1e3:.4g}",
-            f"{row['p10_us'] / 1e3:.4g} to {row['p90_us'] / 1e3:.4g}"
-            f"{'' if row['inside'] else ', outside'}",
-            f"{100 * row['error']:+.1f}",
+            *times(row),
             row["evidence"],
             f"`{row['command']}`",
         ]
