@@ -123,7 +123,8 @@ def told(rows: pd.DataFrame, what: str) -> str:
     sentences = [
         mean_errors(training, what),
         f"Of {pairs} pairs of GPUs in training, {right} are predicted in the right order.",
-        f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in memory.",
+        f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in"
+        " memory.",
     ]
     return "\n\n".join([summary(rows), " ".join(sentences), coverage(rows)])
 

@@ -155,8 +155,8 @@ def test_the_small_table_has_the_mean_of_every_stage_and_of_published_steps(
             "  |  |"
         ),
         (
-            "| published GNMT training step | 22 steps, GPUs not used for tuning | 13.1 (fp32, TF32),"
-            " 13.4 (fp16) |  |  |"
+            "| published GNMT training step | 22 steps, GPUs not used for tuning | 13.1 (fp32,"
+            " TF32), 13.4 (fp16) |  |  |"
         ),
         (
             "| published DLRM training step | 6 steps, used for tuning | 6.5 (fp32, TF32),"
