@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.checks.lin2022_steps import OTHER_LOOPS, predicted_cnn, predicted_dlrm
+from evaluation.checks.step_accuracy import with_errors
 from evaluation.figures.paper_figures import published_networks
 from evaluation.pages import lin2022_tables
 from evaluation.pages.markdown import block, rewrite, whole_text
@@ -31,7 +32,6 @@ from evaluation.pages.step_tables import (
     read_steps,
     summary,
     table,
-    with_errors,
 )
 from evaluation.workloads.gnmt_step import LENGTH_BUCKETS
 from pipeline.answers.engine import AvailableModels, Engine

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from evaluation.pages.step_tables import with_errors
+from evaluation.checks.step_accuracy import with_errors
 from evaluation.published.published_lin2022 import KEYS, read_cnn, read_dlrm
 from pipeline.answers.engine import engine
 from pipeline.flow import key_of

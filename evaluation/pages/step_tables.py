@@ -5,7 +5,7 @@ The table of a page is the only place of these rows: it is read, predicted again
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,6 @@ import pandas as pd
 from evaluation.pages.markdown import markdown, table_rows
 from evaluation.published.published_steps import SHOWN_GPUS, TUNING_GPUS
 from pipeline.errors import InputError
-from pipeline.kernels.estimate import EXTRAPOLATED
-from pipeline.prediction import Prediction
 
 NOMINAL, BAND, LARGE = 0.8, (0.73, 0.87), 100
 """Share of rows that an interval should hold; what it may be with `LARGE` rows or more. Fewer rows take a binomial test."""
@@ -57,32 +55,6 @@ def read_steps(text: str) -> pd.DataFrame:
         )
     except (KeyError, ValueError) as error:
         raise InputError(f"a table of published steps: {error} is missing or no number") from None
-
-
-def with_errors(rows: pd.DataFrame, found: Sequence[Prediction]) -> pd.DataFrame:
-    """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside` (of p10 to p90), `evidence`, `fits` and `bound`.
-
-    Args:
-        rows: published steps with `measured_us`.
-        found: Steptime's prediction of each.
-    """
-    times = {
-        name: [getattr(one, name) for one in found] for name in ("predicted_us", "p10_us", "p90_us")
-    }
-    rows = rows.assign(**times)
-    return rows.assign(
-        error=rows["predicted_us"] / rows["measured_us"] - 1.0,
-        inside=rows["measured_us"].between(rows["p10_us"], rows["p90_us"]),
-        evidence=[main_evidence(one.evidence) for one in found],
-        fits=[one.fits for one in found],
-        bound=[one.bound for one in found],
-    )
-
-
-def main_evidence(shares: Mapping[str, float]) -> str:
-    """The kind of evidence of the largest part of device time, inside and outside the range of the samples."""
-    parts = pd.Series(shares).groupby(lambda name: str(name).removesuffix(EXTRAPOLATED)).sum()
-    return str(parts.idxmax())
 
 
 def with_groups(rows: pd.DataFrame) -> pd.DataFrame:
