@@ -23,8 +23,13 @@ NEAR, LAST_PLACE = 0.004, 0.11
 def judged(rows: pd.DataFrame, factors: list[float]) -> pd.DataFrame:
     """The rows with predictions that are the measured steps times these factors."""
     predicted = rows["measured_us"] * factors
-    rows = rows.assign(predicted_us=predicted, p10_us=0.9 * predicted, p90_us=1.1 * predicted)
-    rows = rows.assign(command="steptime predict", active_us=0.5 * predicted)
+    rows = rows.assign(
+        command="steptime predict",
+        predicted_us=predicted,
+        active_us=0.5 * predicted,
+        p10_us=0.9 * predicted,
+        p90_us=1.1 * predicted,
+    )
     inside = (rows["p10_us"] <= rows["measured_us"]) & (rows["measured_us"] <= rows["p90_us"])
     return rows.assign(error=[factor - 1 for factor in factors], inside=inside)
 
