@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.engine import Engine, in_order
-from pipeline.answers.model_sources import AvailableModels
+from pipeline.answers.engine import engine, in_order
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.question.compose import choices
@@ -75,7 +74,7 @@ def predicted_steps() -> pd.DataFrame:
     """What ships predicts for `sweeps`, a row each, by the overrides of the point."""
     questions = [question for sweep in sweeps() for question in expand(sweep)]
     rows = {}
-    for answer in in_order(questions, Engine(AvailableModels(results=None)).predict(questions)):
+    for answer in in_order(questions, engine(None).predict(questions)):
         question, values = answer.question, answer.whole().as_dict()
         asked = f"gpu={question.gpu.name} model={question.model} batch_size={question.batch_size}"
         rows[" ".join([asked, *question.overrides])] = [float(values[name]) for name in TIMES]

@@ -101,12 +101,9 @@ class DrawnStep:
     def _block(self, times: Floats, host: Floats) -> dict[str, Floats]:
         timeline = simulate(self.program, times[self.which].T, form=self.form, host_scale=host)
         ran = ~np.isnan(timeline.device_start[:, 0])
-        launches = np.bincount(self.which[ran], minlength=len(times))
         codes, names = pd.factorize(self.calls["family"].to_numpy(object)[ran])
-        group = np.zeros(len(times), np.int64)
-        group[self.which[ran]] = codes  # equal calls are of one family
         sums = np.zeros((len(names), times.shape[1]))
-        np.add.at(sums, group, launches[:, None] * times)
+        np.add.at(sums, codes, times[self.which[ran]])
         communicates = self.program.communicates
         exposed = (
             timeline.active_us - timeline.active_of(~communicates) if communicates.any() else None

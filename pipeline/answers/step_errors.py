@@ -247,39 +247,24 @@ def launch_keys(calls: pd.DataFrame) -> list[str]:
 
     Calls without sizes (operators that the map does not know) are distinguished by their bytes.
     """
-    words = [
-        _stated(calls, name, "{}={}") for name in ("family", "op", "phase", "dtype", "attributes")
-    ]
-    sizes = [_stated(calls, name, "{}={:.0f}") for name in DIMS]
-    traffic = [_stated(calls, name, "{}={:.0f}") for name in ("bytes_read", "bytes_written")]
-    named, sized, moved = (
-        [column for column in columns if column] for columns in (words, sizes, traffic)
+    texts = _stated(calls, ("family", "op", "phase", "dtype", "attributes"), "{}={}")
+    sizes, traffic = (
+        _stated(calls, names, "{}={:.0f}") for names in (DIMS, ("bytes_read", "bytes_written"))
     )
-    keys = []
-    for row in range(len(calls)):
-        parts, sizes_of_row, traffic_of_row = (
-            [column[row] for column in columns if column[row]] for columns in (named, sized, moved)
-        )
-        keys.append(";".join([*parts, *(sizes_of_row or traffic_of_row)]))
-    return keys
-
-
-def _stated(calls: pd.DataFrame, name: str, form: str) -> list[str]:
-    """The values of a column with its name, "" where a value is missing; an empty list if all are, or without the column."""
-    if name not in calls:
-        return []
-    column = calls[name]
-    present = column.notna().to_numpy()
-    if not present.any():
-        return []
-    if pd.api.types.is_numeric_dtype(column):
-        values = column.to_numpy(np.float64, na_value=np.nan).tolist()
-    else:
-        values = column.to_numpy(object).tolist()
     return [
-        form.format(name, value) if known else ""
-        for value, known in zip(values, present.tolist(), strict=True)
+        ";".join([*text, *(size or moved)])
+        for text, size, moved in zip(texts, sizes, traffic, strict=True)
     ]
+
+
+def _stated(calls: pd.DataFrame, names: Sequence[str], form: str) -> list[list[str]]:
+    """The values of some columns with their names, for each call; missing values are left out."""
+    words: list[list[str]] = [[] for _ in range(len(calls))]
+    for name in (name for name in names if name in calls):
+        rows = np.flatnonzero(calls[name].notna())
+        for row, value in zip(rows, calls[name].to_numpy(object)[rows], strict=True):
+            words[row].append(form.format(name, value))
+    return words
 
 
 def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:

@@ -54,13 +54,10 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
     Args:
         gpu: the device.
         tf32: whether an operator asks for TF32 (`asks_tf32`).
-        calls: device calls, `calls` schema.
+        calls: device calls, as of `distinct_calls`.
     """
     notes: list[str] = []
-    if (
-        gpu.fp64_gflop_per_s is None
-        and (calls["dtype"] == "fp64").to_numpy(bool, na_value=False).any()
-    ):
+    if gpu.fp64_gflop_per_s is None and (calls["dtype"] == "fp64").any():
         notes.append(
             f"the file of {gpu.name} has no fp64_tflop_per_s: 1/{1 / gpu.fp64_share:.0f} of the"
             " rate of fp32 is assumed, as in its architecture"
@@ -71,9 +68,7 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
         notes.append(f"{gpu.name} has no TF32: what runs, and is predicted, is fp32")
     if has_bf16(gpu):
         return notes
-    in_bf16 = (calls["dtype"] == "bf16").to_numpy(bool, na_value=False)
-    if in_bf16.any():
-        half = calls[in_bf16]
+    if len(half := calls[calls["dtype"] == "bf16"]):
         text = f"{gpu.name} has no bf16: PyTorch stores 2 bytes and computes in fp32"
         if (half["op"] == "im2col").any():
             text += ", convolutions one sample at a time without cuDNN"

@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -98,29 +98,18 @@ def load_trace(
     return MovableTrace(**linked, batch_size=batch_size, model=model, gpu=gpu)
 
 
-@dataclass
-class Tracker:
+class Tracker(TrackedTrace):
     """The object that `track` yields. After the block it holds the trace and predicts other GPUs."""
 
-    device: str
-    batch_size: int = 1
-    model: str = "step"
-    tracked: TrackedTrace | None = field(default=None, repr=False)
+    def __init__(self, batch_size: int = 1, model: str = "step") -> None:
+        self.batch_size, self.model, self.gpu = batch_size, model, ""
 
-    def to(self, gpu: str) -> Prediction:
-        """The step on another GPU; see `TrackedTrace.to`."""
-        return self._done().to(gpu)
-
-    def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
-        """Every GPU side by side; see `TrackedTrace.to_all`."""
-        return self._done().to_all(gpus, prices)
-
-    def _done(self) -> TrackedTrace:
-        if self.tracked is None:
-            raise InputError(
-                "nothing was tracked yet; use the result after the `with track(...)` block"
-            )
-        return self.tracked
+    def __getattr__(self, name: str) -> Any:
+        if name != "trace":
+            raise AttributeError(name)
+        raise InputError(
+            "nothing was tracked yet; use the result after the `with track(...)` block"
+        )
 
 
 @contextmanager
@@ -147,7 +136,7 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
             "track(device='cuda'): this machine has no CUDA device; use load_trace(path).to(gpu)"
         )
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
-    tracker = Tracker(device, batch_size, model)
+    tracker = Tracker(batch_size, model)
     with profile(activities=activities, record_shapes=True) as profiler:
         yield tracker
         if on_cuda:
@@ -155,6 +144,5 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tracked.json"
         profiler.export_chrome_trace(str(path))
-        trace = read_trace(path)
-    trace.path = Path("the tracked step")  # name for error messages: the file was deleted
-    tracker.tracked = TrackedTrace(trace, batch_size, model)
+        tracker.trace = read_trace(path)
+    tracker.trace.path = Path("the tracked step")  # for error messages: the file was deleted
