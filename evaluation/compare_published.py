@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from evaluation.checks.lin2022_steps import OTHER_LOOPS, predicted_cnn, predicted_dlrm
+from evaluation.checks.step_accuracy import with_errors
+from evaluation.figures.paper_figures import published_networks
+from evaluation.pages import lin2022_tables
 from evaluation.pages.markdown import block, rewrite, whole_text
 from evaluation.pages.measured_campaigns import asked_without_a_host
 from evaluation.pages.step_tables import (
@@ -28,7 +32,6 @@ from evaluation.pages.step_tables import (
     read_steps,
     summary,
     table,
-    with_errors,
 )
 from evaluation.workloads.gnmt_step import LENGTH_BUCKETS
 from pipeline.answers.engine import AvailableModels, Engine
@@ -52,6 +55,9 @@ SOURCES = {
 }
 """Block of a page with the summary of a source, beside `<block> steps` with its rows -> what its training steps are called.
 The rows of `default` are those of the campaigns under `measurements/`."""
+
+LIN2022 = "lin2022"
+"""Source with tables of its own: its rows ship with the errors of other predictions (`evaluation/published/facts/`)."""
 
 MEAN_US = ("predicted_us", "active_us", "host_us", "p10_us", "p90_us")
 """Times of a prediction of which batches of several lengths have a mean."""
@@ -154,21 +160,47 @@ def picture(rows: pd.DataFrame) -> Figure:
     return board.figure
 
 
+def lin2022_blocks() -> tuple[dict[str, str], Figure]:
+    """The blocks of the page on Lin et al.'s steps, and the figure of errors of the convolutional networks."""
+    dlrm, cnn = predicted_dlrm(), predicted_cnn()
+    others = {name: predicted_dlrm(loop=loop) for name, loop in OTHER_LOOPS.items()}
+    blocks = {
+        "lin2022 dlrm": lin2022_tables.dlrm_summary(dlrm),
+        "lin2022 cnn": lin2022_tables.cnn_summary(cnn),
+        "lin2022 dlrm steps": lin2022_tables.table(dlrm),
+        "lin2022 cnn steps": lin2022_tables.table(cnn),
+        "busy": lin2022_tables.busy_tables(dlrm, others),
+    }
+    return blocks, published_networks(cnn)
+
+
 def main(arguments: Iterable[str] | None = None) -> int:
     """Compare the rows of some sources; print their tables and, where asked for, write and draw them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sources", nargs="*", choices=[*SOURCES, []], help="all, if none is named")
+    parser.add_argument(
+        "sources", nargs="*", choices=[*SOURCES, LIN2022, []], help="all, if none is named"
+    )
     parser.add_argument(
         "--gpu", nargs="+", help="only the rows of these GPUs, which are not written"
     )
     parser.add_argument("--write", action="store_true", help="replace the tables of the pages")
-    parser.add_argument("--draw", type=Path, help="folder for published.svg")
+    parser.add_argument("--draw", type=Path, help="folder for published.svg and networks.png")
     options = parser.parse_args(None if arguments is None else list(arguments))
     page = project_dir() / PAGE
     try:
-        for name in options.sources or SOURCES:
+        for name in options.sources or (*SOURCES, LIN2022):
+            if name == LIN2022 and options.gpu:
+                continue  # its tables are of all its GPUs
+            if name == LIN2022:
+                blocks, figure = lin2022_blocks()
+                print("\n\n".join(blocks.values()))
+                if options.write and not options.gpu:
+                    rewrite(page, blocks)
+                if options.draw:
+                    save(figure, options.draw, "networks", kinds=("png",))
+                continue
             rows = (
                 asked_without_a_host(campaign_gpus())
                 if name == "default"

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.checks.step_accuracy import with_errors
 from evaluation.pages.markdown import markdown, rewrite
-from evaluation.pages.step_tables import counted, with_errors
+from evaluation.pages.step_tables import counted
 from evaluation.published.published_timm import GPUS, read_inference, read_training
 from pipeline.answers.engine import Engine
 from pipeline.answers.model_sources import AvailableModels

@@ -5,7 +5,8 @@ The table of a page is the only place of these rows: it is read, predicted again
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,6 @@ import pandas as pd
 from evaluation.pages.markdown import markdown, table_rows
 from evaluation.published.published_steps import SHOWN_GPUS, TUNING_GPUS
 from pipeline.errors import InputError
-from pipeline.kernels.estimate import EXTRAPOLATED
-from pipeline.prediction import Prediction
 
 NOMINAL, BAND, LARGE = 0.8, (0.73, 0.87), 100
 """Share of rows that an interval should hold; what it may be with `LARGE` rows or more. Fewer rows take a binomial test."""
@@ -27,10 +26,8 @@ TUNED, SAME_GPU, UNTOUCHED = (
 GROUPS = (UNTOUCHED, SAME_GPU, TUNED)
 """Groups of rows that are never pooled."""
 
-HEAD = (
-    "GPU", "step", "precision", "batch", "measured ms", "predicted ms", "p10 to p90", "error %",
-    "evidence", "command",
-)  # fmt: skip
+TIMES = ("measured ms", "predicted ms", "p10 to p90", "error %")
+HEAD = ("GPU", "step", "precision", "batch", *TIMES, "evidence", "command")
 """Columns of a table of steps. Those up to *measured ms*, and the command, are given; a prediction makes the others."""
 
 SEEN = " (seen)"
@@ -58,32 +55,6 @@ def read_steps(text: str) -> pd.DataFrame:
         )
     except (KeyError, ValueError) as error:
         raise InputError(f"a table of published steps: {error} is missing or no number") from None
-
-
-def with_errors(rows: pd.DataFrame, found: Sequence[Prediction]) -> pd.DataFrame:
-    """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside` (of p10 to p90), `evidence`, `fits` and `bound`.
-
-    Args:
-        rows: published steps with `measured_us`.
-        found: Steptime's prediction of each.
-    """
-    times = {
-        name: [getattr(one, name) for one in found] for name in ("predicted_us", "p10_us", "p90_us")
-    }
-    rows = rows.assign(**times)
-    return rows.assign(
-        error=rows["predicted_us"] / rows["measured_us"] - 1.0,
-        inside=rows["measured_us"].between(rows["p10_us"], rows["p90_us"]),
-        evidence=[main_evidence(one.evidence) for one in found],
-        fits=[one.fits for one in found],
-        bound=[one.bound for one in found],
-    )
-
-
-def main_evidence(shares: Mapping[str, float]) -> str:
-    """The kind of evidence of the largest part of device time, inside and outside the range of the samples."""
-    parts = pd.Series(shares).groupby(lambda name: str(name).removesuffix(EXTRAPOLATED)).sum()
-    return str(parts.idxmax())
 
 
 def with_groups(rows: pd.DataFrame) -> pd.DataFrame:
@@ -191,6 +162,17 @@ def coverage(rows: pd.DataFrame) -> str:
     return markdown(["inside p10 to p90", *GROUPS, "p90 over p10"], lines)
 
 
+def times(row: Mapping[Hashable, Any]) -> list[str]:
+    """Measured and predicted time in ms, p10 to p90, and the error in %: cells of the row of a step."""
+    low, high = (f"{row[name] / 1e3:.4g}" for name in ("p10_us", "p90_us"))
+    return [
+        f"{row['measured_us'] / 1e3:.6g}",
+        f"{row['predicted_us'] / 1e3:.4g}",
+        f"{low} to {high}{'' if row['inside'] else ', outside'}",
+        f"{100 * row['error']:+.1f}",
+    ]
+
+
 def table(rows: pd.DataFrame) -> str:
     """Table with one line per published step (`HEAD`)."""
     lines = [
@@ -199,11 +181,7 @@ def table(rows: pd.DataFrame) -> str:
             row["step"],
             row["precision"],
             str(row["batch_size"]),
-            f"{row['measured_us'] / 1e3:.6g}",
-            f"{row['predicted_us'] / 1e3:.4g}",
-            f"{row['p10_us'] / 1e3:.4g} to {row['p90_us'] / 1e3:.4g}"
-            f"{'' if row['inside'] else ', outside'}",
-            f"{100 * row['error']:+.1f}",
+            *times(row),
             row["evidence"],
             f"`{row['command']}`",
         ]
