@@ -34,7 +34,8 @@ from evaluation.pages.step_tables import (
     table,
 )
 from evaluation.workloads.gnmt_step import LENGTH_BUCKETS
-from pipeline.answers.engine import AvailableModels, Engine
+from pipeline.answers.engine import Engine
+from pipeline.answers.model_sources import AvailableModels
 from pipeline.errors import SteptimeError
 from pipeline.palette import series_colours
 from pipeline.paths import campaign_gpus, project_dir
