@@ -65,10 +65,10 @@ def published_points(points: Iterable[Key]) -> set[Key]:
     keys = set(points)
     steps = {(key[0], key[1], key[3]) for key in keys}
     questions = (
-        question_of(command(*row, loop))
+        question_of(command(gpu, model, batch_size, loop))
         for rows, loop in ((read_dlrm(), DLRM_LOOP), (read_cnn(), CNN_LOOP))
-        for row in rows[list(KEYS)].itertuples(index=False, name=None)
-        if row in steps
+        for gpu, model, batch_size in rows[list(KEYS)].itertuples(index=False)
+        if (gpu, model, batch_size) in steps
     )
     return keys & {key_of(question) for question in questions}
 
@@ -86,15 +86,17 @@ def _predicted(
     Returns:
         The columns of `rows`, `command`, those of `with_errors`, `active_us`, and `families_us` (device time by family).
     """
-    steps = rows[list(KEYS)].itertuples(index=False, name=None)
-    rows = rows.assign(command=[command(*step, loop) for step in steps])
-    asked = [question_of(each) for each in rows["command"]]
+    commands = [
+        command(gpu, model, batch_size, loop)
+        for gpu, model, batch_size in rows[list(KEYS)].itertuples(index=False)
+    ]
+    rows = rows.assign(command=commands)
+    asked = [question_of(each) for each in commands]
     if made is None:
         made = [one.whole() for one in engine(None).predict(asked)]
     of_key = {(p.gpu, p.model, p.variant, p.batch_size): p for p in made}
     keys = [key_of(question) for question in asked]
     found = [of_key[key] for key in keys if key in of_key]
     rows = with_errors(rows[[key in of_key for key in keys]].reset_index(drop=True), found)
-    return rows.assign(
-        active_us=[one.active_us for one in found], families_us=[one.families_us for one in found]
-    )
+    families = pd.Series([one.families_us for one in found], rows.index, dtype=object)
+    return rows.assign(active_us=[one.active_us for one in found], families_us=families)

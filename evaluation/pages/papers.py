@@ -112,8 +112,8 @@ def lin_sections(dlrm: pd.DataFrame, cnn: pd.DataFrame) -> Iterable[Section]:
         name="share of device time (%)",
     )
     yield Section("operators", share_table(shares), figure)
-    shares = {"Lin et al.": dlrm["published_busy"], "Steptime": busy(dlrm)}
-    yield Section("busy", busy_summary(dlrm, shares), paper_figures.busy_shares(dlrm))
+    busy_of = {"Lin et al.": dlrm["published_busy"], "Steptime": busy(dlrm)}
+    yield Section("busy", busy_summary(dlrm, busy_of), paper_figures.busy_shares(dlrm))
 
 
 def _gmae(predicted: pd.Series, measured: pd.Series) -> float:

@@ -119,15 +119,13 @@ def _bare_waits(act: Activity) -> Flags:
 
 
 def shows_queue(act: Activity, iteration: Iteration) -> Flags:
-    """Which calls of an iteration show that work was queued before it whose launch the trace does not hold.
+    """Calls that show earlier work whose launch the trace lacks: they wait for longer than their launch came after the begin.
 
-    A call whose launch came late shows only its wait after the launch. Where the host took longer than that before the launch,
-    the device need not have worked all the time: that is the host's time (the start of a driver), and no queue.
+    Where the launch came later than that, the host was late (the start of a driver).
     """
-    calls, end = iteration.calls, act.unseen_queue_ns[iteration.calls]
-    launched = act.action_end[act.call_action[calls]]
-    shown: Flags = (end > iteration.start_ns) & (end - launched >= launched - iteration.start_ns)
-    return shown
+    free = act.unseen_queue_ns[iteration.calls]
+    launched = act.action_end[act.call_action[iteration.calls]]
+    return np.asarray((free > iteration.start_ns) & (free + iteration.start_ns >= 2 * launched))
 
 
 def backlog_us(act: Activity, iteration: Iteration) -> dict[int, float]:

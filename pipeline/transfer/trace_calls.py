@@ -8,6 +8,7 @@ collectives, have kinds of their own because wave scaling does not apply to them
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -139,21 +140,21 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
         name.str.contains("nccl|rccl", case=False),
     ]
     frame["kind"] = np.select(kinds, ["link", "copy", "collective"], "kernel")
-    half = np.array(
-        [_half_precision_type(text) for text in of_op("input_dtypes")],
-        object,
-    )
-    counts = name.str.contains(COUNTED_KERNELS, case=False)
-    bf16, narrow, tf32 = (
-        counts & name.str.contains(pattern, case=False)
-        for pattern in (BF16_KERNELS, HALF_KERNELS, TF32_KERNELS)
-    )
-    frame["dtype"] = np.select(
-        [half != "", bf16, narrow, tf32], [half, "bf16", "fp16", "tf32"], "fp32"
-    )
+    frame["dtype"] = _computed_in(name, of_op("input_dtypes"))
     return _with_work(
         frame, list(zip(op, of_op("input_shapes"), of_op("input_values"), strict=True))
     )
+
+
+def _computed_in(kernel_name: pd.Series, input_dtypes: Iterable[Any]) -> npt.NDArray[Any]:
+    """The type in which each kernel computes products: that of its inputs, else what its name says."""
+    half = np.array([_half_precision_type(text) for text in input_dtypes], object)
+    counts = kernel_name.str.contains(COUNTED_KERNELS, case=False)
+    bf16, narrow, tf32 = (
+        counts & kernel_name.str.contains(pattern, case=False)
+        for pattern in (BF16_KERNELS, HALF_KERNELS, TF32_KERNELS)
+    )
+    return np.select([half != "", bf16, narrow, tf32], [half, "bf16", "fp16", "tf32"], "fp32")
 
 
 def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.DataFrame:
