@@ -119,10 +119,8 @@ def _bare_waits(act: Activity) -> Flags:
 
 
 def shows_queue(act: Activity, iteration: Iteration) -> Flags:
-    """Calls that show earlier work whose launch the trace lacks: they wait for longer than their launch came after the begin.
-
-    Where the launch came later than that, the host was late (the start of a driver).
-    """
+    """Calls that show earlier work whose launch the trace lacks: they wait for longer than their launch came after the begin."""
+    # where a launch came later than that, the host was late (the start of a driver)
     free = act.unseen_queue_ns[iteration.calls]
     launched = act.action_end[act.call_action[iteration.calls]]
     return np.asarray((free > iteration.start_ns) & (free + iteration.start_ns >= 2 * launched))
