@@ -37,10 +37,6 @@ SHOWN = 0.005
 
 ROWS_SHOWN = 30
 
-NOT_PREDICTED = {"custom", "timm", "torchvision", "transformers", "gpt3_xl", "gpt3_27", "opt_13"}
-"""Workloads without a step of their own, and larger models of an architecture that is there already."""
-
-
 def sweeps() -> list[list[str]]:
     """Overrides of the steps: every workload that needs no file of the user, then options that run other kernels."""
     models = ",".join(
