@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown, rewrite
-from evaluation.pages.published_step_tables import counted
+from evaluation.pages.step_tables import counted
 from evaluation.published.published_lookups import read_lookups
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.graph.device_calls import map_calls

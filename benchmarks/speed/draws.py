@@ -16,7 +16,8 @@ from benchmarks.speed.process_cost import (
     python,
     steptime,
 )
-from pipeline.answers.engine import STEPS, AvailableModels
+from pipeline.answers.engine import STEPS
+from pipeline.answers.model_sources import AvailableModels
 from pipeline.answers.step_prediction import StepParts
 from pipeline.question.question import expand
 from pipeline.simulate.compiled_walk import walk

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from evaluation.published.published_steps import COUNTED_SHARE, LAMBDA_GPUS, WORKLOADS
+from evaluation.published.published_steps import CARDS, COUNTED_SHARE, WORKLOADS
 from pipeline import predict
 from pipeline.answers.who_answers import observations_in, shipped_overheads
 from pipeline.collect.host_probe import DONOR, known_host, probe_factor, probe_samples
@@ -153,9 +153,9 @@ def main() -> None:
         & (steps["gpus"] == 1)
         & steps["precision"].str.startswith("fp32")
     ]
-    for name, gpu in LAMBDA_GPUS.items():
+    for name, gpu in CARDS.items():
         for column, model in WORKLOADS.items():
-            of_gpu = steps[(steps["gpu"] == name.replace("1x ", "")) & (steps["model"] == column)]
+            of_gpu = steps[(steps["gpu"] == name) & (steps["model"] == column)]
             if gpu in TRAINED and model != "resnet50" and len(of_gpu):
                 size, rate = (
                     int(float(of_gpu["batch_per_gpu"].iloc[0])),

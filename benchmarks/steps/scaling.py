@@ -11,57 +11,57 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from evaluation.compare_published import answer
 from evaluation.pages.markdown import markdown, rewrite
-from evaluation.pages.published_step_tables import PYTORCH_2_GPUS
 from evaluation.published.published_scaling import read_scaling
-from pipeline import predict
 from pipeline.paths import datasets_dir
-from pipeline.prediction import Prediction
 
 GNMT_TOKENS = 25
 
 
-def predicted(row: pd.Series) -> Prediction:
-    """Steptime's prediction of a row. NVIDIA's examples wait for the device in each step."""
-    options: dict[str, object] = {
+def command(row: Mapping[str, Any]) -> str:
+    """The command that predicts a row. NVIDIA's examples wait for the device in each step."""
+    name = row["model"]
+    options = {
         "model.dtype": row["dtype"],
         "devices": row["devices"],
         "cluster": row["cluster"],
-        "predict.wait_each_step": True,
+        "predict.wait_each_step": "true",
     }
-    name = row["model"]
     if name == "gnmt":
         options |= {
             "model.seq_len": GNMT_TOKENS,
-            "model.shared_embedding": True,
+            "model.shared_embedding": "true",
             "model.label_smoothing": 0.1,
-            "model.normalised_attention": True,
+            "model.normalised_attention": "true",
         }
     elif name != "resnet50":
         options |= {
             "model.target": "evaluation.workloads.squad_step:make_step",
             "+model.options.size": name,
-            "+model.options.zero": row["dtype"] != "fp16" and row["gpu"] not in PYTORCH_2_GPUS,
+            # PyTorch 1.13, which all but a B200 ran, fills gradients with zeros
+            "+model.options.zero": str(row["dtype"] != "fp16" and row["gpu"] != "B200").lower(),
             "model.optimizer": "none",
         }
         name = "custom"
     if row["memory_format"] != "contiguous":
         options["model.memory_format"] = row["memory_format"]
-    return predict(gpu=row["gpu"], model=name, batch_size=int(row["batch_size"]), **options)
+    words = [f"gpu={row['gpu']}", f"model={name}", f"batch_size={row['batch_size']}"]
+    return " ".join(["steptime predict", *words, *(f"{key}={of}" for key, of in options.items())])
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with `predicted` (efficiency) and `points`, the difference in percentage points."""
-    efficiencies = []
-    for _, row in rows.iterrows():
-        several = predicted(row).several
-        assert several is not None
-        efficiencies.append(several.efficiency)
-    found = rows.assign(predicted=efficiencies)
+    commands = [command(row) for row in rows.to_dict("records")]
+    several = [answer(each).several for each in commands]
+    efficiencies = [each.efficiency for each in several if each is not None]
+    found = rows.assign(predicted=efficiencies, command=commands)
     return found.assign(points=100 * (found["predicted"] - found["efficiency"]))
 
 
@@ -105,6 +105,7 @@ def tables(rows: pd.DataFrame) -> str:
             f"{100 * row.efficiency:.1f}",
             f"{100 * row.predicted:.1f}",
             f"{row.points:+.1f}",
+            f"`{row.command}`",
         ]
         for row in rows.itertuples()
     ]
@@ -116,6 +117,7 @@ def tables(rows: pd.DataFrame) -> str:
         "measured (%)",
         "predicted (%)",
         "difference",
+        "command",
     ]
     return f"{markdown(head, means)}\n\n{markdown(columns, each)}"
 

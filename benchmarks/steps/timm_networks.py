@@ -19,10 +19,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluation.checks.step_accuracy import with_errors
 from evaluation.pages.markdown import markdown, rewrite
-from evaluation.pages.published_step_tables import counted, with_errors
+from evaluation.pages.step_tables import counted
 from evaluation.published.published_timm import GPUS, read_inference, read_training
-from pipeline.answers.engine import AvailableModels, Engine
+from pipeline.answers.engine import Engine
+from pipeline.answers.model_sources import AvailableModels
 from pipeline.errors import SteptimeError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls
@@ -30,7 +32,6 @@ from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.step_store import read_graph, write_graph
 from pipeline.graph.table import Graph
 from pipeline.paths import datasets_dir
-from pipeline.prediction import Prediction
 from pipeline.question.question import Question, questions_of
 
 READERS = {"training": read_training, "inference": read_inference}
@@ -85,17 +86,11 @@ def question_of(row: pd.Series) -> Question:
         "model.dtype": row["dtype"],
         "model.memory_format": row["memory_format"],
         "model.optimizer": "none",
+        "model.copies": "none",
         "batch_size": int(row["batch_size"]),
         "predict.wait_each_step": True,
     }
     return questions_of(row["gpu"], "custom", options)[0]
-
-
-def without_copies(found: Prediction) -> float:
-    """Predicted step time in microseconds with inputs already on the device, as in the published runs."""
-    return found.predicted_us - (
-        found.families_us.get("memcpy_h2d", 0.0) if found.bound == "device" else 0.0
-    )
 
 
 def kind(calls: pd.DataFrame) -> str:
@@ -125,7 +120,7 @@ def compared(rows: pd.DataFrame, steps: KeptGraphs) -> Iterator[dict[str, object
         except SteptimeError as error:
             yield {**row, "reason": " ".join(str(error).split())}
             continue
-        table = with_errors(row.to_frame().T, [found], [without_copies(found)])
+        table = with_errors(row.to_frame().T, [found])
         yield {**table.iloc[0], "kind": kind(steps.calls(question)), "reason": ""}
 
 

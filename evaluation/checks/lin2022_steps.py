@@ -5,37 +5,52 @@ The measured rows are for reports and figures only: no constant was chosen and n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from evaluation.checks.step_accuracy import with_errors
 from evaluation.published.published_lin2022 import KEYS, read_cnn, read_dlrm
 from pipeline.answers.engine import engine
 from pipeline.flow import key_of
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question, expand
 
-CNN_LOOP: dict[str, object] = {
-    "model.copies": "pageable",
-    "model.foreach": False,
-    "model.set_to_none": False,
-}
+CNN_LOOP = "model.copies=pageable model.foreach=false model.set_to_none=false"
 """Training loop of PyTorch 1.8: the host waits for copies, the optimizer updates one parameter at a time, and
 gradients are zeroed. `config/experiment/paper_cnn.yaml` has the same."""
 
 Key = tuple[str, str, str, int]
 """GPU, model, variant and batch size of a point, as `pipeline.flow.key_of` gives them."""
 
-DLRM_LOOP: dict[str, object] = {**CNN_LOOP, "model.read_loss": "before_backward"}
+DLRM_LOOP = f"{CNN_LOOP} model.read_loss=before_backward"
 """Training loop of facebookresearch/dlrm of 2021: as `CNN_LOOP`, and it reads the loss before the backward pass.
 `config/experiment/paper_dlrm.yaml` has the same."""
 
+OTHER_LOOPS = {
+    "their loop's waits alone": "model.copies=pageable model.read_loss=before_backward",
+    "the default loop": "",
+}
+"""Loops in which DLRM steps are predicted for comparison, by their name in the table of busy shares."""
+
+
+def command(gpu: str, model: str, batch_size: int, loop: str) -> str:
+    """The command that predicts a step."""
+    return f"steptime predict gpu={gpu} model={model} batch_size={batch_size} {loop}".rstrip()
+
+
+def question_of(command: str) -> Question:
+    """What a command asks."""
+    return expand(command.split()[2:])[0]
+
 
 def predicted_dlrm(
-    rows: pd.DataFrame | None = None, made: Sequence[Prediction] | None = None
+    rows: pd.DataFrame | None = None,
+    made: Sequence[Prediction] | None = None,
+    loop: str = DLRM_LOOP,
 ) -> pd.DataFrame:
     """The DLRM steps (some rows of `read_dlrm`, or all) with predictions (see `_predicted`)."""
-    return _predicted(read_dlrm() if rows is None else rows, DLRM_LOOP, made)
+    return _predicted(read_dlrm() if rows is None else rows, loop, made)
 
 
 def predicted_cnn(
@@ -50,43 +65,38 @@ def published_points(points: Iterable[Key]) -> set[Key]:
     keys = set(points)
     steps = {(key[0], key[1], key[3]) for key in keys}
     questions = (
-        _question(row, loop)
+        question_of(command(gpu, model, batch_size, loop))
         for rows, loop in ((read_dlrm(), DLRM_LOOP), (read_cnn(), CNN_LOOP))
-        for row in rows[list(KEYS)].itertuples(index=False, name=None)
-        if row in steps
+        for gpu, model, batch_size in rows[list(KEYS)].itertuples(index=False)
+        if (gpu, model, batch_size) in steps
     )
     return keys & {key_of(question) for question in questions}
 
 
-def _question(step: tuple[str, str, int], loop: Mapping[str, object]) -> Question:
-    point = {**dict(zip(KEYS, step, strict=True)), **loop}
-    return expand([f"{name}={value}" for name, value in point.items()])[0]
-
-
 def _predicted(
-    rows: pd.DataFrame, loop: Mapping[str, object], made: Sequence[Prediction] | None = None
+    rows: pd.DataFrame, loop: str, made: Sequence[Prediction] | None = None
 ) -> pd.DataFrame:
     """The rows with predictions.
 
     Args:
         rows: published steps.
-        loop: settings of the training loop.
+        loop: overrides of the training loop.
         made: predictions of a grid; steps that it lacks are left out. Without it, each step is asked.
 
     Returns:
-        The columns of `rows`, `predicted_us`, `active_us`, `p10_us`, `p90_us`, `error` (signed, relative), `inside` (of
-        p10 to p90), and `families_us` (device time by kernel family).
+        The columns of `rows`, `command`, those of `with_errors`, `active_us`, and `families_us` (device time by family).
     """
+    commands = [
+        command(gpu, model, batch_size, loop)
+        for gpu, model, batch_size in rows[list(KEYS)].itertuples(index=False)
+    ]
+    rows = rows.assign(command=commands)
+    asked = [question_of(each) for each in commands]
     if made is None:
-        steps = rows[list(KEYS)].itertuples(index=False, name=None)
-        made = [engine(None).predict_one(_question(step, loop)).whole() for step in steps]
-    else:
-        of_key = {(p.gpu, p.model, p.variant, p.batch_size): p for p in made}
-        made = [of_key[key] for key in of_key.keys() & published_points(of_key)]
-    names = ("predicted_us", "active_us", "p10_us", "p90_us", "families_us")
-    answers = [{name: getattr(p, name) for name in (*KEYS, *names)} for p in made]
-    rows = rows.merge(
-        pd.DataFrame(answers, columns=[*KEYS, *names]).astype({"batch_size": int}), on=list(KEYS)
-    )
-    inside = (rows["p10_us"] <= rows["measured_us"]) & (rows["measured_us"] <= rows["p90_us"])
-    return rows.assign(error=rows["predicted_us"] / rows["measured_us"] - 1.0, inside=inside)
+        made = [one.whole() for one in engine(None).predict(asked)]
+    of_key = {(p.gpu, p.model, p.variant, p.batch_size): p for p in made}
+    keys = [key_of(question) for question in asked]
+    found = [of_key[key] for key in keys if key in of_key]
+    rows = with_errors(rows[[key in of_key for key in keys]].reset_index(drop=True), found)
+    families = pd.Series([one.families_us for one in found], rows.index, dtype=object)
+    return rows.assign(active_us=[one.active_us for one in found], families_us=families)

@@ -29,7 +29,7 @@ from evaluation.checks.operator_map_check import (
     with_shapes,
 )
 from pipeline.answers.kernel_predictor import load_predictor
-from pipeline.families.embedding_lookups import BLOCK_ROWS
+from pipeline.families.lookup_times import BLOCK_ROWS
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.table import Graph, Node, Tensor, write_nodes
 from pipeline.hardware.find_gpu import load_gpu

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.answers.engine import AvailableModels, Engine, in_order
+from pipeline.answers.engine import engine, in_order
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.question.compose import choices
@@ -36,10 +36,6 @@ SHOWN = 0.005
 """Relative difference from which a moved row is printed."""
 
 ROWS_SHOWN = 30
-
-NOT_PREDICTED = {"custom", "timm", "torchvision", "transformers", "gpt3_xl", "gpt3_27", "opt_13"}
-"""Workloads without a step of their own, and larger models of an architecture that is there already."""
-
 
 def sweeps() -> list[list[str]]:
     """Overrides of the steps: every workload that needs no file of the user, then options that run other kernels."""
@@ -74,7 +70,7 @@ def predicted_steps() -> pd.DataFrame:
     """What ships predicts for `sweeps`, a row each, by the overrides of the point."""
     questions = [question for sweep in sweeps() for question in expand(sweep)]
     rows = {}
-    for answer in in_order(questions, Engine(AvailableModels(results=None)).predict(questions)):
+    for answer in in_order(questions, engine(None).predict(questions)):
         question, values = answer.question, answer.whole().as_dict()
         asked = f"gpu={question.gpu.name} model={question.model} batch_size={question.batch_size}"
         rows[" ".join([asked, *question.overrides])] = [float(values[name]) for name in TIMES]

@@ -25,7 +25,7 @@ from evaluation.checks.method_names import (
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.pages.markdown import block, markdown
 from evaluation.pages.published_rows import held_sentence, published_rows
-from evaluation.pages.published_step_tables import BAND, counted
+from evaluation.pages.step_tables import BAND, counted
 from evaluation.published.published_errors import published
 from pipeline.model_files import REBUILD, check_if_shipped, read_arrays
 from pipeline.show.figures.board import in_order
@@ -106,7 +106,6 @@ class Evidence:
         pairs: errors of kernels between GPUs.
         models: errors of whole models between GPUs.
         sessions: errors and coverage of kernels that were measured twice (`packs/sessions.json`), by card and family.
-        missing: sources of published steps that are not at hand, by block of the page.
     """
 
     kernels: pd.DataFrame
@@ -116,7 +115,6 @@ class Evidence:
     pairs: pd.DataFrame
     models: pd.DataFrame
     sessions: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    missing: frozenset[str] = frozenset()
 
 
 def left_out_errors(folder: Path) -> pd.DataFrame:
@@ -167,7 +165,7 @@ def mean_table(evidence: Evidence, page: str) -> str:
         *_mean_replays(evidence.spans),
         *_mean_passes(evidence.passes),
         *carried_over_rows(evidence),
-        *published_rows(page, evidence.missing),
+        *published_rows(page),
     ]
     table = markdown(
         ["what", "compared with", "our error (%)", "baseline or published (%)", "bar (%)"], rows

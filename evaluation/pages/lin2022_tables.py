@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
 from evaluation.pages.markdown import markdown
-from evaluation.pages.published_step_tables import counted
+from evaluation.pages.step_tables import TIMES, counted, times
 from evaluation.published.published_errors import NETWORK_METHODS, published
 from evaluation.published.published_lin2022 import DLRM_READING_MS
 from pipeline.kernels.error_metrics import gmae, mape
 
-OURS = "Steptime"
+OURS, PROFILED = "Steptime", "Lin et al., overheads profiled on those hosts"
 
 READINGS = 10_000
 """Drawn sets of readings of the paper's figure: the deciles of the error over them are stable to 0.1 %."""
@@ -21,7 +23,7 @@ def dlrm_summary(rows: pd.DataFrame) -> str:
     """A line per prediction over all DLRM steps, and how much of it the reading of the figure leaves open."""
     predictions = {
         OURS: rows["error"],
-        "Lin et al., overheads profiled on those hosts": rows["published_error"],
+        PROFILED: rows["published_error"],
     }
     lines = []
     for name, error in predictions.items():
@@ -94,36 +96,60 @@ def cnn_summary(rows: pd.DataFrame) -> str:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """A line per step; published errors are the last columns."""
+    """A line per step, with published errors and the command that predicts it."""
     theirs = {"published_error": "Lin et al. %"} if "published_error" in rows else {}
     theirs |= {name: f"{name} %" for name in NETWORK_METHODS.values() if name in rows}
-    lines = []
-    for row in rows.to_dict("records"):
-        signed = "+" if "published_error" in theirs else ""
-        times = [f"{row[name] / 1e3:.2f}" for name in ("measured_us", "predicted_us")]
-        inside = (
-            f"{row['p10_us'] / 1e3:.2f} to"
-            f" {row['p90_us'] / 1e3:.2f}{'' if row['inside'] else ', outside'}"
-        )
-        lines.append(
-            [
-                row["gpu"],
-                row["model"],
-                str(row["batch_size"]),
-                *times,
-                inside,
-                f"{100 * row['error']:+.1f}",
-                *(f"{100 * row[name]:{signed}.1f}" for name in theirs),
-            ]
-        )
-    head = [
-        "GPU",
-        "model",
-        "batch",
-        "measured ms",
-        "predicted ms",
-        "p10 to p90",
-        "error %",
-        *theirs.values(),
+    signed = "+" if "published_error" in theirs else ""
+    lines = [
+        [
+            row["gpu"],
+            row["model"],
+            str(row["batch_size"]),
+            *times(row),
+            *(f"{100 * row[name]:{signed}.1f}" for name in theirs),
+            f"`{row['command']}`",
+        ]
+        for row in rows.to_dict("records")
     ]
+    head = ["GPU", "model", "batch", *TIMES, *theirs.values(), "command"]
     return markdown(head, lines)
+
+
+def busy(rows: pd.DataFrame) -> pd.Series:
+    """Predicted busy share of each step, a fraction."""
+    return rows["active_us"] / rows["predicted_us"]
+
+
+def busy_summary(rows: pd.DataFrame, shares: Mapping[str, pd.Series]) -> str:
+    """A line per prediction of busy shares: mean, mean absolute and worst difference in percentage points."""
+    lines = []
+    for name, share in shares.items():
+        off = 100 * (share - rows["busy"])
+        lines.append(
+            [name, f"{off.mean():+.1f}", f"{off.abs().mean():.1f}", f"{off.abs().max():.0f}"]
+        )
+    return markdown(["busy share predicted by", "mean difference", "mean absolute", "worst"], lines)
+
+
+def busy_tables(rows: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> str:
+    """Busy shares in their loop and in `others` by name; then measured and predicted shares in %, by GPU and model."""
+    shares = {
+        PROFILED: rows["published_busy"],
+        f"{OURS}, their loop": busy(rows),
+        **{f"{OURS}, {name}": busy(other) for name, other in others.items()},
+    }
+    pairs = [
+        f"{100 * measured:.0f} → {100 * predicted:.0f}"
+        for measured, predicted in zip(rows["busy"], busy(rows), strict=True)
+    ]
+    batches = sorted(rows["batch_size"].unique())
+    lines = [
+        [
+            str(gpu),
+            str(model),
+            *group.set_index("batch_size")["pair"].reindex(batches, fill_value=""),
+        ]
+        for (gpu, model), group in rows.assign(pair=pairs).groupby(["gpu", "model"], sort=False)
+    ]
+    head = ["GPU", "model", *(f"batch {size}" for size in batches)]
+    return f"{busy_summary(rows, shares)}\n\n{markdown(head, lines)}"

@@ -8,10 +8,11 @@ the tables into `docs/accuracy.md`.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from pipeline.kernels.error_metrics import gmae, mape
 from pipeline.measured.campaign_reader import measured_step, provenance, read_step_times
 from pipeline.paths import campaign_gpus, measurements_dir, project_dir
 from pipeline.question.compose import choices
+from pipeline.question.question import ask
 from pipeline.show.figures.figure_data import kernel_errors
 from pipeline.show.grid_inputs import fitted_models, with_gpus
 from pipeline.show.run_snakemake import run_snakemake
@@ -86,6 +88,37 @@ def grids(gpu: str, folder: Path) -> list[Grid]:
     return [
         Grid(gpu, tuple(models), options, sizes) for (options, sizes), models in together.items()
     ]
+
+
+def asked_without_a_host(gpus: Iterable[str]) -> pd.DataFrame:
+    """Every measured step with the command of a user who knows nothing of its host; columns as in `read_steps`.
+
+    Raises:
+        InputError, TableError: a folder is not a campaign, or its table is damaged.
+    """
+    rows = []
+    for gpu in gpus:
+        for row in read_step_times(measurements_dir() / gpu).to_dict("records"):
+            options = dict(OPTION_PATTERN.findall(str(row["variant"])))
+            words = [f"gpu={gpu}", f"model={row['model']}", f"batch_size={row['batch_size']}"]
+            words += [f"model.{name}={value}" for name, value in options.items()]
+            tables = json.loads(row["config"])["config"].get("rows")
+            if isinstance(tables, list) and tables != list(ask(words).workload["rows"]):
+                words += [f"model.rows=[{','.join(map(str, tables))}]"]  # as many as the GPU held
+            precision = options.pop("dtype", "fp32")
+            which = [f"{name} {value}" for name, value in options.items()]
+            rows.append(
+                {
+                    "gpu": gpu,
+                    "seen": True,
+                    "step": ", ".join([f"{row['model']}, train", *which]),
+                    "precision": precision,
+                    "batch_size": int(row["batch_size"]),
+                    "measured_us": float(row["step_us"]),
+                    "command": " ".join(["steptime predict", *words]),
+                }
+            )
+    return pd.DataFrame(rows).sort_values(["gpu", "step", "precision", "batch_size"])
 
 
 def collect(flows: Sequence[Flow]) -> pd.DataFrame:

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from evaluation.checks.lin2022_steps import DLRM_LOOP, predicted_cnn, predicted_dlrm
+from evaluation.checks.lin2022_steps import (
+    DLRM_LOOP,
+    command,
+    predicted_cnn,
+    predicted_dlrm,
+    question_of,
+)
 from evaluation.figures import paper_figures, transfer_errors
 from evaluation.figures.accuracy_data import methods_by_family, model_transfer, published_means
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
-from evaluation.pages.lin2022_tables import cnn_summary, dlrm_summary
+from evaluation.pages.lin2022_tables import busy, busy_summary, cnn_summary, dlrm_summary
 from evaluation.pages.markdown import markdown, rewrite
 from evaluation.published.published_errors import published
 from evaluation.published.published_lin2022 import (
@@ -27,7 +33,6 @@ from evaluation.published.published_lin2022 import (
     read_mean_errors,
 )
 from pipeline.answers.engine import engine
-from pipeline.answers.predict import predict
 from pipeline.kernels.error_metrics import gmae
 from pipeline.model_files import model_folders, shipped_file
 from pipeline.paths import transfer_dir
@@ -107,7 +112,8 @@ def lin_sections(dlrm: pd.DataFrame, cnn: pd.DataFrame) -> Iterable[Section]:
         name="share of device time (%)",
     )
     yield Section("operators", share_table(shares), figure)
-    yield Section("busy", busy_table(dlrm), paper_figures.busy_shares(dlrm))
+    busy_of = {"Lin et al.": dlrm["published_busy"], "Steptime": busy(dlrm)}
+    yield Section("busy", busy_summary(dlrm, busy_of), paper_figures.busy_shares(dlrm))
 
 
 def _gmae(predicted: pd.Series, measured: pd.Series) -> float:
@@ -184,10 +190,10 @@ def overhead_table(observations: pd.DataFrame) -> str:
 
 def operator_shares(models: Iterable[str]) -> pd.DataFrame:
     """Share of each operator in the device time of DLRM models on the V100 in %: a row per operator, a column per model."""
-    loop = {name.replace(".", "__"): value for name, value in DLRM_LOOP.items()}
     shares = {}
     for model in models:
-        calls = predict(gpu="V100", model=model, batch_size=BREAKDOWN_BATCH, **loop).calls
+        question = question_of(command("V100", model, BREAKDOWN_BATCH, DLRM_LOOP))
+        calls = engine(None).predict_one(question).whole().calls
         assert calls is not None  # no saved prediction
         times = calls.groupby(calls["name"].map(overhead_plots.shorter))["kernel_us"].sum()
         shares[model] = 100 * times / times.sum()
@@ -205,18 +211,6 @@ def share_table(shares: pd.DataFrame) -> str:
         for model, column in shares.items()
     ]
     return markdown(["model", *(f"{number}." for number in range(1, 6))], rows)
-
-
-def busy_table(dlrm: pd.DataFrame) -> str:
-    """Differences of busy shares from the measured ones, in percentage points."""
-    ours = dlrm["active_us"] / dlrm["predicted_us"]
-    rows = []
-    for name, share in (("Lin et al.", dlrm["published_busy"]), ("Steptime", ours)):
-        off = 100 * (share - dlrm["busy"])
-        rows.append(
-            [name, f"{off.mean():+.1f}", f"{off.abs().mean():.1f}", f"{off.abs().max():.0f}"]
-        )
-    return markdown(["busy share predicted by", "mean difference", "mean absolute", "worst"], rows)
 
 
 def habitat_sections() -> Iterable[Section]:

@@ -41,14 +41,6 @@ RULES_PAGE, RULES_MARKER = "ARCHITECTURE.md", "rules"
 """Files with a generated block, and the name of its markers."""
 
 
-STEP_SOURCES = {
-    "published": ("lambda", "multi_gpu/steps.parquet"),
-    "translation": ("lambda/**/*gnmt*",),
-    "dlrm": ("nvidia/dlrm-README-*.md",),
-}
-"""Files below the datasets folder that a block of published steps is made from; one of them is enough."""
-
-
 def shipped_families() -> list[tuple[str, Path]]:
     """(GPU, model folder) of every shipped family. A GPU with samples of only one dtype has the dtype in its name."""
     packs = {gpu: gpu for gpu in list_packs()} | {
@@ -83,16 +75,6 @@ def gather(results: Path) -> Evidence:
         pairs,
         models,
         read_by_gpu(packs_dir() / SESSIONS, dict),
-        missing_sources(datasets_dir()),
-    )
-
-
-def missing_sources(datasets: Path | None) -> frozenset[str]:
-    """Blocks of the accuracy page whose sources are not in the datasets folder."""
-    return frozenset(
-        name
-        for name, files in STEP_SOURCES.items()
-        if datasets is None or not any(next(datasets.glob(file), None) for file in files)
     )
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import numpy as np
-import pandas as pd
 
 from pipeline.errors import TableError
 from pipeline.hardware.find_gpu import load_gpu
@@ -55,23 +51,6 @@ def missing(file: Path, source_page: str = "docs/accuracy.md") -> TableError:
     return TableError(f"{file}: no such file; {source_page} says where it comes from")
 
 
-def read_columns(file: Path, key: str, columns: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Numbers of a CSV file that are 0 or more: for each value of the key column, the value of each of `columns`.
-
-    Raises:
-        ValueError, LookupError, OSError: the file has another form; to be used within `reading`.
-    """
-    table = pd.read_csv(file)
-    values = table[list(columns)].apply(pd.to_numeric).to_numpy(dtype=np.float64)
-    if not (np.isfinite(values) & (values >= 0)).all():
-        raise ValueError(f"a value of {', '.join(columns)} is not 0 or a positive number")
-    names = table[key].astype(str).tolist()
-    return {
-        name: dict(zip(columns, row, strict=True))
-        for name, row in zip(names, values.tolist(), strict=True)
-    }
-
-
 def positive(text: object) -> float:
     """`2,880,000` or `494k` as a number.
 
@@ -83,24 +62,6 @@ def positive(text: object) -> float:
     if not 0 < number < math.inf:
         raise ValueError(f"{text} is not a positive number")
     return number
-
-
-def sections(text: str, what: str, gpu_names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(our name of the GPU, text) of each section of a page on one kind of performance.
-
-    Args:
-        text: a page of NVIDIA's examples.
-        what: `Training` or `Inference`.
-        gpu_names: our name of the GPU in each machine; sections on other machines are left out.
-    """
-    parts = re.split(r"^#{2,5} ", text, flags=re.MULTILINE)
-    title = f"{what} performance: "
-    named = [
-        (part.splitlines()[0].removeprefix(title).strip(), part)
-        for part in parts
-        if part.startswith(title)
-    ]
-    return [(gpu_names[name], part) for name, part in named if name in gpu_names]
 
 
 def full_precision(gpu: str) -> str:

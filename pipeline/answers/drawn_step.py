@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.step_errors import StepErrors, host_factors, keyed_normals
-from pipeline.simulate.critical_path import BLOCK_VALUES, Form, simulate, step_times
+from pipeline.answers.step_errors import StepErrors, host_factors
+from pipeline.simulate.critical_path import BLOCK_VALUES, simulate, step_times
 from pipeline.simulate.program import Program
 
 Floats = npt.NDArray[np.float64]
@@ -57,7 +57,6 @@ class DrawnStep:
         gpu: name of the GPU.
         draws: number of draws.
         seed: of the draws.
-        form: form of the critical path.
     """
 
     errors: StepErrors
@@ -67,12 +66,11 @@ class DrawnStep:
     gpu: str
     draws: int
     seed: int = 0
-    form: Form = "full"
 
     def step_us(self) -> Floats:
         """The step time of each draw, µs, shape (draws,)."""
         times, host = self._times()
-        return step_times(self.program, times, self.which, host, self.form)[self._order()]
+        return step_times(self.program, times, self.which, host)[self._order()]
 
     def parts(self) -> dict[str, Floats]:
         """The parts of the step in each draw, as of `parts_of_step`, shape (draws,)."""
@@ -89,7 +87,8 @@ class DrawnStep:
 
     def _times(self) -> tuple[Floats, Floats]:
         """Times of distinct calls, shape (distinct, draws), and the factor on host times, shape (draws,)."""
-        normals = keyed_normals(self.errors.sources.names, self.draws, self.seed)
+        launches = np.bincount(self.which, minlength=len(self.errors.centre)).astype(float)
+        normals = self.errors.normals(launches, self.draws, self.seed)
         host = host_factors(self.errors.host, self.program, self.draws, self.seed)
         return self.errors.times(normals), host
 
@@ -98,14 +97,11 @@ class DrawnStep:
         return np.random.default_rng(zlib.crc32(self.gpu.encode())).permutation(self.draws)
 
     def _block(self, times: Floats, host: Floats) -> dict[str, Floats]:
-        timeline = simulate(self.program, times[self.which].T, form=self.form, host_scale=host)
+        timeline = simulate(self.program, times[self.which].T, host_scale=host)
         ran = ~np.isnan(timeline.device_start[:, 0])
-        launches = np.bincount(self.which[ran], minlength=len(times))
         codes, names = pd.factorize(self.calls["family"].to_numpy(object)[ran])
-        group = np.zeros(len(times), np.int64)
-        group[self.which[ran]] = codes  # equal calls are of one family
         sums = np.zeros((len(names), times.shape[1]))
-        np.add.at(sums, group, launches[:, None] * times)
+        np.add.at(sums, codes, times[self.which[ran]])
         communicates = self.program.communicates
         exposed = (
             timeline.active_us - timeline.active_of(~communicates) if communicates.any() else None

@@ -12,47 +12,34 @@ Where steps and models come from is the caller's choice. Commands and Python tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pandas as pd
 
-from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.memory_fit import with_what_fits
+from pipeline.answers.model_sources import AvailableModels, Models, device_key
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
+    calls_of_all,
     kernel_times,
     load_walk_if_it_pays,
     on_slowest_card,
     predict_step,
 )
-from pipeline.answers.who_answers import (
-    available_models,
-    kernel_predictor,
-    overhead_model,
-    overheads_from,
-    run_command,
-)
-from pipeline.errors import InputError, SteptimeError
+from pipeline.errors import SteptimeError
 from pipeline.graph.step_store import StepStore, between_ranks, read_graph
 from pipeline.graph.table import Graph
-from pipeline.hardware.clusters import Cluster
-from pipeline.hardware.spec import GpuSpec
-from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.schemas import read_table
 from pipeline.simulate.program import Program, assemble
 from pipeline.simulate.timeline import Timeline
-from pipeline.summary_rows import predictions_of
-
-Value = TypeVar("Value")
 
 CALLS_AT_ONCE = 200_000
 """Device calls of the steps that are in memory at a time. A step of 2,500 calls takes 2 MB, so these take about
@@ -135,19 +122,6 @@ class Steps(Protocol):
         """Memory need of a question's step, or of the same step at another batch size."""
 
 
-class Models(Protocol):
-    """Where kernel models and overheads come from."""
-
-    def kernels(self, question: Question) -> KernelPredictor:
-        """Kernel models of a question's GPU and method."""
-
-    def overheads(self, question: Question) -> OverheadModel:
-        """Overheads of a question's host."""
-
-    def measured(self, question: Question) -> Prediction | None:
-        """The prediction of a step that the pipeline measured on this machine; None where it has to be predicted now."""
-
-
 @dataclass(frozen=True)
 class StepFiles:
     """The step of one question, from the files that a rule declares. Other batch sizes come from the process's steps."""
@@ -166,105 +140,6 @@ class StepFiles:
     def memory_bytes(self, question: Question, batch_size: int | None = None) -> int:
         """As `StepStore.memory_bytes`."""
         return STEPS.memory_bytes(question, batch_size)
-
-
-@dataclass(frozen=True)
-class DeclaredModels:
-    """Model folders and overhead statistics that a rule declares."""
-
-    folders: Sequence[str | Path]
-    statistics: str
-
-    def kernels(self, question: Question) -> KernelPredictor:
-        """Kernel models from exactly the declared folders."""
-        gpu, label, cluster = device_key(question)
-        return kernel_predictor(gpu, label, self.folders, cluster)
-
-    def overheads(self, question: Question) -> OverheadModel:
-        """Overheads from the declared statistics."""
-        statistics = read_table(self.statistics, "overheads")
-        return overheads_from(statistics, question.overheads, question.host, question.step_name)
-
-    def measured(self, question: Question) -> Prediction | None:
-        """None: a rule predicts."""
-        return None
-
-
-@dataclass(frozen=True)
-class AvailableModels:
-    """The best models that there are now; each is read once.
-
-    Args:
-        results: results folder of a run. Families fitted there come first, if their samples still exist, then the
-            shipped pack, then cross-GPU models and physics. None takes what ships.
-    """
-
-    results: str | Path | None = "results"
-    _read: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
-
-    def kernels(self, question: Question) -> KernelPredictor:
-        """Kernel models of a question's GPU and method."""
-        gpu, label, cluster = device_key(question)
-        return self._once(
-            (gpu, label, cluster),
-            lambda: kernel_predictor(
-                gpu, label, available_models(gpu.name, label, self.results), cluster
-            ),
-        )
-
-    def overheads(self, question: Question) -> OverheadModel:
-        """Overheads of a question's host; GPUs with equal overheads get the same object."""
-        host, settings = question.host, question.overheads
-        step_name = question.step_name if settings.observations == "own" else ""
-
-        def read() -> OverheadModel:
-            model = overhead_model(host, settings, self.results, question.step_name)
-            models = (other for other in self._read.values() if isinstance(other, OverheadModel))
-            return next((other for other in models if other.equals(model)), model)
-
-        return self._once(("overheads", host, settings, step_name), read)
-
-    def measured(self, question: Question) -> Prediction | None:
-        """The prediction that a run with `gpu=local` left under the results.
-
-        Raises:
-            InputError: the machine was not measured yet.
-        """
-        if not question.local:
-            return None
-        artifacts = Artifacts(str(self.results or "results"))
-        folder = artifacts.point(
-            question.gpu.name, question.model, question.variant, question.batch_size
-        )
-        path = Path(folder) / "summary.parquet"
-        if not path.is_file():
-            words = [
-                "gpu=local",
-                f"model={question.model}",
-                f"batch_size={question.batch_size}",
-                *question.overrides,
-            ]
-            raise InputError(
-                f"gpu=local must be measured first: run `{run_command(self.results, *words)}`"
-            )
-        return predictions_of(read_table(path, "summary"), path)[0]
-
-    def _once(self, key: object, read: Callable[[], Value]) -> Value:
-        """What was read; a failure is kept too, and raised again."""
-        if key not in self._read:
-            try:
-                self._read[key] = read()
-            except SteptimeError as error:
-                self._read[key] = error
-        value = self._read[key]
-        if isinstance(value, SteptimeError):
-            raise value
-        return value  # type: ignore[return-value]
-
-
-def device_key(question: Question) -> tuple[GpuSpec, str, Cluster | None]:
-    """What decides the kernel models of a question: the GPU, the label of the method, and what joins several GPUs."""
-    return question.gpu, question.kernels_label, question.ranks.cluster if question.ranks else None
 
 
 @dataclass(frozen=True)
@@ -322,7 +197,8 @@ class Engine:
             if rows >= CALLS_AT_ONCE:
                 yield from answers(waiting)
                 waiting, rows = [], 0
-        yield from answers(waiting)
+        if waiting:
+            yield from answers(waiting)
 
     def predict_one(self, question: Question, detail: bool = True) -> Answer:
         """Answer one question.
@@ -353,18 +229,22 @@ class Engine:
         devices: dict[object, list[_Step]] = {}
         for step in steps:
             devices.setdefault(device_key(step.question), []).append(step)
+        distinct, rows = calls_of_all(step.parts for step in steps)
         times: dict[object, dict[int, pd.DataFrame]] = {}
         for device, same_device in devices.items():
             with suppress(SteptimeError):  # raised again by the questions about this GPU
                 kernels = self.models.kernels(same_device[0].question)
-                times[device] = kernel_times(kernels, [step.parts for step in same_device])
+                of_device = {id(step.parts): rows[id(step.parts)] for step in same_device}
+                times[device] = kernel_times(kernels, distinct, of_device)
         programs: dict[tuple[int, int, str], Program] = {}
         for step in steps:
             question, parts = step.question, step.parts
             try:
                 kernels = self.models.kernels(question)
                 shared = times.get(device_key(question))
-                kernel_us = kernels.predict(parts.calls) if shared is None else shared[id(parts)]
+                kernel_us = (
+                    kernels.predict_distinct(parts.calls) if shared is None else shared[id(parts)]
+                )
                 if not question.local:
                     kernel_us = on_slowest_card(kernel_us, parts.calls, question.devices)
                 program = self._program(question, parts, programs)

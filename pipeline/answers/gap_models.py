@@ -72,17 +72,12 @@ class FallbackModel(KernelModel):
 
     def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
         """Evidence of each row, shape (rows,)."""
-        first, other = self.first.evidence_of(calls), self._others(calls)
-        return (
-            np.where(other, self.other.evidence_of(calls), first).astype(object)
-            if other.any()
-            else first
-        )
+        first, other = (model.evidence_of(calls) for model in (self.first, self.other))
+        return np.where(self._others(calls), other, first).astype(object)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that either model covers."""
-        first = self.first.covers(calls)
-        return first if first.all() else np.asarray(first | self.other.covers(calls))
+        return np.asarray(self.first.covers(calls) | self.other.covers(calls))
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Predict each row by its model. Rows that neither covers are predicted by `first`."""
@@ -97,8 +92,7 @@ class FallbackModel(KernelModel):
         )
 
     def _others(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        rest = ~self.first.covers(calls)
-        return rest if not rest.any() else np.asarray(rest & self.other.covers(calls))
+        return np.asarray(~self.first.covers(calls) & self.other.covers(calls))
 
 
 def with_fallback(

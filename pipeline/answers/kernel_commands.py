@@ -36,17 +36,17 @@ from pipeline.transfer.shipped_models import load_models
 MAX_WORKERS = 8
 """Largest number of processes of a fit. Each fits one family at a time, in 400 MB to 1.5 GB."""
 
-ADDED_COLUMNS = (
-    "predicted_us",
-    "kernel_us",
-    "p10_us",
-    "p90_us",
-    "kernel_p10_us",
-    "kernel_p90_us",
-    "evidence",
-)
-"""Columns that a prediction adds. `p10_us` and `p90_us` bracket `predicted_us`, the latency as samples measure it;
-`kernel_p10_us` and `kernel_p90_us` bracket `kernel_us`."""
+ADDED_COLUMNS = {
+    "predicted_us": "predicted_us",
+    "kernel_us": "kernel_us",
+    "p10_us": "latency_p10_us",
+    "p90_us": "latency_p90_us",
+    "kernel_p10_us": "p10_us",
+    "kernel_p90_us": "p90_us",
+    "evidence": "evidence",
+}
+"""Columns that a prediction adds, with those of `KernelPredictor.predict` that they are. `p10_us` and `p90_us` bracket
+`predicted_us`, the latency as samples measure it; `kernel_p10_us` and `kernel_p90_us` bracket `kernel_us`."""
 
 
 def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
@@ -187,10 +187,9 @@ def predict_command(
     )
     # a `flops` or `bytes_read` column of the user's file is not used
     predicted = predictor.predict(calls[[name for name in CALL_COLUMNS if name in calls.columns]])
-    renamed = predicted.rename(
-        columns={"p10_us": "kernel_p10_us", "p90_us": "kernel_p90_us"}
-    ).rename(columns={"latency_p10_us": "p10_us", "latency_p90_us": "p90_us"})
-    result = table.assign(**{name: renamed[name].to_numpy() for name in ADDED_COLUMNS})
+    result = table.assign(
+        **{name: predicted[key].to_numpy() for name, key in ADDED_COLUMNS.items()}
+    )
     write_parquet(result, out_path, labels=True)
     share = predicted["evidence"].value_counts(normalize=True)
     return {

@@ -66,7 +66,7 @@ PLACES = frozenset({"node_id", "call"})
 """Columns of a `calls` table that say which call a row is; all others say what it launches."""
 
 TEXT_COLUMNS = ("family", "op", "phase", "dtype", "attributes")
-MODEL_COLUMNS = (*TEXT_COLUMNS, "flops", "bytes_read", "bytes_written", *DIMS)
+NUMBER_COLUMNS = ("flops", "bytes_read", "bytes_written", *DIMS)
 """Columns of a `calls` table that kernel models read."""
 
 
@@ -107,13 +107,16 @@ class KernelPredictor:
         """
         if not PLACES.issubset(calls.columns):
             return with_extrapolated(self.predict_rows(calls))
-        distinct, which = distinct_calls(model_columns(calls))
+        distinct, which = distinct_calls(calls)
+        return self.predict_distinct(distinct).iloc[which].set_axis(calls.index)
+
+    def predict_distinct(self, calls: pd.DataFrame) -> pd.DataFrame:
+        """As `predict`, for calls of `distinct_calls`: in tables so small that networks compute in float64."""
         blocks = [
-            distinct.iloc[at : at + ROWS_IN_DOUBLE]
-            for at in range(0, len(distinct), ROWS_IN_DOUBLE)
+            calls.iloc[at : at + ROWS_IN_DOUBLE]
+            for at in range(0, max(len(calls), 1), ROWS_IN_DOUBLE)
         ]
-        predicted = pd.concat([self.predict_rows(block) for block in blocks or [distinct]])
-        return with_extrapolated(predicted).iloc[which].set_axis(calls.index)
+        return with_extrapolated(pd.concat([self.predict_rows(block) for block in blocks]))
 
     def predict_rows(self, calls: pd.DataFrame) -> pd.DataFrame:
         """As `predict`, where every row is predicted for itself, also rows that are equal."""
@@ -263,36 +266,41 @@ def with_extrapolated(predicted: pd.DataFrame) -> pd.DataFrame:
 def model_columns(calls: pd.DataFrame) -> pd.DataFrame:
     """The columns of a `calls` table that kernel models read: numbers as float64, text as objects; rows are numbered.
 
-    Reading such columns is several times as fast as reading nullable ones, and models read them hundreds of times. In large
-    tables, text columns are categories, because each read of a text column compares all texts.
+    Numbers that no row states are left out. Reading such columns is several times as fast as reading nullable ones, and models
+    read them hundreds of times. In large tables, text columns are categories, because each read of a text column compares all
+    texts.
     """
     large = len(calls) > ROWS_IN_BLOCK
-    columns: dict[str, pd.Series] = {}
-    for name in (name for name in MODEL_COLUMNS if name in calls.columns):
-        values: Any = (
-            pd.Categorical(calls[name])
-            if name in TEXT_COLUMNS and large
-            else calls[name].to_numpy(object)
-        )
-        if name not in TEXT_COLUMNS and pd.api.types.is_numeric_dtype(calls[name]):
-            values = calls[name].to_numpy(np.float64, na_value=np.nan)
-        columns[name] = pd.Series(
-            values, dtype=values.dtype
-        )  # pandas would turn text into its own type
-    return pd.DataFrame(columns, copy=False)
+    texts: dict[str, Any] = {
+        name: pd.Categorical(calls[name]) if large else calls[name].to_numpy(object)
+        for name in TEXT_COLUMNS
+        if name in calls.columns
+    }
+    numbers = calls[[name for name in NUMBER_COLUMNS if name in calls.columns]]
+    if not all(map(pd.api.types.is_numeric_dtype, numbers.dtypes)):
+        numbers = numbers.apply(pd.to_numeric, errors="coerce")
+    values = numbers.to_numpy(np.float64, na_value=np.nan)
+    stated = ~np.isnan(values).all(axis=0)
+    plain = pd.DataFrame(values.T[stated].T, columns=numbers.columns[stated])
+    for place, (name, text) in enumerate(texts.items()):
+        plain.insert(
+            place, name, pd.Series(text, dtype=text.dtype)
+        )  # pandas has its own type of text
+    return plain
 
 
 def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, npt.NDArray[np.int64]]:
     """The distinct calls of a graph, or of several graphs, and the number of the distinct call that each row is.
 
-    The calls of a step repeat, in layers of one shape: models see each call once. Distinct calls are in the order in
-    which they first occur.
+    The calls of a step repeat, in layers of one shape: models see each call once. Distinct calls have the columns that
+    models read (`model_columns`), and are in the order in which they first occur.
     """
-    keys = calls.drop(columns=list(PLACES), errors="ignore")
-    which = np.asarray(
-        keys.groupby(list(keys), sort=False, dropna=False, observed=True).ngroup(), np.int64
-    )
-    return calls.iloc[np.unique(which, return_index=True)[1]], which
+    plain = model_columns(calls)
+    texts = [pd.factorize(plain[name].array)[0] for name in TEXT_COLUMNS if name in plain]
+    rows = np.column_stack([*texts, plain.select_dtypes(np.float64)]).astype(np.float64)
+    which = pd.factorize(np.array([row.tobytes() for row in rows], object))[0]
+    first = np.unique(which, return_index=True)[1]
+    return plain.iloc[first].reset_index(drop=True), which
 
 
 def load_predictor(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.step_prediction import product_flops
+from pipeline.answers.arithmetic import product_flops
 from pipeline.errors import InputError
 from pipeline.prediction import Prediction
 

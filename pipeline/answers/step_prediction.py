@@ -5,7 +5,7 @@ The interval comes from the errors of kernel and host times (`step_errors`): the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.answers.arithmetic import model_flops
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.kernel_predictor import (
     TIMES,
@@ -24,7 +25,6 @@ from pipeline.answers.kernel_predictor import (
 )
 from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
 from pipeline.answers.who_answers import host_name
-from pipeline.graph.device_calls import PRODUCTS
 from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
@@ -33,9 +33,9 @@ from pipeline.prediction import Arithmetic, Prediction, SeveralGpus
 from pipeline.question.question import Question
 from pipeline.question.settings import PredictSettings
 from pipeline.readable import listed
-from pipeline.simulate.critical_path import Form, load_if_it_pays
+from pipeline.simulate.critical_path import load_if_it_pays
 from pipeline.simulate.program import Program, StepSequence, step_sequence
-from pipeline.simulate.program_changes import as_cuda_graphs, device_bound_from
+from pipeline.simulate.program_changes import as_cuda_graphs, as_published, device_bound_from
 from pipeline.simulate.ranks import Role, simulate_ranks
 from pipeline.simulate.timeline import Timeline
 
@@ -54,13 +54,10 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
     Args:
         gpu: the device.
         tf32: whether an operator asks for TF32 (`asks_tf32`).
-        calls: device calls, `calls` schema.
+        calls: device calls, as of `distinct_calls`.
     """
     notes: list[str] = []
-    if (
-        gpu.fp64_gflop_per_s is None
-        and (calls["dtype"] == "fp64").to_numpy(bool, na_value=False).any()
-    ):
+    if gpu.fp64_gflop_per_s is None and (calls["dtype"] == "fp64").any():
         notes.append(
             f"the file of {gpu.name} has no fp64_tflop_per_s: 1/{1 / gpu.fp64_share:.0f} of the"
             " rate of fp32 is assumed, as in its architecture"
@@ -71,9 +68,7 @@ def dtype_notes(gpu: GpuSpec, tf32: bool, calls: pd.DataFrame) -> list[str]:
         notes.append(f"{gpu.name} has no TF32: what runs, and is predicted, is fp32")
     if has_bf16(gpu):
         return notes
-    in_bf16 = (calls["dtype"] == "bf16").to_numpy(bool, na_value=False)
-    if in_bf16.any():
-        half = calls[in_bf16]
+    if len(half := calls[calls["dtype"] == "bf16"]):
         text = f"{gpu.name} has no bf16: PyTorch stores 2 bytes and computes in fp32"
         if (half["op"] == "im2col").any():
             text += ", convolutions one sample at a time without cuDNN"
@@ -97,51 +92,6 @@ def lower_bound_notes(unmodelled: Iterable[str]) -> list[str]:
     ]
 
 
-ATTENTION_BACKWARD = 4 / 5
-"""Products of fused attention's backward pass without that of the scores, which it computes again (FlashAttention,
-arXiv:2205.14135, algorithm 4)."""
-
-
-def product_flops(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
-    """FLOPs that each call executes in products, shape (calls,); 0 for other families."""
-    flops: npt.NDArray[np.float64] = np.where(
-        calls["family"].isin(PRODUCTS), calls["flops"].to_numpy(np.float64), 0.0
-    )
-    return flops
-
-
-def model_flops(operators: pd.DataFrame, calls: pd.DataFrame) -> dict[str, float]:
-    """FLOPs that a model needs for one step by dtype, the dtype with most of them first: the numerator of MFU.
-
-    Chowdhery et al. define it (PaLM, arXiv:2204.02311, appendix B). Products of forward and backward count, a multiply-add as
-    two FLOPs. What runs again in the backward pass does not (gradient checkpointing, the scores of fused attention). The score
-    matrix of causal attention counts as a whole.
-
-    Args:
-        operators: `graph` schema.
-        calls: its device calls, `calls` schema.
-    """
-    flops = product_flops(calls)
-    fused = (calls["family"] == "attention").to_numpy()
-    if fused.any():
-        causal = (
-            calls["attributes"].astype(str).str.contains('"causal":true', regex=False).to_numpy()
-        )
-        backward = (calls["phase"] == "backward").to_numpy()
-        flops = (
-            flops
-            * np.where(fused & causal, 2.0, 1.0)
-            * np.where(fused & backward, ATTENTION_BACKWARD, 1.0)
-        )
-    again = operators["attributes"].str.contains('"recomputed":true', regex=False).to_numpy(bool)
-    if again.any():
-        flops[calls["node_id"].isin(operators.loc[again, "node_id"])] = 0.0
-    sums = (
-        pd.Series(flops).groupby(calls["dtype"].to_numpy(object)).sum().sort_values(ascending=False)
-    )
-    return {str(dtype): float(value) for dtype, value in sums.items() if value > 0}
-
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -153,7 +103,7 @@ class StepParts:
     Attributes:
         sequence: items and actions of the step.
         all_calls: device calls, `calls` schema.
-        calls: distinct calls, `calls` schema.
+        calls: distinct calls, as of `distinct_calls`.
         which: row of `calls` for each device call, shape (calls,).
         names: name of the operator of each device call, shape (calls,).
         asks_tf32: whether an operator computes in TF32 where the GPU has it.
@@ -271,17 +221,18 @@ def predict_step(
             host on the device is the limit.
     """
     settings = question.predict
-    form: Form = "published" if settings.critical_path == "published" else "full"
     if settings.cuda_graph:  # the measured step launched each kernel separately
         program, measured_us = as_cuda_graphs(program), None
-    program = replace(program, loop=form == "full" and not settings.wait_each_step)
+    program = replace(program, loop=not settings.wait_each_step)
+    if settings.critical_path == "published":
+        program = as_published(program)
     central_us = predicted["kernel_us"].to_numpy(float)[step.which]
-    (timeline,) = simulate_ranks([Role(program, central_us, ranks=question.devices)], form)
+    (timeline,) = simulate_ranks([Role(program, central_us, ranks=question.devices)])
     step_us, bound = float(timeline.step_us[0]), timeline.bound
     drawn = draws_us = None
     low = high = step_us
     if with_interval:
-        drawn = _drawn_step(question, step, predicted, program, form)
+        drawn = _drawn_step(question, step, predicted, program)
         draws_us = drawn.step_us()
         low, high = interval(draws_us, step_us)
     device_time = _device_time(step, predicted, timeline)
@@ -304,19 +255,19 @@ def predict_step(
         draws_us=draws_us,
     )
     if with_interval and bound == "host":
-        break_even = device_bound_from(program, central_us, form)
+        break_even = device_bound_from(program, central_us)
         prediction = replace(prediction, device_bound_from=break_even)
     return SimulatedStep(prediction, timeline, drawn)
 
 
 def _drawn_step(
-    question: Question, step: StepParts, predicted: pd.DataFrame, program: Program, form: Form
+    question: Question, step: StepParts, predicted: pd.DataFrame, program: Program
 ) -> DrawnStep:
     """The step with the errors of its times."""
     settings, evidence = question.predict, program.host_evidence
     errors = StepErrors.of(step.sources, predicted, evidence, question.host.log_sd)
     calls, gpu = step.all_calls, question.gpu.name
-    return DrawnStep(errors, program, step.which, calls, gpu, settings.draws, settings.seed, form)
+    return DrawnStep(errors, program, step.which, calls, gpu, settings.draws, settings.seed)
 
 
 def _unused_dtype(question: Question, step: StepParts) -> list[str]:
@@ -407,14 +358,25 @@ def on_slowest_card(times: pd.DataFrame, calls: pd.DataFrame, devices: int) -> p
     return times.assign(**{name: times[name] * factor for name in TIMES})
 
 
-def kernel_times(kernels: KernelPredictor, steps: Sequence[StepParts]) -> dict[int, pd.DataFrame]:
-    """Times of the distinct calls of each step, by the `id` of the step, from one table of the calls of all steps."""
-    distinct = list({id(step): step for step in steps}.values())
-    times = kernels.predict(pd.concat([step.calls for step in distinct], ignore_index=True))
-    ends = np.cumsum([len(step.calls) for step in distinct])
+def calls_of_all(steps: Iterable[StepParts]) -> tuple[pd.DataFrame, dict[int, Ints]]:
+    """The distinct calls of several steps, and which of them the distinct calls of each step are, by the `id` of the step."""
+    parts = {id(step): step for step in steps}
+    table = pd.concat([step.calls for step in parts.values()], ignore_index=True)
+    distinct, which = distinct_calls(table)
+    ends = np.cumsum([len(step.calls) for step in parts.values()])
+    return distinct, dict(zip(parts, np.split(which, ends[:-1]), strict=True))
+
+
+def kernel_times(
+    kernels: KernelPredictor, distinct: pd.DataFrame, rows: Mapping[int, Ints]
+) -> dict[int, pd.DataFrame]:
+    """Times of the calls of steps on one GPU, by the key of the step; `rows` are those of each step in `distinct`."""
+    all_rows = np.concatenate(list(rows.values()))
+    times = kernels.predict_distinct(distinct.iloc[np.unique(all_rows)]).loc[all_rows]
+    ends = np.cumsum([len(own) for own in rows.values()])
     return {
-        id(step): times.iloc[end - len(step.calls) : end]
-        for step, end in zip(distinct, ends, strict=True)
+        step: times.iloc[end - len(own) : end]
+        for (step, own), end in zip(rows.items(), ends, strict=True)
     }
 
 

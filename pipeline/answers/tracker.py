@@ -12,337 +12,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.answers.advice import Advice
-from pipeline.answers.drawn_step import DrawnStep
-from pipeline.answers.step_errors import NORMAL_P90, StepErrors, interval
-from pipeline.answers.trace_advice import ChangeableStep, advise_trace
-from pipeline.errors import InputError, SteptimeWarning, UnknownNameError
-from pipeline.hardware.find_gpu import describe_gpu, list_gpus, load_gpu, nearest_gpu, nearest_name
-from pipeline.hardware.spec import GpuSpec
-from pipeline.overheads.overhead_model import OverheadModel
-from pipeline.overheads.statistics import summarise
-from pipeline.prediction import AS_TRACED, ASKED, Prediction, TracedStep
-from pipeline.prices import with_prices
-from pipeline.readable import milliseconds
-from pipeline.simulate.critical_path import simulate
-from pipeline.simulate.program import Program
-from pipeline.simulate.program_changes import device_bound_from
-from pipeline.simulate.replay import build
-from pipeline.simulate.trace_program import Iteration, queued_before_us, time_per_batch_us
-from pipeline.simulate.trace_selection import TraceSelection, learn, not_in_trace
-from pipeline.trace.linked_trace import UNNAMED, Trace
+from pipeline.answers.traced_step import TrackedTrace, check_batch_size
+from pipeline.errors import InputError
+from pipeline.hardware.find_gpu import load_gpu
+from pipeline.prediction import Prediction
+from pipeline.trace.linked_trace import Trace
 from pipeline.trace.load import load_trace as read_trace
-from pipeline.transfer.trace_calls import (
-    named_families,
-    precision_notes,
-    trace_calls,
-    traced_arithmetic,
-    transferred,
-)
-
-DRAWS = 256
-"""Number of draws of kernel times for the interval of a step. Each call of a trace is a row of them."""
-
-MAX_SCALE = 0.2
-"""Relative difference between the measured and the simulated step of a trace from which a prediction is warned of."""
-
-SHARED_SHARE = 0.5
-"""Share of a transfer's log-variance that all kernels have in common, because the errors of one method have the same
-sign."""
-
-
-class TrackedTrace:
-    """A traced step that can be moved to other GPUs.
-
-    Args:
-        trace: the linked trace of one or more iterations on a GPU.
-        batch_size: samples per step, for throughput and cost; with 1, both are per step.
-        model: name for reports; by default from the path of the trace (`workload_name`).
-        gpu: the GPU that was traced, where the trace does not name it; a name, alias or path of a file.
-
-    Raises:
-        InputError: the batch size is not a whole number of at least 1.
-    """
-
-    def __init__(self, trace: Trace, batch_size: int = 1, model: str = "", gpu: str = "") -> None:
-        _check_batch_size(batch_size)
-        self.trace, self.batch_size, self.gpu = trace, batch_size, gpu
-        self.model = model or workload_name(trace.path)
-
-    @cached_property
-    def origin(self) -> GpuSpec:
-        """The GPU that was traced.
-
-        Raises:
-            InputError: nothing ran on a GPU, or there is no specification of it.
-        """
-        if self.trace.device in ("", "cpu"):
-            raise InputError(
-                f"{self.trace.path}: nothing ran on a GPU, so there is no kernel time to scale"
-            )
-        try:
-            return load_gpu(self.gpu or self.trace.device)
-        except UnknownNameError:
-            if self.gpu:
-                raise
-            device = self.trace.device
-            near = nearest_gpu(self.trace.metadata.get("deviceProperties"), device)
-            like = " (the nearest by multiprocessors and memory)" if near else ""
-            if near is None and device != UNNAMED and (near := nearest_name(device)):
-                like = " (the nearest name)"
-            say = (
-                f'say which GPU it is, load_trace(path, gpu="{near or "V100"}"){like}, for commands'
-                " gpu=NAME; "
-            )
-            named = f"no GPU file has the name {device}: {say if near else ''}"
-            named = named if device != UNNAMED else f"the trace does not name its GPU: {say}"
-            raise InputError(f"{self.trace.path}: {named}{describe_gpu()}") from None
-
-    @cached_property
-    def _steps(self) -> _Steps:
-        return _Steps.of(self.trace)
-
-    def calls(self, gpu: str) -> pd.DataFrame:
-        """Device calls of one iteration with their time on the origin and on `gpu`, and the method of each."""
-        frame = self._steps.calls
-        return frame.join(transferred(frame, self.origin, load_gpu(gpu)))
-
-    def to(self, gpu: str) -> Prediction:
-        """The step on another GPU: host times stay as traced, and kernel times are transferred.
-
-        The program of the traced iteration (`pipeline.simulate`) runs with both sets of kernel times. The ratio of the
-        two steps scales the measured span. For the origin itself, the result is therefore its measurement.
-
-        A ratio far from 1 is a warning, also of the prediction: the trace then holds too little, or something else.
-
-        Raises:
-            UnknownNameError: no such GPU.
-            InputError: the trace holds no work of a GPU that has a specification.
-        """
-        destination, steps = load_gpu(gpu), self._steps
-        at_origin = destination == self.origin
-        moved = transferred(steps.calls, self.origin, destination)
-        predicted = moved["predicted_us"].to_numpy(np.float64)
-        there = simulate(steps.program, predicted)
-        step_us = float(there.step_us[0]) * steps.scale
-        drawn = DrawnStep(
-            _errors(steps.calls, moved),
-            steps.program,
-            np.arange(len(predicted)),
-            steps.calls,
-            destination.name,
-            DRAWS,
-        )
-        low, high = interval(drawn.step_us() * steps.scale, step_us)
-        notes = (*steps.notes, *self.origin.notes, *destination.notes)
-        for note in notes:
-            warnings.warn(note, SteptimeWarning, stacklevel=3)
-        bound = there.bound
-        return Prediction(
-            gpu=destination.name,
-            model=self.model,
-            variant="traced",
-            batch_size=self.batch_size,
-            predicted_us=step_us,
-            active_us=float(min(there.active_us[0], step_us)),
-            host_us=float(min(there.host_us[0], step_us)),
-            p10_us=low,
-            p90_us=high,
-            bound=bound,
-            memory_bytes=0,
-            fits=True,
-            measured_us=steps.step_us if at_origin else None,
-            host=AS_TRACED,
-            asked=dict.fromkeys(ASKED[:2], AS_TRACED),
-            device_bound_from=(
-                device_bound_from(steps.program, predicted) if bound == "host" else None
-            ),
-            traced=steps.traced(self.origin.name),
-            arithmetic=traced_arithmetic(steps.calls, destination),
-            notes=(
-                *self.trace.notes,
-                *(() if at_origin else precision_notes(steps.calls, destination)),
-            ),
-            warnings=notes,
-            **_device_time(steps.calls, moved, at_origin),
-        )
-
-    @property
-    def measured(self) -> Prediction:
-        """The step on the GPU that was traced, as it was measured."""
-        return self.to(self.origin.name)
-
-    def advise(self, same_results: bool = False) -> Advice:
-        """What would make the traced step faster on its own GPU, best first (`pipeline.answers.trace_advice`).
-
-        Args:
-            same_results: leave out what changes the results of the step by more than rounding.
-
-        Raises:
-            InputError: the trace holds no work of a GPU that has a specification.
-        """
-        measured = self._steps.calls["latency_us"].to_numpy(dtype=np.float64)
-        return advise_trace(
-            ChangeableStep(self._steps.program, measured), self.measured, same_results
-        )
-
-    def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
-        """Every GPU side by side, fastest first.
-
-        Returns:
-            Columns `gpu, predicted_us, p10_us, p90_us, samples_per_s, bound`, and the costs of `with_prices`
-            (`prices` names another price list).
-        """
-        # a single name is a string, which is also a sequence
-        names = (
-            [gpus]
-            if isinstance(gpus, str) and gpus
-            else list(gpus) or [spec.name for spec in list_gpus()]
-        )
-        predictions = list(map(self.to, names))
-        columns = ("gpu", "predicted_us", "p10_us", "p90_us", "samples_per_s", "bound")
-        table = pd.DataFrame(
-            [{name: getattr(prediction, name) for name in columns} for prediction in predictions]
-        )
-        return with_prices(table, prices).sort_values("predicted_us", ignore_index=True)
-
-
-def _errors(calls: pd.DataFrame, moved: pd.DataFrame) -> StepErrors:
-    """Errors of transferred kernel times; launches of one kernel with one grid share theirs."""
-    predicted, upper = (moved[name].to_numpy(np.float64) for name in ("predicted_us", "p90_us"))
-    ratio = np.divide(upper, predicted, out=np.ones_like(upper), where=predicted > 0)
-    launches = calls["kernel_name"].astype(str) + calls["grid"].astype(str)
-    return StepErrors.of_launches(
-        predicted, launches.tolist(), np.log(ratio) / NORMAL_P90, SHARED_SHARE, host=0.0
-    )
-
-
-def _device_time(calls: pd.DataFrame, moved: pd.DataFrame, at_origin: bool) -> dict[str, Any]:
-    """Device time of a traced step by evidence and family, and its calls, as fields of a `Prediction`."""
-    predicted, family = moved["predicted_us"].to_numpy(np.float64), named_families(calls)
-    families = pd.Series(predicted).groupby(family).sum().sort_values(ascending=False)
-    unchanged = predicted[(moved["method"] == "unchanged").to_numpy()].sum()
-    evidence = {"measured" if at_origin else "transferred": 1.0}
-    table = {
-        "node_id": calls["step_event"],
-        "name": calls["step_op"],
-        "module": None,
-        "family": family,
-        "call": np.arange(len(calls)),
-        "kernel_us": predicted,
-        "device_end_us": 0.0,
-    }
-    return {
-        "evidence": evidence,
-        "host_evidence": dict(evidence),
-        "unmodelled_share": 0.0 if at_origin else float(unchanged / max(predicted.sum(), 1e-12)),
-        "families_us": {str(name): float(value) for name, value in families.items()},
-        "calls": pd.DataFrame(table),
-    }
-
-
-GENERIC_NAMES = ("kineto", "trace", "pt")
-"""Words of the names of trace files that say nothing about the workload."""
-
-
-def workload_name(path: Path) -> str:
-    """Name of the workload of a trace: its file's name, with the folder's name in front if the file's is generic.
-
-    `v100_ddp/kineto.json.gz` is `v100_ddp`, and `v100x8_dlrm/rank0_kineto.json.gz` is `v100x8_dlrm_rank0`.
-    """
-    stem = path.name.removesuffix(".gz").removesuffix(".json")
-    words = [word for word in stem.replace(".", "_").split("_") if word]
-    telling = [word for word in words if word not in GENERIC_NAMES]
-    if len(telling) == len(words):
-        return stem
-    return "_".join([word for word in (path.parent.name,) if word] + telling) or stem
-
-
-def _check_batch_size(batch_size: object) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size={batch_size!r}: give a whole number of samples, 1 or more")
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """The iteration that stands for the trace (the median one), its program and its calls.
-
-    A host that runs ahead begins a step while the device still works on the previous step. That wait is not part of the
-    step. Its time counts from the end of the earlier work, and its program starts on an idle device.
-    """
-
-    program: Program
-    calls: pd.DataFrame
-    step_us: float
-    queued_us: float
-    time_per_batch_us: float | None
-    not_in_trace: tuple[str, ...]
-
-    @cached_property
-    def scale(self) -> float:
-        """Ratio of the measured step to the step that is simulated from its recorded work."""
-        measured = self.calls["latency_us"].to_numpy(np.float64)
-        return self.step_us / float(simulate(self.program, measured).step_us[0])
-
-    @property
-    def notes(self) -> list[str]:
-        """What predictions must say of this trace."""
-        if 1.0 / (1.0 + MAX_SCALE) < self.scale < 1.0 + MAX_SCALE:
-            return list(self.not_in_trace)
-        simulated, measured = milliseconds(self.step_us / self.scale), milliseconds(self.step_us)
-        return [
-            f"simulated from its recorded work, the traced step takes {simulated}, measured"
-            f" {measured}: its prediction is scaled by that ratio, {self.scale:.2f}",
-            *self.not_in_trace,
-        ]
-
-    def traced(self, gpu: str) -> TracedStep:
-        """The measured times of the iteration."""
-        span_us = self.queued_us + self.step_us
-        return TracedStep(gpu, span_us, self.queued_us, self.step_us, self.time_per_batch_us)
-
-    @classmethod
-    def of(cls, trace: Trace) -> _Steps:
-        source = TraceSelection.of(trace)
-        chosen = [
-            iteration
-            for iteration in source.chosen
-            if iteration.span_us > 0 and len(iteration.calls)
-        ]
-        if not chosen:
-            raise InputError(
-                f"{trace.path}: no iteration has device events; trace at least one whole step"
-            )
-        per_batch = time_per_batch_us(chosen)
-        source = source.only(chosen).after_warm_up
-        samples, waits = learn([source])
-
-        def own_us(iteration: Iteration) -> float:
-            return iteration.span_us - queued_before_us(source.act, iteration)
-
-        middle = sorted(source.chosen, key=own_us)[len(source.chosen) // 2]
-        program = build(source, middle, OverheadModel(summarise(samples)), waits)
-        program = replace(program, backlog_us=np.zeros_like(program.backlog_us))
-        queued = queued_before_us(source.act, middle)
-        return cls(
-            program,
-            trace_calls(source.act, middle.calls),
-            own_us(middle),
-            queued,
-            per_batch,
-            tuple(not_in_trace(source.only([middle]))),
-        )
 
 
 @dataclass(repr=False)
@@ -405,7 +90,7 @@ def load_trace(
         TraceError: the file is missing, damaged, or no profiler trace.
         InputError: the batch size is no whole number of at least 1.
     """
-    _check_batch_size(batch_size)
+    check_batch_size(batch_size)
     if gpu:
         load_gpu(gpu)  # an unknown name is refused before the file is read
     trace = read_trace(path)
@@ -413,29 +98,18 @@ def load_trace(
     return MovableTrace(**linked, batch_size=batch_size, model=model, gpu=gpu)
 
 
-@dataclass
-class Tracker:
+class Tracker(TrackedTrace):
     """The object that `track` yields. After the block it holds the trace and predicts other GPUs."""
 
-    device: str
-    batch_size: int = 1
-    model: str = "step"
-    tracked: TrackedTrace | None = field(default=None, repr=False)
+    def __init__(self, batch_size: int = 1, model: str = "step") -> None:
+        self.batch_size, self.model, self.gpu = batch_size, model, ""
 
-    def to(self, gpu: str) -> Prediction:
-        """The step on another GPU; see `TrackedTrace.to`."""
-        return self._done().to(gpu)
-
-    def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
-        """Every GPU side by side; see `TrackedTrace.to_all`."""
-        return self._done().to_all(gpus, prices)
-
-    def _done(self) -> TrackedTrace:
-        if self.tracked is None:
-            raise InputError(
-                "nothing was tracked yet; use the result after the `with track(...)` block"
-            )
-        return self.tracked
+    def __getattr__(self, name: str) -> Any:
+        if name != "trace":
+            raise AttributeError(name)
+        raise InputError(
+            "nothing was tracked yet; use the result after the `with track(...)` block"
+        )
 
 
 @contextmanager
@@ -450,7 +124,7 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    _check_batch_size(batch_size)
+    check_batch_size(batch_size)
     on_cuda = str(device).startswith("cuda")
     if not on_cuda and str(device) != "cpu":
         raise InputError(
@@ -462,7 +136,7 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
             "track(device='cuda'): this machine has no CUDA device; use load_trace(path).to(gpu)"
         )
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
-    tracker = Tracker(device, batch_size, model)
+    tracker = Tracker(batch_size, model)
     with profile(activities=activities, record_shapes=True) as profiler:
         yield tracker
         if on_cuda:
@@ -470,6 +144,5 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tracked.json"
         profiler.export_chrome_trace(str(path))
-        trace = read_trace(path)
-    trace.path = Path("the tracked step")  # name for error messages: the file was deleted
-    tracker.tracked = TrackedTrace(trace, batch_size, model)
+        tracker.trace = read_trace(path)
+    tracker.trace.path = Path("the tracked step")  # for error messages: the file was deleted

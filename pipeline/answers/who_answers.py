@@ -67,30 +67,26 @@ HAS_MODELS = (Source.LOCAL, Source.MEASUREMENTS, Source.PUBLIC)
 
 def kernel_source(gpu: str) -> Source:
     """Where the kernel models of a GPU come from, by the files that exist now."""
-    if gpu == LOCAL:
-        return Source.LOCAL
-    if (measurements_dir() / gpu / CAMPAIGN).is_file():
-        return Source.MEASUREMENTS
-    data = datasets_dir()
-    if (
-        gpu in PUBLIC_KERNEL_GPUS
-        and data is not None
-        and (data / "neusight" / "kernels.parquet").is_file()
-    ):
-        return Source.PUBLIC
-    return Source.PACK if (packs_dir() / gpu / "kernels").is_dir() else Source.TRANSFER
+    public = "neusight/kernels.parquet" if gpu in PUBLIC_KERNEL_GPUS else None
+    return _source(gpu, public, packs_dir() / gpu / "kernels")
 
 
 def overhead_source(gpu: str) -> Source:
     """Where the host overheads of a GPU come from, by the files that exist now."""
+    public = "traces/v100_ddp" if gpu in PUBLIC_OVERHEAD_GPUS else None
+    return _source(gpu, public, _pack_overheads(gpu))
+
+
+def _source(gpu: str, public: str | None, pack: Path) -> Source:
+    """The first source of a GPU's data: `public` is a path under the public data."""
     if gpu == LOCAL:
         return Source.LOCAL
     if (measurements_dir() / gpu / CAMPAIGN).is_file():
         return Source.MEASUREMENTS
     data = datasets_dir()
-    if gpu in PUBLIC_OVERHEAD_GPUS and data is not None and (data / "traces" / "v100_ddp").is_dir():
+    if public and data is not None and (data / public).exists():
         return Source.PUBLIC
-    return Source.PACK if _pack_overheads(gpu).is_file() else Source.TRANSFER
+    return Source.PACK if pack.exists() else Source.TRANSFER
 
 
 def shipped_overheads(gpu: str) -> Path:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import bisect
 import gzip
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -113,10 +112,12 @@ def load_events(path: Path) -> list[dict[str, Any]]:
     """
     data = path.read_bytes()
     try:
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "replace")
-        return [_named(event) for event in _parsed(text)["traceEvents"] if event.get("ph") == "X"]
-    except (ValueError, KeyError, EOFError, OSError) as error:
-        raise TraceError(f"{path}: not a profiler trace ({error}); profile again") from None
+        trace, problem = parse_loosely(gzip.decompress(data) if path.suffix == ".gz" else data)
+        if not problem:
+            return [_named(event) for event in trace["traceEvents"] if event.get("ph") == "X"]
+    except (TypeError, KeyError, EOFError, OSError) as error:
+        problem = str(error)
+    raise TraceError(f"{path}: not a profiler trace ({problem}); profile again") from None
 
 
 def _named(event: dict[str, Any]) -> dict[str, Any]:
@@ -124,17 +125,6 @@ def _named(event: dict[str, Any]) -> dict[str, Any]:
     if event.get("name") == UNNAMED_API:
         event["name"] = api_name(UNNAMED_API, event.get("args"))
     return event
-
-
-def _parsed(text: str) -> Any:
-    """The content of a trace; names that are not valid JSON are repaired."""
-    try:
-        return json.loads(text, strict=False)
-    except ValueError:
-        trace, problem = parse_loosely(text.encode())
-        if problem:
-            raise
-        return trace
 
 
 def attribute(events: Sequence[dict[str, Any]], label: str) -> Attribution:

@@ -6,15 +6,13 @@ import numpy as np
 
 from pipeline.families.dims import Array, Dims, Work
 from pipeline.families.embedding_lookups import (
-    ROW_LATENCY_US,
     distinct_weight_bytes,
     embedding_backward,
     embedding_forward,
     forward_traffic,
-    lookup_us,
-    small_width_factor,
 )
 from pipeline.families.family import IO, Calls, Family, Law, by_element_us, movement_us
+from pipeline.families.lookup_times import ROW_LATENCY_US, lookup_us, small_width_factor
 
 BAG_ELEMENTS_PER_US = (2970.0, 990.0)
 """Elements of 4 bytes or more that an SM with 2,048 threads loads in a microsecond in PyTorch's bags: of rows, and of sums that are

@@ -7,7 +7,6 @@ import pandas as pd
 
 from pipeline.families.chip import Chip
 from pipeline.families.dims import Array, Dims, Flags, Work
-from pipeline.families.embedding_lookups import ROW_LATENCY_US
 from pipeline.families.family import (
     IO,
     MAX_WARP_ROW,
@@ -17,6 +16,7 @@ from pipeline.families.family import (
     by_element_us,
     movement_us,
 )
+from pipeline.families.lookup_times import ROW_LATENCY_US
 from pipeline.families.tensor_cores import HALF_DTYPES
 
 ELEMENTWISE_OPS = (

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from pipeline.families.dims import SECTOR_BYTES, Array, Dims, Work
-from pipeline.families.embedding_lookups import ROW_LATENCY_US
 from pipeline.families.family import IO, Calls, Family, Law, movement_us
+from pipeline.families.lookup_times import ROW_LATENCY_US
 
 LIKELIHOODS = ("nll_loss", "nll_loss2d")
 """Ops of the negative log-likelihood: of samples, and of the pixels of images."""

@@ -108,12 +108,12 @@ def nearest_gpu(properties: Any, device: str) -> str | None:
     if not all(type(own.get(key)) is int and own[key] >= 0 for key in keys):
         return None
     major, minor, sms, memory = (own[key] for key in keys)
-    amd, sms = own.get("warpSize") == 64, max(sms, 1)  # AMD counts its architectures in another way
+    warp, sms = own.get("warpSize"), max(sms, 1)
     alike = [
         spec
         for spec in list_gpus()
         if spec.compute_capability == float(f"{major}.{minor}")
-        and spec.architecture.startswith("cdna") == amd
+        and (warp is None or spec.architecture.startswith("cdna") == (warp == 64))  # AMD has 64
         and 1 / NEAR_SMS < spec.sms / sms < NEAR_SMS
     ]
 

@@ -114,14 +114,7 @@ class GaussianProcess:
         Files hold finite numbers only, so the infinite scale and length of a constant feature are saved as 0.
         """
         arrays = {**vars(self), "centre": np.array([self.centre])}
-        arrays |= {
-            name: np.where(
-                np.isinf(arrays[name]),
-                0.0,
-                arrays[name],
-            )
-            for name in MAY_BE_INFINITE
-        }
+        arrays |= {name: np.nan_to_num(arrays[name], posinf=0.0) for name in MAY_BE_INFINITE}
         return {f"{prefix}process_{name}": values for name, values in arrays.items()}
 
     @classmethod

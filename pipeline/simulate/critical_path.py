@@ -1,8 +1,9 @@
 """The critical path (Lin et al., Algorithm 1) over many draws of kernel times at once.
 
-The published form has one host clock and one clock per stream. The full form adds what real steps need: threads,
-waits between streams, waits of the host, blocking copies and the limit of the launch queue. Both run the same
-recurrence per row. Each quantity is a vector over draws, so a thousand draws take little more time than one.
+As published, it has one host clock and one clock per stream. The full form adds what real steps need: threads,
+waits between streams, waits of the host, blocking copies and the limit of the launch queue. It is the only form here;
+`program_changes.as_published` gives a program for which it yields the published times.
+Each quantity is a vector over draws, so a thousand draws take little more time than one.
 
 The recurrence is written twice: here in NumPy, and in `compiled_walk` for many draws, with equal results to the last bit.
 Loading compiled code takes 0.5 s, which is more than a third of the time of a known question.
@@ -23,9 +24,6 @@ last.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
@@ -36,10 +34,6 @@ from pipeline.simulate.timeline import Timeline, is_loaded
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Form = Literal["full", "published"]
-
-PUBLISHED_GAP_US = 1.0
-"""Shortest time between two kernels on a stream in the published form, µs, as in Lin et al."""
 
 COMPILED_FROM = 30_000_000
 """Rows times draws from which compiled code pays in a process that has not loaded it: loading takes 0.5 s."""
@@ -65,7 +59,6 @@ def simulate(
     program: Program,
     kernel_us: npt.ArrayLike,
     *,
-    form: Form = "full",
     host_scale: npt.ArrayLike = 1.0,
 ) -> Timeline:
     """Run a program with given kernel times.
@@ -73,7 +66,6 @@ def simulate(
     Args:
         program: the step.
         kernel_us: time of each device call, shape (calls,) or (draws, calls).
-        form: `full`, or `published` for Algorithm 1 as printed (no waits, latency T4/2, 1 us between kernels).
         host_scale: factor on host times, a number or one per draw.
 
     Raises:
@@ -91,15 +83,6 @@ def simulate(
         np.broadcast_to(np.asarray(host_scale, float), (kernels.shape[0],)),
     )
     nothing = np.zeros(len(kernels))
-    if form == "published":
-        published = _as_published(program)
-        program = replace(program, previous=published.previous)
-        walked = _Walk(published, times, scale, nothing).run()
-        launch = (program.kind == Kind.LAUNCH)[:, None]
-        walked = walked._replace(
-            row_start=walked.row_start - launch * program.api_us[:, None] / 2 * scale
-        )
-        return Timeline(program, kernels, nothing, *walked)
     alone = Timeline(program, kernels, nothing, *_walked(program, times, scale, nothing))
     if not program.loop or not (alone.step_us > alone.host_us).any():
         return alone
@@ -114,9 +97,7 @@ def _walked(program: Program, times: Floats, scale: Floats, carried_us: Floats) 
     return _Walk(program, times, scale, carried_us).run()
 
 
-def step_times(
-    program: Program, times: Floats, which: Ints, host_scale: Floats, form: Form = "full"
-) -> Floats:
+def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats) -> Floats:
     """Step time of each draw in µs, shape (draws,).
 
     Args:
@@ -124,9 +105,7 @@ def step_times(
         times: drawn times of distinct calls, µs, shape (distinct, draws).
         which: row of `times` for each device call, shape (calls,).
         host_scale: factor on host times, shape (draws,).
-        form: form of the critical path, as in `simulate`.
     """
-    program = _as_published(program) if form == "published" else program
     steps, hosts = _ends(program, times, which, host_scale, np.zeros(times.shape[1]))
     if program.loop and (steps > hosts).any():  # the device works into the next step
         steps, _ = _ends(program, times, which, host_scale, steps - hosts)
@@ -149,29 +128,6 @@ def _ends(
         )
         steps[block], hosts[block] = timeline.step_us, timeline.host_us
     return steps, hosts
-
-
-def _as_published(program: Program) -> Program:
-    """A program for which the full form gives what Algorithm 1 gives: a launch reaches its stream in the middle of T4."""
-    rows = len(program)
-    before = np.where(program.kind == Kind.LAUNCH, program.api_us / 2, 0.0)
-    return replace(
-        program,
-        kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind),
-        thread=np.zeros(rows, np.int64),
-        previous=np.arange(-1, rows - 1, dtype=np.int64),
-        loop=False,
-        gap_us=program.gap_us + before,
-        api_us=program.api_us - before,
-        latency_us=np.zeros(rows),
-        kernel_gap_us=np.full(rows, PUBLISHED_GAP_US),
-        blocking=np.zeros(rows, bool),
-        queue_depth=0,
-        fills=None,
-        wait_offsets=np.zeros(rows + 1, np.int64),
-        further=None,
-        collectives=-1,
-    )
 
 
 class _Walk:

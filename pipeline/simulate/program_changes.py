@@ -1,4 +1,4 @@
-"""Programs of the same step on another host: with CUDA graphs, or with a faster processor.
+"""Programs of the same step under other rules: with CUDA graphs, with a faster processor, or as Lin et al. compute it.
 
 In CUDA graphs, kernels are captured once and started by one host call. All launches between two waits of the host form one
 graph, as `torch.cuda.graph` or `torch.cuda.make_graphed_callables` would capture them. A host that never waits starts the
@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.simulate.critical_path import Form, simulate
+from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Kind, Program
 
 GRAPH_LAUNCH_US = 2.5
@@ -49,6 +49,36 @@ def as_cuda_graphs(program: Program) -> Program:
     )
 
 
+PUBLISHED_GAP_US = 1.0
+"""Shortest time between two kernels on a stream in Algorithm 1 of Lin et al., µs."""
+
+
+def as_published(program: Program) -> Program:
+    """The program of Algorithm 1 as printed: one host thread, no waits, kernels apart by `PUBLISHED_GAP_US`.
+
+    A launch reaches its stream in the middle of T4, without latency; the first half counts as the gap before it.
+    """
+    rows = len(program)
+    before = np.where(program.kind == Kind.LAUNCH, program.api_us / 2, 0.0)
+    return replace(
+        program,
+        kind=np.where(program.kind == Kind.SYNC, Kind.HOST, program.kind),
+        thread=np.zeros(rows, np.int64),
+        previous=np.arange(-1, rows - 1, dtype=np.int64),
+        loop=False,
+        gap_us=program.gap_us + before,
+        api_us=program.api_us - before,
+        latency_us=np.zeros(rows),
+        kernel_gap_us=np.full(rows, PUBLISHED_GAP_US),
+        blocking=np.zeros(rows, bool),
+        queue_depth=0,
+        fills=None,
+        wait_offsets=np.zeros(rows + 1, np.int64),
+        further=None,
+        collectives=-1,
+    )
+
+
 FASTEST = 1024.0
 """Largest factor that is tried. A step that is host-bound even then has hardly any device time."""
 
@@ -67,9 +97,7 @@ def on_host(program: Program, speed: float) -> Program:
     )
 
 
-def device_bound_from(
-    program: Program, kernel_us: npt.ArrayLike, form: Form = "full"
-) -> float | None:
+def device_bound_from(program: Program, kernel_us: npt.ArrayLike) -> float | None:
     """The smallest host speed, relative to the program's host, at which the step is device-bound.
 
     The speed is doubled until the step is device-bound, then bisected.
@@ -77,7 +105,6 @@ def device_bound_from(
     Args:
         program: a step.
         kernel_us: time of each device call, shape (calls,).
-        form: form of the critical path.
 
     Returns:
         The speed, rounded up to a multiple of `STEP`; 1 for a device-bound step, None if no speed up to `FASTEST`
@@ -86,7 +113,7 @@ def device_bound_from(
     times = np.asarray(kernel_us, float)
 
     def bound(speed: float) -> str:
-        return simulate(on_host(program, speed), times, form=form).bound
+        return simulate(on_host(program, speed), times).bound
 
     slow, fast = 1.0, 1.0
     while bound(fast) == "host":

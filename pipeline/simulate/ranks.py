@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import InputError
-from pipeline.simulate.critical_path import Form, simulate
+from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
 from pipeline.simulate.timeline import Timeline
 
@@ -47,12 +47,11 @@ class Role:
     ranks: int = 1
 
 
-def simulate_ranks(roles: Sequence[Role], form: Form = "full") -> list[Timeline]:
+def simulate_ranks(roles: Sequence[Role]) -> list[Timeline]:
     """One timeline of each role.
 
     Args:
         roles: all ranks of a job; a single role meets nobody.
-        form: form of the critical path.
 
     Raises:
         InputError: the roles do not take part in the same meetings.
@@ -75,8 +74,7 @@ def simulate_ranks(roles: Sequence[Role], form: Form = "full") -> list[Timeline]
     timelines: list[Timeline] = []
     for _ in range(count + 1):
         timelines = [
-            simulate(role.program, values, form=form)
-            for role, values in zip(roles, times, strict=True)
+            simulate(role.program, values) for role, values in zip(roles, times, strict=True)
         ]
         arrival, before = np.full(count, -np.inf), ends
         starts = [t.device_start[own, 0] for t, own in zip(timelines, calls, strict=True)]

@@ -23,9 +23,10 @@ from pipeline.overheads.statistics import MIN_COMMON, merged, summarise
 from pipeline.overheads.statistics import calibrate as factor_of
 from pipeline.prediction import Arithmetic
 from pipeline.schemas import refuse_overwriting
-from pipeline.simulate.critical_path import Form, simulate
+from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.measured_rows import measured_rows, shifted_rows
 from pipeline.simulate.program import Program
+from pipeline.simulate.program_changes import as_published
 from pipeline.simulate.replay_result import Replayed, ReplayResult
 from pipeline.simulate.timeline_page import write_timeline
 from pipeline.simulate.trace_program import (
@@ -50,18 +51,18 @@ class Options:
 
     Attributes:
         estimator: estimator of the overhead statistics (`pipeline.overheads.statistics.ESTIMATORS`).
-        form: `full` or `published` critical path.
+        published: the critical path as Lin et al. print it (`as_published`).
         signatures: look overheads up by full signature first.
         threads: look T1 up by thread switch and by the previous op.
     """
 
     estimator: str = "clipped_mean"
-    form: Form = "full"
+    published: bool = False
     signatures: bool = True
     threads: bool = True
 
 
-PUBLISHED = Options(estimator="trimmed_mean", form="published", signatures=False, threads=False)
+PUBLISHED = Options(estimator="trimmed_mean", published=True, signatures=False, threads=False)
 """Algorithm 1 with statistics per op name, outliers beyond 1.5 IQR removed (Lin et al.)."""
 
 
@@ -190,7 +191,7 @@ def replay_source(
             if split == "none"
             else tuple(source.without_one_time_costs for source in fold.train)
         )
-        seen = learn(train, waiting=options.form == "published")
+        seen = learn(train, waiting=options.published)
         samples.append(seen[0])
         model, remark = _model(fold, seen, options)
         notes += remark
@@ -322,7 +323,7 @@ def _evaluate(
     )  # as measured
     for iteration in fold.test.chosen:
         program = build(fold.test, iteration, model, waits, options)
-        timeline = simulate(program, iteration.kernel_us, form=options.form)
+        timeline = simulate(program, iteration.kernel_us)
         yield Replayed(
             iteration, program, timeline, mean, queued_before_us(fold.test.act, iteration)
         )
@@ -335,15 +336,10 @@ def build(
     waits: WaitModel,
     options: Options | None = None,
 ) -> Program:
-    """Program of one iteration; the published form has no waits between streams."""
-    full = options is None or options.form == "full"
-    return program_from_trace(
-        source.act,
-        source.keys,
-        iteration,
-        model,
-        waits.edges(source.act, source.keys, iteration) if full else {},
-    )
+    """Program of one iteration."""
+    edges = waits.edges(source.act, source.keys, iteration)
+    program = program_from_trace(source.act, source.keys, iteration, model, edges)
+    return as_published(program) if options and options.published else program
 
 
 def _ablated(table: pd.DataFrame, options: Options) -> pd.DataFrame:

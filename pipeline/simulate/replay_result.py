@@ -225,7 +225,6 @@ def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:
     from rich import box
     from rich.table import Table
 
-    base = facts["baselines"]
     count = facts["iterations"]
     caption = f"{count} iteration{'' if count == 1 else 's'} evaluated, split: {facts['split']}"
     notes = "\n".join([caption, *facts["notes"]])
@@ -245,56 +244,58 @@ def table(facts: dict[str, Any], width: int = BOX_FROM) -> Table:
             min_width=max(len(word) for word in name.split()),
         )
 
-    def row(label: str, value: float, error: float | None, absolute: float | None) -> None:
-        size = "" if absolute is None else f"{absolute:.2%}"
-        out.add_row(
-            label, f"{value:,.1f}", "" if error is None else f"{round(error, 4) + 0.0:+.2%}", size
-        )
-
-    row("measured", facts["measured_us"], None, None)
-    row("predicted", facts["predicted_us"], facts["error"], facts["mean_absolute_error"])
-    for key, label in (
-        ("queued_and_kernels", "queued work and kernels"),
-        ("train_mean", "mean of training iterations"),
-    ):
-        row(
-            f"baseline: {label}",
-            base[f"{key}_us"],
-            base[f"{key}_error"],
-            base[f"{key}_mean_absolute_error"],
-        )
-    out.add_section()
-    row("work queued before the step", facts["queued_us"], None, None)
-    row("step (span without that work), measured", facts["step_measured_us"], None, None)
-    row("step, predicted", facts["step_predicted_us"], facts["step_error"], None)
-    if facts["time_per_batch_us"] is not None:
-        row("time per batch (end to end), measured", facts["time_per_batch_us"], None, None)
-    out.add_section()
-    measured, predicted = facts["active_measured_us"], facts["active_predicted_us"]
-    row("device active, measured", measured, None, None)
-    row(
-        "device active, predicted",
-        predicted,
-        predicted / measured - 1.0 if measured else None,
-        None,
-    )
-    out.add_section()
-    path = facts["critical_path"]
-    row(
-        f"critical path ({path['bound']}-bound), the predicted span",
-        facts["predicted_us"],
-        None,
-        None,
-    )
-    for label, names in PATH_PARTS.items():
-        row(f"  {label}", sum(path[name] for name in names), None, None)
-    out.add_section()
+    for rows in _sections(facts):
+        for label, value, error, absolute in rows:
+            signed = "" if error is None else f"{round(error, 4) + 0.0:+.2%}"
+            size = "" if absolute is None else f"{absolute:.2%}"
+            out.add_row(label, f"{value:,.1f}", signed, size)
+        out.add_section()
     for kind, values in facts["overheads"].items():
         plural = "" if values["count"] == 1 else "s"
-        out.add_row(
-            f"{kind}: mean of {values['count']} observation{plural}",
-            f"{values['mean_us']:,.2f}",
-            "",
-            "",
-        )
+        label = f"{kind}: mean of {values['count']} observation{plural}"
+        out.add_row(label, f"{values['mean_us']:,.2f}", "", "")
     return out
+
+
+Row = tuple[str, float, float | None, float | None]
+"""Label, time in µs, error and mean absolute error as fractions; None where there is no error."""
+
+
+def _sections(facts: dict[str, Any]) -> list[list[Row]]:
+    """Rows of the table in groups: spans and baselines, the step, device active time, the critical path."""
+    base, path = facts["baselines"], facts["critical_path"]
+    active, measured = facts["active_predicted_us"], facts["active_measured_us"]
+
+    def baseline(label: str, key: str) -> Row:
+        figures = [base[f"{key}_{name}"] for name in ("us", "error", "mean_absolute_error")]
+        return f"baseline: {label}", figures[0], figures[1], figures[2]
+
+    step: list[Row] = [
+        ("work queued before the step", facts["queued_us"], None, None),
+        ("step (span without that work), measured", facts["step_measured_us"], None, None),
+        ("step, predicted", facts["step_predicted_us"], facts["step_error"], None),
+    ]
+    if facts["time_per_batch_us"] is not None:
+        label = "time per batch (end to end), measured"
+        step.append((label, facts["time_per_batch_us"], None, None))
+    span = f"critical path ({path['bound']}-bound), the predicted span"
+    return [
+        [
+            ("measured", facts["measured_us"], None, None),
+            ("predicted", facts["predicted_us"], facts["error"], facts["mean_absolute_error"]),
+            baseline("queued work and kernels", "queued_and_kernels"),
+            baseline("mean of training iterations", "train_mean"),
+        ],
+        step,
+        [
+            ("device active, measured", measured, None, None),
+            ("device active, predicted", active, active / measured - 1 if measured else None, None),
+        ],
+        [
+            (span, facts["predicted_us"], None, None),
+            *(
+                (f"  {label}", sum(path[name] for name in names), None, None)
+                for label, names in PATH_PARTS.items()
+            ),
+        ],
+    ]

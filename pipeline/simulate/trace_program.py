@@ -118,6 +118,14 @@ def _bare_waits(act: Activity) -> Flags:
     return out & ~act.trace.is_category(Category.OP)[act.item]
 
 
+def shows_queue(act: Activity, iteration: Iteration) -> Flags:
+    """Calls that show earlier work whose launch the trace lacks: they wait for longer than their launch came after the begin."""
+    # where a launch came later than that, the host was late (the start of a driver)
+    free = act.unseen_queue_ns[iteration.calls]
+    launched = act.action_end[act.call_action[iteration.calls]]
+    return np.asarray((free > iteration.start_ns) & (free + iteration.start_ns >= 2 * launched))
+
+
 def backlog_us(act: Activity, iteration: Iteration) -> dict[int, float]:
     """Time until which each stream is busy with work launched before the iteration, in µs from its begin.
 
@@ -125,7 +133,7 @@ def backlog_us(act: Activity, iteration: Iteration) -> dict[int, float]:
     """
     begin = iteration.start_ns
     earlier = (act.action_start[act.call_action] < begin) & (act.call_end > begin)
-    unseen = iteration.calls[act.unseen_queue_ns[iteration.calls] > begin]
+    unseen = iteration.calls[shows_queue(act, iteration)]
     stream = np.concatenate([act.call_stream[earlier], act.call_stream[unseen]])
     end = np.concatenate([act.call_end[earlier], act.unseen_queue_ns[unseen]])
     return {int(s): float((end[stream == s].max() - begin) / 1000.0) for s in np.unique(stream)}

@@ -23,9 +23,9 @@ from pipeline.overheads.extraction import (
     lost_work,
     one_time_calls,
 )
-from pipeline.simulate.trace_program import Iteration, iterations
+from pipeline.simulate.trace_program import Iteration, iterations, shows_queue
 from pipeline.simulate.waits import WaitModel
-from pipeline.trace.host_activity import EARLY_NS, Activity, activity
+from pipeline.trace.host_activity import Activity, activity
 from pipeline.trace.linked_trace import Trace, first_after_warm_up
 
 Flags = npt.NDArray[np.bool_]
@@ -109,25 +109,19 @@ def unforeseen(source: TraceSelection, iteration: Iteration) -> list[str]:
 
 def not_in_trace(source: TraceSelection) -> list[str]:
     """Notes on work of the chosen iterations that the trace does not hold, as waits of the device and launches show."""
-    act, notes = source.act, []
-    unseen = act.unseen_queue_ns
-    waited = [it for it in source.chosen if (unseen[it.calls] > it.start_ns).any()]
-    if waited:
-        waits = [float((unseen[it.calls].max() - it.start_ns) / 1000.0) for it in waited]
-        which = (
-            f"iteration{'s' * (len(waited) > 1)}"
-            f" {', '.join(str(it.number) for it in waited[:MAX_NAMED])}"
-        )
-        more = f" and {len(waited) - MAX_NAMED} more" if len(waited) > MAX_NAMED else ""
+    act, notes = source.act, _first_launches(source)
+    span_us = sum(it.span_us for it in source.chosen)
+    waits_us = sum(float(act.unrecorded_wait_ns[it.actions].sum()) for it in source.chosen) / 1000.0
+    if waits_us >= MIN_REPORTED_SHARE * span_us:
         notes.append(
-            f"{which}{more}: the first launch waited {_time(max(waits))} for work that the trace"
-            " does not hold; it counts as queued before the step"
+            f"the host waited {waits_us / span_us:.0%} of the span for work that the trace does not"
+            " hold, so the predicted span is too short"
         )
     lost = [
-        float(act.unrecorded_ns[it.calls[unseen[it.calls] == EARLY_NS]].sum() / 1000.0)
+        float(act.unrecorded_ns[it.calls[~shows_queue(act, it)]].sum() / 1000.0)
         for it in source.chosen
     ]
-    share = sum(lost) / sum(it.span_us for it in source.chosen)
+    share = sum(lost) / span_us
     if share >= MIN_REPORTED_SHARE:
         notes.append(
             f"the device idled {share:.0%} of the span although work was queued; this work was not"
@@ -145,6 +139,35 @@ def not_in_trace(source: TraceSelection) -> list[str]:
             " duration: the profiler lost it, so kernel times, active time and the predicted span"
             " are too short"
         )
+    return notes
+
+
+def _first_launches(source: TraceSelection) -> list[str]:
+    """Notes on work queued before an iteration, and on hosts that are slow to their first launch (`shows_queue`)."""
+    act, notes = source.act, []
+    ends = {it.number: act.unseen_queue_ns[it.calls[shows_queue(act, it)]] for it in source.chosen}
+    waited = [it for it in source.chosen if len(ends[it.number])]
+    if waited:
+        wait_us = max(float(ends[it.number].max() - it.start_ns) / 1000.0 for it in waited)
+        which = (
+            f"iteration{'s' * (len(waited) > 1)}"
+            f" {', '.join(str(it.number) for it in waited[:MAX_NAMED])}"
+        )
+        more = f" and {len(waited) - MAX_NAMED} more" if len(waited) > MAX_NAMED else ""
+        notes.append(
+            f"{which}{more}: the first launch waited {_time(wait_us)} for work that the trace"
+            " does not hold; it counts as queued before the step"
+        )
+    for it in source.chosen:
+        if (act.unseen_queue_ns[it.calls] > it.start_ns).sum() > len(ends[it.number]):
+            launched = act.action_start[act.call_action[it.calls]].min()
+            before_us = float(launched - it.start_ns) / 1000.0
+            if before_us >= MIN_REPORTED_SHARE * it.span_us:
+                notes.append(
+                    f"iteration {it.number}: the host took {_time(before_us)} before its first"
+                    " launch (the start of a driver or library?); this counts in the step; record"
+                    " after a few warm-up steps"
+                )
     return notes
 
 

@@ -289,8 +289,8 @@ def _device_name(metadata: dict[str, Any], columns: Mapping[str, Ints], device: 
     properties = metadata.get("deviceProperties")
     listed = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
     used = int(columns["device"][device[0]])
-    named = [str(p["name"]) for p in listed if str(p.get("id")) == str(used) and "name" in p]
-    return (named or [str(p["name"]) for p in listed if "name" in p] or [UNNAMED])[0]
+    named = [(str(p.get("id")) != str(used), str(p["name"])) for p in listed if p.get("name")]
+    return min(named, key=lambda each: each[0], default=(True, UNNAMED))[1]
 
 
 def _launches(

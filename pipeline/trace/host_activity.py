@@ -4,9 +4,7 @@
 - An *action* is a moment inside an item at which host and device meet: a launch, or a wait of the host (sync).
 - A *call* is one unit of device work, such as a kernel. A launch starts one call (CUDA graphs: several).
 
-In a trace without a GPU, the CPU is the device. Compute ops are then the calls, and a launch is the run of such an op. Of an
-op and the ops that it consists of, the outermost that PyTorch does not compose of others is one call (`aten::addmm` inside
-`aten::linear`). Its helpers belong to it. Ops that only describe memory (views, allocation) are host time.
+In a trace without a GPU, the CPU is the device, and its calls are compute ops (`compute_ops`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.trace import nesting
+from pipeline.trace.compute_ops import compute_ops
 from pipeline.trace.event_links import refuse_other_devices, thread_numbers
 from pipeline.trace.kineto_fields import (
     API_CATEGORIES,
@@ -50,145 +48,6 @@ traces without such gaps, all waits are below 20 µs."""
 
 BEGIN_SHARE = 0.01
 """Largest work of an iteration before a call that begins it on another stream, as a share of that call's wait."""
-
-COMPOSITE = frozenset(
-    {
-        "linear",
-        "matmul",
-        "einsum",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "batch_norm",
-        "_batch_norm_impl_index",
-        "layer_norm",
-        "group_norm",
-        "instance_norm",
-        "dropout",
-        "feature_dropout",
-        "embedding_bag",
-        "max_pool2d",
-        "adaptive_avg_pool2d",
-        "cross_entropy_loss",
-        "nll_loss",
-        "nll_loss_nd",
-        "softmax",
-        "log_softmax",
-        "reshape",
-        "flatten",
-        "to",
-        "type_as",
-        "contiguous",
-        "concat",
-        "hstack",
-        "vstack",
-        "stack_",
-        "scaled_dot_product_attention",
-        "lstm",
-        "gru",
-        "multi_head",
-        "ones_like",
-        "zeros_like",
-        "rand_like",
-        "one_hot",
-        "square",
-        "var_mean",
-        "std",
-        "pad",
-        "tensordot",
-        "outer",
-        "binary_cross_entropy_with_logits",
-        "item",
-        "index_select_backward",
-        "value_selecting_reduction_backward",
-        "convolution",
-        "_convolution",
-        "zeros",
-        "ones",
-        "full",
-        "sum_to_size",
-        "expand_as",
-        "relu6",
-        "silu",
-        "_to_copy",
-        "div_",
-        "chunk",
-        "tensor_split",
-        "embedding_backward",
-        "_embedding_bag_backward",
-        "_embedding_bag_sparse_backward",
-        "coalesce",
-        "_pack_padded_sequence",
-        "norm",
-        "matrix_norm",
-        "linalg_vector_norm_",
-        "clone_",
-    }
-)
-"""Aten ops that consist of other aten ops, each of which is a separate call."""
-
-VIEWS = frozenset(
-    {
-        "t",
-        "transpose",
-        "permute",
-        "view",
-        "_unsafe_view",
-        "_reshape_alias",
-        "as_strided",
-        "expand",
-        "slice",
-        "select",
-        "squeeze",
-        "unsqueeze",
-        "detach",
-        "detach_",
-        "alias",
-        "narrow",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "diagonal",
-        "numpy_T",
-        "view_as",
-        "resolve_conj",
-        "resolve_neg",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "resize_",
-        "set_",
-        "result_type",
-        "is_nonzero",
-        "_local_scalar_dense",
-        "lift_fresh",
-        "_has_compatible_shallow_copy_type",
-        "record_stream",
-        "_values",
-        "_indices",
-        "values",
-        "indices",
-        "sparse_dim",
-        "dense_dim",
-        "_nnz",
-        "is_coalesced",
-        "_sparse_coo_tensor_unsafe",
-        "_sparse_coo_tensor_with_dims_and_tensors",
-        "unfold_",
-        "broadcast_tensors",
-        "swapaxes",
-        "movedim",
-        "mT",
-        "positive",
-        "stride",
-        "size",
-        "data",
-        "requires_grad_",
-    }
-)
-"""Aten ops that read or write no elements. Their time is host time."""
 
 
 @dataclass(frozen=True)
@@ -285,13 +144,8 @@ class Activity:
         columns = self.trace.columns
         syncs = self.sync_details
         syncs = syncs[columns["stream"][syncs] >= 0]
-        named = dict(
-            zip(
-                columns["correlation"][syncs].tolist(),
-                stream_ids(self.trace, syncs).tolist(),
-                strict=True,
-            )
-        )
+        awaited = stream_ids(self.trace, syncs).tolist()
+        named = dict(zip(columns["correlation"][syncs].tolist(), awaited, strict=True))
         apis, thread = self.trace.names[self.action_event], columns["tid"][self.action_event]
         latest: dict[int, int] = {}
         for row in np.argsort(self.action_start, kind="stable").tolist():
@@ -309,10 +163,22 @@ class Activity:
 
         The GPU then worked on something that the profiler did not record. Short waits count as 0 (`UNRECORDED_NS`).
         """
+        return self._unrecorded(self.action_end[self.call_action], self.call_start)
+
+    @cached_property
+    def unrecorded_wait_ns(self) -> Ints:
+        """For each action the time in which the host waited and its GPU was idle, as far as recorded; 0 for a launch.
+
+        Short waits count as 0 (`UNRECORDED_NS`).
+        """
+        return self.action_sync * self._unrecorded(self.action_start, self.action_end)
+
+    def _unrecorded(self, since: Ints, until: Ints) -> Ints:
+        """Time before `until` and after `since` that follows all work recorded to begin before it, ns."""
         device = self._device_events
         reach = np.append(np.maximum.accumulate(self.trace.end_ns[device]), EARLY_NS)
-        before = reach[np.searchsorted(self.trace.columns["ts_ns"][device], self.call_start) - 1]
-        wait = self.call_start - np.maximum(before, self.action_end[self.call_action])
+        before = reach[np.searchsorted(self.trace.columns["ts_ns"][device], until) - 1]
+        wait = until - np.maximum(before, since)
         return np.where((wait >= UNRECORDED_NS) & (not self.on_cpu), wait, 0)
 
     @cached_property
@@ -412,11 +278,7 @@ def activity(trace: Trace) -> Activity:
     order = np.lexsort((columns["ts_ns"][call_event], call_action))
     call_action, call_event = call_action[order], call_event[order]
     nested = is_op & main & (top >= 0) & (top != np.arange(len(trace)))
-    children = (
-        np.bincount(position[top[nested]], minlength=len(item))
-        if len(item)
-        else np.empty(0, np.int64)
-    )
+    children = np.bincount(position[top[nested]], minlength=len(item))
     start, end = columns["ts_ns"][item], trace.end_ns[item]
     thread = _roles(trace, item)
     previous = _previous(thread, start, end)
@@ -443,7 +305,7 @@ def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
     """Events of calls, events of actions, and which actions are waits, all of the process whose steps count."""
     main = trace.columns["pid"] == trace.process
     if trace.device == "cpu":
-        calls = np.flatnonzero(_compute_ops(trace) & main)
+        calls = np.flatnonzero(compute_ops(trace) & main)
         return calls, calls, np.zeros(len(calls), bool)
     device = np.flatnonzero(trace.is_category(*DEVICE_CATEGORIES))
     calls = device[trace.columns["launch"][device] >= 0]
@@ -453,24 +315,6 @@ def _device_work(trace: Trace) -> tuple[Ints, Ints, Flags]:
     launching = np.unique(trace.columns["launch"][calls])
     actions = np.unique(np.concatenate([launching, syncs]))
     return calls, actions, ~np.isin(actions, launching)
-
-
-def _compute_ops(trace: Trace) -> Flags:
-    """Which events are calls to the CPU as device."""
-    vocabulary = trace.vocabulary["name"]
-    op = trace.is_category(Category.OP)
-    work = (
-        np.array([_computes(text) for text in vocabulary] + [False], bool)[trace.columns["name"]]
-        & op
-    )
-    parent = trace.columns["parent"]
-    out: Flags = work & (nesting.nearest(parent, work) < 0)
-    return out
-
-
-def _computes(name: str) -> bool:
-    space, _, op = name.partition("::")
-    return space == "aten" and op not in COMPOSITE and op not in VIEWS
 
 
 def _roles(trace: Trace, item: Ints) -> Ints:

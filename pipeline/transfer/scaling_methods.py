@@ -15,6 +15,8 @@ The column `method` names the method of each row. The kernels of a traced step a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -267,6 +269,7 @@ def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
     For any other kernel it is its traffic, at the bandwidth that its resident threads can use. The interval is wider where
     the bound changes.
     """
+    origin, destination = _on_equal_terms(origin, destination)
     launches, d = wave.Launches.of(calls), Dims(calls)
     intensity, dtype = d("intensity"), d.text("dtype", "fp32")
 
@@ -290,6 +293,17 @@ def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
     return with_interval(
         calls, d("latency_us") * (there / here), sigma, "roofline", origin, destination
     )
+
+
+def _on_equal_terms(origin: GpuSpec, destination: GpuSpec) -> tuple[GpuSpec, GpuSpec]:
+    """Both GPUs; where they have one chip, with the measured peaks that both have, else with the datasheet's."""
+    names = ("measured_fp32_gflop_per_s", "measured_dram_gb_per_s")
+    pair = (origin, destination)
+    drop: dict[str, Any] = {
+        name: None for name in names if None in [getattr(gpu, name) for gpu in pair]
+    }
+    drop = drop if same_chip(origin, destination) else {}
+    return replace(origin, **drop), replace(destination, **drop)
 
 
 def residual_share(family: str, origin: GpuSpec, destination: GpuSpec) -> float:

@@ -8,6 +8,7 @@ collectives, have kinds of their own because wave scaling does not apply to them
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -54,18 +55,23 @@ CONVOLUTION_DIMS = (
 WINDOW_DIMS = ("stride", "stride_w", "padding", "padding_w", "dilation")
 """Stride, padding and dilation of the window; known where a trace holds values of inputs."""
 
-PRODUCT_KERNELS = "gemm|cutlass|gemv|nvjet"
-"""Pattern in the names of matrix-product kernels; `nvjet` are cuBLAS's own kernels since Hopper.
+PRODUCT_KERNELS = "gemm|cutlass|gemv|nvjet|cijk_"
+"""Pattern in the names of matrix-product kernels; `nvjet` are cuBLAS's own kernels since Hopper, `Cijk_` those of AMD.
 
 Other kernels of such an op (bias, split-K reduction) are predicted by wave scaling."""
 
 HALF_PRECISION_TYPES = {name: short for name, short in DTYPES.items() if short in ("fp16", "bf16")}
 """Kineto's names of the half-precision types, which tensor cores process directly, and their short names."""
 
+BF16_KERNELS = "bf16|bfloat|nvjet_t|cijk_[a-z]+_[a-z]+_b"
+HALF_KERNELS = f"{BF16_KERNELS}|f16|fp8|e4m3|e5m2|16816|wgmma|flash|nvjet_h|cijk_[a-z]+_[a-z]+_h"
+"""Patterns in the names of kernels that multiply bf16, and half precision or less, on tensor cores. They count for products of
+operators whose input types a trace does not hold. FP8 counts as half: of both, GPUs have the same multiple."""
+
 TF32_KERNELS = "tf32|tensorop|s1688|nvjet"
 """Pattern in the names of kernels that multiply fp32 matrices on tensor cores in TF32."""
 
-CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|dgrad|wgrad|nvjet"
+CONVOLUTION_KERNELS = "gemm|cutlass|scudnn|winograd|conv|dgrad|wgrad|nvjet|cijk_"
 
 COUNTED_KERNELS = f"(?<!fb)(?:{CONVOLUTION_KERNELS})|gemv|flash|fmha|attention"
 """Pattern in the names of kernels that compute products, not of FBGEMM's: their op must be known for the FLOPs of a step."""
@@ -79,6 +85,10 @@ HELPER_KERNELS = (
 PRODUCT_INTENSITY = 200.0
 """FLOP per element of products whose shapes a trace does not hold: 50 per byte of fp32. In ResNet-50, products below 42 take a
 tenth of the time, and those below 62 a quarter. On tensor cores traffic bounds most products, so the low ones count more."""
+
+TENSOR_INTENSITY = 1000.0
+"""FLOP per byte of half-precision products whose shapes a trace does not hold: arithmetic bounds them, at least 3 times the
+ridge of Hopper, Blackwell and CDNA3. Large products of language models have 1,000 to 2,000."""
 
 CONVOLUTION_GRADIENTS = {"dgrad": "conv2d_backward_data", "wgrad": "conv2d_backward_weight"}
 """Words in the names of convolution kernels, and the family that they show."""
@@ -130,19 +140,21 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
         name.str.contains("nccl|rccl", case=False),
     ]
     frame["kind"] = np.select(kinds, ["link", "copy", "collective"], "kernel")
-    half = np.array(
-        [_half_precision_type(text) for text in of_op("input_dtypes")],
-        object,
-    )
-    tf32 = name.str.contains(TF32_KERNELS, case=False).to_numpy()
-    frame["dtype"] = np.where(
-        half != "",
-        half,
-        np.where(tf32, "tf32", "fp32"),
-    )
+    frame["dtype"] = _computed_in(name, of_op("input_dtypes"))
     return _with_work(
         frame, list(zip(op, of_op("input_shapes"), of_op("input_values"), strict=True))
     )
+
+
+def _computed_in(kernel_name: pd.Series, input_dtypes: Iterable[Any]) -> npt.NDArray[Any]:
+    """The type in which each kernel computes products: that of its inputs, else what its name says."""
+    half = np.array([_half_precision_type(text) for text in input_dtypes], object)
+    counts = kernel_name.str.contains(COUNTED_KERNELS, case=False)
+    bf16, narrow, tf32 = (
+        counts & kernel_name.str.contains(pattern, case=False)
+        for pattern in (BF16_KERNELS, HALF_KERNELS, TF32_KERNELS)
+    )
+    return np.select([half != "", bf16, narrow, tf32], [half, "bf16", "fp16", "tf32"], "fp32")
 
 
 def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.DataFrame:
@@ -178,9 +190,9 @@ def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.Da
     name = frame["kernel_name"].astype(str)
     counted = name.str.contains(COUNTED_KERNELS, case=False).to_numpy()
     product = counted & ~name.str.contains(HELPER_KERNELS, case=False).to_numpy()
-    frame["intensity"] = np.where(
-        product, np.where(intensity > 0, intensity, PRODUCT_INTENSITY / size), np.nan
-    )
+    cores = frame["dtype"].isin(["fp16", "bf16"])
+    unknown = np.where(cores, TENSOR_INTENSITY, PRODUCT_INTENSITY / size)
+    frame["intensity"] = np.where(product, np.where(intensity > 0, intensity, unknown), np.nan)
     frame["flops"] = np.where(
         guessed | ((flops == 0) & counted),
         np.nan,

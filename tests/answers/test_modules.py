@@ -16,8 +16,8 @@ from rich.console import Console
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from pipeline.answers.arithmetic import model_flops
 from pipeline.answers.modules import alone_us
-from pipeline.answers.step_prediction import model_flops
 from pipeline.cli import main
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu

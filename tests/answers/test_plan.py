@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.answers import plan as planning
-from pipeline.answers.engine import AvailableModels, Engine
+from pipeline.answers.engine import Engine
+from pipeline.answers.model_sources import AvailableModels
 from pipeline.answers.plan import make_plan, plan
 from pipeline.answers.plan_results import Limits, Objective
 from pipeline.cli import app

@@ -53,6 +53,7 @@ def test_a_rebuilt_family_replaces_its_own_errors_only(tmp_path: Path) -> None:
     assert list(found["mape"]) == [20.0, 21.0, 7.0, 8.0]
 
 
+@pytest.mark.nightly  # trains a model
 def test_a_finished_model_carries_its_interval_and_the_coverage_of_each_gpu(
     gemm_samples: pd.DataFrame,
 ) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from evaluation.checks import error_parts as parts
-from evaluation.checks.lin2022_steps import CNN_LOOP, DLRM_LOOP
+from evaluation.checks.lin2022_steps import CNN_LOOP, DLRM_LOOP, command, question_of
 from evaluation.checks.method_names import TRACKER_METHOD
 from evaluation.figures import accuracy_data as tables
 from evaluation.figures.accuracy_gallery import ENTRIES
@@ -22,7 +22,6 @@ from evaluation.published.published_lin2022 import read_cnn, read_dlrm
 from pipeline.flow import key_of
 from pipeline.paths import project_dir, transfer_dir
 from pipeline.prediction import Prediction, SeveralGpus
-from pipeline.question.question import expand
 from pipeline.show.figures import board
 from pipeline.show.figures.board import NARROW, WIDE, Page
 from pipeline.show.figures.gallery import INDEX, Artifacts, category_of, draw, draw_all
@@ -88,17 +87,7 @@ def paper_grid() -> Artifacts:
         for table, loop in ((read_dlrm(), DLRM_LOOP), (read_cnn(), CNN_LOOP))
         for row in table.itertuples()
     ]
-    asked = [
-        expand(
-            [
-                f"gpu={row.gpu}",
-                f"model={row.model}",
-                f"batch_size={row.batch_size}",
-                *(f"{name}={value}" for name, value in loop.items()),
-            ]
-        )[0]
-        for row, loop in rows
-    ]
+    asked = [question_of(command(row.gpu, row.model, row.batch_size, loop)) for row, loop in rows]
     points = [
         (row.measured_us, *key_of(question)) for (row, _), question in zip(rows, asked, strict=True)
     ]

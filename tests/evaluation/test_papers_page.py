@@ -42,6 +42,7 @@ def test_errors_stand_beside_the_published_ones() -> None:
     assert ends == pytest.approx([step * busy, step, 1.2 * step * busy, 1.1 * step])
 
 
+@pytest.mark.nightly  # draws all figures of the papers from a few steps
 def test_few_steps_give_every_block_and_figure_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     shutil.copy(project_dir() / papers.PAGE, tmp_path / papers.PAGE)

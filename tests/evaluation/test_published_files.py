@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from evaluation.published import published_steps, published_translation
-from evaluation.published.published_dlrm import read_rows, read_steps
+from evaluation.pages.markdown import block, whole_text
+from evaluation.pages.step_tables import read_steps
+from evaluation.published import published_steps
 from evaluation.published.published_errors import NETWORK_METHODS, published
 from evaluation.published.published_lin2022 import read_cnn, read_dlrm, read_mean_errors
 from evaluation.published.published_lookups import LIGER, NOTEBOOK, PULL_REQUEST, read_lookups
-from evaluation.published.published_steps import (
-    LAMBDA_GPUS,
-    TUNING_GPUS,
-    read_resnet50,
-    read_training,
-)
-from evaluation.published.published_translation import (
-    FILL_RATIO,
-    LENGTH_BUCKETS,
-    SYSTEMS,
-    read_transformer,
-    read_translation,
-)
+from evaluation.published.published_steps import CARDS, CONVERTED, TUNING_GPUS, read_training
+from evaluation.workloads.gnmt_step import LENGTH_BUCKETS
 from pipeline.errors import TableError
 from pipeline.hardware.find_gpu import load_gpu
+from pipeline.paths import project_dir
 from tests.evaluation import published_texts as texts
-from tests.evaluation.published_texts import CRITEO, GNMT, RESNET, SIZES_OF_BATCHES, TRANSFORMER
 
 
 @pytest.fixture
@@ -45,77 +34,31 @@ def test_training_steps_are_batch_over_throughput(data: Path) -> None:
     assert large["batch_size"] == 10
     # 101 steps ran in the time that 100 are divided by
     assert large["measured_us"] == pytest.approx(1e6 * 10 / 20 / 1.01)
-    # before TF32, fp32 is fp32; a rate of zero is no measurement
+    # before TF32, fp32 is fp32
     assert ("V100-SXM2-16GB", "bert_base", "fp32") in rows.index
-    assert ("V100-SXM2-16GB", "resnet50", "fp32") not in rows.index
-    assert rows["seen"].all()
+    assert len(rows) == 5 and rows["seen"].all()
 
 
-def test_training_and_inference_of_resnet50_are_read_from_the_page(data: Path) -> None:
-    title = "##### Training performance: NVIDIA DGX A100 (8x A100 80GB)"
-    lines = "|    1     | 512 img/s  |   1024 img/s   | 2 x |\n|    8     | 4096 img/s |\n"
-    (data / RESNET).write_text(f"{texts.RESNET_PAGE}\n{title}\n\n{lines}")
-    rows = read_resnet50(data)
-    assert rows[
-        ["gpu", "mode", "dtype", "memory_format", "batch_size", "measured_us"]
-    ].to_numpy().tolist() == [
+def test_steps_of_nvidias_page_are_those_of_training(data: Path) -> None:
+    rows = read_training(data).query("source == 'nvidia'")
+    columns = ["gpu", "mode", "dtype", "memory_format", "batch_size", "measured_us"]
+    assert rows[columns].to_numpy().tolist() == [
         ["A100-SXM4-80GB", "train", "tf32", "contiguous", 256, 5e5],
         ["A100-SXM4-80GB", "train", "fp16", "channels_last", 256, 2.5e5],
-        ["T4", "inference", "fp32", "contiguous", 1, 11500.0],
-        ["T4", "inference", "fp32", "contiguous", 32, 80000.0],
-        ["T4", "inference", "fp16", "channels_last", 32, 32250.0],
     ]
 
 
-def test_steps_of_dlrm_are_batch_over_throughput_and_latencies_that_wait_for_the_host_are_left_out(
-    data: Path,
-) -> None:
-    rows = read_steps(data)
-    named = rows[["version", "gpu", "mode", "dtype", "batch_size", "cuda_graph", "measured_us"]]
-    train = named[rows["mode"] == "train"].drop(columns="mode").to_numpy().tolist()
-    assert train == [
-        ["2020-04", "V100-SXM2-32GB", "fp32", 32768, False, 65536],
-        ["2020-04", "V100-SXM2-32GB", "fp16", 32768, False, 32768],
-        ["2020-08", "A100-SXM4-40GB", "tf32", 32768, False, 16384],
-        ["2020-08", "A100-SXM4-40GB", "fp16", 32768, False, 8192],
-        ["2021-10", "A100-SXM4-80GB", "tf32", 32768, True, 16384],
-        ["2021-10", "A100-SXM4-80GB", "fp16", 32768, True, 8192],
-    ]
-    assert list(rows["seen"][:3]) == [True, True, False]
-    inference = (
-        named[rows["mode"] == "inference"][["dtype", "cuda_graph", "batch_size", "measured_us"]]
-        .to_numpy()
-        .tolist()
-    )
-    assert inference == [
-        ["fp16", True, 512, pytest.approx(500)],
-        ["fp16", True, 4096, pytest.approx(1000)],
-        ["fp16", False, 4096, pytest.approx(4000)],
-        ["fp32", True, 512, pytest.approx(2000)],
-        ["fp32", True, 4096, pytest.approx(3000)],
-        ["fp32", False, 4096, pytest.approx(4000)],
-    ]
-    assert read_rows(data) == [30, 10, 20], "in the order in which they are looked up"
+def test_the_page_repeats_what_was_measured(datasets: Path) -> None:
+    source = read_training(datasets)
+    page = read_steps(block(whole_text(project_dir() / "docs" / "accuracy.md"), "published steps"))
+    assert page["gpu"].tolist() == source["gpu"].tolist()
+    for name in ("batch_size", "seen"):
+        assert page[name].tolist() == source[name].tolist()
+    assert page["measured_us"].to_numpy() == pytest.approx(source["measured_us"], rel=1e-5)
 
 
-def test_a_log_gives_the_mean_of_its_last_epoch(data: Path) -> None:
-    rows = read_translation(data)
-    assert rows[["gpu", "dtype", "batch_size", "measured_us", "seen"]].to_numpy().tolist() == [
-        ["V100-SXM2-16GB", "fp32", 128, 5e5, True],
-        ["RTX3090", "tf32", 256, 1.3e5, False],
-        ["B200", "fp16", 512, 1.3e5, False],
-    ]
+def test_shares_of_lengths_are_those_of_all_batches() -> None:
     assert sum(share for _, share in LENGTH_BUCKETS) == pytest.approx(1.0, abs=0.002)
-
-
-def test_the_transformers_page_gives_steps_of_one_gpu(data: Path) -> None:
-    rows = read_transformer(data)
-    assert list(rows["gpu"]) == ["A100-SXM4-40GB"] * 2 + ["V100-SXM2-16GB"] * 2
-    assert list(rows["dtype"]) == ["tf32", "fp16", "fp32", "fp16"]
-    assert list(rows["tokens"]) == [1000, 1000, 200, 400]
-    assert list(rows["measured_us"]) == pytest.approx(
-        [FILL_RATIO * us for us in (1e5, 5e4, 2e5, 1e5)]
-    )
 
 
 def test_lookups_of_each_source_are_read_in_its_form(data: Path) -> None:
@@ -181,56 +124,16 @@ def test_numbers_of_lin_et_al_are_those_of_the_paper() -> None:
 
 
 def test_every_card_has_a_specification() -> None:
-    names = {
-        *LAMBDA_GPUS.values(),
-        *TUNING_GPUS,
-        *SYSTEMS.values(),
-        *published_translation.TUNING_GPUS,
-    }
-    for name in {
-        *names,
-        *published_steps.NVIDIA_GPUS.values(),
-        *published_translation.NVIDIA_GPUS.values(),
-    }:
+    for name in {*CARDS.values(), *TUNING_GPUS, *published_steps.NVIDIA_GPUS.values()}:
         assert load_gpu(name).name == name
 
 
-READERS: dict[str, Callable[[Path], pd.DataFrame | list[int]]] = {
-    "lambda/pytorch": read_training, "lambda/results": read_translation, RESNET: read_resnet50,
-    TRANSFORMER: read_transformer, "nvidia/dlrm-README": read_steps, CRITEO: read_rows,
-    LIGER: read_lookups, NOTEBOOK: read_lookups, PULL_REQUEST: read_lookups,
-}  # fmt: skip
-
-
-def reader_of(name: str) -> Callable[[Path], pd.DataFrame | list[int]]:
-    return next(reader for start, reader in READERS.items() if name.startswith(start))
-
-
 FORM = "not in its published form"
-DLRM_PAGE = "nvidia/dlrm-README-2020-04.md"
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "says"),
     [
-        (SIZES_OF_BATCHES, "name_gpu", "name", FORM),
-        (SIZES_OF_BATCHES, "250", "many", FORM),
-        (SIZES_OF_BATCHES, "250", "0", "resnet50 is missing"),
-        (RESNET, "32.25 ms", "3.2.5 ms", FORM),
-        (RESNET, "32.25 ms", "0 ms", "is not a positive number"),
-        (RESNET, "NVIDIA T4", "a card", "has no tables"),
-        (TRANSFORMER, "8x", "9x", "has no training results"),
-        (TRANSFORMER, "10000 ", "0 ", "is not a positive number"),
-        (GNMT, "0.130", "0.000", "is not a positive number"),
-        (GNMT, "0.130", "0.1.3", FORM),
-        (GNMT, "[30/40]", "[10/40]", "ends at step 10 of 40"),
-        (GNMT, "math=", "mathematics=", FORM),
-        (GNMT, "TRAIN", "TEST", FORM),
-        (DLRM_PAGE, "| 1 |", "| 2 |", "has no results of a single GPU"),
-        *((DLRM_PAGE, "500k", rate, FORM) for rate in ("-", "0k", "-1", "nan", "inf")),
-        (CRITEO, "cat_10.bin]", "cat_11.bin]", FORM),
-        (CRITEO, "cat_10.bin]", "cat_10.bin", FORM),
-        (CRITEO, "cardinality: 30", "cardinality: x", FORM),
         (LIGER, "NVIDIA", "Another", "has no embedding on"),
         (LIGER, '"{', '"', FORM),
         (LIGER, "1.0,", "0.1,", "is not positive"),
@@ -249,32 +152,27 @@ def test_other_contents_are_refused_in_one_line(
     assert old in text
     (data / name).write_text(text.replace(old, new))
     with pytest.raises(TableError) as caught:
-        reader_of(name)(data)
+        read_lookups(data)
     message = str(caught.value)
     assert says in message and str(data) in message and "\n" not in message
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in texts.FILES if not name.startswith("lambda/results")]
-)
+@pytest.mark.parametrize("name", [*texts.FILES, str(CONVERTED)])
 def test_a_missing_file_and_one_that_is_no_text_are_named(data: Path, name: str) -> None:
     path = data / name
+    reader = read_lookups if name in texts.FILES else read_training
     for content in (b"\xff\xfe\x00", b"", None):
         path.unlink()
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(TableError, match=r"says where it comes from|has no ") as caught:
-            reader_of(name)(data)
+            reader(data)
         assert name in str(caught.value)
         path.touch()
 
 
-def test_tables_that_name_no_known_card_and_a_folder_without_logs_are_refused(data: Path) -> None:
-    for file in (data / "lambda").glob("*.csv"):
-        file.write_text(
-            file.read_text().replace("RTX 3090", "some card").replace("1x V100", "8x V100")
-        )
-    with pytest.raises(TableError, match="has no known GPU"):
+def test_a_rate_of_zero_is_refused(data: Path) -> None:
+    table = pd.read_parquet(data / CONVERTED)
+    table.assign(value=0).to_parquet(data / CONVERTED)
+    with pytest.raises(TableError, match="0 is not a positive number"):
         read_training(data)
-    with pytest.raises(TableError, match=r"docs/accuracy\.md"):
-        read_translation(data / "lambda")

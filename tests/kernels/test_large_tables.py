@@ -32,6 +32,7 @@ def calls() -> pd.DataFrame:
     return table.assign(**dict(zip("BMNKHTLD", sizes.T, strict=True)), E=10_000)
 
 
+@pytest.mark.nightly  # tables of half a million rows
 def test_numbers_of_a_large_table_are_those_of_small_ones(
     calls: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from pipeline.families.embedding_lookups import ROW_LATENCY_US
+from pipeline.families.lookup_times import ROW_LATENCY_US
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.physics import Physics
 

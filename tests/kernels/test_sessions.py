@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from evaluation.checks.session_fit import fit_session, share_inside, step_ratio, whole_models
-from evaluation.pages.published_step_tables import holds
+from evaluation.pages.step_tables import holds
 from pipeline.answers.step_errors import STEP_SIGMA_RATIO
 from pipeline.answers.who_answers import kernel_predictor
 from pipeline.hardware.find_gpu import load_gpu

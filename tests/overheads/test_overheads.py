@@ -249,13 +249,14 @@ def test_noise_around_the_profilers_cost_is_not_cut_on_one_side(estimator: str) 
     assert (summarise(_seen("T1", [0.5, 1.0]), estimator, cost=cost)["mean_us"] == 0.0).all()
 
 
-@pytest.mark.parametrize(
-    ("kind", "launches", "nested", "events"),
-    [
-        ("T2", 0, 3, 3), ("T2", 2, 3, 1), ("T3", 2, 3, 1), ("T5", 2, 3, 1), ("T5", 0, 3, 3),
-        ("T1", 2, 3, 1), ("loading", 2, 3, 1), ("T4", 2, 3, 0),
-    ],
-)  # fmt: skip
+SEGMENTS = [
+    ("T2", 0, 3, 3), ("T2", 2, 3, 1), ("T3", 2, 3, 1), ("T5", 2, 3, 1), ("T5", 0, 3, 3),
+    ("T1", 2, 3, 1), ("loading", 2, 3, 1), ("T4", 2, 3, 0),
+]  # fmt: skip
+"""Type, launches and nested operators of an item -> events whose cost its observation loses."""
+
+
+@pytest.mark.parametrize(("kind", "launches", "nested", "events"), SEGMENTS)
 def test_nested_operators_cost_the_segments_of_their_item_in_equal_parts(
     kind: str, launches: int, nested: int, events: int
 ) -> None:

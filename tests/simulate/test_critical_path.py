@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from pipeline.schemas import to_arrow
-from pipeline.simulate.critical_path import Form, simulate
+from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Program
+from pipeline.simulate.program_changes import as_published
 from pipeline.simulate.ranks import Role, simulate_ranks
 from tests.simulate.programs import HOST, LAUNCH, SYNC, program, row
 
@@ -54,9 +55,8 @@ def test_an_op_without_calls_takes_its_whole_host_time() -> None:
 def test_the_published_form_adds_half_of_t4_and_one_microsecond_between_kernels() -> None:
     # host |T2=3|T4=4 |T5=1|T4=4 |
     # s0         .[5--------15][16--21]     5 = 3 + 4/2; 16 = max(15 + 1, 8 + 4/2)
-    t = simulate(
-        program(row(gap=3, api=4, item=0), row(gap=1, api=4, item=0)), [10.0, 5.0], form="published"
-    )
+    step = program(row(gap=3, api=4, item=0), row(gap=1, api=4, item=0))
+    t = simulate(as_published(step), [10.0, 5.0])
     assert t.device_start[:, 0].tolist() == [5, 16] and t.step_us[0] == 21
 
 
@@ -286,9 +286,9 @@ def test_parts_of_the_critical_path_by_hand() -> None:
     assert (idle.critical.queued_us, idle.critical.return_us, idle.critical.host_us) == (30, 2, 4)
 
 
-@pytest.mark.parametrize("form", ["full", "published"])
+@pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_parts_of_the_critical_path_add_up_to_the_step(seed: int, form: Form) -> None:
+def test_the_parts_of_the_critical_path_add_up_to_the_step(seed: int, published: bool) -> None:
     rng = np.random.default_rng(seed)
     rows = [
         row(
@@ -307,8 +307,9 @@ def test_the_parts_of_the_critical_path_add_up_to_the_step(seed: int, form: Form
     ]
     built, kernels = _with_kernels(rows, seed)
     built = replace(built, backlog_us=rng.exponential(60, 3) * (rng.random(3) < 0.5))
+    built = as_published(built) if published else built
     for times in (kernels, 0.01 * kernels):
-        t = simulate(built, times, form=form)
+        t = simulate(built, times)
         parts = t.critical.parts
         assert sum(parts.values()) == pytest.approx(t.step_us[0], rel=1e-9)
         assert min(parts.values()) >= -1e-9

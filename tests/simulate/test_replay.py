@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pipeline.answers.tracker import TrackedTrace
+from pipeline.answers.traced_step import TrackedTrace
 from pipeline.answers.tracker import load_trace as tracked_trace
 from pipeline.errors import TraceError
 from pipeline.overheads.extraction import outstanding

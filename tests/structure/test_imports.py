@@ -23,7 +23,7 @@ ROOMS = (
     "overheads", "simulate", "answers", "flow", "scripting", "show", "completion", "terminal",
     "collect", "commands", "cli", "__main__", "evaluation.published", "evaluation.workloads",
     "evaluation.training", "evaluation.checks", "evaluation.figures", "evaluation.pages",
-    "evaluation.golden", "soak",
+    "evaluation.compare_published", "evaluation.golden", "soak",
 )  # fmt: skip
 """Rooms and single modules, from the lowest to the highest: each imports from those before it alone. The product comes first."""
 
@@ -281,12 +281,13 @@ def test_an_edited_path_and_a_borrowed_script_would_be_found() -> None:
     assert not strangers("from evaluation.workloads.squad_step import make_step\n", {"squad_step"})
 
 
-def test_workloads_that_benchmarks_name_exist() -> None:
+def test_workloads_that_benchmarks_and_published_steps_name_exist() -> None:
+    texts = [text for name, text in scripts().items() if name.startswith("benchmarks/")]
+    texts += [page.read_text("utf-8") for page in (ROOT / "docs" / "accuracy").glob("*.md")]
     named = {
         found
-        for name, text in scripts().items()
-        if name.startswith("benchmarks/")
-        for found in re.findall(r'"model\.target": "([\w.]+):(\w+)"', text)
+        for text in texts
+        for found in re.findall(r'model\.target(?:": "|=)([\w.]+):(\w+)', text)
     }
     assert len(named) == 3
     assert all(

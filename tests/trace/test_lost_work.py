@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.answers.tracker import TrackedTrace
+from pipeline.answers.traced_step import TrackedTrace
 from pipeline.answers.tracker import load_trace as movable_trace
 from pipeline.commands import codesign_commands
 from pipeline.errors import InputError, SteptimeWarning, TraceError, UnknownNameError
@@ -151,6 +151,65 @@ def test_a_first_launch_that_waits_shows_work_queued_before_the_step(tmp_path: P
     assert (
         there.predicted_us < 100 and there.traced is not None and there.traced.queued_us == 399_999
     )
+
+
+def test_a_host_that_is_slow_to_its_first_launch_queues_nothing(tmp_path: Path) -> None:
+    """The driver starts in the first operator; the kernel waits 4 ms after its launch, which is at most what was queued.
+
+    main [mm  <800 ms> L0 ]
+    s7                     <4 ms> [k0 1 ms]
+    """
+    events = [
+        annotation("ProfilerStep#0", 0, 805_020),
+        op("aten::mm", 1, 800_010),
+        launch(800_000, 800_005, 1),
+        kernel("k0", 804_005, 805_005, 1),
+    ]
+    path = write(tmp_path, events, deviceProperties=V100)
+    result = replay(path)
+    facts = result.as_dict()
+    assert facts["queued_us"] == 0 and facts["step_measured_us"] == 805_004
+    assert facts["step_predicted_us"] == pytest.approx(805_004, rel=0.01)
+    said = "iteration 0: the host took 800.0 ms before its first launch"
+    assert [note for note in result.notes if "queued" in note] == []
+    assert any(said in note for note in result.notes)
+    with pytest.warns(SteptimeWarning, match="before its first launch"):
+        assert movable_trace(path).measured.predicted_us == pytest.approx(805_004)
+
+
+@pytest.mark.parametrize("waits, noted", [(30_000, True), (90, False)])
+def test_a_wait_of_the_host_for_work_that_the_trace_does_not_hold_is_noted(
+    tmp_path: Path, waits: int, noted: bool
+) -> None:
+    """Each step begins with a wait for the device, before any launch of the step.
+
+    main [mm [sync <waits>] L0 ] [sync    ]
+    s7                          [k0 1 ms]
+    """
+    events: Events = []
+    for number in range(3):
+        at = number * (waits + 2_000)
+        end = at + waits
+        events += [
+            annotation(f"ProfilerStep#{number}", at, end + 1_100),
+            op("aten::mm", at + 1, end + 20),
+            api("cudaDeviceSynchronize", at + 2, end, 100 + number),
+            launch(end + 5, end + 10, number + 1),
+            kernel("k0", end + 15, end + 1_015, number + 1),
+            api("cudaDeviceSynchronize", end + 30, end + 1_020, 200 + number),
+        ]
+    notes = replay(write(tmp_path, events)).notes
+    said = "the host waited 97% of the span for work that the trace does not hold"
+    assert any(said in note for note in notes) == noted
+    assert any("the host waited" in note for note in notes) == noted
+
+
+def test_a_gpu_without_a_name_is_found_by_its_figures(tmp_path: Path) -> None:
+    mi300x = {"computeMajor": 9, "computeMinor": 4, "numSms": 304, "totalGlobalMem": 206 * 10**9}
+    path = write(tmp_path, run(3), deviceProperties=[{"id": 0, "name": "", **mi300x}])
+    with pytest.raises(InputError, match=r'does not name its GPU: .*gpu="MI300X"\) \(the nearest'):
+        movable_trace(path).to("H100")
+    assert movable_trace(path, gpu="MI300X").to("H100").predicted_us > 0
 
 
 def test_recorded_work_without_its_launch_is_queued_work_too(tmp_path: Path) -> None:

@@ -145,6 +145,48 @@ def test_work_of_tensor_cores_is_moved_as_such(
     assert least < calls["predicted_us"][0] / took < most
 
 
+def on(gpu: str) -> list[dict[str, Any]]:
+    return [{**PROPERTIES[0], "name": gpu}]
+
+
+def test_products_of_amd_move_there_and_back(tmp_path: Path) -> None:
+    amd = "Cijk_Alik_Bljk_BBS_BH_MT256x128x64_MI16x16x1"
+    events = [annotation("ProfilerStep#0", 0, 20), *product(1, 1, amd, 160, "c10::BFloat16")]
+    there = load_trace(write(tmp_path, events, deviceProperties=on("AMD Instinct MI300X")))
+    calls = there._tracked.calls("H100")
+    took = float(calls["predicted_us"][0])
+    assert calls["family"][0] == "gemm" and calls["method"][0] == "tensor"
+    events = [annotation("ProfilerStep#0", 0, 20), *product(1, 1, "gemm", took, "c10::BFloat16")]
+    back = load_trace(write(tmp_path, events, deviceProperties=on("NVIDIA H100 80GB HBM3")))
+    assert back._tracked.calls("MI300X")["predicted_us"][0] == pytest.approx(160, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<sm90_bf16>>",
+        "flash::flash_fwd_splitkv_kernel",
+        "deep_gemm::fp8_gemm_kernel",
+        "ampere_s16816gemm_128x128",
+        "nvjet_hsh_128x256",
+    ],
+)
+def test_kernels_of_tensor_cores_follow_their_peak_where_no_operator_is_known(
+    tmp_path: Path, name: str
+) -> None:
+    shape = {"grid": [1024, 1, 1], "block": [256, 1, 1]}
+    events = [
+        annotation("ProfilerStep#0", 0, 20),
+        op("my::product", 1, 13),
+        launch(5, 7, 1),
+        kernel(name, 10, 910, 1, **shape),
+    ]
+    tracked = load_trace(write(tmp_path, events, deviceProperties=on("NVIDIA H800")))._tracked
+    moved = {gpu: tracked.calls(gpu)["predicted_us"][0] for gpu in ("H100", "H200", "B200")}
+    assert moved["H100"] == moved["H200"] == pytest.approx(900)  # one chip, one peak
+    assert moved["B200"] == pytest.approx(900 * 989.4 / 2250)
+
+
 def test_only_what_multiplies_moves_by_arithmetic(tmp_path: Path) -> None:
     multiplied = [
         annotation("ProfilerStep#0", 0, 20),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import load_trace
-from pipeline.answers.tracker import TrackedTrace
+from pipeline.answers.traced_step import TrackedTrace
 from tests.trace import trace_drawing as draw
 
 SHAPES = [[8, 64, 56, 56], [128, 64, 3, 3], [], [], [], []]

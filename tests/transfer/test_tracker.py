@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import load_trace
-from pipeline.answers.tracker import TrackedTrace, track, workload_name
+from pipeline.answers.traced_step import TrackedTrace, workload_name
+from pipeline.answers.tracker import track
 from pipeline.errors import InputError
 from pipeline.paths import datasets_dir
 from tests.trace.trace_drawing import PROPERTIES, annotation, kernel, launch, op, write

@@ -1,16 +1,19 @@
-"""Errors of predicted steps against published ones, and their Markdown tables."""
+"""Tables of published steps: a row holds what was measured, the command that predicts it, and how far off that is.
+
+The table of a page is the only place of these rows: it is read, predicted again and written (`evaluation/compare_published.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from evaluation.pages.markdown import markdown
+from evaluation.pages.markdown import markdown, table_rows
 from evaluation.published.published_steps import SHOWN_GPUS, TUNING_GPUS
-from pipeline.kernels.estimate import EXTRAPOLATED
-from pipeline.prediction import Prediction
+from pipeline.errors import InputError
 
 NOMINAL, BAND, LARGE = 0.8, (0.73, 0.87), 100
 """Share of rows that an interval should hold; what it may be with `LARGE` rows or more. Fewer rows take a binomial test."""
@@ -23,41 +26,35 @@ TUNED, SAME_GPU, UNTOUCHED = (
 GROUPS = (UNTOUCHED, SAME_GPU, TUNED)
 """Groups of rows that are never pooled."""
 
-PYTORCH_2_GPUS = ("B200",)
-"""GPUs that ran PyTorch 2. The others ran 1.13: its optimizers update one parameter at a time, and it fills gradients with
-zeros, whereas later versions drop them."""
+TIMES = ("measured ms", "predicted ms", "p10 to p90", "error %")
+HEAD = ("GPU", "step", "precision", "batch", *TIMES, "evidence", "command")
+"""Columns of a table of steps. Those up to *measured ms*, and the command, are given; a prediction makes the others."""
+
+SEEN = " (seen)"
+"""Behind the GPU of a row that was used for tuning."""
 
 
-def with_errors(
-    rows: pd.DataFrame, found: Sequence[Prediction], predicted_us: Sequence[float]
-) -> pd.DataFrame:
-    """The rows with `predicted_us`, `p10_us`, `p90_us`, `error`, `inside` (of p10 to p90), `evidence` and `fits`.
+def read_steps(text: str) -> pd.DataFrame:
+    """The rows of a page's table of steps: `gpu`, `seen`, `step`, `precision`, `batch_size`, `measured_us`, `command`.
 
-    Args:
-        rows: published steps with `measured_us`.
-        found: Steptime's prediction of each.
-        predicted_us: step times without parts that did not run there; p10 and p90 shrink in proportion.
+    Raises:
+        InputError: the text has no such table.
     """
-    rows = rows.assign(predicted_us=predicted_us)
-    measured = rows["measured_us"].to_numpy()
-    kept = rows["predicted_us"].to_numpy() / np.array([one.predicted_us for one in found])
-    low, high = (
-        kept * np.array([getattr(one, end) for one in found]) for end in ("p10_us", "p90_us")
-    )
-    main = [main_evidence(one.evidence) for one in found]
-    inside = (low <= measured) & (measured <= high)
-    fits = [one.fits for one in found]
-    off = rows["predicted_us"] / measured - 1.0
-    bounds = [one.bound for one in found]
-    return rows.assign(
-        error=off, inside=inside, p10_us=low, p90_us=high, evidence=main, fits=fits, bound=bounds
-    )
-
-
-def main_evidence(shares: Mapping[str, float]) -> str:
-    """The kind of evidence of the largest part of device time, inside and outside the range of the samples."""
-    parts = pd.Series(shares).groupby(lambda name: str(name).removesuffix(EXTRAPOLATED)).sum()
-    return str(parts.idxmax())
+    rows = table_rows(text)
+    try:
+        return pd.DataFrame(
+            {
+                "gpu": [row["GPU"].removesuffix(SEEN) for row in rows],
+                "seen": [row["GPU"].endswith(SEEN) for row in rows],
+                "step": [row["step"] for row in rows],
+                "precision": [row["precision"] for row in rows],
+                "batch_size": [int(row["batch"]) for row in rows],
+                "measured_us": [1e3 * float(row["measured ms"]) for row in rows],
+                "command": [row["command"].strip("`") for row in rows],
+            }
+        )
+    except (KeyError, ValueError) as error:
+        raise InputError(f"a table of published steps: {error} is missing or no number") from None
 
 
 def with_groups(rows: pd.DataFrame) -> pd.DataFrame:
@@ -85,12 +82,22 @@ def counted(inside: pd.Series) -> str:
     )
 
 
+def precisions(rows: pd.DataFrame) -> pd.Series:
+    """The precision of each row as summaries state it: fp32 and TF32 are one, because pages call both fp32."""
+    return rows["precision"].replace({"fp32": "fp32 or TF32", "tf32": "fp32 or TF32"})
+
+
+def is_half(rows: pd.DataFrame) -> pd.Series:
+    """Whether each row ran in half precision."""
+    return rows["precision"].str.startswith("fp16")
+
+
 def summary(rows: pd.DataFrame) -> str:
     """Table by workload and precision: errors of each of `GROUPS`, with its number of rows."""
     rows = with_groups(rows)
     lines = []
-    for (model, mode, dtype), part in rows.groupby(["model", "mode", "dtype_of_table"], sort=False):
-        cells = [f"{model}, {mode}", str(dtype)]
+    for (step, precision), part in rows.groupby(["step", precisions(rows)], sort=False):
+        cells = [str(step), str(precision)]
         for name in GROUPS:
             error = 100 * part.loc[part["group"] == name, "error"]
             cells.append(
@@ -124,8 +131,8 @@ def mean_errors(rows: pd.DataFrame, what: str) -> str:
         by_precision = [
             (kind, rows.loc[(rows["group"] == name) & of, "error"].abs())
             for kind, of in (
-                ("fp32, TF32", rows["dtype"] != "fp16"),
-                ("fp16", rows["dtype"] == "fp16"),
+                ("fp32, TF32", ~is_half(rows)),
+                ("fp16", is_half(rows)),
             )
         ]
         said = [
@@ -140,7 +147,7 @@ def mean_errors(rows: pd.DataFrame, what: str) -> str:
 def coverage(rows: pd.DataFrame) -> str:
     """Table of the rows inside p10 to p90, by precision, bound and main evidence of the step, for each of `GROUPS`."""
     rows = with_groups(rows)
-    precision = pd.Series(np.where(rows["dtype"] == "fp16", "fp16", "fp32 and TF32"), rows.index)
+    precision = is_half(rows).map({True: "fp16", False: "fp32 and TF32"})
     kinds: list[tuple[str, pd.Series]] = [("all", pd.Series(True, rows.index))]
     for by in (precision, rows["bound"].map(lambda bound: f"{bound}-bound"), rows["evidence"]):
         kinds += [(str(kind), by == kind) for kind in sorted(set(by))]
@@ -155,23 +162,29 @@ def coverage(rows: pd.DataFrame) -> str:
     return markdown(["inside p10 to p90", *GROUPS, "p90 over p10"], lines)
 
 
-def table(rows: pd.DataFrame) -> list[str]:
-    """Table with one line per published step."""
-    lines = [
-        (
-            "| GPU | step | precision | batch | measured ms | predicted ms | p10 to p90 | error % |"
-            " evidence |"
-        ),
-        "|---|---|---|---|---|---|---|---|---|",
+def times(row: Mapping[Hashable, Any]) -> list[str]:
+    """Measured and predicted time in ms, p10 to p90, and the error in %: cells of the row of a step."""
+    low, high = (f"{row[name] / 1e3:.4g}" for name in ("p10_us", "p90_us"))
+    return [
+        f"{row['measured_us'] / 1e3:.6g}",
+        f"{row['predicted_us'] / 1e3:.4g}",
+        f"{low} to {high}{'' if row['inside'] else ', outside'}",
+        f"{100 * row['error']:+.1f}",
     ]
-    for row in rows.to_dict("records"):
-        mark = " (seen)" if row["seen"] else ""
-        layout = ", NHWC" if row["memory_format"] == "channels_last" else ""
-        lines.append(
-            f"| {row['gpu']}{mark} | {row['model']}, {row['mode']} | {row['dtype']}{layout} |"
-            f" {row['batch_size']} | {row['measured_us'] / 1e3:.1f} |"
-            f" {row['predicted_us'] / 1e3:.1f} | {row['p10_us'] / 1e3:.1f} to"
-            f" {row['p90_us'] / 1e3:.1f}{'' if row['inside'] else ', outside'} |"
-            f" {100 * row['error']:+.1f} | {row['evidence']} |"
-        )
-    return lines
+
+
+def table(rows: pd.DataFrame) -> str:
+    """Table with one line per published step (`HEAD`)."""
+    lines = [
+        [
+            f"{row['gpu']}{SEEN if row['seen'] else ''}",
+            row["step"],
+            row["precision"],
+            str(row["batch_size"]),
+            *times(row),
+            row["evidence"],
+            f"`{row['command']}`",
+        ]
+        for row in rows.to_dict("records")
+    ]
+    return markdown(HEAD, lines)
