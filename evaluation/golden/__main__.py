@@ -37,6 +37,7 @@ SHOWN = 0.005
 
 ROWS_SHOWN = 30
 
+
 def sweeps() -> list[list[str]]:
     """Overrides of the steps: every workload that needs no file of the user, then options that run other kernels."""
     models = ",".join(
