@@ -76,7 +76,7 @@ def answer(command: str, engine: Engine | None = None) -> Prediction:
         questions = expand(overrides)
         found = [engine.predict_one(question, detail=False).whole() for question in questions]
     except SteptimeError as error:
-        raise type(error)(f"{command}: {error}") from None
+        raise SteptimeError(f"{command}: {error}") from None
     return found[0] if len(found) == 1 else mean_step(questions, found)
 
 

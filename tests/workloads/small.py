@@ -10,7 +10,7 @@ TOKENS = {"width": 32, "heads": 2, "layers": 1, "vocabulary": 50, "positions": 1
 
 SMALL = {
     "dlrm_default": {}, "dlrm_ddp": {}, "dlrm_mlperf": {}, "dlrm_mlperf_lin2022": {},
-    "dlrm_nvidia": {},
+    "dlrm_nvidia": {"embedding": "fused"},
     "dlrm_open_source": {}, "dlrm_small": {"embedding": "fused"}, "resnet50": {"image_size": 32},
     "inception_v3": {}, "dcgan": {"width": 4}, "transformer": {**TOKENS, "positions": None},
     "gnmt": {"width": 16, "vocabulary": 50, "seq_len": 5}, "bert_large": TOKENS,
@@ -29,7 +29,9 @@ def small(name, **changes):
     return config_of(name, **{**SMALL[name], **changes})
 
 
-LIKE_ANOTHER = ("dlrm_default", "dlrm_mlperf", "dlrm_small", "inception_v3", "gpt3_xl", "gpt3_27")
+LIKE_ANOTHER = (
+    "dlrm_default", "dlrm_mlperf", "dlrm_nvidia", "dlrm_small", "inception_v3", "gpt3_xl", "gpt3_27",
+)  # fmt: skip
 """Workloads whose options run through another's code; the tests try them only where they differ."""
 
 WITH_LOOPS_OF_THEIR_OWN = ("dlrm_ddp", "dcgan", "bert_large")

@@ -4,14 +4,14 @@ import json
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.graph.capture import capture
 from pipeline.graph.device_calls import map_calls, unknown_operators
 from pipeline.graph.edits import rescale
-from pipeline.paths import config_dir
+from pipeline.question.compose import choices
+from pipeline.question.options import workload_values
 from pipeline.question.question import expand
 from pipeline.workloads import make_step
 from pipeline.workloads.training_step import _replace_parameters
@@ -165,11 +165,8 @@ def test_pure_needs_a_half_precision(dtype):
     assert "precision" in json.dumps(point.variant)
 
 
-def test_every_model_file_says_the_default():
-    files = list((config_dir() / "model").glob("*.yaml"))
-    assert files and all(
-        yaml.safe_load(path.read_text())["precision"] == "autocast" for path in files
-    )
+def test_every_model_has_the_default():
+    assert all(workload_values(name)["precision"] == "autocast" for name in choices("model"))
 
 
 def test_another_batch_size_needs_no_recapture():
