@@ -30,7 +30,8 @@ def small(name, **changes):
 
 
 LIKE_ANOTHER = (
-    "dlrm_default", "dlrm_mlperf", "dlrm_nvidia", "dlrm_small", "inception_v3", "gpt3_xl", "gpt3_27",
+    "dlrm_default", "dlrm_mlperf", "dlrm_nvidia", "dlrm_small", "inception_v3", "gpt3_xl",
+    "gpt3_27",
 )  # fmt: skip
 """Workloads whose options run through another's code; the tests try them only where they differ."""
 
