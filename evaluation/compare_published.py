@@ -64,13 +64,17 @@ MEAN_US = ("predicted_us", "active_us", "host_us", "p10_us", "p90_us")
 """Times of a prediction of which batches of several lengths have a mean."""
 
 
-def answer(command: str, engine: Engine | None = None) -> Prediction:
+def shipped_models() -> Engine:
+    """What answers commands: each model is read once."""
+    return Engine(AvailableModels(results=None))
+
+
+def answer(command: str, engine: Engine) -> Prediction:
     """What a command answers: `steptime predict ...` or, for a mean over lengths, `steptime compare ...`.
 
     Raises:
         SteptimeError: it cannot be answered; the message begins with the command.
     """
-    engine = engine or Engine(AvailableModels(results=None))
     _, _, *overrides = shlex.split(command)
     try:
         questions = expand(overrides)
@@ -97,7 +101,7 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
     Raises:
         SteptimeError: a command cannot be answered.
     """
-    engine = Engine(AvailableModels(results=None))
+    engine = shipped_models()
     return with_errors(rows, [answer(command, engine) for command in rows["command"]])
 
 
@@ -192,12 +196,12 @@ def main(arguments: Iterable[str] | None = None) -> int:
     page = project_dir() / PAGE
     try:
         for name in options.sources or (*SOURCES, LIN2022):
-            if name == LIN2022 and options.gpu:
-                continue  # its tables are of all its GPUs
             if name == LIN2022:
+                if options.gpu:
+                    continue  # its tables are of all its GPUs
                 blocks, figure = lin2022_blocks()
                 print("\n\n".join(blocks.values()))
-                if options.write and not options.gpu:
+                if options.write:
                     rewrite(page, blocks)
                 if options.draw:
                     save(figure, options.draw, "networks", kinds=("png",))
@@ -213,10 +217,10 @@ def main(arguments: Iterable[str] | None = None) -> int:
                     continue
             print(f"{name}: {len(rows)} steps", file=sys.stderr)
             rows = compare(rows)
-            summary_text = told(rows, SOURCES[name])
-            print(f"{table(rows)}\n\n{summary_text}\n")
+            blocks = {f"{name} steps": table(rows), name: told(rows, SOURCES[name])}
+            print("\n\n".join(blocks.values()))
             if options.write and not options.gpu:
-                rewrite(page, {f"{name} steps": table(rows), name: summary_text})
+                rewrite(page, blocks)
             if options.draw and name == "published":
                 save(picture(rows), options.draw, "published", kinds=("svg",))
     except SteptimeError as error:

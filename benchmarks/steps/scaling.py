@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.compare_published import answer
+from evaluation.compare_published import answer, shipped_models
 from evaluation.pages.markdown import markdown, rewrite
 from evaluation.published.published_scaling import read_scaling
 from pipeline.paths import datasets_dir
@@ -59,7 +59,8 @@ def command(row: Mapping[str, Any]) -> str:
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with `predicted` (efficiency) and `points`, the difference in percentage points."""
     commands = [command(row) for row in rows.to_dict("records")]
-    several = [answer(each).several for each in commands]
+    engine = shipped_models()
+    several = [answer(each, engine).several for each in commands]
     efficiencies = [each.efficiency for each in several if each is not None]
     found = rows.assign(predicted=efficiencies, command=commands)
     return found.assign(points=100 * (found["predicted"] - found["efficiency"]))

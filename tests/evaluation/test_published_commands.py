@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from evaluation.compare_published import answer
+from evaluation.compare_published import answer, shipped_models
 from evaluation.pages.markdown import parts_of
 from pipeline.cli import main
 from pipeline.errors import SteptimeError
@@ -54,7 +54,7 @@ def test_a_row_is_what_its_command_answers(
     monkeypatch.chdir(project_dir())  # where the rows' own modules are
     words = shlex.split(row["command"].strip("`"))[1:]
     if words[0] == "compare":  # a mean over lengths
-        found = answer(row["command"].strip("`"))
+        found = answer(row["command"].strip("`"), shipped_models())
         assert found.predicted_us / 1e3 == pytest.approx(float(row["predicted ms"]), rel=ROUNDED)
         return
     monkeypatch.setattr("sys.argv", ["steptime", *words, "--json"])
@@ -73,4 +73,4 @@ def test_a_row_is_what_its_command_answers(
 
 def test_a_command_that_cannot_be_answered_is_named() -> None:
     with pytest.raises(SteptimeError, match=r"^steptime predict gpu=V100 model=dlrmm: unknown"):
-        answer("steptime predict gpu=V100 model=dlrmm")
+        answer("steptime predict gpu=V100 model=dlrmm", shipped_models())
