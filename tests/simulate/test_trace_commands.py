@@ -244,4 +244,5 @@ def test_a_bad_file_is_one_line_and_exit_code_2(
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     code, out, err = steptime(capsys, "replay", path, "--json")
-    assert code == 2 and out == "" and err.count("\n") == 1 and says in err and str(path) in err
+    assert code == 2 and err.count("\n") == 1 and says in err and str(path) in err
+    assert json.loads(out) == {"error": err.removeprefix("steptime: ").rstrip(), "exit_code": 2}
