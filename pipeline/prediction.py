@@ -19,6 +19,8 @@ from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, rate, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from pipeline.question.settings import Ranks
+
 MAX_NAME_LENGTH = 60
 """Longest name of a variant, in characters, that fits on an axis."""
 
@@ -95,6 +97,40 @@ class SeveralGpus:
     """The part of it in which nothing else runs on the GPU."""
     efficiency: float | None = None
     """Throughput over that of as many single GPUs; None where one GPU cannot be predicted."""
+    dp: int = 1
+    """Replicas of the model, each with its own samples."""
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    """Ranks that share layers, tokens, and parts of the model."""
+    virtual_stages: int = 1
+    micro_batches: int = 1
+    """Forward and backward passes of a rank before one update."""
+
+    @classmethod
+    def of(cls, ranks: Ranks, communication_us: float, exposed_us: float) -> SeveralGpus:
+        """From how the work is shared, and the time of its exchange."""
+        of = ranks.parallel
+        return cls(
+            ranks.devices,
+            ranks.nodes,
+            ranks.cluster.name,
+            communication_us,
+            exposed_us,
+            **{name: getattr(of, name) for name in PARALLEL},
+            dp=ranks.replicas,
+        )
+
+    @property
+    def layout(self) -> str:
+        """How the work is shared, in words; empty for replicas of one pass."""
+        sizes = {name: getattr(self, name) for name in PARALLEL}
+        split = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        return ", ".join([f"dp {self.dp}", *split]) if split else ""
+
+
+PARALLEL = ("tp", "cp", "pp", "virtual_stages", "micro_batches")
+"""Settings of `parallel` that an answer repeats."""
 
 
 class Drawn(Protocol):
@@ -230,7 +266,8 @@ class Prediction:
     @property
     def global_batch(self) -> int:
         """Samples of all GPUs in a step."""
-        return self.batch_size * self.devices
+        several = self.several
+        return self.batch_size * (several.dp * several.micro_batches if several else 1)
 
     @property
     def named(self) -> str:
@@ -458,6 +495,7 @@ def rows_of_several(several: SeveralGpus) -> list[tuple[str, str]]:
     exposed = f"{milliseconds(several.exposed_communication_us)} exposed"
     rows = [
         ("GPUs", where),
+        *([("layout", several.layout)] if several.layout else []),
         ("communication", f"{milliseconds(several.communication_us)}, {exposed}"),
     ]
     if several.efficiency is not None:

@@ -133,7 +133,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         p90_us:f memory_bytes:i fits:b evidence:s host_evidence:s unmodelled_share:f
         | measured_us:f error:f families:s unmodelled:s bound:s overrides:s host:s
         device_bound_from:f largest_batch:i fitting_gpus:s warnings:s tight:b notes:s dtype:s
-        optimizer:s attention:s devices:i nodes:i cluster:s communication_us:f
+        optimizer:s attention:s devices:i nodes:i dp:i tp:i cp:i pp:i virtual_stages:i
+        micro_batches:i cluster:s communication_us:f
         exposed_communication_us:f efficiency:f model_flops:f tflop_per_s:f mfu:f mfu_dtype:s
         peak_tflop_per_s:f
     """),

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.errors import TableError
-from pipeline.prediction import ASKED, Arithmetic, Prediction, SeveralGpus
+from pipeline.prediction import ASKED, PARALLEL, Arithmetic, Prediction, SeveralGpus
 
 KEPT = (
     "gpu",
@@ -115,15 +115,19 @@ def _arithmetic(row: Mapping[str, Any]) -> Arithmetic | None:
 
 
 def _several(row: Mapping[str, Any]) -> SeveralGpus | None:
-    if (_number(row.get("devices")) or 1) == 1:
+    split = {name: int(_number(row.get(name)) or 1) for name in PARALLEL}
+    devices = int(_number(row.get("devices")) or 1)
+    if devices * split["micro_batches"] == 1:
         return None
     return SeveralGpus(
-        int(row["devices"]),
+        devices,
         int(row["nodes"]),
         _text(row["cluster"]),
         row["communication_us"],
         row["exposed_communication_us"],
         _number(row["efficiency"]),
+        int(_number(row.get("dp")) or devices),
+        **split,
     )
 
 

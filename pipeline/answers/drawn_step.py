@@ -45,6 +45,11 @@ def parts_of_step(
     return {**families, **exposed, OVERLAP: overlap, IDLE: step_us - active_us}
 
 
+def draw_order(gpu: str, draws: int) -> npt.NDArray[np.int64]:
+    """The order of the draws of a GPU."""
+    return np.random.default_rng(zlib.crc32(gpu.encode())).permutation(draws)
+
+
 @dataclass(frozen=True)
 class DrawnStep:
     """A predicted step with the errors of its times.
@@ -70,7 +75,7 @@ class DrawnStep:
     def step_us(self) -> Floats:
         """The step time of each draw, µs, shape (draws,)."""
         times, host = self._times()
-        return step_times(self.program, times, self.which, host)[self._order()]
+        return step_times(self.program, times, self.which, host)[draw_order(self.gpu, self.draws)]
 
     def parts(self) -> dict[str, Floats]:
         """The parts of the step in each draw, as of `parts_of_step`, shape (draws,)."""
@@ -80,7 +85,7 @@ class DrawnStep:
             self._block(times[:, at : at + size], host[at : at + size])
             for at in range(0, self.draws, size)
         ]
-        order = self._order()
+        order = draw_order(self.gpu, self.draws)
         return {
             name: np.concatenate([block[name] for block in blocks])[order] for name in blocks[0]
         }
@@ -91,10 +96,6 @@ class DrawnStep:
         normals = self.errors.normals(launches, self.draws, self.seed)
         host = host_factors(self.errors.host, self.program, self.draws, self.seed)
         return self.errors.times(normals), host
-
-    def _order(self) -> npt.NDArray[np.int64]:
-        """The order of the draws of this GPU."""
-        return np.random.default_rng(zlib.crc32(self.gpu.encode())).permutation(self.draws)
 
     def _block(self, times: Floats, host: Floats) -> dict[str, Floats]:
         timeline = simulate(self.program, times[self.which].T, host_scale=host)

@@ -23,6 +23,12 @@ import pandas as pd
 
 from pipeline.answers.memory_fit import with_what_fits
 from pipeline.answers.model_sources import AvailableModels, Models, device_key
+from pipeline.answers.scheduled_step import (
+    Piece,
+    ScheduledStep,
+    exchanges,
+    predict_scheduled,
+)
 from pipeline.answers.step_prediction import (
     SimulatedStep,
     StepParts,
@@ -148,6 +154,13 @@ class _Step:
 
     question: Question
     parts: StepParts
+    further: tuple[StepParts, ...] = ()
+    """The other pieces of a model that is captured in pieces; `parts` is the first."""
+
+    @property
+    def all_parts(self) -> tuple[StepParts, ...]:
+        """The pieces of the model, as of `Question.chunks`."""
+        return (self.parts, *self.further)
 
 
 @dataclass(frozen=True)
@@ -190,7 +203,8 @@ class Engine:
                     if (measured := self.models.measured(question)) is not None:
                         yield Answer(question, measured)
                         continue
-                    waiting.append(_Step(question, self._parts(question, parts)))
+                    distinct = [self._parts(chunk, parts) for chunk in question.chunks]
+                    waiting.append(_Step(question, distinct[0], tuple(distinct[1:])))
                 except SteptimeError as error:
                     yield Answer(question, error=error)
             rows += sum(len(part.all_calls) for part in parts.values())
@@ -225,16 +239,20 @@ class Engine:
         with_interval: bool,
     ) -> Iterator[Answer]:
         """Predict steps: kernel times GPU by GPU, then each step."""
-        load_walk_if_it_pays((step.parts, step.question.predict) for step in steps)
+        load_walk_if_it_pays(
+            (part, step.question.predict) for step in steps for part in step.all_parts
+        )
         devices: dict[object, list[_Step]] = {}
         for step in steps:
             devices.setdefault(device_key(step.question), []).append(step)
-        distinct, rows = calls_of_all(step.parts for step in steps)
+        distinct, rows = calls_of_all(part for step in steps for part in step.all_parts)
         times: dict[object, dict[int, pd.DataFrame]] = {}
         for device, same_device in devices.items():
             with suppress(SteptimeError):  # raised again by the questions about this GPU
                 kernels = self.models.kernels(same_device[0].question)
-                of_device = {id(step.parts): rows[id(step.parts)] for step in same_device}
+                of_device = {
+                    id(part): rows[id(part)] for step in same_device for part in step.all_parts
+                }
                 times[device] = kernel_times(kernels, distinct, of_device)
         programs: dict[tuple[int, int, str], Program] = {}
         for step in steps:
@@ -242,27 +260,43 @@ class Engine:
             try:
                 kernels = self.models.kernels(question)
                 shared = times.get(device_key(question))
-                kernel_us = (
-                    kernels.predict_distinct(parts.calls) if shared is None else shared[id(parts)]
-                )
-                if not question.local:
-                    kernel_us = on_slowest_card(kernel_us, parts.calls, question.devices)
-                program = self._program(question, parts, programs)
-                simulated = predict_step(
-                    question,
-                    parts,
-                    kernel_us,
-                    kernels.folders,
-                    program,
-                    measured_us,
-                    with_interval,
-                )
+                kernel_us = [
+                    self._slowest(
+                        question,
+                        part,
+                        kernels.predict_distinct(part.calls)
+                        if shared is None
+                        else shared[id(part)],
+                    )
+                    for part in step.all_parts
+                ]
+                own = [self._program(question, part, programs) for part in step.all_parts]
+                if question.ranks is not None and question.ranks.scheduled:
+                    gradients = [part.memory.gradients for part in step.all_parts]
+                    sent = exchanges(question, gradients)
+                    sent_us = kernels.predict_distinct(sent) if len(sent) else kernel_us[0].iloc[:0]
+                    pieces = map(Piece, step.all_parts, kernel_us, own)
+                    scheduled = ScheduledStep(question, list(pieces), sent, sent_us)
+                    simulated = predict_scheduled(scheduled, kernels.folders, with_interval)
+                else:
+                    simulated = predict_step(
+                        question,
+                        parts,
+                        kernel_us[0],
+                        kernels.folders,
+                        own[0],
+                        measured_us,
+                        with_interval,
+                    )
                 answer = Answer(question, simulated.prediction)
                 if detail:
-                    answer = _detailed(question, parts, kernel_us, simulated)
+                    answer = _detailed(question, parts, kernel_us[0], simulated)
                 yield self._completed(answer)
             except SteptimeError as error:
                 yield Answer(question, error=error)
+
+    def _slowest(self, question: Question, part: StepParts, us: pd.DataFrame) -> pd.DataFrame:
+        return us if question.local else on_slowest_card(us, part.calls, question.devices)
 
     def _completed(self, answer: Answer) -> Answer:
         """An answer with what fits in place of a step that does not, and the efficiency of several GPUs."""
@@ -273,7 +307,8 @@ class Engine:
 
     def _with_efficiency(self, prediction: Prediction, question: Question) -> Prediction:
         """A prediction of several GPUs with its throughput over that of as many single ones."""
-        if prediction.several is None:
+        several = prediction.several
+        if several is None or several.dp != several.devices or several.micro_batches > 1:
             return prediction
         alone = question.alone()
         if alone not in self._alone_us:
@@ -283,7 +318,7 @@ class Engine:
             )
         alone_us = self._alone_us[alone]
         efficiency = None if alone_us is None else alone_us / prediction.predicted_us
-        return replace(prediction, several=replace(prediction.several, efficiency=efficiency))
+        return replace(prediction, several=replace(several, efficiency=efficiency))
 
     def _program(
         self, question: Question, parts: StepParts, programs: dict[tuple[int, int, str], Program]

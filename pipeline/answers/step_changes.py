@@ -110,20 +110,20 @@ CANDIDATES = (
         unless=SIZES_FROM_DATA,
     ),
     Candidate(
-        "ddp.gradient_as_bucket_view",
+        "parallel.gradient_as_bucket_view",
         "true",
         ("false",),
         "DistributedDataParallel(gradient_as_bucket_view=True)",
     ),
     Candidate(
-        "ddp.broadcast_buffers",
+        "parallel.broadcast_buffers",
         "false",
         ("true",),
         "DistributedDataParallel(broadcast_buffers=False)",
         "each GPU keeps its own running statistics of batch norm",
     ),
     Candidate(
-        "ddp.compression",
+        "parallel.compression",
         "fp16",
         ("none",),
         "register_comm_hook(None, default_hooks.fp16_compress_hook)",

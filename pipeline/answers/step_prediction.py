@@ -164,6 +164,19 @@ class StepParts:
             computed,
         )
 
+    def shown_rows(self, predicted: pd.DataFrame, us: Floats) -> pd.DataFrame:
+        """Device time of each device call, `us`, with family, evidence, operator, and whether it is only a substitute."""
+        substitute = self.substitute | ~predicted["modelled"].to_numpy(bool)
+        return pd.DataFrame(
+            {
+                "us": us,
+                "family": self.calls["family"].to_numpy(object)[self.which],
+                "evidence": predicted["evidence"].to_numpy(object)[self.which],
+                "name": self.names,
+                "substitute": substitute[self.which],
+            }
+        )
+
     @cached_property
     def sources(self) -> ErrorSources:
         """Sources of error of the distinct calls."""
@@ -235,11 +248,13 @@ def predict_step(
         drawn = _drawn_step(question, step, predicted, program)
         draws_us = drawn.step_us()
         low, high = interval(draws_us, step_us)
-    device_time = _device_time(step, predicted, timeline)
+    ran = ~np.isnan(timeline.device_start[:, 0])
+    device = device_time(step.shown_rows(predicted, np.where(ran, central_us, 0.0)))
     prediction = Prediction(
-        **_as_asked(question, step, device_time["unmodelled_us"]),
-        **_memory(question.gpu, needed_bytes(step.memory, question.gpu)),
-        **device_time,
+        **answer_fields(question, step, device["unmodelled_us"]),
+        **memory_fields(question.gpu, needed_bytes(step.memory, question.gpu)),
+        **device,
+        arithmetic=arithmetic_of(question.gpu, step.model_flops),
         predicted_us=step_us,
         active_us=float(timeline.active_us[0]),
         host_us=float(timeline.host_us[0]),
@@ -278,7 +293,7 @@ def _unused_dtype(question: Question, step: StepParts) -> list[str]:
     return [] if known else [f"model.dtype={asked}: the step computes in {dtype}"]
 
 
-def _as_asked(question: Question, step: StepParts, unmodelled: Iterable[str]) -> dict[str, Any]:
+def answer_fields(question: Question, step: StepParts, unmodelled: Iterable[str]) -> dict[str, Any]:
     """Fields of a `Prediction` without times: what was asked, and what to know about the step."""
     gpu, warnings = question.gpu, [*step.warnings, *_unused_dtype(question, step)]
     explicit_tf32 = step.asks_tf32 and question.workload.get("dtype") != "default"
@@ -293,11 +308,10 @@ def _as_asked(question: Question, step: StepParts, unmodelled: Iterable[str]) ->
         "asked": {**question.asked, **step.computed},
         "notes": (*question.notes, *clock_notes(gpu)),
         "warnings": tuple(warnings),
-        "arithmetic": _arithmetic(gpu, step.model_flops),
     }
 
 
-def _memory(gpu: GpuSpec, need: int) -> dict[str, Any]:
+def memory_fields(gpu: GpuSpec, need: int) -> dict[str, Any]:
     """Fields of a `Prediction` about its need of memory, in bytes."""
     fits = need <= gpu.usable_memory_bytes
     return {"memory_bytes": need, "fits": fits, "tight": gpu.tight_memory_bytes < need and fits}
@@ -307,11 +321,10 @@ def _several(question: Question, timeline: Timeline) -> SeveralGpus | None:
     """What is particular of a step on several GPUs, without its efficiency."""
     if question.ranks is None:
         return None
-    cluster = question.ranks.cluster.name
-    return SeveralGpus(question.devices, question.nodes, cluster, *timeline.communication_us)
+    return SeveralGpus.of(question.ranks, *timeline.communication_us)
 
 
-def _arithmetic(gpu: GpuSpec, flops: Mapping[str, float]) -> Arithmetic | None:
+def arithmetic_of(gpu: GpuSpec, flops: Mapping[str, float]) -> Arithmetic | None:
     """The arithmetic of a step with the roofs of the GPU; None for a step without products."""
     if not flops:
         return None
@@ -319,22 +332,19 @@ def _arithmetic(gpu: GpuSpec, flops: Mapping[str, float]) -> Arithmetic | None:
     return Arithmetic(sum(flops.values()), next(iter(flops)), peaks, gpu.dram_gb_per_s)
 
 
-def _device_time(step: StepParts, predicted: pd.DataFrame, timeline: Timeline) -> dict[str, Any]:
-    """Device time by evidence (as shares), family and operator without a model, as fields of a `Prediction`."""
-    kernel_us = predicted["kernel_us"].to_numpy(float)
-    ran = ~np.isnan(timeline.device_start[:, 0])
-    busy_us = np.where(ran, kernel_us[step.which], 0.0)
-    total_us = float(busy_us.sum()) or 1.0
-    distinct_us = np.asarray(
-        np.bincount(step.which, weights=busy_us, minlength=len(kernel_us)), np.float64
-    )
-    without_model = step.substitute | ~predicted["modelled"].to_numpy(bool)
-    rows = without_model[step.which]
+def device_time(rows: pd.DataFrame) -> dict[str, Any]:
+    """Device time by evidence (as shares), family and operator without a model, as fields of a `Prediction`.
+
+    Args:
+        rows: as of `StepParts.shown_rows`.
+    """
+    us, lost = rows["us"].to_numpy(float), rows["substitute"].to_numpy(bool)
+    total_us = float(us.sum()) or 1.0
     return {
-        "evidence": _sums(distinct_us, predicted["evidence"].to_numpy(object), 1 / total_us),
-        "unmodelled_share": float(distinct_us[without_model].sum()) / total_us,
-        "families_us": _sums(distinct_us, step.calls["family"].to_numpy(object)),
-        "unmodelled_us": _sums(busy_us[rows], step.names[rows]),
+        "evidence": _sums(us, rows["evidence"].to_numpy(object), 1 / total_us),
+        "unmodelled_share": float(us[lost].sum()) / total_us,
+        "families_us": _sums(us, rows["family"].to_numpy(object)),
+        "unmodelled_us": _sums(us[lost], rows["name"].to_numpy(object)[lost]),
     }
 
 

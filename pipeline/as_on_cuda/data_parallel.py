@@ -91,12 +91,13 @@ def warm_up(step: Any) -> None:
             step.run(0)
 
 
-def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
+def exchange_gradients(module: nn.Module, options: Mapping[str, Any], group: Any = None) -> None:
     """Wrap a module, and let calls of the module itself run the wrapper, so that a step's functions need no change.
 
     Args:
         module: on the meta device.
-        options: section `ddp`.
+        options: how gradients are exchanged, by the names of `DdpSettings`.
+        group: the process group of the replicas; None for all ranks.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -108,7 +109,7 @@ def exchange_gradients(module: nn.Module, options: Mapping[str, Any]) -> None:
         given["bucket_cap_mb"] = options["bucket_cap_mb"]
     if not options["broadcast_buffers"]:
         given[_SYNC_BUFFERS] = False
-    wrapper = distributed.DistributedDataParallel(module, **given)
+    wrapper = distributed.DistributedDataParallel(module, process_group=group, **given)
     if wrapper not in WRAPPED:  # real ranks
         WRAPPED.append(wrapper)
     if options["compression"] != "none":

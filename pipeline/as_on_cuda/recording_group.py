@@ -39,17 +39,19 @@ class _Started(dist.Work):
     def __init__(self, group: RecordingGroup, number: int, result: Sequence[Tensor]) -> None:
         super().__init__()
         self._group, self._number = group, number
-        self._future: Any = torch.futures.Future()
-        self._future.set_result(list(result))
+        self._result = list(result)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Record the wait."""
+        """Record the wait. What holds the result from now on is the caller: its memory counts."""
         self._group.wait_for([self._number])
+        self._result = []
         return True
 
     def get_future(self) -> Any:
         """A future that is done."""
-        return self._future
+        future: Any = torch.futures.Future()
+        future.set_result(self._result)
+        return future
 
     def is_completed(self) -> bool:
         """True: the host never waits for it."""
@@ -116,6 +118,7 @@ class RecordingGroup(dist.ProcessGroup):
         torch.ops.steptime_comm.issue(inputs, results, op, number, self._ranks, self._axis)
         if not getattr(options, "asyncOp", True):
             self.wait_for([number])
+            results = []
         elif self._reported:
             # the reducer awaits futures, which do not say so; it does at the end of the backward pass, after this call
             self._reported = not call_after_backward(self._wait_for_all)

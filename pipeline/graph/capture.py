@@ -160,7 +160,8 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     from pipeline.as_on_cuda.optimizers import state_tensors, stepping, update_of
     from pipeline.graph.memory import memory_need, with_states
 
-    parallel = step.training and Layout.of_workload(config) is not None
+    layout = Layout.of_workload(config)
+    parallel = step.training and layout is not None and "dp" in dict(layout.sizes)
     prepared = (
         not fake
         and not first
@@ -171,7 +172,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
     reads: AbstractContextManager[object] = nullcontext()
     with run_as_on_cuda(), stepping() as stepped:
         if parallel:
-            reads = exchanging_gradients(step, config["ddp"])
+            reads = exchanging_gradients(step, config["ddp"], layout)
         elif step.training and not first and not prepared:
             step.run(0)
     configured = () if step.own_optimizers else step.optimizers
@@ -248,7 +249,9 @@ def first_rank(config: Mapping[str, Any]) -> AbstractContextManager[None]:
     return recording_group(layout)
 
 
-def exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractContextManager[object]:
+def exchanging_gradients(
+    step: Step, options: Mapping[str, Any], layout: Layout
+) -> AbstractContextManager[object]:
     """Let a step exchange its gradients, if it does not by itself, and run it until its buckets no longer change.
 
     Returns the context in which it runs.
@@ -272,9 +275,13 @@ def exchanging_gradients(step: Step, options: Mapping[str, Any]) -> AbstractCont
     if not WRAPPED and not any(
         isinstance(module, DistributedDataParallel) for module in step.modules
     ):
+        from torch.distributed import new_group
+
+        several = len(layout.sizes) > 1
+        group = new_group(list(layout.members("dp"))) if several else None
         for module in step.modules:
             if any(weight.requires_grad for weight in module.parameters()):
-                exchange_gradients(module, options)
+                exchange_gradients(module, options, group)
     step.without_exchange = no_exchange
     warm_up(step)
     return reducers_reads()

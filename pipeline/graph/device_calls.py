@@ -111,7 +111,7 @@ class _Mapped:
             for call in range(len(records[index]))
         ]
         first = np.cumsum([0, *map(len, records)])
-        table = _frame([*chain(*records)]).iloc[
+        table = calls_table([*chain(*records)]).iloc[
             [first[index] + call for _, index, call in launches]
         ]
         table = table.reset_index(drop=True).assign(
@@ -249,7 +249,7 @@ _TYPES: dict[str, str] = {
 """Columns of a table of calls and their types; empty: text."""
 
 
-def _frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def calls_table(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """The table of calls, made column by column: much faster than from a list of rows."""
     columns = {name: [record.get(name) for record in records] for name in _TYPES}
     return pd.DataFrame(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.graph.table import Memory
 from pipeline.hardware.spec import GpuSpec
+from pipeline.hardware.stages import in_flight, of_part
+from pipeline.question.settings import Ranks
 
 BLOCK_BYTES = 512
 """PyTorch's allocator rounds each tensor up to a multiple of this: `kMinBlockSize` in c10/cuda/CUDACachingAllocator.cpp."""
@@ -15,6 +19,40 @@ SEGMENT_BYTES = 22 << 20
 CONTEXT_BYTES_PER_SM = 3_700_000
 """Bytes of the CUDA context and loaded kernels per SM: median of nine out-of-memory messages, which state the memory in use
 without PyTorch's (T4, RTX 2080 Ti, L4, RTX 3090, A100, L40, H100 and RTX 5090: 1.9 to 6.7 MB)."""
+
+
+def stage_memory(pieces: Sequence[Memory], ranks: Ranks) -> Memory:
+    """The need of the stage of a pipeline that needs most; without layers of their own, that of the only piece.
+
+    Args:
+        pieces: need of one micro-batch in each piece of the model (`Question.chunks`).
+        ranks: how many stages, parts, layers and micro-batches there are.
+    """
+    if not ranks.layers:
+        return pieces[0]
+    of = ranks.parallel
+    needs = []
+    for stage in range(of.pp):
+        held = [pieces[of_part(k, of.parts)] for k in range(stage, of.parts, of.pp)]
+        held += [pieces[-1]] * (len(held) * (ranks.layers - 1))
+        waiting = in_flight(stage, of.pp, of.virtual_stages, of.micro_batches)
+        needs.append(_of_stage(held, waiting / of.virtual_stages))
+    return max(needs, key=lambda need: need.peak)
+
+
+def _of_stage(pieces: Sequence[Memory], waiting: float) -> Memory:
+    """The need of a stage with these pieces, where at most `waiting` forward passes through all wait for their backward passes."""
+    saved = sum(piece.saved for piece in pieces)
+    working = max(piece.peak - piece.states - piece.saved for piece in pieces)
+    return Memory(
+        parameters=sum(piece.parameters for piece in pieces),
+        gradients=sum(piece.gradients for piece in pieces),
+        optimizer=sum(piece.optimizer for piece in pieces),
+        inputs=max(piece.inputs for piece in pieces),
+        blocks=sum(piece.blocks for piece in pieces),
+        peak=sum(piece.states for piece in pieces) + working + round(waiting * saved),
+        saved=saved,
+    )
 
 
 def needed_bytes(memory: Memory, gpu: GpuSpec) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,11 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._frees.append(frees)
 
     @property
+    def added(self) -> int:
+        """Bytes alive now beyond those before the body."""
+        return sum(self._changes)
+
+    @property
     def peaks(self) -> list[int]:
         """Bytes alive each time before something is freed. When that happens does not depend on sizes."""
         alive = sum(self._earlier) + np.cumsum(self._changes)
@@ -127,16 +133,26 @@ def memory_need(step: Step, optimizer: int, others: Sequence[Optimizer] = ()) ->
             *pool,
         ]
     )
+    saved: list[int] = []
     with run_as_on_cuda(), live:
         live.hold([weight.grad for weight in step.parameters()], made_earlier=True)
+        step.after_forward = lambda: saved.append(live.added)
         step.run(0)
+        step.after_forward = nullcontext
     kept = step.parameters_bytes + step.buffers_bytes
     beside = kept + optimizer + step.sparse_gradient_bytes
     if not step.copies:  # the batch is on the device before the step, and stays there
         beside += step.input_bytes
     peaks = tuple(beside + size for size in live.peaks)
     return Memory(
-        kept, step.gradient_bytes, optimizer, step.input_bytes, live.blocks, max(peaks), peaks
+        kept,
+        step.gradient_bytes,
+        optimizer,
+        step.input_bytes,
+        live.blocks,
+        max(peaks),
+        saved[0] if saved else 0,
+        peaks,
     )
 
 

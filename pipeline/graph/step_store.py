@@ -36,7 +36,7 @@ from pipeline.graph.batch_line import (
 from pipeline.graph.capture import capture, needs_fake_tensors
 from pipeline.graph.device_calls import map_calls
 from pipeline.graph.edit_options import edited
-from pipeline.graph.gpu_memory import needed_bytes
+from pipeline.graph.gpu_memory import needed_bytes, stage_memory
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.rank_layout import Groups, Layout
 from pipeline.hardware.spec import GpuSpec
@@ -188,6 +188,12 @@ class StepStore:
             SteptimeError: the workload cannot be made at this batch size.
         """
         batch_size = batch_size or question.batch_size
+        parts = [self._memory_of(chunk, batch_size) for chunk in question.chunks]
+        memory = stage_memory(parts, question.ranks) if question.ranks else parts[0]
+        return needed_bytes(memory, question.gpu)
+
+    def _memory_of(self, question: Question, batch_size: int) -> Memory:
+        """The memory need of one micro-batch in the part of the model that a question names."""
         if (question.workload, batch_size) not in self._memory:
             config = question.workload.plain()
             need = _memory_without_capture(config, batch_size)
@@ -195,7 +201,7 @@ class StepStore:
                 self.graph(replace(question, batch_size=batch_size, edit=NO_EDITS))
             else:
                 self._memory[question.workload, batch_size] = need
-        return needed_bytes(self._memory[question.workload, batch_size], question.gpu)
+        return self._memory[question.workload, batch_size]
 
 
 def between_ranks(calls: pd.DataFrame, question: Question) -> pd.DataFrame:

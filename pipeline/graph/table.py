@@ -180,6 +180,8 @@ class Memory:
     """The most tensors that are alive at once."""
     peak: int = 0
     """The most that is alive at once, weights and optimizer state included: what `torch.cuda.max_memory_allocated` says."""
+    saved: int = 0
+    """What a forward pass leaves for its backward pass: activations of one micro-batch."""
     peaks: tuple[int, ...] = field(default=(), compare=False, repr=False)
     """In a step that was just captured: the bytes alive each time before something is freed."""
 
@@ -187,6 +189,11 @@ class Memory:
     def activations(self) -> int:
         """What the peak holds beside weights, optimizer state and inputs: activations, temporaries and gradients."""
         return self.peak - self.parameters - self.optimizer - self.inputs
+
+    @property
+    def states(self) -> int:
+        """Weights, gradients and optimizer state."""
+        return self.parameters + self.gradients + self.optimizer
 
     def facts(self) -> dict[str, int]:
         """The numbers that a file keeps."""

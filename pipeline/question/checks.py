@@ -25,7 +25,7 @@ from pipeline.question.options import (
 )
 from pipeline.question.settings import NO_EDIT, written
 
-SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect", "ddp")
+SECTIONS = ("gpu", "model", "kernels", "overheads", "predict", "collect", "parallel")
 """Parts of the configuration whose values are checked; `batch_size` has a separate check."""
 
 HALF_PRECISION_DTYPES = ("bf16", "fp16")
@@ -55,7 +55,7 @@ def check_sections(config: Mapping[str, Any]) -> None:
                 f"configuration: section {name} has no keys; compare its file with the one that"
                 " ships"
             )
-    for name in ("gpu", "model", "kernels", "overheads"):
+    for name in GROUPS:
         if not isinstance(config[name].get("name"), str):
             raise ConfigError(f"configuration: {name}.name is missing, the name of its file")
     for name, kinds in SECTION_TYPES.items():

@@ -338,6 +338,14 @@ def refuse_other_names(values: Sequence[Override], named: bool) -> None:
             )
 
 
+def with_names_of_today(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Overrides with the names that options have today, and a sentence on each that has got another."""
+    old, new = "ddp.", "parallel."
+    keys = [text.partition("=")[0] for text in texts]
+    notes = [f"{key} is called {new}{key[len(old) :]}" for key in keys if key.startswith(old)]
+    return [new + text[len(old) :] if text.startswith(old) else text for text in texts], notes
+
+
 def refuse_repeated(texts: Sequence[str]) -> None:
     """Refuse a repeated key: `batch_size=512 batch_size=1024` would be answered for only one of the two.
 

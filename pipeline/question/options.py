@@ -14,20 +14,20 @@ from pipeline.question.settings import (
     FUSE_ALL,
     NO_EDIT,
     CollectSettings,
-    DdpSettings,
     KernelSettings,
     Option,
     OverheadSettings,
+    ParallelSettings,
     PredictSettings,
 )
 from pipeline.yaml_text import load_yaml
 
-GROUPS = ("gpu", "model", "kernels", "overheads")
+GROUPS = ("gpu", "model", "kernels", "overheads", "parallel")
 """Config groups: folders under `config/` of which a question takes one file each."""
 
 SECTION_KINDS = {
     "kernels": KernelSettings, "overheads": OverheadSettings, "predict": PredictSettings,
-    "collect": CollectSettings, "ddp": DdpSettings,
+    "collect": CollectSettings, "parallel": ParallelSettings,
 }  # fmt: skip
 """Sections with a fixed set of keys. The keys of `gpu` and `model` are those of their files."""
 
@@ -92,7 +92,14 @@ _WORKLOADS = {
     ),
     "shared_embedding": Option("true: one embedding for source, target and output layer"),
     "normalised_attention": Option("true: NVIDIA's, with a bias and a normalised weight vector"),
-    "checkpointing": Option("true: the backward pass computes activations again"),
+    "checkpointing": Option(
+        "true: the backward pass computes activations again; of gpt and llama: none, selective (the"
+        " core of attention) or full (each layer)"
+    ),
+    "kv_heads": Option("heads of keys and values; null: as many as of queries", whole=True),
+    "ffn_width": Option("width of the feed-forward network; null: four times the width", whole=True),
+    "activation": Option("between the layers of the feed-forward network", ("gelu", "swiglu")),
+    "tied": Option("true: the output layer has the weights of the embedding"),
     "accumulation": Option(
         "parts of a batch, each with a forward and a backward pass, before one update"
     ),
@@ -161,9 +168,8 @@ OPTIONS: dict[str, Option] = {
         example="aten::relu/aten::gelu",
     ),
     "parallel": Option(
-        "how several GPUs work together: DistributedDataParallel",
-        ("ddp",),
-        remedy="; FSDP and tensor, pipeline and hybrid parallelism are not predicted yet",
+        "how several GPUs share the work",
+        remedy="; FSDP and hybrid parallelism are not predicted yet",
     ),
 }
 """Every option with a description. Keys of `gpu` are figures, which `pipeline/hardware/spec.py` checks."""

@@ -47,16 +47,17 @@ from pipeline.question.compose import (
     parse_grid,
     refuse_other_names,
     refuse_repeated,
+    with_names_of_today,
 )
-from pipeline.question.options import GROUPS, NAMED_BY
+from pipeline.question.options import GROUPS, NAMED_BY, option_of
 from pipeline.question.settings import (
     RANKS_KEYS,
     CollectSettings,
-    DdpSettings,
     EditSettings,
     FrozenDict,
     KernelSettings,
     OverheadSettings,
+    ParallelSettings,
     PredictSettings,
     Ranks,
     plain,
@@ -139,7 +140,7 @@ class Question:
 
     def alone(self) -> Question:
         """The same step on one of its GPUs, without exchange."""
-        shared = ("layout", "ddp")
+        shared = ("layout", "ddp", "sequence", "owners", "part")
         workload = FrozenDict(
             {key: value for key, value in self.workload.items() if key not in shared}
         )
@@ -150,6 +151,18 @@ class Question:
             variant="alone",
             model_variant="alone",
             overrides=(),
+        )
+
+    @property
+    def chunks(self) -> tuple[Question, ...]:
+        """The pieces of the model that are captured one by one, the middle layers last; for other models, this question."""
+        if self.ranks is None or not self.ranks.layers:
+            return (self,)
+        kinds = (
+            ("whole", "middle") if self.ranks.parallel.parts == 1 else ("first", "last", "middle")
+        )
+        return tuple(
+            replace(self, workload=FrozenDict({**self.workload, "part": kind})) for kind in kinds
         )
 
     @property
@@ -169,9 +182,9 @@ class Question:
         return f"{self.model} on {self.gpu.name}, batch {self.batch_size:,}"
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of the configuration, as plain values; `ddp` is empty for one GPU."""
-        if name == "ddp":
-            return asdict(self.ranks.ddp) if self.ranks else {}
+        """A section of the configuration, as plain values; `parallel` is empty for one GPU."""
+        if name == "parallel":
+            return asdict(self.ranks.parallel) if self.ranks else {}
         value = self.workload if name == "model" else getattr(self, name)
         return dict(plain(value))
 
@@ -200,7 +213,7 @@ class Question:
         if (ranks := values["ranks"]) is not None:
             parts = {
                 "cluster": Cluster(**_tuples(ranks["cluster"])),
-                "ddp": DdpSettings(**ranks["ddp"]),
+                "parallel": ParallelSettings(**ranks["parallel"]),
             }
             read["ranks"] = Ranks(**{**ranks, **parts})
         lists = {name: tuple(values[name]) for name in ("overrides", "notes")}
@@ -224,6 +237,7 @@ def expand(overrides: Sequence[str]) -> list[Question]:
         UnknownNameError: a GPU, model, experiment or option does not exist.
         ConfigError: an override cannot be read, or a value makes no sense.
     """
+    overrides, renamed = with_names_of_today(overrides)
     refuse_repeated(overrides)
     named = [text for text in overrides if text.startswith("experiment=")]
     texts = [text for text in overrides if not text.startswith("experiment=")]
@@ -245,7 +259,7 @@ def expand(overrides: Sequence[str]) -> list[Question]:
         questions.setdefault(
             (question.gpu.name, question.model, question.variant, question.batch_size), question
         )
-    return list(questions.values())
+    return [replace(q, notes=(*renamed, *q.notes)) for q in questions.values()]
 
 
 def ask(overrides: Sequence[str]) -> Question:
@@ -428,7 +442,8 @@ def _name_in_group(override: Override) -> str:
         return name if name == LOCAL_GPU else load_gpu(name).name
     if name not in choices(group):
         nearest = models_of_libraries(name) if group == "model" else ""
-        raise UnknownNameError(group, name, choices(group), nearest)
+        remedy = option_of(group).remedy
+        raise UnknownNameError(group, name, choices(group), nearest, remedy=remedy)
     return name
 
 

@@ -18,7 +18,7 @@ from pipeline.hardware.find_gpu import LOCAL
 from pipeline.hardware.rank_layout import Layout
 from pipeline.hardware.spec import GpuSpec
 
-RANKS_KEYS = ("devices", "nodes", "cluster", "parallel", "ddp")
+RANKS_KEYS = ("devices", "nodes", "cluster", "parallel")
 """Keys of the configuration that say how many GPUs share a step, and how."""
 
 MAX_DEVICES = 100_000
@@ -127,7 +127,7 @@ class CollectSettings:
 
 @dataclass(frozen=True)
 class DdpSettings:
-    """Section `ddp`: options of `DistributedDataParallel`, and of its hook that compresses gradients."""
+    """Options of `DistributedDataParallel`, and of its hook that compresses gradients."""
 
     bucket_cap_mb: float = option("MiB of gradients that are exchanged together", 25)
     gradient_as_bucket_view: bool = option("true: no copies between gradients and buckets", False)
@@ -141,6 +141,48 @@ class DdpSettings:
     compression: str = option(
         "dtype in which gradients are exchanged", "none", values=("none", "fp16", "bf16")
     )
+
+
+@dataclass(frozen=True)
+class ParallelSettings(DdpSettings):
+    """Section `parallel`: along which axes the work is split, and how replicas exchange gradients."""
+
+    name: str = "ddp"
+    tp: int = option("ranks that share each layer (tensor parallelism)", 1)
+    cp: int = option("ranks that share the tokens of a sequence (context parallelism)", 1)
+    pp: int = option("parts of the model in a pipeline", 1)
+    virtual_stages: int = option("parts of the model on each stage (interleaved schedule)", 1)
+    micro_batches: int = option("forward and backward passes of a rank before one update", 1)
+    overlap: bool = option("false: gradients are exchanged after the last backward pass", True)
+    sequence: bool = option(
+        "with tp: activations between products are split over tokens (sequence parallelism)", True
+    )
+    zero: bool = option(
+        "true: each replica updates a part of the weights (ZeRO-1, distributed optimizer)", False
+    )
+
+    @property
+    def shares(self) -> int:
+        """Ranks that hold one replica of the model together."""
+        return self.tp * self.cp * self.pp
+
+    @property
+    def parts(self) -> int:
+        """Parts into which the layers are cut."""
+        return self.pp * self.virtual_stages
+
+    @property
+    def exchange(self) -> dict[str, Any]:
+        """How replicas exchange gradients, as a capture reads it."""
+        options = {entry.name: getattr(self, entry.name) for entry in fields(DdpSettings)}
+        return options if self.overlap else {**options, "bucket_cap_mb": ONE_BUCKET_MB}
+
+
+SPLIT_MODELS = ("gpt", "llama")
+"""Architectures whose code runs on several ranks along other axes than `dp`."""
+
+ONE_BUCKET_MB = 1_000_000
+"""Size of a bucket that holds all gradients."""
 
 
 @dataclass(frozen=True)
@@ -180,13 +222,15 @@ class Ranks:
         devices: number of GPUs.
         nodes: number of machines.
         cluster: what joins them.
-        ddp: how gradients are exchanged.
+        parallel: how they share the work.
+        layers: of each part of a model that is captured layer by layer (`SPLIT_MODELS`); 0 for others.
     """
 
     devices: int
     nodes: int
     cluster: Cluster
-    ddp: DdpSettings
+    parallel: ParallelSettings
+    layers: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any], gpu: GpuSpec, model: Mapping[str, Any]) -> Ranks | None:
@@ -202,7 +246,9 @@ class Ranks:
             ConfigError: the numbers make no sense.
         """
         devices = _count(config["devices"], "devices")
-        if devices == 1:
+        parallel = ParallelSettings(**config["parallel"])
+        _check_shares(devices, parallel, model)
+        if devices == parallel.micro_batches == 1:
             return None
         _check_work(f"devices={devices}", model)
         if gpu.name == LOCAL:
@@ -235,29 +281,43 @@ class Ranks:
                 f" {cluster.gpus_per_node} GPUs; take nodes={fewest}, or another cluster (steptime"
                 " clusters)"
             )
-        return cls(devices, nodes, cluster, DdpSettings(**config["ddp"]))
+        split = model.get("architecture") in SPLIT_MODELS
+        layers = int(model["layers"]) // parallel.parts if split else 0
+        return cls(devices, nodes, cluster, parallel, layers)
 
     @property
     def layout(self) -> Layout:
-        """The ranks by axes."""
-        return Layout((("dp", self.devices),), self.nodes)
+        """The ranks by axes, in Megatron-LM's order: ranks that share layers are neighbours."""
+        of = self.parallel
+        sizes = {"tp": of.tp, "cp": of.cp, "dp": self.replicas, "pp": of.pp}
+        return Layout(tuple((axis, size) for axis, size in sizes.items() if size > 1), self.nodes)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the model, each with its own samples."""
+        return self.devices // self.parallel.shares
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a step is put together from several passes: of micro-batches, layers, and parts of a pipeline."""
+        return self.layers > 0 or self.parallel.micro_batches > 1
 
     def names(self, gpu: GpuSpec) -> list[str]:
         """The parts of a variant's name: what differs from one GPU, and from the defaults."""
-        usual = asdict(DdpSettings())
-        differing = {key: value for key, value in asdict(self.ddp).items() if value != usual[key]}
+        usual, of = asdict(ParallelSettings()), asdict(self.parallel)
+        differing = {key: value for key, value in of.items() if value != usual[key]}
         fewest = -(-self.devices // self.cluster.gpus_per_node)
         names = [
             f"devices-{self.devices}",
             *([f"nodes-{self.nodes}"] if self.nodes != fewest else []),
         ]
         names += [] if self.cluster == usual_cluster(gpu) else [f"cluster-{self.cluster.name}"]
-        return names + [f"ddp.{key}-{value}" for key, value in differing.items()]
+        return names + [f"parallel.{key}-{value}" for key, value in differing.items()]
 
 
 def unread_alone(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[str, ...]:
     """A sentence on options of several GPUs that were given for one; in a sweep over `devices` they are for the others."""
-    changed = [key for key in ("nodes", "cluster", "ddp") if config[key] != usual[key]]
+    changed = [key for key in ("nodes", "cluster", "parallel") if config[key] != usual[key]]
     return (f"one GPU exchanges nothing and does not read {', '.join(changed)}",) if changed else ()
 
 
@@ -270,11 +330,48 @@ def with_exchange(
     """
     if ranks is None:
         return dict(model), dict(usual)
-    layout = ranks.layout.captured(reads_ranks=model.get("architecture") == "custom")
-    return (
-        {**model, "layout": layout, "ddp": asdict(ranks.ddp)},
-        {**usual, "layout": {}, "ddp": asdict(DdpSettings())},
-    )
+    of, layout = ranks.parallel, ranks.layout
+    if ranks.layers:
+        inside = {axis: size for axis, size in layout.sizes if axis in ("tp", "cp")}
+        added: dict[str, Any] = {
+            "sequence": of.sequence,
+            "owners": ranks.replicas if of.zero else 1,
+        }
+        added |= {"layout": inside} if inside else {}
+        added["part"] = "whole" if of.parts == 1 else "first"
+    else:
+        sizes = layout.captured(reads_ranks=model.get("architecture") == "custom")
+        added = {"layout": sizes, "ddp": of.exchange} if sizes else {}
+    if of.micro_batches > 1:  # gradients of later micro-batches are added to those that are there
+        added["set_to_none"] = False
+    return {**model, **added}, {**usual, **{key: {} for key in added}}
+
+
+def _check_shares(devices: int, parallel: ParallelSettings, model: Mapping[str, Any]) -> None:
+    """Refuse ranks that do not divide each other or the model."""
+    of, architecture = parallel, model.get("architecture")
+    if of.shares * of.virtual_stages > 1 and architecture not in SPLIT_MODELS:
+        raise ConfigError(
+            f"parallel.tp={of.tp} parallel.cp={of.cp} parallel.pp={of.pp}: {model['name']} is not"
+            " written for it; take model=gpt or model=llama with the sizes of yours"
+            " (docs/many_gpus.md)"
+        )
+    if devices % of.shares:
+        raise ConfigError(
+            f"devices={devices}: not a multiple of tp x cp x pp = {of.tp} x {of.cp} x {of.pp} ="
+            f" {of.shares}; replicas of the model have that many GPUs"
+        )
+    if of.virtual_stages > 1 and (of.pp == 1 or of.micro_batches % of.pp):
+        raise ConfigError(
+            f"parallel.virtual_stages={of.virtual_stages}: the interleaved schedule needs"
+            f" parallel.pp above 1 and parallel.micro_batches as a multiple of it, not"
+            f" pp={of.pp} and micro_batches={of.micro_batches}"
+        )
+    if of.parts > 1 and int(model["layers"]) % of.parts:
+        raise ConfigError(
+            f"model.layers={model['layers']}: not a multiple of pp x virtual_stages = {of.pp} x"
+            f" {of.virtual_stages}; each part of the pipeline has the same number of layers"
+        )
 
 
 def _check_work(devices: str, model: Mapping[str, Any]) -> None:

@@ -106,17 +106,25 @@ def step_times(program: Program, times: Floats, which: Ints, host_scale: Floats)
         which: row of `times` for each device call, shape (calls,).
         host_scale: factor on host times, shape (draws,).
     """
-    steps, hosts = _ends(program, times, which, host_scale, np.zeros(times.shape[1]))
+    steps, hosts = step_ends(program, times, which, host_scale)
     if program.loop and (steps > hosts).any():  # the device works into the next step
-        steps, _ = _ends(program, times, which, host_scale, steps - hosts)
+        steps, _ = step_ends(program, times, which, host_scale, steps - hosts)
     return steps
 
 
-def _ends(
-    program: Program, times: Floats, which: Ints, host_scale: Floats, carried_us: Floats
+def step_ends(
+    program: Program,
+    times: Floats,
+    which: Ints,
+    host_scale: Floats,
+    carried_us: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Step time and host time of each draw in µs, shape (draws,)."""
+    """Step time and host time of each draw of a step alone in µs, shape (draws,); arguments as of `step_times`.
+
+    `carried_us`: time until the device has finished earlier work, shape (draws,); 0 if not given.
+    """
     draws = times.shape[1]
+    carried_us = np.zeros(draws) if carried_us is None else carried_us
     if program.fills is None and load_if_it_pays(len(program) * draws):
         return walk(program, times, which, host_scale, carried_us)[:2]
     size = max(BLOCK_VALUES // max(len(program), 1), 64)

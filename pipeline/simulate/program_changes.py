@@ -49,6 +49,51 @@ def as_cuda_graphs(program: Program) -> Program:
     )
 
 
+def only_rows(program: Program, kept: npt.NDArray[np.bool_]) -> Program:
+    """Some rows of a program as one of their own; calls keep their numbers. A row follows the last kept row before it."""
+    rows = np.flatnonzero(kept)
+    before = np.cumsum(kept) - 1  # of the kept rows, the last up to each row
+    previous = np.where(program.previous[rows] >= 0, before[program.previous[rows]], -1)
+    spans = np.diff(program.wait_offsets)
+    awaits = np.repeat(kept, spans)
+    return replace(
+        program,
+        **{name: getattr(program, name)[rows] for name in ROW_COLUMNS},
+        previous=previous,
+        wait_offsets=np.concatenate([[0], np.cumsum(spans[rows])]).astype(np.int64),
+        wait_calls=program.wait_calls[awaits],
+        further=None if program.further is None else program.further[rows],
+        loop=False,
+    )
+
+
+ROW_COLUMNS = (
+    "item", "kind", "thread", "lead_us", "gap_us", "api_us", "tail_us", "call", "stream",
+    "blocking", "latency_us", "kernel_gap_us",
+)  # fmt: skip
+"""Columns of a program whose values do not refer to other rows."""
+
+
+def without_calls(program: Program, calls: npt.NDArray[np.bool_]) -> Program:
+    """The program without some device calls and the host time of their launch; `calls` has a value for each device call."""
+    gone = (program.call >= 0) & calls[program.call]
+    return replace(
+        program,
+        kind=np.where(gone, Kind.HOST, program.kind),
+        call=np.where(gone, -1, program.call),
+        stream=np.where(gone, -1, program.stream),
+        api_us=np.where(gone, 0.0, program.api_us),
+        blocking=program.blocking & ~gone,
+    )
+
+
+def without_host(program: Program) -> Program:
+    """The program on a host that takes no time and is always ahead of its device."""
+    nothing = np.zeros(len(program))
+    times = ("lead_us", "gap_us", "api_us", "tail_us", "latency_us")
+    return replace(program, **dict.fromkeys(times, nothing), queue_depth=0)
+
+
 PUBLISHED_GAP_US = 1.0
 """Shortest time between two kernels on a stream in Algorithm 1 of Lin et al., µs."""
 

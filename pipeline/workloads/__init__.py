@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pipeline.workloads.training_step import Step
 
 ARCHITECTURES = (
-    "dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", *NAMED_BY,
-    "custom",
+    "dlrm", "resnet", "inception", "dcgan", "transformer", "gnmt", "bert", "gpt2", "opt", "gpt",
+    "llama", *NAMED_BY, "custom",
 )  # fmt: skip
 """Allowed values of `architecture` in a model's config."""
 
@@ -77,6 +77,8 @@ def builder(architecture: str) -> Builder:
             from pipeline.workloads.translation import build
         case "bert" | "gpt2" | "opt":
             from pipeline.workloads.language_models import build
+        case "gpt" | "llama":
+            from pipeline.workloads.parallel_decoder import build
         case "timm":
             from pipeline.workloads.image_libraries import build_timm as build
         case "torchvision":

@@ -72,6 +72,8 @@ class Step:
     """Whether the step has used its dtype: by `autocast`, or cast as a whole."""
     without_exchange: Callable[[], Any] = field(init=False, default=nullcontext)
     """The context of a pass whose gradients ranks do not exchange."""
+    after_forward: Callable[[], Any] = field(init=False, default=nullcontext)
+    """Called between forward and backward pass."""
 
     def __post_init__(self) -> None:
         _check_pool(self.pool)
@@ -214,6 +216,7 @@ class Step:
             with phase("loss"):
                 value = value / self.parts
         self.read(value, "before_backward")
+        self.after_forward()
         with phase("backward"):
             value.backward()  # type: ignore[no-untyped-call]
         return value

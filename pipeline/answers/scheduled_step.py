@@ -1,0 +1,368 @@
+"""A predicted step of several passes: micro-batches, through the parts of a pipeline where the model is cut into some.
+
+A piece of the model (its first, middle or last layer, with what stands before or behind) is captured as one micro-batch. Its
+passes are simulated alone and put together by the schedule (`pipeline.simulate.schedule`), for all draws of errors at once. What is
+said of active time, families and communication is that of the stage whose device works longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pipeline.answers.drawn_step import draw_order, parts_of_step
+from pipeline.answers.step_errors import ErrorSources, StepErrors, host_factors, interval
+from pipeline.answers.step_prediction import (
+    SimulatedStep,
+    StepParts,
+    answer_fields,
+    arithmetic_of,
+    device_time,
+    memory_fields,
+)
+from pipeline.graph.device_calls import calls_table
+from pipeline.graph.gpu_memory import needed_bytes, stage_memory
+from pipeline.hardware.rank_layout import Groups
+from pipeline.hardware.stages import of_part
+from pipeline.prediction import Prediction, SeveralGpus
+from pipeline.question.question import Question
+from pipeline.question.settings import Ranks
+from pipeline.simulate.critical_path import simulate
+from pipeline.simulate.program import Program
+from pipeline.simulate.schedule import (
+    BACKWARD,
+    FORWARD,
+    LAST_BACKWARD,
+    UPDATE,
+    PartPasses,
+    Pass,
+    Schedule,
+    passes_of,
+    simulate_schedule,
+)
+
+Floats = npt.NDArray[np.float64]
+
+BETWEEN_STAGES, TIED_WEIGHTS, NORM, GRADIENTS = (
+    "between stages", "tied weights", "norm of gradients", "gradients",
+)  # fmt: skip
+"""What ranks exchange beside what a capture shows. Gradients are those of the piece with the number behind the word."""
+
+
+def exchanges(question: Question, gradients: Sequence[int]) -> pd.DataFrame:
+    """What ranks exchange beside what a capture shows (`calls` schema), with `what`.
+
+    A rank sends its part of the activations: tensor-parallel ranks share the sending (Megatron-LM's scatter and gather). A
+    distributed optimizer scatters gradients and gathers weights, which moves what an all-reduce moves.
+
+    Args:
+        question: what is asked.
+        gradients: bytes of the gradients of each piece (`Question.chunks`).
+    """
+    ranks, of = question.ranks, question.workload.get
+    assert ranks is not None
+    p, layout, records = ranks.parallel, ranks.layout, []
+
+    def exchange(what: str, op: str, size: float, groups: Groups) -> None:
+        row = {"what": what, "op": op, "bytes_read": float(size), "bytes_written": float(size)}
+        shared = groups.node_groups if groups.node_groups > 1 else None
+        records.append({**row, "ranks": groups.ranks, "nodes": groups.nodes, "node_groups": shared})
+
+    if ranks.layers and ranks.replicas > 1:
+        *ends, middle = gradients
+        further = 0 if p.overlap else ranks.layers - 1
+        for number, size in enumerate(
+            [*(own + further * middle for own in ends), middle * (1 + further)]
+        ):
+            exchange(f"{GRADIENTS} {number}", "all_reduce", size, layout.groups("dp"))
+    if p.pp > 1:
+        on_node = ranks.devices // ranks.nodes
+        far = ranks.nodes > 1 and ranks.devices // p.pp >= on_node
+        pair = Groups(2, 2, on_node) if far else Groups(2, 1, 1)
+        element = 2 if of("precision") == "pure" else 4
+        tokens = question.batch_size * int(of("seq_len")) // p.cp
+        exchange(BETWEEN_STAGES, "send_recv", tokens * int(of("width")) * element // p.tp, pair)
+        if of("tied"):
+            table = int(of("vocabulary")) * int(of("width")) * element // p.tp
+            exchange(TIED_WEIGHTS, "all_reduce", table, pair)
+        exchange(NORM, "all_reduce", element, Groups(ranks.devices, ranks.nodes, 1))
+    common = {
+        "family": "collective", "phase": "communication", "dtype": "fp32", "stream": 0, "api": "",
+        "node_id": 0, "call": 0, "flops": 0.0, "blocking": False, "evidence": "",
+    }  # fmt: skip
+    table = calls_table([{**common, **row} for row in records])
+    return table.assign(what=np.array([row["what"] for row in records], object))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of the model as one micro-batch.
+
+    Attributes:
+        step: operators and device calls.
+        predicted: what the kernel models predict for `step.calls`.
+        program: `step.sequence` with host times.
+    """
+
+    step: StepParts
+    predicted: pd.DataFrame
+    program: Program
+
+    @cached_property
+    def passes(self) -> dict[str, Program]:
+        """Its passes."""
+        return passes_of(self.program)
+
+    @cached_property
+    def central_us(self) -> Floats:
+        """Predicted time of each device call, shape (calls,)."""
+        return self.predicted["kernel_us"].to_numpy(float)[self.step.which]
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """A step of several passes with the errors of its times.
+
+    Attributes:
+        question: what is asked.
+        pieces: of the model, as of `Question.chunks`.
+        exchanged: what ranks exchange (`exchanges`).
+        exchanged_times: what the kernel models predict for it.
+    """
+
+    question: Question
+    pieces: Sequence[Piece]
+    exchanged: pd.DataFrame
+    exchanged_times: pd.DataFrame
+
+    @property
+    def ranks(self) -> Ranks:
+        """How the work is shared."""
+        assert self.question.ranks is not None
+        return self.question.ranks
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How often each pass runs."""
+        count = self.ranks.parallel.micro_batches
+        return {FORWARD: count, BACKWARD: count - 1, LAST_BACKWARD: 1, UPDATE: 1}
+
+    @cached_property
+    def stages(self) -> list[dict[int, int]]:
+        """How often each stage holds each piece, by the number of the piece."""
+        of = self.ranks.parallel
+        found: list[dict[int, int]] = [{} for _ in range(of.pp)]
+        for part in range(of.parts):
+            held = found[part % of.pp]
+            for piece, times in ((of_part(part, of.parts), 1), (-1, self.ranks.layers - 1)):
+                number = piece % len(self.pieces)
+                held[number] = held.get(number, 0) + max(times, 0)
+        return found
+
+    @cached_property
+    def launches(self) -> list[npt.NDArray[np.int64]]:
+        """How often a step launches each device call of each piece that a stage holds once."""
+        found = []
+        for piece in self.pieces:
+            launches = np.zeros(len(piece.step.which), np.int64)
+            for name, program in piece.passes.items():
+                launches[program.call[program.call >= 0]] += self.counts[name]
+            found.append(launches)
+        return found
+
+    @cached_property
+    def busiest(self) -> dict[int, int]:
+        """The pieces of the stage whose device works longest, as of `stages`."""
+        busy = [
+            float(piece.central_us @ launches)
+            for piece, launches in zip(self.pieces, self.launches, strict=True)
+        ]
+        return max(self.stages, key=lambda held: sum(n * busy[piece] for piece, n in held.items()))
+
+    @cached_property
+    def errors(self) -> StepErrors:
+        """Widths of the errors of all distinct calls: those of the pieces in order, then what ranks exchange."""
+        calls = pd.concat([*(piece.step.calls for piece in self.pieces), self.exchanged])
+        times = pd.concat([*(piece.predicted for piece in self.pieces), self.exchanged_times])
+        host = self.pieces[0].program.host_evidence
+        return StepErrors.of(ErrorSources.of(calls), times, host, self.question.host.log_sd)
+
+    def drawn(self) -> tuple[Floats, Floats]:
+        """Times of all distinct calls in each draw, shape (calls, draws), and factors on host times, shape (draws,)."""
+        settings = self.question.predict
+        how_often = [
+            self.busiest.get(number, 0)
+            * np.bincount(piece.step.which, launches, len(piece.step.calls))
+            for number, (piece, launches) in enumerate(zip(self.pieces, self.launches, strict=True))
+        ]
+        weights = np.concatenate([*how_often, np.ones(len(self.exchanged))])
+        normals = self.errors.normals(weights, settings.draws, settings.seed)
+        program = self.pieces[0].program
+        host = host_factors(self.errors.host, program, settings.draws, settings.seed)
+        return self.errors.times(normals), host
+
+    def of_pieces(self, times: Floats) -> list[Floats]:
+        """Times of all distinct calls by piece; the last are those of what ranks exchange."""
+        return np.split(times, np.cumsum([len(piece.step.calls) for piece in self.pieces]))
+
+    def simulated(self, times: Floats, host: Floats) -> Schedule:
+        """The step with given times of all distinct calls, shape (calls, draws), and factors on host times, shape (draws,)."""
+        *own, exchanged = self.of_pieces(times)
+        passes = [
+            {
+                name: Pass.of(program, piece_times, piece.step.which, host)
+                for name, program in piece.passes.items()
+            }
+            for piece, piece_times in zip(self.pieces, own, strict=True)
+        ]
+        of, what = self.ranks.parallel, self.exchanged["what"].to_numpy(object)
+        moving = {str(name): exchanged[row] for row, name in enumerate(what)}
+        nothing, parts = np.zeros(times.shape[1]), []
+        for part in range(of.parts):
+            piece = of_part(part, of.parts) % len(passes)
+            ends, layer = (
+                moving.get(f"{GRADIENTS} {number % len(passes)}") for number in (piece, -1)
+            )
+            beside = (
+                (ends, layer) if of.overlap and ends is not None and layer is not None else None
+            )
+            behind = None if of.overlap else ends
+            parts.append(
+                PartPasses(passes[piece], passes[-1], max(self.ranks.layers - 1, 0), beside, behind)
+            )
+        moved = moving.get(BETWEEN_STAGES, nothing)
+        joined = moving.get(TIED_WEIGHTS, nothing) + moving.get(NORM, nothing)
+        loop = not self.question.predict.wait_each_step
+        return simulate_schedule(parts, of.pp, of.micro_batches, moved, joined, loop)
+
+    @cached_property
+    def central(self) -> Schedule:
+        """The step with predicted times."""
+        return self.simulated(self.errors.centre[:, None], np.ones(1))
+
+    @cached_property
+    def activity(self) -> tuple[float, float, float]:
+        """Active time, time of collectives, and that in which they run alone, of the busiest stage, µs."""
+        sums = np.zeros(3)
+        for number, held in self.busiest.items():
+            piece = self.pieces[number]
+            for name, program in piece.passes.items():
+                timeline = simulate(program, piece.central_us)
+                times = float(timeline.active_us[0]), *timeline.communication_us
+                sums += held * self.counts[name] * np.array(times)
+        active, moved, exposed = sums
+        return float(active), float(moved + self._exchanged_us()), float(exposed)
+
+    def _exchanged_us(self) -> float:
+        """Time of what the busiest stage exchanges beside its passes, µs."""
+        of, total, begins = self.ranks.parallel, 0.0, dict(self.busiest)
+        if not of.overlap:  # one exchange for each part, counted with the piece that it begins with
+            begins[len(self.pieces) - 1] -= (self.ranks.layers - 1) * of.virtual_stages
+        for what, us in zip(self.exchanged["what"], self.exchanged_times["kernel_us"], strict=True):
+            name, _, number = str(what).rpartition(" ")
+            passes = 2 * of.virtual_stages * of.micro_batches if what == BETWEEN_STAGES else 1
+            total += us * (begins.get(int(number), 0) if name == GRADIENTS else passes)
+        return float(total)
+
+    def device_time(self) -> dict[str, Any]:
+        """Fields of a prediction about the device time of the busiest stage."""
+        rows = []
+        for number, held in self.busiest.items():
+            piece = self.pieces[number]
+            us = held * piece.central_us * self.launches[number]
+            rows.append(piece.step.shown_rows(piece.predicted, us))
+        return device_time(pd.concat(rows))
+
+    def model_flops(self) -> dict[str, float]:
+        """FLOPs that the model needs for a step on one GPU, in the mean over the stages, by dtype."""
+        of, flops = self.ranks.parallel, dict[str, float]()
+        for held in self.stages:
+            for number, times in held.items():
+                for dtype, value in self.pieces[number].step.model_flops.items():
+                    own = value * times * of.micro_batches / of.pp
+                    flops[dtype] = flops.get(dtype, 0.0) + own
+        return flops
+
+
+@dataclass(frozen=True)
+class ScheduledDraws:
+    """The draws of a step of several passes, as of `drawn_step.DrawnStep`."""
+
+    step: ScheduledStep
+
+    @property
+    def calls(self) -> pd.DataFrame:
+        """Device calls of a micro-batch in the first piece."""
+        return self.step.pieces[0].step.all_calls
+
+    def step_us(self) -> Floats:
+        """The step time of each draw, µs, shape (draws,)."""
+        question = self.step.question
+        drawn = self.step.simulated(*self.step.drawn()).step_us
+        return drawn[draw_order(question.gpu.name, question.predict.draws)]
+
+    def parts(self) -> dict[str, Floats]:
+        """The parts of the step in each draw, µs, shape (draws,), as of `parts_of_step`."""
+        step, (times, host) = self.step, self.step.drawn()
+        own, families = step.of_pieces(times), dict[str, Floats]()
+        for number, held in step.busiest.items():
+            calls = step.pieces[number].step
+            launches = np.bincount(calls.which, step.launches[number], len(calls.calls))
+            us = own[number] * (held * launches)[:, None]
+            for family, rows in calls.calls.groupby("family").indices.items():
+                families[str(family)] = families.get(str(family), 0.0) + us[rows].sum(axis=0)
+        active, _, exposed = step.activity
+        total: Floats = np.sum(list(families.values()), axis=0)
+        growth = total / max(total.mean(), 1e-9)
+        step_us = step.simulated(times, host).step_us
+        found = parts_of_step(families, step_us, active * growth, exposed * growth)
+        order = draw_order(step.question.gpu.name, step.question.predict.draws)
+        return {name: us[order] for name, us in found.items()}
+
+
+def predict_scheduled(
+    step: ScheduledStep, folders: tuple[str, ...], with_interval: bool = True
+) -> SimulatedStep:
+    """Predict a step of several passes.
+
+    Args:
+        step: its pieces with predicted times.
+        folders: folders that the kernel models were read from.
+        with_interval: as of `step_prediction.predict_step`.
+    """
+    question, ranks, first, central = step.question, step.ranks, step.pieces[0], step.central
+    step_us, host_us = float(central.step_us[0]), float(central.host_us.max(axis=0)[0])
+    active, moved, exposed = step.activity
+    without_host = step.simulated(step.errors.centre[:, None], np.zeros(1))
+    waits = step_us - float(without_host.step_us[0])
+    bounds = {"host": waits, "communication": exposed, "device": step_us - waits - exposed}
+    draws = ScheduledDraws(step) if with_interval else None
+    draws_us = draws.step_us() if draws else None
+    low, high = (step_us, step_us) if draws_us is None else interval(draws_us, step_us)
+    device = step.device_time()
+    memory = stage_memory([piece.step.memory for piece in step.pieces], ranks)
+    prediction = Prediction(
+        **answer_fields(question, first.step, device["unmodelled_us"]),
+        **memory_fields(question.gpu, needed_bytes(memory, question.gpu)),
+        **device,
+        arithmetic=arithmetic_of(question.gpu, step.model_flops()),
+        predicted_us=step_us,
+        active_us=active,
+        host_us=host_us,
+        p10_us=low,
+        p90_us=high,
+        host_evidence={
+            kind: float(share) for kind, share in first.program.host_evidence.items() if share > 0
+        },
+        bound=max(bounds, key=lambda name: bounds[name]),
+        several=SeveralGpus.of(ranks, moved, exposed),
+        models_from=folders,
+        draws_us=draws_us,
+    )
+    return SimulatedStep(prediction, simulate(first.program, first.central_us), draws)

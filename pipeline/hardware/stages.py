@@ -1,0 +1,59 @@
+"""The stages of a pipeline: which parts of the model each holds, and the order of its passes.
+
+Orders: 1F1B (PipeDream-flush, arXiv:2006.09503), and interleaved where a stage holds several parts (arXiv:2104.04473).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Task(NamedTuple):
+    """A pass of a micro-batch through one of the parts of a stage."""
+
+    chunk: int
+    micro_batch: int
+    forward: bool
+
+
+def order(stage: int, stages: int, chunks: int, count: int) -> list[Task]:
+    """The passes of a stage: 1F1B, with several chunks a stage interleaved (Megatron-LM, core/pipeline_parallel/schedules.py).
+
+    Args:
+        stage: its place, from 0.
+        stages: of the pipeline.
+        chunks: parts of the model on each stage; with several, `count` is a multiple of `stages`.
+        count: micro-batches.
+    """
+    total, group = count * chunks, stages * chunks
+
+    def task(place: int, forward: bool) -> Task:
+        chunk = place % group // stages
+        return Task(
+            chunk if forward else chunks - 1 - chunk,
+            place // group * stages + place % stages if chunks > 1 else place,
+            forward,
+        )
+
+    ahead = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
+    ahead = min(ahead, total)
+    tasks = [task(place, True) for place in range(ahead)]
+    for place in range(total - ahead):
+        tasks += [task(ahead + place, True), task(place, False)]
+    return tasks + [task(place, False) for place in range(total - ahead, total)]
+
+
+def of_part(part: int, parts: int) -> int:
+    """The piece of the model with which a part begins or ends, of the first, the last and the middle layer: its number there.
+
+    The last of the pieces is the middle layer, and stands for all further layers.
+    """
+    return 0 if part == 0 else 1 if part == parts - 1 else -1
+
+
+def in_flight(stage: int, stages: int, chunks: int, count: int) -> int:
+    """The most forward passes of a stage whose activations are kept for their backward passes."""
+    steps = np.cumsum([1 if task.forward else -1 for task in order(stage, stages, chunks, count)])
+    return int(steps.max())

@@ -1,0 +1,226 @@
+"""Steps of several passes: micro-batches that pass forward and backward through the parts of a pipeline, and one update.
+
+A pass is simulated alone, launch by launch. What it adds to a host and a device that are busy with earlier passes follows from
+three times of it (`Pass`): a program without waits of the host is a linear map of the two clocks in max-plus algebra. So equal
+layers are simulated once, and a step of thousands of passes takes no longer than its distinct ones, for all draws at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.hardware.rank_layout import stream_of
+from pipeline.hardware.stages import Task, order
+from pipeline.simulate.compiled_walk import BESIDE_COLLECTIVES, SLOWED
+from pipeline.simulate.critical_path import step_ends
+from pipeline.simulate.program import Program
+from pipeline.simulate.program_changes import only_rows, without_calls, without_host
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+FORWARD, BACKWARD, LAST_BACKWARD, UPDATE = "forward", "backward", "last backward", "update"
+"""Passes of a captured micro-batch. In the last backward pass, replicas may exchange gradients."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a pass takes, µs, shape (draws,).
+
+    Attributes:
+        host: on the host.
+        alone: until host and device are done, on an idle device.
+        busy: on a device that has always work queued.
+    """
+
+    host: Floats
+    alone: Floats
+    busy: Floats
+
+    @classmethod
+    def of(cls, program: Program, times: Floats, which: Ints, host_scale: Floats) -> Pass:
+        """Simulate a pass; arguments as of `critical_path.step_times`."""
+        alone, host = step_ends(program, times, which, host_scale)
+        busy, _ = step_ends(without_host(program), times, which, host_scale)
+        return cls(host, alone, busy)
+
+    def then(self, other: Pass) -> Pass:
+        """This pass and one after it."""
+        alone = np.maximum(self.host + other.alone, self.alone + other.busy)
+        return Pass(self.host + other.host, alone, self.busy + other.busy)
+
+    def repeated(self, count: int) -> Pass:
+        """So many of this pass after each other."""
+        more = (count - 1) * np.maximum(self.host, self.busy)
+        return Pass(count * self.host, self.alone + more, count * self.busy)
+
+    def __add__(self, us: Floats) -> Pass:
+        """This pass and a time after it in which the device waits."""
+        return Pass(self.host, self.alone + us, self.busy + us)
+
+
+def passes_of(program: Program) -> dict[str, Program]:
+    """The program of each pass of a captured step of one micro-batch. That gradients are deleted belongs to the update."""
+    phases = program.items.phase[program.item]
+    backward = np.flatnonzero(phases == "backward")
+    begin = int(backward[0]) if len(backward) else len(program)
+    place = np.arange(len(program))
+    updates = np.flatnonzero((phases == "optimizer") & (place > begin))
+    end = int(updates[0]) if len(updates) else len(program)
+    deletes = (phases == "optimizer") & (place < begin)
+    exchanged = _on_stream(program, stream_of("dp"))
+    last = only_rows(program, (place >= begin) & (place < end) & ~deletes)
+    return {
+        FORWARD: only_rows(program, (place < begin) & ~deletes),
+        BACKWARD: without_calls(last, exchanged),
+        LAST_BACKWARD: last,
+        UPDATE: only_rows(program, (place >= end) | deletes),
+    }
+
+
+def _on_stream(program: Program, stream: int) -> Flags:
+    """Whether each call of a program is on a stream."""
+    found = np.zeros(program.call_count, bool)
+    rows = (program.stream >= 0) & (program.call >= 0)
+    found[program.call[rows]] = program.streams[program.stream[rows]] == stream
+    return found
+
+
+@dataclass(frozen=True)
+class PartPasses:
+    """The passes of a part of the model: its ends, and equal layers beside them.
+
+    Attributes:
+        ends: passes of a captured micro-batch (`passes_of`) with one layer.
+        layer: those of one layer alone.
+        layers: further layers.
+        exchanges_us: of the gradients of the ends and of a layer, while the backward pass goes on; None: not beside it.
+        exchange_us: of all gradients behind the last backward pass.
+    """
+
+    ends: Mapping[str, Pass]
+    layer: Mapping[str, Pass]
+    layers: int
+    exchanges_us: tuple[Floats, Floats] | None = None
+    exchange_us: Floats | None = None
+
+    def of(self, kind: str) -> Pass:
+        """A pass through the part, without exchange beside it."""
+        if not self.layers:
+            return self.ends[kind]
+        return self.ends[kind].then(self.layer[kind].repeated(self.layers))
+
+    def last_backward(self) -> Pass:
+        """The last backward pass, until gradients are exchanged."""
+        whole = self.of(LAST_BACKWARD)
+        if self.exchange_us is not None:
+            return whole + self.exchange_us
+        if self.exchanges_us is None:
+            return whole
+        taken = [(self.ends[LAST_BACKWARD].busy, self.exchanges_us[0])]
+        if self.layers:
+            taken += [(self.layer[LAST_BACKWARD].busy, self.exchanges_us[1])] * self.layers
+        computed, moved = reduce(_beside, taken, (0.0 * whole.busy, 0.0 * whole.busy))
+        return whole + (np.maximum(computed, moved) - whole.busy)
+
+
+def _beside(clocks: tuple[Floats, Floats], taken: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    """Ends of computing and of exchanging after one more layer, whose gradients are exchanged when it ends."""
+    (computed, moved), (busy, exchange) = clocks, taken
+    beside = np.maximum(moved - computed, 0.0) * SLOWED
+    computed = computed + busy + np.minimum(busy * (BESIDE_COLLECTIVES - 1.0), beside)
+    return computed, np.maximum(moved, computed) + exchange
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A simulated step of several passes. Times are µs, shape (draws,) unless said.
+
+    Attributes:
+        step_us: until all stages have updated their weights.
+        host_us: of the host of each stage, shape (stages, draws).
+        tasks: passes of each stage in their order.
+        begin_us, end_us: of each of `tasks` on the device in the first draw.
+    """
+
+    step_us: Floats
+    host_us: Floats
+    tasks: Sequence[Sequence[Task]]
+    begin_us: Sequence[Floats]
+    end_us: Sequence[Floats]
+
+
+def simulate_schedule(
+    parts: Sequence[PartPasses],
+    stages: int,
+    count: int,
+    moved_us: Floats,
+    joined_us: Floats,
+    loop: bool = False,
+) -> Schedule:
+    """Simulate the stages of a pipeline together: a pass begins when what it needs has arrived.
+
+    Args:
+        parts: of the model, in order; part k is on stage k modulo `stages`.
+        stages: of the pipeline; 1: micro-batches follow each other on one.
+        count: micro-batches.
+        moved_us: from the end of a pass to the arrival of its result at the next stage, shape (draws,).
+        joined_us: of what all stages exchange before the update, shape (draws,).
+        loop: whether the host of a single stage begins the next step while the device works on this one; several stages wait
+            for each other.
+    """
+    draws = len(moved_us)
+    orders = [order(stage, stages, len(parts) // stages, count) for stage in range(stages)]
+    passes = [
+        {
+            (True, False): part.of(FORWARD),
+            (False, False): part.of(BACKWARD),
+            (False, True): part.last_backward(),
+        }
+        for part in parts
+    ]
+    host, device = np.zeros((stages, draws)), np.full((stages, draws), -np.inf)
+    arrived: dict[tuple[int, int, bool], Floats] = {}
+    begins: list[list[float]] = [[] for _ in orders]
+    ends: list[list[float]] = [[] for _ in orders]
+    moving = True
+    while moving:
+        moving = False
+        for stage, tasks in enumerate(orders):
+            while len(ends[stage]) < len(tasks):
+                task = tasks[len(ends[stage])]
+                part = task.chunk * stages + stage
+                before = part - 1 if task.forward else part + 1
+                needs, key = 0 <= before < len(parts), (before, task.micro_batch, task.forward)
+                if needs and key not in arrived:
+                    break
+                last = not task.forward and task.micro_batch == count - 1
+                taken = passes[part][task.forward, last]
+                ready = np.maximum(device[stage], arrived.pop(key)) if needs else device[stage]
+                device[stage] = np.maximum(host[stage] + taken.alone, ready + taken.busy)
+                host[stage] += taken.host
+                arrived[part, task.micro_batch, task.forward] = device[stage] + moved_us
+                begins[stage].append(float(device[stage][0] - taken.busy[0]))
+                ends[stage].append(float(device[stage][0]))
+                moving = True
+    if stages > 1:
+        device[:] = device.max(axis=0) + joined_us
+    updates = [part.of(UPDATE) for part in parts]
+    if stages == 1 and loop:  # the device of a full queue
+        device[0] = sum(
+            passes[0][t.forward, not t.forward and t.micro_batch == count - 1].busy
+            for t in orders[0]
+        )
+    for part, update in enumerate(updates):
+        stage = part % stages
+        alone = 0.0 if stages == 1 and loop else host[stage] + update.alone
+        device[stage] = np.maximum(alone, device[stage] + update.busy)
+        host[stage] += update.host
+    step_us = np.maximum(host, device).max(axis=0)
+    return Schedule(step_us, host, orders, [*map(np.array, begins)], [*map(np.array, ends)])
