@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import PackError, SteptimeError
+from pipeline.errors import PackError, SteptimeError, first_line
 from pipeline.paths import is_checkout, packs_dir, transfer_dir
 from pipeline.schemas import atomic_path
 
@@ -66,8 +66,7 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
         OverflowError,
         RecursionError,
     ) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise PackError(f"{path}: not readable ({reason}); {remedy}") from None
+        raise PackError(f"{path}: not readable ({first_line(error)}); {remedy}") from None
 
 
 def write_json(path: Path, values: Mapping[str, Any], sealed: bool = False) -> None:
@@ -129,8 +128,7 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, Any] | None 
     """
     from safetensors.numpy import save
 
-    bad = _not_finite(arrays)
-    if bad:
+    if bad := _not_finite(arrays):
         raise SteptimeError(
             f"{path}: not written, because array {bad!r} has NaN or infinite values; refit the"
             " model"
@@ -174,8 +172,7 @@ def read_arrays(path: Path, remedy: str) -> tuple[dict[str, npt.NDArray[Any]], d
     check_format(path, metadata.pop(FORMAT_KEY, FORMAT), remedy)
     if metadata.pop(DIGEST_KEY, None) not in (None, _digest(arrays)):
         raise PackError(f"{path}: damaged: its numbers are not those that were written; {remedy}")
-    bad = _not_finite(arrays)
-    if bad:
+    if bad := _not_finite(arrays):
         raise PackError(f"{path}: array {bad!r} has NaN or infinite values; {remedy}")
     return arrays, metadata
 

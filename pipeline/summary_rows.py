@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.errors import TableError
+from pipeline.errors import TableError, first_line
 from pipeline.prediction import ASKED, Arithmetic, Prediction, SeveralGpus
 
 KEPT = (
@@ -72,9 +72,8 @@ def predictions_of(summary: pd.DataFrame, where: str | Path = "summary table") -
         try:
             predictions.append(prediction_of({str(key): value for key, value in row.items()}))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            reason = str(error).splitlines()[0]
             raise TableError(
-                f"{where}: row {number} is damaged ({reason}); run the pipeline again"
+                f"{where}: row {number} is damaged ({first_line(error)}); run the pipeline again"
             ) from None
     return predictions
 

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
+
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.spec import is_known_key
 from pipeline.question.options import (
@@ -59,43 +61,28 @@ def check_sections(config: Mapping[str, Any]) -> None:
         if not isinstance(config[name].get("name"), str):
             raise ConfigError(f"configuration: {name}.name is missing, the name of its file")
     for name, kinds in SECTION_TYPES.items():
+        section = config[name]
+        if unknown := [key for key in section if key not in kinds]:
+            raise ConfigError(f"configuration: {name}.{unknown[0]}: there is no such option")
         for key, kind in kinds.items():
-            if key not in config[name] and key not in HAVE_DEFAULTS:
+            if key not in section and key not in HAVE_DEFAULTS:
                 raise ConfigError(
                     f"configuration: {name}.{key} is missing; compare its file with the one that"
                     " ships"
                 )
-            if key in config[name] and not _is_of(kind, value := config[name][key]):
+            value = section.get(key)
+            try:
+                msgspec.convert(value, kind if key in section else Any)
+            except msgspec.ValidationError as error:
                 raise ConfigError(
-                    f"configuration: {name}.{key}={written(value)}: {KINDS[kind]} is needed"
-                )
-        if unknown := [key for key in config[name] if key not in kinds]:
-            raise ConfigError(f"configuration: {name}.{unknown[0]}: there is no such option")
+                    f"configuration: {name}.{key}={written(value)}: {error}"
+                ) from None
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"configuration: {name}.{key}={value}: a number is needed")
 
-
-KINDS = {
-    str: "a name",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    tuple[str, ...]: "a list of names",
-}
-"""Kinds of settings, in words."""
 
 HAVE_DEFAULTS = ("host_scale", "families")
 """Settings that a file may leave out."""
-
-
-def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a value of a file is of a kind."""
-    if kind in (int, float):
-        number = (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        )
-        return number and (kind is float or value == int(value))
-    if kind in (str, bool):
-        return isinstance(value, kind)
-    return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
 
 
 def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
