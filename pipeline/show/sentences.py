@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.prediction import Prediction
-from pipeline.readable import counted, gibibytes, listed, milliseconds, rate, shares, span
+from pipeline.readable import counted, listed, milliseconds, rate, shares, span
 
 ALMOST_EQUAL = 1.1
 """Ratio of two step times below which it is stated in percent."""
@@ -74,7 +74,6 @@ def answers(table: pd.DataFrame, predictions: Sequence[Prediction]) -> list[str]
 
 
 def _one_answer(p: Prediction) -> list[str]:
-    verdict = p.memory_state if p.fits else "does not fit this GPU"
     return [
         (
             f"{p.title}: {milliseconds(p.predicted_us)} (p10 to p90: {milliseconds(p.p10_us)} to"
@@ -84,7 +83,7 @@ def _one_answer(p: Prediction) -> list[str]:
             f"The {'GPU' if p.bound == 'device' else p.bound} limits the step: the GPU idles "
             f"{100 * p.idle_us / p.predicted_us:.0f} % of it"
         ),
-        f"It needs {gibibytes(p.memory_bytes)}: {verdict}. {_evidence([p])}",
+        f"It needs {p.memory_text}. {_evidence([p])}",
     ]
 
 
