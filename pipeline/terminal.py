@@ -235,6 +235,15 @@ def print_csv(rows: Iterable[Mapping[Any, Any]]) -> None:
     print(cells.to_csv(index=False, lineterminator="\n"), end="")
 
 
+def printed(as_json: bool, as_csv: bool, facts: Any, rows: Iterable[Mapping[Any, Any]]) -> bool:
+    """Print facts as one JSON object, or rows as CSV, where one of them is asked for; whether it was."""
+    if as_json:
+        print_json(facts)
+    elif as_csv:
+        print_csv(rows)
+    return as_json or as_csv
+
+
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
@@ -246,11 +255,8 @@ def catalogue(
     optional: Sequence[str] = Catalogue.optional,
 ) -> None:
     """Print rows as a table with a column per key, as one JSON object or as CSV."""
-    if as_json or as_csv:
-        print_json({"rows": rows}) if as_json else print_csv(rows)
-        return
-
-    console().print(Catalogue(rows, optional), crop=False)
+    if not printed(as_json, as_csv, {"rows": rows}, rows):
+        console().print(Catalogue(rows, optional), crop=False)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from pipeline.answers.step_changes import CANDIDATES, SAME, Candidate, applies, 
 from pipeline.answers.step_errors import interval
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
-from pipeline.question.question import Question
+from pipeline.question.question import Question, only
 from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, shares
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
@@ -287,15 +286,12 @@ def advise(
         InputError: a name or value does not exist, or the overrides describe several points.
     """
     with questions_about(gpu, model, overrides) as questions:
-        if len(questions) != 1:
-            raise ConfigError(f"advise takes one point, but these overrides give {len(questions)}")
-        return advice_for(questions[0], same_results)
+        return advice_for(only(questions), same_results)
 
 
 def advice_for(
     asked: Question,
     same_results: bool = False,
-    results: str | Path | None = "results",
     predicting: Predict | None = None,
 ) -> Advice:
     """What would make the step of a question faster.
@@ -303,7 +299,6 @@ def advice_for(
     Args:
         asked: the question.
         same_results: leave out what changes the results of the step by more than rounding.
-        results: as for `AvailableModels`.
         predicting: answers questions with their draws; by default an `Engine`. A command wraps it to show progress.
 
     Raises:
@@ -315,7 +310,7 @@ def advice_for(
             "advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100"
         )
 
-    answering = predicting or engine(results).predict
+    answering = predicting or engine().predict
     (first,) = answering([asked])
     before, failed = first.whole(), dict[Candidate, str]()
 

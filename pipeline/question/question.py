@@ -124,12 +124,8 @@ class Question:
     def asked(self) -> dict[str, str]:
         """The options on which a time depends most, as the workload has them: dtype, optimizer (in training) and attention."""
         of = self.workload.get
-        names = (
-            ("dtype", "attention")
-            if of("mode") == "inference"
-            else ("dtype", "optimizer", "attention")
-        )
-        return {key: str(of(key)) for key in names if of(key) is not None}
+        trains = ["optimizer"] * (of("mode") != "inference")
+        return {key: str(of(key)) for key in ("dtype", *trains, "attention") if of(key) is not None}
 
     @property
     def devices(self) -> int:
@@ -143,18 +139,9 @@ class Question:
 
     def alone(self) -> Question:
         """The same step on one of its GPUs, without exchange."""
-        shared = ("layout", "ddp")
-        workload = FrozenDict(
-            {key: value for key, value in self.workload.items() if key not in shared}
-        )
-        return replace(
-            self,
-            ranks=None,
-            workload=workload,
-            variant="alone",
-            model_variant="alone",
-            overrides=(),
-        )
+        own = {key: each for key, each in self.workload.items() if key not in ("layout", "ddp")}
+        alone = replace(self, ranks=None, workload=FrozenDict(own), overrides=())
+        return replace(alone, variant="alone", model_variant="alone")
 
     @property
     def local(self) -> bool:
@@ -233,12 +220,21 @@ def ask(overrides: Sequence[str]) -> Question:
         UnknownNameError: a GPU, model or option does not exist.
         ConfigError: an override cannot be read, is a sweep, or a value makes no sense.
     """
-    first, *others = expand(overrides)
-    if others:
+    return only(expand(overrides))
+
+
+def only(questions: Sequence[Question]) -> Question:
+    """The single question of a list.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    if len(questions) != 1:
         raise ConfigError(
-            f"{' '.join(overrides)}: {len(others) + 1} points; give each option one value"
+            f"one point is taken, but these overrides give {len(questions)} points; compare takes"
+            " several"
         )
-    return first
+    return questions[0]
 
 
 def questions_of(gpu: str, model: str, options: Mapping[str, Any]) -> list[Question]:

@@ -153,12 +153,9 @@ class Comparison:
         """What all rows share, and heads and rows of the whole table, as text."""
         shared = _shared(rows)
         cells = [self._cells(row, shared) for row in rows]
-        same = [
-            name
-            for name in ("GPU", "model", "batch", "host")
-            if len({row[name] for row in cells} - {""}) <= 1
-        ]
-        same += [] if any(row["options"] != DEFAULT for row in cells) else ["options"]
+        named = ("GPU", "model", "batch", "host")
+        same = [name for name in named if len({row[name] for row in cells} - {""}) <= 1]
+        same += ["options"] * all(row["options"] == DEFAULT for row in cells)
         names = [name for name in dict.fromkeys(chain(*cells)) if name not in same]
         heads = [self._header(name) for name in names]
         texts = [[row.get(name, "") for name in names] for row in cells]
@@ -266,7 +263,7 @@ class Comparison:
 
     def _largest_batch(self, p: Prediction) -> str:
         """The largest batch that fits; empty where nobody knows, as on this machine."""
-        key = f"{p.gpu}/{p.model}/{p.variant}"
+        key = design(p)
         if most := self.largest.get(key):
             return f"{'≈ ' if key in self.estimated else ''}{most:,}"
         return "" if p.gpu == LOCAL_GPU or key not in self.largest else "none"
@@ -299,12 +296,17 @@ class Comparison:
         return p.fits and not unmarked and self._per_price(p) == max(known)
 
 
+def design(p: Prediction) -> str:
+    """GPU, model and variant, as keys of the largest batches."""
+    return f"{p.gpu}/{p.model}/{p.variant}"
+
+
 def _exchange(p: Prediction) -> dict[str, str]:
     """The columns of a step on several GPUs."""
     if p.several is None:
         return {}
-    efficiency = "" if p.several.efficiency is None else f"{p.several.efficiency:.1%}"
-    return {"exposed": in_ms(p.several.exposed_communication_us), "efficiency": efficiency}
+    exposed = in_ms(p.several.exposed_communication_us)
+    return {"exposed": exposed, "efficiency": p.several.rows["scaling efficiency"]}
 
 
 def _options(row: Prediction | Answer) -> list[str]:

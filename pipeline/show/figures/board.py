@@ -302,21 +302,22 @@ KINDS = ("svg", "png")
 """Kinds of files of a figure."""
 
 
-def check_file(path: Path, option: str, kinds: Sequence[str] = KINDS) -> None:
+def check_file(path: Path | None, option: str, kinds: Sequence[str] = KINDS) -> None:
     """Refuse a file that cannot be written, before the work.
 
     Args:
-        path: the file.
+        path: the file; None for none.
         option: the option that names it.
         kinds: endings that its name may have.
 
     Raises:
         InputError: it has another ending, or its folder does not exist.
     """
-    if not path.name.endswith(tuple(f".{kind}" for kind in kinds)):
-        raise InputError(
-            f"{option} {path}: give a name that ends in {' or '.join(f'.{kind}' for kind in kinds)}"
-        )
+    if path is None:
+        return
+    endings = tuple(f".{kind}" for kind in kinds)
+    if not path.name.endswith(endings):
+        raise InputError(f"{option} {path}: give a name that ends in {' or '.join(endings)}")
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.parent}")
 
