@@ -22,9 +22,10 @@ from pipeline.show.figures.board import (
     marks,
     plain_ticks,
     rows_height,
+    spread,
     value_labels,
 )
-from pipeline.show.figures.step_times import spread, step_bars, step_legend
+from pipeline.show.figures.step_times import step_bars, step_legend
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

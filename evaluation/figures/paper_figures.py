@@ -114,7 +114,7 @@ def busy_shares(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
                 markeredgewidth=0.5,
             )
         axes.set_xlim(0, 100)
-        board.label_rows(axes, steps if gpu == gpus[0] or board.columns == 1 else [""] * len(steps))
+        board.label_rows(axes, steps, once=True)
         board.number_ticks(axes)
         board.names(axes, "busy share (%)")
         board.title(axes, str(gpu))
@@ -246,9 +246,7 @@ def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
         for row in range(0, len(steps), 2):
             axes.axhspan(row - 0.5, row + 0.5, color="0.95", zorder=0)
         axes.set_xlim(0, 105 * float(rows[list(series)].to_numpy().max()))
-        board.label_rows(
-            axes, labels if gpu == gpus[0] or board.columns == 1 else [""] * len(labels)
-        )
+        board.label_rows(axes, labels, once=True)
         board.number_ticks(axes)
         board.names(axes, "|predicted / measured − 1| (%)")
         board.title(axes, str(gpu))

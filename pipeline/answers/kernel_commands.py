@@ -96,7 +96,6 @@ def fit_command(
     gpu: str,
     families: Sequence[str] | None,
     out: str | Path,
-    workers: int | None = None,
     on_fit: Callable[[FittedFamily], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Fit families of one GPU on a file of samples, into `out/<family>/`.
@@ -106,7 +105,6 @@ def fit_command(
         gpu: name or alias.
         families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
-        workers: processes; None takes the number of processors, at most `MAX_WORKERS`.
         on_fit: called after each family.
 
     Returns:
@@ -121,7 +119,7 @@ def fit_command(
     wanted = [OP_NAMES.get(name, name) for name in families or ()]
     for name in wanted:
         family(name)
-    count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
+    count = min(MAX_WORKERS, os.cpu_count() or 1)
     best = fit_gpu(
         samples, spec, out, list(dict.fromkeys(wanted)) or None, workers=count, on_fit=on_fit
     )

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pipeline.paths import project_dir
 from pipeline.schemas import atomic_path
 from pipeline.show.comparison import Comparison
@@ -63,7 +65,7 @@ def write_report(
     figures: str | Path,
     tables: Sequence[Section],
     rules: Mapping[str, Sequence[str]],
-    timelines: Mapping[str, str] | None = None,
+    timelines: Mapping[str, str],
 ) -> None:
     """Write the report.
 
@@ -90,7 +92,7 @@ def write_report(
         title=grid_title(predictions),
         said=answers(step_table(predictions), predictions),
         hosts=comparison.hosts,
-        policy=page_policy([played, *(timelines or {}).values()]),
+        policy=page_policy([played, *timelines.values()]),
         style=STYLE.read_text(encoding="utf-8"),
         played=played,
         steps=_steps_section(comparison),
@@ -103,7 +105,7 @@ def write_report(
         folded=NOT_OF_THE_GRID,
         tables=[part for part in tables if part.title != STEPS],
         rules=rules,
-        timelines=dict(timelines or {}),
+        timelines=timelines,
         missing=not_drawn(Path(figures)),
     )
     with atomic_path(Path(page)) as part:
@@ -125,11 +127,7 @@ def page_policy(pages: Iterable[str]) -> str:
 
 def read_sections(path: str | Path) -> list[Section]:
     """Read the sections of accuracy tables, as a rule of `evaluation/` writes them."""
-    sections = json.loads(Path(path).read_text(encoding="utf-8"))
-    return [
-        Section(s["title"], s["says"], tuple(s["header"]), tuple(map(tuple, s["rows"])))
-        for s in sections
-    ]
+    return msgspec.json.decode(Path(path).read_bytes(), type=list[Section])
 
 
 def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:

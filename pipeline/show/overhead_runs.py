@@ -1,4 +1,4 @@
-"""Logs overhead statistics as MLflow runs: one per GPU and estimator, with the table and a figure of T1 to T5."""
+"""Logs overhead statistics as MLflow runs: one per GPU and estimator, with the table of T1 to T5."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pandas as pd
 
 from pipeline.overheads.overhead_model import HOST_TYPES
 from pipeline.question.settings import OverheadSettings, plain
-from pipeline.show.figures.overhead_plots import overhead_types
 from pipeline.show.tracking import OVERHEADS, log_run
 
 
@@ -53,5 +52,4 @@ def track_overheads(
             tags={"gpu": gpu, "estimator": settings.estimator},
             made_by="workflow/scripts/overhead_statistics.py",
             artifacts={"statistics": table},
-            figures={"overheads.png": overhead_types(observations, gpu)},
         )

@@ -22,6 +22,9 @@ MAX_TITLE, FRAME = 70, 6
 UNFOLDED = 1000
 """Width of a table whose cells are not folded, in characters."""
 
+MOST_FAMILIES = 5
+"""Number of kernel families that a prediction's table lists."""
+
 PIPE_WIDTH = 140
 """Width of a table, in characters, when the output is not a terminal."""
 
@@ -119,14 +122,14 @@ def _styled(prediction: Prediction, label: str, value: str) -> Text:
     return text
 
 
-def families(prediction: Prediction, most: int = 5) -> Table:
+def families(prediction: Prediction) -> Table:
     """The largest kernel families with their share of the device's kernel time."""
     total = sum(prediction.families_us.values()) or 1.0
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("largest kernel families", overflow="fold")
     table.add_column("time", no_wrap=True)
     table.add_column("share", no_wrap=True, overflow="crop")
-    for name, us in list(prediction.families_us.items())[:most]:
+    for name, us in list(prediction.families_us.items())[:MOST_FAMILIES]:
         table.add_row(
             name, milliseconds(us), Text(f"{us / total:4.0%} " + "█" * round(24 * us / total))
         )

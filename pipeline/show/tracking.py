@@ -204,10 +204,8 @@ def write_pyfunc(data: Path, folder: Path, loader: str) -> Path:
     return folder
 
 
-def register_model(
-    folder: str | Path, name: str, run_id: str, inside: str, tags: Mapping[str, str]
-) -> str:
-    """Register the model logged under `inside` of a run as a new version of `name`; returns the version."""
+def register_model(folder: str | Path, name: str, run_id: str, tags: Mapping[str, str]) -> str:
+    """Register the model that a run logged as a new version of `name`; returns the version."""
     from mlflow.exceptions import MlflowException
 
     with _client_alone(folder) as client:
@@ -215,7 +213,7 @@ def register_model(
             MlflowException
         ):  # it exists since an earlier fit and gets a new version
             client.create_registered_model(name, tags=dict(tags))
-        source = f"{client.get_run(run_id).info.artifact_uri}/{inside}"
+        source = f"{client.get_run(run_id).info.artifact_uri}/model"
         return str(
             client.create_model_version(name, source, run_id=run_id, tags=dict(tags)).version
         )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.palette import SERIES, series_colours
 from pipeline.show.figures.board import (
     MARKERS,
     NOTE,
     WIDE,
     Board,
+    Numbers,
     Page,
     equality,
     in_order,
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Numbers = npt.NDArray[np.float64]
 
 LINE_STYLES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 """Styles of the lines of several GPUs, so that they also differ in grey."""
@@ -68,27 +65,6 @@ def predicted_against_measured(test: pd.DataFrame, title: str) -> Figure:
     return board.figure
 
 
-def error_histogram(test: pd.DataFrame, title: str) -> Figure:
-    """Histogram of predicted / measured - 1 in percent, cut at the 1st and 99th percentiles."""
-    board = Board([2.6], Page(5.5, 1, 2.0), grid="y")
-    (axes,) = board.panels
-    error = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
-    low, high = np.percentile(error, [1, 99])
-    width = max(abs(low), abs(high), 0.5)
-    axes.hist(np.clip(error, -width, width), bins=60, range=(-width, width), color=ACTIVE)
-    axes.axvline(0, color="black", linewidth=0.8)
-    board.names(axes, "predicted / measured − 1 (%)", "held-out calls")
-    board.number_ticks(axes)
-    board.headline(
-        f"{title}: half of the errors are between {_signed(error, 25)} and {_signed(error, 75)} %"
-    )
-    return board.figure
-
-
-def _signed(error: np.ndarray, percentile: float) -> str:
-    return f"{np.percentile(error, percentile):+.1f}".replace("-", "−")
-
-
 def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Held-out error of every kernel model (geometric mean and mean), and the coverage of its intervals.
 
@@ -115,9 +91,7 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     right.axvline(80, color="black", linewidth=1, linestyle="--", zorder=1)
     right.set_xlim(min(60.0, 100 * float(errors["coverage"].min()) - 2), 101)
     for axes in (left, right):
-        board.label_rows(
-            axes, families if axes is left or board.columns == 1 else [""] * len(families)
-        )
+        board.label_rows(axes, families, once=True)
         board.number_ticks(axes)
     board.names(left, "error on shapes not trained on (%)")
     board.names(right, "calls inside p10 to p90 (%)")

@@ -9,8 +9,16 @@ import pandas as pd
 
 from pipeline.palette import ACTIVE, series_colours
 from pipeline.readable import rate
-from pipeline.show.figures.board import MARKERS, WIDE, Board, Page, number_ticks
-from pipeline.show.figures.step_times import Numbers, panel_per_model, spread
+from pipeline.show.figures.board import (
+    MARKERS,
+    WIDE,
+    Board,
+    Numbers,
+    Page,
+    number_ticks,
+    spread,
+)
+from pipeline.show.figures.step_times import panel_per_model
 from pipeline.show.sentences import throughput_sentence
 
 if TYPE_CHECKING:
