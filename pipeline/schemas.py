@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -356,45 +357,32 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
     return provenance
 
 
-class atomic_path:  # noqa: N801 - used like a function in `with atomic_path(...) as part`
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
     """Context with a temporary path beside `path`; the file is renamed to `path` on success and removed on failure.
 
     If `path` is a link, its target is replaced and the link stays. A path that is not a file (a folder, /dev/null) is
     refused.
     """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).resolve() if Path(path).is_symlink() else Path(path)
-
-    def __enter__(self) -> Path:
-        if self.path.is_dir():
-            raise InputError(f"{self.path}: is a folder; give the path of the file to write")
-        if self.path.exists() and not self.path.is_file():
-            raise InputError(f"{self.path}: is not a regular file; give another path")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(
-                prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent
-            )
-        except OSError as error:
-            raise unwritable(self.path, error) from None
+    target = Path(path).resolve() if Path(path).is_symlink() else Path(path)
+    if target.is_dir():
+        raise InputError(f"{target}: is a folder; give the path of the file to write")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{target}: is not a regular file; give another path")
+    part = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(".part", f".{target.name}.", target.parent)
         os.close(handle)
-        self.part = Path(name)
-        return self.part
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        if kind is None:
-            try:
-                self.part.chmod(0o644)
-                self.part.replace(self.path)
-                return
-            except OSError as failure:
-                error = failure
-        self.part.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise unwritable(self.path, error) from None
+        part = Path(name)
+        yield part
+        part.chmod(0o644)
+        part.replace(target)
+    except OSError as error:
+        raise unwritable(target, error) from None
+    finally:
+        if part is not None:
+            part.unlink(missing_ok=True)
 
 
 def unwritable(path: str | Path, error: OSError) -> SteptimeError:

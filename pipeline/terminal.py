@@ -282,26 +282,3 @@ def progress(items: Iterable[Item], total: int, text: str) -> Iterable[Item]:
     from rich.progress import track
 
     return track(items, text, total, console=Console(stderr=True), transient=True)
-
-
-@contextmanager
-def counting(text: str, total: int) -> Iterator[Callable[[str, int], object]]:
-    """Show a progress bar for work in several stages, only on a terminal; it is removed afterwards.
-
-    Args:
-        text: what is shown, with `{stage}` in it.
-        total: number of items that each stage goes through.
-
-    Yields a function that sets the stage and how many items are done with it.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _stage, _done: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(text.format(stage="reading"), total=total)
-        yield lambda stage, done: bar.update(
-            task, description=text.format(stage=stage), completed=done
-        )

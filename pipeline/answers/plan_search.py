@@ -151,7 +151,8 @@ class Search:
                 self.lost["batch does not divide the global batch"] += 1
                 continue
             gpu = question.gpu
-            room = min(gpu.usable_memory_bytes, self.limits.memory_bytes or gpu.usable_memory_bytes)
+            most = np.inf if self.limits.memory_gib is None else self.limits.memory_gib * 2**30
+            room = min(gpu.usable_memory_bytes, most)
             step = gpu, question.workload, question.edit, question.ranks
             need, batch = needs.get(step, (0, 0))
             if need <= room and batch != question.batch_size:

@@ -30,7 +30,6 @@ from pipeline.terminal import (
     Csv,
     Json,
     Overrides,
-    counting,
     examples,
     printed,
     progress,
@@ -117,12 +116,15 @@ def plan(
         raise InputError(
             "the space is empty: give its axes, for example gpu=V100,A100 batch_size=512,1024"
         )
-    limits = Limits.of(
-        samples, memory, budget, None if deadline is None else seconds(deadline), global_batch
-    )
+    deadline_s = None if deadline is None else seconds(deadline)
+    limits = Limits(samples, memory, budget, deadline_s, global_batch)
     points = expand(given)
     check_file(figure, "--figure")
-    with counting(f"{{stage}} {len(points):,} points", len(points)) as on_progress:
+    with working("reading") as say:
+
+        def on_progress(stage: str, done: int) -> None:
+            say(f"{stage} {len(points):,} points, {done:,} done")
+
         result = make_plan(objective, points, limits, on_progress, **results)
     if figure is not None:
         write_plan_front(result, figure)

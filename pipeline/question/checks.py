@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -235,48 +235,43 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check(key: str, value: Any, default: Any) -> None:
-    option = option_of(key)
-    first = default[0] if isinstance(default, list) and default else default
-    if default is None and option.whole:
-        for number in value if isinstance(value, list) and key == "model.image_size" else [value]:
-            _check_number(key, number, value, 1)
-    elif isinstance(first, bool):
-        if not isinstance(value, bool) and value not in option.words:
-            words = " or ".join(("true", "false", *option.words))
-            raise ConfigError(f"{key}={value}: give {words}")
+    """Check a value against the kind of the file's: true or false, numbers, names, or lists of these."""
+    option, listed = option_of(key), isinstance(default, list)
+    first = default[0] if listed and default else default
+    each = value if isinstance(value, list) else [value]
+    # a number may stand where the file has none; image_size may be a list, too
+    if first is None and option.whole:
+        first, listed = 1, key == "model.image_size" and isinstance(value, list)
+    as_usual = bool(each) and (option.each or isinstance(value, list) == listed)
+    if isinstance(first, bool):
+        fine = isinstance(value, bool) or value in option.words
+        wanted = " or ".join(("true", "false", *option.words))
     elif isinstance(first, (int, float)):
-        several = isinstance(default, list)
-        if (isinstance(value, list) != several and not option.each) or value == []:
-            brackets = f" in brackets, for example {key}={written(default)}" if several else ""
-            numbers = "numbers" if several else "one number"
-            raise ConfigError(f"{key}={written(value)}: give {numbers}{brackets}")
-        for number in value if isinstance(value, list) else [value]:
-            _check_number(key, number, value, first)
-    elif isinstance(default, list):
-        names = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
-        if not names:
-            shown = example(key) or f", for example {key}={written(default)}"
-            raise ConfigError(f"{key}={written(value)}: give names in brackets{shown}")
-    elif isinstance(default, str) and not isinstance(value, str):
-        shown = example(key) or f", for example {key}={default}"
-        raise ConfigError(f"{key}={written(value)}: give a name{shown}")
+        fits, wanted = _numbers(key, first)
+        fine, wanted = as_usual and all(map(fits, each)), f"{wanted}{' in brackets' * listed}"
+    elif listed or isinstance(first, str):
+        fine = (isinstance(value, list) or not listed) and bool(each)
+        fine = fine and all(isinstance(name, str) for name in (each if listed else [value]))
+        wanted = "names in brackets" if listed else "a name"
+        wanted += example(key) or f", for example {key}={written(default)}"
+    else:
+        return
+    if not fine:
+        raise ConfigError(f"{key}={written(value)}: give {wanted}")
 
 
-def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
+def _numbers(key: str, default: float) -> tuple[Callable[[Any], bool], str]:
+    """Whether a value is a number that an option takes, and such numbers in words."""
     option, (section, _, name) = option_of(key), key.partition(".")
     usual_kind = SECTION_TYPES[section][name] if section in SECTION_TYPES else type(default)
     whole = option.whole if option.whole is not None else usual_kind is int and section != "gpu"
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    zero = option.least == 0
-    if (
-        not (known and math.isfinite(value))
-        or value < 0
-        or (value == 0 and not zero)
-        or (whole and value != int(value))
-    ):
-        kind, least = "whole number" if whole else "number", "0 or above" if zero else "above 0"
-        several = isinstance(shown, list)
-        asked = f"{kind}s {least} in the brackets" if several else f"a {kind} {least}"
-        raise ConfigError(f"{key}={written(shown)}: give {asked}")
-    if option.least is not None and value < option.least:
-        raise ConfigError(f"{key}={written(shown)}: give {option.least} or more")
+    least = option.least
+
+    def fits(value: Any) -> bool:
+        known = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not known or not math.isfinite(value) or (whole and value != int(value)):
+            return False
+        return bool(value > 0) if least is None else bool(value >= least)
+
+    above = "above 0" if least is None else f"{least:g} or above"
+    return fits, f"a {'whole ' if whole else ''}number {above}"

@@ -38,7 +38,7 @@ def track_overheads(
                 f"{name}_median_us": float(values.median()),
             }
     # the host's scale is applied when a point is predicted
-    fitted = {key: value for key, value in plain(settings).items() if key != "host_scale"}
+    fitted = plain(settings, without=("host_scale",))
     workloads = sorted(set(observations["workload"].astype(str)))
     with tempfile.TemporaryDirectory() as scratch:
         table = Path(scratch) / "overheads.csv"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -66,10 +67,7 @@ def show_predictions(flow: Flow, table: str) -> None:
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime
-    made = {
-        (p.gpu, p.model, p.variant, p.batch_size): p
-        for p in predictions_of(read_table(table, "summary"), table)
-    }
+    made = {_key(p): p for p in predictions_of(read_table(table, "summary"), table)}
     points = [(made[key_of(point)], point) for point in flow.asked]
     predictions = [
         replace(p, notes=tuple(dict.fromkeys((*point.notes, *p.notes)))) for p, point in points
@@ -125,17 +123,17 @@ def predictions_in(root: Path) -> list[Prediction]:
     )
 
 
-def _key(p: Prediction) -> tuple[str, ...]:
-    return p.gpu, p.model, p.variant, str(p.batch_size)
+def _key(p: Prediction) -> tuple[str, str, str, int]:
+    return p.gpu, p.model, p.variant, p.batch_size
 
 
-def _grid_order(root: Path) -> dict[tuple[str, ...], int]:
+def _grid_order(root: Path) -> dict[Any, int]:
     """Place of each point in the grids of a results folder: the last grid first, each in the order that was asked."""
-    order: dict[tuple[str, ...], int] = {}
+    order: dict[Any, int] = {}
     for file in sorted(root.glob(f"grids/*/{ORDER}"), key=lambda path: -path.stat().st_mtime):
         with suppress(OSError, ValueError, TypeError):
             for key in json.loads(file.read_text(encoding="utf-8")):
-                order.setdefault(tuple(map(str, key)), len(order))
+                order.setdefault(tuple(key), len(order))
     return order
 
 
