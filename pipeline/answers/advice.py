@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline import plotter
@@ -31,7 +30,6 @@ from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 Predict = Callable[[Sequence[Question]], Iterable[Answer]]
 
 MIN_GAIN = 0.005

@@ -14,9 +14,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.errors import InputError
+from pipeline.families.dims import Array
 from pipeline.readable import compact
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-Numbers = npt.NDArray[np.float64]
 
 HEADLINE, TITLE, TEXT, NOTE = 10.5, 9.5, 8.5, 7.5
 """Sizes of text in points: the figure's headline, titles of panels, labels, and notes."""
@@ -229,7 +228,7 @@ def _height(text: str, size: float) -> float:
     return LINE * size * (text.count("\n") + 1)
 
 
-def spread(middle: Numbers, low: Numbers, high: Numbers) -> Numbers:
+def spread(middle: Array, low: Array, high: Array) -> Array:
     """Lengths of whiskers, as matplotlib's error bars take them; also of a single value."""
     return np.maximum([np.atleast_1d(middle - low), np.atleast_1d(high - middle)], 0.0)
 
@@ -258,7 +257,7 @@ def value_labels(
         )
 
 
-def equality(axes: Axes, times: Numbers) -> None:
+def equality(axes: Axes, times: Array) -> None:
     """Make axes of predicted against measured logarithmic; draw the line of equality with the band of `EQUALITY_BAND`.
 
     Args:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+from pipeline.families.dims import Array
 from pipeline.palette import SERIES, series_colours
 from pipeline.show.figures.board import (
     MARKERS,
     NOTE,
     WIDE,
     Board,
-    Numbers,
     Page,
     equality,
     in_order,
@@ -113,7 +113,7 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
 
 
 def _errors_of_gpu(
-    axes: Axes, rows: pd.DataFrame, where: Numbers, marker: str, colour: str, labelled: bool
+    axes: Axes, rows: pd.DataFrame, where: Array, marker: str, colour: str, labelled: bool
 ) -> None:
     """The errors of one GPU's models: the geometric mean with a line from zero, and a hollow arithmetic mean."""
     gmae, mape = 100 * rows["gmae"], 100 * rows["mape"]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipeline.families.dims import Array
 from pipeline.palette import ACTIVE, series_colours
 from pipeline.readable import rate
 from pipeline.show.figures.board import (
     MARKERS,
     WIDE,
     Board,
-    Numbers,
     Page,
     number_ticks,
     spread,
@@ -114,7 +114,7 @@ def _throughput_lines(
     number_ticks(axes.yaxis)
 
 
-def _speeds(rows: pd.DataFrame) -> tuple[Numbers, Numbers, Numbers]:
+def _speeds(rows: pd.DataFrame) -> tuple[Array, Array, Array]:
     """Throughput with its p10 and p90, in samples per second."""
     batch = rows["batch_size"].to_numpy(float)
     low, high = (1e6 * batch / rows[column].to_numpy(float) for column in ("p90_us", "p10_us"))
