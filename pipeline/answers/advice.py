@@ -347,19 +347,22 @@ def _why(candidate: Candidate, gain: Gain, taken: Mapping[str, str]) -> str:
 
 
 def _notes(before: Prediction, lines: Sequence[Line]) -> tuple[str, ...]:
-    notes = list(before.warnings)
-    keys = {line.change.partition("=")[0] for line in lines}
-    if "predict.cuda_graph" in keys:
-        notes.append(
-            "CUDA graphs: whether PyTorch can capture this step is not checked, and their memory is"
-            " not counted"
-        )
-    if any(key.startswith("edit.") for key in keys):
-        notes.append(
-            "edits of operators do not change the memory need; what a fused kernel must keep is not"
-            " counted"
-        )
-    return tuple(notes)
+    changes = [line.change for line in lines]
+    said = [text for key, text in NOTES.items() if any(each.startswith(key) for each in changes)]
+    return *before.warnings, *said
+
+
+NOTES = {
+    "predict.cuda_graph": (
+        "CUDA graphs: whether PyTorch can capture this step is not checked, and their memory is not"
+        " counted"
+    ),
+    "edit.": (
+        "edits of operators do not change the memory need; what a fused kernel must keep is not"
+        " counted"
+    ),
+}
+"""What to know about changes whose override begins so."""
 
 
 def _signed_bytes(size: int) -> str:

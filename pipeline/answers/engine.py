@@ -45,6 +45,9 @@ CALLS_AT_ONCE = 200_000
 """Device calls of the steps that are in memory at a time. A step of 2,500 calls takes 2 MB, so these take about
 200 MB."""
 
+Step = tuple[Question, StepParts]
+"""A question whose step is captured and mapped."""
+
 STEPS = StepStore()
 """The steps that this process knows."""
 
@@ -143,14 +146,6 @@ class StepFiles:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """A question whose step is captured and mapped."""
-
-    question: Question
-    parts: StepParts
-
-
-@dataclass(frozen=True)
 class Engine:
     """Answers questions from steps and models."""
 
@@ -178,7 +173,7 @@ class Engine:
         for question in questions:
             step = question.workload, question.batch_size, question.edit
             same_steps.setdefault(step, []).append(question)
-        waiting: list[_Step] = []
+        waiting: list[Step] = []
         rows = 0
         answers = partial(
             self._answers, detail=detail, measured_us=measured_us, with_interval=with_interval
@@ -190,7 +185,7 @@ class Engine:
                     if (measured := self.models.measured(question)) is not None:
                         yield Answer(question, measured)
                         continue
-                    waiting.append(_Step(question, self._parts(question, parts)))
+                    waiting.append((question, self._parts(question, parts)))
                 except SteptimeError as error:
                     yield Answer(question, error=error)
             rows += sum(len(part.all_calls) for part in parts.values())
@@ -219,26 +214,25 @@ class Engine:
 
     def _answers(
         self,
-        steps: Sequence[_Step],
+        steps: Sequence[Step],
         detail: bool,
         measured_us: float | None,
         with_interval: bool,
     ) -> Iterator[Answer]:
         """Predict steps: kernel times GPU by GPU, then each step."""
-        load_walk_if_it_pays((step.parts, step.question.predict) for step in steps)
-        devices: dict[object, list[_Step]] = {}
-        for step in steps:
-            devices.setdefault(device_key(step.question), []).append(step)
-        distinct, rows = calls_of_all(step.parts for step in steps)
+        load_walk_if_it_pays((parts, question.predict) for question, parts in steps)
+        devices: dict[object, list[Step]] = {}
+        for question, parts in steps:
+            devices.setdefault(device_key(question), []).append((question, parts))
+        distinct, rows = calls_of_all(parts for _, parts in steps)
         times: dict[object, dict[int, pd.DataFrame]] = {}
         for device, same_device in devices.items():
             with suppress(SteptimeError):  # raised again by the questions about this GPU
-                kernels = self.models.kernels(same_device[0].question)
-                of_device = {id(step.parts): rows[id(step.parts)] for step in same_device}
+                kernels = self.models.kernels(same_device[0][0])
+                of_device = {id(parts): rows[id(parts)] for _, parts in same_device}
                 times[device] = kernel_times(kernels, distinct, of_device)
         programs: dict[tuple[int, int, str], Program] = {}
-        for step in steps:
-            question, parts = step.question, step.parts
+        for question, parts in steps:
             try:
                 kernels = self.models.kernels(question)
                 shared = times.get(device_key(question))

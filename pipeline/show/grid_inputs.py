@@ -60,19 +60,11 @@ def read_operators(paths: Sequence[str]) -> pd.DataFrame:
     parts = []
     for path in paths:
         graph = read_graph(path).table
-        calls = (
-            graph.loc[graph["is_top_level"], "name"]
-            .value_counts()
-            .rename_axis("op")
-            .rename("calls")
-            .reset_index()
-        )
+        counts = graph.loc[graph["is_top_level"], "name"].value_counts()
+        calls = counts.rename_axis("op").rename("calls").reset_index()
         parts.append(calls.assign(model=Path(path).parts[-4]))
-    return (
-        pd.concat(parts, ignore_index=True)
-        if parts
-        else pd.DataFrame(columns=["model", "op", "calls"])
-    )
+    none = pd.DataFrame(columns=["model", "op", "calls"])
+    return pd.concat(parts, ignore_index=True) if parts else none
 
 
 def price_table() -> list[str]:

@@ -137,9 +137,8 @@ def log_run(
                 run_id, [DatasetInput(about, [InputTag("mlflow.data.context", "training")])]
             )
         for inside, path in (artifacts or {}).items():
-            (client.log_artifacts if path.is_dir() else client.log_artifact)(
-                run_id, str(path), inside
-            )
+            log = client.log_artifacts if path.is_dir() else client.log_artifact
+            log(run_id, str(path), inside)
         for file, figure in (figures or {}).items():
             client.log_figure(run_id, figure, file)
         client.set_terminated(run_id)
@@ -159,11 +158,8 @@ def describe_kernel_models(folder: str | Path) -> str:
     """
     with _client_alone(folder) as client:
         owner = _experiment(client, Path(folder), KERNEL_MODELS)
-        runs = client.search_runs(
-            [owner], "tags.current = 'yes'", max_results=50_000, order_by=["metrics.gmae ASC"]
-        )
         errors: dict[tuple[str, str], list[str]] = {}
-        for run in runs:
+        for run in _current_runs(client, owner):
             tags, gmae = run.data.tags, run.data.metrics.get("gmae_percent", math.nan)
             if {"gpu", "family"} <= tags.keys():
                 errors.setdefault((tags["family"], tags["gpu"]), []).append(
@@ -223,14 +219,23 @@ def current_models(folder: str | Path) -> dict[str, set[str]]:
     """The models whose fits are in the experiment `KERNEL_MODELS`, with digests of what each was fitted to."""
     with _client_alone(folder) as client:
         owner = _experiment(client, Path(folder), KERNEL_MODELS)
-        tags = [
-            run.data.tags
-            for run in client.search_runs([owner], "tags.current = 'yes'", max_results=50_000)
-        ]
-    models: dict[str, set[str]] = {}
-    for each in tags:
-        models.setdefault(each.get("model", ""), set()).add(each.get("samples", ""))
+        models: dict[str, set[str]] = {}
+        for run in _current_runs(client, owner):
+            tags = run.data.tags
+            models.setdefault(tags.get("model", ""), set()).add(tags.get("samples", ""))
     return models
+
+
+def _current_runs(client: Any, experiment: str) -> list[Any]:
+    """The runs that no later run of their name supersedes, smallest error first."""
+    return list(
+        client.search_runs(
+            [experiment],
+            "tags.current = 'yes'",
+            max_results=50_000,
+            order_by=["metrics.gmae ASC"],
+        )
+    )
 
 
 def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
@@ -241,22 +246,18 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     """
     with _client_alone(folder) as client:
         last = client.get_run(run_id)
-        current = client.search_runs(
-            [last.info.experiment_id],
-            f"tags.model = '{name}' and tags.current = 'yes'",
-            max_results=1000,
-        )
+        runs = _current_runs(client, last.info.experiment_id)
+        current = [run for run in runs if run.data.tags.get("model") == name]
         versions = {
             version.run_id: version.version
             for version in client.search_model_versions(f"name = '{name}'")
         }
         samples = last.data.tags["samples"]
-        able = [
-            run
-            for run in current
-            if run.info.run_id in versions and run.data.tags["samples"] == samples
-        ]
-        best = min(able, key=lambda run: run.data.metrics.get("gmae", math.inf))
+        able = (run for run in current if run.info.run_id in versions)
+        best = min(
+            (run for run in able if run.data.tags["samples"] == samples),
+            key=lambda run: run.data.metrics.get("gmae", math.inf),
+        )
         for run in current:
             client.set_tag(run.info.run_id, "champion", "yes" if run is best else "no")
         client.set_registered_model_alias(name, "champion", versions[best.info.run_id])
