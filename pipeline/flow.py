@@ -296,13 +296,9 @@ class Flow:
         """Threads function: number of processes of a fit, so that two GPUs are fitted in sequence on few cores."""
         return max(1, self._kernels(wildcards.kernels).workers)
 
-    def overhead_label(self, wildcards: Any) -> str:
-        """Params function: label of an overhead statistic, as in its file name."""
-        return str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
-
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of an overhead statistic."""
-        label = self.overhead_label(wildcards)
+        label = str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
         point = next((point for point in self.points if point.overheads_label == label), None)
         settings = (point or expand([f"overheads={label}"])[0]).overheads
         # the host's scale is applied when a point is predicted

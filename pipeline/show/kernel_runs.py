@@ -29,7 +29,6 @@ from pipeline.show.figures.figure_data import (
 )
 from pipeline.show.figures.kernel_errors import predicted_against_measured
 from pipeline.show.tracking import (
-    KERNEL_MODELS,
     Data,
     choose_champion,
     current_models,
@@ -145,7 +144,6 @@ def log_shipped_models(tracking: Path) -> int:
         with tempfile.TemporaryDirectory(prefix="steptime_shipped_") as scratch:
             run = log_run(
                 tracking,
-                KERNEL_MODELS,
                 f"{about['gpu']} {kind} shipped",
                 params={key: about[key] for key in ("variant", "seed", "samples", "split")},
                 metrics=metrics | _in_percent(metrics),
@@ -212,7 +210,6 @@ def _track(
         _keep_errors(fitted, folder, provenance)
         run = log_run(
             tracking,
-            KERNEL_MODELS,
             f"{gpu} {kind} {variant}" + (f" seed {seed}" if seed else ""),
             params={**fitted.parameters, "samples": len(samples)},
             metrics=fitted.metrics | _in_percent(fitted.metrics),

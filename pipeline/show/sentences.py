@@ -83,7 +83,7 @@ def _one_answer(p: Prediction) -> list[str]:
             f"The {'GPU' if p.bound == 'device' else p.bound} limits the step: the GPU idles "
             f"{100 * p.idle_us / p.predicted_us:.0f} % of it"
         ),
-        f"It needs {p.memory_text}. {_evidence([p])}",
+        f"It needs {p.memory_text.replace(',', ':')}. {_evidence([p])}",
     ]
 
 

@@ -22,16 +22,11 @@ from urllib.parse import quote
 from pipeline.errors import SteptimeError
 from pipeline.schemas import atomic_path
 
-KERNEL_MODELS, OVERHEADS, PLANS = "kernel models", "overheads", "plans"
-EXPERIMENTS = {
-    KERNEL_MODELS: "One run per GPU, kernel family and variant.",
-    OVERHEADS: "Host overheads (T1 to T5), one run per GPU and estimator.",
-    PLANS: (
-        "Searches for the best point of a space (docs/codesign.md), one run per space, objective"
-        " and constraints."
-    ),
-}
-"""Experiments, with the description that the UI shows above their runs."""
+KERNEL_MODELS = "kernel models"
+"""The experiment of all runs."""
+
+ABOUT = "One run per GPU, kernel family and variant."
+"""Its description, which the UI shows above the runs."""
 
 NOTE = "mlflow.note.content"
 """MLflow's tag for the description of an experiment."""
@@ -86,7 +81,6 @@ class Data:
 
 def log_run(
     folder: str | Path,
-    experiment: str,
     name: str,
     *,
     params: Mapping[str, Any],
@@ -110,7 +104,7 @@ def log_run(
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
     with _client_alone(folder) as client:
-        owner = _experiment(client, Path(folder), experiment)
+        owner = _experiment(client, Path(folder))
         for earlier in client.search_runs(
             [owner], f"attributes.run_name = '{name}' and tags.current = 'yes'"
         ):
@@ -157,7 +151,7 @@ def describe_kernel_models(folder: str | Path) -> str:
         The path of the page with the champions, smallest error first, relative to the UI's address.
     """
     with _client_alone(folder) as client:
-        owner = _experiment(client, Path(folder), KERNEL_MODELS)
+        owner = _experiment(client, Path(folder))
         errors: dict[tuple[str, str], list[str]] = {}
         for run in _current_runs(client, owner):
             tags, gmae = run.data.tags, run.data.metrics.get("gmae_percent", math.nan)
@@ -174,7 +168,7 @@ def describe_kernel_models(folder: str | Path) -> str:
 def _note(errors: Mapping[tuple[str, str], list[str]]) -> str:
     """The description of the kernel models, with as many lines of the table as it holds."""
     head = (
-        f"{EXPERIMENTS[KERNEL_MODELS]} To see one model: tags.family = 'gemm' and tags.gpu ="
+        f"{ABOUT} To see one model: tags.family = 'gemm' and tags.gpu ="
         " 'V100'.\n\n| family | GPU | GMAE in % of each variant, smallest first |\n| --- | --- |"
         " --- |"
     )
@@ -218,7 +212,7 @@ def register_model(folder: str | Path, name: str, run_id: str, tags: Mapping[str
 def current_models(folder: str | Path) -> dict[str, set[str]]:
     """The models whose fits are in the experiment `KERNEL_MODELS`, with digests of what each was fitted to."""
     with _client_alone(folder) as client:
-        owner = _experiment(client, Path(folder), KERNEL_MODELS)
+        owner = _experiment(client, Path(folder))
         models: dict[str, set[str]] = {}
         for run in _current_runs(client, owner):
             tags = run.data.tags
@@ -264,23 +258,23 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     return str(best.info.run_id)
 
 
-def _experiment(client: Any, folder: Path, name: str) -> str:
-    """Id of an experiment of `EXPERIMENTS`; it is created if the database has none of that name."""
+def _experiment(client: Any, folder: Path) -> str:
+    """Id of the experiment; it is created if the database has none."""
     from mlflow.exceptions import MlflowException
 
-    if (known := client.get_experiment_by_name(name)) is not None:
+    if (known := client.get_experiment_by_name(KERNEL_MODELS)) is not None:
         return str(known.experiment_id)
     # a server has a place of its own for artifacts
-    artifacts = (
-        None if is_server() else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
-    )
+    place = folder.resolve() / "artifacts" / KERNEL_MODELS.replace(" ", "_")
     try:
-        created = client.create_experiment(name, artifact_location=artifacts)
+        created = client.create_experiment(
+            KERNEL_MODELS, artifact_location=None if is_server() else place.as_uri()
+        )
     except MlflowException:  # another machine created it since
-        if (known := client.get_experiment_by_name(name)) is not None:
+        if (known := client.get_experiment_by_name(KERNEL_MODELS)) is not None:
             return str(known.experiment_id)
         raise
-    client.set_experiment_tag(created, NOTE, EXPERIMENTS[name])
+    client.set_experiment_tag(created, NOTE, ABOUT)
     return str(created)
 
 
