@@ -34,6 +34,7 @@ from pipeline.prediction import Prediction
 from pipeline.question.compose import from_snakemake, parse_grid
 from pipeline.question.question import LOCAL_GPU, Question, expand
 from pipeline.question.settings import KernelSettings, plain
+from pipeline.readable import distinct
 from pipeline.user_cache import code_digest
 from pipeline.workloads.workload_files import file_digests
 
@@ -100,7 +101,7 @@ class Flow:
     @property
     def gpus(self) -> list[str]:
         """GPUs of the grid."""
-        return list(dict.fromkeys(point.gpu.name for point in self.points))
+        return distinct(point.gpu.name for point in self.points)
 
     @property
     def grid(self) -> str:
@@ -124,11 +125,11 @@ class Flow:
     def models_of_plan(self, _wildcards: Any) -> list[str]:
         """Input function: the fitted families of all GPUs of a plan."""
         paths = (path for at in self._devices for path in self.models_of_point(at))
-        return list(dict.fromkeys(paths))
+        return distinct(paths)
 
     def overheads_of_plan(self, _wildcards: Any) -> list[str]:
         """Input function: the overhead statistics of all hosts of a plan."""
-        return list(dict.fromkeys(self.overheads_of_point(at) for at in self._devices))
+        return distinct(self.overheads_of_point(at) for at in self._devices)
 
     @cached_property
     def _devices(self) -> list[SimpleNamespace]:

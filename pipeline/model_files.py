@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from pipeline.errors import PackError, SteptimeError, first_line
 from pipeline.paths import is_checkout, packs_dir, transfer_dir
-from pipeline.schemas import atomic_path
+from pipeline.schemas import atomic_path, write_text
 
 FORMAT = 1
 """Format version of these files; readers refuse other versions. Arrays without a version have version 1."""
@@ -78,10 +78,8 @@ def write_json(path: Path, values: Mapping[str, Any], sealed: bool = False) -> N
     if sealed:
         values = json.loads(json.dumps(values, default=str))
         values = {**values, DIGEST_KEY: _values_digest(values)}
-    with atomic_path(path) as part:
-        part.write_text(
-            json.dumps(values, indent=1, sort_keys=not sealed, default=str) + "\n", encoding="utf-8"
-        )
+    text = json.dumps(values, indent=1, sort_keys=not sealed, default=str)
+    write_text(path, f"{text}\n")
 
 
 def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, Any]:

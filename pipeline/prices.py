@@ -20,6 +20,7 @@ from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
 from pipeline.prediction import Prediction
+from pipeline.readable import distinct
 from pipeline.yaml_text import read_mapping
 
 Read = TypeVar("Read")
@@ -96,7 +97,7 @@ def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFra
         InputError: the prices are in different currencies.
     """
     offers = offers_in(path)
-    wanted = list(dict.fromkeys(map(_resolved, dict.fromkeys(gpus))))
+    wanted = distinct(map(_resolved, dict.fromkeys(gpus)))
     left, chosen = set(wanted), []
     while left:
         open_offers = offers[offers["gpu"].isin(left)]

@@ -385,6 +385,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text as UTF-8, completely or not at all."""
+    with atomic_path(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
 def unwritable(path: str | Path, error: OSError) -> SteptimeError:
     """The error about a file or folder that cannot be written."""
     return SteptimeError(f"{path}: cannot be written ({error.strerror or error})")

@@ -13,6 +13,7 @@ import pandas as pd
 
 from evaluation.published.published_errors import NETWORK_METHODS
 from pipeline.palette import ACTIVE, IDLE, MEASURED, series_colours
+from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     MARKERS,
     WIDE,
@@ -95,7 +96,7 @@ def busy_shares(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
     }
     rows = rows.assign(predicted_busy=rows["active_us"] / rows["predicted_us"])
     colours = dict(zip(series, (MEASURED, ACTIVE, "#444444"), strict=True))
-    gpus = list(dict.fromkeys(rows["gpu"]))
+    gpus = distinct(rows["gpu"])
     steps = [
         f"{row.model.removeprefix('dlrm_')}, {row.batch_size:,}"
         for row in rows[rows["gpu"] == gpus[0]].itertuples()
@@ -213,8 +214,8 @@ def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
     Args:
         rows: `predicted_cnn` of `evaluation.checks.lin2022_steps`.
     """
-    gpus = list(dict.fromkeys(rows["gpu"]))
-    steps = list(dict.fromkeys(zip(rows["model"], rows["batch_size"], strict=True)))
+    gpus = distinct(rows["gpu"])
+    steps = distinct(zip(rows["model"], rows["batch_size"], strict=True))
     rows = rows.assign(ours=rows["error"].abs())
     series = {
         "ours": "Steptime",

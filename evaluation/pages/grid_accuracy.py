@@ -18,7 +18,7 @@ from pipeline.flow import Flow, key_of
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.prediction import Prediction
 from pipeline.question.question import LOCAL_GPU
-from pipeline.schemas import atomic_path
+from pipeline.schemas import write_text
 from pipeline.show.html_report import Section
 
 Cell = Callable[[pd.Series], str]
@@ -129,10 +129,7 @@ def markdown(title: str, parts: Sequence[Section]) -> str:
 
 def write_sections(parts: Sequence[Section], path: str | Path) -> None:
     """Write the sections as JSON, for the report of the grid."""
-    with atomic_path(Path(path)) as part:
-        part.write_text(
-            json.dumps([asdict(each) for each in parts], indent=1) + "\n", encoding="utf-8"
-        )
+    write_text(path, json.dumps([asdict(each) for each in parts], indent=1) + "\n")
 
 
 def html(title: str, parts: Sequence[Section]) -> str:

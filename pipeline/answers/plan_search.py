@@ -24,7 +24,7 @@ from pipeline.prediction import Prediction
 from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import Question
 from pipeline.question.settings import FrozenDict
-from pipeline.readable import amount, duration, gibibytes, rate
+from pipeline.readable import amount, distinct, duration, gibibytes, rate
 
 Rows = npt.NDArray[np.int64]
 OnProgress = Callable[[str, int], object]
@@ -110,7 +110,7 @@ class Search:
         if any(question.local for question in questions):
             raise InputError("plan predicts points: name GPUs instead of gpu=local")
         names = [question.gpu.name for question in questions]
-        prices = prices_of(list(dict.fromkeys(names)))
+        prices = prices_of(distinct(names))
         self.prices = tuple(price_notes(prices, names))
         self.currency = "" if prices.empty else str(prices["currency"].iloc[0])
         hourly = hourly_prices(prices)
@@ -255,9 +255,9 @@ class Search:
         self, space: Space, value: Array, contenders: Rows, front: Rows
     ) -> tuple[list[Choice], list[Choice], Tie | None]:
         """Contenders with the share of draws in which each is the best, the front, and the tie of the best."""
-        rows = list(dict.fromkeys([*contenders.tolist(), *front.tolist()]))
+        rows = distinct([*contenders.tolist(), *front.tolist()])
         parts = {row: _accumulating(space.questions[row]) for row in rows if space.batches[row] > 1}
-        asked = list(dict.fromkeys([*(space.questions[row] for row in rows), *parts.values()]))
+        asked = distinct([*(space.questions[row] for row in rows), *parts.values()])
         answers = in_order(asked, self.engine.predict(asked))
         predictions = {answer.question: answer.whole() for answer in answers}
         choices, drawn = dict[int, Choice](), list[Array]()

@@ -206,17 +206,11 @@ class TrackedTrace(Trace):
             Columns `gpu, predicted_us, p10_us, p90_us, samples_per_s, bound`, and the costs of `with_prices`
             (`prices` names another price list).
         """
-        # a single name is a string, which is also a sequence
-        names = (
-            [gpus]
-            if isinstance(gpus, str) and gpus
-            else list(gpus) or [spec.name for spec in list_gpus()]
-        )
-        predictions = list(map(self.to, names))
+        named = [gpus] if isinstance(gpus, str) else gpus  # a name is a sequence, too
+        names = list(filter(None, named)) or [spec.name for spec in list_gpus()]
         columns = ("gpu", "predicted_us", "p10_us", "p90_us", "samples_per_s", "bound")
-        table = pd.DataFrame(
-            [{name: getattr(prediction, name) for name in columns} for prediction in predictions]
-        )
+        rows = [[getattr(p, name) for name in columns] for p in map(self.to, names)]
+        table = pd.DataFrame(rows, columns=list(columns))
         return with_prices(table, prices).sort_values("predicted_us", ignore_index=True)
 
 

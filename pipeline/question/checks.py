@@ -39,8 +39,6 @@ SECTION_TYPES = {name: get_type_hints(kind) for name, kind in SECTION_KINDS.item
 EDIT_MARKS = {"remove": "", "fuse": "+", "substitute": "/"}
 """The character between the parts of each edit."""
 
-_MAX_LISTED = 32
-"""A message lists the options of a section up to this number."""
 _NOT_OPTIONS = ("name", "architecture", "aliases", "sources")
 """Keys of files that say what a file is; they are no options."""
 
@@ -53,10 +51,7 @@ def check_sections(config: Mapping[str, Any]) -> None:
     """
     for name in (*SECTIONS, "edit"):
         if not isinstance(config.get(name), Mapping):
-            raise ConfigError(
-                f"configuration: section {name} has no keys; compare its file with the one that"
-                " ships"
-            )
+            raise ConfigError(f"configuration: section {name} has no keys; {COMPARE}")
     for name in ("gpu", "model", "kernels", "overheads"):
         if not isinstance(config[name].get("name"), str):
             raise ConfigError(f"configuration: {name}.name is missing, the name of its file")
@@ -66,10 +61,7 @@ def check_sections(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"configuration: {name}.{unknown[0]}: there is no such option")
         for key, kind in kinds.items():
             if key not in section and key not in HAVE_DEFAULTS:
-                raise ConfigError(
-                    f"configuration: {name}.{key} is missing; compare its file with the one that"
-                    " ships"
-                )
+                raise ConfigError(f"configuration: {name}.{key} is missing; {COMPARE}")
             value = section.get(key)
             try:
                 msgspec.convert(value, kind if key in section else Any)
@@ -80,6 +72,8 @@ def check_sections(config: Mapping[str, Any]) -> None:
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"configuration: {name}.{key}={value}: a number is needed")
 
+
+COMPARE = "compare its file with the one that ships"
 
 HAVE_DEFAULTS = ("host_scale", "families")
 """Settings that a file may leave out."""
@@ -108,9 +102,8 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     check_edit(config.get("edit", {}))
     for key, default in usual.items():
         value = flat.get(key, default)
-        differs = value != default or isinstance(value, bool) != isinstance(
-            default, bool
-        )  # 0 equals False
+        # 0 equals False
+        differs = value != default or isinstance(value, bool) != isinstance(default, bool)
         if differs and key.partition(".")[0] in SECTIONS:
             _check(key, value, default)
 
@@ -132,55 +125,45 @@ def refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
 
 def unknown_option(key: str, base: Mapping[str, Any]) -> str:
     """One line that says which options there are; `base` is the configuration of the chosen files."""
-    section, options = key.partition(".")[0], list(flatten(base))
-    chosen = f" of {section}={base[section]['name']}" if section in GROUPS and "." in key else ""
-    if section == "gpu" and is_known_key(key.removeprefix("gpu.")):
+    (section, dot, name), options = key.partition("."), list(flatten(base))
+    chosen = f" of {section}={base[section]['name']}" if dot and section in GROUPS else ""
+    if section == "gpu" and is_known_key(name):
         return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
     if key == "global_batch":
         return (
             f"{key}: give batch_size, the samples of one GPU: the global batch divided by devices"
         )
-    more = [name for name in (*GROUPS, "experiment", "results") if not key.startswith(f"{name}_")]
-    close = did_you_mean(key, [*options, *more])
-    in_section = sorted(
-        option.partition(".")[2] for option in options if option.startswith(f"{section}.")
+    if section == "edit" and f"model.{name}" in options:
+        return f"{key}: this is an option of {base['model']['name']}: write model.{name}=..."
+    more = [
+        group for group in (*GROUPS, "experiment", "results") if not key.startswith(f"{group}_")
+    ]
+    of_section = sorted(
+        each.partition(".")[2] for each in options if each.startswith(f"{section}.")
     )
-    listed = [name for name in in_section if not name.startswith(_NOT_OPTIONS)]
-    there = (
-        f"its options are {', '.join(listed)}"
-        if 0 < len(listed) <= _MAX_LISTED
-        else "see config/README.md"
-    )
-    if section == "edit" and f"model.{key.partition('.')[2]}" in options:
-        return (
-            f"{key}: this is an option of {base['model']['name']}: write"
-            f" {key.replace('edit.', 'model.')}=..."
-        )
-    section_of_free = (
-        FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else None
-    )
-    free = (
-        f"; options of its own: {section_of_free}{key.rpartition('.')[2]}=..."
-        if section_of_free
-        else ""
-    )
-    return f"unknown option {key!r}{chosen}: {close}{there}{free}"
+    listed = [each for each in of_section if not each.startswith(_NOT_OPTIONS)]
+    there = f"its options are {', '.join(listed)}" if listed else "see config/README.md"
+    of_free = FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else ""
+    free = f"; options of its own: {of_free}{key.rpartition('.')[2]}=..." if of_free else ""
+    return f"unknown option {key!r}{chosen}: {did_you_mean(key, [*options, *more])}{there}{free}"
+
+
+_MODEL_FILES = {
+    "timm": "models/*.py", "torchvision": "models/**/*.py",
+    "transformers": "models/*/configuration_*.py",
+}  # fmt: skip
+"""Where a library defines its models."""
 
 
 def models_of_libraries(name: str) -> str:
     """How to ask for a model that installed libraries have; their files are read, as an import would take seconds."""
     defined = re.compile(rf"^(?:def|class) {re.escape(name.partition('.')[0])}\(", re.MULTILINE)
-    sources = {
-        "timm": "models/*.py",
-        "torchvision": "models/**/*.py",
-        "transformers": "models/*/configuration_*.py",
-    }
     having = []
-    for library, pattern in sources.items():
+    for library, option in NAMED_BY.items():
         spec = find_spec(library)
-        files = Path(str(spec.origin)).parent.glob(pattern) if spec else ()
+        files = Path(str(spec.origin)).parent.glob(_MODEL_FILES[library]) if spec else ()
         if any(defined.search(file.read_text("utf-8")) for file in files):
-            having.append(f"model={library} {NAMED_BY[library]}={name}")
+            having.append(f"model={library} {option}={name}")
     return f"write {' or '.join(having)}; else " if having else ""
 
 

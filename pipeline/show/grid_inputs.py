@@ -20,6 +20,7 @@ from pipeline.paths import packs_dir, transfer_dir
 from pipeline.prediction import Prediction
 from pipeline.prices import price_file
 from pipeline.question.question import Question
+from pipeline.readable import distinct
 
 
 def fitted_models(flow: Flow) -> list[str]:
@@ -41,7 +42,7 @@ def shipped_models(flow: Flow) -> list[str]:
 def host_observations(flow: Flow) -> list[str]:
     """Overhead observations of the grid's hosts, each once."""
     gpus = dict.fromkeys(point.host.observations for point in flow.points)
-    return list(dict.fromkeys(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in gpus))
+    return distinct(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in gpus)
 
 
 def step_graphs(flow: Flow) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pipeline.paths import project_dir
-from pipeline.schemas import atomic_path
+from pipeline.schemas import write_text
 from pipeline.show.comparison import Comparison
 from pipeline.show.explore_page import STYLE, explore_part, page_points, policy_of
 from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, INDEX, NARROW_FOLDER, STEPS
@@ -108,8 +108,7 @@ def write_report(
         timelines=timelines,
         missing=not_drawn(Path(figures)),
     )
-    with atomic_path(Path(page)) as part:
-        part.write_text(text, encoding="utf-8")
+    write_text(page, text)
 
 
 def _steps_section(comparison: Comparison) -> Section:

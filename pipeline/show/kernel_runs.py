@@ -1,4 +1,4 @@
-"""Fits the kernel models of a GPU and logs each fit as an MLflow run: metrics, figures, files, the champion."""
+"""Fits the kernel models of a GPU and logs each fit as an MLflow run: metrics, files, the champion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import CALL_COLUMNS, check_calls, with_families
-from pipeline.model_files import file_digest, list_model_folders
+from pipeline.model_files import file_digest, list_model_folders, write_json
 from pipeline.schemas import atomic_path, unwritable, write_parquet
 from pipeline.show.figures.figure_data import (
     ERROR_QUANTILES,
@@ -27,7 +27,6 @@ from pipeline.show.figures.figure_data import (
     TEST_PREDICTIONS,
     error_quantiles,
 )
-from pipeline.show.figures.kernel_errors import predicted_against_measured
 from pipeline.show.tracking import (
     Data,
     choose_champion,
@@ -179,9 +178,8 @@ def _in_percent(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any]) -> None:
     """Write a model's errors into its folder: figures, the test predictions, and the quantiles of their errors."""
-    with atomic_path(folder / METRICS) as part:
-        errors = {key: value for key, value in fitted.metrics.items() if key not in DURATIONS}
-        part.write_text(json.dumps(errors, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    errors = {key: value for key, value in fitted.metrics.items() if key not in DURATIONS}
+    write_json(folder / METRICS, errors)
     write_parquet(fitted.test, folder / TEST_PREDICTIONS, provenance=provenance)
     with atomic_path(folder / ERROR_QUANTILES) as part:
         error_quantiles(fitted.test).to_csv(part, index=False, lineterminator="\n")
@@ -199,10 +197,9 @@ def _track(
     Returns:
         The name under which models of this kind are registered, and the run's id.
     """
-    family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
+    family, variant = fitted.model.family, str(fitted.parameters["variant"])
     kind, tags = _kind(gpu, family, fitted.model.scope.dtypes)
-    title, seed = f"{kind} on {gpu} ({variant})", fitted.parameters["seed"]
-    digest = _fingerprint(samples)
+    seed, digest = fitted.parameters["seed"], _fingerprint(samples)
     origin = ", ".join(sorted(samples["source"].astype(str).unique()))
     with tempfile.TemporaryDirectory(prefix="steptime_model_") as scratch:
         folder = Path(scratch) / "fitted"
@@ -217,7 +214,6 @@ def _track(
             made_by="workflow/scripts/fit_kernels.py",
             data=Data(f"{gpu} {kind}", digest, origin, len(samples)),
             artifacts={"model": write_pyfunc(folder, Path(scratch) / "model", __name__)},
-            figures={"predicted_against_measured.png": predicted_against_measured(test, title)},
         )
     return tags["model"], run
 

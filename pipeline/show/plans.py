@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline.answers.plan_results import Choice, Plan
-from pipeline.schemas import atomic_path, write_table
+from pipeline.schemas import atomic_path, write_table, write_text
 from pipeline.show.figures.costs import write_plan_front
 from pipeline.show.tables import UNFOLDED, Catalogue, console
 
@@ -43,8 +43,7 @@ def write_plan(
         InputError, TableError: a file cannot be written.
     """
     write_table(plan_table(plan), table, "plan", provenance)
-    with atomic_path(summary) as part:
-        part.write_text(json.dumps(plan.as_dict(), indent=1) + "\n", encoding="utf-8")
+    write_text(summary, json.dumps(plan.as_dict(), indent=1) + "\n")
     with atomic_path(text) as part, part.open("w", encoding="utf-8") as file:
         show_plan(plan, Console(file=file, width=UNFOLDED, markup=False, emoji=False))
     write_plan_front(plan, figure)

@@ -19,7 +19,7 @@ from pipeline.flow import Flow, key_of
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.private_names import storage_query
-from pipeline.schemas import atomic_path, read_table
+from pipeline.schemas import read_table, write_text
 from pipeline.show.comparison import show
 from pipeline.show.tables import console
 from pipeline.show.tracking import database_of
@@ -83,8 +83,8 @@ def show_predictions(flow: Flow, table: str) -> None:
         if Path(page).exists() and Path(page).stat().st_mtime > since
     }
     show(predictions, {**artifact_paths(predictions, Path(root)), **written})
-    with suppress(OSError), atomic_path(Path(table).parent / ORDER) as part:
-        part.write_text(json.dumps([_key(p) for p in predictions]), encoding="utf-8")
+    with suppress(OSError):
+        write_text(Path(table).parent / ORDER, json.dumps([_key(p) for p in predictions]))
     for line in flow.not_fitted():
         print(f"steptime: {line}", file=sys.stderr)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.prediction import Prediction
-from pipeline.readable import in_ms, milliseconds, shares, three_digits
+from pipeline.readable import distinct, in_ms, milliseconds, shares, three_digits
 
 MAX_TITLE, FRAME = 70, 6
 """Width of the longest title of a prediction's frame, and the part of a line that the frame takes, in characters."""
@@ -228,7 +228,7 @@ class Catalogue:
         optional = [name for name in self.optional if name in self._names]
         layouts = [(self, count, list[str]()) for count in range(len(optional) + 1)]
         if self.copied in self._names:
-            texts = list(dict.fromkeys(plain(row[self.copied]) for row in self.rows))
+            texts = distinct(plain(row[self.copied]) for row in self.rows)
             numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
             rows = [{**row, self.copied: numbers[plain(row[self.copied])]} for row in self.rows]
             numbered = [(replace(self, rows=rows), count, texts) for _, count, _ in layouts]

@@ -89,7 +89,6 @@ def log_run(
     made_by: str = "steptime",
     data: Data | None = None,
     artifacts: Mapping[str, Path] | None = None,
-    figures: Mapping[str, Any] | None = None,
 ) -> str:
     """Log one finished run, mark earlier runs of the same name as superseded, and return the run's id.
 
@@ -99,7 +98,6 @@ def log_run(
         made_by: what MLflow shows as the run's source.
         data: the table that was fitted.
         artifacts: folder inside the run -> file or folder to copy there.
-        figures: file name inside the run -> matplotlib figure.
     """
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
@@ -133,8 +131,6 @@ def log_run(
         for inside, path in (artifacts or {}).items():
             log = client.log_artifacts if path.is_dir() else client.log_artifact
             log(run_id, str(path), inside)
-        for file, figure in (figures or {}).items():
-            client.log_figure(run_id, figure, file)
         client.set_terminated(run_id)
     return str(run_id)
 

@@ -11,6 +11,7 @@ import pandas as pd
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     MARKERS,
     TEXT,
@@ -40,7 +41,7 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     Args:
         table: from `pipeline.show.figures.figure_data.value_for_money`; at least one GPU has a price.
     """
-    models = list(dict.fromkeys(table["model_variant"]))
+    models = distinct(table["model_variant"])
     parts = [table[table["model_variant"] == model].reset_index(drop=True) for model in models]
     labels = [
         [f"{row.gpu}, batch {row.batch_size:,}" for row in rows.itertuples()] for rows in parts

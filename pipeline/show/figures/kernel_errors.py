@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from pipeline.families.dims import Array
-from pipeline.palette import SERIES, series_colours
+from pipeline.palette import series_colours
+from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     MARKERS,
     NOTE,
     WIDE,
     Board,
     Page,
-    equality,
     in_order,
     marks,
     number_ticks,
@@ -23,7 +23,6 @@ from pipeline.show.figures.board import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -35,36 +34,6 @@ BOUND_PERCENT, BOUND_SOURCE = 10.0, "Lin et al., HiPC 2022"
 """Bound that the paper reports for the GMAE of every kernel family, in %, and the paper."""
 
 
-def predicted_against_measured(test: pd.DataFrame, title: str) -> Figure:
-    """Scatter on logarithmic axes, one colour per op, with the line of equality and the band of 10 % around it.
-
-    Args:
-        test: held-out samples with `latency_us`, `predicted_us` and `op`.
-        title: what was fitted, such as family and GPU.
-    """
-    board = Board([4.0], Page(5.5, 1, 2.0), grid="both")
-    (axes,) = board.panels
-    by_op = test.groupby("op", sort=True)
-    handles: list[Artist] = [
-        axes.scatter(
-            rows["latency_us"],
-            rows["predicted_us"],
-            s=5,
-            alpha=0.5,
-            color=colour,
-            linewidths=0,
-            rasterized=True,
-        )
-        for colour, (_, rows) in zip(SERIES * 4, by_op, strict=False)
-    ]
-    equality(axes, test[["latency_us", "predicted_us"]].to_numpy(float))
-    board.names(axes, "measured latency (µs)", "predicted latency (µs)")
-    within = 100 * float(((test["predicted_us"] / test["latency_us"] - 1).abs() <= 0.1).mean())
-    board.headline(f"{title}: {within:.0f} % of {len(test):,} held-out calls are within 10 %")
-    board.legend(handles, [str(op) for op, _ in by_op])
-    return board.figure
-
-
 def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Held-out error of every kernel model (geometric mean and mean), and the coverage of its intervals.
 
@@ -73,7 +42,7 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     """
     from matplotlib.lines import Line2D
 
-    families, gpus = in_order(errors["family"]), list(dict.fromkeys(errors["gpu"]))
+    families, gpus = in_order(errors["family"]), distinct(errors["gpu"])
     colours = series_colours(gpus)
     height = rows_height(families, page) * max(1.0, 0.45 * len(gpus))
     board = Board([height, height], page, columns=2)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.palette import MEASURED
+from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     NOTE,
     WIDE,
@@ -74,14 +75,14 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     from matplotlib.lines import Line2D
 
     types = [name for name in TYPE_NAMES if (spread["type"] == name).any()]
-    steps = list(dict.fromkeys(zip(spread["gpu"], spread["model"], strict=True)))
+    steps = distinct(zip(spread["gpu"], spread["model"], strict=True))
     parts = [spread[(spread["gpu"] == gpu) & (spread["model"] == model)] for gpu, model in steps]
     labels = [[shorter(name) for name in dict.fromkeys(own["op"])] for own in parts]
     board = Board(
         [rows_height(names, page) for names in labels for _ in types], page, columns=len(types)
     )
     for row, ((gpu, model), part, names) in enumerate(zip(steps, parts, labels, strict=True)):
-        operators = list(dict.fromkeys(part["op"]))
+        operators = distinct(part["op"])
         step = f"{model}, " if model else ""
         for column, kind in enumerate(types):
             axes, times = board.panels[row * len(types) + column], part[part["type"] == kind]
@@ -123,7 +124,7 @@ def shorter(name: str) -> str:
 
 def _boxes(spread: pd.DataFrame, by: str, what: str, says: str, page: Page) -> Figure:
     """Horizontal boxes from quantiles, on a logarithmic axis because overheads cover several decades."""
-    hosts = list(dict.fromkeys(spread["gpu"]))
+    hosts = distinct(spread["gpu"])
     parts = [spread[spread["gpu"] == gpu] for gpu in hosts]
     board = Board([rows_height(list(part[by]), page) for part in parts], page, columns=1)
     for axes, gpu, part in zip(board.panels, hosts, parts, strict=True):

@@ -17,7 +17,7 @@ from pipeline.palette import (
     text_on,
 )
 from pipeline.prediction import Prediction
-from pipeline.readable import short_time
+from pipeline.readable import distinct, short_time
 from pipeline.show.figures.board import (
     WIDE,
     Board,
@@ -245,7 +245,7 @@ def panel_per_model(
     ordered = table.assign(order=table["gpu"].map(order)).sort_values(
         ["batch_size", "order"], kind="stable"
     )
-    models = list(dict.fromkeys(table["model_variant"]))
+    models = distinct(table["model_variant"])
     parts = [ordered[ordered["model_variant"] == model].reset_index(drop=True) for model in models]
     labels = [_point_labels(part) for part in parts]
     board = Board([rows_height(names, page) for names in labels], page, columns=1)

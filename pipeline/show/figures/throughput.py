@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.families.dims import Array
 from pipeline.palette import ACTIVE, series_colours
-from pipeline.readable import rate
+from pipeline.readable import distinct, rate
 from pipeline.show.figures.board import (
     MARKERS,
     WIDE,
@@ -35,11 +35,11 @@ def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     A model with one batch size, and a grid of many GPUs, get bars.
     """
-    gpus = list(dict.fromkeys(steps["gpu"]))
+    gpus = distinct(steps["gpu"])
     several = bool((steps.groupby("model_variant")["batch_size"].nunique() > 1).all())
     if several and len(gpus) <= MOST_LINES:
         colours, markers = series_colours(gpus), dict(zip(gpus, MARKERS, strict=False))
-        models = list(dict.fromkeys(steps["model_variant"]))
+        models = distinct(steps["model_variant"])
         board = Board([2.0] * len(models), page, columns=2, grid="y")
         for axes, model in zip(board.panels, models, strict=True):
             rows = steps[steps["model_variant"] == model]
@@ -79,7 +79,7 @@ def _throughput_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
 def _throughput_lines(
     axes: Axes, rows: pd.DataFrame, colours: dict[str, str], markers: dict[str, str]
 ) -> None:
-    gpus = list(dict.fromkeys(rows["gpu"]))
+    gpus = distinct(rows["gpu"])
     for number, gpu in enumerate(gpus):
         line = rows[rows["gpu"] == gpu].sort_values("batch_size")
         speed, low, high = _speeds(line)
