@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -24,9 +25,9 @@ from pipeline.answers.memory_fit import estimated_largest_batch
 from pipeline.errors import InputError, SteptimeError
 from pipeline.prediction import Prediction
 from pipeline.prices import COST_COLUMNS, Order, in_order, prices_of, with_prices
-from pipeline.question.question import Question, expand
-from pipeline.show.comparison import Comparison, compared
-from pipeline.show.figures.board import KINDS, check_file, save_as
+from pipeline.question.question import Question, ask, expand
+from pipeline.show.comparison import Comparison, compared, design
+from pipeline.show.figures.board import check_file, save_as
 from pipeline.show.tables import by_module, console, show_one
 from pipeline.simulate.timeline_page import KINDS as TIMELINES
 from pipeline.simulate.timeline_page import write_timeline
@@ -35,8 +36,7 @@ from pipeline.terminal import (
     Json,
     Overrides,
     examples,
-    print_csv,
-    print_json,
+    printed,
     progress,
     run_app,
     split_results,
@@ -165,53 +165,33 @@ def predict(
     texts, results = split_results(overrides)
     if depth is not None and by is None:
         raise InputError(f"--depth {depth}: modules are shown with --by module")
-    deepest = 2 if depth is None else depth
-    for path, option, kinds in (
-        (timeline, "--timeline", TIMELINES),
-        (roofline, "--roofline", KINDS),
-    ):
-        if path is not None:
-            check_file(path, option, kinds)
-    questions = expand(texts)
-    if len(questions) > 1:
-        raise InputError(
-            f"predict takes one point, but these overrides give {len(questions)}: use `steptime"
-            " compare`"
-        )
+    check_file(timeline, "--timeline", TIMELINES)
+    check_file(roofline, "--roofline")
+    question = ask(texts)
     with working("predicting"):
-        answer = engine(**results).predict_one(questions[0])
+        answer = engine(**results).predict_one(question)
         prediction = answer.whole()
         if timeline is not None:
             if answer.timeline is None:
                 raise InputError(
                     "gpu=local: the pipeline writes this timeline, timeline.html beside its summary"
                 )
-            write_timeline(answer.timeline, timeline, answer.calls, title=questions[0].title)
+            write_timeline(answer.timeline, timeline, answer.calls, title=question.title)
     if roofline is not None:
         save_as(prediction.plot("roofline"), roofline)
-    modules = None if by is None else prediction.modules
-    if as_json or as_csv:
-        facts = prediction.as_dict()
-        rows: list[dict[Any, Any]] = [facts]
-        if modules is not None:
-            rows = modules[modules["depth"] <= deepest].replace({np.nan: None}).to_dict("records")
-            facts["modules"] = rows
-        if as_json:
-            print_json(facts)
-        else:
-            print_csv(rows)
-        return
-    if modules is not None:
+    if by is not None:
+        _show_modules(prediction, 2 if depth is None else depth, as_json, as_csv)
+    elif not printed(as_json, as_csv, facts := prediction.as_dict(), [facts]):
+        paths = {"timeline": timeline, "roofline": roofline}
+        show_one(prediction, {name: str(path) for name, path in paths.items() if path})
+
+
+def _show_modules(prediction: Prediction, deepest: int, as_json: bool, as_csv: bool) -> None:
+    modules = prediction.modules
+    shown = modules[modules["depth"] <= deepest]
+    rows = shown.replace({np.nan: None}).to_dict("records")
+    if not printed(as_json, as_csv, {**prediction.as_dict(), "modules": rows}, rows):
         console().print(by_module(modules, prediction, deepest), crop=False)
-        return
-    show_one(
-        prediction,
-        {
-            name: str(path)
-            for name, path in (("timeline", timeline), ("roofline", roofline))
-            if path
-        },
-    )
 
 
 @app.command(
@@ -243,110 +223,88 @@ def compare(
 ) -> None:
     """Predict several GPUs, models and batch sizes side by side; the best throughput of each model is marked."""
     texts, results = split_results(overrides)
-    if page is not None:
-        check_file(page, "--page", ("html",))
+    check_file(page, "--page", ("html",))
+    if out is not None and sort is not None:
+        raise InputError("--out writes rows as they are done: leave --sort away")
     questions = expand(texts)
-    prices = prices_of([question.gpu.name for question in questions])
-    if sort is Order.cost and prices.empty:
+    if sort is Order.cost and prices_of([question.gpu.name for question in questions]).empty:
         raise InputError(
             "--sort cost: none of these GPUs has a price; give one in prices.yaml (docs/prices.md)"
         )
     answering = engine(**results)
     answers = progress(answering.predict(questions), len(questions), "predicting")
     if out is not None:
-        if sort is not None:
-            raise InputError("--out writes rows as they are done: leave --sort away")
-        counts: dict[str, Any] = {**write_answers(answers, out), "out": str(out)}
-        lost = (
-            f", {counts['unpredicted']:,} of them without a prediction"
-            if counts["unpredicted"]
-            else ""
-        )
-        print_json(counts) if as_json else print(f"{counts['points']:,} points{lost} -> {out}")
+        counts = write_answers(answers, out)
+        lost = f", {counts['unpredicted']:,} of them without a prediction"
+        if not printed(as_json, False, {**counts, "out": str(out)}, ()):
+            print(f"{counts['points']:,} points{lost * bool(counts['unpredicted'])} -> {out}")
         return
     comparison = compared(questions, answers, answering)
     if page is not None:
         comparison.write_page(page)
-    predictions, unpredicted = list(comparison.predictions), comparison.unpredicted
-    largest, estimated = _largest_batches(questions, predictions)
+    largest, estimated = _largest_batches(questions, comparison.predictions)
+    comparison = replace(comparison, largest=largest, estimated=estimated)
     if sort is not None:
-        predictions = in_order(predictions, prices, sort)
-    rows = [p.as_dict() | costs for p, costs in zip(predictions, _costs(predictions), strict=True)]
-    names = ("gpu", "model", "batch_size", "overrides", "reason")
-    refused = [{name: getattr(each, name) for name in names} for each in unpredicted]
-    if as_csv:
-        print_csv([*rows, *refused])
-        return
-    if as_json:
-        facts = {
-            "predictions": rows,
-            "unpredicted": refused,
-            "largest_batch": largest,
-            "largest_batch_estimated": sorted(estimated),
-            "hosts": comparison.hosts,
-            "ties": {
-                f"{model}, {what}": tie.as_dict() for (model, what), tie in comparison.ties.items()
-            },
-        }
-        print_json(facts | ({"prices": prices.to_dict("records")} if len(prices) else {}))
-        return
+        ordered = in_order(comparison.predictions, comparison.prices, sort)
+        comparison = replace(comparison, predictions=ordered)
+    if not printed(as_json, as_csv, *_facts(comparison)):
+        console().print(comparison, crop=False)
+        if page is not None:
+            print(f"page: {page}")
 
-    console().print(
-        Comparison(
-            predictions,
-            largest,
-            prices,
-            unpredicted,
-            frozenset(estimated),
-            comparison.hosts,
-            comparison.ties,
-        ),
-        crop=False,
-    )
-    if page is not None:
-        print(f"page: {page}")
+
+def _facts(comparison: Comparison) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A comparison as one JSON object, and as rows."""
+    rows = [
+        {**p.as_dict(), **costs}
+        for p, costs in zip(comparison.predictions, _costs(comparison.predictions), strict=True)
+    ]
+    names = ("gpu", "model", "batch_size", "overrides", "reason")
+    refused = [{name: getattr(each, name) for name in names} for each in comparison.unpredicted]
+    facts = {
+        "predictions": rows,
+        "unpredicted": refused,
+        "largest_batch": comparison.largest,
+        "largest_batch_estimated": sorted(comparison.estimated),
+        "hosts": comparison.hosts,
+        "ties": {f"{model}, {what}": t.as_dict() for (model, what), t in comparison.ties.items()},
+    }
+    if len(comparison.prices):
+        facts["prices"] = comparison.prices.to_dict("records")
+    return facts, [*rows, *refused]
 
 
 def _largest_batches(
     questions: Sequence[Question], predictions: Sequence[Prediction]
-) -> tuple[dict[str, int | None], set[str]]:
-    """The largest batch of each design, and the designs for which it is an estimate."""
+) -> tuple[dict[str, int | None], frozenset[str]]:
+    """The largest batch of each GPU, model and variant, and those for which it is an estimate."""
     # exact where a step does not fit, because its prediction searched for what does
-    largest = {_design(p): p.largest_batch for p in predictions if not p.fits}
-    estimated = set[str]()
+    exact = {design(p): p.largest_batch for p in predictions if not p.fits}
+    estimates: dict[str, int | None] = {}
     with working("searching for the largest batches"):
         for question in questions:
             key = f"{question.gpu.name}/{question.model}/{question.variant}"
-            if key not in largest:
+            if key not in exact | estimates:
                 with suppress(SteptimeError):  # the step cannot be captured at another batch size
-                    largest[key] = estimated_largest_batch(question, STEPS.memory_bytes)
-                    estimated.add(key)
-    return largest, estimated
+                    estimates[key] = estimated_largest_batch(question, STEPS.memory_bytes)
+    return exact | estimates, frozenset(estimates)
 
 
-def _design(prediction: Prediction) -> str:
-    """GPU, model and variant, as keys of the largest batches."""
-    return f"{prediction.gpu}/{prediction.model}/{prediction.variant}"
-
-
-def _costs(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+def _costs(predictions: Sequence[Prediction]) -> list[dict[Any, Any]]:
     """The costs of each prediction, null on a GPU without a price; no keys if none of the GPUs has one."""
     table = with_prices(
         pd.DataFrame([{"gpu": p.gpu, "samples_per_s": p.samples_per_s} for p in predictions])
     )
     if table["price_per_hour"].isna().all():
         return [{} for _ in predictions]
-    columns = {
-        name: table[name].astype(object).where(table[name].notna(), None) for name in COST_COLUMNS
-    }
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    costs = table[list(COST_COLUMNS)].astype(object)
+    return costs.where(costs.notna(), None).to_dict("records")
 
 
 def main() -> None:
     """Entry point of `steptime`."""
-    gc.set_threshold(
-        100_000
-    )  # a captured step is more objects that all stay: scans were a quarter of its time
+    # a captured step is more objects that all stay: scans were a quarter of its time
+    gc.set_threshold(100_000)
     run_app(app)
 
 

@@ -68,19 +68,14 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
         if isinstance(words, (list, tuple))
         for word in words
     ]
-    word = os.environ.get(UNFINISHED, incomplete)
+    word, model = os.environ.get(UNFINISHED, incomplete), _model(given)
     if "=" in word:
         key, _, text = word.partition("=")
-        overrides = [f"{key}={value}" for value in _continued(text, values(key, _model(given)))]
-        return (
-            overrides
-            if UNFINISHED not in os.environ
-            else [override.partition("=")[2] for override in overrides]
-        )
-    keys = [key for key in keys_of(_model(given)) if key.startswith(word)]
-    if len(keys) != 1:
-        return [f"{key}=" for key in keys]
-    return [f"{keys[0]}={value}" for value in values(keys[0], _model(given))] or [f"{keys[0]}="]
+        before = "" if UNFINISHED in os.environ else f"{key}="
+        return [f"{before}{value}" for value in _continued(text, values(key, model))]
+    keys = [key for key in keys_of(model) if key.startswith(word)]
+    offered = values(keys[0], model) if len(keys) == 1 else ()
+    return [f"{keys[0]}={value}" for value in offered] or [f"{key}=" for key in keys]
 
 
 def complete_gpu(incomplete: str) -> list[str]:
@@ -95,23 +90,12 @@ def complete_model(incomplete: str) -> list[str]:
 
 def keys_of(model: str) -> list[str]:
     """Keys of overrides for a workload."""
-    settings = [
-        key for key in OPTIONS if key.startswith((*(f"{name}." for name in SECTION_KINDS), "edit."))
-    ]
     named = [key for library, key in NAMED_BY.items() if library == model]
-    options = [
-        *named,
-        *(str(row["option"]) for row in option_rows(model) if row["option"] not in named),
-    ]
-    machines = (*FREE_STANDING, "devices", "nodes")
-    return [
-        *GROUPS,
-        *machines,
-        "experiment",
-        "results",
-        *options,
-        *settings,
-    ]
+    options = dict.fromkeys([*named, *(str(row["option"]) for row in option_rows(model))])
+    sections = (*SECTION_KINDS, "edit")
+    settings = [key for key in OPTIONS if key.partition(".")[0] in sections]
+    others = (*FREE_STANDING, "devices", "nodes", "experiment", "results")
+    return [*GROUPS, *others, *options, *settings]
 
 
 def values(key: str, model: str) -> Sequence[str]:

@@ -74,6 +74,11 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its kind where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def name_of(given: object) -> str:
     """The name of an object that a user gave: its own, or that of its class."""
     given = given.func if isinstance(given, partial) else given

@@ -8,8 +8,9 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from pipeline.prediction import Prediction
 from pipeline.question.compose import from_snakemake, parse_grid
 from pipeline.question.question import LOCAL_GPU, Question, expand
 from pipeline.question.settings import KernelSettings, plain
+from pipeline.readable import distinct
 from pipeline.user_cache import code_digest
 from pipeline.workloads.workload_files import file_digests
 
@@ -75,21 +77,22 @@ class Flow:
             _check_named("STEPTIME_DATASETS", "", "none")
             _check_named("STEPTIME_MEASUREMENTS", "")
             plan = PlanRequest.of(config)
-            overrides = {
-                key: value for key, value in plan.without(config).items() if key != "results"
-            }
-            texts = from_snakemake(overrides)
+            space = plan.without(config)
+            space.pop("results", None)
+            texts = from_snakemake(space)
             points = tuple(expand(texts))
             for name in {name for point in points for name in point.kernels.families}:
                 family(name)  # an unknown one is an error here, not in a job
             if plan.asked and any(point.local for point in points):
                 raise InputError("plan predicts points: name GPUs instead of gpu=local")
-            experiment = re.sub(
-                r"[^A-Za-z0-9_-]+", "-", Path(str(config.get("experiment") or "")).stem
-            )
-            in_order = tuple(sorted(points, key=key_of))
+            named = Path(str(config.get("experiment") or "")).stem
             return cls(
-                in_order, Artifacts(root), experiment, plan, asked=points, space=sorted_space(texts)
+                tuple(sorted(points, key=key_of)),
+                Artifacts(root),
+                re.sub(r"[^A-Za-z0-9_-]+", "-", named),
+                plan,
+                asked=points,
+                space=sorted_space(texts),
             )
         except SteptimeError as error:
             print(f"steptime: {error}", file=sys.stderr)
@@ -98,7 +101,7 @@ class Flow:
     @property
     def gpus(self) -> list[str]:
         """GPUs of the grid."""
-        return list(dict.fromkeys(point.gpu.name for point in self.points))
+        return distinct(point.gpu.name for point in self.points)
 
     @property
     def grid(self) -> str:
@@ -106,26 +109,27 @@ class Flow:
         if len(self.points) == 1:
             p = self.points[0]
             return f"{p.gpu.name}-{p.model}-{p.variant}-b{p.batch_size}"
-        keys = repr([key_of(point) for point in self.points])
-        name = self.experiment or f"{len(self.points)}-points"
-        return f"{name}-{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
+        return f"{self.experiment or f'{len(self.points)}-points'}-{self._digest()}"
+
+    def _digest(self, more: str = "") -> str:
+        """Hash of the points, and of what else decides a result."""
+        keys = repr(list(map(key_of, self.points))) + more
+        return hashlib.sha256(keys.encode()).hexdigest()[:8]
 
     @cached_property
     def plan_files(self) -> str:
         """Path of a plan's files without suffix: objective, number of points, and a hash of these and of the constraints."""
-        keys = repr([key_of(point) for point in self.points]) + repr(self.plan.limits)
-        digest = hashlib.sha256(keys.encode()).hexdigest()[:8]
+        digest = self._digest(repr(self.plan.limits))
         return self.artifacts.plan(f"{self.plan.objective}-{len(self.points)}-points-{digest}")
 
     def models_of_plan(self, _wildcards: Any) -> list[str]:
         """Input function: the fitted families of all GPUs of a plan."""
-        return list(
-            dict.fromkeys(path for at in self._devices for path in self.models_of_point(at))
-        )
+        paths = (path for at in self._devices for path in self.models_of_point(at))
+        return distinct(paths)
 
     def overheads_of_plan(self, _wildcards: Any) -> list[str]:
         """Input function: the overhead statistics of all hosts of a plan."""
-        return list(dict.fromkeys(self.overheads_of_point(at) for at in self._devices))
+        return distinct(self.overheads_of_point(at) for at in self._devices)
 
     @cached_property
     def _devices(self) -> list[SimpleNamespace]:
@@ -136,11 +140,7 @@ class Flow:
     def files_of_plan(self) -> dict[str, str]:
         """Digests of the files that the workloads of a plan name, such as the user's own module."""
         workloads = {point.workload for point in self.points}
-        return {
-            name: digest
-            for config in workloads
-            for name, digest in file_digests(config.plain()).items()
-        }
+        return dict(chain(*(file_digests(each.plain()).items() for each in workloads)))
 
     def point(self, wildcards: Any) -> Question:
         """The point that a rule's wildcards name.
@@ -183,9 +183,8 @@ class Flow:
 
     def edits(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the `edit` section of an edited graph."""
-        return next(point for point in self.points if point.edit_variant == wildcards.edit).section(
-            "edit"
-        )
+        edited = (point for point in self.points if point.edit_variant == wildcards.edit)
+        return next(edited).section("edit")
 
     def section(self, name: str) -> Any:
         """A params function: one part of the point's configuration as plain values."""
@@ -219,10 +218,8 @@ class Flow:
 
     def families(self, source: Source) -> tuple[str, ...]:
         """Kernel families that a source may have samples of; they are known before any sample is taken."""
-        if source is Source.PUBLIC:
-            return PUBLIC_FAMILIES
-
-        return tuple(name for name in FAMILIES if name != "other")
+        every = tuple(name for name in FAMILIES if name != "other")
+        return PUBLIC_FAMILIES if source is Source.PUBLIC else every
 
     def samples(self, gpu: str, source: Source) -> list[str]:
         """Sample tables of a GPU, one per family; the tables of families that its workloads do not use are empty."""
@@ -264,10 +261,9 @@ class Flow:
     def campaign(self, wildcards: Any) -> list[str]:
         """Input function: the files of a GPU's campaign, its manifest first."""
         folder = measurements_dir() / wildcards.gpu
-        files = sorted(
-            path for path in folder.rglob("*") if path.is_file() and path != folder / CAMPAIGN
-        )
-        return [on_this_machine(path) for path in (folder / CAMPAIGN, *files)]
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        paths = dict.fromkeys([folder / CAMPAIGN, *files])
+        return [on_this_machine(path) for path in paths]
 
     def public_traces(self, wildcards: Any) -> list[str]:
         """Input function: the public traces of a GPU."""
@@ -284,9 +280,8 @@ class Flow:
         The number of processes of a fit and the notes on how the GPU was named are no part of it.
         """
         point = self.point(wildcards)
-        return replace(
-            point, kernels=replace(point.kernels, workers=1), notes=point.gpu.notes
-        ).plain()
+        kernels = replace(point.kernels, workers=1)
+        return replace(point, kernels=kernels, notes=point.gpu.notes).plain()
 
     def gpu(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the figures of a point's GPU."""
@@ -296,37 +291,30 @@ class Flow:
         """Params function: settings of a kernel-model variant."""
         settings = self._kernels(wildcards.kernels)
         # workers change the duration of a fit, not its result
-        return {key: value for key, value in plain(settings).items() if key != "workers"}
+        return dict(plain(settings, without=("workers",)))
 
     def fit_workers(self, wildcards: Any) -> int:
         """Threads function: number of processes of a fit, so that two GPUs are fitted in sequence on few cores."""
         return max(1, self._kernels(wildcards.kernels).workers)
 
-    def overhead_label(self, wildcards: Any) -> str:
-        """Params function: label of an overhead statistic, as in its file name."""
-        return str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
-
     def overhead_settings(self, wildcards: Any) -> dict[str, Any]:
         """Params function: settings of an overhead statistic."""
-        label = self.overhead_label(wildcards)
+        label = str(wildcards.overheads).removeprefix("overheads").removeprefix("-") or "shared"
         point = next((point for point in self.points if point.overheads_label == label), None)
         settings = (point or expand([f"overheads={label}"])[0]).overheads
         # the host's scale is applied when a point is predicted
-        return {key: value for key, value in plain(settings).items() if key != "host_scale"}
+        return dict(plain(settings, without=("host_scale",)))
 
     def gpu_spec(self, wildcards: Any) -> dict[str, Any]:
         """Params function: the values of a GPU's specification file, which the fits of its kernel models use."""
-        spec = {} if wildcards.gpu == LOCAL_GPU else asdict(load_gpu(wildcards.gpu))
-        return {key: value for key, value in spec.items() if key not in ("aliases", "sources")}
+        if wildcards.gpu == LOCAL_GPU:
+            return {}
+        return dict(plain(load_gpu(wildcards.gpu), without=("aliases", "sources")))
 
     def public(self, name: str) -> str:
         """Path of public data. Without public data, a path that does not exist and whose name says what to do."""
-        folder = datasets_dir()
-        return on_this_machine(
-            folder / name
-            if folder
-            else f"public data is not available: set $STEPTIME_DATASETS/{name}"
-        )
+        absent = "public data is not available: set $STEPTIME_DATASETS"
+        return on_this_machine(f"{datasets_dir() or absent}/{name}")
 
     def not_fitted(self) -> list[str]:
         """One sentence per GPU whose kernel models should be compared, but that has no samples here to fit them."""
@@ -357,24 +345,15 @@ def key_of(point: Question) -> tuple[str, str, str, int]:
 def sorted_space(texts: Sequence[str]) -> tuple[str, ...]:
     """Overrides in one order, and the values of each too: in any order they describe the same points."""
     parsed = [sorted(single.text for (single,) in parse_grid([text])) for text in texts]
-    keys = [values[0].partition("=")[0] for values in parsed]
-    return tuple(
-        sorted(
-            f"{key}={','.join(text.partition('=')[2] for text in values)}"
-            for key, values in zip(keys, parsed, strict=True)
-        )
-    )
+    pairs = [[text.partition("=")[::2] for text in values] for values in parsed]
+    return tuple(sorted(f"{of[0][0]}={','.join(value for _, value in of)}" for of in pairs))
 
 
 def in_campaign(point: Question) -> bool:
     """Whether a campaign may have measured a point: only the real GPU, step and host were."""
     here = point.host.observations == point.gpu.name and not point.host.inferred
-    return (
-        here
-        and kernel_source(point.gpu.name) is Source.MEASUREMENTS
-        and not point.altered
-        and not point.edit
-    )
+    measured = kernel_source(point.gpu.name) is Source.MEASUREMENTS
+    return here and measured and not point.altered and not point.edit
 
 
 def wildcards_of(point: Question) -> SimpleNamespace:
@@ -404,9 +383,8 @@ def _usable(root: str) -> str:
     while not folder.exists():
         folder = folder.parent
     try:
-        with TemporaryDirectory(
-            prefix=".steptime-", dir=folder
-        ):  # root may write everywhere by its rights, but not in /proc
+        # root may write everywhere by its rights, but not in /proc
+        with TemporaryDirectory(prefix=".steptime-", dir=folder):
             return root
     except OSError:
         raise InputError(

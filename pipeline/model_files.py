@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import PackError, SteptimeError
+from pipeline.errors import PackError, SteptimeError, first_line
 from pipeline.paths import is_checkout, packs_dir, transfer_dir
-from pipeline.schemas import atomic_path
+from pipeline.schemas import atomic_path, write_text
 
 FORMAT = 1
 """Format version of these files; readers refuse other versions. Arrays without a version have version 1."""
@@ -66,8 +66,7 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
         OverflowError,
         RecursionError,
     ) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise PackError(f"{path}: not readable ({reason}); {remedy}") from None
+        raise PackError(f"{path}: not readable ({first_line(error)}); {remedy}") from None
 
 
 def write_json(path: Path, values: Mapping[str, Any], sealed: bool = False) -> None:
@@ -79,10 +78,8 @@ def write_json(path: Path, values: Mapping[str, Any], sealed: bool = False) -> N
     if sealed:
         values = json.loads(json.dumps(values, default=str))
         values = {**values, DIGEST_KEY: _values_digest(values)}
-    with atomic_path(path) as part:
-        part.write_text(
-            json.dumps(values, indent=1, sort_keys=not sealed, default=str) + "\n", encoding="utf-8"
-        )
+    text = json.dumps(values, indent=1, sort_keys=not sealed, default=str)
+    write_text(path, f"{text}\n")
 
 
 def read_json(path: Path, remedy: str, keys: Iterable[str] = ()) -> dict[str, Any]:
@@ -129,8 +126,7 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, Any] | None 
     """
     from safetensors.numpy import save
 
-    bad = _not_finite(arrays)
-    if bad:
+    if bad := _not_finite(arrays):
         raise SteptimeError(
             f"{path}: not written, because array {bad!r} has NaN or infinite values; refit the"
             " model"
@@ -174,8 +170,7 @@ def read_arrays(path: Path, remedy: str) -> tuple[dict[str, npt.NDArray[Any]], d
     check_format(path, metadata.pop(FORMAT_KEY, FORMAT), remedy)
     if metadata.pop(DIGEST_KEY, None) not in (None, _digest(arrays)):
         raise PackError(f"{path}: damaged: its numbers are not those that were written; {remedy}")
-    bad = _not_finite(arrays)
-    if bad:
+    if bad := _not_finite(arrays):
         raise PackError(f"{path}: array {bad!r} has NaN or infinite values; {remedy}")
     return arrays, metadata
 

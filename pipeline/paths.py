@@ -38,6 +38,12 @@ def project_dir() -> Path:
     return _PACKAGE.parent if is_checkout() else _PACKAGE / "_data"
 
 
+def short_path(folder: str) -> str:
+    """A folder as seen from the project, or as it is where it lies elsewhere."""
+    path, root = Path(folder).absolute(), project_dir()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else folder
+
+
 def config_dir() -> Path:
     """The folder of Hydra's config groups."""
     return project_dir() / "config"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -13,7 +12,7 @@ import pandas as pd
 
 from pipeline import plotter
 from pipeline.errors import InputError
-from pipeline.paths import project_dir
+from pipeline.paths import short_path
 from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, rate, shares
 
 if TYPE_CHECKING:
@@ -21,15 +20,19 @@ if TYPE_CHECKING:
 
     from pipeline.question.settings import Ranks
 
-MAX_NAME_LENGTH = 60
-"""Longest name of a variant, in characters, that fits on an axis."""
-
-NAMED_GPUS = 3
-"""Number of GPUs that a table names, of those on which a step fits."""
-
+MAX_NAME_LENGTH, NAMED_GPUS = 60, 3
+"""Longest name of a variant, in characters, that fits on an axis; and the number of GPUs that a table names as fitting."""
 
 ASKED = ("dtype", "optimizer", "attention")
 """Keys of `Prediction.asked`."""
+
+PUBLIC = (
+    "gpu", "model", "variant", "overrides", "batch_size", "predicted_us", "active_us", "idle_us",
+    "host_us", "p10_us", "p90_us", "bound", "samples_per_s", "memory_bytes", "fits", "tight",
+    "evidence", "host_evidence", "unmodelled_share", "unmodelled_us", "lower_bound", "families_us",
+    "models_from", "host", "device_bound_from", "warnings", "notes",
+)  # fmt: skip
+"""Attributes of a prediction that `Prediction.as_dict` gives as they are."""
 
 AS_TRACED = "as traced"
 """Host, dtype and optimizer of a step that a trace shows: the trace does not name them."""
@@ -49,6 +52,18 @@ class TracedStep:
     """The rest of the span: the step."""
     time_per_batch_us: float | None
     """Mean time from the end of an iteration to the end of the next; None for a trace of one iteration."""
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """Rows of a prediction's table: the span, the work queued before the step, the step, and the time per batch."""
+        rows = {
+            f"traced on {self.gpu}: span": milliseconds(self.span_us),
+            "  work queued before the step": milliseconds(self.queued_us),
+            "  step": milliseconds(self.step_us),
+        }
+        if self.time_per_batch_us is not None:
+            rows["  time per batch (end to end)"] = milliseconds(self.time_per_batch_us)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -71,17 +86,6 @@ class Arithmetic:
     def mfu(self, step_us: float) -> float:
         """Model FLOPs utilisation: that over the peak of `dtype`."""
         return self.tflop_per_s(step_us) / self.peaks_tflop_per_s[self.dtype]
-
-    def row(self, step_us: float, devices: int) -> tuple[str, str]:
-        """Its row in a prediction's table."""
-        each = " per GPU" if devices > 1 else ""
-        return (
-            "arithmetic",
-            (
-                f"{self.tflop_per_s(step_us):.3g} TFLOP/s{each}, {self.mfu(step_us):.1%} of the"
-                f" {self.dtype} peak (MFU)"
-            ),
-        )
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,17 @@ class SeveralGpus:
         split = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         return ", ".join([f"dp {self.dp}", *split]) if split else ""
 
+    @property
+    def rows(self) -> dict[str, str]:
+        """Rows of a prediction's table: GPUs and what joins them, the time of their exchange, and what is lost to it."""
+        exposed = f"{milliseconds(self.exposed_communication_us)} exposed"
+        return {
+            "GPUs": f"{self.devices}, {self.nodes} x {self.cluster}",
+            "layout": self.layout,
+            "communication": f"{milliseconds(self.communication_us)}, {exposed}",
+            "scaling efficiency": "" if self.efficiency is None else f"{self.efficiency:.1%}",
+        }
+
 
 PARALLEL = ("tp", "cp", "pp", "virtual_stages", "micro_batches")
 """Settings of `parallel` that an answer repeats."""
@@ -168,8 +183,7 @@ class Prediction:
     host_evidence: dict[str, float]
     """Share of host time by kind of evidence."""
     unmodelled_share: float
-    """Share of device time without a model: operators that are not in the operator map and Fourier transforms (predicted
-    from their bytes), products in dtypes without a rate (complex numbers), and calls that no kernel model or formula covers."""
+    """Share of device time without a model: operators that the map lacks, Fourier transforms, products in dtypes without a rate."""
     families_us: dict[str, float] = field(default_factory=dict)
     """Device time in µs by kernel family, largest first."""
     unmodelled_us: dict[str, float] = field(default_factory=dict)
@@ -181,8 +195,7 @@ class Prediction:
     host: str = ""
     """The host that was assumed."""
     device_bound_from: float | None = None
-    """How many times as fast the host must be for a host-bound step to become device-bound; None for a device-bound step
-    and where no speed suffices."""
+    """How many times as fast the host must be for a host-bound step to become device-bound; None where no speed suffices."""
     largest_batch: int | None = None
     """The largest batch that fits, for a step that does not; None where not even one sample fits."""
     fitting_gpus: tuple[str, ...] = ()
@@ -208,10 +221,8 @@ class Prediction:
     """Per operator and device call, in the `prediction` schema."""
     parameters: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     """Number of parameters that each module holds itself, by its path; kept with `calls`."""
-
     draws_us: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """Step time of each draw of its errors, shape (draws,). Draws of two predictions on one GPU are pairs."""
-
     drawn: Drawn | None = field(default=None, repr=False, compare=False)
     """The step with the errors of its times, where it was kept: `predict` keeps it."""
 
@@ -238,9 +249,7 @@ class Prediction:
     @property
     def assumed(self) -> str:
         """Host, dtype, optimizer and attention of the step, as text."""
-        return ", ".join(
-            f"{key} {value}" for key, value in {"host": self.host, **self.asked}.items() if value
-        )
+        return _words({"host": self.host, **self.asked})
 
     @property
     def tflop_per_s(self) -> float | None:
@@ -272,18 +281,14 @@ class Prediction:
     @property
     def named(self) -> str:
         """Difference from the default prediction: its overrides, or the variant where they are not known."""
-        if self.overrides and self.variant != "default":
-            return " ".join(
-                text.removeprefix("+").removeprefix("model.") for text in self.overrides
-            )
-        return "" if self.variant == "default" else self.variant
+        if self.variant == "default":
+            return ""
+        texts = (text.removeprefix("+").removeprefix("model.") for text in self.overrides)
+        return " ".join(texts) or self.variant
 
     @property
     def label(self) -> str:
-        """The point's name in tables and figures: model, variant and batch size.
-
-        If the variant's name is a hash, the label has the overrides instead, where they are short enough for an axis.
-        """
+        """The point's name in tables and figures: model, overrides (the variant where they are too long) and batch size."""
         shown = self.named if len(self.named) <= MAX_NAME_LENGTH else self.variant
         return f"{self.model} {shown}".rstrip() + f" b{self.batch_size}"
 
@@ -298,23 +303,22 @@ class Prediction:
         return "does not fit" if not self.fits else "tight" if self.tight else "fits"
 
     @property
+    def memory_text(self) -> str:
+        """The memory need, and whether that fits."""
+        where = "" if self.fits else " this GPU"
+        return f"{gibibytes(self.memory_bytes)}, {self.memory_state}{where}"
+
+    @property
     def title(self) -> str:
         """What was predicted, in a few words."""
-        batch = (
-            "" if self.traced is not None and self.batch_size == 1 else f", batch {self.batch_size}"
-        )
-        if self.devices > 1:
-            return f"{self.model} on {self.devices} x {self.gpu}{batch} each"
-        return f"{self.model} on {self.gpu}{batch}"
+        batch = "" if self.traced and self.batch_size == 1 else f", batch {self.batch_size}"
+        several, each = (f"{self.devices} x ", " each") if self.devices > 1 else ("", "")
+        return f"{self.model} on {several}{self.gpu}{batch}{each}"
 
     def __str__(self) -> str:
         name = f" ({self.named})" if self.named else ""
-        memory = (
-            ""
-            if self.traced is not None
-            else f", {gibibytes(self.memory_bytes)}"
-            + ("" if self.memory_state == "fits" else f", {self.memory_state}")
-        )
+        state = "" if self.memory_state == "fits" else f", {self.memory_state}"
+        memory = "" if self.traced else f", {gibibytes(self.memory_bytes)}{state}"
         assumed = f"; {self.assumed}" if self.assumed else ""
         return f"{self.title}{name}: {self._step_text(' ')}, {self.bound}-bound{memory}{assumed}"
 
@@ -338,65 +342,54 @@ class Prediction:
 
     def _step_text(self, gap: str = "   ") -> str:
         least = "at least " if self.lower_bound else ""
-        return (
-            f"{least}{milliseconds(self.predicted_us)}{gap}(p10-p90: {milliseconds(self.p10_us)} to"
-            f" {milliseconds(self.p90_us)})"
-        )
+        low, high = milliseconds(self.p10_us), milliseconds(self.p90_us)
+        return f"{least}{milliseconds(self.predicted_us)}{gap}(p10-p90: {low} to {high})"
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows of its table: what, and the value as text."""
-        rows = [("step time", self._step_text())]
-        if self.measured_us is not None and self.error is not None:
-            off = f"{milliseconds(self.measured_us)}   (error of the prediction: {self.error:+.1%})"
-            rows.append(("measured, traced" if self.traced else "measured, unprofiled", off))
-        active, idle = milliseconds(self.active_us), milliseconds(self.idle_us)
-        rows.append(
-            (
-                "device active / idle",
-                f"{active} / {idle}  ({self.active_us / self.predicted_us:.0%} busy)",
-            )
-        )
-        rows.append(("host done after", f"{milliseconds(self.host_us)}   → {self.bound}-bound"))
-        if self.host:
-            rows.append(("host", self.host))
-        if self.bound == "host" and self.host:
-            rows.append(("break-even", self._break_even()))
-        unit = "steps/s" if self.traced is not None and self.batch_size == 1 else "samples/s"
-        rows.append(("throughput", f"{rate(self.samples_per_s)} {unit}"))
-        if self.arithmetic is not None:
-            rows.append(self.arithmetic.row(self.predicted_us, self.devices))
-        if self.several is not None:
-            rows += rows_of_several(self.several)
-        if self.traced is None:
-            verdict = self.memory_state if self.fits else "does not fit this GPU"
-            rows.append(("memory", f"{gibibytes(self.memory_bytes)}, {verdict}"))
-        else:
-            rows += traced_rows(self.traced)
-        if not self.fits:
-            rows.append(("what fits", self._what_fits()))
-        rows += [
-            ("device time rests on", shares(self.evidence)),
-            ("host time rests on", shares(self.host_evidence)),
-        ]
-        if self.models_from:
-            rows.append(("kernel models from", ", ".join(map(_short_path, self.models_from))))
-        if self.unmodelled_share > 0:
-            names = ", ".join(list(self.unmodelled_us)[:3])
-            rows.append(
-                (
-                    "not modelled",
-                    f"{self.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}",
-                )
-            )
-        if self.asked:
-            rows.append(
-                ("computed with", ", ".join(f"{key} {value}" for key, value in self.asked.items()))
-            )
+        busy = f"{self.active_us / self.predicted_us:.0%} busy"
+        unit = "steps/s" if self.traced and self.batch_size == 1 else "samples/s"
+        rows = {
+            "step time": self._step_text(),
+            f"measured, {'traced' if self.traced else 'unprofiled'}": self._measured_text(),
+            "device active / idle": (
+                f"{milliseconds(self.active_us)} / {milliseconds(self.idle_us)}  ({busy})"
+            ),
+            "host done after": f"{milliseconds(self.host_us)}   → {self.bound}-bound",
+            "host": self.host,
+            "break-even": self._break_even() if self.bound == "host" and self.host else "",
+            "throughput": f"{rate(self.samples_per_s)} {unit}",
+            "arithmetic": self._arithmetic_text(),
+            **(self.several.rows if self.several else {}),
+            **(self.traced.rows if self.traced else {"memory": self.memory_text}),
+            "what fits": "" if self.fits else self._what_fits(),
+            "device time rests on": shares(self.evidence),
+            "host time rests on": shares(self.host_evidence),
+            "kernel models from": ", ".join(map(short_path, self.models_from)),
+            "not modelled": self._unmodelled_text(),
+            "computed with": _words(self.asked),
+        }
         return [
-            *rows,
+            *((label, text) for label, text in rows.items() if text),
             *(("note", text) for text in self.notes),
             *(("warning", text) for text in self.warnings),
         ]
+
+    def _measured_text(self) -> str:
+        off = f"   (error of the prediction: {self.error:+.1%})" if self.error is not None else ""
+        return "" if self.measured_us is None else f"{milliseconds(self.measured_us)}{off}"
+
+    def _arithmetic_text(self) -> str:
+        if self.arithmetic is None:
+            return ""
+        reached = f"{self.tflop_per_s:.3g} TFLOP/s{' per GPU' * (self.devices > 1)}"
+        return f"{reached}, {self.mfu:.1%} of the {self.arithmetic.dtype} peak (MFU)"
+
+    def _unmodelled_text(self) -> str:
+        if self.unmodelled_share <= 0:
+            return ""
+        names = ", ".join(list(self.unmodelled_us)[:3])
+        return f"{self.unmodelled_share:.1%} of device time{f' ({names})' if names else ''}"
 
     def _break_even(self) -> str:
         if self.device_bound_from is None:
@@ -404,45 +397,17 @@ class Prediction:
         return f"device-bound from a host {self.device_bound_from:.2f} times as fast"
 
     def _what_fits(self) -> str:
-        batch = (
-            "not even a batch of 1"
-            if self.largest_batch is None
-            else f"a batch of {self.largest_batch:,}"
-        )
+        most = self.largest_batch
+        batch = "not even a batch of 1" if most is None else f"a batch of {most:,}"
         named, more = self.fitting_gpus[:NAMED_GPUS], len(self.fitting_gpus) - NAMED_GPUS
         others = f"{', '.join(named) or 'no other GPU'}{f' and {more} more' if more > 0 else ''}"
         return f"{batch} on this GPU; this batch on {others}"
 
     def as_dict(self) -> dict[str, Any]:
         """The public keys of a prediction, ready for JSON."""
+        values = {name: getattr(self, name) for name in PUBLIC}
         keys = {
-            "gpu": self.gpu,
-            "model": self.model,
-            "variant": self.variant,
-            "overrides": list(self.overrides),
-            "batch_size": self.batch_size,
-            "predicted_us": self.predicted_us,
-            "active_us": self.active_us,
-            "idle_us": self.idle_us,
-            "host_us": self.host_us,
-            "p10_us": self.p10_us,
-            "p90_us": self.p90_us,
-            "bound": self.bound,
-            "samples_per_s": self.samples_per_s,
-            "memory_bytes": self.memory_bytes,
-            "fits": self.fits,
-            "tight": self.tight,
-            "evidence": self.evidence,
-            "host_evidence": self.host_evidence,
-            "unmodelled_share": self.unmodelled_share,
-            "unmodelled_us": self.unmodelled_us,
-            "lower_bound": list(self.lower_bound),
-            "families_us": self.families_us,
-            "models_from": list(self.models_from),
-            "host": self.host,
-            "device_bound_from": self.device_bound_from,
-            "warnings": list(self.warnings),
-            "notes": list(self.notes),
+            **{key: list(v) if isinstance(v, tuple) else v for key, v in values.items()},
             **{key: self.asked.get(key) for key in ASKED},
             "global_batch": self.global_batch,
             **asdict(self.several or SeveralGpus(1, 1, "", 0.0, 0.0)),
@@ -457,12 +422,8 @@ class Prediction:
         return keys
 
 
-def _short_path(folder: str) -> str:
-    """A folder as seen from the project, or as it is where it lies elsewhere."""
-    path = Path(folder).absolute()
-    return (
-        path.relative_to(project_dir()).as_posix() if path.is_relative_to(project_dir()) else folder
-    )
+def _words(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items() if value)
 
 
 def facts_of(arithmetic: Arithmetic | None, step_us: float) -> dict[str, Any]:
@@ -475,29 +436,3 @@ def facts_of(arithmetic: Arithmetic | None, step_us: float) -> dict[str, Any]:
         "mfu_dtype": a and a.dtype,
         "peak_tflop_per_s": a and a.peaks_tflop_per_s[a.dtype],
     }
-
-
-def traced_rows(traced: TracedStep) -> list[tuple[str, str]]:
-    """The traced iteration: its span, the work queued before it, its step, and the time per batch."""
-    rows = [
-        (f"traced on {traced.gpu}: span", milliseconds(traced.span_us)),
-        ("  work queued before the step", milliseconds(traced.queued_us)),
-        ("  step", milliseconds(traced.step_us)),
-    ]
-    if traced.time_per_batch_us is not None:
-        rows.append(("  time per batch (end to end)", milliseconds(traced.time_per_batch_us)))
-    return rows
-
-
-def rows_of_several(several: SeveralGpus) -> list[tuple[str, str]]:
-    """GPUs and what joins them, the time of their exchange, and what is lost to it."""
-    where = f"{several.devices}, {several.nodes} x {several.cluster}"
-    exposed = f"{milliseconds(several.exposed_communication_us)} exposed"
-    rows = [
-        ("GPUs", where),
-        *([("layout", several.layout)] if several.layout else []),
-        ("communication", f"{milliseconds(several.communication_us)}, {exposed}"),
-    ]
-    if several.efficiency is not None:
-        rows.append(("scaling efficiency", f"{several.efficiency:.1%}"))
-    return rows

@@ -7,43 +7,56 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from datetime import date, datetime, timedelta
+from collections.abc import Sequence
+from datetime import date, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import pandas as pd
 
-from pipeline.errors import ConfigError, InputError, UnknownNameError, did_you_mean
+from pipeline.errors import ConfigError, InputError, UnknownNameError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.paths import config_dir
 from pipeline.prediction import Prediction
+from pipeline.readable import distinct
 from pipeline.yaml_text import read_mapping
+
+Read = TypeVar("Read")
 
 PRICES = "prices.yaml"
 """File name of a price list: in the working folder, or under `config/`."""
 
-REQUIRED = ("gpu", "per_hour", "date", "source")
-"""Keys that every entry of a price list has."""
 
-OPTIONAL = ("currency", "provider", "region", "scope", "stands_for")
-"""Further keys of an entry. `currency` is required there if the list names none for all entries."""
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry of a price list."""
 
-SCOPES = ("instance", "gpu")
-"""What a price covers: an equal share of a machine (the default), or the GPU alone."""
+    gpu: Annotated[str, msgspec.Meta(min_length=1)]
+    per_hour: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    date: date
+    source: Annotated[str, msgspec.Meta(min_length=1)]
+    currency: str | None = None
+    """Needed where the list names none for all entries."""
+    provider: str | None = None
+    region: str | None = None
+    scope: Literal["instance", "gpu"] = "instance"
+    """What the price covers: an equal share of a machine, or the GPU alone."""
+    stands_for: list[str] = []
+    """Similar boards that the offer stands for."""
+
+
+class PriceList(msgspec.Struct, forbid_unknown_fields=True):
+    """A price list, whose entries are read one by one."""
+
+    prices: list[Any]
+    currency: str | None = None
+
 
 COLUMNS = (
-    "gpu",
-    "price_per_hour",
-    "currency",
-    "provider",
-    "region",
-    "date",
-    "source",
-    "scope",
+    "gpu", "price_per_hour", "currency", "provider", "region", "date", "source", "scope",
     "priced_as",
-)
+)  # fmt: skip
 """Columns of `prices_of`. `priced_as` is the board that is offered, where it stands for a similar one; else empty."""
 
 COST_COLUMNS = ("price_per_hour", "currency", "provider", "samples_per_dollar", "cost_per_million")
@@ -84,7 +97,7 @@ def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFra
         InputError: the prices are in different currencies.
     """
     offers = offers_in(path)
-    wanted = list(dict.fromkeys(map(_resolved, dict.fromkeys(gpus))))
+    wanted = distinct(map(_resolved, dict.fromkeys(gpus)))
     left, chosen = set(wanted), []
     while left:
         open_offers = offers[offers["gpu"].isin(left)]
@@ -121,10 +134,16 @@ def offers_in(path: str | Path | None = None) -> pd.DataFrame:
     file = Path(path) if path is not None else price_file()
     if file is None:
         return pd.DataFrame(columns=list(COLUMNS))
-    values = _read(file)
+    if not file.is_file():
+        raise ConfigError(
+            f"{file}: no such price list; correct $STEPTIME_PRICES, or unset it to use the shipped"
+            " list"
+        )
+    values = _read(read_mapping(file, "a currency and prices"), PriceList, str(file))
     rows = []
-    for number, entry in enumerate(values["prices"], 1):
-        rows += _rows(entry, values.get("currency"), f"{file}: entry {number}")
+    for number, stated in enumerate(values.prices, 1):
+        where = f"{file}: entry {number}"
+        rows += _rows(_read(stated, Entry, where), values.currency, where)
         listed = [row for row in rows if not row["priced_as"]]
         if any(all(row[key] == listed[-1][key] for key in ("gpu", *OFFER)) for row in listed[:-1]):
             raise ConfigError(
@@ -230,98 +249,33 @@ def _resolved(gpu: str) -> str:
         return gpu
 
 
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ConfigError(
-            f"{file}: no such price list; correct $STEPTIME_PRICES, or unset it to use the shipped"
-            " list"
-        )
-    values = read_mapping(file, "a currency and prices")
-    if not isinstance(values.get("prices"), list):
-        raise ConfigError(f"{file}: expected a list `prices` of gpu, per_hour, date and source")
-    _refuse_unknown(values, ("currency", "prices"), str(file))
-    return values
+def _read(stated: object, kind: type[Read], where: str) -> Read:
+    try:
+        return msgspec.convert(stated, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
-def _refuse_unknown(values: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
-    """Refuse unknown keys: `{per_hour: 1,50}` is read in YAML as a price of 1 and a key 50."""
-    for key in values:
-        if key not in known:
-            raise ConfigError(
-                f"{where}: unknown key {key!r}: {did_you_mean(str(key), known)}known are"
-                f" {', '.join(known)}"
-            )
-
-
-def _rows(entry: object, currency: object, where: str) -> list[dict[str, Any]]:
+def _rows(entry: Entry, currency: str | None, where: str) -> list[dict[str, Any]]:
     """Rows of `COLUMNS` for one entry: first its board, then those that it stands for."""
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where}: expected gpu, per_hour, date and source")
-    if missing := [key for key in REQUIRED if entry.get(key) in (None, "")]:
-        raise ConfigError(
-            f"{where}: {', '.join(missing)} is missing, so the price cannot be checked"
-        )
-    _refuse_unknown(entry, (*REQUIRED, *OPTIONAL), where)
     try:
-        price = -1.0 if isinstance(entry["per_hour"], bool) else float(entry["per_hour"])
-    except (TypeError, ValueError):
-        price = -1.0
-    if not (math.isfinite(price) and price > 0):
-        raise ConfigError(f"{where}: per_hour {entry['per_hour']!r} is not a positive number")
-    scope = entry.get("scope", SCOPES[0])
-    if scope not in SCOPES:
-        raise ConfigError(f"{where}: scope {scope!r} is neither of {' and '.join(SCOPES)}")
-    others = entry.get("stands_for") or []
-    if not isinstance(others, list):
-        raise ConfigError(
-            f"{where}: stands_for {others!r} is no list; write for example stands_for: [V100]"
-        )
-    try:
-        gpu, *similar = (load_gpu(str(name)).name for name in (entry["gpu"], *others))
+        gpu, *similar = (load_gpu(name).name for name in (entry.gpu, *entry.stands_for))
     except UnknownNameError as error:
         raise ConfigError(f"{where}: {error}") from None
-    offer = {
-        "price_per_hour": price,
-        "currency": _currency(entry.get("currency", currency), where),
-        "provider": str(entry.get("provider") or ""),
-        "region": str(entry.get("region") or ""),
-        "date": _day(entry["date"], where),
-        "source": str(entry["source"]),
-        "scope": scope,
-    }
-    return [
-        {"gpu": gpu, **offer, "priced_as": ""},
-        *({"gpu": board, **offer, "priced_as": gpu} for board in similar),
-    ]
-
-
-def _currency(given: object, where: str) -> str:
-    if given in (None, ""):
+    if not (currency := entry.currency or currency):
         raise ConfigError(
             f"{where}: no currency; write for example currency: USD at the head of the list"
         )
-    if not isinstance(given, str):
-        raise ConfigError(
-            f"{where}: currency {given!r} is not a name; write for example currency: USD"
-        )
-    return given
-
-
-def _day(given: object, where: str) -> str:
-    """A date as ISO text; one that is invalid, or in the future in every time zone, is refused."""
-    try:
-        day = given.date() if isinstance(given, datetime) else given
-        day = (
-            day
-            if isinstance(day, date)
-            else date.fromisoformat(str(day))
-            if isinstance(day, str)
-            else None
-        )
-    except ValueError:
-        day = None
-    if day is None:
-        raise ConfigError(f"{where}: date {given!r} is not a date; write it as 2026-01-15")
-    if day > date.today() + timedelta(days=1):
-        raise ConfigError(f"{where}: date {day.isoformat()} is in the future")
-    return day.isoformat()
+    if entry.date > date.today() + timedelta(days=1):  # in every time zone
+        raise ConfigError(f"{where}: date {entry.date} is in the future")
+    offer = {
+        "price_per_hour": entry.per_hour,
+        "currency": currency,
+        "provider": entry.provider or "",
+        "region": entry.region or "",
+        "date": entry.date.isoformat(),
+        "source": entry.source,
+        "scope": entry.scope,
+    }
+    priced_as = {gpu: ""} | {board: gpu for board in similar}
+    return [{"gpu": board, **offer, "priced_as": of} for board, of in priced_as.items()]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from pipeline.errors import InputError
+
+Item = TypeVar("Item")
 
 
 def in_ms(us: float) -> str:
@@ -85,6 +88,11 @@ def span(low: float, high: float, unit: str = "") -> str:
         for value in (low, high)
     )
     return f"{one}{unit}" if one == two else f"{one} to {two}{unit}"
+
+
+def distinct(items: Iterable[Item]) -> list[Item]:
+    """Items in their order, each once."""
+    return list(dict.fromkeys(items))
 
 
 def listed(names: Sequence[str]) -> str:

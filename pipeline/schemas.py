@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.errors import InputError, SteptimeError, TableError
+from pipeline.errors import InputError, SteptimeError, TableError, first_line
 
 if TYPE_CHECKING:
     import pandas as pd  # imported only where a DataFrame is made: `steptime trace` runs without it, in half the memory
@@ -182,16 +183,12 @@ def to_arrow(frame: pd.DataFrame | pa.Table, schema: str, where: str = "table") 
         ]
         table = pa.Table.from_arrays(arrays, schema=target)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise TableError(f"{where}: {schema} table: {str(error).splitlines()[0]}") from None
+        raise TableError(f"{where}: {schema} table: {first_line(error)}") from None
     nulls = [f.name for f in target if not f.nullable and table[f.name].null_count]
     if nulls:
         raise TableError(f"{where}: {schema} table has empty values in column {', '.join(nulls)}")
-    if odd := [
-        f.name
-        for f in target
-        if pa.types.is_floating(f.type)
-        and not pc.all(pc.is_finite(table[f.name]), min_count=0).as_py()
-    ]:
+    numbers = [f.name for f in target if pa.types.is_floating(f.type)]
+    if odd := [n for n in numbers if not pc.all(pc.is_finite(table[n]), min_count=0).as_py()]:
         raise TableError(
             f"{where}: {schema} table has infinite or NaN values in column {', '.join(odd)}"
         )
@@ -222,10 +219,9 @@ def write_table(
     """
     path = Path(path)
     table = to_arrow(frame, schema, str(path))
-    text = json.dumps({"schema": schema, **(provenance or {})}, sort_keys=True, default=str)
-    table = table.replace_schema_metadata({PROVENANCE_KEY: text.encode()})
     with atomic_path(path) as part:
-        pq.write_table(table, part, **WRITTEN_AS)
+        facts = {"schema": schema, **(provenance or {})}
+        pq.write_table(_with_provenance(table, facts), part, **WRITTEN_AS)
 
 
 def write_parquet(
@@ -248,14 +244,15 @@ def write_parquet(
     try:
         with atomic_path(path) as part:
             table = pa.Table.from_pandas(frame, preserve_index=None if labels else False)
-            if provenance is not None:
-                text = json.dumps(dict(provenance), sort_keys=True, default=str)
-                table = table.replace_schema_metadata(
-                    {**(table.schema.metadata or {}), PROVENANCE_KEY: text.encode()}
-                )
-            pq.write_table(table, part, **WRITTEN_AS)
+            pq.write_table(_with_provenance(table, provenance or {}), part, **WRITTEN_AS)
     except pa.ArrowException as error:
-        raise SteptimeError(f"{path}: cannot be written ({_first_line(error)})") from None
+        raise SteptimeError(f"{path}: cannot be written ({first_line(error)})") from None
+
+
+def _with_provenance(table: pa.Table, provenance: Mapping[str, Any]) -> pa.Table:
+    text = json.dumps(dict(provenance), sort_keys=True, default=str)
+    kept = table.schema.metadata or {}
+    return table.replace_schema_metadata({**kept, PROVENANCE_KEY: text.encode()})
 
 
 def read_table(path: str | Path, schema: str) -> pd.DataFrame:
@@ -264,7 +261,13 @@ def read_table(path: str | Path, schema: str) -> pd.DataFrame:
     Raises:
         TableError: the file is missing, damaged, or does not fit the schema.
     """
-    return to_frame(read_checked(path, schema))
+    import pandas as pd
+
+    table = read_checked(path, schema)
+    nulls = any(pa.types.is_int64(f.type) and table[f.name].null_count for f in table.schema)
+    mapper = {pa.int64(): pd.Int64Dtype()}.get if nulls else None
+    frame: pd.DataFrame = table.to_pandas(types_mapper=mapper)
+    return frame
 
 
 def read_checked(path: str | Path, schema: str) -> pa.Table:
@@ -273,35 +276,14 @@ def read_checked(path: str | Path, schema: str) -> pa.Table:
     Raises:
         TableError: the file is missing, damaged, or does not fit the schema.
     """
-    table = read_arrow(
-        path, "run the rule that makes it, or give another file", "delete the file to rebuild it"
-    )
+    table = _read(path, "run the rule that makes it, or give another file", REBUILD)
     return to_arrow(table.replace_schema_metadata(None), schema, str(path))
 
 
-def to_frame(table: pa.Table) -> pd.DataFrame:
-    """A checked table as a data frame; int columns with nulls become Int64."""
-    import pandas as pd
-
-    frame: pd.DataFrame = table.to_pandas(
-        types_mapper={pa.int64(): pd.Int64Dtype()}.get if _has_null_int(table) else None
-    )
-    return frame
-
-
-def read_arrow(path: str | Path, missing: str, damaged: str) -> pa.Table:
-    """Read a parquet file without a schema.
-
-    Args:
-        path: the file.
-        missing: what the user should do if there is no file.
-        damaged: what the user should do if it cannot be read.
-
-    Raises:
-        TableError: the file is missing or damaged; the message says what to do.
-    """
-    path = Path(path)
-    refuse_folder(path)
+def _read(path: str | Path, missing: str, damaged: str) -> pa.Table:
+    """Read a parquet file without a schema. Arguments and errors are those of `read_frame`."""
+    if Path(path).is_dir():  # its files would be read as one table, in undefined order
+        raise TableError(f"{path}: is a folder; give the path of the parquet file in it")
     try:
         table = pq.read_table(path, page_checksum_verification=True)
         _ = table.column_names  # damaged names are no text
@@ -309,63 +291,42 @@ def read_arrow(path: str | Path, missing: str, damaged: str) -> pa.Table:
     except FileNotFoundError:
         raise TableError(f"{path}: no such file; {missing}") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise TableError(
-            f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}"
-        ) from None
+        raise _unreadable(path, error, damaged) from None
 
 
-def read_frame(path: str | Path, missing: str, damaged: str) -> pd.DataFrame:
-    """Read a parquet file without a schema, with the row labels that pandas stored. Arguments are those of `read_arrow`.
-
-    Raises:
-        TableError: as `read_arrow`; the description of the columns that pandas wrote may be damaged too.
-    """
-    table = read_arrow(path, missing, damaged)
-    try:
-        frame: pd.DataFrame = table.to_pandas()
-        return frame
-    except (
-        pa.ArrowException,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-    ) as error:
-        raise TableError(
-            f"{path}: not a readable parquet file ({_first_line(error)}); {damaged}"
-        ) from None
-
-
-def read_columns(
-    path: str | Path, columns: Sequence[str], missing: str, damaged: str
+def read_frame(
+    path: str | Path, missing: str, damaged: str, columns: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Read a parquet file that this pipeline did not write. It must have `columns` and may have others.
+    """Read a parquet file that this pipeline did not write, with the row labels that pandas stored.
 
     Args:
         path: the file.
-        columns: the required columns.
         missing: what the user should do if there is no file.
         damaged: what the user should do if it cannot be read or lacks columns.
+        columns: the columns that it must have, beside others.
 
     Raises:
         TableError: the file is missing or damaged, or lacks columns; the message says what to do.
     """
-    table = read_frame(path, missing, damaged)
-    lacking = [name for name in columns if name not in table.columns]
-    if lacking:
+    table = _read(path, missing, damaged)
+    try:
+        frame: pd.DataFrame = table.to_pandas()
+    except (pa.ArrowException, *DAMAGED_DESCRIPTION) as error:
+        raise _unreadable(path, error, damaged) from None
+    if lacking := [name for name in columns if name not in frame.columns]:
         raise TableError(f"{path}: column {', '.join(lacking)} is missing; {damaged}")
-    return table
+    return frame
 
 
-def refuse_folder(path: Path) -> None:
-    """Refuse a folder: its parquet files would be read as one table, in undefined order and with different types.
+REBUILD = "delete the file to rebuild it"
+"""What to do about a damaged artifact."""
 
-    Raises:
-        TableError: `path` is a folder.
-    """
-    if path.is_dir():
-        raise TableError(f"{path}: is a folder; give the path of the parquet file in it")
+DAMAGED_DESCRIPTION = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+"""What pandas raises for a damaged description of its columns."""
+
+
+def _unreadable(path: str | Path, error: BaseException, damaged: str) -> TableError:
+    return TableError(f"{path}: not a readable parquet file ({first_line(error)}); {damaged}")
 
 
 def refuse_overwriting(out: str | Path, *inputs: str | Path | None) -> None:
@@ -391,65 +352,46 @@ def read_provenance(path: str | Path) -> dict[str, Any]:
         metadata = pq.read_schema(path).metadata or {}
         provenance = json.loads(metadata.get(PROVENANCE_KEY, b"{}"))
     except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
-        raise TableError(
-            f"{path}: not a readable parquet file ({_first_line(error)}); delete the file to"
-            " rebuild it"
-        ) from None
+        raise _unreadable(path, error, REBUILD) from None
     if not isinstance(provenance, dict):
-        raise TableError(f"{path}: its provenance is damaged; delete the file to rebuild it")
+        raise TableError(f"{path}: its provenance is damaged; {REBUILD}")
     return provenance
 
 
-class atomic_path:  # noqa: N801 - used like a function in `with atomic_path(...) as part`
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
     """Context with a temporary path beside `path`; the file is renamed to `path` on success and removed on failure.
 
     If `path` is a link, its target is replaced and the link stays. A path that is not a file (a folder, /dev/null) is
     refused.
     """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).resolve() if Path(path).is_symlink() else Path(path)
-
-    def __enter__(self) -> Path:
-        if self.path.is_dir():
-            raise InputError(f"{self.path}: is a folder; give the path of the file to write")
-        if self.path.exists() and not self.path.is_file():
-            raise InputError(f"{self.path}: is not a regular file; give another path")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(
-                prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent
-            )
-        except OSError as error:
-            raise SteptimeError(
-                f"{self.path}: cannot be written ({error.strerror or error})"
-            ) from None
+    target = Path(path).resolve() if Path(path).is_symlink() else Path(path)
+    if target.is_dir():
+        raise InputError(f"{target}: is a folder; give the path of the file to write")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{target}: is not a regular file; give another path")
+    part = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(".part", f".{target.name}.", target.parent)
         os.close(handle)
-        self.part = Path(name)
-        return self.part
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        if kind is None:
-            try:
-                self.part.chmod(0o644)
-                self.part.replace(self.path)
-                return
-            except OSError as failure:
-                error = failure
-        self.part.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise SteptimeError(
-                f"{self.path}: cannot be written ({error.strerror or error})"
-            ) from None
+        part = Path(name)
+        yield part
+        part.chmod(0o644)
+        part.replace(target)
+    except OSError as error:
+        raise unwritable(target, error) from None
+    finally:
+        if part is not None:
+            part.unlink(missing_ok=True)
 
 
-def _has_null_int(table: pa.Table) -> bool:
-    return any(
-        pa.types.is_int64(field.type) and table[field.name].null_count for field in table.schema
-    )
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text as UTF-8, completely or not at all."""
+    with atomic_path(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def unwritable(path: str | Path, error: OSError) -> SteptimeError:
+    """The error about a file or folder that cannot be written."""
+    return SteptimeError(f"{path}: cannot be written ({error.strerror or error})")

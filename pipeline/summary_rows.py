@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
-from pipeline.errors import TableError
+from pipeline.errors import TableError, first_line
 from pipeline.prediction import ASKED, PARALLEL, Arithmetic, Prediction, SeveralGpus
 
 KEPT = (
@@ -37,17 +38,23 @@ LEFT_OUT = (
 """Keys of an answer that are no columns."""
 
 
+SHARES = {
+    "evidence": "evidence", "host_evidence": "host_evidence", "families": "families_us",
+    "unmodelled": "unmodelled_us",
+}  # fmt: skip
+"""Columns that hold numbers by name, as JSON -> the attribute of a prediction that they are."""
+
+TEXTS = ("overrides", "fitting_gpus", "warnings", "notes")
+"""Columns that hold a list of texts, as JSON."""
+
+
 def summary_values(prediction: Prediction) -> dict[str, Any]:
     """The values of one row in the `summary` schema."""
     p = prediction
     return {
         **{key: value for key, value in p.as_dict().items() if key not in LEFT_OUT},
-        **{
-            key: json.dumps(getattr(p, key))
-            for key in ("evidence", "host_evidence", "overrides", "fitting_gpus")
-        },
-        **{"families": json.dumps(p.families_us), "unmodelled": json.dumps(p.unmodelled_us)},
-        **{"warnings": json.dumps(p.warnings), "notes": json.dumps(p.notes)},
+        **{name: json.dumps(getattr(p, attribute)) for name, attribute in SHARES.items()},
+        **{name: json.dumps(getattr(p, name)) for name in TEXTS},
         **{"largest_batch": p.largest_batch, "measured_us": p.measured_us, "error": p.error},
     }
 
@@ -71,10 +78,9 @@ def predictions_of(summary: pd.DataFrame, where: str | Path = "summary table") -
     for number, row in enumerate(summary.to_dict("records")):
         try:
             predictions.append(prediction_of({str(key): value for key, value in row.items()}))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            reason = str(error).splitlines()[0]
+        except (msgspec.MsgspecError, ValueError, TypeError, LookupError) as error:
             raise TableError(
-                f"{where}: row {number} is damaged ({reason}); run the pipeline again"
+                f"{where}: row {number} is damaged ({first_line(error)}); run the pipeline again"
             ) from None
     return predictions
 
@@ -84,23 +90,17 @@ def prediction_of(row: Mapping[str, Any]) -> Prediction:
     largest = _number(row.get("largest_batch"))
     return Prediction(
         **{key: row[key] for key in KEPT},
+        **{to: _read_json(row.get(name), dict[str, float]) for name, to in SHARES.items()},
+        **{name: _read_json(row.get(name), tuple[str, ...]) for name in TEXTS},
         batch_size=int(row["batch_size"]),
         memory_bytes=int(row["memory_bytes"]),
         fits=bool(row["fits"]),
         tight=bool(row.get("tight") or False),
-        evidence=_by_name(row["evidence"]),
-        host_evidence=_by_name(row["host_evidence"]),
-        families_us=_by_name(row.get("families")),
-        unmodelled_us=_by_name(row.get("unmodelled")),
         bound=_text(row.get("bound"), "device"),
         measured_us=_number(row.get("measured_us")),
         host=_text(row.get("host")),
         device_bound_from=_number(row.get("device_bound_from")),
         largest_batch=None if largest is None else int(largest),
-        fitting_gpus=_names(row.get("fitting_gpus")),
-        overrides=_names(row.get("overrides")),
-        warnings=_names(row.get("warnings")),
-        notes=_names(row.get("notes")),
         several=_several(row),
         arithmetic=_arithmetic(row),
         asked={key: str(row[key]) for key in ASKED if _text(row.get(key))},
@@ -139,15 +139,6 @@ def _number(value: Any) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def _by_name(text: object) -> dict[str, float]:
-    """A column that holds numbers by name; empty where a file has no such column."""
-    numbers = json.loads(text) if isinstance(text, str) else {}
-    return {name: float(value) for name, value in numbers.items()}
-
-
-def _names(text: object) -> tuple[str, ...]:
-    """A column that holds a list of texts; empty where a file has no such column."""
-    names = json.loads(_text(text, "[]"))
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{str(text)[:40]} is no list of texts")
-    return tuple(names)
+def _read_json(text: object, kind: Any) -> Any:
+    """A column that holds JSON; empty where a file has no such column."""
+    return msgspec.json.decode(text, type=kind) if isinstance(text, str) and text else kind()

@@ -18,7 +18,7 @@ import typer
 
 from pipeline.completion import COMPLETING, complete_override, join_bash_words
 from pipeline.errors import InputError, SteptimeError, show_warning
-from pipeline.question.options import OPTIONS
+from pipeline.question.options import GROUPS, OPTIONS
 from pipeline.show.tables import Catalogue, console
 
 Item = TypeVar("Item")
@@ -39,17 +39,7 @@ Overrides = Annotated[
 ]
 """The arguments of every command that predicts points."""
 
-OVERRIDES = (
-    "gpu",
-    "model",
-    "batch_size",
-    "kernels",
-    "overheads",
-    "predict",
-    "edit",
-    "experiment",
-    "results",
-)
+OVERRIDES = (*GROUPS, "batch_size", "predict", "edit", "experiment", "results")
 """Keys of overrides, and the sections that keys such as `model.dtype` begin with."""
 
 TAKING_OVERRIDES = ("predict", "compare", "diff", "advise")
@@ -92,10 +82,8 @@ def _plain_signs(error: UnicodeError) -> tuple[str, int]:
     """Replace characters that an encoding lacks; those that are not in `SIGNS` become question marks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return (
-        "".join(SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]),
-        error.end,
-    )
+    signs = error.object[error.start : error.end]
+    return "".join(SIGNS.get(sign, "?") for sign in signs), error.end
 
 
 codecs.register_error(PLAIN_SIGNS, _plain_signs)
@@ -168,19 +156,14 @@ def _written_as_override(error: Exception, words: Sequence[str]) -> str | None:
     key = option.lstrip("-").replace("-", "_")
     near = get_close_matches(key, OVERRIDES, n=1, cutoff=0.75)
     initial = [name for name in OVERRIDES if len(key) == 1 and name.startswith(key)]
+    of_model = [f"model.{key}"] if f"model.{key}" in OPTIONS else []
     if key.partition(".")[0] not in OVERRIDES:
-        if near or initial:
-            key = (near or initial)[0]
-        elif f"model.{key}" in OPTIONS:
-            key = f"model.{key}"
-        else:
+        if not (known := [*near, *initial, *of_model]):
             return None
-    at = next(
-        (number for number, word in enumerate(words) if word.partition("=")[0] == option),
-        len(words),
-    )
-    inside, after = words[at].partition("=")[2] if at < len(words) else "", words[at + 1 : at + 2]
-    value = inside or (after[0] if after and not after[0].startswith("-") else "...")
+        key = known[0]
+    pairs = zip(words, [*words[1:], "-"], strict=True)
+    given = next((pair for pair in pairs if pair[0].partition("=")[0] == option), ("", "-"))
+    value = given[0].partition("=")[2] or ("..." if given[1].startswith("-") else given[1])
     return f"overrides have no dashes: write {key}={value}"
 
 
@@ -204,17 +187,14 @@ def split_results(given: Sequence[str] | None) -> tuple[list[str], dict[str, Any
     for text in texts:
         if "=" not in text:
             raise InputError(f"{text!r} is not an override: write key=value, for example gpu=V100")
-    rest = [text for text in texts if not text.startswith("results=")]
-    folders = {
-        key: value for key, _, value in (text.partition("=") for text in texts) if key == "results"
-    }
-    for folder in folders.values():
-        if not Path(folder).is_dir():
-            raise InputError(
-                f"results={folder}: no such folder; give the folder of a pipeline run, whose models"
-                " are used"
-            )
-    return rest, folders
+    results = [text for text in texts if text.startswith("results=")]
+    folders = {"results": results[-1].partition("=")[2]} if results else {}
+    if folders and not Path(folders["results"]).is_dir():
+        raise InputError(
+            f"{results[-1]}: no such folder; give the folder of a pipeline run, whose models are"
+            " used"
+        )
+    return [text for text in texts if text not in results], folders
 
 
 def print_json(value: Any) -> None:
@@ -227,12 +207,17 @@ def print_csv(rows: Iterable[Mapping[Any, Any]]) -> None:
     import pandas as pd
 
     table = pd.DataFrame(list(rows))
-    cells = table.map(
-        lambda value: (
-            json.dumps(value, default=_plain) if isinstance(value, (list, dict)) else value
-        )
-    )
+    cells = table.map(lambda v: json.dumps(v, default=_plain) if isinstance(v, (list, dict)) else v)
     print(cells.to_csv(index=False, lineterminator="\n"), end="")
+
+
+def printed(as_json: bool, as_csv: bool, facts: Any, rows: Iterable[Mapping[Any, Any]]) -> bool:
+    """Print facts as one JSON object, or rows as CSV, where one of them is asked for; whether it was."""
+    if as_json:
+        print_json(facts)
+    elif as_csv:
+        print_csv(rows)
+    return as_json or as_csv
 
 
 def _plain(value: Any) -> Any:
@@ -246,11 +231,8 @@ def catalogue(
     optional: Sequence[str] = Catalogue.optional,
 ) -> None:
     """Print rows as a table with a column per key, as one JSON object or as CSV."""
-    if as_json or as_csv:
-        print_json({"rows": rows}) if as_json else print_csv(rows)
-        return
-
-    console().print(Catalogue(rows, optional), crop=False)
+    if not printed(as_json, as_csv, {"rows": rows}, rows):
+        console().print(Catalogue(rows, optional), crop=False)
 
 
 @contextmanager
@@ -276,26 +258,3 @@ def progress(items: Iterable[Item], total: int, text: str) -> Iterable[Item]:
     from rich.progress import track
 
     return track(items, text, total, console=Console(stderr=True), transient=True)
-
-
-@contextmanager
-def counting(text: str, total: int) -> Iterator[Callable[[str, int], object]]:
-    """Show a progress bar for work in several stages, only on a terminal; it is removed afterwards.
-
-    Args:
-        text: what is shown, with `{stage}` in it.
-        total: number of items that each stage goes through.
-
-    Yields a function that sets the stage and how many items are done with it.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _stage, _done: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(text.format(stage="reading"), total=total)
-        yield lambda stage, done: bar.update(
-            task, description=text.format(stage=stage), completed=done
-        )

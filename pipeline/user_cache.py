@@ -16,7 +16,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,10 +32,10 @@ MAX_BYTES = 512 << 20
 KEPT_SHARE = 0.8
 """Share of `MAX_BYTES` that stays when entries are deleted, so that this happens rarely."""
 
-LISTED = "0"
-"""Last digits of keys (one of 16) whose entries bound the cache: to list 5,000 entries takes 0.04 s of CPU time."""
+LISTED = "00"
+"""End of the keys (one of 256) whose entries bound the cache: to list 5,000 entries takes 0.04 s of CPU time."""
 
-_WARNED: set[str] = set()
+_WARNED: set[Path] = set()
 """Cache folders for which this process has already said that they cannot be written."""
 
 
@@ -96,26 +96,21 @@ def keep(name: str, key: str, made: Held, write: Callable[[Held, Path], None]) -
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(made, path)
-        if key[-1] in LISTED:
+        if key.endswith(LISTED):
             _bound(folder)
     except (SteptimeError, OSError) as error:
-        _warn_once(str(folder), str(error))
+        if folder not in _WARNED:
+            _WARNED.add(folder)
+            warnings.warn(
+                f"the cache {folder} cannot be written ({error}), so results are computed again;"
+                " set $STEPTIME_CACHE to another folder, or to none",
+                SteptimeWarning,
+                stacklevel=2,
+            )
 
 
 def _path(folder: Path, key: str, name: str) -> Path:
     return folder / key[:2] / f"{key}.{name}"
-
-
-def _warn_once(folder: str, reason: str) -> None:
-    if folder in _WARNED:
-        return
-    _WARNED.add(folder)
-    warnings.warn(
-        f"the cache {folder} cannot be written ({reason}), so results are computed again; set"
-        " $STEPTIME_CACHE to another folder, or to none",
-        SteptimeWarning,
-        stacklevel=2,
-    )
 
 
 def _bound(folder: Path) -> None:
@@ -126,14 +121,13 @@ def _bound(folder: Path) -> None:
             status = path.stat()
             entries.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in entries)
-    if total <= MAX_BYTES:
-        return
+    limit = MAX_BYTES if total <= MAX_BYTES else KEPT_SHARE * MAX_BYTES
     for _, size, path in sorted(entries):
+        if total <= limit:
+            return
         with contextlib.suppress(OSError):
             path.unlink()
         total -= size
-        if total <= KEPT_SHARE * MAX_BYTES:
-            return
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -192,11 +186,8 @@ def code_of(script: str, drawing: bool = False) -> list[Path]:
 
 
 def _hash(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.relative_to(ROOT).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    parts = ((path.relative_to(ROOT).as_posix().encode(), path.read_bytes()) for path in paths)
+    return hashlib.sha256(b"".join(part for pair in parts for part in pair)).hexdigest()[:16]
 
 
 def _code_behind(start: Path, drawing: bool) -> list[Path]:
@@ -225,18 +216,11 @@ def _code_behind(start: Path, drawing: bool) -> list[Path]:
 @cache
 def _imported(path: Path) -> tuple[Path, ...]:
     """Files of the package that a file imports, at its top or inside functions."""
-    return tuple(_imports_of(path.read_text(encoding="utf-8")))
-
-
-def _imports_of(code: str) -> Iterator[Path]:
-    for module, names in _IMPORT.findall(code):
+    found: list[Path] = []
+    for module, names in _IMPORT.findall(path.read_text(encoding="utf-8")):
         words = [name.split()[0] for name in names.strip("()").split(",") if name.split()]
         for dotted in (module, *(f"{module}.{word}" for word in words)):
-            file_stem = ROOT.joinpath(*dotted.split("."))
-            file = (
-                file_stem.with_suffix(".py")
-                if file_stem.with_suffix(".py").is_file()
-                else file_stem / "__init__.py"
-            )
-            if file.is_file():
-                yield file
+            stem = ROOT.joinpath(*dotted.split("."))
+            files = (stem.with_suffix(".py"), stem / "__init__.py")
+            found += [file for file in files if file.is_file()][:1]
+    return tuple(found)

@@ -182,25 +182,32 @@ def unlocked(folder: Path) -> None:
         lock.unlink()
 
 
+def undisturbed(place: Path) -> tuple[dict[str, bytes], set[str], float]:
+    """Artifacts of a run, those that are equal in another run, and the time of a run in s."""
+    made: list[dict[str, bytes]] = []
+    start = time.perf_counter()
+    for folder in (place / "first", place / "second"):
+        folder.mkdir()
+        done = run(folder)
+        assert done.returncode == 0, done.stderr[-2000:]
+        made.append(artifacts(folder))
+    seconds = (time.perf_counter() - start) / 2
+    reference, again = made
+    fixed = {name for name in reference if again.get(name) == reference[name]}
+    print(
+        f"{len(reference)} artifacts, {len(fixed)} equal in two undisturbed runs, which took"
+        f" {seconds:.0f} s each; not equal: {', '.join(sorted({*reference} - fixed)) or 'none'}",
+        flush=True,
+    )
+    return reference, fixed, seconds
+
+
 def main(times: int, seed: int) -> int:
     """Kill runs so many times; returns the exit code."""
     rng, seen = Random(seed), Kills()
     with tempfile.TemporaryDirectory(prefix="steptime-kills-") as place:
-        first, second, folder = (Path(place) / name for name in ("first", "second", "run"))
-        start = time.perf_counter()
-        for each in (first, second):
-            each.mkdir()
-            done = run(each)
-            assert done.returncode == 0, done.stderr[-2000:]
-        seconds = (time.perf_counter() - start) / 2
-        reference, again = artifacts(first), artifacts(second)
-        fixed = {name for name in reference if again.get(name) == reference[name]}
-        print(
-            f"{len(reference)} artifacts, {len(fixed)} equal in two undisturbed runs, which took"
-            f" {seconds:.0f} s each; not equal:"
-            f" {', '.join(sorted({*reference} - fixed)) or 'none'}",
-            flush=True,
-        )
+        reference, fixed, seconds = undisturbed(Path(place))
+        folder = Path(place) / "run"
         folder.mkdir()
         while seen.kills < times:
             unlocked(folder)
@@ -208,43 +215,39 @@ def main(times: int, seed: int) -> int:
             done = kill_after(folder, at, everything)
             if done is None:
                 seen.kills += 1
-                seen.faults += [
-                    f"kill {seen.kills} after {at:.1f} s: {fault}" for fault in half_written(folder)
-                ]
+                when = f"kill {seen.kills} after {at:.1f} s"
+                seen.faults += [f"{when}: {fault}" for fault in half_written(folder)]
                 if seen.kills % 10 == 0:
-                    print(
-                        f"{seen.kills} kills, {seen.ended} runs ended, {len(seen.faults)} faults",
-                        flush=True,
-                    )
+                    print(f"{seen.kills} kills, {seen.ended} ended, {len(seen.faults)} faults")
                 continue
-            seen.ended += 1
-            faults = [
-                f"after {seen.kills} kills: {name} differs"
-                for name in differing(folder, reference, fixed)
-            ]
-            if done.returncode:
-                faults = [
-                    f"after {seen.kills} kills: exit {done.returncode}: {done.stderr[-1500:]}"
-                ]
-            seen.faults += faults
-            print(
-                f"run {seen.ended} ended after {seen.kills} kills: {faults or 'equal'}", flush=True
-            )
+            faults = _ended(done, folder, reference, fixed, seen)
+            print(f"run {seen.ended} ended after {seen.kills} kills: {faults or 'equal'}")
             seen.parts += sum(1 for _ in (folder / "results").rglob(".*.part"))
             shutil.rmtree(folder)
             folder.mkdir()
         unlocked(folder)
-        last = run(folder)
-        seen.ended += 1
-        if last.returncode:
-            seen.faults.append(f"the last run failed: {last.stderr[-500:]}")
-        seen.faults += [
-            f"at the end: {name} differs" for name in differing(folder, reference, fixed)
-        ]
-        left = sorted(path.name for path in (folder / "results").rglob(".*.part"))
+        _ended(run(folder), folder, reference, fixed, seen)
+        seen.parts += sum(1 for _ in (folder / "results").rglob(".*.part"))
     print(
-        f"{seen.kills} kills, {seen.ended} runs to their end, {seen.parts + len(left)} temporary"
-        f" files left, {len(seen.faults)} faults"
+        f"{seen.kills} kills, {seen.ended} runs to their end, {seen.parts} temporary files left,"
+        f" {len(seen.faults)} faults"
     )
     print("\n".join(seen.faults))
     return 1 if seen.faults else 0
+
+
+def _ended(
+    done: subprocess.CompletedProcess[str],
+    folder: Path,
+    reference: Mapping[str, bytes],
+    fixed: set[str],
+    seen: Kills,
+) -> list[str]:
+    """Count a run that ended; returns its faults."""
+    seen.ended += 1
+    faults = [f"{name} differs" for name in differing(folder, reference, fixed)]
+    if done.returncode:
+        faults = [f"exit {done.returncode}: {done.stderr[-1500:]}"]
+    faults = [f"after {seen.kills} kills: {fault}" for fault in faults]
+    seen.faults += faults
+    return faults

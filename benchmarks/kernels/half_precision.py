@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -129,56 +130,53 @@ def main() -> None:
         help="also compare with published throughputs of GPUs without samples",
     )
     chosen = parser.parse_args()
+    print_errors(chosen.gpus, chosen.weights)
+    if chosen.squares:
+        print_squares()
+
+
+def print_errors(gpus: Sequence[str], weights: bool) -> None:
+    """Print the table; with `weights`, also fits without a tenth of the weight sizes."""
     model = tensor_model()
     left_out = {} if model is None else model.provenance["chip_left_out"]
-    extra = " fitted, new weights, GMAE |" if chosen.weights else ""
+    extra = " fitted, new weights, GMAE |" if weights else ""
     print(
         "| GPU | from fp32, GMAE | MAPE | bias above 100 µs | chip left out, GMAE | MAPE | bias |"
         f" inside p10-p90 | fitted, GMAE | MAPE | inside |{extra}"
     )
-    print("|" + "---|" * (12 if chosen.weights else 11))
+    print("|" + "---|" * (12 if weights else 11))
     table = []
-    for gpu in chosen.gpus:
+    for gpu in gpus:
         before, without = from_fp32(gpu), left_out.get(gpu, {})
-        table.append(
-            [
-                *(before[key] for key in ("gmae", "mape", "bias")),
-                *(without.get(key, np.nan) for key in ("gmae", "mape", "bias", "coverage")),
-            ]
-        )
-        own = ["", "", ""]
-        if gpu in measured_gpus():
-            description = packs_dir() / FOLDER / gpu / "kernels" / FAMILY / "family.json"
-            after = json.loads(description.read_text(encoding="utf-8"))["metrics"]
-            own = [
-                f"{100 * after[key]:.{digits}f}"
-                for key, digits in (("gmae", 2), ("mape", 1), ("coverage", 0))
-            ]
-        weights = [f"{100 * new_weights(gpu)['gmae']:.2f}"] if chosen.weights else []
-        print(f"| {gpu} | {' | '.join([*_cells(table[-1]), *own, *weights])} |", flush=True)
-    means = np.mean(
-        [[abs(value) if at in (2, 5) else value for at, value in enumerate(row)] for row in table],
-        axis=0,
-    )
-    print(
-        f"| mean (of absolute biases) | {' | '.join(_cells(list(means)))} |"
-        + " |" * (4 if chosen.weights else 3)
-    )
-    if chosen.squares:
-        found = squares()
-        print(
-            "\n| GPU | dtype | evidence | "
-            + " | ".join(f"{int(size)}" for size in SIZES)
-            + " |\n|---|---|---|---|---|"
-        )
-        for _, row in found.iterrows():
-            values = " | ".join(f"{100 * row[str(int(size))]:+.0f}" for size in SIZES)
-            print(f"| {row['GPU']} | {row['dtype']} | {row['evidence']} | {values} |")
-        both = found[[str(int(size)) for size in SIZES]].to_numpy()
-        print(
-            f"mean absolute error {100 * np.mean(np.abs(both)):.0f} %, mean"
-            f" {100 * np.mean(both):+.0f} %"
-        )
+        keys = ("gmae", "mape", "bias", "coverage")
+        table.append([*(before[key] for key in keys[:3]), *(without.get(k, np.nan) for k in keys)])
+        new = [f"{100 * new_weights(gpu)['gmae']:.2f}"] if weights else []
+        print(f"| {gpu} | {' | '.join([*_cells(table[-1]), *fitted(gpu), *new])} |", flush=True)
+    values = np.array(table)
+    values[:, [2, 5]] = np.abs(values[:, [2, 5]])
+    means = " | ".join(_cells(list(values.mean(axis=0))))
+    print(f"| mean (of absolute biases) | {means} |" + " |" * (4 if weights else 3))
+
+
+def fitted(gpu: str) -> list[str]:
+    """GMAE, MAPE and coverage in % of the GPU's own model; empty cells without one."""
+    if gpu not in measured_gpus():
+        return ["", "", ""]
+    description = packs_dir() / FOLDER / gpu / "kernels" / FAMILY / "family.json"
+    metrics = json.loads(description.read_text(encoding="utf-8"))["metrics"]
+    digits = {"gmae": 2, "mape": 1, "coverage": 0}
+    return [f"{100 * metrics[key]:.{places}f}" for key, places in digits.items()]
+
+
+def print_squares() -> None:
+    """Print the errors of published square products."""
+    found, sizes = squares(), [str(int(size)) for size in SIZES]
+    print(f"\n| GPU | dtype | evidence | {' | '.join(sizes)} |\n|---|---|---|---|---|")
+    for row in found.to_dict("records"):
+        values = " | ".join(f"{100 * row[size]:+.0f}" for size in sizes)
+        print(f"| {row['GPU']} | {row['dtype']} | {row['evidence']} | {values} |")
+    both = 100 * found[sizes].to_numpy()
+    print(f"mean absolute error {np.abs(both).mean():.0f} %, mean {both.mean():+.0f} %")
 
 
 def _cells(row: list[float]) -> list[str]:

@@ -15,7 +15,7 @@ from pipeline.answers.plan import make_plan
 from pipeline.answers.plan_results import Choice, Limits, Objective, Plan
 from pipeline.paths import project_dir
 from pipeline.question.question import Question, expand
-from pipeline.readable import compact, rate
+from pipeline.readable import compact, distinct, rate
 
 SECTION = "gpu choice"
 """The text between `<!-- gpu choice -->` and `<!-- /gpu choice -->` of the page."""
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=project_dir() / "docs" / "codesign.md")
     options = parser.parse_args()
     points = expand(["experiment=surfer_choice"])
-    gpus = list(dict.fromkeys(point.gpu.name for point in points))
+    gpus = distinct(point.gpu.name for point in points)
     rows, notes = [], ""
     for model in dict.fromkeys(point.model for point in points):
         own = [point for point in points if point.model == model]

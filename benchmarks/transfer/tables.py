@@ -16,6 +16,7 @@ from evaluation.checks.method_names import TRACKER_METHOD
 from evaluation.pages.markdown import markdown, rewrite
 from evaluation.training.left_out_gpu import PROBES
 from pipeline.paths import transfer_dir
+from pipeline.readable import distinct
 from pipeline.transfer.utilisation import UtilisationModel
 
 BARS = {
@@ -111,7 +112,7 @@ def probes_in_full(folder: Path) -> str:
         (table.loc[["gemm"]], "gpu", "`gemm`, probes"),
     ):
         mean = part.groupby(level=[by, "probes"], sort=False).mean()
-        names = list(dict.fromkeys(mean.index.get_level_values(0)))
+        names = distinct(mean.index.get_level_values(0))
         mean = mean.reindex(
             pd.MultiIndex.from_product([names, sorted(set(mean.index.get_level_values(1)))])
         )

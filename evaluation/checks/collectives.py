@@ -91,11 +91,8 @@ def between(samples: pd.DataFrame) -> pd.Series:
 
 def row(*cells: object) -> None:
     """Print a row of a table."""
-    print(
-        "| "
-        + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
-        + " |"
-    )
+    texts = (f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
+    print(f"| {' | '.join(texts)} |")
 
 
 def held_out_sizes(gpus: Sequence[str]) -> None:
@@ -153,80 +150,52 @@ def left_out(gpus: Sequence[str]) -> None:
         row(gpu, *cells)
 
 
-def outside_checks() -> None:
-    """Errors on machines that no curve was fitted to, with shipped curves and their intervals."""
+def outside_cases() -> dict[str, tuple[str, str, pd.DataFrame]]:
+    """GPU, cluster and times of machines that no curve was fitted to."""
     tests, times = read_nccl_tests(), read_framework_times()
-    of_a100 = (tests["gpu"] == "A100") & (tests["source"] == "VIA-Research/vTrain")
-    engineering = tests[
-        (tests["source"] == "stas00/ml-engineering") & ~tests["library"].str.contains("off|=0")
-    ]
+    vtrain = tests[(tests["gpu"] == "A100") & (tests["source"] == "VIA-Research/vTrain")]
+    power = vtrain["ranks"].isin([2, 4, 8])
+    listed = tests[tests["source"] == "stas00/ml-engineering"]
+    listed = listed[~listed["library"].str.contains("off|=0")]
     # send-recv of vidur's pairs is left out: that of A100 equals that of H100, and exceeds the bridge
-    times = times[(times["op"] == "all_reduce")]
+    times = times[times["op"] == "all_reduce"]
     pairs, dgx = (times["folder"].str.contains(name) for name in ("pairwise", "_dgx"))
     one, a100 = times["nodes"] == 1, times["folder"].str.startswith("a100")
-    cases = {
-        "A100, 2, 4, 8 ranks (vTrain)": (
-            "A100-SXM4-80GB",
-            AUTO,
-            tests[of_a100 & tests["ranks"].isin([2, 4, 8])],
-        ),
-        "A100, 3, 5, 6, 7 ranks (vTrain)": (
-            "A100-SXM4-80GB",
-            AUTO,
-            tests[of_a100 & ~tests["ranks"].isin([2, 4, 8])],
-        ),
-        "8 A100 (ml-engineering)": (
-            "A100-SXM4-80GB",
-            AUTO,
-            engineering[engineering["gpu"] == "A100-SXM4-80GB"],
-        ),
-        "4 to 8 H200 (ml-engineering)": ("H200", AUTO, engineering[engineering["gpu"] == "H200"]),
-        "4 to 8 B200 (ml-engineering)": (
-            "B200",
-            AUTO,
-            engineering[(engineering["gpu"] == "B200") & (engineering["nodes"] == 1)],
-        ),
+    two, four = pairs & one & (times["ranks"] == 2), pairs & (times["ranks"] == 4)
+    sxm, b200 = "A100-SXM4-80GB", listed["gpu"] == "B200"
+    return {
+        "A100, 2, 4, 8 ranks (vTrain)": (sxm, AUTO, vtrain[power]),
+        "A100, 3, 5, 6, 7 ranks (vTrain)": (sxm, AUTO, vtrain[~power]),
+        "8 A100 (ml-engineering)": (sxm, AUTO, listed[listed["gpu"] == sxm]),
+        "4 to 8 H200 (ml-engineering)": ("H200", AUTO, listed[listed["gpu"] == "H200"]),
+        "4 to 8 B200 (ml-engineering)": ("B200", AUTO, listed[b200 & (listed["nodes"] == 1)]),
         "32 B200 on four nodes (ml-engineering)": (
             "B200",
             "hgx-b200-efa",
-            engineering[engineering["nodes"] == 4],
+            listed[listed["nodes"] == 4],
         ),
         "H100 behind switches (vidur)": ("H100", AUTO, times[dgx & ~a100 & one]),
-        "8 H800 (pipeweave)": ("H800", AUTO, times[(times["folder"] == "H800")]),
-        "2 A100 with a bridge (vidur)": (
-            "A100-PCIE-80GB",
-            "pairs-a100",
-            times[pairs & a100 & (times["ranks"] == 2) & one],
-        ),
-        "4 A100 in pairs (vidur)": (
-            "A100-PCIE-80GB",
-            "pairs-a100",
-            times[pairs & a100 & (times["ranks"] == 4)],
-        ),
-        "2 H100 with a bridge (vidur)": (
-            "H100-NVL",
-            "pairs-h100",
-            times[pairs & ~a100 & (times["ranks"] == 2) & one],
-        ),
-        "4 H100 in pairs (vidur)": (
-            "H100-NVL",
-            "pairs-h100",
-            times[pairs & ~a100 & (times["ranks"] == 4)],
-        ),
+        "8 H800 (pipeweave)": ("H800", AUTO, times[times["folder"] == "H800"]),
+        "2 A100 with a bridge (vidur)": ("A100-PCIE-80GB", "pairs-a100", times[two & a100]),
+        "4 A100 in pairs (vidur)": ("A100-PCIE-80GB", "pairs-a100", times[four & a100]),
+        "2 H100 with a bridge (vidur)": ("H100-NVL", "pairs-h100", times[two & ~a100]),
+        "4 H100 in pairs (vidur)": ("H100-NVL", "pairs-h100", times[four & ~a100]),
         "2 and 4 RTX PRO 6000 (pipeweave)": (
             "RTXPRO6000",
             AUTO,
             times[times["folder"] == "RTX PRO 6000 S"],
         ),
     }
+
+
+def outside_checks() -> None:
+    """Errors on machines that no curve was fitted to, with shipped curves and their intervals."""
     row("times of", "points", "from 1 MiB, GMAE %", "MAPE %", "bias %", "below, MAPE %", "inside %")
     row(*["---"] * 7)
-    for name, (gpu, cluster, samples) in cases.items():
-        model, samples = model_of(gpu, cluster), samples.reset_index(drop=True)
-        ratio, large = (
-            predicted_over_measured(model, samples),
-            (samples["bytes"] >= LARGE).to_numpy(),
-        )
+    for name, (gpu, cluster, rows) in outside_cases().items():
+        model, samples = model_of(gpu, cluster), rows.reset_index(drop=True)
+        ratio = predicted_over_measured(model, samples)
+        large = (samples["bytes"] >= LARGE).to_numpy()
         estimate = model.predict(samples.assign(family=FAMILY))
         held = 100 * float(samples["kernel_us"].between(estimate.p10, estimate.p90).mean())
         bias = float(100 * np.expm1(np.log(ratio[large]).mean()))

@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipeline.answers.engine import engine
 from pipeline.question.question import expand
-from pipeline.schemas import read_columns
+from pipeline.schemas import read_frame
 
 MODES = {"inf": "inference", "train": "train"}
 
@@ -31,7 +31,7 @@ def read_passes(data: Path) -> pd.DataFrame:
         TableError: the table is missing, unreadable, or lacks columns.
     """
     file = data / "neusight" / "model_latency.parquet"
-    table = read_columns(file, COLUMNS, "download the public data", "download it again")
+    table = read_frame(file, "download the public data", "download it again", COLUMNS)
     kept = (
         table["model"].isin(WORKLOADS)
         & table["option"].fillna("").astype(str).eq("")

@@ -33,7 +33,7 @@ from pipeline.kernels.estimate import FILE, LOW_POWER, LOW_POWER_CARDS, OTHER_CA
 from pipeline.kernels.family_model import find_families, read_description
 from pipeline.model_files import pack_models
 from pipeline.paths import datasets_dir, packs_dir
-from pipeline.schemas import read_columns
+from pipeline.schemas import read_frame
 from pipeline.user_cache import code_digest
 
 SECOND_SESSION = Path("neusight") / "second_session.parquet"
@@ -53,12 +53,8 @@ def read_second(data: Path) -> pd.DataFrame:
     Raises:
         TableError: the table is missing, unreadable, or lacks columns.
     """
-    table = read_columns(
-        data / SECOND_SESSION,
-        ("gpu", "op", "latency_us"),
-        "it is part of the public data",
-        "get it again",
-    )
+    file, columns = data / SECOND_SESSION, ("gpu", "op", "latency_us")
+    table = read_frame(file, "it is part of the public data", "get it again", columns)
     return to_samples(table, default_gpu="unknown")
 
 

@@ -27,7 +27,7 @@ from pipeline.datasets.neusight import read_samples
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-from pipeline.schemas import read_columns
+from pipeline.schemas import read_frame
 from pipeline.transfer import wave_scaling as wave
 from pipeline.transfer.scaling_methods import step_calls_us
 from pipeline.transfer.shipped_models import covered
@@ -247,8 +247,8 @@ def paper_surfer(data: Path, steps: int | None = None, cache: Path | None = None
         TableError: a public table is missing, unreadable, or lacks columns.
     """
     passes, ops = (
-        read_columns(
-            data / "neusight" / name, columns, "download the public data", "download it again"
+        read_frame(
+            data / "neusight" / name, "download the public data", "download it again", columns
         )
         for name, columns in (
             ("model_latency.parquet", PASS_COLUMNS),

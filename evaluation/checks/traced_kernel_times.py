@@ -43,6 +43,10 @@ LOOKUP = {"split_embedding": (1, 5, 11, 12), "dense_embedding": (0, 1, 7, 8)}
 """Inputs of FBGEMM's lookups: flat weights, one offset per table, indices, offsets."""
 
 
+UPDATE = "torch::autograd::CppNode<SplitLookupFunction"
+"""Beginning of the names of their updates."""
+
+
 def kernels_by_operator(path: Path, nodes: list[Node]) -> dict[int, list[tuple[str, float]]]:
     """Device work that each operator launched directly, as (name, microseconds) in launch order."""
     events = load_trace(path).events
@@ -88,31 +92,28 @@ def mapped_calls(
             for name, duration in kernels:
                 kind = kind_of_kernel(name)
                 seen[owners[node_id], SAME_TEMPLATE_KIND.get(kind, kind)].append((name, duration))
-    kinds = [
-        kind_of_call(family, op) for family, op in zip(calls["family"], calls["op"], strict=True)
-    ]
-    groups = calls.groupby(
-        [calls["node_id"], pd.Series(kinds, index=calls.index)], sort=False
-    ).groups
+    kinds = calls.apply(lambda call: kind_of_call(call["family"], call["op"]), axis=1)
+    groups = calls.groupby([calls["node_id"], kinds], sort=False).groups
     kernel_of: dict[Any, tuple[str, float]] = {}
     for (node_id, kind), places in groups.items():  # type: ignore[misc]
         kernels = seen.get((int(node_id), str(kind)), [])
-        if (
-            len(places) == 1
-            and kernels
-            and str(calls.loc[places[0], "family"]).startswith("conv2d")
-        ):
-            kernels = [
-                (kernels[0][0], sum(us for _, us in kernels))
-            ]  # a convolution includes its changes of layout
+        convolution = str(calls.loc[places[0], "family"]).startswith("conv2d")
+        if len(places) == 1 and kernels and convolution:  # with its changes of layout
+            kernels = [(kernels[0][0], sum(us for _, us in kernels))]
         if len(kernels) == len(places):
             kernel_of |= zip(places, kernels, strict=True)
     timed = calls[calls.index.isin(list(kernel_of))]
     kernels_of_calls = [kernel_of[place] for place in timed.index]
-    timed = timed.assign(
-        measured_us=[us for _, us in kernels_of_calls],
-        kernel_name=[name for name, _ in kernels_of_calls],
+    return as_names_show(
+        timed.assign(
+            measured_us=[us for _, us in kernels_of_calls],
+            kernel_name=[name for name, _ in kernels_of_calls],
+        )
     )
+
+
+def as_names_show(timed: pd.DataFrame) -> pd.DataFrame:
+    """Calls with what Kineto does not record and names of kernels show: devices of copies, and dtypes."""
     # Kineto records neither the devices of a copy nor whether products may use TF32; the kernel names show both
     for pattern, name in COPIES.items():
         rows = timed["kernel_name"].str.contains(pattern)
@@ -121,21 +122,13 @@ def mapped_calls(
             timed.loc[rows, "kernel_name"].str.contains("Pageable"), "pageable", "pinned"
         )
     # Kineto records no element types of lists of tensors, and the reader then assumes fp32
-    halves = (
-        (timed["family"] == "concat")
-        & timed["kernel_name"].str.contains("OpaqueType<2u>")
-        & (timed["dtype"] == "fp32")
-    )
-    columns = [
-        name
-        for name in ("bytes", "bytes_read", "bytes_written", "inputs", "outputs")
-        if name in timed
-    ]
+    names, fp32 = timed["kernel_name"].str, timed["dtype"] == "fp32"
+    halves = (timed["family"] == "concat") & names.contains("OpaqueType<2u>") & fp32
+    sizes = ("bytes", "bytes_read", "bytes_written", "inputs", "outputs")
+    columns = [name for name in sizes if name in timed]
     timed.loc[halves, columns] = timed.loc[halves, columns] // 2
     timed.loc[halves, "dtype"] = "bf16"
-    timed.loc[
-        timed["kernel_name"].str.contains("1688gemm") & (timed["dtype"] == "fp32"), "dtype"
-    ] = "tf32"
+    timed.loc[names.contains("1688gemm") & fp32, "dtype"] = "tf32"
     return timed
 
 
@@ -145,66 +138,55 @@ def lookup_calls(nodes: list[Node], launched: dict[int, list[tuple[str, float]]]
     open_: list[dict[str, Any]] = []
     for node in nodes:
         kernels = launched.get(node.node_id, [])
+        first = node.inputs[0] if node.inputs else None
         kind = next((key for key in LOOKUP if f"fbgemm::{key}_codegen_lookup" in node.name), None)
         if kind is not None:
-            inputs = [
-                one for one in (node.inputs[i] for i in LOOKUP[kind]) if isinstance(one, Tensor)
-            ]
-            if len(inputs) < len(LOOKUP[kind]):
-                continue
-            weight, tables, indices, offsets = inputs
-            count = tables.numel - (kind == "dense_embedding")  # its offsets also hold the end
-            batch = (offsets.numel - 1) // count
-            open_.append(
-                {
-                    "batch": batch,
-                    "count": count,
-                    "weights": weight.numel,
-                    "indices": indices.numel,
-                    "us": sum(us for name, us in kernels if "forward" in name),
-                }
-            )
-        elif node.name.startswith("torch::autograd::CppNode<SplitLookupFunction") and isinstance(
-            node.inputs[0], Tensor
-        ):
-            batch, width = node.inputs[0].shape
+            open_ += _lookup(kind, node, kernels)
+        elif node.name.startswith(UPDATE) and isinstance(first, Tensor):
+            batch, width = first.shape
             match = next((one for one in reversed(open_) if one["batch"] == batch), None)
-            if match is None:
-                continue
-            uses = match["indices"] * width / match["count"] / match["weights"]
-            updating = "cta_per_row" if uses >= BLOCK_ROWS else "warp_per_row"
-            updates = [us for name, us in kernels if updating in name]
-            if not updates:
-                continue
-            open_.remove(match)
-            size = {
-                "B": batch,
-                "T": match["count"],
-                "D": max(round(width / match["count"]), 1),
-                "dtype": "fp32",
-                "E": max(round(match["weights"] / width), 1),
-                "api": "cuda",
-                "L": max(round(match["indices"] / batch / match["count"]), 1),
-            }
-            rows.append(
-                {
-                    **size,
-                    "family": "embedding_forward",
-                    "op": "fused",
-                    "phase": "forward",
-                    "measured_us": match["us"],
-                }
-            )
-            rows.append(
-                {
-                    **size,
-                    "family": "embedding_backward",
-                    "op": "fused_sgd",
-                    "phase": "backward",
-                    "measured_us": sum(updates),
-                }
-            )
+            if match is not None and (update := _update_us(match, width, kernels)):
+                open_.remove(match)
+                size = _sizes(match, width)
+                forward = {"family": "embedding_forward", "op": "fused", "phase": "forward"}
+                back = {"family": "embedding_backward", "op": "fused_sgd", "phase": "backward"}
+                rows.append({**size, **forward, "measured_us": match["us"]})
+                rows.append({**size, **back, "measured_us": update})
     return pd.DataFrame(rows)
+
+
+def _lookup(kind: str, node: Node, kernels: list[tuple[str, float]]) -> list[dict[str, Any]]:
+    """Sizes and time of a lookup, whose update comes later; none where an input has no shape."""
+    inputs = [node.inputs[place] for place in LOOKUP[kind]]
+    tensors = [one for one in inputs if isinstance(one, Tensor)]
+    if len(tensors) < len(inputs):
+        return []
+    weight, tables, indices, offsets = tensors
+    count = tables.numel - (kind == "dense_embedding")  # its offsets also hold the end
+    us = sum(us for name, us in kernels if "forward" in name)
+    sizes = {"count": count, "weights": weight.numel, "indices": indices.numel}
+    return [{"batch": (offsets.numel - 1) // count, **sizes, "us": us}]
+
+
+def _update_us(lookup: dict[str, Any], width: int, kernels: list[tuple[str, float]]) -> float:
+    """Time of the kernel to which uniform indices assign the rows; 0 where it did not run."""
+    uses = lookup["indices"] * width / lookup["count"] / lookup["weights"]
+    updating = "cta_per_row" if uses >= BLOCK_ROWS else "warp_per_row"
+    return sum(us for name, us in kernels if updating in name)
+
+
+def _sizes(lookup: dict[str, Any], width: int) -> dict[str, Any]:
+    """Dimensions of a lookup whose tables are `width` wide together."""
+    batch, count = lookup["batch"], lookup["count"]
+    return {
+        "B": batch,
+        "T": count,
+        "D": max(round(width / count), 1),
+        "dtype": "fp32",
+        "E": max(round(lookup["weights"] / width), 1),
+        "api": "cuda",
+        "L": max(round(lookup["indices"] / batch / count), 1),
+    }
 
 
 def compare(folder: Path, gpu_name: str) -> pd.DataFrame:

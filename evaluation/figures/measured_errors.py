@@ -12,7 +12,7 @@ from evaluation.checks.error_parts import KERNEL_SUM, OWN_OVERHEADS, SHARED_OVER
 from evaluation.checks.method_names import REPLAY_METHODS
 from evaluation.published.published_errors import NETWORK_METHODS, published
 from pipeline.palette import ACTIVE, SERIES, series_colours
-from pipeline.readable import short_time
+from pipeline.readable import distinct, short_time
 from pipeline.show.figures.board import (
     MARKERS,
     WIDE,
@@ -22,9 +22,10 @@ from pipeline.show.figures.board import (
     marks,
     plain_ticks,
     rows_height,
+    spread,
     value_labels,
 )
-from pipeline.show.figures.step_times import spread, step_bars, step_legend
+from pipeline.show.figures.step_times import step_bars, step_legend
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -106,7 +107,7 @@ def step_error_parts(parts: pd.DataFrame, page: Page = WIDE) -> Figure:
     Args:
         parts: columns gpu, workload, part, predicted_us, measured_us; `part` is a name for the labels.
     """
-    points = list(dict.fromkeys(zip(parts["gpu"], parts["workload"], strict=True)))
+    points = distinct(zip(parts["gpu"], parts["workload"], strict=True))
     tables = [
         parts[(parts["gpu"] == gpu) & (parts["workload"] == workload)] for gpu, workload in points
     ]
@@ -281,7 +282,7 @@ def replay_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     Args:
         errors: `mean_errors` of `evaluation.figures.accuracy_data`.
     """
-    traces = list(dict.fromkeys(errors["trace"]))
+    traces = distinct(errors["trace"])
     one_each = errors.drop_duplicates("trace").set_index("trace")
     labels = [f"{name} ({one_each.loc[name, 'device'].removeprefix('NVIDIA ')})" for name in traces]
     board = Board([1.2 * rows_height(labels, page)], page)

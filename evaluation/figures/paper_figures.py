@@ -13,6 +13,7 @@ import pandas as pd
 
 from evaluation.published.published_errors import NETWORK_METHODS
 from pipeline.palette import ACTIVE, IDLE, MEASURED, series_colours
+from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     MARKERS,
     WIDE,
@@ -95,7 +96,7 @@ def busy_shares(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
     }
     rows = rows.assign(predicted_busy=rows["active_us"] / rows["predicted_us"])
     colours = dict(zip(series, (MEASURED, ACTIVE, "#444444"), strict=True))
-    gpus = list(dict.fromkeys(rows["gpu"]))
+    gpus = distinct(rows["gpu"])
     steps = [
         f"{row.model.removeprefix('dlrm_')}, {row.batch_size:,}"
         for row in rows[rows["gpu"] == gpus[0]].itertuples()
@@ -114,7 +115,7 @@ def busy_shares(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
                 markeredgewidth=0.5,
             )
         axes.set_xlim(0, 100)
-        board.label_rows(axes, steps if gpu == gpus[0] or board.columns == 1 else [""] * len(steps))
+        board.label_rows(axes, steps, once=True)
         board.number_ticks(axes)
         board.names(axes, "busy share (%)")
         board.title(axes, str(gpu))
@@ -213,8 +214,8 @@ def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
     Args:
         rows: `predicted_cnn` of `evaluation.checks.lin2022_steps`.
     """
-    gpus = list(dict.fromkeys(rows["gpu"]))
-    steps = list(dict.fromkeys(zip(rows["model"], rows["batch_size"], strict=True)))
+    gpus = distinct(rows["gpu"])
+    steps = distinct(zip(rows["model"], rows["batch_size"], strict=True))
     rows = rows.assign(ours=rows["error"].abs())
     series = {
         "ours": "Steptime",
@@ -246,9 +247,7 @@ def published_networks(rows: pd.DataFrame, page: Page = WIDE) -> Figure:
         for row in range(0, len(steps), 2):
             axes.axhspan(row - 0.5, row + 0.5, color="0.95", zorder=0)
         axes.set_xlim(0, 105 * float(rows[list(series)].to_numpy().max()))
-        board.label_rows(
-            axes, labels if gpu == gpus[0] or board.columns == 1 else [""] * len(labels)
-        )
+        board.label_rows(axes, labels, once=True)
         board.number_ticks(axes)
         board.names(axes, "|predicted / measured − 1| (%)")
         board.title(axes, str(gpu))

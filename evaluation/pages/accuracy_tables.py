@@ -1,7 +1,6 @@
-"""The project's accuracy as Markdown: one small table for README.md, all tables for `docs/accuracy.md`.
+"""The project's accuracy as Markdown: all tables of `docs/accuracy.md` but that of means (`accuracy_means.py`).
 
-All numbers come from artifacts: the descriptions of shipped models and `results/checks/`. The small table also repeats
-means of published steps, which other commands write into `docs/accuracy.md`. No number is typed by hand.
+All numbers come from artifacts: the descriptions of shipped models and `results/checks/`. No number is typed by hand.
 """
 
 from __future__ import annotations
@@ -16,15 +15,12 @@ import pandas as pd
 
 from evaluation.checks.method_names import (
     FULL,
-    KERNEL_SUM,
     PUBLISHED_FORM,
     REPLAY_METHODS,
     SHARED,
-    TRACKER_METHOD,
 )
 from evaluation.figures.accuracy_data import mean_errors
-from evaluation.pages.markdown import block, markdown
-from evaluation.pages.published_rows import held_sentence, published_rows
+from evaluation.pages.markdown import markdown
 from evaluation.pages.step_tables import BAND, counted
 from evaluation.published.published_errors import published
 from pipeline.model_files import REBUILD, check_if_shipped, read_arrays
@@ -59,17 +55,11 @@ REPLAY_BARS: dict[str, float] = {
 SHARED_OVERHEADS_BAR = 10.0
 """Target mean absolute error of the span, in %, predicted with the overheads of other hosts and one scale factor."""
 
-WHOLE_MODELS_BAR = 10.0
-"""Target mean absolute error of whole language models, in %, on a GPU with kernel samples."""
-
 TRANSFER_BARS: dict[str, float] = {
     "gemm": 20.0, "bmm": 20.0, "conv2d_forward": 15.0, "elementwise": 8.0, "softmax": 12.0,
     "layer_norm": 12.0,
 }  # fmt: skip
 """Target MAPE on a GPU left out of training, in %, by family; only over latencies above twice the latency floor."""
-
-TRANSFER_MODELS_BAR = 8.0
-"""Target mean absolute error of whole models, in %, scaled from a measured GPU to a GPU left out of training."""
 
 MAX_SPEC_DIFFERENCE = 1.0
 """Largest difference, in percentage points, between errors from another GPU and errors from the spec file alone.
@@ -84,14 +74,6 @@ The columns of the first session hold no held-out errors: the models learned fro
 (`evaluation/checks/session_fit.py`). GPUs that were measured in one session alone cannot show that error. Their shipped
 intervals contain the error of other cards, and therefore more than 80 % of the products and convolutions of their own session:
 about 90 %. Other families take less of it, and stay near 80 %."""
-
-KERNEL_BOUND = 10.0
-"""Target GMAE of every kernel family, in %: the published bound. V100 and A100 also have stricter targets by family."""
-
-OWN_ROW_FAMILIES = ("gemm", "conv2d_forward")
-"""Families with a row of their own in the small table: they take most of the device time of most steps."""
-
-OWN_ROW_TITLES = {"gemm": "kernel: matrix product", "conv2d_forward": "kernel: convolution"}
 
 
 @dataclass(frozen=True)
@@ -130,143 +112,6 @@ def left_out_errors(folder: Path) -> pd.DataFrame:
         for gpu, errors in facts.get("provenance", {}).get("left_out", {}).items():
             rows.append({"family": facts["family"], "gpu": gpu, **errors})
     return pd.DataFrame(rows, columns=["family", "gpu", "mape", "gmae"])
-
-
-README_ROWS = (
-    "kernel: matrix product", "step of a trace, kernel times given", "whole language model",
-    "published training step", "whole DLRM step",
-)  # fmt: skip
-"""Rows of the table of means that the README shows: the first of each name."""
-
-
-def readme_rows(means: str) -> str:
-    """The README's table: the rows of `README_ROWS` of `mean_table`, and the sentence below it."""
-    head, dashes, *lines = means.splitlines()
-    shown = [
-        next((line for line in lines if line.startswith(f"| {name} |")), "") for name in README_ROWS
-    ]
-    return "\n".join(
-        [head, dashes, *filter(None, shown), *[line for line in lines if not line.startswith("|")]]
-    )
-
-
-def mean_table(evidence: Evidence, page: str) -> str:
-    """The table of all means.
-
-    Args:
-        evidence: the artifacts.
-        page: text of `docs/accuracy.md`, whose tables of published steps other commands write.
-
-    Raises:
-        InputError: the page lacks a table of published steps.
-    """
-    rows = [
-        *kernel_rows(evidence.kernels),
-        *_mean_replays(evidence.spans),
-        *_mean_passes(evidence.passes),
-        *carried_over_rows(evidence),
-        *published_rows(page),
-    ]
-    table = markdown(
-        ["what", "compared with", "our error (%)", "baseline or published (%)", "bar (%)"], rows
-    )
-    return f"{table}\n\n{held_sentence(block(page, 'published'))}".strip()
-
-
-def kernel_rows(kernels: pd.DataFrame) -> list[list[str]]:
-    """Mean GMAE over GPUs: a row for each of `OWN_ROW_FAMILIES`, one for all other families."""
-    rated = kernels[kernels["family"].isin(TRANSFER_BARS)]
-    row_family = rated["family"].where(rated["family"].isin(OWN_ROW_FAMILIES), "")
-    rows = []
-    for family in (*OWN_ROW_FAMILIES, ""):
-        errors = 100 * rated.loc[row_family == family, "gmae"]
-        if len(errors):
-            gpus = rated.loc[row_family == family, "gpu"].nunique()
-            rows.append(
-                [
-                    OWN_ROW_TITLES.get(family, "kernel: other families"),
-                    f"held-out shapes, {_count(gpus, 'GPU')}",
-                    f"{errors.mean():.1f} (worst {errors.max():.1f})",
-                    f"Lin et al. state < {published('kernels')[0].percent:g} for theirs",
-                    f"{KERNEL_BOUND:g}",
-                ]
-            )
-    return rows
-
-
-def _mean_replays(spans: pd.DataFrame) -> Iterable[list[str]]:
-    """Mean over public traces: with the trace's own overheads, and with those of other hosts."""
-    table = mean_errors(spans).pivot(index="trace", columns="method", values="mean_error")
-    wanted = [REPLAY_BARS[name] for name in table.index if name in REPLAY_BARS]
-    own = (
-        f"{min(wanted):g} to {max(wanted):g}"
-        if len(wanted) > 1
-        else "".join(f"{bar:g}" for bar in wanted)
-    )
-    for title, method, key, bar in (
-        ("step of a trace, kernel times given", FULL, "step", own),
-        ("the same, overheads of other hosts", SHARED, "step_shared", f"{SHARED_OVERHEADS_BAR:g}"),
-    ):
-        known = table[table[method].notna()] if method in table else table.head(0)
-        if len(known):
-            yield [
-                title,
-                _count(len(known), "public trace"),
-                _mean_and_worst(known[method]),
-                (
-                    f"{KERNEL_SUM} {_percent(known[KERNEL_SUM].mean())}; Lin et al., GMAE of their"
-                    f" DLRM steps {published(key)[0].percent:g}"
-                ),
-                bar,
-            ]
-
-
-def _mean_passes(passes: pd.DataFrame) -> Iterable[list[str]]:
-    """Mean over all passes of language models on GPUs with kernel samples."""
-    error = (passes["predicted_us"] / passes["measured_us"] - 1).abs()
-    if len(error):
-        gpus = _count(passes["gpu"].nunique(), "GPU")
-        yield [
-            "whole language model",
-            f"{_count(len(error), 'pass', 'passes')} on {gpus}",
-            _mean_and_worst(error),
-            "",
-            f"{WHOLE_MODELS_BAR:g}",
-        ]
-
-
-def carried_over_rows(evidence: Evidence) -> list[list[str]]:
-    """Rows of kernels and whole models scaled from a measured GPU to a GPU that was left out of training."""
-    means = _pair_means(evidence.pairs)
-    rows = []
-    if len(means):
-        gpus = int(evidence.pairs.groupby("family")["destination"].nunique().max())
-        tested = (
-            f"{_count(len(means), 'family', 'families')}, {_count(gpus, 'GPU')} held out in turn"
-        )
-        bar = _range([TRANSFER_BARS[family] for family in means.index], "g")
-        direct = evidence.left_out.groupby("family")["mape"].mean()
-        wave = f"wave scaling {_range(means['wave'])}, from another GPU's measurement"
-        rows.append(
-            ["kernel on a GPU without samples, from its spec", tested, _range(direct), wave, bar]
-        )
-    for row in _model_rows(evidence.models, published("transfer")[0].percent):
-        baseline = f"{row[3]}; Habitat, on its models {row[4]}"
-        rows.append(["whole language model carried to another GPU", *row[1:3], baseline, row[5]])
-    return rows
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def _mean_and_worst(errors: pd.Series) -> str:
-    return f"{_percent(errors.mean())} (worst {_percent(errors.max())})"
-
-
-def _range(values: Iterable[float], form: str = ".1f") -> str:
-    least, most = (f"{bound(list(values)):{form}}" for bound in (min, max))
-    return least if least == most else f"{least} to {most}"
 
 
 def page_tables(evidence: Evidence) -> str:
@@ -338,37 +183,20 @@ def kernel_table(kernels: pd.DataFrame) -> str:
     for gpu in sorted(set(kernels["gpu"])):
         own = kernels[kernels["gpu"] == gpu].set_index("family")
         wanted = KERNEL_BARS.get(gpu, {})
-        cells = [
-            (
-                f"{100 * own.loc[name, 'gmae']:.2f}"
-                + (f" ({wanted[name]:g})" if name in wanted else "")
-                + f" of {int(own.loc[name, 'samples']):,}"
-                if name in own.index
-                else ""
-            )
+        bars = {name: f" ({bar:g})" for name, bar in wanted.items()}
+        cells = {
+            name: f"{100 * own.loc[name, 'gmae']:.2f}{bars.get(name, '')}"
+            f" of {int(own.loc[name, 'samples']):,}"
             for name in families
-        ]
-        rows.append([gpu, *cells])
+            if name in own.index
+        }
+        rows.append([gpu, *(cells.get(name, "") for name in families)])
     bound = published("kernels")[0]
     rows.append([f"published, {bound.source}", *([f"< {bound.percent:g}"] * len(families))])
-    return markdown(["GPU", *(FAMILY_TITLES.get(name, name) for name in families)], rows)
+    return markdown(["GPU", *_titled(families)], rows)
 
 
-def _model_rows(models: pd.DataFrame, published_percent: float) -> Iterable[list[str]]:
-    if len(models):
-        error = models.assign(error=100 * models["error"].abs()).groupby("method")["error"].mean()
-        passes = int((models["method"] == TRACKER_METHOD).sum())
-        yield [
-            "whole model, from one GPU to another",
-            f"{passes} pairs of passes",
-            f"{error[TRACKER_METHOD]:.1f}",
-            f"wave scaling {error['wave']:.1f}",
-            f"{published_percent:g}",
-            f"{TRANSFER_MODELS_BAR:g}",
-        ]
-
-
-def _pair_means(pairs: pd.DataFrame) -> pd.DataFrame:
+def pair_means(pairs: pd.DataFrame) -> pd.DataFrame:
     """Mean MAPE over all ordered pairs: a row per family, a column per method."""
     if pairs.empty:
         return pd.DataFrame(columns=["auto", "wave"])
@@ -383,7 +211,7 @@ def outdated_families(evidence: Evidence) -> list[str]:
 
     Convolutions are not checked: between GPUs they also use the origin's residual, which a specification cannot give.
     """
-    means = _pair_means(evidence.pairs)
+    means = pair_means(evidence.pairs)
     direct = evidence.left_out.groupby("family")["mape"].mean()
     return [
         family
@@ -395,14 +223,11 @@ def outdated_families(evidence: Evidence) -> list[str]:
 
 def _coverage(kernels: pd.DataFrame) -> str:
     families = [name for name in in_order(kernels["family"]) if name in TRANSFER_BARS]
-    table = kernels.pivot(index="gpu", columns="family", values="coverage")
+    table = 100 * kernels.pivot(index="gpu", columns="family", values="coverage")
     rows = [
-        [str(gpu), *("" if pd.isna(row[name]) else f"{100 * row[name]:.0f}" for name in families)]
-        for gpu, row in table.iterrows()
+        [str(gpu), *(_cell(row[name], ".0f") for name in families)] for gpu, row in table.iterrows()
     ]
-    return markdown(
-        ["inside p10 to p90", *(FAMILY_TITLES.get(name, name) for name in families)], rows
-    )
+    return markdown(["inside p10 to p90", *_titled(families)], rows)
 
 
 def _sessions(cards: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -411,42 +236,28 @@ def _sessions(cards: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     for card, families in sorted(cards.items()):
         for family in in_order([name for name, entry in families.items() if "inside" in entry]):
             entry = families[family]
-            shares = [
-                f"{100 * share:.0f}" for share in (*entry["inside_without"], *entry["inside"])
-            ]
-            both = 50 * sum(entry["inside"])
+            inside = entry["inside"]
+            shares = (*entry["inside_without"], *inside, sum(inside) / 2)
             rows.append(
                 [
                     card,
-                    FAMILY_TITLES.get(family, family),
+                    *_titled([family]),
                     *(f"{count:,}" for count in entry["rows"]),
                     f"{100 * math.expm1(entry['level']):+.1f} %",
-                    *shares,
-                    f"{both:.0f}",
+                    *(f"{100 * share:.0f}" for share in shares),
                 ]
             )
-    table = markdown(
-        [
-            "GPU",
-            "family",
-            "rows, first",
-            "rows, second",
-            "level, second",
-            "without: first",
-            "second",
-            "with: first",
-            "second",
-            "both",
-        ],
-        rows,
-    )
-    return f"{table}\n\n{SESSIONS_NOTE}"
+    return f"{markdown(SESSION_COLUMNS, rows)}\n\n{SESSIONS_NOTE}"
+
+
+SESSION_COLUMNS = (
+    "GPU", "family", "rows, first", "rows, second", "level, second", "without: first", "second",
+    "with: first", "second", "both",
+)  # fmt: skip
 
 
 def _passes_inside(passes: pd.DataFrame) -> str:
-    inside = (passes["p10_us"] <= passes["measured_us"]) & (
-        passes["measured_us"] <= passes["p90_us"]
-    )
+    inside = passes["measured_us"].between(passes["p10_us"], passes["p90_us"])
     groups = [("all", inside), *((str(gpu), inside[of.index]) for gpu, of in passes.groupby("gpu"))]
     return "; ".join(f"{name} {counted(of)}" for name, of in groups)
 
@@ -457,30 +268,24 @@ def _replays(spans: pd.DataFrame) -> str:
     methods = [name for name in REPLAY_METHODS if name in table]
     first = errors.drop_duplicates("trace").set_index("trace")
 
-    def cells(row: pd.Series, bars: dict[str, float]) -> list[str]:
-        texts = {name: "" if pd.isna(row[name]) else _percent(row[name]) for name in methods}
+    def cells(row: pd.Series, bars: Mapping[str, float]) -> list[str]:
+        texts = {name: "" if pd.isna(row[name]) else percent(row[name]) for name in methods}
         return [
             f"{text} ({bars[name]:g})" if text and name in bars else text
             for name, text in texts.items()
         ]
 
+    bars = {trace: {FULL: bar} for trace, bar in REPLAY_BARS.items()}
     rows = [
         [
             f"`{trace}`",
-            str(first.loc[trace, "device"]),
-            str(first.loc[trace, "evaluated"]),
-            *cells(table.loc[trace], {FULL: REPLAY_BARS[trace]} if trace in REPLAY_BARS else {}),
+            *map(str, first.loc[trace, ["device", "evaluated"]]),
+            *cells(table.loc[trace], bars.get(str(trace), {})),
         ]
         for trace in first.index
     ]
-    rows.append(
-        [
-            "mean",
-            "",
-            "",
-            *cells(table.loc[list(first.index)].mean(), {SHARED: SHARED_OVERHEADS_BAR}),
-        ]
-    )
+    mean = cells(table.loc[list(first.index)].mean(), {SHARED: SHARED_OVERHEADS_BAR})
+    rows.append(["mean", "", "", *mean])
     return markdown(["trace", "device", "evaluated", *methods], rows)
 
 
@@ -509,7 +314,7 @@ def _left_out(errors: pd.DataFrame, pairs: pd.DataFrame) -> str:
         [
             str(gpu),
             *(
-                "" if pd.isna(row[name]) else f"{row[name]:.1f} of {counts[gpu, name]:,}"
+                f"{row[name]:.1f} of {counts[gpu, name]:,}" if row[name] == row[name] else ""
                 for name in families
             ),
         ]
@@ -517,25 +322,35 @@ def _left_out(errors: pd.DataFrame, pairs: pd.DataFrame) -> str:
     ]
     rows.append(["mean", *(f"{table[name].mean():.1f}" for name in families)])
     rows.append(["bar", *(f"{TRANSFER_BARS[name]:g}" for name in families)])
-    return markdown(["left out", *(FAMILY_TITLES.get(name, name) for name in families)], rows)
+    return markdown(["left out", *_titled(families)], rows)
 
 
 def _pairs(pairs: pd.DataFrame, left_out: pd.DataFrame) -> str:
-    means = _pair_means(pairs)
+    means = pair_means(pairs)
     means.insert(0, "from the spec", left_out.groupby("family")["mape"].mean())
     methods = [str(name) for name in means.columns]
     counts = pairs[pairs["method"] == "auto"].groupby("family")["rows"].agg(["count", "sum"])
     rows = [
         [
-            FAMILY_TITLES.get(family, family),
+            *_titled([family]),
             *(f"{count:,}" for count in counts.loc[family]),
-            *("" if pd.isna(v) else f"{v:.1f}" for v in values),
+            *(_cell(value, ".1f") for value in values),
         ]
         for family, values in zip(means.index, means.to_numpy(float), strict=True)
     ]
     return markdown(["family", "pairs", "samples", *methods], rows)
 
 
-def _percent(fraction: float) -> str:
-    percent = 100 * fraction
-    return f"{percent:.2f}" if percent < 1 else f"{percent:.1f}"
+def _titled(families: Iterable[str]) -> list[str]:
+    return [FAMILY_TITLES.get(name, name) for name in families]
+
+
+def _cell(value: float, form: str) -> str:
+    """A number in a format; empty where it is missing."""
+    return "" if pd.isna(value) else format(value, form)
+
+
+def percent(fraction: float) -> str:
+    """A share in %, with two or three digits."""
+    value = 100 * fraction
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}"

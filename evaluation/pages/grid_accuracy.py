@@ -18,7 +18,7 @@ from pipeline.flow import Flow, key_of
 from pipeline.kernels.error_metrics import DECILES
 from pipeline.prediction import Prediction
 from pipeline.question.question import LOCAL_GPU
-from pipeline.schemas import atomic_path
+from pipeline.schemas import write_text
 from pipeline.show.html_report import Section
 
 Cell = Callable[[pd.Series], str]
@@ -53,75 +53,17 @@ def sections(
         missing: sentences about evidence that is not available.
         published: `published_steps` of this grid; may be empty.
     """
-    by_size = kernels[kernels[DECILES[0]].notna()]
+    frames = {
+        "Steps": steps,
+        "Errors of measured points": errors,
+        "Measured points by part of the step": parts,
+        "Published steps": published,
+        "Kernel models": kernels,
+        "Kernel models by size": kernels[kernels[DECILES[0]].notna()],
+    }
+    made = [_table(title, frame) for title, frame in frames.items()]
     return [
-        _table(
-            "Steps",
-            "Predicted step with its p10 to p90 interval; unprofiled measurements where there are"
-            " any. Evidence: the sources of the device time and the host time.",
-            steps,
-            _STEP,
-        ),
-        _table(
-            "Errors of measured points",
-            (
-                "Over the points above that have a measured step."
-                if len(errors)
-                else "No point of this grid has a measured step."
-            ),
-            errors,
-            _ERROR,
-        ),
-        *(
-            [
-                _table(
-                    "Measured points by part of the step",
-                    "Active time against the profiler's trace, steps against unprofiled time.",
-                    parts,
-                    _PART,
-                )
-            ]
-            if len(parts)
-            else []
-        ),
-        *(
-            [
-                _table(
-                    "Published steps",
-                    "Steps of this grid that Lin et al. (HiPC 2022) measured, in their loop, with"
-                    " the errors of published predictions (absolute for networks). Nothing was"
-                    " fitted to them.",
-                    published,
-                    _PUBLISHED,
-                )
-            ]
-            if len(published)
-            else []
-        ),
-        _table(
-            "Kernel models",
-            (
-                "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model"
-                " was not trained on; above the floor: calls longer than twice the latency floor."
-                if len(kernels)
-                else "No kernel model of these GPUs was fitted here or shipped."
-            ),
-            kernels,
-            _KERNEL,
-        ),
-        *(
-            [
-                _table(
-                    "Kernel models by size",
-                    "GMAE of each tenth of the calls, by the bytes that they move: smallest, then"
-                    " larger ones.",
-                    by_size,
-                    _BY_SIZE,
-                )
-            ]
-            if len(by_size)
-            else []
-        ),
+        *(part for part in made if part.says),
         Section(
             "Published, for comparison",
             "Other models, GPUs and software; not measured by this project.",
@@ -146,20 +88,13 @@ def published_steps(predictions: Sequence[Prediction]) -> pd.DataFrame:
 
 def missing_evidence(flow: Flow) -> list[str]:
     """One sentence per kind of evidence that a GPU of the grid lacks on this machine, with the way to get it."""
-    lines, published = (
-        flow.not_fitted(),
-        {key[0] for key in published_points(map(key_of, flow.points))},
-    )
+    lines = flow.not_fitted()
+    published = {key[0] for key in published_points(map(key_of, flow.points))}
+    campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
     for gpu in flow.gpus:
-        campaign = "measure it with a campaign (docs/measure_your_gpu.md)"
         kernels = kernel_source(gpu)
-        inferred = sorted(
-            {
-                point.host.name
-                for point in flow.points
-                if point.gpu.name == gpu and point.host.inferred
-            }
-        )
+        hosts = {point.host for point in flow.points if point.gpu.name == gpu}
+        inferred = sorted(host.name for host in hosts if host.inferred)
         if kernels is Source.PACK:
             lines.append(
                 f"{gpu}: no kernel samples are available; the shipped pack is used. Set"
@@ -194,10 +129,7 @@ def markdown(title: str, parts: Sequence[Section]) -> str:
 
 def write_sections(parts: Sequence[Section], path: str | Path) -> None:
     """Write the sections as JSON, for the report of the grid."""
-    with atomic_path(Path(path)) as part:
-        part.write_text(
-            json.dumps([asdict(each) for each in parts], indent=1) + "\n", encoding="utf-8"
-        )
+    write_text(path, json.dumps([asdict(each) for each in parts], indent=1) + "\n")
 
 
 def html(title: str, parts: Sequence[Section]) -> str:
@@ -320,12 +252,51 @@ _BY_SIZE: Mapping[str, Cell] = {
 }
 
 
-def _table(title: str, says: str, table: pd.DataFrame, columns: Mapping[str, Cell]) -> Section:
+_TABLES: Mapping[str, tuple[Mapping[str, Cell], str, str]] = {
+    "Steps": (
+        _STEP,
+        "Predicted step with its p10 to p90 interval; unprofiled measurements where there are any."
+        " Evidence: the sources of the device time and the host time.",
+        "No step was predicted.",
+    ),
+    "Errors of measured points": (
+        _ERROR,
+        "Over the points above that have a measured step.",
+        "No point of this grid has a measured step.",
+    ),
+    "Measured points by part of the step": (
+        _PART,
+        "Active time against the profiler's trace, steps against unprofiled time.",
+        "",
+    ),
+    "Published steps": (
+        _PUBLISHED,
+        "Steps of this grid that Lin et al. (HiPC 2022) measured, in their loop, with the errors of"
+        " published predictions (absolute for networks). Nothing was fitted to them.",
+        "",
+    ),
+    "Kernel models": (
+        _KERNEL,
+        "GMAE, MAPE and the share of calls inside p10 to p90, all on shapes that the model was not"
+        " trained on; above the floor: calls longer than twice the latency floor.",
+        "No kernel model of these GPUs was fitted here or shipped.",
+    ),
+    "Kernel models by size": (
+        _BY_SIZE,
+        "GMAE of each tenth of the calls, by the bytes that they move: smallest, then larger ones.",
+        "",
+    ),
+}
+"""Columns of each table, what stands above it, and what if it has no rows; without such a text it is left out."""
+
+
+def _table(title: str, table: pd.DataFrame) -> Section:
+    columns, says, if_empty = _TABLES[title]
     cells = [(name, [show(row) for _, row in table.iterrows()]) for name, show in columns.items()]
     told = [(name, column) for name, column in cells if any(column)]
     return Section(
         title,
-        says,
+        says if len(table) else if_empty,
         tuple(name for name, _ in told),
         tuple(zip(*(column for _, column in told), strict=True)),
     )

@@ -30,6 +30,7 @@ from pipeline.measured.campaign_reader import measured_step, provenance, read_st
 from pipeline.paths import campaign_gpus, measurements_dir, project_dir
 from pipeline.question.compose import choices
 from pipeline.question.question import ask
+from pipeline.readable import distinct
 from pipeline.show.figures.figure_data import kernel_errors
 from pipeline.show.grid_inputs import fitted_models, with_gpus
 from pipeline.show.run_snakemake import run_snakemake
@@ -282,7 +283,7 @@ def warnings_of(told: Mapping[str, Any]) -> list[str]:
         for run in told.get("runs") or []
         for text in (run.get("preflight") or {}).get("warnings") or []
     ]
-    return list(dict.fromkeys(every))
+    return distinct(every)
 
 
 def run(wanted: Sequence[Grid], results: str) -> Iterator[Flow]:

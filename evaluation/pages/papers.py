@@ -38,7 +38,7 @@ from pipeline.model_files import model_folders, shipped_file
 from pipeline.paths import transfer_dir
 from pipeline.prices import price_notes, prices_of, with_prices
 from pipeline.question.question import expand
-from pipeline.readable import compact, rate
+from pipeline.readable import compact, distinct, rate
 from pipeline.show.figures import costs, figure_data, kernel_errors, overhead_plots, step_times
 from pipeline.show.figures.board import save
 
@@ -102,7 +102,7 @@ def lin_sections(dlrm: pd.DataFrame, cnn: pd.DataFrame) -> Iterable[Section]:
     yield Section(
         "overheads", overhead_table(observations), overhead_plots.dominant_operators(operators)
     )
-    shares = operator_shares(list(dict.fromkeys(dlrm["model"])))
+    shares = operator_shares(distinct(dlrm["model"]))
     figure = paper_figures.bars_by_group(
         shares.head(SHOWN_OPERATORS),
         f"{shares.index[0]} takes {shares.iloc[0].min():.0f} to {shares.iloc[0].max():.0f} % of the"
@@ -265,7 +265,7 @@ def case_study(name: str, question: Iterable[str]) -> Section:
             "records"
         )
     ]
-    gpus = list(dict.fromkeys(table["gpu"]))
+    gpus = distinct(table["gpu"])
     notes = price_notes(prices_of(gpus), gpus)
     first, *others = best.to_dict("records")
     said = "; ".join(

@@ -12,6 +12,7 @@ from evaluation.figures.measured_errors import draw_passes, short_gpu
 from evaluation.figures.paper_figures import FAMILY_NAMES
 from evaluation.published.published_errors import published
 from pipeline.palette import ACTIVE, SERIES
+from pipeline.readable import distinct
 from pipeline.show.figures.board import FAMILY_ORDER, MARKERS, NOTE, Board, Page, in_order
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _kernel_dots(board: Board, axes: Axes, kernels: pd.DataFrame) -> None:
 
 
 def _replay_bars(board: Board, axes: Axes, errors: pd.DataFrame) -> None:
-    traces = list(dict.fromkeys(errors["trace"]))
+    traces = distinct(errors["trace"])
     for method, colour, shift in ((FULL, ACTIVE, -0.2), (KERNEL_SUM, "#999999", 0.2)):
         of_method = errors[errors["method"] == method].set_index("trace").reindex(traces)
         percent = 100 * of_method["mean_error"].to_numpy(float)

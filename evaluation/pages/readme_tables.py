@@ -14,13 +14,12 @@ from pathlib import Path
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.pages import pictures
+from evaluation.pages.accuracy_means import mean_table, readme_rows
 from evaluation.pages.accuracy_tables import (
     Evidence,
     left_out_errors,
-    mean_table,
     outdated_families,
     page_tables,
-    readme_rows,
 )
 from evaluation.pages.markdown import rewrite, whole_text
 from pipeline.answers.gap_models import FOLDER, measured_gpus

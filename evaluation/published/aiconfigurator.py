@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.errors import TableError, UnknownNameError
-from pipeline.schemas import read_columns
+from pipeline.schemas import read_frame
 
 PACKAGE = "aiconfigurator_core"
 
@@ -132,7 +132,7 @@ def table_path(gpu: str, folder: Path | None = None, collectives: bool = False) 
 
 def _read(file: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     remedy = f"install aiconfigurator-core {RELEASE}"
-    return read_columns(file, columns, remedy, remedy)
+    return read_frame(file, remedy, remedy, columns)
 
 
 def read_products(gpu: str, folder: Path | None = None) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pipeline.errors import TableError
 from pipeline.paths import datasets_dir
-from pipeline.schemas import read_columns
+from pipeline.schemas import read_frame
 
 REMEDY = (
     "set $STEPTIME_DATASETS to a folder with multi_gpu/collectives.parquet and"
@@ -37,7 +37,7 @@ def _read(name: str, columns: tuple[str, ...]) -> pd.DataFrame:
     folder = tables()
     if folder is None:
         raise TableError(f"published times of collectives are not at hand: {REMEDY}")
-    return read_columns(folder / name, columns, REMEDY, REMEDY)
+    return read_frame(folder / name, REMEDY, REMEDY, columns)
 
 
 def read_nccl_tests() -> pd.DataFrame:

@@ -22,6 +22,7 @@ import pandas as pd
 
 from evaluation.published.published_pages import positive, reading
 from pipeline.errors import TableError
+from pipeline.readable import distinct
 
 LIGER = "liger/all_benchmark_data.csv"
 NOTEBOOK = "ml_perf_model/exp_gpu_performance_models.ipynb"
@@ -161,7 +162,7 @@ def _notebook(file: Path) -> list[tuple[Any, ...]]:
         ]
     if not rows:
         raise TableError(f"{file}: has no printed table of embedding kernels")
-    return list(dict.fromkeys(rows))
+    return distinct(rows)
 
 
 def _pull_request(file: Path) -> list[tuple[Any, ...]]:

@@ -1,14 +1,12 @@
 """Write the accuracy tables of a grid's predictions."""
 
-from pathlib import Path
-
 from pipeline.scripting import job, provenance
 
 with job(snakemake):
     from evaluation.figures.accuracy_data import error_parts, errors_by_part
     from evaluation.figures.accuracy_inputs import read_any
     from evaluation.pages import grid_accuracy as accuracy
-    from pipeline.schemas import atomic_path, read_table, write_parquet
+    from pipeline.schemas import read_table, write_parquet, write_text
     from pipeline.show.figures.figure_data import kernel_errors
     from pipeline.show.figures.step_times import steps as step_table
     from pipeline.show.grid_inputs import with_gpus
@@ -23,12 +21,8 @@ with job(snakemake):
         steps, errors_by_part(by_part), by_part, kernels, snakemake.params.missing, published
     )
     title = accuracy.title_of(steps)
-    for path, text in (
-        (snakemake.output.text, accuracy.markdown(title, parts)),
-        (snakemake.output.page, accuracy.html(title, parts)),
-    ):
-        with atomic_path(Path(path)) as part:
-            part.write_text(text, encoding="utf-8")
+    write_text(snakemake.output.text, accuracy.markdown(title, parts))
+    write_text(snakemake.output.page, accuracy.html(title, parts))
     accuracy.write_sections(parts, snakemake.output.sections)
     write_parquet(steps, snakemake.output.steps, provenance=provenance(snakemake))
     write_parquet(kernels, snakemake.output.kernels, provenance=provenance(snakemake))

@@ -83,25 +83,11 @@ def train_utilisation(
     scales = _scales(found)
     tensors = _Samples.of(family, own, found, floors, ops, scales)
     counts = [len(part) for part in by_gpu.values()]
-    fitted = [
-        _fit_one(
-            tensors,
-            counts,
-            len(ops),
-            recipe,
-            seed + i,
-        )
-        for i in range(recipe.networks)
-    ]
+    fitted = [_fit_one(tensors, counts, len(ops), recipe, seed + i) for i in range(recipe.networks)]
     parameters = {key: np.stack([network[key] for network, _ in fitted]) for key in fitted[0][0]}
     parameters |= {name: values.astype(np.float32) for name, values in scales.items()}
     corrections = np.mean([found for _, found in fitted], axis=0).astype(np.float64).tolist()
-    facts = {
-        "gpus": list(by_gpu),
-        "samples": len(own),
-        "recipe": asdict(recipe),
-        "seed": seed,
-    }
+    facts = {"gpus": list(by_gpu), "samples": len(own), "recipe": asdict(recipe), "seed": seed}
     return UtilisationModel(
         family,
         ops,

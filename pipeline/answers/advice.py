@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline import plotter
@@ -25,14 +23,13 @@ from pipeline.answers.step_changes import CANDIDATES, SAME, Candidate, applies, 
 from pipeline.answers.step_errors import interval
 from pipeline.errors import ConfigError
 from pipeline.prediction import Prediction
-from pipeline.question.question import Question
+from pipeline.question.question import Question, only
 from pipeline.readable import gibibytes, html_table, in_ms, milliseconds, shares
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 Predict = Callable[[Sequence[Question]], Iterable[Answer]]
 
 MIN_GAIN = 0.005
@@ -287,15 +284,12 @@ def advise(
         InputError: a name or value does not exist, or the overrides describe several points.
     """
     with questions_about(gpu, model, overrides) as questions:
-        if len(questions) != 1:
-            raise ConfigError(f"advise takes one point, but these overrides give {len(questions)}")
-        return advice_for(questions[0], same_results)
+        return advice_for(only(questions), same_results)
 
 
 def advice_for(
     asked: Question,
     same_results: bool = False,
-    results: str | Path | None = "results",
     predicting: Predict | None = None,
 ) -> Advice:
     """What would make the step of a question faster.
@@ -303,7 +297,6 @@ def advice_for(
     Args:
         asked: the question.
         same_results: leave out what changes the results of the step by more than rounding.
-        results: as for `AvailableModels`.
         predicting: answers questions with their draws; by default an `Engine`. A command wraps it to show progress.
 
     Raises:
@@ -315,7 +308,7 @@ def advice_for(
             "advise needs predictions of changes: name a GPU instead of gpu=local, such as gpu=V100"
         )
 
-    answering = predicting or engine(results).predict
+    answering = predicting or engine().predict
     (first,) = answering([asked])
     before, failed = first.whole(), dict[Candidate, str]()
 
@@ -354,19 +347,22 @@ def _why(candidate: Candidate, gain: Gain, taken: Mapping[str, str]) -> str:
 
 
 def _notes(before: Prediction, lines: Sequence[Line]) -> tuple[str, ...]:
-    notes = list(before.warnings)
-    keys = {line.change.partition("=")[0] for line in lines}
-    if "predict.cuda_graph" in keys:
-        notes.append(
-            "CUDA graphs: whether PyTorch can capture this step is not checked, and their memory is"
-            " not counted"
-        )
-    if any(key.startswith("edit.") for key in keys):
-        notes.append(
-            "edits of operators do not change the memory need; what a fused kernel must keep is not"
-            " counted"
-        )
-    return tuple(notes)
+    changes = [line.change for line in lines]
+    said = [text for key, text in NOTES.items() if any(each.startswith(key) for each in changes)]
+    return *before.warnings, *said
+
+
+NOTES = {
+    "predict.cuda_graph": (
+        "CUDA graphs: whether PyTorch can capture this step is not checked, and their memory is not"
+        " counted"
+    ),
+    "edit.": (
+        "edits of operators do not change the memory need; what a fused kernel must keep is not"
+        " counted"
+    ),
+}
+"""What to know about changes whose override begins so."""
 
 
 def _signed_bytes(size: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,12 @@ def write_answers(answers: Iterable[Answer], path: Path) -> dict[str, int]:
     Raises:
         SteptimeError: the file cannot be written.
     """
-    counts = {"points": 0, "unpredicted": 0}
-    rows: list[dict[str, object]] = []
-    with RowGroups(path, "grid") as file:
-        for answer in answers:
-            counts["points"] += 1
-            counts["unpredicted"] += answer.prediction is None
-            rows.append(_row(answer))
-            if len(rows) == ROWS_IN_GROUP:
-                file.add(_group(rows))
-                rows.clear()
-        if rows:
-            file.add(_group(rows))
+    counts, todo = {"points": 0, "unpredicted": 0}, iter(answers)
+    with atomic_path(path) as part, pq.ParquetWriter(part, SCHEMAS["grid"], **WRITTEN_AS) as file:
+        while rows := [_row(answer) for answer in islice(todo, ROWS_IN_GROUP)]:
+            counts["points"] += len(rows)
+            counts["unpredicted"] += sum("unpredicted" in row for row in rows)
+            file.write_table(to_arrow(_group(rows), "grid", str(path)))
     return counts
 
 
@@ -94,35 +89,3 @@ def _group(rows: list[dict[str, object]]) -> pd.DataFrame:
     return table.astype(
         {name: "Int64" for name in ("largest_batch", "memory_bytes") if name in table}
     )
-
-
-class RowGroups:
-    """Writes a table in groups of rows, completely or not at all: `with RowGroups(path, "grid") as file: file.add(rows)`.
-
-    Only one group is in memory at a time.
-
-    Raises:
-        TableError: rows do not fit the schema.
-        SteptimeError: the file cannot be written (full disk, no permission).
-    """
-
-    def __init__(self, path: str | Path, schema: str) -> None:
-        self.path, self.schema, self.target = Path(path), schema, atomic_path(path)
-
-    def __enter__(self) -> RowGroups:
-        part = self.target.__enter__()
-        self.writer = pq.ParquetWriter(part, SCHEMAS[self.schema], **WRITTEN_AS)
-        return self
-
-    def add(self, frame: pd.DataFrame) -> None:
-        """Write a group of rows."""
-        self.writer.write_table(to_arrow(frame, self.schema, str(self.path)))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        try:
-            self.writer.close()
-        except OSError as failure:
-            kind, error = kind or type(failure), error or failure
-        self.target.__exit__(kind, error, trace)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Array
 from pipeline.graph.device_calls import PRODUCTS
 
 ATTENTION_BACKWARD = 4 / 5
@@ -13,9 +13,9 @@ ATTENTION_BACKWARD = 4 / 5
 arXiv:2205.14135, algorithm 4)."""
 
 
-def product_flops(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
+def product_flops(calls: pd.DataFrame) -> Array:
     """FLOPs that each call executes in products, shape (calls,); 0 for other families."""
-    flops: npt.NDArray[np.float64] = np.where(
+    flops: Array = np.where(
         calls["family"].isin(PRODUCTS), calls["flops"].to_numpy(np.float64), 0.0
     )
     return flops

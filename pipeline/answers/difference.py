@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline import plotter
 from pipeline.answers.call_changes import GRADIENT, GRADIENTS, NOTHING_US, CallChange, call_changes
 from pipeline.answers.drawn_step import OVERLAP, parts_of_step
 from pipeline.answers.step_errors import interval
+from pipeline.families.dims import Array
 from pipeline.prediction import Prediction
 from pipeline.readable import html_table, in_ms
 
@@ -24,8 +24,6 @@ LONGEST_HEAD = 16
 
 SHARE = "share of the step"
 """Name of the drawn change of the step as a share of A."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -198,20 +196,20 @@ def difference(a: Prediction, b: Prediction) -> Difference:
     return Difference(a, b, step, tuple(parts), tuple(call_changes(a, b)), notes)
 
 
-def _parts(p: Prediction) -> dict[str, Floats]:
+def _parts(p: Prediction) -> dict[str, Array]:
     families = {name: np.asarray(us) for name, us in p.families_us.items()}
     exposed = None if p.several is None else np.asarray(p.several.exposed_communication_us)
     return parts_of_step(families, np.asarray(p.predicted_us), np.asarray(p.active_us), exposed)
 
 
-def _comparable(parts: Mapping[str, Floats], traced: bool) -> dict[str, Floats]:
+def _comparable(parts: Mapping[str, Array], traced: bool) -> dict[str, Array]:
     """Parts with the two gradients of a convolution as one where a step is traced: names of kernels do not tell them apart."""
     merged = dict(parts)
     gradients = [merged.pop(name) for name in GRADIENTS if traced and name in merged]
     return merged | ({GRADIENT: np.sum(gradients, axis=0)} if gradients else {})
 
 
-def _draws(p: Prediction) -> Mapping[str, Floats] | None:
+def _draws(p: Prediction) -> Mapping[str, Array] | None:
     """Each part in each draw; that of a measured step is always the same. None for a step that cannot be drawn."""
     if p.drawn is not None:
         return p.drawn.parts()
@@ -222,7 +220,7 @@ def _measured(p: Prediction) -> bool:
     return p.traced is not None and p.measured_us is not None
 
 
-def _drawn_changes(a: Prediction, b: Prediction, traced: bool) -> Mapping[str, Floats]:
+def _drawn_changes(a: Prediction, b: Prediction, traced: bool) -> Mapping[str, Array]:
     """Change of each part, of the step and of its share of A in each draw; nothing where one of the steps cannot be drawn."""
     draws = [_draws(p) for p in (a, b)]
     of_a, of_b = (_comparable(parts or {}, traced) for parts in draws)
@@ -239,7 +237,7 @@ def _drawn_changes(a: Prediction, b: Prediction, traced: bool) -> Mapping[str, F
     return changes | {"step": step, SHARE: step / sum(us[:count] for us in of_a.values())}
 
 
-def _change(name: str, a_us: Any, b_us: Any, drawn: Mapping[str, Floats]) -> Change:
+def _change(name: str, a_us: Any, b_us: Any, drawn: Mapping[str, Array]) -> Change:
     a_us, b_us = float(a_us), float(b_us)
     low, high = interval(drawn[name], b_us - a_us) if name in drawn else (None, None)
     return Change(name, a_us, b_us, low, high)
@@ -266,7 +264,7 @@ def _names(a: Prediction, b: Prediction) -> tuple[str, str]:
     return first or f"without {second}", second or f"without {first}"
 
 
-def _notes(a: Prediction, b: Prediction, drawn_share: Floats | None) -> Iterator[str]:
+def _notes(a: Prediction, b: Prediction, drawn_share: Array | None) -> Iterator[str]:
     if a.global_batch != b.global_batch:
         change = 100 * (a.samples_per_s / b.samples_per_s - 1)
         yield (

@@ -16,10 +16,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.step_errors import StepErrors, host_factors
+from pipeline.families.dims import Array
 from pipeline.simulate.critical_path import BLOCK_VALUES, simulate, step_times
 from pipeline.simulate.program import Program
-
-Floats = npt.NDArray[np.float64]
 
 COMMUNICATION, OVERLAP, IDLE = "exposed communication", "overlap", "idle"
 """Parts of a step beside kernel families. Overlap is what must be added to the families to give the time in which any of
@@ -27,8 +26,8 @@ them runs: it is negative where kernels run side by side, and positive where col
 
 
 def parts_of_step(
-    families_us: Mapping[str, Floats], step_us: Floats, active_us: Floats, exposed_us: Floats | None
-) -> dict[str, Floats]:
+    families_us: Mapping[str, Array], step_us: Array, active_us: Array, exposed_us: Array | None
+) -> dict[str, Array]:
     """Parts that add up to the step: families without collectives, exposed communication, overlap, idle time.
 
     Args:
@@ -72,12 +71,12 @@ class DrawnStep:
     draws: int
     seed: int = 0
 
-    def step_us(self) -> Floats:
+    def step_us(self) -> Array:
         """The step time of each draw, µs, shape (draws,)."""
         times, host = self._times()
         return step_times(self.program, times, self.which, host)[draw_order(self.gpu, self.draws)]
 
-    def parts(self) -> dict[str, Floats]:
+    def parts(self) -> dict[str, Array]:
         """The parts of the step in each draw, as of `parts_of_step`, shape (draws,)."""
         times, host = self._times()
         size = max(BLOCK_VALUES // max(len(self.program), 1), 64)
@@ -90,14 +89,14 @@ class DrawnStep:
             name: np.concatenate([block[name] for block in blocks])[order] for name in blocks[0]
         }
 
-    def _times(self) -> tuple[Floats, Floats]:
+    def _times(self) -> tuple[Array, Array]:
         """Times of distinct calls, shape (distinct, draws), and the factor on host times, shape (draws,)."""
         launches = np.bincount(self.which, minlength=len(self.errors.centre)).astype(float)
         normals = self.errors.normals(launches, self.draws, self.seed)
         host = host_factors(self.errors.host, self.program, self.draws, self.seed)
         return self.errors.times(normals), host
 
-    def _block(self, times: Floats, host: Floats) -> dict[str, Floats]:
+    def _block(self, times: Array, host: Array) -> dict[str, Array]:
         timeline = simulate(self.program, times[self.which].T, host_scale=host)
         ran = ~np.isnan(timeline.device_start[:, 0])
         codes, names = pd.factorize(self.calls["family"].to_numpy(object)[ran])

@@ -51,6 +51,9 @@ CALLS_AT_ONCE = 200_000
 """Device calls of the steps that are in memory at a time. A step of 2,500 calls takes 2 MB, so these take about
 200 MB."""
 
+Step = tuple[Question, list[StepParts]]
+"""A question whose step is captured and mapped."""
+
 STEPS = StepStore()
 """The steps that this process knows."""
 
@@ -149,21 +152,6 @@ class StepFiles:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """A question whose step is captured and mapped."""
-
-    question: Question
-    parts: StepParts
-    further: tuple[StepParts, ...] = ()
-    """The other pieces of a model that is captured in pieces; `parts` is the first."""
-
-    @property
-    def all_parts(self) -> tuple[StepParts, ...]:
-        """The pieces of the model, as of `Question.chunks`."""
-        return (self.parts, *self.further)
-
-
-@dataclass(frozen=True)
 class Engine:
     """Answers questions from steps and models."""
 
@@ -191,7 +179,7 @@ class Engine:
         for question in questions:
             step = question.workload, question.batch_size, question.edit
             same_steps.setdefault(step, []).append(question)
-        waiting: list[_Step] = []
+        waiting: list[Step] = []
         rows = 0
         answers = partial(
             self._answers, detail=detail, measured_us=measured_us, with_interval=with_interval
@@ -203,8 +191,8 @@ class Engine:
                     if (measured := self.models.measured(question)) is not None:
                         yield Answer(question, measured)
                         continue
-                    distinct = [self._parts(chunk, parts) for chunk in question.chunks]
-                    waiting.append(_Step(question, distinct[0], tuple(distinct[1:])))
+                    pieces = [self._parts(chunk, parts) for chunk in question.chunks]
+                    waiting.append((question, pieces))
                 except SteptimeError as error:
                     yield Answer(question, error=error)
             rows += sum(len(part.all_calls) for part in parts.values())
@@ -233,30 +221,29 @@ class Engine:
 
     def _answers(
         self,
-        steps: Sequence[_Step],
+        steps: Sequence[Step],
         detail: bool,
         measured_us: float | None,
         with_interval: bool,
     ) -> Iterator[Answer]:
         """Predict steps: kernel times GPU by GPU, then each step."""
         load_walk_if_it_pays(
-            (part, step.question.predict) for step in steps for part in step.all_parts
+            (piece, question.predict) for question, pieces in steps for piece in pieces
         )
-        devices: dict[object, list[_Step]] = {}
-        for step in steps:
-            devices.setdefault(device_key(step.question), []).append(step)
-        distinct, rows = calls_of_all(part for step in steps for part in step.all_parts)
+        devices: dict[object, list[Step]] = {}
+        for question, pieces in steps:
+            devices.setdefault(device_key(question), []).append((question, pieces))
+        distinct, rows = calls_of_all(piece for _, pieces in steps for piece in pieces)
         times: dict[object, dict[int, pd.DataFrame]] = {}
         for device, same_device in devices.items():
             with suppress(SteptimeError):  # raised again by the questions about this GPU
-                kernels = self.models.kernels(same_device[0].question)
+                kernels = self.models.kernels(same_device[0][0])
                 of_device = {
-                    id(part): rows[id(part)] for step in same_device for part in step.all_parts
+                    id(piece): rows[id(piece)] for _, pieces in same_device for piece in pieces
                 }
                 times[device] = kernel_times(kernels, distinct, of_device)
         programs: dict[tuple[int, int, str], Program] = {}
-        for step in steps:
-            question, parts = step.question, step.parts
+        for question, pieces in steps:
             try:
                 kernels = self.models.kernels(question)
                 shared = times.get(device_key(question))
@@ -268,20 +255,20 @@ class Engine:
                         if shared is None
                         else shared[id(part)],
                     )
-                    for part in step.all_parts
+                    for part in pieces
                 ]
-                own = [self._program(question, part, programs) for part in step.all_parts]
+                own = [self._program(question, part, programs) for part in pieces]
                 if question.ranks is not None and question.ranks.scheduled:
-                    gradients = [part.memory.gradients for part in step.all_parts]
+                    gradients = [part.memory.gradients for part in pieces]
                     sent = exchanges(question, gradients)
                     sent_us = kernels.predict_distinct(sent) if len(sent) else kernel_us[0].iloc[:0]
-                    pieces = map(Piece, step.all_parts, kernel_us, own)
-                    scheduled = ScheduledStep(question, list(pieces), sent, sent_us)
+                    captured = list(map(Piece, pieces, kernel_us, own))
+                    scheduled = ScheduledStep(question, captured, sent, sent_us)
                     simulated = predict_scheduled(scheduled, kernels.folders, with_interval)
                 else:
                     simulated = predict_step(
                         question,
-                        parts,
+                        pieces[0],
                         kernel_us[0],
                         kernels.folders,
                         own[0],
@@ -290,7 +277,7 @@ class Engine:
                     )
                 answer = Answer(question, simulated.prediction)
                 if detail:
-                    answer = _detailed(question, parts, kernel_us[0], simulated)
+                    answer = _detailed(question, pieces[0], kernel_us[0], simulated)
                 yield self._completed(answer)
             except SteptimeError as error:
                 yield Answer(question, error=error)

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families.dims import Dims, is_one_of
+from pipeline.families.dims import Dims, Flags, is_one_of
 from pipeline.families.tensor_cores import HALF_DTYPES, LAUNCH_CYCLES
 from pipeline.families.tensor_products import (
     by_element_us,
@@ -75,7 +75,7 @@ class FallbackModel(KernelModel):
         first, other = (model.evidence_of(calls) for model in (self.first, self.other))
         return np.where(self._others(calls), other, first).astype(object)
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Rows that either model covers."""
         return np.asarray(self.first.covers(calls) | self.other.covers(calls))
 
@@ -91,7 +91,7 @@ class FallbackModel(KernelModel):
             else kernel_times
         )
 
-    def _others(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def _others(self, calls: pd.DataFrame) -> Flags:
         return np.asarray(~self.first.covers(calls) & self.other.covers(calls))
 
 
@@ -156,7 +156,7 @@ class TensorCoreTransferModel(KernelModel):
     like: str | None = None
     evidence: str = "transferred"
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Products that the GPU's tensor cores compute."""
         return on_tensor_cores_with_dims(calls, self.gpu)
 
@@ -221,7 +221,7 @@ class TensorCoreGemmModel(KernelModel):
         """Evidence of each row, shape (rows,). TF32 is `transferred`, because no TF32 product was measured."""
         return np.where(self._half(calls), self.evidence, "transferred").astype(object)
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Products on tensor cores whose dims are all known."""
         return on_tensor_cores_with_dims(calls, self.gpu) & self.base.covers(
             calls.assign(dtype="bf16")
@@ -256,7 +256,7 @@ class TensorCoreGemmModel(KernelModel):
             spread * (SIBLING_SPREAD if sister else 1.0)
         )
 
-    def _half(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def _half(self, calls: pd.DataFrame) -> Flags:
         return is_one_of(Dims(calls).text("dtype", "fp32"), HALF_DTYPES)
 
 

@@ -42,31 +42,23 @@ def host_note(
         f"{host} ({', '.join(dict.fromkeys(gpus))})" for host, gpus in gpus_of.items()
     )
     first = questions[0].host
-    elsewhere = {
-        question: prediction
+    asked = {
+        replace(question, host=first): prediction
         for question, prediction in zip(questions, predictions, strict=True)
         if question.host != first and not question.local
     }
-    if not elsewhere or len(elsewhere) > MOST_PREDICTED:
+    if not asked or len(asked) > MOST_PREDICTED:
         return f"hosts differ: {named}; one host for all: host={first.name}"
-    asked = {
-        replace(question, host=first): prediction for question, prediction in elsewhere.items()
-    }
-    changes = []
-    for answer in engine.predict(asked, with_interval=False):
-        if answer.prediction is not None:
-            here_us = asked[answer.question].predicted_us
-            changes.append(
-                (abs(answer.prediction.predicted_us / here_us - 1), answer.prediction, here_us)
-            )
-    shown = sorted(
-        (change for change in changes if change[0] >= LEAST_SHARE), key=lambda change: -change[0]
-    )
+    answers = engine.predict(asked, with_interval=False)
+    pairs = [(each.prediction, asked[each.question]) for each in answers if each.prediction]
+    changes = [abs(moved.predicted_us / here.predicted_us - 1) for moved, here in pairs]
+    order = sorted(range(len(pairs)), key=lambda place: -changes[place])
+    shown = [pairs[place] for place in order if changes[place] >= LEAST_SHARE]
     batches = len({question.batch_size for question in questions}) > 1
     steps = [
         f"{moved.gpu}{f' b{moved.batch_size}' if batches else ''}"
-        f" {milliseconds(moved.predicted_us)} instead of {milliseconds(here_us)}"
-        for _, moved, here_us in shown[:MOST_NAMED]
+        f" {milliseconds(moved.predicted_us)} instead of {milliseconds(here.predicted_us)}"
+        for moved, here in shown[:MOST_NAMED]
     ]
     more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
     with_first = (

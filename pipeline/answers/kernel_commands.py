@@ -29,6 +29,7 @@ from pipeline.kernels.samples import (
     with_launches,
 )
 from pipeline.model_files import list_packs, pack_models
+from pipeline.readable import distinct
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all
 from pipeline.transfer.shipped_models import load_models
@@ -59,8 +60,7 @@ def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
         UnknownNameError: no such GPU.
     """
     spec = load_gpu(gpu)
-    table = read_table(path)
-    where = str(path)
+    table, where = read_table(path), str(path)
     if table.empty:
         raise TableError(f"{where}: has no samples")
     if "gpu" in table.columns:
@@ -96,7 +96,6 @@ def fit_command(
     gpu: str,
     families: Sequence[str] | None,
     out: str | Path,
-    workers: int | None = None,
     on_fit: Callable[[FittedFamily], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Fit families of one GPU on a file of samples, into `out/<family>/`.
@@ -106,7 +105,6 @@ def fit_command(
         gpu: name or alias.
         families: families (or ops) to fit; all where None or empty.
         out: folder for the models.
-        workers: processes; None takes the number of processors, at most `MAX_WORKERS`.
         on_fit: called after each family.
 
     Returns:
@@ -121,25 +119,24 @@ def fit_command(
     wanted = [OP_NAMES.get(name, name) for name in families or ()]
     for name in wanted:
         family(name)
-    count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
-    best = fit_gpu(
-        samples, spec, out, list(dict.fromkeys(wanted)) or None, workers=count, on_fit=on_fit
-    )
+    count = min(MAX_WORKERS, os.cpu_count() or 1)
+    best = fit_gpu(samples, spec, out, distinct(wanted) or None, workers=count, on_fit=on_fit)
     return [
         {
             "gpu": spec.name,
             "family": name,
             "variant": fitted.model.variant,
             "samples": fitted.model.description["samples"],
-            **{
-                key: round(fitted.metrics[key], 5) if np.isfinite(fitted.metrics[key]) else None
-                for key in ("gmae", "mape", "coverage")
-            },
+            **{key: _finite(fitted.metrics[key]) for key in ("gmae", "mape", "coverage")},
             "fit_s": round(fitted.metrics["fit_s"], 1),
             "folder": str(Path(out) / name),
         }
         for name, fitted in best.items()
     ]
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 5) if np.isfinite(value) else None
 
 
 def predict_command(
@@ -210,12 +207,8 @@ def _check_ranks(calls: pd.DataFrame, cluster: Cluster, where: str) -> None:
     )
     if wrong.any():
         row = int(np.flatnonzero(wrong.to_numpy())[0])
-        room = f"; a node of {cluster.name} holds {cluster.gpus_per_node}"
-        text = (
-            "a collective needs 2 ranks"
-            if ranks[row] < 2
-            else f"{ranks[row]:g} ranks on {nodes[row]:g} nodes{room}"
-        )
+        text = f"{ranks[row]:g} ranks on {nodes[row]:g} nodes; a node of {cluster.name} holds"
+        text += f" {cluster.gpus_per_node}, and a collective needs 2 ranks"
         raise TableError(f"{where}: row {row}: {text}")
 
 
@@ -232,15 +225,10 @@ def _check_folder(out: Path) -> None:
 
 def _check_models(folder: Path, gpu: GpuSpec) -> None:
     """Raise for a folder without models, or with models of another GPU, which would give wrong predictions."""
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: no such folder; fit models into it with `steptime kernels fit`"
-        )
     families = find_families([folder])
     if not families:
-        raise InputError(
-            f"{folder}: has no fitted family; fit models into it with `steptime kernels fit`"
-        )
+        lacks = "has no fitted family" if folder.is_dir() else "no such folder"
+        raise InputError(f"{folder}: {lacks}; fit models into it with `steptime kernels fit`")
     for name, place in families.items():
         fitted = read_description(place).get("gpu", gpu.name)
         if fitted != gpu.name:

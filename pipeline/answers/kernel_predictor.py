@@ -19,7 +19,7 @@ from pipeline.answers.gap_models import GAP_FAMILIES, with_fallback, with_gaps_f
 from pipeline.answers.transferred_models import TransferredModel, transferred_models
 from pipeline.families import FAMILIES
 from pipeline.families.chip import BandwidthCurve
-from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.families.dims import Array, Dims, Flags, is_one_of
 from pipeline.families.family import Law
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec
@@ -232,7 +232,7 @@ long as its bytes, or more. Fourier transforms: lengths with large prime factors
 four passes. Products in foreign dtypes: those of complex numbers have four times the multiplications."""
 
 
-def _covered(model: KernelModel | None, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def _covered(model: KernelModel | None, calls: pd.DataFrame) -> Flags:
     return np.zeros(len(calls), dtype=bool) if model is None else model.covers(calls)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.arithmetic import product_flops
 from pipeline.errors import InputError
+from pipeline.families.dims import Array, Flags
 from pipeline.prediction import Prediction
 
 COMMUNICATION, OUTSIDE = "communication", "outside modules"
@@ -73,7 +73,7 @@ def module_table(prediction: Prediction) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def alone_us(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
+def alone_us(calls: pd.DataFrame) -> Array:
     """Time of each call without what an earlier one covers, µs; of collectives, without all other calls."""
     moving = (calls["family"] == "collective").to_numpy()
     begin, end = (calls[f"device_{at}_us"].to_numpy(np.float64) for at in ("start", "end"))
@@ -86,9 +86,7 @@ def alone_us(calls: pd.DataFrame) -> npt.NDArray[np.float64]:
     return us
 
 
-def _first_us(
-    begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _first_us(begin: Array, end: Array) -> Array:
     """Time of each interval that none of those that begin before it covers."""
     order = np.argsort(begin, kind="stable")
     reached = np.maximum.accumulate(np.append(-np.inf, end[order]))[:-1]
@@ -111,10 +109,8 @@ def _in_order(modules: pd.Series, parameters: Mapping[str, int]) -> list[str]:
     return listed("")
 
 
-def _within(modules: pd.Series, path: str) -> npt.NDArray[np.bool_]:
-    inside: npt.NDArray[np.bool_] = (
-        (modules == path) | modules.str.startswith(f"{path}.")
-    ).to_numpy(bool)
+def _within(modules: pd.Series, path: str) -> Flags:
+    inside: Flags = ((modules == path) | modules.str.startswith(f"{path}.")).to_numpy(bool)
     return inside
 
 

@@ -23,18 +23,21 @@ OBJECTIVE = "plan"
 """Key of the objective. A run with it plans, and predicts no grid."""
 
 
-def _whole(text: str) -> int:
-    return int(text.replace("_", ""))
-
-
 CONSTRAINTS: Mapping[str, tuple[str, Callable[[str], float | int]]] = {
-    "samples": ("samples", _whole),
+    "samples": ("samples", int),
     "memory": ("memory_gib", float),
     "budget": ("budget", float),
     "deadline": ("deadline_s", seconds),
-    "global_batch": ("global_batch", _whole),
+    "global_batch": ("global_batch", int),
 }
-"""Keys of constraints, as the options of `steptime plan`: the argument of `Limits.of`, and what reads the text."""
+"""Keys of constraints, as the options of `steptime plan`: the argument of `Limits`, and what reads the text."""
+
+
+def _read(key: str, value: object) -> Any:
+    try:
+        return CONSTRAINTS[key][1](str(value))
+    except ValueError:
+        raise InputError(f"{key}={value}: give a number") from None
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,8 @@ class PlanRequest:
                     " plan=OBJECTIVE too"
                 )
             return cls()
-        limits: dict[str, Any] = {}
-        for key, value in constraints.items():
-            name, read = CONSTRAINTS[key]
-            try:
-                limits[name] = read(str(value))
-            except ValueError:
-                raise InputError(f"{key}={value}: give a number") from None
-        return cls(Objective.named(str(config[OBJECTIVE])), Limits.of(**limits), True)
+        limits = Limits(**{CONSTRAINTS[k][0]: _read(k, v) for k, v in constraints.items()})
+        return cls(Objective.named(str(config[OBJECTIVE])), limits, True)
 
     @staticmethod
     def without(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +101,7 @@ def plan(
     Raises:
         InputError: a name or value does not exist, or no point meets the constraints.
     """
-    limits = Limits.of(samples, memory_gib, budget, deadline_s, global_batch)
+    limits = Limits(samples, memory_gib, budget, deadline_s, global_batch)
     with questions_about(gpu, model, overrides) as questions:
         return make_plan(Objective.named(objective), questions, limits)
 

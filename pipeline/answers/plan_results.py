@@ -48,11 +48,15 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Constraints on a plan; None for no constraint."""
+    """Constraints on a plan; None for no constraint.
+
+    Raises:
+        InputError: a constraint is not above 0, or an epoch has no number of samples.
+    """
 
     samples: int | None = None
     """Samples of an epoch."""
-    memory_bytes: int | None = None
+    memory_gib: float | None = None
     """Largest memory need, below that of the GPU."""
     budget: float | None = None
     """Largest cost of an epoch, in the currency of the prices."""
@@ -60,29 +64,6 @@ class Limits:
     """Longest time of an epoch."""
     global_batch: int | None = None
     """Samples of one update of the weights; smaller batches are accumulated."""
-
-    @classmethod
-    def of(
-        cls,
-        samples: int | None = None,
-        memory_gib: float | None = None,
-        budget: float | None = None,
-        deadline_s: float | None = None,
-        global_batch: int | None = None,
-    ) -> Limits:
-        """From what people give: memory is in GiB.
-
-        Raises:
-            InputError: a constraint is not above 0, or an epoch has no number of samples.
-        """
-        room = (
-            None
-            if memory_gib is None
-            else int(memory_gib * 2**30)
-            if np.isfinite(memory_gib)
-            else 0
-        )
-        return cls(samples, room, budget, deadline_s, global_batch)
 
     def __post_init__(self) -> None:
         for name, text in _LIMIT_NAMES.items():
@@ -94,7 +75,7 @@ class Limits:
 
 
 _LIMIT_NAMES = {
-    "samples": "--samples", "memory_bytes": "--memory", "budget": "--budget",
+    "samples": "--samples", "memory_gib": "--memory", "budget": "--budget",
     "deadline_s": "--deadline", "global_batch": "--global-batch",
 }  # fmt: skip
 

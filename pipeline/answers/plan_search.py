@@ -19,13 +19,13 @@ from pipeline.answers.engine import Engine, in_order
 from pipeline.answers.plan_results import Choice, Limits, Objective
 from pipeline.answers.ties import Tie, tie_of
 from pipeline.errors import InputError, SteptimeError
+from pipeline.families.dims import Array, Flags
 from pipeline.prediction import Prediction
 from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import Question
 from pipeline.question.settings import FrozenDict
-from pipeline.readable import amount, duration, gibibytes, rate
+from pipeline.readable import amount, distinct, duration, gibibytes, rate
 
-Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 OnProgress = Callable[[str, int], object]
 
@@ -54,13 +54,13 @@ class Space:
 
     questions: Sequence[Question]
     batches: Rows
-    samples: Floats
-    price: Floats
-    update_us: Floats
-    host_bound: npt.NDArray[np.bool_]
+    samples: Array
+    price: Array
+    update_us: Array
+    host_bound: Flags
 
     @property
-    def us_per_sample(self) -> Floats:
+    def us_per_sample(self) -> Array:
         """Time of one sample, µs."""
         return self.update_us / self.samples
 
@@ -110,7 +110,7 @@ class Search:
         if any(question.local for question in questions):
             raise InputError("plan predicts points: name GPUs instead of gpu=local")
         names = [question.gpu.name for question in questions]
-        prices = prices_of(list(dict.fromkeys(names)))
+        prices = prices_of(distinct(names))
         self.prices = tuple(price_notes(prices, names))
         self.currency = "" if prices.empty else str(prices["currency"].iloc[0])
         hourly = hourly_prices(prices)
@@ -151,7 +151,8 @@ class Search:
                 self.lost["batch does not divide the global batch"] += 1
                 continue
             gpu = question.gpu
-            room = min(gpu.usable_memory_bytes, self.limits.memory_bytes or gpu.usable_memory_bytes)
+            most = np.inf if self.limits.memory_gib is None else self.limits.memory_gib * 2**30
+            room = min(gpu.usable_memory_bytes, most)
             step = gpu, question.workload, question.edit, question.ranks
             need, batch = needs.get(step, (0, 0))
             if need <= room and batch != question.batch_size:
@@ -209,7 +210,7 @@ class Search:
         points_asked, counts, per_update, prices, times, waits = columns
         return Space(points_asked.tolist(), counts, per_update.astype(float), prices, times, waits)
 
-    def _excess(self, space: Space) -> Floats:
+    def _excess(self, space: Space) -> Array:
         """Ratios of points to the deadline and to the budget, shape (2, points); 0 without a constraint."""
         epoch_us = (self.limits.samples or 0) * space.us_per_sample
         return np.stack(
@@ -219,7 +220,7 @@ class Search:
             ]
         )
 
-    def _count_losers(self, space: Space, excess: Floats, time: Floats, best: int) -> None:
+    def _count_losers(self, space: Space, excess: Array, time: Array, best: int) -> None:
         """Why points other than the best lost."""
         late, dear = excess
         faster = self.objective.of_cost & (time <= time[best])
@@ -231,7 +232,7 @@ class Search:
         )
         self.lost.update(np.delete(reasons, best).tolist())
 
-    def _nothing(self, space: Space, excess: Floats) -> str:
+    def _nothing(self, space: Space, excess: Array) -> str:
         """Why no point is left, with the nearest."""
         if not space.questions:
             reasons = ", ".join(f"{reason} ({count})" for reason, count in self.lost.most_common(3))
@@ -251,15 +252,15 @@ class Search:
         )
 
     def _best(
-        self, space: Space, value: Floats, contenders: Rows, front: Rows
+        self, space: Space, value: Array, contenders: Rows, front: Rows
     ) -> tuple[list[Choice], list[Choice], Tie | None]:
         """Contenders with the share of draws in which each is the best, the front, and the tie of the best."""
-        rows = list(dict.fromkeys([*contenders.tolist(), *front.tolist()]))
+        rows = distinct([*contenders.tolist(), *front.tolist()])
         parts = {row: _accumulating(space.questions[row]) for row in rows if space.batches[row] > 1}
-        asked = list(dict.fromkeys([*(space.questions[row] for row in rows), *parts.values()]))
+        asked = distinct([*(space.questions[row] for row in rows), *parts.values()])
         answers = in_order(asked, self.engine.predict(asked))
         predictions = {answer.question: answer.whole() for answer in answers}
-        choices, drawn = dict[int, Choice](), list[Floats]()
+        choices, drawn = dict[int, Choice](), list[Array]()
         for row in rows:
             prediction = predictions[space.questions[row]]
             choices[row] = space.choice(row, prediction, self.objective)

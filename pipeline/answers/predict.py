@@ -13,9 +13,10 @@ from typing import Any
 import pandas as pd
 
 from pipeline.answers.engine import engine, in_order
-from pipeline.errors import ConfigError, SteptimeWarning
+from pipeline.errors import SteptimeWarning
 from pipeline.prediction import Prediction
 from pipeline.prices import with_prices
+from pipeline.question.question import only
 from pipeline.workloads.user_steps import USUAL_MODEL, questions_about
 
 
@@ -39,9 +40,7 @@ def predict(gpu: str = "V100", model: Any = USUAL_MODEL, **overrides: Any) -> Pr
         InputError: a name or value does not exist, or the overrides describe several points.
     """
     with questions_about(gpu, model, overrides) as questions:
-        if len(questions) != 1:
-            raise ConfigError(f"predict takes one point, but these overrides give {len(questions)}")
-        prediction = engine().predict_one(questions[0]).whole()
+        prediction = engine().predict_one(only(questions)).whole()
     warn_of([prediction])
     return prediction
 

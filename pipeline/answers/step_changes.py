@@ -39,8 +39,11 @@ class Candidate:
         return f"{self.key}={self.value}"
 
 
+SPARSE = ("joint_sparse", "joint_rows", "sparse")
+"""Values of `model.embedding` with sparse gradients."""
+
 SIZES_FROM_DATA = {
-    "model.embedding": ("joint_sparse", "joint_rows", "sparse"),
+    "model.embedding": SPARSE,
     "model.optimizer": ("adagrad", "adam"),
 }
 """Options with which the number of updated rows depends on the batch: CUDA graphs cannot capture such a step."""
@@ -70,7 +73,7 @@ CANDIDATES = (
             "model.mode": ("train",),
         },
         unless={
-            "model.embedding": ("joint_sparse", "joint_rows", "sparse"),
+            "model.embedding": SPARSE,
             "model.optimizer": ("sgd",),
         },
     ),
@@ -84,14 +87,14 @@ CANDIDATES = (
     Candidate(
         "model.embedding",
         "fused",
-        ("joint_sparse", "joint_rows", "sparse", "dense"),
+        (*SPARSE, "dense"),
         "FBGEMM's SplitTableBatchedEmbeddingBagsCodegen",
         given={"model.optimizer": ("sgd",)},
     ),
     Candidate(
         "model.embedding",
         "fused",
-        ("joint_sparse", "joint_rows", "sparse", "dense"),
+        (*SPARSE, "dense"),
         "FBGEMM's SplitTableBatchedEmbeddingBagsCodegen",
         "the optimizer updates the rows in use only",
         given={"model.optimizer": ("adagrad", "adam")},

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families.dims import Array
 from pipeline.schemas import DIMS
 from pipeline.simulate.program import Program
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 HOST_SIGMA = {"measured": 0.05, "shared": 0.15, "transferred": 0.30}
@@ -73,7 +73,7 @@ class ErrorSources:
     names: tuple[str, ...]
     family: Ints
     launch: Ints
-    share: Floats
+    share: Array
 
     @classmethod
     def of(cls, calls: pd.DataFrame) -> ErrorSources:
@@ -106,12 +106,12 @@ class StepErrors:
     """
 
     sources: ErrorSources
-    centre: Floats
-    common: Floats
-    own: Floats
-    step: Floats
-    skew: Floats
-    least: Floats
+    centre: Array
+    common: Array
+    own: Array
+    step: Array
+    skew: Array
+    least: Array
     host: float
 
     @classmethod
@@ -151,7 +151,7 @@ class StepErrors:
 
     @classmethod
     def of_launches(
-        cls, centre: Floats, launches: Sequence[str], sigma: Floats, share: float, host: float
+        cls, centre: Array, launches: Sequence[str], sigma: Array, share: float, host: float
     ) -> StepErrors:
         """From the width of each call's error, of which all calls have a `share` in common and equal launches the rest."""
         codes, names = pd.factorize(np.array(launches, object))
@@ -162,7 +162,7 @@ class StepErrors:
         own, step = np.sqrt(1 - share) * sigma, np.sqrt(share) * sigma
         return cls(sources, centre, none, own, step, none, none, host)
 
-    def normals(self, launches: Floats, draws: int, seed: int) -> Floats:
+    def normals(self, launches: Array, draws: int, seed: int) -> Array:
         """Normal values of the sources, shape (sources, draws), `stratified` by the sum of all kernel times.
 
         Args:
@@ -176,7 +176,7 @@ class StepErrors:
         weights[STEP] += us @ self.step
         return stratified(keyed_normals(names, draws, seed), weights)
 
-    def times(self, normals: Floats) -> Floats:
+    def times(self, normals: Array) -> Array:
         """Kernel times in µs, shape (calls, draws), from normal values of the sources, shape (sources, draws)."""
         family, launch = normals[self.sources.family], normals[self.sources.launch]
         logs = self.common[:, None] * family + self.own[:, None] * launch
@@ -188,7 +188,7 @@ class StepErrors:
         return np.maximum(times, self.least[:, None], out=times)
 
 
-def _own_width(end: Floats, centre: Floats, session: Floats) -> Floats:
+def _own_width(end: Array, centre: Array, session: Array) -> Array:
     """What a model's own error adds to that of another session, in log time, from one end of its interval."""
     apart = np.log(np.maximum(end, 1e-9) / np.maximum(centre, 1e-9))
     return np.sqrt(np.maximum(apart**2 - session**2, 0.0))
@@ -206,7 +206,7 @@ def host_sigma(evidence: Mapping[str, float], host_log_sd: float = 0.0) -> float
     )
 
 
-def host_factors(sigma: float, program: Program, draws: int, seed: int) -> Floats:
+def host_factors(sigma: float, program: Program, draws: int, seed: int) -> Array:
     """Draws of the factor on a step's host times, whose error has the width `sigma`; shape (draws,).
 
     How fast the host is, all steps share. How well overheads carry over to a step is an error of each operator:
@@ -216,7 +216,7 @@ def host_factors(sigma: float, program: Program, draws: int, seed: int) -> Float
     items = program.items.name[program.item]
     names, item = np.unique(items.astype(str), return_inverse=True)
     rows_us = program.lead_us + program.gap_us + program.api_us + program.tail_us
-    weights: Floats = np.bincount(item, rows_us, len(names)).astype(float)
+    weights: Array = np.bincount(item, rows_us, len(names)).astype(float)
     normals = keyed_normals(["host", *(f"host {name}" for name in names)], draws, seed)
     weights /= max(float(np.linalg.norm(weights)), 1e-9)
     own = min(HOST_SIGMA["shared"], sigma) if weights.any() else 0.0
@@ -224,7 +224,7 @@ def host_factors(sigma: float, program: Program, draws: int, seed: int) -> Float
     return np.asarray(np.exp(widths @ stratified(normals, widths)))
 
 
-def stratified(normals: Floats, weights: Floats) -> Floats:
+def stratified(normals: Array, weights: Array) -> Array:
     """Normal values (sources, draws), changed as little as makes their weighted sums equally likely: quantiles of a normal.
 
     So p10 and p90 of what nearly follows this sum hardly depend on the seed: they vary by 0.25 % of a step on average, half as much
@@ -236,7 +236,7 @@ def stratified(normals: Floats, weights: Floats) -> Floats:
     return np.asarray(normals + np.outer(weights, apart))
 
 
-def interval(draws: Floats, middle: float) -> tuple[float, float]:
+def interval(draws: Array, middle: float) -> tuple[float, float]:
     """p10 and p90 of draws, the middle within."""
     low, high = np.percentile(draws, [10, 90])
     return float(min(low, middle)), float(max(high, middle))
@@ -267,7 +267,7 @@ def _stated(calls: pd.DataFrame, names: Sequence[str], form: str) -> list[list[s
     return words
 
 
-def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
+def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Array:
     """Standard normal draws, shape (keys, draws); a key's row depends on the seed and the key alone.
 
     Each row holds the same values, the middles of `draws` equally likely ranges, each in a different order (a
@@ -279,7 +279,7 @@ def keyed_normals(keys: Sequence[str], draws: int, seed: int) -> Floats:
 
 
 @lru_cache(maxsize=32)
-def _keyed_normals(keys: tuple[str, ...], draws: int, seed: int) -> Floats:
+def _keyed_normals(keys: tuple[str, ...], draws: int, seed: int) -> Array:
     values = _normal_quantiles(draws)
     found = np.empty((len(keys), draws))
     bits = np.random.Philox(0)  # a new one for each key would ask the system for entropy each time
@@ -294,7 +294,7 @@ def _keyed_normals(keys: tuple[str, ...], draws: int, seed: int) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def _normal_quantiles(count: int) -> Floats:
+def _normal_quantiles(count: int) -> Array:
     """Quantiles of the standard normal distribution at the middles of `count` equally likely ranges."""
     inverse = NormalDist().inv_cdf
     return np.array([inverse((place + 0.5) / count) for place in range(count)])

@@ -25,6 +25,7 @@ from pipeline.answers.kernel_predictor import (
 )
 from pipeline.answers.step_errors import ErrorSources, StepErrors, interval
 from pipeline.answers.who_answers import host_name
+from pipeline.families.dims import Array, Flags
 from pipeline.graph.gpu_memory import needed_bytes
 from pipeline.graph.table import Graph, Memory
 from pipeline.hardware.spec import GpuSpec, has_bf16, has_tf32
@@ -92,7 +93,6 @@ def lower_bound_notes(unmodelled: Iterable[str]) -> list[str]:
     ]
 
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
@@ -122,7 +122,7 @@ class StepParts:
     which: Ints
     names: npt.NDArray[np.object_]
     asks_tf32: bool
-    substitute: npt.NDArray[np.bool_]
+    substitute: Flags
     memory: Memory
     warnings: tuple[str, ...]
     modules: npt.NDArray[np.object_]
@@ -164,7 +164,7 @@ class StepParts:
             computed,
         )
 
-    def shown_rows(self, predicted: pd.DataFrame, us: Floats) -> pd.DataFrame:
+    def shown_rows(self, predicted: pd.DataFrame, us: Array) -> pd.DataFrame:
         """Device time of each device call, `us`, with family, evidence, operator, and whether it is only a substitute."""
         substitute = self.substitute | ~predicted["modelled"].to_numpy(bool)
         return pd.DataFrame(
@@ -390,7 +390,7 @@ def kernel_times(
     }
 
 
-def _sums(us: Floats, keys: npt.NDArray[np.object_], factor: float = 1.0) -> dict[str, float]:
+def _sums(us: Array, keys: npt.NDArray[np.object_], factor: float = 1.0) -> dict[str, float]:
     """Device time by key, largest first, keys without time left out."""
     codes, names = pd.factorize(keys)
     sums = np.bincount(codes, weights=us, minlength=len(names)) * factor

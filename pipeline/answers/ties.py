@@ -9,9 +9,9 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.answers.step_errors import NORMAL_P90
+from pipeline.families.dims import Array
 from pipeline.prediction import Prediction
 from pipeline.question.question import Question
 from pipeline.readable import listed
@@ -24,8 +24,6 @@ PER_PRICE, THROUGHPUT = "samples/price", "samples/s"
 
 MOST_RIVALS = 11
 """Number of points that are compared with the best: those nearest to it."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Tie:
         return {"points": points, "runner_up_wins": self.share, "why": self.why}
 
 
-def shares_of_wins(draws: Sequence[Floats]) -> list[float]:
+def shares_of_wins(draws: Sequence[Array]) -> list[float]:
     """Share of paired draws in which each point is below the first one; equal draws count half."""
     return [float(np.mean(values < draws[0]) + np.mean(values == draws[0]) / 2) for values in draws]
 
@@ -100,7 +98,7 @@ def why_tied(points: Iterable[Any]) -> str:
     return "the host decides"
 
 
-def tie_of(predictions: Sequence[Prediction], draws: Sequence[Floats]) -> Tie | None:
+def tie_of(predictions: Sequence[Prediction], draws: Sequence[Array]) -> Tie | None:
     """The tie of the first prediction with others; None where it wins surely.
 
     Args:

@@ -13,20 +13,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.advice import Advice, Refused, take_best_first
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.step_changes import SAME
 from pipeline.answers.step_errors import HOST_SIGMA, StepErrors, interval
+from pipeline.families.dims import Array, Flags
 from pipeline.prediction import Prediction
 from pipeline.simulate.critical_path import simulate
 from pipeline.simulate.program import Kind, Program
 from pipeline.simulate.program_changes import as_cuda_graphs
-
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.bool_]
 
 DRAWS = 256
 """Number of draws of host times for the interval of a gain."""
@@ -37,7 +34,7 @@ class ChangeableStep:
     """A program with its kernel times in µs, shape (calls,)."""
 
     program: Program
-    kernel_us: Floats
+    kernel_us: Array
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ def _changed(change: Callable[[Program], Program]) -> Callable[[ChangeableStep],
     return lambda step: replace(step, program=change(step.program))
 
 
-def _without_waits(program: Program, waits: Rows) -> Program:
+def _without_waits(program: Program, waits: Flags) -> Program:
     kind = np.where(waits, int(Kind.HOST), program.kind)
     return replace(program, kind=kind, api_us=np.where(waits, 0.0, program.api_us))
 
@@ -127,7 +124,7 @@ TIMES_OF_ROWS = ("lead_us", "gap_us", "api_us", "tail_us", "latency_us", "kernel
 """The times of a program's rows."""
 
 
-def _without(rows: Rows) -> Callable[[ChangeableStep], ChangeableStep]:
+def _without(rows: Flags) -> Callable[[ChangeableStep], ChangeableStep]:
     """Rows and their kernels take no time."""
 
     def apply(step: ChangeableStep) -> ChangeableStep:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.answers.advice import Advice
+from pipeline.answers.difference import Difference, difference
 from pipeline.answers.drawn_step import DrawnStep
 from pipeline.answers.step_errors import NORMAL_P90, StepErrors, interval
 from pipeline.answers.trace_advice import ChangeableStep, advise_trace
@@ -50,23 +51,32 @@ SHARED_SHARE = 0.5
 sign."""
 
 
-class TrackedTrace:
-    """A traced step that can be moved to other GPUs.
+@dataclass(repr=False)
+class TrackedTrace(Trace):
+    """A linked trace whose step can be moved to other GPUs.
 
-    Args:
-        trace: the linked trace of one or more iterations on a GPU.
+    Attributes:
         batch_size: samples per step, for throughput and cost; with 1, both are per step.
-        model: name for reports; by default from the path of the trace (`workload_name`).
+        model: name for reports.
         gpu: the GPU that was traced, where the trace does not name it; a name, alias or path of a file.
-
-    Raises:
-        InputError: the batch size is not a whole number of at least 1.
     """
 
-    def __init__(self, trace: Trace, batch_size: int = 1, model: str = "", gpu: str = "") -> None:
+    batch_size: int = 1
+    model: str = ""
+    gpu: str = ""
+
+    @classmethod
+    def of(cls, trace: Trace, batch_size: int = 1, model: str = "", gpu: str = "") -> TrackedTrace:
+        """A linked trace with samples per step; its name is by default from its path (`workload_name`).
+
+        Raises:
+            InputError: the batch size is not a whole number of at least 1.
+        """
         check_batch_size(batch_size)
-        self.trace, self.batch_size, self.gpu = trace, batch_size, gpu
-        self.model = model or workload_name(trace.path)
+        linked = {each.name: getattr(trace, each.name) for each in fields(Trace)}
+        return cls(
+            **linked, batch_size=batch_size, model=model or workload_name(trace.path), gpu=gpu
+        )
 
     @cached_property
     def origin(self) -> GpuSpec:
@@ -75,17 +85,17 @@ class TrackedTrace:
         Raises:
             InputError: nothing ran on a GPU, or there is no specification of it.
         """
-        if self.trace.device in ("", "cpu"):
+        if self.device in ("", "cpu"):
             raise InputError(
-                f"{self.trace.path}: nothing ran on a GPU, so there is no kernel time to scale"
+                f"{self.path}: nothing ran on a GPU, so there is no kernel time to scale"
             )
         try:
-            return load_gpu(self.gpu or self.trace.device)
+            return load_gpu(self.gpu or self.device)
         except UnknownNameError:
             if self.gpu:
                 raise
-            device = self.trace.device
-            near = nearest_gpu(self.trace.metadata.get("deviceProperties"), device)
+            device = self.device
+            near = nearest_gpu(self.metadata.get("deviceProperties"), device)
             like = " (the nearest by multiprocessors and memory)" if near else ""
             if near is None and device != UNNAMED and (near := nearest_name(device)):
                 like = " (the nearest name)"
@@ -95,11 +105,11 @@ class TrackedTrace:
             )
             named = f"no GPU file has the name {device}: {say if near else ''}"
             named = named if device != UNNAMED else f"the trace does not name its GPU: {say}"
-            raise InputError(f"{self.trace.path}: {named}{describe_gpu()}") from None
+            raise InputError(f"{self.path}: {named}{describe_gpu()}") from None
 
     @cached_property
     def _steps(self) -> _Steps:
-        return _Steps.of(self.trace)
+        return _Steps.of(self)
 
     def calls(self, gpu: str) -> pd.DataFrame:
         """Device calls of one iteration with their time on the origin and on `gpu`, and the method of each."""
@@ -135,7 +145,7 @@ class TrackedTrace:
         low, high = interval(drawn.step_us() * steps.scale, step_us)
         notes = (*steps.notes, *self.origin.notes, *destination.notes)
         for note in notes:
-            warnings.warn(note, SteptimeWarning, stacklevel=3)
+            warnings.warn(note, SteptimeWarning, stacklevel=2)
         bound = there.bound
         return Prediction(
             gpu=destination.name,
@@ -159,7 +169,7 @@ class TrackedTrace:
             traced=steps.traced(self.origin.name),
             arithmetic=traced_arithmetic(steps.calls, destination),
             notes=(
-                *self.trace.notes,
+                *self.notes,
                 *(() if at_origin else precision_notes(steps.calls, destination)),
             ),
             warnings=notes,
@@ -170,6 +180,10 @@ class TrackedTrace:
     def measured(self) -> Prediction:
         """The step on the GPU that was traced, as it was measured."""
         return self.to(self.origin.name)
+
+    def diff(self, other: Prediction) -> Difference:
+        """What makes a prediction shorter or longer than the trace."""
+        return difference(self.measured, other)
 
     def advise(self, same_results: bool = False) -> Advice:
         """What would make the traced step faster on its own GPU, best first (`pipeline.answers.trace_advice`).
@@ -192,17 +206,11 @@ class TrackedTrace:
             Columns `gpu, predicted_us, p10_us, p90_us, samples_per_s, bound`, and the costs of `with_prices`
             (`prices` names another price list).
         """
-        # a single name is a string, which is also a sequence
-        names = (
-            [gpus]
-            if isinstance(gpus, str) and gpus
-            else list(gpus) or [spec.name for spec in list_gpus()]
-        )
-        predictions = list(map(self.to, names))
+        named = [gpus] if isinstance(gpus, str) else gpus  # a name is a sequence, too
+        names = list(filter(None, named)) or [spec.name for spec in list_gpus()]
         columns = ("gpu", "predicted_us", "p10_us", "p90_us", "samples_per_s", "bound")
-        table = pd.DataFrame(
-            [{name: getattr(prediction, name) for name in columns} for prediction in predictions]
-        )
+        rows = [[getattr(p, name) for name in columns] for p in map(self.to, names)]
+        table = pd.DataFrame(rows, columns=list(columns))
         return with_prices(table, prices).sort_values("predicted_us", ignore_index=True)
 
 

@@ -5,78 +5,27 @@
     tracked.to("T4").predicted_us
     tracked.to_all()
 
-A saved profiler trace works as well: `load_trace(path).to("A100")`, or `TrackedTrace(load_trace(path))`.
+A saved profiler trace works as well: `load_trace(path).to("A100")`.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from pipeline.answers.advice import Advice
 from pipeline.answers.traced_step import TrackedTrace, check_batch_size
 from pipeline.errors import InputError
 from pipeline.hardware.find_gpu import load_gpu
-from pipeline.prediction import Prediction
-from pipeline.trace.linked_trace import Trace
 from pipeline.trace.load import load_trace as read_trace
-
-
-@dataclass(repr=False)
-class MovableTrace(Trace):
-    """A linked trace that also predicts its step on other GPUs; `pipeline.load_trace` returns it.
-
-    Attributes:
-        batch_size: samples per step; with 1, throughput and cost are per step.
-        model: name of the workload; empty for the name from the path.
-        gpu: the GPU that was traced; empty for the one that the trace names.
-    """
-
-    batch_size: int = 1
-    model: str = ""
-    gpu: str = ""
-
-    def to(self, gpu: str) -> Prediction:
-        """The traced step on another GPU, from its measured kernels; see `TrackedTrace.to`.
-
-        Raises:
-            InputError: nothing ran on a GPU, or one of the two GPUs has no specification.
-        """
-        return self._tracked.to(gpu)
-
-    @property
-    def measured(self) -> Prediction:
-        """The step on the GPU that was traced, as it was measured; see `TrackedTrace.measured`."""
-        return self._tracked.measured
-
-    def diff(self, other: Prediction) -> Any:
-        """What a prediction has shorter or longer than the trace (`Prediction.diff`)."""
-        return self.measured.diff(other)
-
-    def advise(self, same_results: bool = False) -> Advice:
-        """What would make the traced step faster; see `TrackedTrace.advise`."""
-        return self._tracked.advise(same_results)
-
-    def to_all(self, gpus: Sequence[str] = (), prices: str | Path | None = None) -> pd.DataFrame:
-        """Every GPU side by side, fastest first; see `TrackedTrace.to_all`."""
-        return self._tracked.to_all(gpus, prices)
-
-    @cached_property
-    def _tracked(self) -> TrackedTrace:
-        return TrackedTrace(self, self.batch_size, self.model, self.gpu)
 
 
 def load_trace(
     path: str | Path, batch_size: int = 1, model: str = "", gpu: str = ""
-) -> MovableTrace:
+) -> TrackedTrace:
     """Read and link a profiler trace; the public function of `pipeline`.
 
     Args:
@@ -93,23 +42,22 @@ def load_trace(
     check_batch_size(batch_size)
     if gpu:
         load_gpu(gpu)  # an unknown name is refused before the file is read
-    trace = read_trace(path)
-    linked = {each.name: getattr(trace, each.name) for each in fields(trace)}
-    return MovableTrace(**linked, batch_size=batch_size, model=model, gpu=gpu)
+    return TrackedTrace.of(read_trace(path), batch_size, model, gpu)
 
 
-class Tracker(TrackedTrace):
-    """The object that `track` yields. After the block it holds the trace and predicts other GPUs."""
+class Tracker:
+    """The object that `track` yields. After the block it answers as the `TrackedTrace` of the step."""
 
-    def __init__(self, batch_size: int = 1, model: str = "step") -> None:
-        self.batch_size, self.model, self.gpu = batch_size, model, ""
+    traced: TrackedTrace | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name != "trace":
+        if name.startswith("_"):
             raise AttributeError(name)
-        raise InputError(
-            "nothing was tracked yet; use the result after the `with track(...)` block"
-        )
+        if self.traced is None:
+            raise InputError(
+                "nothing was tracked yet; use the result after the `with track(...)` block"
+            )
+        return getattr(self.traced, name)
 
 
 @contextmanager
@@ -136,7 +84,7 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
             "track(device='cuda'): this machine has no CUDA device; use load_trace(path).to(gpu)"
         )
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_cuda else [])
-    tracker = Tracker(batch_size, model)
+    tracker = Tracker()
     with profile(activities=activities, record_shapes=True) as profiler:
         yield tracker
         if on_cuda:
@@ -144,5 +92,5 @@ def track(device: str = "cuda", batch_size: int = 1, model: str = "step") -> Ite
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tracked.json"
         profiler.export_chrome_trace(str(path))
-        tracker.trace = read_trace(path)
-    tracker.trace.path = Path("the tracked step")  # for error messages: the file was deleted
+        tracker.traced = TrackedTrace.of(read_trace(path), batch_size, model)
+    tracker.traced.path = Path("the tracked step")  # for error messages: the file was deleted

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from pipeline.families.chip import Chip
-from pipeline.families.dims import Dims
+from pipeline.families.dims import Array, Dims, Flags
 from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
@@ -27,8 +27,6 @@ from pipeline.model_files import list_packs, pack_models
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shipped_models import covered, load_models, predict_calls
 from pipeline.transfer.utilisation import UtilisationModel
-
-Array = npt.NDArray[np.float64]
 
 SPREAD = 1.5
 """Factor on the log half-widths of the measured GPU's intervals, because boards of one chip differ in clocks and
@@ -109,7 +107,7 @@ class SameChipModel(KernelModel):
     log_level: float = 0.0
     evidence: str = "transferred"
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Rows that the measured GPU's samples cover."""
         return self.base.covers(calls)
 
@@ -179,7 +177,7 @@ class TransferredModel(KernelModel):
     corrections: Mapping[str, Any] | None = None
     evidence: str = "transferred"
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Rows that the cross-GPU models cover."""
         return covered(without_phase(self.family, calls))
 

@@ -30,10 +30,8 @@ from pipeline.terminal import (
     Csv,
     Json,
     Overrides,
-    counting,
     examples,
-    print_csv,
-    print_json,
+    printed,
     progress,
     split_results,
     working,
@@ -65,8 +63,7 @@ def advise(
 ) -> None:
     """Say what would make one training step faster, best first, each with its predicted gain."""
     given, results = split_results(overrides)
-    if plot is not None:
-        check_file(plot, "--plot")
+    check_file(plot, "--plot")
     if trace is not None:
         named = [override for point in parse_grid(given) for override in point]
         if len(named) > 1 or any(override.key != "gpu" for override in named):
@@ -82,10 +79,8 @@ def advise(
         advice = _of_question(ask(given), same_results, results)
     if plot is not None:
         write_waterfall(draw_advice(advice), plot)
-    if as_json or as_csv:
-        print_json(advice.as_dict()) if as_json else print_csv(advice.table().to_dict("records"))
-        return
-    show_advice(advice, everything)
+    if not printed(as_json, as_csv, advice.as_dict(), advice.table().to_dict("records")):
+        show_advice(advice, everything)
 
 
 @app.command(
@@ -121,21 +116,19 @@ def plan(
         raise InputError(
             "the space is empty: give its axes, for example gpu=V100,A100 batch_size=512,1024"
         )
-    limits = Limits.of(
-        samples, memory, budget, None if deadline is None else seconds(deadline), global_batch
-    )
+    deadline_s = None if deadline is None else seconds(deadline)
+    limits = Limits(samples, memory, budget, deadline_s, global_batch)
     points = expand(given)
-    if figure is not None:
-        check_file(figure, "--figure")
-    with counting(f"{{stage}} {len(points):,} points", len(points)) as on_progress:
+    check_file(figure, "--figure")
+    with working("reading") as say:
+
+        def on_progress(stage: str, done: int) -> None:
+            say(f"{stage} {len(points):,} points, {done:,} done")
+
         result = make_plan(objective, points, limits, on_progress, **results)
     if figure is not None:
         write_plan_front(result, figure)
-    if as_json:
-        print_json(result.as_dict())
-    elif as_csv:
-        print_csv(result.table().to_dict("records"))
-    else:
+    if not printed(as_json, as_csv, result.as_dict(), result.table().to_dict("records")):
         show_plan(result)
 
 
@@ -163,8 +156,7 @@ def diff(
     """Say what makes step B faster or slower than step A; an option that is given twice is that of A, then that of B."""
     given, results = split_results(overrides)
     asked = two_points(given) if trace is None else [ask(given)]
-    if plot is not None:
-        check_file(plot, "--plot")
+    check_file(plot, "--plot")
     with working("predicting"):
         answers = in_order(asked, engine(**results).predict(asked, detail=True))
         steps = [answer.whole() for answer in answers]
@@ -173,11 +165,9 @@ def diff(
         result = steps[0].diff(steps[1])
     if plot is not None:
         write_waterfall(draw_difference(result), plot)
-    if as_json or as_csv:
-        facts = result.as_dict()
-        print_json(facts) if as_json else print_csv([*facts["parts"], facts["step"]])
-        return
-    show_difference(result)
+    facts = result.as_dict()
+    if not printed(as_json, as_csv, facts, [*facts["parts"], facts["step"]]):
+        show_difference(result)
 
 
 def _traced(trace: Path, asked: Question) -> Prediction:

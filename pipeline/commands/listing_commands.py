@@ -22,7 +22,7 @@ from pipeline.paths import campaign_gpus, datasets_dir, packs_dir
 from pipeline.question.options import NAMED_BY
 from pipeline.question.question import NAME
 from pipeline.show.catalogue import cluster_rows, gpu_rows, host_rows, model_rows, option_rows
-from pipeline.show.tracking import OVERHEADS, log_run
+from pipeline.show.tracking import log_run
 from pipeline.terminal import Csv, Json, catalogue, examples, print_json, working
 from pipeline.workloads.model_names import names_in
 
@@ -177,7 +177,7 @@ def _mlflow() -> tuple[str, str]:
     import mlflow
 
     with tempfile.TemporaryDirectory() as folder:
-        log_run(folder, OVERHEADS, "doctor", params={}, metrics={}, tags={})
+        log_run(folder, "doctor", params={}, metrics={}, tags={})
 
     return "ok", f"{mlflow.__version__}, sqlite store works"
 
@@ -186,23 +186,20 @@ def _packs() -> tuple[str, str]:
     names = list_packs() + [f"{FOLDER}/{gpu}" for gpu in measured_gpus()]
     for name in (*names, TRANSFER, SHARED):
         check_pack(name)
-    return ("ok", ", ".join(names)) if names else ("absent", f"none under {packs_dir()}")
+    return _found(names, f"none under {packs_dir()}")
 
 
 def _data() -> tuple[str, str]:
-    folder = datasets_dir()
-    return (
-        ("ok", str(folder))
-        if folder
-        else ("absent", "shipped packs are used; set $STEPTIME_DATASETS to refit")
-    )
+    folders = [str(folder)] if (folder := datasets_dir()) else []
+    return _found(folders, "shipped packs are used; set $STEPTIME_DATASETS to refit")
 
 
 def _measurements() -> tuple[str, str]:
-    names = campaign_gpus()
-    return (
-        ("ok", ", ".join(names)) if names else ("absent", "none yet; see docs/measure_your_gpu.md")
-    )
+    return _found(campaign_gpus(), "none yet; see docs/measure_your_gpu.md")
+
+
+def _found(names: list[str], absent: str) -> tuple[str, str]:
+    return ("ok", ", ".join(names)) if names else ("absent", absent)
 
 
 def _disk() -> tuple[str, str]:

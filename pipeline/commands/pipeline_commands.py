@@ -17,7 +17,7 @@ from pipeline.show.run_hooks import artifact_paths, predictions_in
 from pipeline.show.run_snakemake import become_snakemake
 from pipeline.show.tracking_server import PORT, serve
 from pipeline.summary_rows import predictions_of
-from pipeline.terminal import MULTIRUN, NO_MULTIRUN, Csv, Json, examples, print_csv, print_json
+from pipeline.terminal import MULTIRUN, NO_MULTIRUN, Csv, Json, examples, printed
 
 app = typer.Typer()
 
@@ -69,11 +69,8 @@ def summary(
     predictions = (
         predictions_in(path) if file.is_dir() else predictions_of(read_table(file, "summary"), file)
     )
-    if as_json:
-        print_json({"predictions": [p.as_dict() for p in predictions]})
-    elif as_csv:
-        print_csv(p.as_dict() for p in predictions)
-    else:
+    rows = [p.as_dict() for p in predictions]
+    if not printed(as_json, as_csv, {"predictions": rows}, rows):
         show(predictions, artifact_paths(predictions, path if file.is_dir() else file.parent))
 
 

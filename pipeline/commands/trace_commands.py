@@ -64,8 +64,7 @@ def replay(
         _replay_ranks([trace, *rank], as_json)
         return
 
-    if timeline is not None:
-        check_file(timeline, "--timeline", KINDS)
+    check_file(timeline, "--timeline", KINDS)
     with working("replaying"):
         result = run(trace, list(overheads or []), timeline=timeline, calibrate=calibrate)
     if as_json:

@@ -14,7 +14,7 @@ from pipeline.errors import TableError
 from pipeline.families import NEUSIGHT_OPS
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.samples import with_launches
-from pipeline.schemas import read_columns
+from pipeline.schemas import read_frame
 
 COMMIT = "6945927d"
 """Commit of the data from which the figures of this project were made."""
@@ -65,12 +65,8 @@ def read_samples(path: str | Path, gpu: str | None = None) -> pd.DataFrame:
         UnknownNameError: no such GPU.
     """
     file = kernels_path(path)
-    table = read_columns(
-        file,
-        ("op", "latency_us"),
-        remedy := "give the path of NeuSight's kernels.parquet, or download it",
-        remedy,
-    )
+    remedy = "give the path of NeuSight's kernels.parquet, or download it"
+    table = read_frame(file, remedy, remedy, ("op", "latency_us"))
     if gpu is not None and "gpu" in table.columns:
         table = select_gpu(table, load_gpu(gpu).name)
     return to_samples(table, default_gpu=gpu or "unknown")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import msgspec
 
 from pipeline.errors import ConfigError, UnknownNameError, did_you_mean
 from pipeline.hardware.spec import is_known_key
@@ -37,8 +39,6 @@ SECTION_TYPES = {name: get_type_hints(kind) for name, kind in SECTION_KINDS.item
 EDIT_MARKS = {"remove": "", "fuse": "+", "substitute": "/"}
 """The character between the parts of each edit."""
 
-_MAX_LISTED = 32
-"""A message lists the options of a section up to this number."""
 _NOT_OPTIONS = ("name", "architecture", "aliases", "sources")
 """Keys of files that say what a file is; they are no options."""
 
@@ -51,51 +51,32 @@ def check_sections(config: Mapping[str, Any]) -> None:
     """
     for name in (*SECTIONS, "edit"):
         if not isinstance(config.get(name), Mapping):
-            raise ConfigError(
-                f"configuration: section {name} has no keys; compare its file with the one that"
-                " ships"
-            )
+            raise ConfigError(f"configuration: section {name} has no keys; {COMPARE}")
     for name in GROUPS:
         if not isinstance(config[name].get("name"), str):
             raise ConfigError(f"configuration: {name}.name is missing, the name of its file")
     for name, kinds in SECTION_TYPES.items():
-        for key, kind in kinds.items():
-            if key not in config[name] and key not in HAVE_DEFAULTS:
-                raise ConfigError(
-                    f"configuration: {name}.{key} is missing; compare its file with the one that"
-                    " ships"
-                )
-            if key in config[name] and not _is_of(kind, value := config[name][key]):
-                raise ConfigError(
-                    f"configuration: {name}.{key}={written(value)}: {KINDS[kind]} is needed"
-                )
-        if unknown := [key for key in config[name] if key not in kinds]:
+        section = config[name]
+        if unknown := [key for key in section if key not in kinds]:
             raise ConfigError(f"configuration: {name}.{unknown[0]}: there is no such option")
+        for key, kind in kinds.items():
+            if key not in section and key not in HAVE_DEFAULTS:
+                raise ConfigError(f"configuration: {name}.{key} is missing; {COMPARE}")
+            value = section.get(key)
+            try:
+                msgspec.convert(value, kind if key in section else Any)
+            except msgspec.ValidationError as error:
+                raise ConfigError(
+                    f"configuration: {name}.{key}={written(value)}: {error}"
+                ) from None
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"configuration: {name}.{key}={value}: a number is needed")
 
 
-KINDS = {
-    str: "a name",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    tuple[str, ...]: "a list of names",
-}
-"""Kinds of settings, in words."""
+COMPARE = "compare its file with the one that ships"
 
 HAVE_DEFAULTS = ("host_scale", "families")
 """Settings that a file may leave out."""
-
-
-def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a value of a file is of a kind."""
-    if kind in (int, float):
-        number = (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        )
-        return number and (kind is float or value == int(value))
-    if kind in (str, bool):
-        return isinstance(value, kind)
-    return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
 
 
 def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
@@ -121,9 +102,8 @@ def check_values(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
     check_edit(config.get("edit", {}))
     for key, default in usual.items():
         value = flat.get(key, default)
-        differs = value != default or isinstance(value, bool) != isinstance(
-            default, bool
-        )  # 0 equals False
+        # 0 equals False
+        differs = value != default or isinstance(value, bool) != isinstance(default, bool)
         if differs and key.partition(".")[0] in SECTIONS:
             _check(key, value, default)
 
@@ -145,55 +125,45 @@ def refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
 
 def unknown_option(key: str, base: Mapping[str, Any]) -> str:
     """One line that says which options there are; `base` is the configuration of the chosen files."""
-    section, options = key.partition(".")[0], list(flatten(base))
-    chosen = f" of {section}={base[section]['name']}" if section in GROUPS and "." in key else ""
-    if section == "gpu" and is_known_key(key.removeprefix("gpu.")):
+    (section, dot, name), options = key.partition("."), list(flatten(base))
+    chosen = f" of {section}={base[section]['name']}" if dot and section in GROUPS else ""
+    if section == "gpu" and is_known_key(name):
         return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
     if key == "global_batch":
         return (
             f"{key}: give batch_size, the samples of one GPU: the global batch divided by devices"
         )
-    more = [name for name in (*GROUPS, "experiment", "results") if not key.startswith(f"{name}_")]
-    close = did_you_mean(key, [*options, *more])
-    in_section = sorted(
-        option.partition(".")[2] for option in options if option.startswith(f"{section}.")
+    if section == "edit" and f"model.{name}" in options:
+        return f"{key}: this is an option of {base['model']['name']}: write model.{name}=..."
+    more = [
+        group for group in (*GROUPS, "experiment", "results") if not key.startswith(f"{group}_")
+    ]
+    of_section = sorted(
+        each.partition(".")[2] for each in options if each.startswith(f"{section}.")
     )
-    listed = [name for name in in_section if not name.startswith(_NOT_OPTIONS)]
-    there = (
-        f"its options are {', '.join(listed)}"
-        if 0 < len(listed) <= _MAX_LISTED
-        else "see config/README.md"
-    )
-    if section == "edit" and f"model.{key.partition('.')[2]}" in options:
-        return (
-            f"{key}: this is an option of {base['model']['name']}: write"
-            f" {key.replace('edit.', 'model.')}=..."
-        )
-    section_of_free = (
-        FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else None
-    )
-    free = (
-        f"; options of its own: {section_of_free}{key.rpartition('.')[2]}=..."
-        if section_of_free
-        else ""
-    )
-    return f"unknown option {key!r}{chosen}: {close}{there}{free}"
+    listed = [each for each in of_section if not each.startswith(_NOT_OPTIONS)]
+    there = f"its options are {', '.join(listed)}" if listed else "see config/README.md"
+    of_free = FREE_OPTIONS.get(str(base["model"].get("architecture"))) if section == "model" else ""
+    free = f"; options of its own: {of_free}{key.rpartition('.')[2]}=..." if of_free else ""
+    return f"unknown option {key!r}{chosen}: {did_you_mean(key, [*options, *more])}{there}{free}"
+
+
+_MODEL_FILES = {
+    "timm": "models/*.py", "torchvision": "models/**/*.py",
+    "transformers": "models/*/configuration_*.py",
+}  # fmt: skip
+"""Where a library defines its models."""
 
 
 def models_of_libraries(name: str) -> str:
     """How to ask for a model that installed libraries have; their files are read, as an import would take seconds."""
     defined = re.compile(rf"^(?:def|class) {re.escape(name.partition('.')[0])}\(", re.MULTILINE)
-    sources = {
-        "timm": "models/*.py",
-        "torchvision": "models/**/*.py",
-        "transformers": "models/*/configuration_*.py",
-    }
     having = []
-    for library, pattern in sources.items():
+    for library, option in NAMED_BY.items():
         spec = find_spec(library)
-        files = Path(str(spec.origin)).parent.glob(pattern) if spec else ()
+        files = Path(str(spec.origin)).parent.glob(_MODEL_FILES[library]) if spec else ()
         if any(defined.search(file.read_text("utf-8")) for file in files):
-            having.append(f"model={library} {NAMED_BY[library]}={name}")
+            having.append(f"model={library} {option}={name}")
     return f"write {' or '.join(having)}; else " if having else ""
 
 
@@ -248,48 +218,43 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check(key: str, value: Any, default: Any) -> None:
-    option = option_of(key)
-    first = default[0] if isinstance(default, list) and default else default
-    if default is None and option.whole:
-        for number in value if isinstance(value, list) and key == "model.image_size" else [value]:
-            _check_number(key, number, value, 1)
-    elif isinstance(first, bool):
-        if not isinstance(value, bool) and value not in option.words:
-            words = " or ".join(("true", "false", *option.words))
-            raise ConfigError(f"{key}={value}: give {words}")
+    """Check a value against the kind of the file's: true or false, numbers, names, or lists of these."""
+    option, listed = option_of(key), isinstance(default, list)
+    first = default[0] if listed and default else default
+    each = value if isinstance(value, list) else [value]
+    # a number may stand where the file has none; image_size may be a list, too
+    if first is None and option.whole:
+        first, listed = 1, key == "model.image_size" and isinstance(value, list)
+    as_usual = bool(each) and (option.each or isinstance(value, list) == listed)
+    if isinstance(first, bool):
+        fine = isinstance(value, bool) or value in option.words
+        wanted = " or ".join(("true", "false", *option.words))
     elif isinstance(first, (int, float)):
-        several = isinstance(default, list)
-        if (isinstance(value, list) != several and not option.each) or value == []:
-            brackets = f" in brackets, for example {key}={written(default)}" if several else ""
-            numbers = "numbers" if several else "one number"
-            raise ConfigError(f"{key}={written(value)}: give {numbers}{brackets}")
-        for number in value if isinstance(value, list) else [value]:
-            _check_number(key, number, value, first)
-    elif isinstance(default, list):
-        names = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
-        if not names:
-            shown = example(key) or f", for example {key}={written(default)}"
-            raise ConfigError(f"{key}={written(value)}: give names in brackets{shown}")
-    elif isinstance(default, str) and not isinstance(value, str):
-        shown = example(key) or f", for example {key}={default}"
-        raise ConfigError(f"{key}={written(value)}: give a name{shown}")
+        fits, wanted = _numbers(key, first)
+        fine, wanted = as_usual and all(map(fits, each)), f"{wanted}{' in brackets' * listed}"
+    elif listed or isinstance(first, str):
+        fine = (isinstance(value, list) or not listed) and bool(each)
+        fine = fine and all(isinstance(name, str) for name in (each if listed else [value]))
+        wanted = "names in brackets" if listed else "a name"
+        wanted += example(key) or f", for example {key}={written(default)}"
+    else:
+        return
+    if not fine:
+        raise ConfigError(f"{key}={written(value)}: give {wanted}")
 
 
-def _check_number(key: str, value: Any, shown: Any, default: float) -> None:
+def _numbers(key: str, default: float) -> tuple[Callable[[Any], bool], str]:
+    """Whether a value is a number that an option takes, and such numbers in words."""
     option, (section, _, name) = option_of(key), key.partition(".")
     usual_kind = SECTION_TYPES[section][name] if section in SECTION_TYPES else type(default)
     whole = option.whole if option.whole is not None else usual_kind is int and section != "gpu"
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    zero = option.least == 0
-    if (
-        not (known and math.isfinite(value))
-        or value < 0
-        or (value == 0 and not zero)
-        or (whole and value != int(value))
-    ):
-        kind, least = "whole number" if whole else "number", "0 or above" if zero else "above 0"
-        several = isinstance(shown, list)
-        asked = f"{kind}s {least} in the brackets" if several else f"a {kind} {least}"
-        raise ConfigError(f"{key}={written(shown)}: give {asked}")
-    if option.least is not None and value < option.least:
-        raise ConfigError(f"{key}={written(shown)}: give {option.least} or more")
+    least = option.least
+
+    def fits(value: Any) -> bool:
+        known = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not known or not math.isfinite(value) or (whole and value != int(value)):
+            return False
+        return bool(value > 0) if least is None else bool(value >= least)
+
+    above = "above 0" if least is None else f"{least:g} or above"
+    return fits, f"a {'whole ' if whole else ''}number {above}"

@@ -6,14 +6,14 @@ groups. The other overrides of a question are applied to a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, shown
+from pipeline.errors import ConfigError, UnknownNameError, did_you_mean, first_line, shown
 from pipeline.paths import config_dir, config_files, files_by_name, name_of_config
 from pipeline.question.checks import flatten
 from pipeline.question.options import FREE_OPTIONS, GROUPS, SYNONYMS, with_defaults
@@ -22,6 +22,18 @@ from pipeline.yaml_text import YamlError, load_yaml
 
 ROOT = "config"
 """The file that names the default of each group, and holds the sections that are no group."""
+
+NAMES = (*GROUPS, "host", "cluster", "experiment")
+"""Options whose values are names of files, so that a pattern may stand for several."""
+
+SWEPT = (*GROUPS, "host", "cluster", "devices", "nodes", "batch_size")
+"""Options for which a list in the file of an experiment is a sweep."""
+
+WORDS = (
+    *SWEPT, "experiment", "overrides", "results",
+    "step", "batch", "loss", "optimizer", "procedure",
+)  # fmt: skip
+"""Options without a dot, and objects that Python's `predict` takes."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,6 @@ class Override:
 def forget() -> None:
     """Forget what was composed in this process, so that changed files are read again."""
     _COMPOSED.clear()
-    _default_choices.cache_clear()
     _read_yaml.cache_clear()
     files_by_name.cache_clear()
 
@@ -107,14 +118,7 @@ def _experiment(named: str, below: tuple[Path, ...] = ()) -> dict[str, str]:
 
 def _sweep(key: str, value: Any) -> str:
     """A value of an experiment as it is typed; a list is a sweep, but one list where the option itself is a list."""
-    swept = isinstance(value, list) and key in (
-        *GROUPS,
-        "host",
-        "cluster",
-        "devices",
-        "nodes",
-        "batch_size",
-    )
+    swept = isinstance(value, list) and key in SWEPT
     return ",".join(map(str, value)) if swept else written(value)
 
 
@@ -136,18 +140,11 @@ def from_snakemake(config: Mapping[str, Any]) -> list[str]:
 
 def default_choices() -> dict[str, str]:
     """The file of each group that is used if none is chosen, as `config/config.yaml` states it."""
-    return _default_choices(config_dir())
-
-
-@lru_cache(maxsize=8)
-def _default_choices(directory: Path) -> dict[str, str]:
-    file = directory / f"{ROOT}.yaml"
+    file = config_dir() / f"{ROOT}.yaml"
     content = _read_yaml(file)
     stated = content.get("defaults") if isinstance(content, dict) else None
-    entries = (
-        [entry for entry in stated if isinstance(entry, dict)] if isinstance(stated, list) else []
-    )
-    defaults = {group: name for entry in entries for group, name in entry.items()}
+    entries = stated if isinstance(stated, list) else []
+    defaults = dict(pair for entry in entries if isinstance(entry, dict) for pair in entry.items())
     if unnamed := [group for group in GROUPS if not isinstance(defaults.get(group), str)]:
         raise ConfigError(
             f"{file}: its list `defaults` names no file of {unnamed[0]}; write for example `-"
@@ -171,7 +168,11 @@ def configuration(
     """
     directory, defaults = config_dir(), default_choices()
     names = {"": ROOT, **defaults, **chosen}
-    files = [(_file(group, name), group) for group, name in names.items() if name is not None]
+    files = [
+        (config_files(group).get(name, directory / group / f"{name}.yaml"), group)
+        for group, name in names.items()
+        if name is not None
+    ]
     for group, name in defaults.items():  # Hydra reads the default files even if others are chosen
         _read_yaml(directory / group / f"{name}.yaml")
     for path, group in files:
@@ -185,30 +186,24 @@ def configuration(
         if isinstance(composed.get("model"), dict):
             composed["model"] = with_defaults(composed["model"])
         for file in files:
-            _COMPOSED.setdefault(
-                file,
-                {
-                    section: values
-                    for section, values in composed.items()
-                    if (section if section in GROUPS else "") == file[1]
-                },
-            )
+            own = {
+                section: values
+                for section, values in composed.items()
+                if (section if section in GROUPS else "") == file[1]
+            }
+            _COMPOSED.setdefault(file, own)
     sections = {section: values for file in files for section, values in _COMPOSED[file].items()}
     overrides = tuple(overrides)
+    touched = {override.key.partition(".")[0] for override in overrides}
     # interpolations (`${model.dim}`) may lead to any section
-    resolved = any("$" in override.text for override in overrides) or "${" in repr(sections)
-    touched = (
-        set(sections) if resolved else {override.key.partition(".")[0] for override in overrides}
-    )
+    if any("$" in override.text for override in overrides) or "${" in repr(sections):
+        touched |= set(sections)
     if touched:
-        sections |= _with_overrides(
-            {name: sections[name] for name in sections if name in touched}, overrides
-        )
-    return sections, tuple(sorted(_without_value(sections)))
-
-
-def _file(group: str, name: str) -> Path:
-    return config_files(group).get(name, config_dir() / group / f"{name}.yaml")
+        changed = {name: values for name, values in sections.items() if name in touched}
+        sections |= _with_overrides(changed, overrides)
+    # Hydra's mark of a value that must be given
+    absent = (key for key, value in flatten(sections).items() if value == "???")
+    return sections, tuple(sorted(absent))
 
 
 def _with_overrides(sections: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
@@ -223,17 +218,8 @@ def _with_overrides(sections: Mapping[str, Any], overrides: Sequence[Override]) 
             _apply(override, config)
         plain: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"configuration: {_first_line(error)}") from None
+        raise ConfigError(f"configuration: {first_line(error)}") from None
     return {str(name): values for name, values in plain.items()}
-
-
-def _without_value(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Keys whose value is Hydra's mark of a value that must be given."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _without_value(value, f"{prefix}{key}.")
-        elif value == "???":
-            yield f"{prefix}{key}"
 
 
 def _apply(override: Override, config: Any) -> None:
@@ -259,6 +245,10 @@ def _apply(override: Override, config: Any) -> None:
 
 _COMPOSED: dict[tuple[Path, str], dict[str, Any]] = {}
 """What Hydra composed from each file of a group, by section; the group "" has the sections that are no group."""
+
+
+DAMAGED = (OSError, ValueError, TypeError, AttributeError, RecursionError)
+"""What Hydra raises for a damaged file, beside its own errors."""
 
 
 def _compose(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]:
@@ -287,15 +277,8 @@ def _compose(directory: Path, names: Mapping[str, str | None]) -> dict[str, Any]
                 compose(ROOT, overrides=overrides), resolve=False
             )
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"configuration: {_first_line(error)}") from None
-    except (
-        yaml.YAMLError,
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+        raise ConfigError(f"configuration: {first_line(error)}") from None
+    except (yaml.YAMLError, *DAMAGED) as error:
         files = ", ".join(f"{group}/{name}.yaml" for group, name in groups.items() if name)
         raise ConfigError(
             f"{directory}: {files} is damaged ({' '.join(str(error).split())[:300]})"
@@ -313,15 +296,11 @@ def _yaml_in(file: Path) -> Any:
     try:
         return load_yaml(file.read_text(encoding="utf-8"))
     except YamlError as error:
-        raise ConfigError(f"{file}: not readable as YAML ({_first_line(error)})") from None
+        raise ConfigError(f"{file}: not readable as YAML ({first_line(error)})") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file}: not readable ({getattr(error, 'strerror', None) or error})"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def refuse_other_names(values: Sequence[Override], named: bool) -> None:
@@ -371,24 +350,17 @@ def _values(text: str) -> list[Override]:
     from hydra.core.override_parser.types import Glob
 
     parsed = _parse(text)
-    key, plus = (
-        parsed.key_or_group,
-        "++" if parsed.is_force_add() else "+" if parsed.is_add() else "",
-    )
+    key = parsed.key_or_group
+    plus = "++" if parsed.is_force_add() else "+" if parsed.is_add() else ""
     if not parsed.is_sweep_override():
-        written = parsed.get_value_element_as_str().replace(
-            "\\:", ":"
-        )  # Hydra writes `zipf:1.05` as `zipf\:1.05`
-        written = (
-            written.lower() if isinstance(parsed.value(), bool) else written
-        )  # Hydra writes `true` as `True`
-        value = SYNONYMS.get(key, {}).get(written, parsed.value())
-        return [Override(key, value, f"{plus}{key}={written}", plus)]
+        # Hydra writes `zipf:1.05` as `zipf\:1.05`, and `true` as `True`
+        typed = parsed.get_value_element_as_str().replace("\\:", ":")
+        typed = typed.lower() if isinstance(parsed.value(), bool) else typed
+        value = SYNONYMS.get(key, {}).get(typed, parsed.value())
+        return [Override(key, value, f"{plus}{key}={typed}", plus)]
     if isinstance(pattern := parsed.value(), Glob):
-        if key not in (*GROUPS, "host", "cluster", "experiment"):
-            raise ConfigError(
-                f"{text}: only {', '.join(GROUPS)}, host, cluster and experiment may have a pattern"
-            )
+        if key not in NAMES:
+            raise ConfigError(f"{text}: only {', '.join(NAMES)} may have a pattern")
         if not (names := pattern.filter(choices(key))):
             raise ConfigError(
                 f"{text}: no {key} has a name like this; choose among {', '.join(choices(key))}"
@@ -411,31 +383,10 @@ def _parse(text: str) -> Any:
 
     try:
         return OverridesParser.create().parse_override(text)
-    except (
-        HydraException,
-        ValueError,
-        RecursionError,
-    ):  # Python converts no number of thousands of digits
+    # a ValueError: Python converts no number of thousands of digits
+    except (HydraException, ValueError, RecursionError):
         key = text.partition("=")[0]
-        objects = (
-            "step",
-            "batch",
-            "loss",
-            "optimizer",
-            "procedure",
-        )  # that Python's `predict` takes
-        more = (
-            "host",
-            "cluster",
-            "devices",
-            "nodes",
-            "experiment",
-            "batch_size",
-            "overrides",
-            "results",
-        )
-        options = (*GROUPS, *more, *objects)
-        close = "" if key in options else did_you_mean(key, options)
+        close = "" if key in WORDS else did_you_mean(key, WORDS)
         raise ConfigError(
             f"cannot read the override {shown(text)}: {close}write key=value, several values as a,b"
         ) from None

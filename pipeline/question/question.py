@@ -9,16 +9,16 @@ Vocabulary:
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
+import msgspec
+
 from pipeline.errors import ConfigError, UnknownNameError
 from pipeline.hardware import find_gpu
-from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.find_gpu import (
     LOCAL,
     catalogue_spec,
@@ -33,7 +33,6 @@ from pipeline.question.checks import (
     check_sections,
     check_values,
     example,
-    flatten,
     models_of_libraries,
     refuse_new_keys,
     unknown_option,
@@ -42,14 +41,13 @@ from pipeline.question.compose import (
     Override,
     choices,
     configuration,
-    default_choices,
     experiments,
     parse_grid,
     refuse_other_names,
     refuse_repeated,
     with_names_of_today,
 )
-from pipeline.question.options import GROUPS, NAMED_BY, option_of
+from pipeline.question.options import GROUPS, NAMED_BY, SECTION_KINDS, option_of
 from pipeline.question.settings import (
     RANKS_KEYS,
     CollectSettings,
@@ -57,7 +55,6 @@ from pipeline.question.settings import (
     FrozenDict,
     KernelSettings,
     OverheadSettings,
-    ParallelSettings,
     PredictSettings,
     Ranks,
     plain,
@@ -65,15 +62,22 @@ from pipeline.question.settings import (
     with_exchange,
     written,
 )
+from pipeline.question.variants import (
+    changed_values,
+    chosen_methods,
+    effective,
+    method_label,
+    variant_name,
+)
 
 LOCAL_GPU = LOCAL
 """Name of the device of this machine: its CUDA GPU, or its CPU if it has no CUDA GPU."""
 
-_METHODS = ("kernels", "overheads")
+_METHODS = ("kernels", "overheads", "predict", "collect")
+"""Sections that are fields of a question, as typed settings."""
+
 NAME = r"[A-Za-z0-9_\-]+"
 """Pattern of names of GPUs and models. Folders have these names, and Snakemake rules find them by this pattern."""
-_APPLIED_LATER = ("host_scale", "workers")
-"""Settings of a method that do not change its fitted models and statistics."""
 
 _UNREAD_BY_RULES = ("aliases", "sources")
 """Fields of a GPU that no result depends on: an edited comment on a source reruns no rule."""
@@ -121,12 +125,8 @@ class Question:
     def asked(self) -> dict[str, str]:
         """The options on which a time depends most, as the workload has them: dtype, optimizer (in training) and attention."""
         of = self.workload.get
-        names = (
-            ("dtype", "attention")
-            if of("mode") == "inference"
-            else ("dtype", "optimizer", "attention")
-        )
-        return {key: str(of(key)) for key in names if of(key) is not None}
+        trains = ["optimizer"] * (of("mode") != "inference")
+        return {key: str(of(key)) for key in ("dtype", *trains, "attention") if of(key) is not None}
 
     @property
     def devices(self) -> int:
@@ -141,17 +141,9 @@ class Question:
     def alone(self) -> Question:
         """The same step on one of its GPUs, without exchange."""
         shared = ("layout", "ddp", "sequence", "owners", "part")
-        workload = FrozenDict(
-            {key: value for key, value in self.workload.items() if key not in shared}
-        )
-        return replace(
-            self,
-            ranks=None,
-            workload=workload,
-            variant="alone",
-            model_variant="alone",
-            overrides=(),
-        )
+        own = {key: each for key, each in self.workload.items() if key not in shared}
+        alone = replace(self, ranks=None, workload=FrozenDict(own), overrides=())
+        return replace(alone, variant="alone", model_variant="alone")
 
     @property
     def chunks(self) -> tuple[Question, ...]:
@@ -198,33 +190,7 @@ class Question:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Question:
         """The question of `plain` values."""
-        sections = {
-            "gpu": GpuSpec,
-            "host": Host,
-            "kernels": KernelSettings,
-            "overheads": OverheadSettings,
-            "predict": PredictSettings,
-            "collect": CollectSettings,
-            "edit": EditSettings,
-        }
-        read: dict[str, Any] = {
-            name: kind(**_tuples(values[name])) for name, kind in sections.items()
-        }
-        if (ranks := values["ranks"]) is not None:
-            parts = {
-                "cluster": Cluster(**_tuples(ranks["cluster"])),
-                "parallel": ParallelSettings(**ranks["parallel"]),
-            }
-            read["ranks"] = Ranks(**{**ranks, **parts})
-        lists = {name: tuple(values[name]) for name in ("overrides", "notes")}
-        return cls(**{**values, **read, **lists, "workload": FrozenDict(values["workload"])})
-
-
-def _tuples(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        str(key): tuple(value) if isinstance(value, list) else value
-        for key, value in section.items()
-    }
+        return msgspec.convert(values, cls, dec_hook=lambda _kind, value: FrozenDict(value))
 
 
 def expand(overrides: Sequence[str]) -> list[Question]:
@@ -269,12 +235,21 @@ def ask(overrides: Sequence[str]) -> Question:
         UnknownNameError: a GPU, model or option does not exist.
         ConfigError: an override cannot be read, is a sweep, or a value makes no sense.
     """
-    first, *others = expand(overrides)
-    if others:
+    return only(expand(overrides))
+
+
+def only(questions: Sequence[Question]) -> Question:
+    """The single question of a list.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    if len(questions) != 1:
         raise ConfigError(
-            f"{' '.join(overrides)}: {len(others) + 1} points; give each option one value"
+            f"one point is taken, but these overrides give {len(questions)} points; compare takes"
+            " several"
         )
-    return first
+    return questions[0]
 
 
 def questions_of(gpu: str, model: str, options: Mapping[str, Any]) -> list[Question]:
@@ -293,20 +268,13 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
     config, base = _composed(
         chosen, [override for override in overrides if override.key not in GROUPS]
     )
-    usual_batch = config["model"].get("batch_size")
-    host_name = str(config["host"])
+    usual_batch, host_name = config["model"].get("batch_size"), str(config["host"])
     for sections in (config, base):
         sections.pop("batch_size", None)
-        sections.pop("host", None)
+        del sections["host"]
         sections["model"] = {
             key: value for key, value in sections["model"].items() if key != "batch_size"
         }
-    if config["model"].get("architecture") != base["model"].get("architecture"):
-        raise ConfigError(
-            f"model.architecture={config['model'].get('architecture')}:"
-            f" model={config['model']['name']} is of another; take model=NAME of that architecture"
-            " (steptime models), or copy its file to a name of your own"
-        )
     check_values(config, base)
     several, usual_several = (
         {key: sections.pop(key) for key in RANKS_KEYS} for sections in (config, base)
@@ -316,56 +284,37 @@ def _resolve(overrides: Sequence[Override]) -> tuple[Question, Any]:
         raise ConfigError(
             f"{edit.texts[0]}: gpu=local is measured as it is; name a GPU, such as gpu=V100"
         )
-    usual = default_choices()
-    methods = [f"{key}-{base[key]['name']}" for key in _METHODS if base[key]["name"] != usual[key]]
     gpu = load_gpu(LOCAL_GPU) if local else composed_gpu(config["gpu"])[0]
     ranks = Ranks.of(several, gpu, config["model"])
-    usual_of_gpu = (
-        load_host(ranks.cluster.host) if ranks and ranks.cluster.host else usual_host(gpu)
-    )
-    host = host_of(usual_of_gpu, host_name)
-    methods += [f"host-{host.name}"] if host != usual_of_gpu else []
+    of_cluster = ranks.cluster.host if ranks else None
+    usual = load_host(of_cluster) if of_cluster else usual_host(gpu)
+    host = host_of(usual, host_name)
+    methods = chosen_methods(base) + ([f"host-{host.name}"] if host != usual else [])
     methods += ranks.names(gpu) if ranks else []
+    changed = {*changed_values(config, base), *(text.partition("-")[0] for text in methods)}
     model, usual_model = with_exchange(ranks, config["model"], base["model"])
+    notes = [*gpu.notes, *filter(None, map(_ambiguous_gpu, overrides))]
     question = Question(
         gpu=gpu,
         host=host,
         model=str(base["model"]["name"]),
         workload=FrozenDict(model),
         batch_size=0,
-        kernels=KernelSettings(**_tuples(config["kernels"])),
-        overheads=OverheadSettings(**config["overheads"]),
-        predict=PredictSettings(**config["predict"]),
-        collect=CollectSettings(**config["collect"]),
+        **{
+            name: msgspec.convert(config[name], SECTION_KINDS[name], strict=False)
+            for name in _METHODS
+        },
         edit=edit,
         ranks=ranks,
-        overrides=_effective(
-            overrides, {*_differing(config, base), *(text.partition("-")[0] for text in methods)}
-        ),
-        variant=_variant(config, base, methods),
-        model_variant=_variant({"model": model}, {"model": usual_model}),
-        edit_variant=_variant({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",
-        kernels_label=_method_label(config["kernels"], base["kernels"]),
-        overheads_label=_method_label(config["overheads"], base["overheads"]),
-        notes=(
-            *gpu.notes,
-            *(note for note in map(_ambiguous_gpu, overrides) if note),
-            *(() if ranks else unread_alone(several, usual_several)),
-        ),
+        overrides=effective(overrides, changed),
+        variant=variant_name(config, base, methods),
+        model_variant=variant_name({"model": model}, {"model": usual_model}),
+        edit_variant=variant_name({"edit": config["edit"]}, {"edit": base["edit"]}) if edit else "",
+        kernels_label=method_label(config["kernels"], base["kernels"]),
+        overheads_label=method_label(config["overheads"], base["overheads"]),
+        notes=(*notes, *(() if ranks else unread_alone(several, usual_several))),
     )
     return question, usual_batch
-
-
-def _effective(overrides: Sequence[Override], changed: Collection[str]) -> tuple[str, ...]:
-    """The overrides that make a variant, sorted: those that state a default or come in another order ask the same."""
-    return tuple(
-        sorted(
-            override.text
-            for override in overrides
-            if override.key in changed
-            or any(key.startswith(f"{override.key}.") for key in changed if "." in override.key)
-        )
-    )
 
 
 def _ambiguous_gpu(override: Override) -> str:
@@ -382,20 +331,6 @@ def _ambiguous_gpu(override: Override) -> str:
     return (
         f"gpu={stated} is {name}; others: {', '.join(others)}" if others and name != stated else ""
     )
-
-
-def _method_label(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """Label of a method's models or statistics: its file's name, and a hash of the settings that differ from that file.
-
-    Two questions never share models or statistics that were made with different settings.
-    """
-    differing = {
-        key: value
-        for key, value in sorted(settings.items())
-        if key not in _APPLIED_LATER and value != usual.get(key)
-    }
-    digest = hashlib.sha256(repr(differing).encode()).hexdigest()[:8]
-    return f"{settings['name']}-{digest}" if differing else str(settings["name"])
 
 
 def _composed(
@@ -417,7 +352,13 @@ def _composed(
         raise ConfigError(unknown_option(error.args[0], base)) from None
     config |= local
     refuse_new_keys(config, base)
-    named = NAMED_BY.get(str(config["model"].get("architecture"))) == "model.name"
+    model, architecture = config["model"]["name"], config["model"].get("architecture")
+    if architecture != base["model"].get("architecture"):
+        raise ConfigError(
+            f"model.architecture={architecture}: model={model} is of another; take model=NAME of"
+            " that architecture (steptime models), or copy its file to a name of your own"
+        )
+    named = NAMED_BY.get(str(architecture)) == "model.name"
     refuse_other_names(values, named)
     nameless = named and not any(override.key == "model.name" for override in values)
     if absent := [*(key for key in missing if key != "batch_size"), *["model.name"] * nameless]:
@@ -470,35 +411,3 @@ def _batch_size(value: object) -> int:
             " cover"
         )
     return value
-
-
-def _differing(config: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that differ from those of the files, without the number of processes of a fit, which changes no result."""
-    values, usual = flatten(config), flatten(base)
-    return {
-        key: values.get(key)
-        for key in sorted(values.keys() | usual.keys())
-        if values.get(key) != usual.get(key) and key != "kernels.workers"
-    }
-
-
-def _variant(
-    config: Mapping[str, Any], base: Mapping[str, Any], methods: Sequence[str] = ()
-) -> str:
-    """Name of a variant: `default`, or the named methods and the settings that differ from the defaults.
-
-    The defaults are those of the methods and of the model. A long name is replaced by a hash.
-    """
-    differing = _differing(config, base)
-    if not differing and not methods:
-        return "default"
-    short = {
-        key: str(value).replace("::", ".") if key.startswith("edit.") else value
-        for key, value in differing.items()
-    }
-    text = "_".join(
-        [*methods, *(f"{key.removeprefix('model.')}-{value}" for key, value in short.items())]
-    )
-    if len(text) <= 48 and re.fullmatch(r"[A-Za-z0-9_.\-]+", text):
-        return text
-    return "v" + hashlib.sha256(repr((list(methods), differing)).encode()).hexdigest()[:10]

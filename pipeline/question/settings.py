@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -389,45 +389,27 @@ def _count(value: object, key: str) -> int:
     return value
 
 
-class FrozenDict(Mapping[str, Any]):
-    """An immutable, hashable mapping. Nested mappings and lists are frozen too (lists become tuples)."""
+class FrozenDict(dict[str, Any]):
+    """A hashable mapping that nobody changes. Nested mappings and lists are frozen too (lists become tuples)."""
 
-    __slots__ = ("_hash", "_values")
+    __slots__ = ("_hash",)
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = {str(key): _frozen(value) for key, value in values.items()}
+    def __init__(self, values: Any) -> None:
+        super().__init__({str(key): _frozen(value) for key, value in dict(values).items()})
         self._hash: int | None = None
 
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         if self._hash is None:
-            self._hash = hash(frozenset(self._values.items()))
+            self._hash = hash(frozenset(self.items()))
         return self._hash
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, FrozenDict):
-            return self is other or self._values == other._values
-        return super().__eq__(other)
-
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
-        return FrozenDict, (
-            self._values,
-        )  # without the hash: those of texts differ between processes
-
-    def __repr__(self) -> str:
-        return f"FrozenDict({self._values!r})"
+        # without the hash: those of texts differ between processes
+        return FrozenDict, (dict(self),)
 
     def plain(self) -> dict[str, Any]:
         """The same values as dicts and lists, for functions that build models and for Snakemake's params."""
-        return {key: plain(value) for key, value in self._values.items()}
+        return {key: plain(value) for key, value in self.items()}
 
 
 def _frozen(value: Any) -> Any:

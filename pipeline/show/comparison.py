@@ -25,7 +25,7 @@ from pipeline.answers.ties import PER_PRICE, THROUGHPUT, Tie, grid_ties
 from pipeline.prediction import ASKED, Prediction
 from pipeline.prices import hourly_prices, price_notes, prices_of
 from pipeline.question.question import LOCAL_GPU, Question
-from pipeline.readable import html_table, in_gib, in_ms, prefix_of, rate, three_digits
+from pipeline.readable import distinct, html_table, in_gib, in_ms, prefix_of, rate, three_digits
 from pipeline.show.explore_page import page_points, write_page
 from pipeline.show.figures.board import check_file
 from pipeline.show.figures.python_plots import draw_steps
@@ -43,6 +43,8 @@ LEFT_OUT_FIRST = (
     "bound", "p10-p90 ms", "exposed",
 )  # fmt: skip
 """Columns that a table leaves out, in this order, where the terminal is too narrow."""
+
+MEMORY_MARKS = {"fits": "", "tight": " !", "does not fit": " ✗"}
 
 DEFAULT = "default"
 """Options of a row without any."""
@@ -91,9 +93,8 @@ class Comparison:
         }
         best = {model: f"{p.gpu} at batch {p.batch_size}" for model, p in self.best.items()} | ties
         named = ", ".join(f"{model}: {text}" for model, text in best.items()) or "none fits"
-        return (
-            f"<Comparison of {len(self.predictions)} predictions; most samples per second: {named}>"
-        )
+        count = len(self.predictions)
+        return f"<Comparison of {count} predictions; most samples per second: {named}>"
 
     def __str__(self) -> str:
         """The table with its notes, as `steptime compare` prints it into a pipe."""
@@ -138,7 +139,7 @@ class Comparison:
             folded=(),
             copied="options",
             right=[head for head in heads if head not in WORDS],
-            bold=[at for at, p in enumerate(self.predictions) if self._best(p)],
+            bold=[at for at, p in enumerate(self.predictions) if self._is_top(p)],
         )
         layout = table.fitted(options.max_width)
         yield from layout.drawn(console, options)
@@ -153,12 +154,9 @@ class Comparison:
         """What all rows share, and heads and rows of the whole table, as text."""
         shared = _shared(rows)
         cells = [self._cells(row, shared) for row in rows]
-        same = [
-            name
-            for name in ("GPU", "model", "batch", "host")
-            if len({row[name] for row in cells} - {""}) <= 1
-        ]
-        same += [] if any(row["options"] != DEFAULT for row in cells) else ["options"]
+        named = ("GPU", "model", "batch", "host")
+        same = [name for name in named if len({row[name] for row in cells} - {""}) <= 1]
+        same += ["options"] * all(row["options"] == DEFAULT for row in cells)
         names = [name for name in dict.fromkeys(chain(*cells)) if name not in same]
         heads = [self._header(name) for name in names]
         texts = [[row.get(name, "") for name in names] for row in cells]
@@ -166,13 +164,13 @@ class Comparison:
 
     def notes(self, left_out: Sequence[str]) -> Iterator[Text]:
         """The lines below the table."""
-        stars = ["most samples per second"] if any(map(self._best, self.predictions)) else []
+        stars = ["most samples per second"] if any(map(self._is_top, self.predictions)) else []
         priced = self._per_hour and self._header(PER_PRICE) not in left_out
-        money = priced and any(map(self._cheapest, self.predictions))
+        money = priced and any(self._is_top(p, PER_PRICE) for p in self.predictions)
         stars += [f"per {self.prices['currency'].iloc[0]}"] if money else []
         every = self.predictions
         signs = {
-            f"★ {' or '.join(stars)} of the model": bool(stars),
+            f"★ {' or '.join(stars)} of the model": stars,
             "! less than a tenth of the usable memory is left": any(p.tight for p in every),
             "✗ more than the GPU's memory": not all(p.fits for p in every),
             "≥ at least: some operators have no model": any(p.lower_bound for p in every),
@@ -185,15 +183,14 @@ class Comparison:
         for text in price_notes(self.prices, [p.gpu for p in self.predictions]) if priced else ():
             yield Text(text, style="dim")
         yield from self._settings([*["host"] * ("host" in left_out and not self.hosts), *ASKED])
-        for text in dict.fromkeys(text for p in self.predictions for text in p.notes):
+        said = [text for p in self.predictions for text in p.notes]
+        for text in distinct([*said, *([self.hosts] if self.hosts else [])]):
             yield Text(text, style="dim")
-        if self.hosts:
-            yield Text(self.hosts, style="dim")
         for text in dict.fromkeys(text for p in self.predictions for text in p.warnings):
             warned = [p for p in self.predictions if text in p.warnings]
             of = "" if len(warned) == len(self.predictions) else f" for {self._points(warned)}"
             yield Text(f"warning{of}: {text}", style="yellow")
-        for reason in dict.fromkeys(row.reason for row in self.unpredicted):
+        for reason in distinct(row.reason for row in self.unpredicted):
             missing = [row for row in self.unpredicted if row.reason == reason]
             yield Text(f"no prediction for {self._points(missing)}: {reason}", style="red")
 
@@ -245,28 +242,25 @@ class Comparison:
             "bound": p.bound,
             THROUGHPUT: f"{rate(p.samples_per_s)}{self._sign(p, THROUGHPUT)}",
             **_exchange(p),
-            "memory": in_gib(p.memory_bytes)
-            + {"fits": "", "tight": " !"}.get(p.memory_state, " ✗"),
+            "memory": in_gib(p.memory_bytes) + MEMORY_MARKS[p.memory_state],
             "evidence": f"{top} {p.evidence.get(top, 0):.0%}",
         }
         if self.largest:
             cells["max batch"] = self._largest_batch(p)
         if self._per_hour:
-            cells[PER_PRICE] = ""
-            if samples := self._per_price(p):
-                cells[PER_PRICE] = f"{samples / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
+            samples = f"{(self._per_price(p) or 0) / self._prefix[1]:.3g}{self._sign(p, PER_PRICE)}"
+            cells[PER_PRICE] = samples if self._per_price(p) else ""
         if any(other.arithmetic for other in self.predictions):
             cells["TFLOP/s"] = "" if p.tflop_per_s is None else three_digits(p.tflop_per_s)
             cells["MFU"] = "" if p.mfu is None else f"{p.mfu:.1%}"
         if any(other.measured_us is not None for other in self.predictions):
-            cells["measured"] = ""
-            if p.error is not None:
-                cells["measured"] = f"{in_ms(p.measured_us or 0)} ({p.error:+.0%})"
+            measured = f"{in_ms(p.measured_us or 0)} ({p.error or 0:+.0%})"
+            cells["measured"] = "" if p.error is None else measured
         return cells
 
     def _largest_batch(self, p: Prediction) -> str:
         """The largest batch that fits; empty where nobody knows, as on this machine."""
-        key = f"{p.gpu}/{p.model}/{p.variant}"
+        key = design(p)
         if most := self.largest.get(key):
             return f"{'≈ ' if key in self.estimated else ''}{most:,}"
         return "" if p.gpu == LOCAL_GPU or key not in self.largest else "none"
@@ -281,30 +275,38 @@ class Comparison:
         tie = self.ties.get((p.model, what))
         if tie is not None and p in tie.predictions:
             return " ≈"
-        return " ★" if (self._best(p) if what == THROUGHPUT else self._cheapest(p)) else ""
+        return " ★" if self._is_top(p, what) else ""
 
-    def _best(self, p: Prediction) -> bool:
-        unmarked = (p.model, THROUGHPUT) in self.ties or len(self.predictions) == 1
-        return p.fits and not unmarked and p.samples_per_s == self._most[p.model]
+    def _is_top(self, p: Prediction, what: str = THROUGHPUT) -> bool:
+        value = p.samples_per_s if what == THROUGHPUT else self._per_price(p)
+        return p.fits and value == self._tops.get((p.model, what), -1.0)
 
     @cached_property
-    def _most(self) -> dict[str, float]:
-        """Most samples per second of each model, among predictions that fit."""
-        return {model: p.samples_per_s for model, p in self.best.items()}
+    def _tops(self) -> dict[tuple[str, str], float]:
+        """The largest value of each model, by what is compared, where it is surely the best of several that fit."""
+        values: dict[tuple[str, str], list[float]] = {}
+        for p in self.predictions if len(self.predictions) > 1 else ():
+            for what, value in ((THROUGHPUT, p.samples_per_s), (PER_PRICE, self._per_price(p))):
+                if p.fits and value is not None and (p.model, what) not in self.ties:
+                    values.setdefault((p.model, what), []).append(value)
+        return {
+            key: max(found)
+            for key, found in values.items()
+            if key[1] == THROUGHPUT or len(found) > 1
+        }
 
-    def _cheapest(self, p: Prediction) -> bool:
-        fitting = [other for other in self.predictions if other.model == p.model and other.fits]
-        known = [samples for other in fitting if (samples := self._per_price(other)) is not None]
-        unmarked = (p.model, PER_PRICE) in self.ties or len(known) < 2
-        return p.fits and not unmarked and self._per_price(p) == max(known)
+
+def design(p: Prediction) -> str:
+    """GPU, model and variant, as keys of the largest batches."""
+    return f"{p.gpu}/{p.model}/{p.variant}"
 
 
 def _exchange(p: Prediction) -> dict[str, str]:
     """The columns of a step on several GPUs."""
     if p.several is None:
         return {}
-    efficiency = "" if p.several.efficiency is None else f"{p.several.efficiency:.1%}"
-    return {"exposed": in_ms(p.several.exposed_communication_us), "efficiency": efficiency}
+    exposed = in_ms(p.several.exposed_communication_us)
+    return {"exposed": exposed, "efficiency": p.several.rows["scaling efficiency"]}
 
 
 def _options(row: Prediction | Answer) -> list[str]:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from pipeline.prediction import Prediction
 from pipeline.prices import hourly_prices
-from pipeline.schemas import atomic_path
+from pipeline.schemas import write_text
 from pipeline.show.figures.step_times import steps
 from pipeline.show.sentences import answers, grid_title
 
@@ -120,8 +120,7 @@ def write_page(
         "part": explore_part(points),
     }
     text = re.sub(r"\{\{(\w+)\}\}", lambda name: values[name[1]], SHELL.read_text(encoding="utf-8"))
-    with atomic_path(path) as part:
-        part.write_text(text, encoding="utf-8")
+    write_text(path, text)
 
 
 def _items(sentences: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from pipeline.paths import packs_dir, transfer_dir
 from pipeline.prediction import Prediction
 from pipeline.prices import price_file
 from pipeline.question.question import Question
+from pipeline.readable import distinct
 
 
 def fitted_models(flow: Flow) -> list[str]:
@@ -41,7 +42,7 @@ def shipped_models(flow: Flow) -> list[str]:
 def host_observations(flow: Flow) -> list[str]:
     """Overhead observations of the grid's hosts, each once."""
     gpus = dict.fromkeys(point.host.observations for point in flow.points)
-    return list(dict.fromkeys(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in gpus))
+    return distinct(flow.overhead_samples(SimpleNamespace(gpu=gpu)) for gpu in gpus)
 
 
 def step_graphs(flow: Flow) -> list[str]:
@@ -60,19 +61,11 @@ def read_operators(paths: Sequence[str]) -> pd.DataFrame:
     parts = []
     for path in paths:
         graph = read_graph(path).table
-        calls = (
-            graph.loc[graph["is_top_level"], "name"]
-            .value_counts()
-            .rename_axis("op")
-            .rename("calls")
-            .reset_index()
-        )
+        counts = graph.loc[graph["is_top_level"], "name"].value_counts()
+        calls = counts.rename_axis("op").rename("calls").reset_index()
         parts.append(calls.assign(model=Path(path).parts[-4]))
-    return (
-        pd.concat(parts, ignore_index=True)
-        if parts
-        else pd.DataFrame(columns=["model", "op", "calls"])
-    )
+    none = pd.DataFrame(columns=["model", "op", "calls"])
+    return pd.concat(parts, ignore_index=True) if parts else none
 
 
 def price_table() -> list[str]:

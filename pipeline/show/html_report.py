@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pipeline.paths import project_dir
-from pipeline.schemas import atomic_path
+from pipeline.schemas import write_text
 from pipeline.show.comparison import Comparison
 from pipeline.show.explore_page import STYLE, explore_part, page_points, policy_of
 from pipeline.show.figures.gallery import ACCURACY, CATEGORIES, INDEX, NARROW_FOLDER, STEPS
@@ -63,7 +65,7 @@ def write_report(
     figures: str | Path,
     tables: Sequence[Section],
     rules: Mapping[str, Sequence[str]],
-    timelines: Mapping[str, str] | None = None,
+    timelines: Mapping[str, str],
 ) -> None:
     """Write the report.
 
@@ -90,7 +92,7 @@ def write_report(
         title=grid_title(predictions),
         said=answers(step_table(predictions), predictions),
         hosts=comparison.hosts,
-        policy=page_policy([played, *(timelines or {}).values()]),
+        policy=page_policy([played, *timelines.values()]),
         style=STYLE.read_text(encoding="utf-8"),
         played=played,
         steps=_steps_section(comparison),
@@ -103,11 +105,10 @@ def write_report(
         folded=NOT_OF_THE_GRID,
         tables=[part for part in tables if part.title != STEPS],
         rules=rules,
-        timelines=dict(timelines or {}),
+        timelines=timelines,
         missing=not_drawn(Path(figures)),
     )
-    with atomic_path(Path(page)) as part:
-        part.write_text(text, encoding="utf-8")
+    write_text(page, text)
 
 
 def _steps_section(comparison: Comparison) -> Section:
@@ -125,11 +126,7 @@ def page_policy(pages: Iterable[str]) -> str:
 
 def read_sections(path: str | Path) -> list[Section]:
     """Read the sections of accuracy tables, as a rule of `evaluation/` writes them."""
-    sections = json.loads(Path(path).read_text(encoding="utf-8"))
-    return [
-        Section(s["title"], s["says"], tuple(s["header"]), tuple(map(tuple, s["rows"])))
-        for s in sections
-    ]
+    return msgspec.json.decode(Path(path).read_bytes(), type=list[Section])
 
 
 def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:

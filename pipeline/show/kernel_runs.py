@@ -1,4 +1,4 @@
-"""Fits the kernel models of a GPU and logs each fit as an MLflow run: metrics, figures, files, the champion."""
+"""Fits the kernel models of a GPU and logs each fit as an MLflow run: metrics, files, the champion."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.errors import SteptimeError, TableError
+from pipeline.errors import TableError
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.fit_gpu import FittedFamily, fit_gpu
 from pipeline.kernels.samples import CALL_COLUMNS, check_calls, with_families
-from pipeline.model_files import file_digest, list_model_folders
-from pipeline.schemas import atomic_path, write_parquet
+from pipeline.model_files import file_digest, list_model_folders, write_json
+from pipeline.schemas import atomic_path, unwritable, write_parquet
 from pipeline.show.figures.figure_data import (
     ERROR_QUANTILES,
     METRICS,
     TEST_PREDICTIONS,
     error_quantiles,
 )
-from pipeline.show.figures.kernel_errors import error_histogram, predicted_against_measured
 from pipeline.show.tracking import (
-    KERNEL_MODELS,
     Data,
     choose_champion,
     current_models,
@@ -52,8 +50,8 @@ def fit_and_track(
     settings: Mapping[str, Any],
     models: Sequence[Path],
     tracking: Path,
+    provenance: Mapping[str, Any],
     workers: int = 1,
-    provenance: Mapping[str, Any] | None = None,
 ) -> None:
     """Fit the families that have samples, into their model folders, and track the fits.
 
@@ -65,17 +63,14 @@ def fit_and_track(
         settings: the `kernels` section of the configuration: variants, seed, and families if not all are fitted.
         models: one folder per family, named `<family>/<name>`; a family that is not fitted gets a note instead.
         tracking: MLflow folder.
-        workers: number of processes.
         provenance: origin of the models, stored with their test predictions.
+        workers: number of processes.
     """
     fits: dict[tuple[str, str], FittedFamily] = {}
 
     def keep(fitted: FittedFamily) -> None:
-        family, label, gmae = (
-            fitted.model.family,
-            str(fitted.parameters["variant"]),
-            fitted.metrics["gmae"],
-        )
+        family, gmae = fitted.model.family, fitted.metrics["gmae"]
+        label = str(fitted.parameters["variant"])
         if (family, label) not in fits:
             judged = (
                 "a single sample, error unknown"
@@ -112,7 +107,7 @@ def _track_all(
     gpu: str,
     tracking: Path,
     samples: pd.DataFrame,
-    provenance: Mapping[str, Any] | None,
+    provenance: Mapping[str, Any],
 ) -> None:
     """Log every fit, register the best of each family, then choose the champions."""
     runs = {}
@@ -120,12 +115,10 @@ def _track_all(
         family = fitted.model.family
         name, run = _track(fitted, gpu, tracking, samples[samples["family"] == family], provenance)
         if best[family] is fitted:
-            register_model(tracking, name, run, "model", {"gpu": gpu, "family": family})
+            register_model(tracking, name, run, {"gpu": gpu, "family": family})
             runs[name] = run
-    for (
-        name,
-        run,
-    ) in runs.items():  # only when all are logged: a new run supersedes the earlier run of its name
+    # only when all are logged: a new run supersedes the earlier run of its name
+    for name, run in runs.items():
         choose_champion(tracking, name, run)
     describe_kernel_models(tracking)
 
@@ -142,17 +135,14 @@ def log_shipped_models(tracking: Path) -> int:
         if about["variant"] == "curve":  # of bandwidth, not a model
             continue
         kind, tags = _kind(about["gpu"], about["family"], about["scope"]["dtypes"])
-        digest, earlier = (
-            f"shipped {file_digest(folder / METRICS)[:8]}",
-            known.get(tags["model"], set()),
-        )
+        digest = f"shipped {file_digest(folder / METRICS)[:8]}"
+        earlier = known.get(tags["model"], set())
         if any(each == digest or not each.startswith("shipped") for each in earlier):
             continue
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         with tempfile.TemporaryDirectory(prefix="steptime_shipped_") as scratch:
             run = log_run(
                 tracking,
-                KERNEL_MODELS,
                 f"{about['gpu']} {kind} shipped",
                 params={key: about[key] for key in ("variant", "seed", "samples", "split")},
                 metrics=metrics | _in_percent(metrics),
@@ -168,9 +158,7 @@ def log_shipped_models(tracking: Path) -> int:
                 ),
                 artifacts={"model": write_pyfunc(folder, Path(scratch) / "model", __name__)},
             )
-        register_model(
-            tracking, tags["model"], run, "model", {"gpu": about["gpu"], "family": about["family"]}
-        )
+        register_model(tracking, tags["model"], run, {key: about[key] for key in ("gpu", "family")})
         choose_champion(tracking, tags["model"], run)
         logged += 1
     return logged
@@ -188,12 +176,11 @@ def _in_percent(metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"{key}_percent": 100.0 * metrics[key] for key in ("gmae", "mape", "bias", "coverage")}
 
 
-def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any] | None) -> None:
+def _keep_errors(fitted: FittedFamily, folder: Path, provenance: Mapping[str, Any]) -> None:
     """Write a model's errors into its folder: figures, the test predictions, and the quantiles of their errors."""
-    with atomic_path(folder / METRICS) as part:
-        errors = {key: value for key, value in fitted.metrics.items() if key not in DURATIONS}
-        part.write_text(json.dumps(errors, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    write_parquet(fitted.test, folder / TEST_PREDICTIONS, provenance=provenance or {})
+    errors = {key: value for key, value in fitted.metrics.items() if key not in DURATIONS}
+    write_json(folder / METRICS, errors)
+    write_parquet(fitted.test, folder / TEST_PREDICTIONS, provenance=provenance)
     with atomic_path(folder / ERROR_QUANTILES) as part:
         error_quantiles(fitted.test).to_csv(part, index=False, lineterminator="\n")
 
@@ -203,20 +190,16 @@ def _track(
     gpu: str,
     tracking: Path,
     samples: pd.DataFrame,
-    provenance: Mapping[str, Any] | None,
+    provenance: Mapping[str, Any],
 ) -> tuple[str, str]:
     """Log one fit with its model and its test predictions.
 
     Returns:
         The name under which models of this kind are registered, and the run's id.
     """
-    family, variant, test = fitted.model.family, str(fitted.parameters["variant"]), fitted.test
+    family, variant = fitted.model.family, str(fitted.parameters["variant"])
     kind, tags = _kind(gpu, family, fitted.model.scope.dtypes)
-    title, seed, digest = (
-        f"{kind} on {gpu} ({variant})",
-        fitted.parameters["seed"],
-        _fingerprint(samples),
-    )
+    seed, digest = fitted.parameters["seed"], _fingerprint(samples)
     origin = ", ".join(sorted(samples["source"].astype(str).unique()))
     with tempfile.TemporaryDirectory(prefix="steptime_model_") as scratch:
         folder = Path(scratch) / "fitted"
@@ -224,7 +207,6 @@ def _track(
         _keep_errors(fitted, folder, provenance)
         run = log_run(
             tracking,
-            KERNEL_MODELS,
             f"{gpu} {kind} {variant}" + (f" seed {seed}" if seed else ""),
             params={**fitted.parameters, "samples": len(samples)},
             metrics=fitted.metrics | _in_percent(fitted.metrics),
@@ -232,10 +214,6 @@ def _track(
             made_by="workflow/scripts/fit_kernels.py",
             data=Data(f"{gpu} {kind}", digest, origin, len(samples)),
             artifacts={"model": write_pyfunc(folder, Path(scratch) / "model", __name__)},
-            figures={
-                "predicted_against_measured.png": predicted_against_measured(test, title),
-                "error_histogram.png": error_histogram(test, title),
-            },
         )
     return tags["model"], run
 
@@ -293,4 +271,4 @@ def _replace(source: Path | None, target: Path) -> None:
                 "Not fitted: no samples of this family, or kernels.families leaves it out.\n"
             )
     except OSError as error:
-        raise SteptimeError(f"{target}: cannot be written ({error.strerror or error})") from None
+        raise unwritable(target, error) from None

@@ -1,10 +1,9 @@
-"""A plan for people: tables for a terminal, the files that a workflow run asks for, and its MLflow run."""
+"""A plan for people: tables for a terminal, and the files that a workflow run asks for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline.answers.plan_results import Choice, Plan
-from pipeline.schemas import atomic_path, write_table
-from pipeline.show.figures.costs import plan_front, write_plan_front
+from pipeline.schemas import atomic_path, write_table, write_text
+from pipeline.show.figures.costs import write_plan_front
 from pipeline.show.tables import UNFOLDED, Catalogue, console
-from pipeline.show.tracking import PLANS, log_run
 
 
 def plan_table(plan: Plan) -> pd.DataFrame:
@@ -45,55 +43,10 @@ def write_plan(
         InputError, TableError: a file cannot be written.
     """
     write_table(plan_table(plan), table, "plan", provenance)
-    with atomic_path(summary) as part:
-        part.write_text(json.dumps(plan.as_dict(), indent=1) + "\n", encoding="utf-8")
+    write_text(summary, json.dumps(plan.as_dict(), indent=1) + "\n")
     with atomic_path(text) as part, part.open("w", encoding="utf-8") as file:
         show_plan(plan, Console(file=file, width=UNFOLDED, markup=False, emoji=False))
     write_plan_front(plan, figure)
-
-
-def track_plan(plan: Plan, space: str, files: Mapping[str, Path], folder: Path) -> None:
-    """Log a plan as an MLflow run: objective, constraints, the best point, and the table of the front.
-
-    Args:
-        plan: the plan.
-        space: name of the space, objective and constraints; a plan of the same name supersedes an earlier one.
-        files: folder inside the run -> file to copy there.
-        folder: MLflow folder.
-    """
-    best = plan.best.as_dict(plan.limits.samples)
-    names = ("gpu", "model", "batch_size", "accumulated", "bound")
-    numbers = (
-        "step_us",
-        "samples_per_s",
-        "samples_per_dollar",
-        "time_per_epoch_s",
-        "cost_per_epoch",
-        "memory_bytes",
-        "wins",
-    )
-    log_run(
-        folder,
-        PLANS,
-        space,
-        params={
-            "objective": plan.objective,
-            **{name: value for name, value in asdict(plan.limits).items() if value is not None},
-            **{f"best.{name}": best[name] for name in names},
-            "best.overrides": " ".join(best["overrides"]),
-            "prices": "; ".join(plan.prices),
-        },
-        metrics={"points": plan.points, "predicted": plan.predicted, "front": len(plan.front)}
-        | {f"best.{name}": best[name] for name in numbers if best[name] is not None},
-        tags={
-            "objective": str(plan.objective),
-            "gpu": plan.best.question.gpu.name,
-            "model": plan.best.question.model,
-        },
-        made_by="workflow/scripts/plan.py",
-        artifacts=dict(files),
-        figures={"plan.png": plan_front(plan)},
-    )
 
 
 def show_plan(plan: Plan, screen: Console | None = None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -18,7 +19,7 @@ from pipeline.flow import Flow, key_of
 from pipeline.paths import Artifacts
 from pipeline.prediction import Prediction
 from pipeline.private_names import storage_query
-from pipeline.schemas import atomic_path, read_table
+from pipeline.schemas import read_table, write_text
 from pipeline.show.comparison import show
 from pipeline.show.tables import console
 from pipeline.show.tracking import database_of
@@ -66,10 +67,7 @@ def show_predictions(flow: Flow, table: str) -> None:
     if not Path(table).is_file():
         return
     root, since = flow.artifacts.root, Path(table).stat().st_mtime
-    made = {
-        (p.gpu, p.model, p.variant, p.batch_size): p
-        for p in predictions_of(read_table(table, "summary"), table)
-    }
+    made = {_key(p): p for p in predictions_of(read_table(table, "summary"), table)}
     points = [(made[key_of(point)], point) for point in flow.asked]
     predictions = [
         replace(p, notes=tuple(dict.fromkeys((*point.notes, *p.notes)))) for p, point in points
@@ -85,8 +83,8 @@ def show_predictions(flow: Flow, table: str) -> None:
         if Path(page).exists() and Path(page).stat().st_mtime > since
     }
     show(predictions, {**artifact_paths(predictions, Path(root)), **written})
-    with suppress(OSError), atomic_path(Path(table).parent / ORDER) as part:
-        part.write_text(json.dumps([_key(p) for p in predictions]), encoding="utf-8")
+    with suppress(OSError):
+        write_text(Path(table).parent / ORDER, json.dumps([_key(p) for p in predictions]))
     for line in flow.not_fitted():
         print(f"steptime: {line}", file=sys.stderr)
 
@@ -125,17 +123,17 @@ def predictions_in(root: Path) -> list[Prediction]:
     )
 
 
-def _key(p: Prediction) -> tuple[str, ...]:
-    return p.gpu, p.model, p.variant, str(p.batch_size)
+def _key(p: Prediction) -> tuple[str, str, str, int]:
+    return p.gpu, p.model, p.variant, p.batch_size
 
 
-def _grid_order(root: Path) -> dict[tuple[str, ...], int]:
+def _grid_order(root: Path) -> dict[Any, int]:
     """Place of each point in the grids of a results folder: the last grid first, each in the order that was asked."""
-    order: dict[tuple[str, ...], int] = {}
+    order: dict[Any, int] = {}
     for file in sorted(root.glob(f"grids/*/{ORDER}"), key=lambda path: -path.stat().st_mtime):
         with suppress(OSError, ValueError, TypeError):
             for key in json.loads(file.read_text(encoding="utf-8")):
-                order.setdefault(tuple(map(str, key)), len(order))
+                order.setdefault(tuple(key), len(order))
     return order
 
 

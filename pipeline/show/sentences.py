@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.prediction import Prediction
-from pipeline.readable import counted, gibibytes, listed, milliseconds, rate, shares, span
+from pipeline.readable import counted, distinct, listed, milliseconds, rate, shares, span
 
 ALMOST_EQUAL = 1.1
 """Ratio of two step times below which it is stated in percent."""
@@ -21,8 +21,7 @@ MOST_NAMED = 3
 def grid_title(predictions: Sequence[Prediction]) -> str:
     """The grid in words: models, GPUs and batch sizes."""
     models, gpus = (
-        listed(list(dict.fromkeys(getattr(p, name) for p in predictions)))
-        for name in ("model", "gpu")
+        listed(distinct(getattr(p, name) for p in predictions)) for name in ("model", "gpu")
     )
     sizes = listed([f"{size:,}" for size in sorted({p.batch_size for p in predictions})])
     return f"{models} on {gpus}, batch {sizes}"
@@ -41,7 +40,7 @@ def answers(table: pd.DataFrame, predictions: Sequence[Prediction]) -> list[str]
     """
     if len(predictions) == 1:
         return _one_answer(predictions[0])
-    models = list(dict.fromkeys(table["model_variant"]))
+    models = distinct(table["model_variant"])
     sentences = []
     for model in models[:MOST_MODELS]:
         rows = table[table["model_variant"] == model]
@@ -74,7 +73,6 @@ def answers(table: pd.DataFrame, predictions: Sequence[Prediction]) -> list[str]
 
 
 def _one_answer(p: Prediction) -> list[str]:
-    verdict = p.memory_state if p.fits else "does not fit this GPU"
     return [
         (
             f"{p.title}: {milliseconds(p.predicted_us)} (p10 to p90: {milliseconds(p.p10_us)} to"
@@ -84,7 +82,7 @@ def _one_answer(p: Prediction) -> list[str]:
             f"The {'GPU' if p.bound == 'device' else p.bound} limits the step: the GPU idles "
             f"{100 * p.idle_us / p.predicted_us:.0f} % of it"
         ),
-        f"It needs {gibibytes(p.memory_bytes)}: {verdict}. {_evidence([p])}",
+        f"It needs {p.memory_text.replace(',', ':')}. {_evidence([p])}",
     ]
 
 
@@ -204,6 +202,6 @@ def throughput_sentence(rows: pd.DataFrame) -> str:
             f"{tie['gpu'].iloc[0]} reaches {speeds[0]} samples/s at batch"
             f" {tie['batch_size'].iloc[0]:,}"
         )
-    speeds = list(dict.fromkeys(speeds))
+    speeds = distinct(speeds)
     shown = listed(speeds) if len(speeds) <= MOST_NAMED else f"{speeds[-1]} to {speeds[0]}"
     return f"{gpus_named(list(tie['gpu']))} tie at {shown} samples/s: {why_tied(tie.itertuples())}"

@@ -14,13 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.prediction import Prediction
-from pipeline.readable import in_ms, milliseconds, shares, three_digits
+from pipeline.readable import distinct, in_ms, milliseconds, shares, three_digits
 
 MAX_TITLE, FRAME = 70, 6
 """Width of the longest title of a prediction's frame, and the part of a line that the frame takes, in characters."""
 
 UNFOLDED = 1000
 """Width of a table whose cells are not folded, in characters."""
+
+MOST_FAMILIES = 5
+"""Number of kernel families that a prediction's table lists."""
 
 PIPE_WIDTH = 140
 """Width of a table, in characters, when the output is not a terminal."""
@@ -119,14 +122,14 @@ def _styled(prediction: Prediction, label: str, value: str) -> Text:
     return text
 
 
-def families(prediction: Prediction, most: int = 5) -> Table:
+def families(prediction: Prediction) -> Table:
     """The largest kernel families with their share of the device's kernel time."""
     total = sum(prediction.families_us.values()) or 1.0
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("largest kernel families", overflow="fold")
     table.add_column("time", no_wrap=True)
     table.add_column("share", no_wrap=True, overflow="crop")
-    for name, us in list(prediction.families_us.items())[:most]:
+    for name, us in list(prediction.families_us.items())[:MOST_FAMILIES]:
         table.add_row(
             name, milliseconds(us), Text(f"{us / total:4.0%} " + "█" * round(24 * us / total))
         )
@@ -225,7 +228,7 @@ class Catalogue:
         optional = [name for name in self.optional if name in self._names]
         layouts = [(self, count, list[str]()) for count in range(len(optional) + 1)]
         if self.copied in self._names:
-            texts = list(dict.fromkeys(plain(row[self.copied]) for row in self.rows))
+            texts = distinct(plain(row[self.copied]) for row in self.rows)
             numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
             rows = [{**row, self.copied: numbers[plain(row[self.copied])]} for row in self.rows]
             numbered = [(replace(self, rows=rows), count, texts) for _, count, _ in layouts]

@@ -22,16 +22,11 @@ from urllib.parse import quote
 from pipeline.errors import SteptimeError
 from pipeline.schemas import atomic_path
 
-KERNEL_MODELS, OVERHEADS, PLANS = "kernel models", "overheads", "plans"
-EXPERIMENTS = {
-    KERNEL_MODELS: "One run per GPU, kernel family and variant.",
-    OVERHEADS: "Host overheads (T1 to T5), one run per GPU and estimator.",
-    PLANS: (
-        "Searches for the best point of a space (docs/codesign.md), one run per space, objective"
-        " and constraints."
-    ),
-}
-"""Experiments, with the description that the UI shows above their runs."""
+KERNEL_MODELS = "kernel models"
+"""The experiment of all runs."""
+
+ABOUT = "One run per GPU, kernel family and variant."
+"""Its description, which the UI shows above the runs."""
 
 NOTE = "mlflow.note.content"
 """MLflow's tag for the description of an experiment."""
@@ -86,7 +81,6 @@ class Data:
 
 def log_run(
     folder: str | Path,
-    experiment: str,
     name: str,
     *,
     params: Mapping[str, Any],
@@ -95,7 +89,6 @@ def log_run(
     made_by: str = "steptime",
     data: Data | None = None,
     artifacts: Mapping[str, Path] | None = None,
-    figures: Mapping[str, Any] | None = None,
 ) -> str:
     """Log one finished run, mark earlier runs of the same name as superseded, and return the run's id.
 
@@ -105,12 +98,11 @@ def log_run(
         made_by: what MLflow shows as the run's source.
         data: the table that was fitted.
         artifacts: folder inside the run -> file or folder to copy there.
-        figures: file name inside the run -> matplotlib figure.
     """
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
     with _client_alone(folder) as client:
-        owner = _experiment(client, Path(folder), experiment)
+        owner = _experiment(client, Path(folder))
         for earlier in client.search_runs(
             [owner], f"attributes.run_name = '{name}' and tags.current = 'yes'"
         ):
@@ -137,11 +129,8 @@ def log_run(
                 run_id, [DatasetInput(about, [InputTag("mlflow.data.context", "training")])]
             )
         for inside, path in (artifacts or {}).items():
-            (client.log_artifacts if path.is_dir() else client.log_artifact)(
-                run_id, str(path), inside
-            )
-        for file, figure in (figures or {}).items():
-            client.log_figure(run_id, figure, file)
+            log = client.log_artifacts if path.is_dir() else client.log_artifact
+            log(run_id, str(path), inside)
         client.set_terminated(run_id)
     return str(run_id)
 
@@ -158,12 +147,9 @@ def describe_kernel_models(folder: str | Path) -> str:
         The path of the page with the champions, smallest error first, relative to the UI's address.
     """
     with _client_alone(folder) as client:
-        owner = _experiment(client, Path(folder), KERNEL_MODELS)
-        runs = client.search_runs(
-            [owner], "tags.current = 'yes'", max_results=50_000, order_by=["metrics.gmae ASC"]
-        )
+        owner = _experiment(client, Path(folder))
         errors: dict[tuple[str, str], list[str]] = {}
-        for run in runs:
+        for run in _current_runs(client, owner):
             tags, gmae = run.data.tags, run.data.metrics.get("gmae_percent", math.nan)
             if {"gpu", "family"} <= tags.keys():
                 errors.setdefault((tags["family"], tags["gpu"]), []).append(
@@ -178,7 +164,7 @@ def describe_kernel_models(folder: str | Path) -> str:
 def _note(errors: Mapping[tuple[str, str], list[str]]) -> str:
     """The description of the kernel models, with as many lines of the table as it holds."""
     head = (
-        f"{EXPERIMENTS[KERNEL_MODELS]} To see one model: tags.family = 'gemm' and tags.gpu ="
+        f"{ABOUT} To see one model: tags.family = 'gemm' and tags.gpu ="
         " 'V100'.\n\n| family | GPU | GMAE in % of each variant, smallest first |\n| --- | --- |"
         " --- |"
     )
@@ -204,10 +190,8 @@ def write_pyfunc(data: Path, folder: Path, loader: str) -> Path:
     return folder
 
 
-def register_model(
-    folder: str | Path, name: str, run_id: str, inside: str, tags: Mapping[str, str]
-) -> str:
-    """Register the model logged under `inside` of a run as a new version of `name`; returns the version."""
+def register_model(folder: str | Path, name: str, run_id: str, tags: Mapping[str, str]) -> str:
+    """Register the model that a run logged as a new version of `name`; returns the version."""
     from mlflow.exceptions import MlflowException
 
     with _client_alone(folder) as client:
@@ -215,7 +199,7 @@ def register_model(
             MlflowException
         ):  # it exists since an earlier fit and gets a new version
             client.create_registered_model(name, tags=dict(tags))
-        source = f"{client.get_run(run_id).info.artifact_uri}/{inside}"
+        source = f"{client.get_run(run_id).info.artifact_uri}/model"
         return str(
             client.create_model_version(name, source, run_id=run_id, tags=dict(tags)).version
         )
@@ -224,15 +208,24 @@ def register_model(
 def current_models(folder: str | Path) -> dict[str, set[str]]:
     """The models whose fits are in the experiment `KERNEL_MODELS`, with digests of what each was fitted to."""
     with _client_alone(folder) as client:
-        owner = _experiment(client, Path(folder), KERNEL_MODELS)
-        tags = [
-            run.data.tags
-            for run in client.search_runs([owner], "tags.current = 'yes'", max_results=50_000)
-        ]
-    models: dict[str, set[str]] = {}
-    for each in tags:
-        models.setdefault(each.get("model", ""), set()).add(each.get("samples", ""))
+        owner = _experiment(client, Path(folder))
+        models: dict[str, set[str]] = {}
+        for run in _current_runs(client, owner):
+            tags = run.data.tags
+            models.setdefault(tags.get("model", ""), set()).add(tags.get("samples", ""))
     return models
+
+
+def _current_runs(client: Any, experiment: str) -> list[Any]:
+    """The runs that no later run of their name supersedes, smallest error first."""
+    return list(
+        client.search_runs(
+            [experiment],
+            "tags.current = 'yes'",
+            max_results=50_000,
+            order_by=["metrics.gmae ASC"],
+        )
+    )
 
 
 def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
@@ -243,45 +236,41 @@ def choose_champion(folder: str | Path, name: str, run_id: str) -> str:
     """
     with _client_alone(folder) as client:
         last = client.get_run(run_id)
-        current = client.search_runs(
-            [last.info.experiment_id],
-            f"tags.model = '{name}' and tags.current = 'yes'",
-            max_results=1000,
-        )
+        runs = _current_runs(client, last.info.experiment_id)
+        current = [run for run in runs if run.data.tags.get("model") == name]
         versions = {
             version.run_id: version.version
             for version in client.search_model_versions(f"name = '{name}'")
         }
         samples = last.data.tags["samples"]
-        able = [
-            run
-            for run in current
-            if run.info.run_id in versions and run.data.tags["samples"] == samples
-        ]
-        best = min(able, key=lambda run: run.data.metrics.get("gmae", math.inf))
+        able = (run for run in current if run.info.run_id in versions)
+        best = min(
+            (run for run in able if run.data.tags["samples"] == samples),
+            key=lambda run: run.data.metrics.get("gmae", math.inf),
+        )
         for run in current:
             client.set_tag(run.info.run_id, "champion", "yes" if run is best else "no")
         client.set_registered_model_alias(name, "champion", versions[best.info.run_id])
     return str(best.info.run_id)
 
 
-def _experiment(client: Any, folder: Path, name: str) -> str:
-    """Id of an experiment of `EXPERIMENTS`; it is created if the database has none of that name."""
+def _experiment(client: Any, folder: Path) -> str:
+    """Id of the experiment; it is created if the database has none."""
     from mlflow.exceptions import MlflowException
 
-    if (known := client.get_experiment_by_name(name)) is not None:
+    if (known := client.get_experiment_by_name(KERNEL_MODELS)) is not None:
         return str(known.experiment_id)
     # a server has a place of its own for artifacts
-    artifacts = (
-        None if is_server() else (folder.resolve() / "artifacts" / name.replace(" ", "_")).as_uri()
-    )
+    place = folder.resolve() / "artifacts" / KERNEL_MODELS.replace(" ", "_")
     try:
-        created = client.create_experiment(name, artifact_location=artifacts)
+        created = client.create_experiment(
+            KERNEL_MODELS, artifact_location=None if is_server() else place.as_uri()
+        )
     except MlflowException:  # another machine created it since
-        if (known := client.get_experiment_by_name(name)) is not None:
+        if (known := client.get_experiment_by_name(KERNEL_MODELS)) is not None:
             return str(known.experiment_id)
         raise
-    client.set_experiment_tag(created, NOTE, EXPERIMENTS[name])
+    client.set_experiment_tag(created, NOTE, ABOUT)
     return str(created)
 
 

@@ -152,7 +152,7 @@ def test_small_batches_are_accumulated_without_an_update(engine):
         (
             "step",
             [],
-            {"memory_bytes": 1000},
+            {"memory_gib": 1e-6},
             "does not fit (1); the nearest: V100 batch_size=64 needs",
         ),
         ("step", ["edit.remove=aten::rleu"], {}, "near are aten::relu"),

@@ -17,7 +17,7 @@ from pipeline.answers.step_prediction import on_slowest_card
 from pipeline.prediction import Prediction
 from pipeline.question.question import ask
 from pipeline.show.comparison import compare
-from pipeline.show.figures.scaling import efficiencies
+from pipeline.show.figures.scaling import scaling_table
 from pipeline.summary_rows import predictions_of, summary_row
 
 GPU = "A100-SXM4-80GB"
@@ -108,8 +108,8 @@ def test_a_comparison_counts_the_price_of_all_gpus_and_draws_the_scaling() -> No
     assert (
         per_price[2] < per_price[0]
     )  # the exchange costs something, and four GPUs cost four times as much
-    (line,) = efficiencies(table.predictions).values()
-    assert list(line) == [1, 2, 4] and line[1] == 1.0 and line[4] < line[2] < 1
+    line = scaling_table(table.predictions).set_index("devices")["efficiency"]
+    assert list(line.index) == [1, 2, 4] and line[1] == 1.0 and line[4] < line[2] < 1
     assert "scaling efficiency" in table.plot().axes[0].get_ylabel()
 
 

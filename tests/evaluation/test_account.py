@@ -14,16 +14,18 @@ from evaluation.checks.method_names import FULL, KERNEL_SUM
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.pages import pictures
-from evaluation.pages.accuracy_tables import (
-    Evidence,
+from evaluation.pages.accuracy_means import (
     carried_over_rows,
     kernel_rows,
+    mean_table,
+    readme_rows,
+)
+from evaluation.pages.accuracy_tables import (
+    Evidence,
     kernel_table,
     left_out_errors,
-    mean_table,
     outdated_families,
     page_tables,
-    readme_rows,
 )
 from evaluation.pages.markdown import block, markdown, replaced, rewrite, table_rows, whole_text
 from evaluation.pages.published_rows import published_rows

@@ -268,7 +268,7 @@ def test_what_killed_processes_left_counts_for_the_size(
     left.write_bytes(b"x" * 1_000_000)
     os.utime(left, (1000, 1000))
     monkeypatch.setattr(user_cache, "MAX_BYTES", 500_000)
-    monkeypatch.setattr(user_cache, "LISTED", "0123456789abcdef")
+    monkeypatch.setattr(user_cache, "LISTED", "")
     captured(model(), 16)
     assert not left.exists() and len(entries(folder)) == 2
 
@@ -283,7 +283,7 @@ def test_the_entries_that_were_not_used_for_longest_give_way(
     size = sum(entry.stat().st_size for entry in entries(folder))
     captured(model(), 8)  # now the newest
     monkeypatch.setattr(user_cache, "MAX_BYTES", size)
-    monkeypatch.setattr(user_cache, "LISTED", "0123456789abcdef")
+    monkeypatch.setattr(user_cache, "LISTED", "")
     captured(model(), 64)
     monkeypatch.setattr(
         step_store,

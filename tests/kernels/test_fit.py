@@ -291,7 +291,7 @@ def test_a_fitted_model_of_copies_stays_beside_the_bandwidth_curve(v100, tmp_pat
 
 def test_the_commands_keep_rows_order_and_columns(gemm_samples, tmp_path):
     gemm_samples.assign(gpu="V100").to_parquet(tmp_path / "s.parquet")
-    rows = fit_command(tmp_path / "s.parquet", "V100", None, tmp_path / "m", workers=1)
+    rows = fit_command(tmp_path / "s.parquet", "V100", None, tmp_path / "m")
     assert rows[0]["family"] == "gemm"
     calls = (
         gemm_samples.sample(frac=1.0, random_state=0)

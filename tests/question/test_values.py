@@ -198,7 +198,7 @@ BOMB = b"a0: &a0 [x]\n" + b"".join(
         (
             "overheads/shared.yaml",
             b"name: shared\nobservations: 3\n",
-            "overheads.observations=3: a name is needed",
+            "overheads.observations=3: Expected `str`, got `int`",
         ),
     ],
 )

@@ -81,7 +81,7 @@ def fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlflowCl
         gpu = str(table["gpu"].iloc[0])
         settings = {"name": variants[0], "variants": variants, "seed": seed}
         fit_and_track(
-            table, gpu, settings, [folder / gpu / "softmax" / "fitted"], folder / "mlflow"
+            table, gpu, settings, [folder / gpu / "softmax" / "fitted"], folder / "mlflow", {}
         )
         return MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
 
@@ -154,7 +154,7 @@ def test_only_the_named_families_are_fitted(tmp_path: Path) -> None:
     )
     settings = {"variants": ("roofline",), "seed": 0, "families": ["layer_norm"]}
     folders = [tmp_path / "P100" / name / "auto" for name in ("softmax", "layer_norm")]
-    fit_and_track(table, "P100", settings, folders, tmp_path / "mlflow")
+    fit_and_track(table, "P100", settings, folders, tmp_path / "mlflow", {})
     assert [(path / "family.json").is_file() for path in folders] == [False, True]
     assert "kernels.families leaves it out" in (folders[0] / "no_samples.txt").read_text()
 
@@ -215,6 +215,7 @@ def test_a_single_sample_is_tracked_although_nothing_judges_it(
         settings,
         [folder / "A10" / "softmax" / "fitted"],
         folder / "mlflow",
+        {},
     )
     assert "a single sample, error unknown" in capsys.readouterr().out
     client = MlflowClient(f"sqlite:///{folder}/mlflow/mlflow.db")
@@ -243,6 +244,6 @@ def test_shipped_models_are_champions_until_a_model_of_that_name_is_fitted(
         {"variants": ("roofline",), "seed": 0},
         [tmp_path / "V100" / "softmax" / "fitted"],
     )
-    fit_and_track(samples("V100", 12), "V100", settings, models, tmp_path)
+    fit_and_track(samples("V100", 12), "V100", settings, models, tmp_path, {})
     assert champion(client, "V100") == "V100 softmax roofline"
     assert log_shipped_models(tmp_path) == 0 and champion(client, "V100") == "V100 softmax roofline"

@@ -19,7 +19,6 @@ from mlflow import MlflowClient
 from pipeline.errors import InputError, SteptimeError
 from pipeline.show.tracking import (
     KERNEL_MODELS,
-    OVERHEADS,
     SHARED_DATABASE,
     describe_kernel_models,
     log_run,
@@ -36,28 +35,24 @@ OPEN_TO_ALL = {
 """What an environment may say that would open the server to other machines."""
 
 
-def log(folder: Path, experiment: str, name: str) -> None:
-    log_run(folder, experiment, name, params={}, metrics={"gmae": 0.1}, tags={})
+def log(folder: Path, name: str) -> None:
+    log_run(folder, name, params={}, metrics={"gmae": 0.1}, tags={})
 
 
 def test_processes_that_log_first_at_once_share_one_database(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "mlflow"
-    names = [(KERNEL_MODELS, "V100 gemm"), (OVERHEADS, "V100")]
+    names = ["V100 gemm", "V100 bmm"]
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=log, args=(folder, *name)) for name in names]
+    processes = [context.Process(target=log, args=(folder, name)) for name in names]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    for experiment in (KERNEL_MODELS, OVERHEADS):
-        owner = client.get_experiment_by_name(experiment)
-        assert owner is not None and owner.artifact_location.startswith(folder.as_uri())
-        runs = client.search_runs([owner.experiment_id])
-        assert {run.info.run_name for run in runs} == {
-            name for kind, name in names if kind == experiment
-        }
+    owner = client.get_experiment_by_name(KERNEL_MODELS)
+    assert owner is not None and owner.artifact_location.startswith(folder.as_uri())
+    assert {run.info.run_name for run in client.search_runs([owner.experiment_id])} == {*names}
 
 
 def test_the_description_lists_as_many_kernel_models_as_mlflow_stores(tmp_path: Path) -> None:
@@ -81,9 +76,9 @@ def test_results_folders_share_the_database_that_a_variable_names(
 ) -> None:
     monkeypatch.setenv(SHARED_DATABASE, f"sqlite:///{tmp_path}/shared.db")
     for name in ("one", "other"):
-        log(tmp_path / name, OVERHEADS, name)
+        log(tmp_path / name, name)
     client = MlflowClient(f"sqlite:///{tmp_path}/shared.db")
-    owner = client.get_experiment_by_name(OVERHEADS)
+    owner = client.get_experiment_by_name(KERNEL_MODELS)
     assert owner is not None and owner.artifact_location.startswith((tmp_path / "one").as_uri())
     assert {run.info.run_name for run in client.search_runs([owner.experiment_id])} == {
         "one",
@@ -95,16 +90,16 @@ def test_results_folders_share_the_database_that_a_variable_names(
 def test_an_experiment_that_another_machine_creates_meanwhile_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log(tmp_path, OVERHEADS, "first")
+    log(tmp_path, "first")
     known = MlflowClient.get_experiment_by_name
     answers = iter([None])  # the first question comes before the other machine's experiment
     monkeypatch.setattr(
         MlflowClient, "get_experiment_by_name", lambda self, name: next(answers, known(self, name))
     )
-    log(tmp_path, OVERHEADS, "second")
+    log(tmp_path, "second")
     monkeypatch.undo()
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    owner = client.get_experiment_by_name(OVERHEADS)
+    owner = client.get_experiment_by_name(KERNEL_MODELS)
     assert owner is not None
     assert {run.info.run_name for run in client.search_runs([owner.experiment_id])} == {
         "first",
@@ -122,9 +117,9 @@ def test_a_tracking_server_is_not_served_a_second_time(
 
 FIRST_LOG = """
 import sys
-from pipeline.show.tracking import OVERHEADS, log_run
+from pipeline.show.tracking import log_run
 print("ready", flush=True)
-log_run(sys.argv[1], OVERHEADS, "V100", params={}, metrics={"mean": 1.0}, tags={})
+log_run(sys.argv[1], "V100", params={}, metrics={"mean": 1.0}, tags={})
 """
 
 
@@ -154,7 +149,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         SteptimeError, match=r"MLflow's database cannot be written \(the disk is full\)$"
     ):
-        log(tmp_path, OVERHEADS, "V100")
+        log(tmp_path, "V100")
 
 
 def test_a_port_that_cannot_be_had_is_one_line_before_anything_starts(tmp_path: Path) -> None:
@@ -186,7 +181,7 @@ class Ended:
 def test_no_variable_of_the_environment_opens_the_server_to_other_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log(tmp_path, OVERHEADS, "V100")
+    log(tmp_path, "V100")
     started: list[str] = []
     monkeypatch.setattr(os, "environ", {**os.environ, **OPEN_TO_ALL})
     monkeypatch.setattr(subprocess, "Popen", lambda words, cwd: started.extend(words) or Ended())
@@ -199,7 +194,7 @@ def test_no_variable_of_the_environment_opens_the_server_to_other_machines(
 @pytest.mark.nightly
 def test_the_server_listens_on_the_loopback_address_alone(tmp_path: Path) -> None:
     """Started where files of the current folder have the names of its libraries, and the environment says otherwise."""
-    log(tmp_path, OVERHEADS, "V100")
+    log(tmp_path, "V100")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

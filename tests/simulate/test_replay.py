@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pipeline.answers.traced_step import TrackedTrace
 from pipeline.answers.tracker import load_trace as tracked_trace
 from pipeline.errors import TraceError
 from pipeline.overheads.extraction import outstanding
@@ -289,7 +288,7 @@ def rendered(renderable: object) -> str:
 def test_a_trace_on_its_own_gpu_is_the_step_that_replay_shows(datasets: Path, name: str) -> None:
     path = datasets / "traces" / name / "kineto.json.gz"
     moved = tracked_trace(path)
-    here = moved.to(TrackedTrace(moved).origin.name)
+    here = moved.to(moved.origin.name)
     figures = replay(path).as_dict()
     assert here.traced is not None and here.predicted_us == pytest.approx(here.traced.step_us)
     assert here.traced.span_us == here.traced.queued_us + here.traced.step_us

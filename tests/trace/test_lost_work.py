@@ -94,7 +94,7 @@ def test_a_whole_trace_has_no_such_notes(tmp_path: Path, hole: float) -> None:
 def test_a_simulated_step_that_differs_from_the_measured_one_by_a_fifth_is_said(
     tmp_path: Path, scale: float, says: bool
 ) -> None:
-    steps = TrackedTrace(load_trace(write(tmp_path, run(5), deviceProperties=V100)))._steps
+    steps = TrackedTrace.of(load_trace(write(tmp_path, run(5), deviceProperties=V100)))._steps
     vars(steps)["scale"] = scale
     assert [f"its prediction is scaled by that ratio, {scale}" in note for note in steps.notes] == [
         True

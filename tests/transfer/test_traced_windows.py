@@ -27,7 +27,7 @@ def traced(folder: Path, op: str, values: list[str] | None) -> TrackedTrace:
     kernel = draw.kernel("implicit_convolve_sgemm", 20, 220, 1, **shape)
     events = [draw.op(op, 0, 100, **said), draw.launch(10, 15, 1), kernel]
     device = {**draw.PROPERTIES[0], "name": "Tesla V100-SXM2-16GB"}
-    return TrackedTrace(load_trace(draw.write(folder, events, deviceProperties=[device])))
+    return TrackedTrace.of(load_trace(draw.write(folder, events, deviceProperties=[device])))
 
 
 @pytest.mark.parametrize(

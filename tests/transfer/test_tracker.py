@@ -21,7 +21,7 @@ def public(name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def tracked() -> TrackedTrace:
-    return TrackedTrace(load_trace(public("v100_ddp")), batch_size=32)
+    return TrackedTrace.of(load_trace(public("v100_ddp")), batch_size=32)
 
 
 def test_the_traced_gpu_gives_back_its_measurement(tracked: TrackedTrace) -> None:
@@ -89,9 +89,9 @@ def test_a_batch_is_a_number_of_samples(batch_size: object) -> None:
 
 
 def test_a_loaded_trace_answers_for_all_gpus(tracked: TrackedTrace) -> None:
-    table = tracked.trace.to_all(["T4", "H100"])
+    table = tracked.to_all(["T4", "H100"])
     assert list(table["gpu"]) == ["H100", "T4"]
-    assert tracked.trace.to("T4").predicted_us == table["predicted_us"][1]
+    assert tracked.to("T4").predicted_us == table["predicted_us"][1]
 
 
 def test_a_step_whose_host_is_the_longer_is_bound_by_it() -> None:
@@ -100,7 +100,7 @@ def test_a_step_whose_host_is_the_longer_is_bound_by_it() -> None:
 
 
 def test_public_traces_of_an_a100_can_be_moved() -> None:
-    assert TrackedTrace(load_trace(public("a100_alexnet"))).origin.name == "A100-SXM4-40GB"
+    assert TrackedTrace.of(load_trace(public("a100_alexnet"))).origin.name == "A100-SXM4-40GB"
 
 
 def test_fp32_convolutions_are_slower_with_less_arithmetic_whatever_the_bandwidth() -> None:

@@ -67,7 +67,6 @@ rule overhead_statistics:
         samples=FLOW.overhead_samples,
     output:
         overheads=OVERHEADS,
-        logged=touch(on_this_machine(FLOW.artifacts.logged("{gpu}-{overheads}"))),
     log:
         f"{FLOW.artifacts.root}/{{gpu}}/logs/overheads-{{overheads}}.log",
     wildcard_constraints:
@@ -75,7 +74,6 @@ rule overhead_statistics:
     conda:
         "../envs/steptime.yaml"
     params:
-        label=FLOW.overhead_label,
         settings=FLOW.overhead_settings,
         code=FLOW.code("overhead_statistics"),
     message:

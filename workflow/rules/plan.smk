@@ -13,7 +13,6 @@ rule plan:
         table=f"{FLOW.plan_files}.parquet",
         summary=f"{FLOW.plan_files}.json",
         text=f"{FLOW.plan_files}.txt",
-        logged=touch(on_this_machine(FLOW.artifacts.logged(f"plan-{Path(FLOW.plan_files).name}"))),
         figure=report(f"{FLOW.plan_files}.svg", category="Plans", labels={"figure": str(FLOW.plan.objective)}),
     log:
         f"{FLOW.artifacts.root}/plans/logs/{Path(FLOW.plan_files).name}.log",

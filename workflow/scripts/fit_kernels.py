@@ -17,6 +17,6 @@ if __name__ == "__main__":  # worker processes of the fit import this file
             snakemake.params.settings,
             [Path(path) for path in snakemake.output.models],
             Path(snakemake.output.logged).parents[1],
-            snakemake.threads,
             provenance(snakemake),
+            snakemake.threads,
         )

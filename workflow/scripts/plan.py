@@ -8,7 +8,7 @@ with job(snakemake):
     from pipeline.answers.plan import make_plan
     from pipeline.answers.plan_results import Limits, Objective
     from pipeline.question.question import expand
-    from pipeline.show.plans import track_plan, write_plan
+    from pipeline.show.plans import write_plan
 
     given, made = snakemake.params, snakemake.output
     results = Path(made.table).parents[1]
@@ -25,7 +25,4 @@ with job(snakemake):
         Path(made.text),
         Path(made.figure),
         provenance(snakemake),
-    )
-    track_plan(
-        plan, Path(made.table).stem, {"front": Path(made.table)}, Path(made.logged).parents[1]
     )

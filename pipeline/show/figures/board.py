@@ -14,9 +14,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.errors import InputError
+from pipeline.families.dims import Array
 from pipeline.readable import compact
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
 
 HEADLINE, TITLE, TEXT, NOTE = 10.5, 9.5, 8.5, 7.5
 """Sizes of text in points: the figure's headline, titles of panels, labels, and notes."""
@@ -147,10 +148,17 @@ class Board:
         rows = math.ceil(len(names) / columns)
         grow(self.figure, 0.03 * rows + max(_height(name, TEXT) for name in shown) * rows + EDGE)
 
-    def label_rows(self, axes: Axes, labels: Sequence[str]) -> None:
-        """Label the horizontal bars of a panel; the first is at the top. A row alone gets a wider panel than its bar."""
-        shown = [wrapped(label, self.page.label, TEXT) for label in labels]
+    def label_rows(self, axes: Axes, labels: Sequence[str], once: bool = False) -> None:
+        """Label the horizontal bars of a panel; the first is at the top. A row alone gets a wider panel than its bar.
+
+        Args:
+            axes: the panel.
+            labels: names of its rows.
+            once: whether panels side by side have the same rows, so that the first alone is labelled.
+        """
         column = self.panels.index(axes) % self.columns
+        written = [""] * len(labels) if once and column else labels
+        shown = [wrapped(label, self.page.label, TEXT) for label in written]
         letters = max((len(line) for label in shown for line in label.split("\n")), default=0)
         self._labels[column] = max(self._labels[column], LETTER * TEXT * letters)
         axes.set_yticks(range(len(labels)), shown)
@@ -220,6 +228,11 @@ def _height(text: str, size: float) -> float:
     return LINE * size * (text.count("\n") + 1)
 
 
+def spread(middle: Array, low: Array, high: Array) -> Array:
+    """Lengths of whiskers, as matplotlib's error bars take them; also of a single value."""
+    return np.maximum([np.atleast_1d(middle - low), np.atleast_1d(high - middle)], 0.0)
+
+
 def rows_height(labels: Sequence[str], page: Page) -> float:
     """Height of a panel with a horizontal bar for each label."""
     lines = max((wrapped(label, page.label, TEXT).count("\n") for label in labels), default=0)
@@ -244,7 +257,7 @@ def value_labels(
         )
 
 
-def equality(axes: Axes, times: npt.NDArray[np.float64]) -> None:
+def equality(axes: Axes, times: Array) -> None:
     """Make axes of predicted against measured logarithmic; draw the line of equality with the band of `EQUALITY_BAND`.
 
     Args:
@@ -302,21 +315,22 @@ KINDS = ("svg", "png")
 """Kinds of files of a figure."""
 
 
-def check_file(path: Path, option: str, kinds: Sequence[str] = KINDS) -> None:
+def check_file(path: Path | None, option: str, kinds: Sequence[str] = KINDS) -> None:
     """Refuse a file that cannot be written, before the work.
 
     Args:
-        path: the file.
+        path: the file; None for none.
         option: the option that names it.
         kinds: endings that its name may have.
 
     Raises:
         InputError: it has another ending, or its folder does not exist.
     """
-    if not path.name.endswith(tuple(f".{kind}" for kind in kinds)):
-        raise InputError(
-            f"{option} {path}: give a name that ends in {' or '.join(f'.{kind}' for kind in kinds)}"
-        )
+    if path is None:
+        return
+    endings = tuple(f".{kind}" for kind in kinds)
+    if not path.name.endswith(endings):
+        raise InputError(f"{option} {path}: give a name that ends in {' or '.join(endings)}")
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.parent}")
 

@@ -11,6 +11,7 @@ import pandas as pd
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     MARKERS,
     TEXT,
@@ -21,6 +22,7 @@ from pipeline.show.figures.board import (
     plain_ticks,
     rows_height,
     save_as,
+    spread,
 )
 from pipeline.show.sentences import gpus_named
 
@@ -39,7 +41,7 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     Args:
         table: from `pipeline.show.figures.figure_data.value_for_money`; at least one GPU has a price.
     """
-    models = list(dict.fromkeys(table["model_variant"]))
+    models = distinct(table["model_variant"])
     parts = [table[table["model_variant"] == model].reset_index(drop=True) for model in models]
     labels = [
         [f"{row.gpu}, batch {row.batch_size:,}" for row in rows.itertuples()] for rows in parts
@@ -52,9 +54,7 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
             (left, "samples_per_s", ACTIVE),
             (right, "samples_per_dollar", MONEY),
         ):
-            board.label_rows(
-                axes, names if axes is left or board.columns == 1 else [""] * len(names)
-            )
+            board.label_rows(axes, names, once=True)
             _bars(axes, rows, column, colour)
             board.number_ticks(axes)
         board.names(left, "throughput, relative")
@@ -101,7 +101,7 @@ def _bars(axes: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:
         value,
         color=colour,
         height=0.6,
-        xerr=np.maximum([value - low, high - value], 0.0),
+        xerr=spread(value, low, high),
         error_kw={"elinewidth": 1, "capsize": 2},
     )
     axes.bar_label(bars, [f"{number:.2f}" for number in value], padding=4, fontsize=TEXT)
@@ -120,7 +120,7 @@ def write_plan_front(plan: Plan, path: Path) -> None:
     save_as(plan_front(plan), path)
 
 
-def plan_front(plan: Plan, page: Page = WIDE) -> Figure:
+def plan_front(plan: Plan) -> Figure:
     """Time against cost of a million samples: the front as a line, and the other best points.
 
     Without any price, time against batch size.
@@ -135,7 +135,7 @@ def plan_front(plan: Plan, page: Page = WIDE) -> Figure:
         )
 
     shown = priced or shown
-    board = Board([3.2], page, grid="both")
+    board = Board([3.2], grid="both")
     (axes,) = board.panels
     handles: list[Artist] = []
     colours = series_colours(choice.question.gpu.name for choice in shown)
@@ -151,8 +151,7 @@ def plan_front(plan: Plan, page: Page = WIDE) -> Figure:
         axes.annotate(
             "best", position(plan.best), xytext=(6, 6), textcoords="offset points", fontsize=9
         )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log")
     plain_ticks(axes.xaxis, axes.yaxis)
     cost = f"cost of a million samples ({plan.currency})"
     board.names(axes, "time of a million samples (s)", cost if priced else "batch size")

@@ -50,28 +50,14 @@ def value_for_money(points: pd.DataFrame) -> pd.DataFrame:
         "samples_per_s", ascending=False, kind="stable"
     )
     best = fitting.drop_duplicates(["gpu", "model_variant"]).sort_index()
-    priced = with_prices(
-        pd.DataFrame(
-            {
-                **{
-                    name: best[name]
-                    for name in (
-                        "gpu",
-                        "model_variant",
-                        "batch_size",
-                        "samples_per_s",
-                        "predicted_us",
-                        "bound",
-                    )
-                },
-                "low_samples_per_s": 1e6 * best["batch_size"] / best["p90_us"],
-                "high_samples_per_s": 1e6 * best["batch_size"] / best["p10_us"],
-            }
-        )
+    speeds = best[
+        ["gpu", "model_variant", "batch_size", "samples_per_s", "predicted_us", "bound"]
+    ].assign(
+        low_samples_per_s=1e6 * best["batch_size"] / best["p90_us"],
+        high_samples_per_s=1e6 * best["batch_size"] / best["p10_us"],
     )
-    return (
-        priced.reset_index(drop=True) if priced["price_per_hour"].notna().any() else priced.iloc[:0]
-    )
+    priced = with_prices(speeds).reset_index(drop=True)
+    return priced if priced["price_per_hour"].notna().any() else priced.iloc[:0]
 
 
 def families(points: Iterable[Prediction]) -> pd.DataFrame:
@@ -81,57 +67,44 @@ def families(points: Iterable[Prediction]) -> pd.DataFrame:
     Kernels of several streams may overlap: their times are then scaled to the time in which any of them runs.
     """
     rows = [
-        {
-            "gpu": p.gpu,
-            "workload": p.label,
-            "model_variant": p.label.rpartition(" b")[0],
-            "batch_size": p.batch_size,
-            "family": family,
-            "device_us": us,
-        }
+        {**point_columns(p), "family": family, "device_us": us}
         for p in points
         for family, us in step_parts(p).items()
     ]
-    return pd.DataFrame(
-        rows, columns=["gpu", "workload", "model_variant", "batch_size", "family", "device_us"]
+    return pd.DataFrame(rows, columns=[*POINT_COLUMNS, "family", "device_us"])
+
+
+POINT_COLUMNS = ("gpu", "workload", "model_variant", "batch_size")
+"""Columns that name a point; `workload` is its model, variant and batch size as one label."""
+
+
+def point_columns(p: Prediction) -> dict[str, Any]:
+    """The values of `POINT_COLUMNS`."""
+    return dict(
+        zip(POINT_COLUMNS, (p.gpu, p.label, p.label.rpartition(" b")[0], p.batch_size), strict=True)
     )
 
 
 def step_parts(p: Prediction) -> dict[str, float]:
     """Time of a step by kernel family, largest first, the part of collectives that no kernel hides, then idle time, in µs."""
     exposed = p.several.exposed_communication_us if p.several else 0.0
-    families_us = {
-        name: us for name, us in p.families_us.items() if not p.several or name != "collective"
-    }
+    families_us = dict(sorted(p.families_us.items(), key=lambda item: -item[1]))
+    if p.several:
+        families_us.pop("collective", None)
     total = sum(families_us.values())
     scale = (p.active_us - exposed) / total if total else 0.0
-    parts = {
-        name: us * scale for name, us in sorted(families_us.items(), key=lambda item: -item[1])
-    }
-    return (
-        parts
-        | ({"collective": exposed} if exposed > 0 else {})
-        | ({"idle": p.idle_us} if total else {})
-    )
+    parts = {name: us * scale for name, us in families_us.items()}
+    parts |= {"collective": exposed} if exposed > 0 else {}
+    return parts | ({"idle": p.idle_us} if total else {})
 
 
 def difference_table(steps: Sequence[Prediction]) -> pd.DataFrame:
     """Parts of the difference of two steps: part, a_us, b_us, change_us, p10_us, p90_us; its attribute `DRAWN` is what is drawn."""
     why = difference(*steps) if len(steps) == 2 else None
     parts = () if why is None else (*why.parts, why.step)
-    table = pd.DataFrame(
-        [
-            {
-                "part": part.name,
-                "a_us": part.a_us,
-                "b_us": part.b_us,
-                "change_us": part.us,
-                "p10_us": part.p10_us,
-                "p90_us": part.p90_us,
-            }
-            for part in parts
-        ]
-    )
+    rows = [(each.name, each.a_us, each.b_us, each.us, each.p10_us, each.p90_us) for each in parts]
+    columns = ["part", "a_us", "b_us", "change_us", "p10_us", "p90_us"]
+    table = pd.DataFrame(rows, columns=columns)
     table.attrs[DRAWN] = why
     return table
 
@@ -139,13 +112,12 @@ def difference_table(steps: Sequence[Prediction]) -> pd.DataFrame:
 def spread(observations: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Count, mean and quantiles of `value_us` per group: p5_us, p25_us, median_us, mean_us, p75_us, p95_us, count."""
     known = observations.dropna(subset=list(by))
+    names = ["p5_us", "p25_us", "median_us", "p75_us", "p95_us"]
     if known.empty:
-        return pd.DataFrame(
-            columns=[*by, "p5_us", "p25_us", "median_us", "p75_us", "p95_us", "mean_us", "count"]
-        )
+        return pd.DataFrame(columns=[*by, *names, "mean_us", "count"])
     groups = known.groupby(list(by), sort=True, observed=True)["value_us"]
     quantiles = groups.quantile(np.array([0.05, 0.25, 0.5, 0.75, 0.95])).unstack()
-    quantiles.columns = pd.Index(["p5_us", "p25_us", "median_us", "p75_us", "p95_us"])
+    quantiles.columns = pd.Index(names)
     return quantiles.assign(mean_us=groups.mean(), count=groups.size()).reset_index()
 
 
@@ -196,30 +168,17 @@ def dominant_operators(
     if operators is None or operators.empty:
         total = total.assign(model="")
     else:
-        seen = (
-            inside[inside["type"] == "T2"]
-            .groupby(["gpu", "op"])
-            .size()
-            .rename("seen")
-            .reset_index()
-        )
+        first = inside[inside["type"] == "T2"]
+        seen = first.groupby(["gpu", "op"]).size().rename("seen").reset_index()
         total = total.merge(seen).merge(operators, on="op")
         total["total_us"] *= total["calls"] / total["seen"]
     total = total.sort_values(
         ["gpu", "model", "total_us"], ascending=[True, True, False], kind="stable"
     )
-    largest = (
-        total.groupby(["gpu", "model"], sort=False)
-        .head(OPERATORS_PER_STEP)
-        .assign(rank=lambda t: range(len(t)))
-    )
+    largest = total.groupby(["gpu", "model"], sort=False).head(OPERATORS_PER_STEP)
     spreads = spread(inside.merge(largest[["gpu", "op"]].drop_duplicates()), ["gpu", "op", "type"])
-    order = (
-        largest[["gpu", "model", "op", "rank"]]
-        .merge(spreads)
-        .sort_values(["rank", "type"], kind="stable")
-    )
-    return order.drop(columns="rank").reset_index(drop=True)
+    # a merge keeps the order of its left side, and `spread` sorts by type
+    return largest[["gpu", "model", "op"]].merge(spreads)
 
 
 def kernel_errors(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
@@ -311,24 +270,16 @@ def error_histograms(folders: Iterable[tuple[str, Path]]) -> pd.DataFrame:
 
 
 _MODEL_COLUMNS = (
-    "gpu",
-    "family",
-    "variant",
-    "evidence",
-    "split",
-    "measured_on",
-    "samples",
-    "held_out",
-)
+    "gpu", "family", "variant", "evidence", "split", "measured_on", "samples", "held_out",
+)  # fmt: skip
 _ERROR_COLUMNS = ("gmae", "mape", "bias", "coverage", "above_floor_gmae", *DECILES)
 
 
 def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
     measured_on = facts.get("measured_on") or []
-    row = {name: facts.get(name) for name in _MODEL_COLUMNS} | {
-        name: metrics.get(name) for name in _ERROR_COLUMNS
-    }
-    return row | {
+    return {
+        **{name: facts.get(name) for name in _MODEL_COLUMNS},
+        **{name: metrics.get(name) for name in _ERROR_COLUMNS},
         "gpu": gpu,
         "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on,
     }

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.prediction import Prediction
-from pipeline.schemas import atomic_path
+from pipeline.schemas import write_text
 from pipeline.show.figures import costs
 from pipeline.show.figures import figure_data as tables
 from pipeline.show.figures import kernel_errors as kernels
@@ -296,10 +296,8 @@ def draw_all(
             "says": headline_of(figure),
             "rows": len(table),
         }
-    with atomic_path(folder / INDEX) as part:
-        part.write_text(
-            json.dumps({"drawn": drawn, "not_drawn": absent}, indent=1) + "\n", encoding="utf-8"
-        )
+    index = {"drawn": drawn, "not_drawn": absent}
+    write_text(folder / INDEX, json.dumps(index, indent=1) + "\n")
     return absent
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.palette import ACTIVE, SERIES, series_colours
+from pipeline.families.dims import Array
+from pipeline.palette import series_colours
+from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     MARKERS,
     NOTE,
     WIDE,
     Board,
     Page,
-    equality,
     in_order,
     marks,
     number_ticks,
@@ -24,11 +23,8 @@ from pipeline.show.figures.board import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Numbers = npt.NDArray[np.float64]
 
 LINE_STYLES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 """Styles of the lines of several GPUs, so that they also differ in grey."""
@@ -36,57 +32,6 @@ LINE_STYLES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 
 BOUND_PERCENT, BOUND_SOURCE = 10.0, "Lin et al., HiPC 2022"
 """Bound that the paper reports for the GMAE of every kernel family, in %, and the paper."""
-
-
-def predicted_against_measured(test: pd.DataFrame, title: str) -> Figure:
-    """Scatter on logarithmic axes, one colour per op, with the line of equality and the band of 10 % around it.
-
-    Args:
-        test: held-out samples with `latency_us`, `predicted_us` and `op`.
-        title: what was fitted, such as family and GPU.
-    """
-    board = Board([4.0], Page(5.5, 1, 2.0), grid="both")
-    (axes,) = board.panels
-    by_op = test.groupby("op", sort=True)
-    handles: list[Artist] = [
-        axes.scatter(
-            rows["latency_us"],
-            rows["predicted_us"],
-            s=5,
-            alpha=0.5,
-            color=colour,
-            linewidths=0,
-            rasterized=True,
-        )
-        for colour, (_, rows) in zip(SERIES * 4, by_op, strict=False)
-    ]
-    equality(axes, test[["latency_us", "predicted_us"]].to_numpy(float))
-    board.names(axes, "measured latency (µs)", "predicted latency (µs)")
-    within = 100 * float(((test["predicted_us"] / test["latency_us"] - 1).abs() <= 0.1).mean())
-    board.headline(f"{title}: {within:.0f} % of {len(test):,} held-out calls are within 10 %")
-    board.legend(handles, [str(op) for op, _ in by_op])
-    return board.figure
-
-
-def error_histogram(test: pd.DataFrame, title: str) -> Figure:
-    """Histogram of predicted / measured - 1 in percent, cut at the 1st and 99th percentiles."""
-    board = Board([2.6], Page(5.5, 1, 2.0), grid="y")
-    (axes,) = board.panels
-    error = 100 * (test["predicted_us"] / test["latency_us"] - 1).to_numpy(float)
-    low, high = np.percentile(error, [1, 99])
-    width = max(abs(low), abs(high), 0.5)
-    axes.hist(np.clip(error, -width, width), bins=60, range=(-width, width), color=ACTIVE)
-    axes.axvline(0, color="black", linewidth=0.8)
-    board.names(axes, "predicted / measured − 1 (%)", "held-out calls")
-    board.number_ticks(axes)
-    board.headline(
-        f"{title}: half of the errors are between {_signed(error, 25)} and {_signed(error, 75)} %"
-    )
-    return board.figure
-
-
-def _signed(error: np.ndarray, percentile: float) -> str:
-    return f"{np.percentile(error, percentile):+.1f}".replace("-", "−")
 
 
 def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
@@ -97,7 +42,7 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     """
     from matplotlib.lines import Line2D
 
-    families, gpus = in_order(errors["family"]), list(dict.fromkeys(errors["gpu"]))
+    families, gpus = in_order(errors["family"]), distinct(errors["gpu"])
     colours = series_colours(gpus)
     height = rows_height(families, page) * max(1.0, 0.45 * len(gpus))
     board = Board([height, height], page, columns=2)
@@ -115,9 +60,7 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     right.axvline(80, color="black", linewidth=1, linestyle="--", zorder=1)
     right.set_xlim(min(60.0, 100 * float(errors["coverage"].min()) - 2), 101)
     for axes in (left, right):
-        board.label_rows(
-            axes, families if axes is left or board.columns == 1 else [""] * len(families)
-        )
+        board.label_rows(axes, families, once=True)
         board.number_ticks(axes)
     board.names(left, "error on shapes not trained on (%)")
     board.names(right, "calls inside p10 to p90 (%)")
@@ -139,7 +82,7 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
 
 
 def _errors_of_gpu(
-    axes: Axes, rows: pd.DataFrame, where: Numbers, marker: str, colour: str, labelled: bool
+    axes: Axes, rows: pd.DataFrame, where: Array, marker: str, colour: str, labelled: bool
 ) -> None:
     """The errors of one GPU's models: the geometric mean with a line from zero, and a hollow arithmetic mean."""
     gmae, mape = 100 * rows["gmae"], 100 * rows["mape"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from pipeline.overheads.overhead_model import HOST_TYPES
 from pipeline.palette import MEASURED
+from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     NOTE,
     WIDE,
@@ -46,42 +46,6 @@ BOX = "#9ECAE9"
 """Colour of boxes and ranges; black lines and marks on it stay visible in grey."""
 
 
-def overhead_types(observations: pd.DataFrame, title: str) -> Figure:
-    """One box per overhead type (T1 to T5) on a logarithmic axis; whiskers go from the 5th to the 95th percentile."""
-    types = [name for name in HOST_TYPES if (observations["type"] == name).any()]
-    values = [
-        observations.loc[observations["type"] == name, "value_us"]
-        .clip(lower=MIN_DRAWN_US)
-        .to_numpy()
-        for name in types
-    ]
-    labels = [f"{name} ({len(v):,} seen)" for name, v in zip(types, values, strict=True)]
-    page = Page(5.5, 1, 2.0)
-    board = Board([1.3 * rows_height(labels, page)], page)
-    (axes,) = board.panels
-    if types:
-        boxes = axes.boxplot(
-            values,
-            positions=range(len(types)),
-            orientation="horizontal",
-            whis=(5, 95),
-            showfliers=False,
-            patch_artist=True,
-            widths=0.6,
-            manage_ticks=False,
-        )
-        for patch in boxes["boxes"]:
-            patch.set(facecolor=BOX)
-        for line in boxes["medians"]:
-            line.set(color="black", linewidth=1.5)
-        axes.set_xscale("log")
-        plain_ticks(axes.xaxis)
-    board.label_rows(axes, labels)
-    board.names(axes, "host time (µs), as profiled")
-    board.headline(f"Host overheads, {title}")
-    return board.figure
-
-
 def t1_by_workload(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     """T1, the host time between top-level operators, with a box per profiled workload and a panel per host.
 
@@ -111,14 +75,14 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     from matplotlib.lines import Line2D
 
     types = [name for name in TYPE_NAMES if (spread["type"] == name).any()]
-    steps = list(dict.fromkeys(zip(spread["gpu"], spread["model"], strict=True)))
+    steps = distinct(zip(spread["gpu"], spread["model"], strict=True))
     parts = [spread[(spread["gpu"] == gpu) & (spread["model"] == model)] for gpu, model in steps]
     labels = [[shorter(name) for name in dict.fromkeys(own["op"])] for own in parts]
     board = Board(
         [rows_height(names, page) for names in labels for _ in types], page, columns=len(types)
     )
     for row, ((gpu, model), part, names) in enumerate(zip(steps, parts, labels, strict=True)):
-        operators = list(dict.fromkeys(part["op"]))
+        operators = distinct(part["op"])
         step = f"{model}, " if model else ""
         for column, kind in enumerate(types):
             axes, times = board.panels[row * len(types) + column], part[part["type"] == kind]
@@ -130,7 +94,7 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
             axes.plot(times["mean_us"], where, "o", color=MEASURED, markersize=4)
             axes.set_xlim(left=0)
             first = column == 0 or board.columns == 1
-            board.label_rows(axes, names if first else [""] * len(names))
+            board.label_rows(axes, names, once=True)
             board.number_ticks(axes)
             board.names(axes, "host time (µs)")
             board.title(
@@ -160,7 +124,7 @@ def shorter(name: str) -> str:
 
 def _boxes(spread: pd.DataFrame, by: str, what: str, says: str, page: Page) -> Figure:
     """Horizontal boxes from quantiles, on a logarithmic axis because overheads cover several decades."""
-    hosts = list(dict.fromkeys(spread["gpu"]))
+    hosts = distinct(spread["gpu"])
     parts = [spread[spread["gpu"] == gpu] for gpu in hosts]
     board = Board([rows_height(list(part[by]), page) for part in parts], page, columns=1)
     for axes, gpu, part in zip(board.panels, hosts, parts, strict=True):

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pipeline.families import family_colour
 from pipeline.palette import ACTIVE, IDLE_STYLE, MEASURED, OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.show.figures.board import TEXT, WIDE, Board, Page, rows_height
+from pipeline.show.figures.board import TEXT, WIDE, Board, Page, rows_height, spread
 from pipeline.show.figures.figure_data import step_parts
 from pipeline.show.figures.scaling import draw_scaling, scaling_table
 from pipeline.show.figures.step_times import step_times, steps
@@ -42,14 +44,11 @@ def draw_step(prediction: Prediction, page: Page = WIDE) -> Figure:
     board = Board([rows_height(names, page)], page)
     (axes,) = board.panels
     board.label_rows(axes, names)
-    ms = {
-        "step": p.predicted_us / 1000,
-        **{name: us / 1000 for name, us in parts.items()},
-        "host": p.host_us / 1000,
-    }
+    times_us = {"step": p.predicted_us, **parts, "host": p.host_us}
+    ms = {name: us / 1000 for name, us in times_us.items()}
     left, ends = 0.0, []
+    colours = {"step": ACTIVE, "host": HOST, OTHERS: OTHER}
     for row, name in enumerate(names):
-        colours = {"step": ACTIVE, "host": HOST, OTHERS: OTHER}
         style = (
             IDLE_STYLE if name == "idle" else {"color": colours.get(name) or family_colour(name)}
         )
@@ -57,11 +56,11 @@ def draw_step(prediction: Prediction, page: Page = WIDE) -> Figure:
         axes.barh(row, ms[name], left=0.0 if apart else left, height=0.66, label=name, **style)
         left += 0.0 if apart else ms[name]
         ends.append(ms[name] if apart else left)
-    low, high = p.predicted_us - p.p10_us, p.p90_us - p.predicted_us
+    low, step, high = np.array([p.p10_us, p.predicted_us, p.p90_us]) / 1000
     axes.errorbar(
-        p.predicted_us / 1000,
+        step,
         0,
-        xerr=[[max(low, 0) / 1000], [max(high, 0) / 1000]],
+        xerr=spread(step, low, high),
         fmt="none",
         ecolor="black",
         capsize=3,

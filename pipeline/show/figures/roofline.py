@@ -77,13 +77,8 @@ def kernels_of(prediction: Prediction) -> pd.DataFrame:
     ]
     moved = calls["bytes_read"] + calls["bytes_written"]
     keys = ["family", "op", "dtype", "evidence", "flops", "moved", "kernel_us"]
-    table = (
-        calls.assign(moved=moved)
-        .groupby(keys, sort=False, dropna=False)
-        .size()
-        .rename("calls")
-        .reset_index()
-    )
+    groups = calls.assign(moved=moved).groupby(keys, sort=False, dropna=False)
+    table = groups.size().rename("calls").reset_index()
     table["us"] = table["kernel_us"] * table["calls"]
     table["intensity"] = table["flops"] / table["moved"].clip(lower=1.0)
     table["tflop_per_s"] = table["flops"] / table["kernel_us"] / 1e6
@@ -114,19 +109,13 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
     drawn = table[arithmetic & (table["us"] >= SMALL * total)]
     board = Board([HEIGHT], page, grid="both")
     (axes,) = board.panels
-    named = list(
-        drawn.groupby("family")["us"]
-        .sum()
-        .sort_values(ascending=False, kind="stable")
-        .index[:COLOURED]
-    )
-    for family, evidence in drawn[["family", "evidence"]].drop_duplicates().itertuples(index=False):
-        rows = drawn[(drawn["family"] == family) & (drawn["evidence"] == evidence)]
+    times = drawn.groupby("family")["us"].sum().sort_values(ascending=False, kind="stable")
+    named = list(times.index[:COLOURED])
+    kinds = drawn["evidence"].map(_kind)
+    for (family, kind), rows in drawn.groupby(["family", kinds], sort=False):
         areas = np.maximum(LARGEST * rows["us"] / table["us"].max(), 4.0)
         colour = family_colour(family) if family in named else OTHER
-        axes.scatter(
-            rows["intensity"], rows["tflop_per_s"], s=areas, **_fill(colour, str(evidence))
-        )
+        axes.scatter(rows["intensity"], rows["tflop_per_s"], s=areas, **_fill(colour, str(kind)))
     axes.set(xscale="log", yscale="log")
     _roofs(axes, p, drawn)
     _labels(axes, drawn, page)
@@ -142,7 +131,7 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
         " % by arithmetic"
     )
     board.title(axes, f"{p.title}: {milliseconds(p.predicted_us)}")
-    _legend(board, named, drawn)
+    _legend(board, named, drawn["family"].nunique() > len(named), set(kinds))
     board.note(
         f"Area is time. {100 * far:.0f} % of it is in kernels that reach less than a quarter of"
         " their roof."
@@ -159,8 +148,7 @@ def _kind(evidence: str) -> str:
     return SOLID if evidence in SAMPLED_EVIDENCE else OPEN if evidence == "roofline" else HATCHED
 
 
-def _fill(colour: str, evidence: str) -> dict[str, Any]:
-    kind = _kind(evidence)
+def _fill(colour: str, kind: str) -> dict[str, Any]:
     if kind == SOLID:
         return {"facecolor": colour, "edgecolor": "#222222", "linewidth": 0.8}
     hatch = {"hatch": "//////"} if kind == HATCHED else {}
@@ -217,18 +205,12 @@ def _labels(axes: Axes, drawn: pd.DataFrame, page: Page) -> None:
         )
 
 
-def _legend(board: Board, named: list[str], drawn: pd.DataFrame) -> None:
+def _legend(board: Board, named: list[str], others: bool, kinds: set[str]) -> None:
     from matplotlib.patches import Patch
 
-    colours = {name: family_colour(name) for name in named} | (
-        {"other families": OTHER} if drawn["family"].nunique() > len(named) else {}
-    )
+    colours = {name.replace("_", " "): family_colour(name) for name in named}
+    colours |= {"other families": OTHER} if others else {}
+    fills = [kind for kind in (SOLID, HATCHED, OPEN) if kind in kinds]
     handles = [Patch(facecolor=colour, edgecolor="#222222") for colour in colours.values()]
-    kinds = [
-        kind
-        for kind in (SOLID, HATCHED, OPEN)
-        if kind in {_kind(evidence) for evidence in drawn["evidence"]}
-    ]
-    fills = {SOLID: "pack", HATCHED: "transferred", OPEN: "roofline"}
-    handles += [Patch(**_fill("#777777", fills[kind])) for kind in kinds]
-    board.legend(handles, [*(name.replace("_", " ") for name in colours), *kinds])
+    handles += [Patch(**_fill("#777777", kind)) for kind in fills]
+    board.legend(handles, [*colours, *fills])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline.families import family_colour
@@ -18,14 +17,16 @@ from pipeline.palette import (
     text_on,
 )
 from pipeline.prediction import Prediction
-from pipeline.readable import short_time
+from pipeline.readable import distinct, short_time
 from pipeline.show.figures.board import (
     WIDE,
     Board,
     Page,
     rows_height,
+    spread,
     value_labels,
 )
+from pipeline.show.figures.figure_data import point_columns
 from pipeline.show.sentences import family_sentence, step_sentence
 
 if TYPE_CHECKING:
@@ -39,13 +40,14 @@ MIN_SHARE = 3.0
 LETTER_SHARE = 1.9
 """Share of the longest bar, in %, that a letter takes on the wide page; names and numbers are written where they fit."""
 
+UNNAMED = {"idle": "#FFFFFF", "other families": OTHER}
+"""Colours of parts of a step that are no kernel family."""
+
 TOO_LARGE = " *"
 """Mark of a point that needs more memory than the GPU has."""
 
 NAMES_OF = {"idle": "idle: the GPU waits"}
 """Names in legends of parts of a step that are no kernel family."""
-
-Numbers = npt.NDArray[np.float64]
 
 
 def steps(points: Iterable[Prediction]) -> pd.DataFrame:
@@ -62,28 +64,23 @@ def steps(points: Iterable[Prediction]) -> pd.DataFrame:
     """
     rows = [
         {
-            "gpu": p.gpu,
-            "workload": p.label,
-            "model_variant": p.label.rpartition(" b")[0],
-            "batch_size": p.batch_size,
-            "predicted_us": p.predicted_us,
-            "active_us": p.active_us,
-            "idle_us": p.idle_us,
-            "host_us": p.host_us,
+            **point_columns(p),
+            **{name: getattr(p, name) for name in COLUMNS},
             "kernels_us": sum(p.families_us.values()) or np.nan,
-            "p10_us": p.p10_us,
-            "p90_us": p.p90_us,
             "measured_us": np.nan if p.measured_us is None else p.measured_us,
-            "samples_per_s": p.samples_per_s,
-            "fits": p.fits,
-            "bound": p.bound,
             "device_evidence": percentages(p.evidence),
             "host_evidence": percentages(p.host_evidence),
-            "unmodelled_share": p.unmodelled_share,
         }
         for p in points
     ]
     return pd.DataFrame(rows)
+
+
+COLUMNS = (
+    "predicted_us", "active_us", "idle_us", "host_us", "p10_us", "p90_us", "samples_per_s", "fits",
+    "bound", "unmodelled_share",
+)  # fmt: skip
+"""Columns of `steps` that are attributes of a prediction."""
 
 
 def percentages(kinds: Mapping[str, float]) -> str:
@@ -112,7 +109,7 @@ def step_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> None:
     """A bar per step, in the order of the rows: active time, then idle time, the interval, and the measured step if any."""
     where = np.arange(len(rows))
     longest = float(np.nanmax(rows[["p90_us", "predicted_us", "measured_us"]].to_numpy(float)))
-    unit, name = (1.0, "µs") if longest < 1000 else (1e-3, "ms")
+    unit, name = _unit(longest)
     step, active, low, high, measured = (
         unit * rows[column].to_numpy(float)
         for column in ("predicted_us", "active_us", "p10_us", "p90_us", "measured_us")
@@ -147,6 +144,11 @@ def step_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> None:
     board.number_ticks(axes)
 
 
+def _unit(longest_us: float) -> tuple[float, str]:
+    """The unit of an axis of times, as a factor on µs and as text."""
+    return (1.0, "µs") if longest_us < 1000 else (1e-3, "ms")
+
+
 def breakdown(families: pd.DataFrame, page: Page = WIDE) -> Figure:
     """Time of a step by kernel family, and idle time: a panel per model, a stacked bar per GPU and batch size.
 
@@ -168,7 +170,7 @@ def breakdown(families: pd.DataFrame, page: Page = WIDE) -> Figure:
         for family in share.columns[(share >= MIN_SHARE).any()]:
             named[str(family)] = named.get(str(family), 0.0) + float(share[family].mean())
         longest = float(time.sum(axis=1).max())
-        unit, name = (1.0, "µs") if longest < 1000 else (1e-3, "ms")
+        unit, name = _unit(longest)
         _stack(
             axes, share, time * unit, LETTER_SHARE * WIDE.width / page.width * longest * unit / 100
         )
@@ -207,36 +209,20 @@ def _stack(axes: Axes, share: pd.DataFrame, time: pd.DataFrame, letter: float) -
     left = np.zeros(len(share))
     for family, members in parts.items():
         width, percent = time[members].sum(axis=1).to_numpy(float), share[members].sum(axis=1)
-        colour = (
-            "#FFFFFF"
-            if family == "idle"
-            else OTHER
-            if family == "other families"
-            else family_colour(family)
-        )
-        bars = axes.barh(
-            np.arange(len(share)), width, left=left, height=0.7, **_style(family, colour)
-        )
+        colour = UNNAMED.get(family) or family_colour(family)
+        style = {"color": colour, "edgecolor": "white", "linewidth": 0.8}
+        style = dict(IDLE_STYLE) if family == "idle" else style
+        bars = axes.barh(np.arange(len(share)), width, left=left, height=0.7, **style)
         texts = [
             _fitting(number, family, letter, length)
             for number, length in zip(percent, width, strict=True)
         ]
-        box = (
-            {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-            if family in ("idle", "other families")
-            else None
-        )
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+        box = white if family in UNNAMED else None
         axes.bar_label(
             bars, texts, label_type="center", fontsize=8, color=text_on(colour), bbox=box
         )
         left += width
-
-
-def _style(family: str, colour: str) -> dict[str, Any]:
-    """How a part of a bar is drawn."""
-    if family == "idle":
-        return dict(IDLE_STYLE)
-    return {"color": colour, "edgecolor": "white", "linewidth": 0.8}
 
 
 def _fitting(percent: float, family: str, letter: float, length: float) -> str:
@@ -259,7 +245,7 @@ def panel_per_model(
     ordered = table.assign(order=table["gpu"].map(order)).sort_values(
         ["batch_size", "order"], kind="stable"
     )
-    models = list(dict.fromkeys(table["model_variant"]))
+    models = distinct(table["model_variant"])
     parts = [ordered[ordered["model_variant"] == model].reset_index(drop=True) for model in models]
     labels = [_point_labels(part) for part in parts]
     board = Board([rows_height(names, page) for names in labels], page, columns=1)
@@ -283,11 +269,6 @@ def _point_labels(rows: pd.DataFrame) -> list[str]:
         (str(gpu) if one else f"{gpu}, batch {size:,}") + ("" if room else TOO_LARGE)
         for gpu, size, room in zip(points["gpu"], points["batch_size"], fits, strict=True)
     ]
-
-
-def spread(middle: Numbers, low: Numbers, high: Numbers) -> Numbers:
-    """Lengths of whiskers, as matplotlib's error bars take them."""
-    return np.maximum([middle - low, high - middle], 0.0)
 
 
 def _patches(colours: dict[str, str]) -> tuple[list[Artist], list[str]]:

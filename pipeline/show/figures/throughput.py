@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from pipeline.families.dims import Array
 from pipeline.palette import ACTIVE, series_colours
-from pipeline.readable import rate
-from pipeline.show.figures.board import MARKERS, WIDE, Board, Page, number_ticks
-from pipeline.show.figures.step_times import Numbers, panel_per_model, spread
+from pipeline.readable import distinct, rate
+from pipeline.show.figures.board import (
+    MARKERS,
+    WIDE,
+    Board,
+    Page,
+    number_ticks,
+    spread,
+)
+from pipeline.show.figures.step_times import panel_per_model
 from pipeline.show.sentences import throughput_sentence
 
 if TYPE_CHECKING:
@@ -27,11 +35,11 @@ def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     A model with one batch size, and a grid of many GPUs, get bars.
     """
-    gpus = list(dict.fromkeys(steps["gpu"]))
+    gpus = distinct(steps["gpu"])
     several = bool((steps.groupby("model_variant")["batch_size"].nunique() > 1).all())
     if several and len(gpus) <= MOST_LINES:
         colours, markers = series_colours(gpus), dict(zip(gpus, MARKERS, strict=False))
-        models = list(dict.fromkeys(steps["model_variant"]))
+        models = distinct(steps["model_variant"])
         board = Board([2.0] * len(models), page, columns=2, grid="y")
         for axes, model in zip(board.panels, models, strict=True):
             rows = steps[steps["model_variant"] == model]
@@ -71,7 +79,7 @@ def _throughput_bars(board: Board, axes: Axes, rows: pd.DataFrame) -> str:
 def _throughput_lines(
     axes: Axes, rows: pd.DataFrame, colours: dict[str, str], markers: dict[str, str]
 ) -> None:
-    gpus = list(dict.fromkeys(rows["gpu"]))
+    gpus = distinct(rows["gpu"])
     for number, gpu in enumerate(gpus):
         line = rows[rows["gpu"] == gpu].sort_values("batch_size")
         speed, low, high = _speeds(line)
@@ -106,7 +114,7 @@ def _throughput_lines(
     number_ticks(axes.yaxis)
 
 
-def _speeds(rows: pd.DataFrame) -> tuple[Numbers, Numbers, Numbers]:
+def _speeds(rows: pd.DataFrame) -> tuple[Array, Array, Array]:
     """Throughput with its p10 and p90, in samples per second."""
     batch = rows["batch_size"].to_numpy(float)
     low, high = (1e6 * batch / rows[column].to_numpy(float) for column in ("p90_us", "p10_us"))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pipeline.answers.advice import Advice
 from pipeline.answers.call_changes import GRADIENT, GRADIENTS
 from pipeline.answers.difference import Change, Difference, percent_of, signed
@@ -14,7 +16,16 @@ from pipeline.families import family_colour
 from pipeline.palette import ACTIVE, IDLE_STYLE, OTHER
 from pipeline.prediction import Prediction
 from pipeline.readable import milliseconds
-from pipeline.show.figures.board import TEXT, WIDE, Board, Page, check_file, rows_height, save_as
+from pipeline.show.figures.board import (
+    TEXT,
+    WIDE,
+    Board,
+    Page,
+    check_file,
+    rows_height,
+    save_as,
+    spread,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,11 +70,11 @@ def draw_difference(difference: Difference, page: Page = WIDE) -> Figure:
     return board.figure
 
 
-def draw_advice(advice: Advice, page: Page = WIDE) -> Figure:
+def draw_advice(advice: Advice) -> Figure:
     """A waterfall from a step to that with all lines of its advice, in the order in which the gains add up."""
     parts, before, after = advice.changes(), advice.before, advice.after
     labels = ["now", *(part.name for part in parts), "with all lines"]
-    board = Board([rows_height(labels, page)], page)
+    board = Board([rows_height(labels, WIDE)])
     board.title(board.panels[0], advice.summary)
     _waterfall(board, before, after, parts, labels)
     board.note("Whiskers: p10 to p90; those of the gains are from paired draws.")
@@ -101,16 +112,13 @@ def _waterfall(
     last = len(parts) + 1
     reached, longest = a.predicted_us / 1000, max(a.p90_us, b.p90_us) / 1000
     for row, p in ((0, a), (last, b)):
-        error = [
-            [max(p.predicted_us - p.p10_us, 0.0) / 1000],
-            [max(p.p90_us - p.predicted_us, 0.0) / 1000],
-        ]
+        low, step, high = np.array([p.p10_us, p.predicted_us, p.p90_us]) / 1000
         axes.barh(
             row,
-            p.predicted_us / 1000,
+            step,
             color=ACTIVE,
             height=0.6,
-            xerr=error,
+            xerr=spread(step, low, high),
             error_kw={"elinewidth": 1, "capsize": 2},
         )
         _text(axes, p.p90_us / 1000, row, milliseconds(p.predicted_us))
@@ -119,9 +127,10 @@ def _waterfall(
         axes.barh(row, end - start, left=start, height=0.6, **_style(part))
         right = max(start, end)
         if part.p10_us is not None and part.p90_us is not None:
-            reach = [[(part.us - part.p10_us) / 1000], [(part.p90_us - part.us) / 1000]]
+            low, middle, high = np.array([part.p10_us, part.us, part.p90_us]) / 1000
+            reach = spread(middle, low, high)
             axes.errorbar(end, row, xerr=reach, fmt="none", ecolor="black", elinewidth=1, capsize=2)
-            right = max(right, start + part.p90_us / 1000)
+            right = max(right, start + high)
         axes.plot([start, start], [row - 0.7, row - 0.3], color="#555555", linewidth=0.8)
         _text(axes, right, row, f"{signed(part.us)} ms ({percent_of(part.us, a)})")
         reached, longest = end, max(longest, right)
