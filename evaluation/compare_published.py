@@ -60,6 +60,9 @@ The rows of `default` are those of the campaigns under `measurements/`."""
 LIN2022 = "lin2022"
 """Source with tables of its own: its rows ship with the errors of other predictions (`evaluation/published/facts/`)."""
 
+CLOSE = 1.25
+"""Ratio of measured speeds below which a pair of GPUs is close: more than the usual error of a prediction."""
+
 MEAN_US = ("predicted_us", "active_us", "host_us", "p10_us", "p90_us")
 """Times of a prediction of which batches of several lengths have a mean."""
 
@@ -105,9 +108,9 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
     return with_errors(rows, [answer(command, engine) for command in rows["command"]])
 
 
-def right_order(rows: pd.DataFrame) -> tuple[int, int]:
-    """Number of GPU pairs predicted in the right order, and number of all pairs, by samples per second of a workload."""
-    right = pairs = 0
+def right_order(rows: pd.DataFrame) -> str:
+    """A sentence: of how many pairs of GPUs the order is right, by samples per second of a workload, and of close ones alone."""
+    right: dict[bool, list[bool]] = {True: [], False: []}
     for _, group in rows.groupby(["step", precisions(rows)]):
         speeds = [
             (gpu, size / measured_us, size / predicted_us)
@@ -116,18 +119,23 @@ def right_order(rows: pd.DataFrame) -> tuple[int, int]:
             ].itertuples(index=False)
         ]
         for one, other in combinations(speeds, 2):
-            pairs += one[0] != other[0]
-            right += one[0] != other[0] and (one[1] - other[1]) * (one[2] - other[2]) > 0
-    return right, pairs
+            if one[0] != other[0]:
+                near = max(one[1], other[1]) < CLOSE * min(one[1], other[1])
+                right[near].append((one[1] - other[1]) * (one[2] - other[2]) > 0)
+    near, pairs = right[True], right[True] + right[False]
+    said = (
+        f"Of {len(pairs)} pairs of GPUs in training, {sum(pairs)} are predicted in the right order"
+    )
+    alone = f"; of the {len(near)} that are less than {CLOSE:g} times apart, {sum(near)}"
+    return f"{said}{alone if near else ''}."
 
 
 def told(rows: pd.DataFrame, what: str) -> str:
     """The summary of a source: errors by step, means, order of GPUs, memory, and rows inside p10 to p90."""
     training = rows[rows["step"].str.contains("train")]
-    right, pairs = right_order(training)
     sentences = [
         mean_errors(training, what),
-        f"Of {pairs} pairs of GPUs in training, {right} are predicted in the right order.",
+        right_order(training),
         f"All these batches ran; {rows['fits'].sum()} of {len(rows)} are predicted to fit in"
         " memory.",
     ]

@@ -42,11 +42,23 @@ OPTION_PATTERN = re.compile(
 """Pattern of a model's options in a variant's name, as `pipeline.collect.campaign_grid` and grid points write them."""
 SHOWN_PARTS = (
     (parts.ACTIVE, "active"),
+    (parts.UNSEEN_ACTIVE, "active without these shapes"),
     (parts.OWN_OVERHEADS, "own overheads"),
-    (parts.SHARED_OVERHEADS, "others' overheads"),
+    (parts.SHARED_OVERHEADS, "other models' overheads"),
+    (parts.UNLIKE_OVERHEADS, "other kinds' overheads"),
     (parts.KERNEL_SUM, "kernels alone"),
 )
 """Parts of the prediction that the table shows, with the names of their columns."""
+
+COLUMNS = """\
+- *Without these shapes*: a kernel whose shape was a sample takes what a model of the other shapes predicts for it
+  (cross-validation in five folds of shapes). Where a network learned, three of five shapes have such a prediction.
+- *Own overheads* come from the workload's own trace, *other models' overheads* from the traces of all other models: of no batch
+  size and no variant of the same model. For *other kinds' overheads* all DLRMs are one model."""
+"""What the columns of the table are."""
+
+PREDICTED = [SHOWN_PARTS[place] for place in (0, 2, 3)]
+"""The parts whose predicted times are shown."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +186,10 @@ def block(
         (
             f"Source: `measurements/{gpu}/` ({software}), PyTorch's default precision (products in"
             " fp32; convolutions and RNNs in TF32 from Ampere on), unprofiled steps in a loop"
-            " without waits. `make measured` writes this. Own overheads come from the workload's"
-            " own trace, others' overheads from the traces of all other workloads."
+            " without waits. `make measured` writes this."
         ),
+        "",
+        COLUMNS,
         "",
         _steps(found),
     ]
@@ -217,7 +230,7 @@ def _tested_on(row: Mapping[Any, Any]) -> str:
 
 def _steps(part_rows: pd.DataFrame) -> str:
     head = ["model", "batch", "active (ms)", "step (ms)"]
-    head += [f"{name}: predicted (ms)" for _, name in SHOWN_PARTS[:3]] + [
+    head += [f"{name}: predicted (ms)" for _, name in PREDICTED] + [
         f"{name}: error (%)" for _, name in SHOWN_PARTS
     ]
     rows = []
@@ -239,9 +252,7 @@ def _steps(part_rows: pd.DataFrame) -> str:
         )
         active = of[parts.ACTIVE][1] if parts.ACTIVE in of else None
         measured = ["" if us is None else f"{us / 1e3:,.2f}" for us in (active, step)]
-        predicted = [
-            f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in SHOWN_PARTS[:3]
-        ]
+        predicted = [f"{of[part][0] / 1e3:,.2f}" if part in of else "" for part, _ in PREDICTED]
         errors = [
             f"{100 * (of[part][0] / of[part][1] - 1):+.1f}" if part in of else ""
             for part, _ in SHOWN_PARTS
@@ -256,9 +267,9 @@ def _means(part_rows: pd.DataFrame) -> list[list[str]]:
     If only some steps were traced, further rows cover the steps that have every part, so that parts can be compared.
     """
     step = ["model", "variant", "batch_size"]
-    whole = part_rows.groupby(step)["part"].transform("nunique") == len(SHOWN_PARTS)
+    whole = part_rows.groupby(step)["part"].transform("nunique") == part_rows["part"].nunique()
     chosen = {"all steps": part_rows} | (
-        {"steps with all four": part_rows[whole]} if whole.any() and not whole.all() else {}
+        {"steps with all parts": part_rows[whole]} if whole.any() and not whole.all() else {}
     )
     lines = []
     for name, rows in chosen.items():

@@ -102,7 +102,5 @@ def held_sentence(text: str) -> str:
         for row in rows
         if row.get("inside p10 to p90") == "all"
     ]
-    order = re.search(
-        r"Of \d+ pairs of GPUs in training, \d+ are predicted in the right order\.", text
-    )
+    order = re.search(r"Of \d+ pairs of GPUs in training, (?:[\w ,;]|\.\d)+\.", text)
     return " ".join([*said, *([order.group()] if order else [])])

@@ -20,6 +20,10 @@ from torch import Tensor, nn
 
 from pipeline.as_on_cuda.shape_operators import apply, is_empty, meta_operators
 
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""Collectives of one tensor; the first names are those from PyTorch 2.13 on."""
+
 
 @cache
 def _operators() -> Any:
@@ -172,7 +176,7 @@ class Shards:
         if not self.splits_tokens:
             return x, None
         whole = x.new_empty(x.shape[0] * self.ranks, *x.shape[1:])
-        return whole, dist.all_gather_into_tensor(whole, x.contiguous(), self.group, async_op=True)
+        return whole, _all_gather(whole, x.contiguous(), self.group, async_op=True)
 
     def reduce(self, x: Tensor) -> tuple[Tensor, Any]:
         """The sum over the ranks, of the own tokens where these are split, and what to wait for."""
@@ -181,7 +185,7 @@ class Shards:
         if not self.sequence:
             return x, dist.all_reduce(x, group=self.group, async_op=True)
         own = x.new_empty(x.shape[0] // self.ranks, *x.shape[1:])
-        return own, dist.reduce_scatter_tensor(own, x, group=self.group, async_op=True)
+        return own, _reduce_scatter(own, x, group=self.group, async_op=True)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the ranks, of the own tokens where these are split; the stream waits for it."""

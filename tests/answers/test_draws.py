@@ -239,3 +239,11 @@ def test_the_hosts_error_of_two_steps_cancels_as_far_as_they_have_the_same_opera
     assert (first - second).std() == pytest.approx(0.15 * np.sqrt(2 - 2 * 0.6), rel=0.02)
     longer = program(row(HOST, gap=300.0), row(HOST, gap=400.0))
     np.testing.assert_allclose(first, np.log(host_factors(0.5, longer, 20_000, 0)))
+
+
+def test_no_error_goes_below_the_least_time_and_the_far_end_stays_as_far() -> None:
+    """fp64 at the datasheet's peak takes 90 us, so p10 is there; p90 is 200 us, not closer because p10 is."""
+    ends = {"kernel_us": [100.0], "p10_us": [90.0], "p90_us": [200.0], "least_us": [90.0]}
+    sources = ErrorSources.of(different(["gemm"]))
+    drawn = steps(StepErrors.of(sources, pd.DataFrame(ends), {}), np.array([100.0]))
+    assert drawn.min() == 90.0 and np.percentile(drawn, 90) == pytest.approx(200.0, rel=0.03)

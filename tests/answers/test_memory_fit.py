@@ -102,3 +102,15 @@ def test_a_step_near_the_usable_memory_is_tight(
         state != "does not fit",
         state == "tight",
     )
+
+
+def test_a_largest_batch_is_sought_until_it_fits_and_no_longer() -> None:
+    """Attention over the batch: 382 samples fit a T4. The line through 512 and 1,024 alone says 430."""
+    tries: list[int] = []
+
+    def memory_bytes(_: object, size: int) -> int:
+        tries.append(size)
+        return 10**9 + 100_000 * size**2
+
+    assert estimated_largest_batch(ask(["gpu=T4", "model=dlrm_small"]), memory_bytes) == 380
+    assert len(tries) <= 5

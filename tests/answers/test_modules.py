@@ -254,3 +254,15 @@ def test_the_command_prints_modules_as_table_json_and_csv(
 )
 def test_numbers_have_three_digits_and_no_exponent(number: float, text: str) -> None:
     assert three_digits(number) == text
+
+
+def test_collectives_share_what_nothing_covers_by_the_time_that_each_lasts() -> None:
+    """A kernel until 10, all-reduces from 5 to 15 and from 15 to 45: 35 us are not covered, a quarter and three of them."""
+    calls = pd.DataFrame(
+        {
+            "family": ["gemm", "collective", "collective"],
+            "device_start_us": [0.0, 5.0, 15.0],
+            "device_end_us": [10.0, 15.0, 45.0],
+        }
+    )
+    assert list(alone_us(calls)) == [10.0, 35 / 4, 35 * 3 / 4]

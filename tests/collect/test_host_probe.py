@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 from pipeline import cli, predict
 from pipeline.answers.who_answers import observations_in, shipped_overheads
 from pipeline.collect import host_probe
-from pipeline.collect.host_probe import DONOR, PROBE_LOG_SD, probe_factor, probe_samples
+from pipeline.collect.host_probe import (
+    DONOR,
+    PROBE_LOG_SD,
+    known_host,
+    probe_factor,
+    probe_samples,
+)
 from pipeline.errors import MeasurementError, SteptimeWarning
 from pipeline.hardware.hosts import load_host
 from pipeline.overheads.overhead_model import OverheadModel
@@ -94,3 +100,14 @@ def test_the_command_writes_a_host_that_predicts(
     assert again.exit_code != 0 and "exists already" in str(again.exception)
     wrong = CliRunner().invoke(cli.app, ["host", "--out", str(tmp_path / "a b.yaml")])
     assert wrong.exit_code != 0 and "letters, digits" in str(wrong.exception)
+
+
+def test_the_known_host_launches_without_the_profiler() -> None:
+    """10 us recorded between operators and of a launch are 9: the profiler took 1 us of each."""
+    row = {"op": "aten::mm", "api": "cudaLaunchKernel", "signature": "", "value_us": 10.0}
+    kinds = ("T1", "T4")
+    seen = pd.DataFrame([{"type": kind, **row, "workload": "x"} for kind in kinds])
+    found = [
+        known_host(seen).find(kind, ["aten::mm"], [[""]], ["cudaLaunchKernel"]) for kind in kinds
+    ]
+    assert [float(each.value_us[0]) for each in found] == [9.0, 9.0]

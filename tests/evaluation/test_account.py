@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from evaluation.checks.language_passes import read_passes
-from evaluation.checks.method_names import FULL, KERNEL_SUM
+from evaluation.checks.method_names import FULL, KERNEL_SUM, TRAIN_MEAN
+from evaluation.compare_published import right_order
 from evaluation.figures.accuracy_data import mean_errors
 from evaluation.figures.accuracy_inputs import MODEL_ERRORS, PAIR_ERRORS, read_any
 from evaluation.pages import pictures
@@ -19,6 +20,7 @@ from evaluation.pages.accuracy_means import (
     kernel_rows,
     mean_table,
     readme_rows,
+    simple_methods,
 )
 from evaluation.pages.accuracy_tables import (
     Evidence,
@@ -28,7 +30,7 @@ from evaluation.pages.accuracy_tables import (
     page_tables,
 )
 from evaluation.pages.markdown import block, markdown, replaced, rewrite, table_rows, whole_text
-from evaluation.pages.published_rows import published_rows
+from evaluation.pages.published_rows import held_sentence, published_rows
 from evaluation.pages.readme_tables import (
     MEANS_MARKER,
     PAGE,
@@ -321,3 +323,19 @@ def test_a_public_table_of_passes_that_is_missing_or_of_another_form_is_named(
     pd.DataFrame({"gpu": ["V100"], "model": ["opt_13"]}).to_parquet(file)
     with pytest.raises(TableError, match=r"column mode, seq_len, .* is missing"):
         read_passes(tmp_path)
+
+
+def test_close_pairs_of_gpus_count_alone() -> None:
+    rows = pd.DataFrame({"gpu": ["A", "B", "C"], "measured_us": [100.0, 110.0, 300.0]})
+    rows = rows.assign(predicted_us=[100.0, 90.0, 300.0], step="s", precision="fp32", batch_size=1)
+    said = (
+        "Of 3 pairs of GPUs in training, 2 are predicted in the right order; of the 1 that are less"
+        " than 1.25 times apart, 0."
+    )
+    assert right_order(rows) == said and held_sentence(f"Errors. {said} All fit.") == said
+
+
+def test_the_trivial_baseline_stands_beside_ours_with_its_ties() -> None:
+    errors = {FULL: [0.02, 0.10], TRAIN_MEAN: [0.028, 0.3], KERNEL_SUM: [0.4, 0.6]}
+    said = simple_methods(pd.DataFrame(errors), FULL)
+    assert said.endswith("50.0; mean of other iterations 16.4 (as good as ours on 1 of 2)")

@@ -105,14 +105,17 @@ def test_the_table_holds_each_part_and_its_geometric_mean() -> None:
     )
     lines = text.splitlines()
     assert "(torch 2.11.0), PyTorch's default precision" in text
-    assert "| resnet50 | 32 | 1.00 | 2.00 | 1.10 | 1.90 |  | +10.0 | -5.0 |  | -50.0 |" in lines
-    assert "| dcgan | 64 |  | 2.00 |  | 2.40 |  |  | +20.0 |  |  |" in lines
     assert (
-        "| GMAE (%), all steps |  |  |  |  |  |  | 10.00 (1) | 10.00 (2) |  | 50.00 (1) |" in lines
+        "| resnet50 | 32 | 1.00 | 2.00 | 1.10 | 1.90 |  | +10.0 |  | -5.0 |  |  | -50.0 |" in lines
+    )
+    assert "| dcgan | 64 |  | 2.00 |  | 2.40 |  |  |  | +20.0 |  |  |  |" in lines
+    assert (
+        "| GMAE (%), all steps |  |  |  |  |  |  | 10.00 (1) |  | 10.00 (2) |  |  | 50.00 (1) |"
+        in lines
     )
     assert (
-        "| mean absolute error (%), all steps |  |  |  |  |  |  | 10.00 (1) | 12.50 (2) |  | 50.00"
-        " (1) |" in lines
+        "| mean absolute error (%), all steps |  |  |  |  |  |  | 10.00 (1) |  | 12.50 (2) |  |  |"
+        " 50.00 (1) |" in lines
     )
     assert "| gemm | 2.10 | 12 |" in lines
     assert "| bmm | 3.00 | 11 |" in lines
@@ -138,11 +141,11 @@ def test_a_step_that_was_not_traced_shows_its_measured_time_and_counts_apart() -
     lines = measured.block(
         "H200", found.assign(variant="default", batch_size=8), pd.DataFrame(), {}
     ).splitlines()
-    assert "| timed | 8 |  | 4.00 |  |  | 5.20 |  |  | +30.0 | -75.0 |" in lines
+    assert "| timed | 8 |  | 4.00 |  |  | 5.20 |  |  |  | +30.0 |  | -75.0 |" in lines
     assert any(line.startswith("| GMAE (%), all steps |") and "24.49 (2)" in line for line in lines)
     assert (
-        "| GMAE (%), steps with all four |  |  |  |  |  |  | 10.00 (1) | 10.00 (1) | 20.00 (1) |"
-        " 50.00 (1) |" in lines
+        "| GMAE (%), steps with all parts |  |  |  |  |  |  | 10.00 (1) |  | 10.00 (1) |"
+        " 20.00 (1) |  | 50.00 (1) |" in lines
     )
 
 
@@ -247,12 +250,31 @@ def test_a_step_without_a_trace_has_no_overheads_of_its_own(folder: Path) -> Non
     )
 
     class Untraced:
+        """A step that takes 100 us for each workload whose overheads it is predicted from."""
+
         question = SimpleNamespace(step_name="dlrm_ddp/embedding-joint_sparse/b4096")
+        unseen_active_us = staticmethod(lambda active_us: 2 * active_us)
+        step_us = staticmethod(lambda observations: 100.0 * len(observations) or None)
 
-        def step_us(self, observations: pd.DataFrame, own: bool) -> float | None:
-            return None if own else 1300.0
-
+    traced = ["dlrm_ddp/embedding-joint_sparse/b512", "dlrm_default/x/b512", "dcgan/default/b64"]
     found = parts.parts_of(
-        prediction, _untraced(folder, profiled_kernel_us=812.5), Untraced(), pd.DataFrame()
-    )
-    assert list(found["part"]) == [parts.ACTIVE, parts.SHARED_OVERHEADS, parts.KERNEL_SUM]
+        prediction,
+        _untraced(folder, profiled_kernel_us=812.5),
+        Untraced(),
+        pd.DataFrame({"workload": traced}),
+    ).set_index("part")["predicted_us"]
+    assert dict(found) == {
+        parts.ACTIVE: prediction.active_us,
+        parts.UNSEEN_ACTIVE: 2 * prediction.active_us,
+        parts.SHARED_OVERHEADS: 200.0,
+        parts.UNLIKE_OVERHEADS: 100.0,
+        parts.KERNEL_SUM: 800.0,
+    }
+
+
+def test_only_a_call_whose_shape_was_a_sample_is_answered_without_it() -> None:
+    sizes = {"M": [64.0, 64.0, 32.0], "N": 8.0}
+    calls = pd.DataFrame({"op": ["mm", "linear", "mm"], "dtype": "fp32", **sizes, "flops": 1.0})
+    tested = calls.head(1)[["op", "dtype", "M", "N"]].astype({"M": "Int64"})
+    tested = tested.assign(kernel_us=10.0, predicted_us=12.0, latency_us=9.0)
+    assert parts.unseen_factors(calls, tested) == pytest.approx([1.2, 1.0, 1.0])

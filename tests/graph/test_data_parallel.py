@@ -315,3 +315,19 @@ def test_objects_of_the_host_are_exchanged_without_a_call_of_the_device() -> Non
 
     answer = predict(GPU, step=make_step, batch_size=64, devices=4)
     assert answer.several is not None and answer.several.communication_us > 0
+
+
+def test_a_kernel_behind_two_waits_awaits_both_collectives() -> None:
+    names = [
+        "aten::mm",
+        "nccl:all_reduce",
+        "nccl:all_reduce",
+        "c10d::wait",
+        "c10d::wait",
+        "aten::add",
+    ]
+    said = ["{}", '{"collective": 0}', '{"collective": 1}', '{"awaits": 0}', '{"awaits": 1}', "{}"]
+    numbers = range(len(names))
+    graph = pd.DataFrame({"order": numbers, "node_id": numbers, "name": names, "attributes": said})
+    calls = pd.DataFrame({"node_id": [0, 1, 2, 5], "stream": [0, 1, 2, 0]})
+    assert stream_waits(graph, calls)[3] == (1, 2)

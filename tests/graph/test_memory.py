@@ -272,3 +272,11 @@ def test_the_largest_batch_of_inference_is_one_that_a_gpu_holds() -> None:
 def test_one_step_needs_more_of_a_larger_gpu() -> None:
     needs = [STEPS.memory_bytes(point) for point in expand(["gpu=T4,A100", "model=dlrm_small"])]
     assert needs[1] - needs[0] == (108 - 40) * 3_700_000
+
+
+def test_every_weight_and_input_takes_a_block_of_the_allocator() -> None:
+    """512 bytes each of a weight, a bias, the input and the result: `steptime predict` shows them as memory."""
+    x, layer = torch.empty(4, 8, device="meta"), nn.Linear(8, 8, device="meta")
+    with torch.no_grad(), LiveMemory([x, *layer.parameters()]) as live:
+        layer(x)
+    assert live.blocks == 4

@@ -223,3 +223,9 @@ def test_a_campaigns_host_is_observed_but_its_profiled_times_leave_something_ope
     host = load_host("H100")
     assert not host.inferred, "its own overheads are no transferred ones"
     assert host_sigma({"measured": 1.0}, host.log_sd) == pytest.approx(0.23, abs=0.01)
+
+
+def test_a_comparison_names_first_what_a_faster_host_shortens_most() -> None:
+    line = compare("A100,V100", model="dlrm_ddp", batch_size="2048,512").hosts or ""
+    named = line.partition("with typical-2020: ")[2]
+    assert named.startswith("V100 b512 ") and ", V100 b2048 " in named

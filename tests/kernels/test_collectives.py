@@ -1,5 +1,7 @@
 """Collectives: fitted curves and formulas, which calls they answer, and what other GPUs take from them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -242,3 +244,66 @@ def test_a_collective_has_two_ranks_and_no_more_than_its_nodes_hold(ranks, nodes
     with pytest.raises(TableError, match=said):
         predict_command("H100", None, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
+
+
+def in_cluster(gpu="H100", cluster="dgx-h100", measured=(), **changed):
+    return collective_model(load_gpu(gpu), replace(load_cluster(cluster), **changed), measured)
+
+
+@pytest.mark.parametrize(
+    "ranks, nodes, groups, changed, used",
+    [
+        (16, 2, 1, {}, 8),
+        (16, 2, 4, {}, 2),  # tensor parallel in fours: each group has a quarter of the NICs
+        (4, 2, 1, {}, 2),  # two ranks of a node have the NICs beside them
+        (4, 2, 1, {"nics_per_node": 16}, 4),
+    ],
+)
+def test_ranks_send_through_their_own_share_of_the_nics(ranks, nodes, groups, changed, used):
+    call = calls("all_gather", ranks, 2**34, nodes).assign(node_groups=groups)
+    wire = (ranks - 1) / ranks * 2**34 / (0.95 * used * 50e3)
+    assert in_cluster(**changed).predict(call).kernel[0] == pytest.approx(wire, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "asked, hop, hops",
+    [
+        (("all_gather", 8, 1), "latency_us", 7),
+        (("all_gather", 16, 1), "latency_us", 7 + 2),  # beyond a ring of 8: up and down a tree
+        (("all_reduce", 16, 1), "latency_us", 2 * (7 + 2)),
+        (("all_gather", 64, 2**34, 4), "nic_latency_us", 3),
+        (("all_reduce", 64, 2**34, 4), "nic_latency_us", 2 * 3),
+        (("all_reduce", 64, 1, 4), "nic_latency_us", 2 * 2),  # a tree
+    ],
+)
+def test_each_hop_of_a_ring_adds_its_latency(asked, hop, hops):
+    models = [in_cluster("V100-SXM2-32GB", "dgx2-v100", **{hop: us}) for us in (1.0, 2.0)]
+    assert np.diff([time_us(model, *asked) for model in models]) == pytest.approx(hops, rel=1e-4)
+
+
+def test_a_curve_of_more_ranks_is_shorter_by_the_hops_that_fewer_ranks_save():
+    flat = [
+        MeasuredCurves(
+            load_gpu("H100"), "nvswitch", {"all_reduce": {8: TimeCurve((1.0,), (50.0,))}}
+        )
+    ]
+    model = in_cluster(measured=flat, latency_us=1.0)
+    assert [time_us(model, *asked) for asked in (("all_reduce", 8), ("all_reduce", 4))] == [50, 42]
+    assert time_us(model, "all_gather", 8) == 43, "half as many as an all-reduce"
+
+
+def test_a_card_of_the_same_chip_with_another_link_is_not_measured():
+    """A card with half the link of the measured one is another card: 1.55 up and down, not 1.12."""
+    card = load_gpu("H200")
+    curves = [
+        MeasuredCurves(card, "nvswitch", {"all_reduce": {8: TimeCurve((1.0, 2e9), (1.0, 1e4))}})
+    ]
+    same, cut = (
+        replace(card, name="cut", nvlink_gb_per_s=card.nvlink_gb_per_s * share)
+        for share in (1, 0.5)
+    )
+    models = [collective_model(card, None, curves) for card in (same, cut)]
+    assert [model.evidence for model in models] == ["pack", "transferred"]
+    assert time_us(models[1], size=2**28) == pytest.approx(
+        2 * time_us(models[0], size=2**28), rel=0.01
+    )
