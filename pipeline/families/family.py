@@ -58,6 +58,8 @@ class Calls:
 
 Formula = Callable[[Calls], Array]
 
+Added = Callable[[Calls, float], Array]
+
 Limit = Callable[[Calls, Array, Flags, bool], tuple[Array, Array | float]]
 
 
@@ -193,6 +195,8 @@ class Family:
         product: the matrix products that it computes.
         columns: adds its feature columns.
         spread: factors between a formula's time and the ends of its p10-p90 interval; None: that of the law.
+        added: time of calls at the chip's rates, us, from calls and the ratio of the time of large calls to that at the peak:
+            sizes beyond the samples' range add no more.
         limit: bounds of a model's times: from calls, their times, whether sizes are inside the samples' range, and whether the
             model is of other GPUs, to a factor on the times and one on the ends of their intervals.
         outside_spread: independent error (log half-width of p10 to p90) of a call one octave or more outside the samples'
@@ -216,6 +220,7 @@ class Family:
     product: Callable[[Dims], Product] | None = None
     columns: Callable[[Columns, Calls], None] = plain_columns
     spread: Callable[[Calls, float], Array | float] | None = None
+    added: Added | None = None
     limit: Limit | None = None
     outside_spread: float = 0.25
     colour: str = OTHER

@@ -248,11 +248,18 @@ class FittedModel(KernelModel):
             drop = [
                 name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns
             ]
-            factor = np.where(outside, self.prior(calls.drop(columns=drop)) / physics, 1.0)
+            wanted = calls.drop(columns=drop)
+            factor = np.where(outside, self.prior(wanted) / physics, 1.0)
+            added = self.physics.added_us(self.family, wanted, clamped, self._large_us)
+            factor = np.fmin(factor, 1.0 + added / kernel)
             estimate = estimate.scale(factor, self._growth(estimate, octaves))
             error = FAMILIES[self.family].outside_spread * np.minimum(octaves[outside], 1.0)
             estimate = merge(estimate, estimate.rows(outside).widen(np.exp(error)), outside)
         return estimate
+
+    def _large_us(self, calls: pd.DataFrame) -> Array:
+        """Latency of calls, as large as the samples' range allows, us, shape (rows,)."""
+        return np.exp(self.without_drift(self.scope.clamp(calls)[0]))
 
     def _growth(self, inside: Estimate, octaves: Array) -> Array:
         """Growth factor of log half-widths outside the samples' range, shape (rows,), limited by physics' width."""

@@ -6,6 +6,7 @@ the latency floor of the samples. Times are kernel times, without the launch and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,11 @@ PHYSICS_SPREAD = {
 }  # fmt: skip
 """Factor between a formula's time and the ends of its p10-p90 interval, which holds about 80 % of the kernels of public
 traces (docs/kernels.md)."""
+
+
+FULL_SIDE, BEYOND_SHARE = 4096.0, 1.12
+"""Sides of a product that fills a GPU. Sizes beyond the samples' range add time at its rate, or that of memory, times the second
+figure: the geometric mean of ten fp32 products of 16,291 to 488,152 rows in `measurements/H100` (1.00 to 1.32)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,25 @@ class Physics(Chip):
         entry = family(name)
         usual = PHYSICS_SPREAD[entry.law]
         return usual if entry.spread is None else entry.spread(self.calls(name, calls), usual)
+
+    def added_us(
+        self,
+        name: str,
+        calls: pd.DataFrame,
+        within: pd.DataFrame,
+        model_us: Callable[[pd.DataFrame], Array],
+    ) -> Array:
+        """Time that calls add to those `within` the samples' range at the chip's rates, us, shape (rows,); NaN where they add none.
+
+        `model_us` gives the time of a large product, which tells how far from its peak the chip runs.
+        """
+        added = family(name).added
+        if added is None:
+            return np.full(len(calls), np.nan)
+        full = within.iloc[:1].assign(**dict.fromkeys(("M", "N", "K"), FULL_SIDE))
+        slower = float((model_us(full) / added(self.calls(name, full), 1.0))[0])
+        longer, usual = (added(self.calls(name, rows), slower) for rows in (calls, within))
+        return np.where(longer > usual, BEYOND_SHARE * (longer - usual), np.nan)
 
     def least_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Arithmetic at the datasheet's peak where nothing was measured (fp64, fp32 volumes), us, shape (rows,); else 0."""
