@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.families.chip import Chip
-from pipeline.families.dims import Array, Dims, Work
+from pipeline.families.dims import Array, Dims, Flags, Work
 from pipeline.families.family import Calls, Family, Law, product_us
 from pipeline.families.gemm import computed_us
 from pipeline.families.row_wise import DROPOUT_PER_CLOCK
 from pipeline.families.tensor_cores import HALF_DTYPES
+from pipeline.hardware.spec import GpuSpec
 
 ATTENTION_EDGE, ATTENTION_CLOCKS = 64.0, (7_200.0, 4_600.0)
 """Queries, keys and head width of a tile of the memory-efficient kernel, and cycles of an SM for it beside its products: in fp32
@@ -77,6 +78,12 @@ def _tile_clocks(c: Calls) -> Array:
     return np.where(half, *ATTENTION_CLOCKS[::-1]) + flops / per_clock
 
 
+def older_kernel(d: Dims, gpu: GpuSpec) -> Flags:
+    """Calls of FlashAttention-2 where PyTorch chooses cuDNN's kernel: those of traces, whose operator names it, shape (rows,)."""
+    recorded = d.op_in(("flash",)) & ~d.flag("chosen") & d.dtype_in(HALF_DTYPES)
+    return recorded & (gpu.generation.fused_attention == "cudnn")
+
+
 def dropout_us(d: Dims, chip: Chip, per_clock: Array | float) -> Array:
     """Time of the random numbers of attention with dropout, one for each score in either pass, us, shape (rows,)."""
     scores = d("B") * d("M") * d("N") * np.where(d.flag("causal"), 0.5, 1.0)
@@ -91,6 +98,6 @@ FAMILIES = (
     Family(
         "attention", ("B", "M", "N", "K"), Law.COMPUTE, attention_work,
         ("flash", "cudnn", "efficient", "math"), start=(6.0, 5.0), time=attention_us,
-        reference=product_us, colour="#073763",
+        reference=product_us, marks=("causal", "dropout"), unlike=older_kernel, colour="#073763",
     ),
 )  # fmt: skip

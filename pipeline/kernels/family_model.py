@@ -156,8 +156,9 @@ class FittedModel(KernelModel):
         return Physics.of(self.gpu).calibrate(self.memory, self.evidence)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows that the scope of the samples covers."""
-        return self.scope.covers(calls)
+        """Rows that the scope of the samples covers, of the kernels that were measured."""
+        covered, unlike = self.scope.covers(calls), FAMILIES[self.family].unlike
+        return covered if unlike is None else covered & ~unlike(Dims(calls), self.gpu)
 
     def baseline(self, calls: pd.DataFrame) -> Array:
         """Log latency by physics and floor, shape (rows,); learned members fit the difference from it."""

@@ -8,6 +8,7 @@ import pytest
 from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
+from pipeline.kernels.features import Scope
 from pipeline.model_files import pack_models
 
 RTX3060 = {
@@ -74,3 +75,27 @@ def test_before_ampere_half_precision_gains_little_from_fusion():
     v100 = load_predictor(load_gpu("V100"), [pack_models("V100")])
     separate = v100.predict(pd.DataFrame(calls))["kernel_us"].sum()
     assert 0.8 < kernel_us("V100", "forward", 256, 512, "fp16", "flash") / separate < 1.2
+
+
+@pytest.mark.parametrize(
+    ("heads", "tokens", "causal", "measured_us"), [(256, 559, True, 113.4), (8, 141, False, 9.1)]
+)
+def test_attention_of_a_trace_is_the_kernel_that_its_operator_names(
+    heads, tokens, causal, measured_us
+):
+    """H100 traces with FlashAttention-2 (AMD-AGI/TraceLens, MIT), where our samples are of cuDNN's kernel."""
+    h100 = load_predictor(load_gpu("H100"), [pack_models("H100")])
+    said = json.dumps({"causal": causal})
+    call = {"family": "attention", "op": "flash", "dtype": "bf16", "B": heads, "K": 64}
+    call |= {"M": tokens, "N": tokens, "attributes": said}
+    assert h100.predict(pd.DataFrame([call]))["kernel_us"].item() == pytest.approx(
+        measured_us, rel=0.1
+    )
+
+
+def test_samples_without_a_mark_do_not_answer_for_calls_that_have_it():
+    samples = pd.DataFrame({"family": "attention", "op": "flash", "phase": "forward", "B": [8, 16]})
+    samples = samples.assign(dtype="bf16", M=128, N=128, K=64, attributes='{"causal":true}')
+    scope = Scope.of("attention", samples, ("B", "M", "N", "K"))
+    assert scope.covers(samples).all() and Scope.from_json(scope.to_json()) == scope
+    assert not scope.covers(samples.assign(attributes='{"causal":true,"dropout":true}')).any()
