@@ -23,7 +23,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.features import without_phase
-from pipeline.kernels.physics import Physics, raised_to_min_duration
+from pipeline.kernels.physics import LARGE_SIDES, Physics, raised_to_min_duration
 from pipeline.model_files import list_packs, pack_models
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shipped_models import covered, load_models, predict_calls
@@ -197,8 +197,10 @@ class TransferredModel(KernelModel):
         within = calls.assign(
             **{name: side.clip(upper=SAMPLED_SIDES[name]) for name, side in sides.items()}
         )
+        large = within.iloc[:1].assign(**LARGE_SIDES)
+        large_us = self._estimate(large).kernel
         most = self._estimate(within).kernel + Physics.of(self.gpu).added_us(
-            self.family, calls, within, lambda rows: self._estimate(rows).kernel
+            self.family, calls, within, large, large_us
         )
         return estimate.scale(np.fmin(1.0, most / estimate.kernel))
 

@@ -30,7 +30,7 @@ from pipeline.kernels.estimate import (
 from pipeline.kernels.features import Scope
 from pipeline.kernels.gaussian_process import GaussianProcess
 from pipeline.kernels.networks import Network, Trees
-from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
+from pipeline.kernels.physics import LARGE_SIDES, PHYSICS_SPREAD, Physics
 from pipeline.model_files import read_arrays, read_json, reading, write_arrays, write_json
 from pipeline.schemas import atomic_path
 
@@ -251,16 +251,18 @@ class FittedModel(KernelModel):
             ]
             wanted = calls.drop(columns=drop)
             factor = np.where(outside, self.prior(wanted) / physics, 1.0)
-            added = self.physics.added_us(self.family, wanted, clamped, self._large_us)
-            factor = np.fmin(factor, 1.0 + added / kernel)
+            if FAMILIES[self.family].added is not None:
+                large = self.scope.clamp(clamped.iloc[:1].assign(**LARGE_SIDES))[0]
+                sizes = (wanted, clamped, large)
+                large_us = np.exp(self.without_drift(large))
+                added = self.physics.added_us(self.family, *sizes, large_us)
+                factor = np.fmin(factor, 1.0 + added / kernel)
+                least_us = self.physics.least_moving_us(self.family, wanted)
+                factor = np.where(outside, np.fmax(factor, least_us / kernel), factor)
             estimate = estimate.scale(factor, self._growth(estimate, octaves))
             error = FAMILIES[self.family].outside_spread * np.minimum(octaves[outside], 1.0)
             estimate = merge(estimate, estimate.rows(outside).widen(np.exp(error)), outside)
         return estimate
-
-    def _large_us(self, calls: pd.DataFrame) -> Array:
-        """Latency of calls, as large as the samples' range allows, us, shape (rows,)."""
-        return np.exp(self.without_drift(self.scope.clamp(calls)[0]))
 
     def _growth(self, inside: Estimate, octaves: Array) -> Array:
         """Growth factor of log half-widths outside the samples' range, shape (rows,), limited by physics' width."""

@@ -40,3 +40,11 @@ def test_long_sums_of_narrow_products_take_what_others_measured(columns, measure
     """DeepBench (Apache-2.0), V100 with CUDA 10.1, sums of 500,000: means of both layouts of the first matrix."""
     k, m = columns
     assert kernel_us("V100-SXM2-16GB", (m, 500_000, k))[0] == pytest.approx(measured_us, rel=0.2)
+
+
+@pytest.mark.parametrize("gpu", ["L40S", "H100", "A100-SXM4-80GB"])
+def test_no_tall_product_moves_its_bytes_faster_than_memory(gpu):
+    spec, (m, n, k) = load_gpu(gpu), (2_000_000, 128, 64)
+    call = {"family": "gemm", "op": "linear", "B": 1, "M": m, "N": n, "K": k, "dtype": "bf16"}
+    us = load_predictor(spec).predict(pd.DataFrame([call]))["kernel_us"].item()
+    assert us > (2 * m * (n + k) - spec.l2_bytes) / spec.dram_gb_per_s / 1e3
