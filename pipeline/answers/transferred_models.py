@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.families import FAMILIES
 from pipeline.families.chip import Chip
 from pipeline.families.dims import Array, Dims, Flags
 from pipeline.hardware.find_gpu import load_gpu, same_chip, same_chip_gpu
@@ -22,7 +23,7 @@ from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, Floor, KernelModel
 from pipeline.kernels.family_model import FittedModel, read_description
 from pipeline.kernels.features import without_phase
-from pipeline.kernels.physics import raised_to_min_duration
+from pipeline.kernels.physics import LARGE_SIDES, Physics, raised_to_min_duration
 from pipeline.model_files import list_packs, pack_models
 from pipeline.transfer.probes import Calibration
 from pipeline.transfer.shipped_models import covered, load_models, predict_calls
@@ -31,6 +32,9 @@ from pipeline.transfer.utilisation import UtilisationModel
 SPREAD = 1.5
 """Factor on the log half-widths of the measured GPU's intervals, because boards of one chip differ in clocks and
 memory."""
+
+SAMPLED_SIDES = {"M": 8192.0, "N": 65536.0, "K": 65536.0}
+"""Largest products of the samples of cross-GPU models; what is larger adds time at the chip's rates."""
 
 PROBE_TRUST = 3.0
 """Number of probes at which a level measured on this GPU gets weight 1/2. With n probes the weight is n / (n + 3)."""
@@ -183,6 +187,22 @@ class TransferredModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times from the cross-GPU models; NaN for rows they do not cover."""
+        estimate = self._estimate(calls)
+        sides = {name: calls[name] for name in SAMPLED_SIDES if name in calls}
+        larger = [side > SAMPLED_SIDES[name] for name, side in sides.items()]
+        if FAMILIES[self.family].added is None or not np.any(larger):
+            return estimate
+        within = calls.assign(
+            **{name: side.clip(upper=SAMPLED_SIDES[name]) for name, side in sides.items()}
+        )
+        large = within.iloc[:1].assign(**LARGE_SIDES)
+        large_us = self._estimate(large).kernel
+        most = self._estimate(within).kernel + Physics.of(self.gpu).added_us(
+            self.family, calls, within, large, large_us
+        )
+        return estimate.scale(np.fmin(1.0, most / estimate.kernel))
+
+    def _estimate(self, calls: pd.DataFrame) -> Estimate:
         predicted = predict_calls(
             without_phase(self.family, calls), self.gpu, None, dict(self.corrections or {})
         )

@@ -43,7 +43,7 @@ class SteptimeEfficient(torch.autograd.Function):
         """q, k, v (B, heads, T, D), mask (in its stored shape) -> (B, heads, T, D)."""
         output: Tensor = getattr(_attention_operators(), cls.name)(q, k, v, mask, causal, dropout)
         ctx.save_for_backward(q, k, v, output, *([] if mask is None else [mask]))
-        ctx.causal = causal
+        ctx.options = causal, dropout
         return output
 
     @classmethod
@@ -52,7 +52,7 @@ class SteptimeEfficient(torch.autograd.Function):
         q, k, v, output, *masks = ctx.saved_tensors
         mask = masks[0] if masks else None
         of_inputs = getattr(_attention_operators(), f"{cls.name}_backward")(
-            gradients[0], q, k, v, mask, output, ctx.causal
+            gradients[0], q, k, v, mask, output, *ctx.options
         )
         return (
             *of_inputs,
@@ -124,7 +124,14 @@ def _attention_operators() -> Any:
         return q.new_empty(*q.shape[:-1], v.shape[-1])
 
     def backward(
-        g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, causal: bool
+        g: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        out: Tensor,
+        causal: bool,
+        dropout: float,
     ) -> tuple[Tensor, ...]:
         return tuple(tensor.new_empty(tensor.shape) for tensor in (q, k, v))
 
@@ -133,8 +140,8 @@ def _attention_operators() -> Any:
     for name in (SteptimeFlash.name, SteptimeEfficient.name):
         operators[f"{name}({inputs}, bool causal, float dropout) -> Tensor"] = forward
         operators[
-            f"{name}_backward(Tensor g, {inputs}, Tensor out, bool causal) -> (Tensor, Tensor,"
-            " Tensor)"
+            f"{name}_backward(Tensor g, {inputs}, Tensor out, bool causal, float dropout)"
+            " -> (Tensor, Tensor, Tensor)"
         ] = backward
     return meta_operators("steptime_attention", operators)
 

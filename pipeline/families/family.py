@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pipeline.families.chip import SMALLEST_KERNEL_US, Chip
 from pipeline.families.columns import Columns, alignment, wave_columns
 from pipeline.families.dims import Array, Dims, Flags, Work
+from pipeline.hardware.spec import GpuSpec
 from pipeline.palette import OTHER
 
 
@@ -57,6 +58,8 @@ class Calls:
 
 
 Formula = Callable[[Calls], Array]
+
+Added = Callable[[Calls, float], Array]
 
 Limit = Callable[[Calls, Array, Flags, bool], tuple[Array, Array | float]]
 
@@ -193,11 +196,15 @@ class Family:
         product: the matrix products that it computes.
         columns: adds its feature columns.
         spread: factors between a formula's time and the ends of its p10-p90 interval; None: that of the law.
+        added: time of calls at the chip's rates, us, from calls and the ratio of the time of large calls to that at the peak:
+            sizes beyond the samples' range add no more.
         limit: bounds of a model's times: from calls, their times, whether sizes are inside the samples' range, and whether the
             model is of other GPUs, to a factor on the times and one on the ends of their intervals.
         outside_spread: independent error (log half-width of p10 to p90) of a call one octave or more outside the samples'
             range: 80 % of such rows of the second session of V100 and P4 differ by less from the median error of the rows
             inside the range. Families without such rows have a value between those.
+        marks: flags in `attributes` of which other kernels run: models answer for those that their samples have.
+        unlike: calls that run other kernels on a GPU than a campaign measures there.
         colour: in all pictures, of the hues of Okabe and Ito (`palette.py`); related families share a hue and differ in lightness.
         any_phase: its kernels are the same in every phase.
         flat: its time depends only on the number of elements B x H: (458752, 14) takes as long as (16384, 392).
@@ -216,8 +223,11 @@ class Family:
     product: Callable[[Dims], Product] | None = None
     columns: Callable[[Columns, Calls], None] = plain_columns
     spread: Callable[[Calls, float], Array | float] | None = None
+    added: Added | None = None
     limit: Limit | None = None
     outside_spread: float = 0.25
+    marks: tuple[str, ...] = ()
+    unlike: Callable[[Dims, GpuSpec], Flags] | None = None
     colour: str = OTHER
     any_phase: bool = False
     flat: bool = False

@@ -22,6 +22,9 @@ SMALL_EDGE, SMALL_PEAK_SHARE, SMALL_BLOCK_CLOCKS = 64.0, 0.6, 350.0
 """Largest edge of a small product: two tiles of 32, the smallest of the library. Such tiles reach this share of the peak, and
 each block takes this many cycles of an SM beside its arithmetic (measured on an H100)."""
 
+NARROWEST = 32.0
+"""Smallest edge of a tile of the library."""
+
 
 def sizes(d: Dims) -> Product:
     """M, N, K and the number of products, each of shape (rows,)."""
@@ -39,6 +42,19 @@ def computed_us(c: Calls, shortest: float = MIN_REDUCTION) -> Array:
     """Time of products by waves of tiles. cuBLAS multiplies matrices in fp64 on tensor cores that can."""
     dtype = np.where(c.dtype == "fp64", "fp64_tensor", c.dtype)
     return product_us(c, c.chip.flop_per_us(dtype), shortest)
+
+
+def added_us(c: Calls, slower: float) -> Array:
+    """Time of fp32 products at the rates of the chip, us, without starts and partly filled waves; NaN on tensor cores.
+
+    Large products take `slower` times as long as at the peak (a GPU may be throttled). On tensor cores, published steps with a
+    million rows agree with times in proportion to the rows.
+    """
+    (m, n, k, b), peak = sizes(c.d), c.chip.flop_per_us(c.dtype)
+    outputs = b * np.ceil(m / NARROWEST) * np.ceil(k / NARROWEST) * NARROWEST**2
+    bytes_us = c.work.bytes / (1e3 * c.chip.gpu.peak_dram_gb_per_s())
+    us = np.maximum(slower * 2.0 * outputs * n / peak, bytes_us)
+    return np.where(c.dtype == "fp32", us, np.nan)
 
 
 def gemm_us(c: Calls) -> Array:
@@ -103,7 +119,7 @@ FAMILIES = (
     Family(
         "gemm", ("M", "N", "K"), Law.COMPUTE, work, ("linear", "mm"), ("B", "trans_a", "trans_b"),
         start=(5.0, 4.5), time=gemm_us, reference=product_us, product=sizes, columns=columns,
-        outside_spread=0.06, colour="#0B5FA5", any_phase=True,
+        added=added_us, outside_spread=0.06, colour="#0B5FA5", any_phase=True,
     ),
     Family(
         "bmm", ("B", "M", "N", "K"), Law.COMPUTE, work, ("bmm",), ("trans_a", "trans_b"),

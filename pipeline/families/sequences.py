@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.families.dims import Array, Dims, Work
+from pipeline.families.chip import Chip
+from pipeline.families.dims import Array, Dims, Flags, Work
 from pipeline.families.family import Calls, Family, Law, product_us
 from pipeline.families.gemm import computed_us
+from pipeline.families.row_wise import DROPOUT_PER_CLOCK
+from pipeline.families.tensor_cores import HALF_DTYPES
+from pipeline.hardware.spec import GpuSpec
 
-ATTENTION_TILE_CLOCKS = 8_900.0
-"""Cycles of an SM for 64 queries and 64 keys of a head of 64 elements in fp32 (memory-efficient kernel, measured on an H100)."""
+ATTENTION_EDGE, ATTENTION_CLOCKS = 64.0, (7_200.0, 4_600.0)
+"""Queries, keys and head width of a tile of the memory-efficient kernel, and cycles of an SM for it beside its products: in fp32
+(measured on an H100, 8,900 with them), and in half precision before Ampere (between the means of its authors for a V100, the time
+of separate operators forward, 1.2 times that backward; facebookresearch/xformers, pull request 362)."""
+
+AMPERE = 8.0
+"""Least compute capability of FlashAttention in PyTorch (`check_flash_attention_hardware_support` in `sdp_utils.cpp`)."""
+
+SPLIT_PRODUCTS = 3.0
+"""Products in TF32 of which the memory-efficient kernel makes one in fp32 from Ampere on (`OpMultiplyAddFastF32` of CUTLASS)."""
 
 
 def recurrent_work(d: Dims) -> Work:
@@ -36,18 +48,46 @@ def attention_work(d: Dims) -> Work:
 
 
 def attention_us(c: Calls) -> Array:
-    """Time of fused attention, in fp32 at least that of its tiles, one after another, in blocks side by side.
+    """Time of fused attention, at least that of its tiles, one after another, in blocks side by side.
 
     A block takes 64 queries and loops over keys; backward it takes 64 keys, loops over queries, and takes three times as long each.
     A tile of a block that is alone on its SM takes 1.6 times as long (measured on an H100).
+
+    This is the memory-efficient kernel of PyTorch, which has no FlashAttention in fp32, and none before Ampere
+    (`sdp_utils.cpp`). Half precision on newer GPUs has a model of its own (`pipeline/kernels/fused_attention.py`).
     """
-    d, back = c.d, c.d.backward()
-    queries, keys = np.ceil(d("M") / 64.0), np.ceil(d("N") / 64.0)
+    d, back, edge = c.d, c.d.backward(), ATTENTION_EDGE
+    queries, keys = np.ceil(d("M") / edge), np.ceil(d("N") / edge)
     blocks, steps = d("B") * np.where(back, keys, queries), np.where(back, queries, keys)
-    heads = np.ceil(d("K") / 64.0) * np.where(back, 3.0, 1.0)
-    tile_us = ATTENTION_TILE_CLOCKS / c.chip.mhz * heads * np.where(d.flag("causal"), 0.5, 1.0)
+    heads = np.ceil(d("K") / edge) * np.where(back, 3.0, 1.0)
+    tile_us = _tile_clocks(c) / c.chip.mhz * heads * np.where(d.flag("causal"), 0.5, 1.0)
     tiles_us = steps * tile_us * np.maximum(blocks / c.chip.sms, 1.6)
-    return np.maximum(computed_us(c), c.start + np.where(c.dtype == "fp32", tiles_us, 0.0))
+    older = c.chip.gpu.compute_capability < AMPERE
+    tiled = (c.dtype == "fp32") | (d.dtype_in(HALF_DTYPES) & older)
+    return np.maximum(computed_us(c), c.start + np.where(tiled, tiles_us, 0.0)) + dropout_us(
+        d, c.chip, DROPOUT_PER_CLOCK
+    )
+
+
+def _tile_clocks(c: Calls) -> Array:
+    """Cycles of an SM for a tile of the memory-efficient kernel, shape (rows,)."""
+    kind, half = c.chip.gpu.generation, c.d.dtype_in(HALF_DTYPES)
+    dtype = np.where(half & kind.tensor_cores, c.dtype, "tf32" if kind.tf32 else "fp32")
+    flops = 4.0 * ATTENTION_EDGE**3 * np.where(dtype == "tf32", SPLIT_PRODUCTS, 1.0)
+    per_clock = c.chip.flop_per_us(dtype) / c.chip.clocks_per_us()
+    return np.where(half, *ATTENTION_CLOCKS[::-1]) + flops / per_clock
+
+
+def older_kernel(d: Dims, gpu: GpuSpec) -> Flags:
+    """Calls of FlashAttention-2 where PyTorch chooses cuDNN's kernel: those of traces, whose operator names it, shape (rows,)."""
+    recorded = d.op_in(("flash",)) & ~d.flag("chosen") & d.dtype_in(HALF_DTYPES)
+    return recorded & (gpu.generation.fused_attention == "cudnn")
+
+
+def dropout_us(d: Dims, chip: Chip, per_clock: Array | float) -> Array:
+    """Time of the random numbers of attention with dropout, one for each score in either pass, us, shape (rows,)."""
+    scores = d("B") * d("M") * d("N") * np.where(d.flag("causal"), 0.5, 1.0)
+    return np.where(d.flag("dropout"), scores / per_clock / chip.clocks_per_us(), 0.0)
 
 
 FAMILIES = (
@@ -58,6 +98,6 @@ FAMILIES = (
     Family(
         "attention", ("B", "M", "N", "K"), Law.COMPUTE, attention_work,
         ("flash", "cudnn", "efficient", "math"), start=(6.0, 5.0), time=attention_us,
-        reference=product_us, colour="#073763",
+        reference=product_us, marks=("causal", "dropout"), unlike=older_kernel, colour="#073763",
     ),
 )  # fmt: skip

@@ -30,7 +30,7 @@ from pipeline.kernels.estimate import (
 from pipeline.kernels.features import Scope
 from pipeline.kernels.gaussian_process import GaussianProcess
 from pipeline.kernels.networks import Network, Trees
-from pipeline.kernels.physics import PHYSICS_SPREAD, Physics
+from pipeline.kernels.physics import LARGE_SIDES, PHYSICS_SPREAD, Physics
 from pipeline.model_files import read_arrays, read_json, reading, write_arrays, write_json
 from pipeline.schemas import atomic_path
 
@@ -156,8 +156,9 @@ class FittedModel(KernelModel):
         return Physics.of(self.gpu).calibrate(self.memory, self.evidence)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows that the scope of the samples covers."""
-        return self.scope.covers(calls)
+        """Rows that the scope of the samples covers, of the kernels that were measured."""
+        covered, unlike = self.scope.covers(calls), FAMILIES[self.family].unlike
+        return covered if unlike is None else covered & ~unlike(Dims(calls), self.gpu)
 
     def baseline(self, calls: pd.DataFrame) -> Array:
         """Log latency by physics and floor, shape (rows,); learned members fit the difference from it."""
@@ -248,7 +249,16 @@ class FittedModel(KernelModel):
             drop = [
                 name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns
             ]
-            factor = np.where(outside, self.prior(calls.drop(columns=drop)) / physics, 1.0)
+            wanted = calls.drop(columns=drop)
+            factor = np.where(outside, self.prior(wanted) / physics, 1.0)
+            if FAMILIES[self.family].added is not None:
+                large = self.scope.clamp(clamped.iloc[:1].assign(**LARGE_SIDES))[0]
+                sizes = (wanted, clamped, large)
+                large_us = np.exp(self.without_drift(large))
+                added = self.physics.added_us(self.family, *sizes, large_us)
+                factor = np.fmin(factor, 1.0 + added / kernel)
+                least_us = self.physics.least_moving_us(self.family, wanted)
+                factor = np.where(outside, np.fmax(factor, least_us / kernel), factor)
             estimate = estimate.scale(factor, self._growth(estimate, octaves))
             error = FAMILIES[self.family].outside_spread * np.minimum(octaves[outside], 1.0)
             estimate = merge(estimate, estimate.rows(outside).widen(np.exp(error)), outside)

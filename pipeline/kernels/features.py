@@ -90,7 +90,7 @@ def without_phase(name: str, calls: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Scope:
-    """The ops, dtypes, phases and windows (of convolutions) in the samples, and the range of each dim."""
+    """The ops, dtypes, phases, marks and windows (of convolutions) in the samples, and the range of each dim."""
 
     ops: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -98,6 +98,7 @@ class Scope:
     ranges: dict[str, tuple[float, float]]
     windows: tuple[tuple[float, ...], ...] = ()
     name: str = ""
+    marks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, samples: pd.DataFrame, dims: tuple[str, ...]) -> Scope:
@@ -118,7 +119,8 @@ class Scope:
             if name.startswith("conv2d")
             else ()
         )
-        return cls(kinds[0], kinds[1], kinds[2], ranges, found_windows, name)
+        marks = tuple(mark for mark in family(name).marks if d.flag(mark).any())
+        return cls(kinds[0], kinds[1], kinds[2], ranges, found_windows, name, marks)
 
     def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Whether each call has an op, dtype, phase and window of the samples, and all dims of the samples.
@@ -130,6 +132,8 @@ class Scope:
         covered &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
         if not family(self.name).any_phase:
             covered &= is_one_of(d.text("phase", "forward"), self.phases)
+        for mark in set(family(self.name).marks) - set(self.marks):
+            covered &= ~d.flag(mark)
         for dim in self.ranges:
             if dim not in WINDOW_DEFAULTS and dim not in ("B", *IO):
                 covered &= np.isfinite(d(dim))
@@ -205,7 +209,8 @@ class Scope:
         }
         sampled_windows = tuple(tuple(float(v) for v in window) for window in values["windows"])
         ops, dtypes, phases = (tuple(map(str, values[key])) for key in ("ops", "dtypes", "phases"))
-        return cls(ops, dtypes, phases, ranges, sampled_windows, str(values["name"]))
+        marks = tuple(map(str, values.get("marks", ())))
+        return cls(ops, dtypes, phases, ranges, sampled_windows, str(values["name"]), marks)
 
 
 def windows(calls: pd.DataFrame) -> Array:

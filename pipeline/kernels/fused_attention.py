@@ -21,6 +21,8 @@ import pandas as pd
 
 from pipeline.families.dims import Array, Dims, is_one_of
 from pipeline.families.embedding_lookups import attributes_of
+from pipeline.families.row_wise import DROPOUT_PER_CLOCK
+from pipeline.families.sequences import dropout_us
 from pipeline.families.tensor_cores import HALF_DTYPES as DTYPES
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Estimate, KernelModel, Quantiles, merge
@@ -54,6 +56,10 @@ It computes the same products and also reads the mask. Without samples, it gets 
 
 MASKED_SPREAD = 1.25
 """Factor up and down by which `MASKED` widens the interval: the ratio of the one public pair, on an H100."""
+
+FLASH_DROPOUT_PER_CLOCK = 4.0 * DROPOUT_PER_CLOCK
+"""Random numbers per SM and clock of dropout in fused attention: FlashAttention-2 takes 16 numbers of 8 bits from a call of its
+generator (`flash_attn/src/dropout.h`), where other kernels take four of 32."""
 
 WIDTHS = (64.0, 80.0, 128.0, 256.0)
 """Head widths between which the sustained share of the peak is interpolated (in log); outside them it is constant."""
@@ -295,15 +301,15 @@ class AttentionModel(KernelModel):
 
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Times of calls; intervals widen outside the samples' widths and masks, for backward, and on another GPU."""
-        shape = Shape.of(calls)
-        peak = Physics.of(self.gpu).peak_flop_per_us(Dims(calls))
+        shape, figures, d = Shape.of(calls), Physics.of(self.gpu), Dims(calls)
+        peak, masked = figures.peak_flop_per_us(d), d.op_in((MASKED,))
         time = attention_us(self.fitted.constants, self.fitted.tiles, self.gpu, peak, shape)
-        older = self._flash2(Dims(calls))
+        older = self._flash2(d)
         if self.gpu.architecture == "hopper":
             soon = attention_us(
                 replace(self.fitted.constants, **CUDNN_STARTS), CUDNN_TILES, self.gpu, peak, shape
             )
-            time = np.where(shape.cached | Dims(calls).op_in((MASKED,)), time, soon)
+            time = np.where(shape.cached | masked, time, soon)
         if older.any():
             constants = replace(
                 self.fitted.constants, start_us=FLASH2_START_US, idle_gain=FLASH2_IDLE_GAIN
@@ -313,13 +319,15 @@ class AttentionModel(KernelModel):
                 constants, FLASH2_TILES, self.gpu, peak * FLASH2_SHARE, shape, keys
             )
             time = np.where(older, slower, time)
+        time = time + dropout_us(
+            d, figures, np.where(masked, DROPOUT_PER_CLOCK, FLASH_DROPOUT_PER_CLOCK)
+        )
         low, high = (np.exp(ends) for ends in self.fitted.quantiles.at(np.log(time)))
         estimate = Estimate(
             time, time, time * low, time * high, self._inside(shape), time * low, time * high
         )
         if self.gpu.name != self.measured.name:
             estimate = estimate.widen(TRANSFERRED_SPREAD)
-        masked = Dims(calls).op_in((MASKED,))
         for rows, spread in (
             (shape.backward, BACKWARD_SPREAD),
             (~estimate.inside, OUTSIDE_SPREAD),

@@ -26,6 +26,11 @@ PHYSICS_SPREAD = {
 traces (docs/kernels.md)."""
 
 
+LARGE_SIDES, BEYOND_SHARE = dict.fromkeys(("M", "N", "K"), 4096.0), 1.12
+"""Sides of a product that fills a GPU. Sizes beyond the samples' range add time at its rate, or that of memory, times the second
+figure: the geometric mean of ten fp32 products of 16,291 to 488,152 rows in `measurements/H100` (1.00 to 1.32)."""
+
+
 @dataclass(frozen=True)
 class Physics(Chip):
     """The formulas of all families on one GPU."""
@@ -52,6 +57,33 @@ class Physics(Chip):
         entry = family(name)
         usual = PHYSICS_SPREAD[entry.law]
         return usual if entry.spread is None else entry.spread(self.calls(name, calls), usual)
+
+    def added_us(
+        self,
+        name: str,
+        calls: pd.DataFrame,
+        within: pd.DataFrame,
+        large: pd.DataFrame,
+        large_us: Array,
+    ) -> Array:
+        """Time that calls add to those `within` the samples' range at the chip's rates, us, shape (rows,); NaN where they add none.
+
+        Args:
+            name: the family, which states `added`.
+            calls: calls of the family.
+            within: the nearest calls in the samples' range, one for each row.
+            large: a large call in that range, which takes `large_us`: it tells how far from its peak the chip runs.
+        """
+        added = family(name).added
+        assert added is not None
+        slower = float((large_us / added(self.calls(name, large), 1.0))[0])
+        longer, usual = (added(self.calls(name, rows), slower) for rows in (calls, within))
+        return np.where(longer > usual, BEYOND_SHARE * (longer - usual), np.nan)
+
+    def least_moving_us(self, name: str, calls: pd.DataFrame) -> Array:
+        """Time of the bytes that L2 cannot hold at the datasheet's bandwidth, us, shape (rows,): no call is faster."""
+        beyond = self.calls(name, calls).work.bytes - self.gpu.l2_bytes
+        return np.asarray(np.maximum(beyond, 0.0) / (1e3 * self.gpu.dram_gb_per_s))
 
     def least_us(self, name: str, calls: pd.DataFrame) -> Array:
         """Arithmetic at the datasheet's peak where nothing was measured (fp64, fp32 volumes), us, shape (rows,); else 0."""

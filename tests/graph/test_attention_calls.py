@@ -54,7 +54,7 @@ def test_a_recorded_call_says_whether_it_is_causal(kind, end, causal):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_stand_in_has_one_flag(causal):
+def test_a_stand_in_has_one_flag_and_its_dropout_last(causal):
     node = Node(
         0,
         PREFIX + "efficient_attention",
@@ -63,11 +63,12 @@ def test_a_stand_in_has_one_flag(causal):
         outputs=(Q,),
     )
     assert json.loads(map_calls(Graph(write_nodes([node])))["attributes"].iloc[0]) == {
-        "causal": causal
+        "causal": causal,
+        "dropout": True,
     }
 
 
-def test_every_fused_operator_says_where_its_flag_and_its_mask_stand():
+def test_every_fused_operator_says_where_its_flag_its_dropout_and_its_mask_stand():
     mapped = [name for name in rows() if name.startswith(PREFIX)]
     assert len(mapped) == 2 * len(KINDS)
     for name in mapped:
@@ -77,6 +78,7 @@ def test_every_fused_operator_says_where_its_flag_and_its_mask_stand():
         ]
         options = rows()[name].calls[0].options
         assert options["causal"] == names.index("is_causal"), name
+        assert options["dropout"] == names.index("dropout_p"), name
         assert options.get("mask") == (
             names.index("attn_bias") if "attn_bias" in names else None
         ), name

@@ -225,7 +225,7 @@ def attention(node: Node, rule: Rule) -> Work:
     """Fused attention: q, k, v (B, heads, T, D).
 
     Dims are the number of heads of all samples, of queries and of keys, and the head width. Option `backward` adds the
-    products of the gradient. Options `causal` and `mask` are the positions of these arguments.
+    products of the gradient. Options `causal`, `dropout` and `mask` are the positions of these arguments.
 
     Kernels skip keys that a causal flag hides: PyTorch's mem_eff_attention/kernel_forward.h shortens `num_keys` by
     blocks of queries, and FlashAttention-2 shortens its loop. With a mask they compute everything and also read the
@@ -242,10 +242,13 @@ def attention(node: Node, rule: Rule) -> Work:
     at = int(rule.options.get("mask", -1))
     mask = node.inputs[at] if 0 <= at < len(node.inputs) else None
     said = {"mask": mask.stored_bytes} if isinstance(mask, Tensor) else {}
-    if (
-        rule.op == "flash" and len(node.inputs) <= 6 + first
-    ):  # a stand-in for `F.scaled_dot_product_attention`, whose kernel PyTorch chooses
+    # a stand-in for `F.scaled_dot_product_attention`, whose kernel PyTorch chooses; its last argument is the dropout
+    stand_in = len(node.inputs) <= 6 + 2 * first
+    if rule.op == "flash" and stand_in:
         said["chosen"] = True
+    dropout = node.value(len(node.values) - 1 if stand_in else int(rule.options["dropout"]), 0.0)
+    if isinstance(dropout, float) and dropout > 0.0:
+        said["dropout"] = True
     return Work(
         dims,
         flops,
