@@ -262,7 +262,11 @@ class Engine:
                     gradients = [part.memory.gradients for part in pieces]
                     sent = exchanges(question, gradients)
                     sent_us = kernels.predict_distinct(sent) if len(sent) else kernel_us[0].iloc[:0]
-                    captured = list(map(Piece, pieces, kernel_us, own))
+                    last = len(pieces) - 1 if question.ranks.layers else -1
+                    captured = [
+                        Piece(*each, is_layer=number == last)
+                        for number, each in enumerate(zip(pieces, kernel_us, own, strict=True))
+                    ]
                     scheduled = ScheduledStep(question, captured, sent, sent_us)
                     simulated = predict_scheduled(scheduled, kernels.folders, with_interval)
                 else:

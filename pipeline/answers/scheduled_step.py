@@ -55,6 +55,10 @@ BETWEEN_STAGES, TIED_WEIGHTS, NORM, GRADIENTS = (
 """What ranks exchange beside what a capture shows. Gradients are those of the piece with the number behind the word."""
 
 
+LAYERS = ".layers."
+"""Part of the path of every module inside a layer (`pipeline.workloads.parallel_decoder`)."""
+
+
 def exchanges(question: Question, gradients: Sequence[int]) -> pd.DataFrame:
     """What ranks exchange beside what a capture shows (`calls` schema), with `what`.
 
@@ -108,16 +112,20 @@ class Piece:
         step: operators and device calls.
         predicted: what the kernel models predict for `step.calls`.
         program: `step.sequence` with host times.
+        is_layer: whether it is a middle layer, which is repeated.
     """
 
     step: StepParts
     predicted: pd.DataFrame
     program: Program
+    is_layer: bool = False
 
     @cached_property
     def passes(self) -> dict[str, Program]:
-        """Its passes."""
-        return passes_of(self.program)
+        """Its passes. Of a middle layer, what stands outside the layer is left out."""
+        modules = self.step.item_modules
+        inside = np.array([LAYERS in (module or "") for module in modules], bool)
+        return passes_of(self.program, inside[self.program.item] if self.is_layer else None)
 
     @cached_property
     def central_us(self) -> Floats:

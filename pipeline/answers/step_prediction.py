@@ -114,6 +114,7 @@ class StepParts:
         parameters: number of parameters that each module holds itself, by its path.
         model_flops: FLOPs that the model needs, by dtype, the largest first.
         computed: what the code of the step computes with (`Graph.computed`); the dtype is that of most FLOPs.
+        item_modules: path of the module of each item of `sequence`, shape (items,); None outside modules.
     """
 
     sequence: StepSequence
@@ -129,6 +130,7 @@ class StepParts:
     parameters: Mapping[str, int]
     model_flops: Mapping[str, float]
     computed: Mapping[str, str]
+    item_modules: npt.NDArray[np.object_]
 
     @classmethod
     def of(cls, graph: Graph, calls: pd.DataFrame) -> StepParts:
@@ -148,8 +150,10 @@ class StepParts:
             and not {computed["dtype"], next(iter(flops))} <= {"default", "fp32", "tf32"}
         ):
             computed = {**computed, "dtype": next(iter(flops))}
+        sequence = step_sequence(operators, calls)
+        module_of = pd.Series(operators["module"].to_numpy(object), operators["node_id"])
         return cls(
-            step_sequence(operators, calls),
+            sequence,
             calls,
             distinct,
             which,
@@ -162,6 +166,7 @@ class StepParts:
             graph.parameters,
             flops,
             computed,
+            module_of.loc[sequence.items.node].to_numpy(object),
         )
 
     def shown_rows(self, predicted: pd.DataFrame, us: Array) -> pd.DataFrame:

@@ -167,6 +167,7 @@ def observe(step: Step, fake: bool, config: Mapping[str, Any], first: bool = Fal
         and not first
         and not parallel
         and _is_shipped(config)
+        and not step.own_optimizers
         and with_states(step, config)
     )
     reads: AbstractContextManager[object] = nullcontext()

@@ -101,7 +101,10 @@ class _Mapped:
         self._tables: list[tuple[Sequence[object], pd.DataFrame]] = []
 
     def calls(self, records: Sequence[Sequence[dict[str, Any]]]) -> pd.DataFrame:
-        """The table of calls, from those of each of `distinct`, without the columns that a call does not have."""
+        """The table of calls, from those of each of `distinct`, without the columns that a call does not have.
+
+        What the backward pass computes again runs the kernels of the forward pass, and has its phase.
+        """
         for earlier, table in self._tables:
             if earlier == records:
                 return table
@@ -116,7 +119,10 @@ class _Mapped:
         ]
         table = table.reset_index(drop=True).assign(
             node_id=np.array([node.node_id for node, _, _ in launches], np.int64),
-            phase=[node.phase for node, _, _ in launches],
+            phase=[
+                "forward" if node.attributes.get("recomputed") else node.phase
+                for node, _, _ in launches
+            ],
         )
         self._tables.append((records, table))
         return table

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: set[int] = set()
         self._changes: list[int] = []
         self._frees: list[bool] = []
+        self.added = 0
+        """Bytes alive now of what the body has made."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count its results; views and in-place results share a storage that is counted already."""
@@ -75,20 +78,18 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         self._earlier.append(storage.nbytes())
                     else:
                         self._note(storage.nbytes(), False)
-                    weakref.finalize(storage, self._drop, key, storage.nbytes()).atexit = False
+                        self.added += storage.nbytes()
+                    drop = partial(self._drop, key, storage.nbytes(), made_earlier)
+                    weakref.finalize(storage, drop).atexit = False
 
-    def _drop(self, key: int, size: int) -> None:
+    def _drop(self, key: int, size: int, made_earlier: bool) -> None:
         self._alive.discard(key)
+        self.added -= 0 if made_earlier else size
         self._note(-size, True)
 
     def _note(self, change: int, frees: bool) -> None:
         self._changes.append(change)
         self._frees.append(frees)
-
-    @property
-    def added(self) -> int:
-        """Bytes alive now beyond those before the body."""
-        return sum(self._changes)
 
     @property
     def peaks(self) -> list[int]:

@@ -65,8 +65,13 @@ class Pass:
         return Pass(self.host, self.alone + us, self.busy + us)
 
 
-def passes_of(program: Program) -> dict[str, Program]:
-    """The program of each pass of a captured step of one micro-batch. That gradients are deleted belongs to the update."""
+def passes_of(program: Program, inside: Flags | None = None) -> dict[str, Program]:
+    """The program of each pass of a captured step of one micro-batch. That gradients are deleted belongs to the update.
+
+    Args:
+        program: the step.
+        inside: rows that belong to forward and backward passes, shape (rows,); None: all.
+    """
     phases = program.items.phase[program.item]
     backward = np.flatnonzero(phases == "backward")
     begin = int(backward[0]) if len(backward) else len(program)
@@ -75,9 +80,10 @@ def passes_of(program: Program) -> dict[str, Program]:
     end = int(updates[0]) if len(updates) else len(program)
     deletes = (phases == "optimizer") & (place < begin)
     exchanged = _on_stream(program, stream_of("dp"))
-    last = only_rows(program, (place >= begin) & (place < end) & ~deletes)
+    inside = np.ones(len(program), bool) if inside is None else inside
+    last = only_rows(program, (place >= begin) & (place < end) & inside)
     return {
-        FORWARD: only_rows(program, (place < begin) & ~deletes),
+        FORWARD: only_rows(program, (place < begin) & ~deletes & inside),
         BACKWARD: without_calls(last, exchanged),
         LAST_BACKWARD: last,
         UPDATE: only_rows(program, (place >= end) | deletes),

@@ -86,6 +86,37 @@ class _FromAll(torch.autograd.Function):
         return ctx.context.sum(gradients[0].contiguous()), None
 
 
+class Core(nn.Module):
+    """The core of attention: (T, B, heads, d) of queries, keys and values -> (T, B, width); fused, or separate operators."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Weigh the values."""
+        return self._fused(q, k, v) if self.sizes.fused else self._eager(q, k, v)
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
+        share = self.sizes.dropout if self.training else 0.0
+        grouped = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
+        seen = F.scaled_dot_product_attention(q, k, v, dropout_p=share, is_causal=True, **grouped)
+        return seen.permute(2, 0, 1, 3).flatten(2)
+
+    def _eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        tokens, samples, heads = q.shape[:3]
+        if q.shape[2] != k.shape[2]:
+            k, v = (part.repeat_interleave(q.shape[2] // k.shape[2], 2) for part in (k, v))
+        q, k, v = (part.reshape(tokens, samples * heads, -1).transpose(0, 1) for part in (q, k, v))
+        scores = torch.bmm(q, k.transpose(1, 2))
+        weights = causal_softmax(scores, self.sizes.head_width**-0.5)
+        if self.sizes.dropout:
+            weights = F.dropout(weights, self.sizes.dropout, self.training)
+        seen = torch.bmm(weights, v).view(samples, heads, tokens, -1)
+        return seen.permute(2, 0, 1, 3).contiguous().flatten(2)
+
+
 class Attention(nn.Module):
     """Causal self-attention of the heads of one rank."""
 
@@ -95,6 +126,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = sizes.heads // ranks, sizes.kv_heads // ranks
         outputs = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_width
         self.qkv = ColumnLinear(sizes.width, outputs, not sizes.llama, sizes.shards)
+        self.core = Core(sizes)
         self.out = RowLinear(sizes.heads * sizes.head_width, sizes.width, sizes.shards)
 
     def forward(self, x: Tensor, angles: Tensor | None) -> Tensor:
@@ -104,9 +136,8 @@ class Attention(nn.Module):
             q, k = rotate(q, angles), rotate(k, angles)
         if self.sizes.context.ranks > 1:
             k, v = (apply(_FromAll, part, self.sizes.context) for part in (k, v))
-        core = self._fused if self.sizes.fused else self._eager
         again = self.sizes.checkpointing == "selective" and self.training
-        seen = checkpoint(core, q, k, v, use_reentrant=False) if again else core(q, k, v)
+        seen = checkpoint(self.core, q, k, v, use_reentrant=False) if again else self.core(q, k, v)
         y: Tensor = self.out(seen)
         return y
 
@@ -117,27 +148,6 @@ class Attention(nn.Module):
         parts = qkv.view(*qkv.shape[:2], groups, (of_group + 2) * width)
         q, k, v = parts.split([of_group * width, width, width], -1)
         return q.reshape(*qkv.shape[:2], self.heads, width), k, v
-
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
-        share = self.sizes.dropout if self.training else 0.0
-        grouped = {"enable_gqa": True} if self.heads != self.kv_heads else {}
-        seen = F.scaled_dot_product_attention(q, k, v, dropout_p=share, is_causal=True, **grouped)
-        return seen.permute(2, 0, 1, 3).flatten(2)
-
-    def _eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        tokens, samples = q.shape[:2]
-        if self.heads != self.kv_heads:
-            k, v = (part.repeat_interleave(self.heads // self.kv_heads, 2) for part in (k, v))
-        q, k, v = (
-            part.reshape(tokens, samples * self.heads, -1).transpose(0, 1) for part in (q, k, v)
-        )
-        scores = torch.bmm(q, k.transpose(1, 2))
-        weights = causal_softmax(scores, self.sizes.head_width**-0.5)
-        if self.sizes.dropout:
-            weights = F.dropout(weights, self.sizes.dropout, self.training)
-        seen = torch.bmm(weights, v).view(samples, self.heads, tokens, -1)
-        return seen.permute(2, 0, 1, 3).contiguous().flatten(2)
 
 
 class FeedForward(nn.Module):

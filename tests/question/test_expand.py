@@ -183,7 +183,7 @@ def test_every_model_composes_on_every_embedding_or_none(name: str) -> None:
         (
             "batch_size=glob(*)",
             ConfigError,
-            r"batch_size=glob\(\*\): only gpu, model, kernels, overheads, host, ",
+            r"batch_size=glob\(\*\): only gpu, model, kernels, overheads, parallel, host, ",
         ),
         (
             "model=resnet50 batch_size=32",

@@ -41,8 +41,9 @@ def test_a_variant_names_what_differs_and_a_question_survives_snakemakes_params(
             "cluster=pcie4",
         ]
     )
-    assert question.variant == "devices-4_cluster-pcie4_ddp.bucket_cap_mb-50"
-    assert set(question.overrides) == {"devices=4", "cluster=pcie4", "ddp.bucket_cap_mb=50"}
+    assert question.variant == "devices-4_cluster-pcie4_parallel.bucket_cap_mb-50"
+    assert set(question.overrides) == {"devices=4", "cluster=pcie4", "parallel.bucket_cap_mb=50"}
+    assert question.notes[0] == "ddp.bucket_cap_mb is called parallel.bucket_cap_mb"
     again = Question.of(question.plain())
     assert again.ranks == question.ranks and again.workload == question.workload
 
@@ -58,7 +59,7 @@ def test_options_of_the_exchange_make_no_second_question_about_one_gpu() -> None
     questions = expand(["gpu=A100", "model=resnet50", "devices=1,2", "ddp.compression=none,fp16"])
     assert [question.devices for question in questions] == [1, 2, 2]
     (alone,) = expand(["gpu=A100", "model=resnet50", "ddp.compression=fp16"])
-    assert "does not read ddp" in alone.notes[-1]
+    assert "does not read parallel" in alone.notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_options_of_the_exchange_make_no_second_question_about_one_gpu() -> None
         ),
         (
             "devices=4 parallel=fsdp",
-            "FSDP and tensor, pipeline and hybrid parallelism are not predicted yet",
+            "choose one of ddp; FSDP and hybrid parallelism are not predicted yet",
         ),
         ("devices=4 model.mode=inference", "multiply the throughput of one"),
         ("devices=4 global_batch=256", "the global batch divided by devices"),
