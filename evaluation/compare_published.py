@@ -52,6 +52,7 @@ SOURCES = {
     "published": "training steps",
     "dlrm": "DLRM training steps",
     "translation": "GNMT training steps",
+    "many_gpus": "training steps on many GPUs",
     "default": "our steps with the usual host",
 }
 """Block of a page with the summary of a source, beside `<block> steps` with its rows -> what its training steps are called.
@@ -123,6 +124,8 @@ def right_order(rows: pd.DataFrame) -> str:
                 near = max(one[1], other[1]) < CLOSE * min(one[1], other[1])
                 right[near].append((one[1] - other[1]) * (one[2] - other[2]) > 0)
     near, pairs = right[True], right[True] + right[False]
+    if not pairs:
+        return ""
     said = (
         f"Of {len(pairs)} pairs of GPUs in training, {sum(pairs)} are predicted in the right order"
     )
