@@ -242,15 +242,12 @@ def show_difference(difference: Difference) -> None:
 
 
 def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -> Advice:
-    rounds, answering = 0, engine(**results)
+    answering = engine(**results)
 
     def predicting(questions: Sequence[Question]) -> Iterable[Answer]:
-        nonlocal rounds
-        rounds += 1
-        said = "predicting" if rounds == 1 else f"predicting changes, round {rounds - 1}"
-        return progress(answering.predict(questions), len(questions), said)
+        return progress(answering.predict(questions), len(questions), "predicting changes")
 
-    return advice_for(asked, same_results, predicting=predicting)
+    return advice_for(asked, same_results, predicting)
 
 
 def show_advice(advice: Advice, everything: bool = False) -> None:
