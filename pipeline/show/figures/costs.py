@@ -11,7 +11,6 @@ import pandas as pd
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.palette import ACTIVE, SERIES, series_colours
-from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     MARKERS,
     TEXT,
@@ -41,14 +40,17 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     Args:
         table: from `pipeline.show.figures.figure_data.value_for_money`; at least one GPU has a price.
     """
-    models = distinct(table["model_variant"])
-    parts = [table[table["model_variant"] == model].reset_index(drop=True) for model in models]
+    parts = {
+        str(model): part.reset_index(drop=True)
+        for model, part in table.groupby("model_variant", sort=False)
+    }
     labels = [
-        [f"{row.gpu}, batch {row.batch_size:,}" for row in rows.itertuples()] for rows in parts
+        [f"{row.gpu}, batch {row.batch_size:,}" for row in rows.itertuples()]
+        for rows in parts.values()
     ]
     board = Board([rows_height(names, page) for names in labels for _ in range(2)], page, columns=2)
     currency = table["currency"].dropna().iloc[0]
-    for number, (model, rows, names) in enumerate(zip(models, parts, labels, strict=True)):
+    for number, ((model, rows), names) in enumerate(zip(parts.items(), labels, strict=True)):
         left, right = board.panels[2 * number : 2 * number + 2]
         for axes, column, colour in (
             (left, "samples_per_s", ACTIVE),

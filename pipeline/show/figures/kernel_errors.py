@@ -47,10 +47,9 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     height = rows_height(families, page) * max(1.0, 0.45 * len(gpus))
     board = Board([height, height], page, columns=2)
     left, right = board.panels
+    groups = errors.sort_values("family", key=lambda f: f.map(families.index)).groupby("gpu")
     for number, (gpu, marker) in enumerate(zip(gpus, MARKERS * 4, strict=False)):
-        rows = errors[errors["gpu"] == gpu].sort_values(
-            "family", key=lambda f: f.map(families.index)
-        )
+        rows = groups.get_group(gpu)
         where = rows["family"].map(families.index).to_numpy(float)
         where = where + 0.8 / len(gpus) * (number - (len(gpus) - 1) / 2)
         _errors_of_gpu(left, rows, where, marker, colours[gpu], labelled=len(gpus) == 1)

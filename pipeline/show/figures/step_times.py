@@ -245,11 +245,13 @@ def panel_per_model(
     ordered = table.assign(order=table["gpu"].map(order)).sort_values(
         ["batch_size", "order"], kind="stable"
     )
-    models = distinct(table["model_variant"])
-    parts = [ordered[ordered["model_variant"] == model].reset_index(drop=True) for model in models]
-    labels = [_point_labels(part) for part in parts]
+    of_model = dict(list(ordered.groupby("model_variant", sort=False)))
+    parts = {
+        model: of_model[model].reset_index(drop=True) for model in distinct(table["model_variant"])
+    }
+    labels = [_point_labels(part) for part in parts.values()]
     board = Board([rows_height(names, page) for names in labels], page, columns=1)
-    for axes, model, part, names in zip(board.panels, models, parts, labels, strict=True):
+    for axes, (model, part), names in zip(board.panels, parts.items(), labels, strict=True):
         board.label_rows(axes, names)
         sentence = draw(board, axes, part)
         sizes = part["batch_size"].unique()

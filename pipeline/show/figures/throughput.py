@@ -39,10 +39,9 @@ def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
     several = bool((steps.groupby("model_variant")["batch_size"].nunique() > 1).all())
     if several and len(gpus) <= MOST_LINES:
         colours, markers = series_colours(gpus), dict(zip(gpus, MARKERS, strict=False))
-        models = distinct(steps["model_variant"])
-        board = Board([2.0] * len(models), page, columns=2, grid="y")
-        for axes, model in zip(board.panels, models, strict=True):
-            rows = steps[steps["model_variant"] == model]
+        groups = list(steps.groupby("model_variant", sort=False))
+        board = Board([2.0] * len(groups), page, columns=2, grid="y")
+        for axes, (model, rows) in zip(board.panels, groups, strict=True):
             _throughput_lines(axes, rows, colours, markers)
             board.names(axes, "batch size (samples)", "samples/s")
             board.title(axes, f"{model}: {throughput_sentence(rows)}")
