@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.step_errors import StepErrors, host_factors
+from pipeline.answers.step_errors import Ints, StepErrors, host_factors
 from pipeline.families.dims import Array
 from pipeline.simulate.critical_path import BLOCK_VALUES, simulate, step_times
 from pipeline.simulate.program import Program
@@ -60,7 +59,7 @@ class DrawnStep:
 
     errors: StepErrors
     program: Program
-    which: npt.NDArray[np.int64]
+    which: Ints
     calls: pd.DataFrame
     gpu: str
     draws: int
@@ -91,7 +90,7 @@ class DrawnStep:
         host = host_factors(self.errors.host, self.program, self.draws, self.seed)
         return self.errors.times(normals), host
 
-    def _order(self) -> npt.NDArray[np.int64]:
+    def _order(self) -> Ints:
         """The order of the draws of this GPU."""
         return np.random.default_rng(zlib.crc32(self.gpu.encode())).permutation(self.draws)
 

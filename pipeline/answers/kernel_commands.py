@@ -15,7 +15,7 @@ from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.families import OP_NAMES, family
-from pipeline.hardware.clusters import AUTO, Cluster, check_fabric, load_cluster, usual_cluster
+from pipeline.hardware.clusters import AUTO, Cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.family_model import find_families, read_description
@@ -29,6 +29,7 @@ from pipeline.kernels.samples import (
     with_launches,
 )
 from pipeline.model_files import list_packs, pack_models
+from pipeline.question.settings import cluster_of
 from pipeline.readable import distinct
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all
@@ -167,8 +168,7 @@ def predict_command(
         ConfigError: the GPU does not fit into the cluster.
     """
     spec = load_gpu(gpu)
-    joined = usual_cluster(spec) if cluster == AUTO else load_cluster(cluster)
-    check_fabric(joined, spec)
+    joined = cluster_of(cluster, spec)
     refuse_overwriting(out_path, in_path, probes)
     folder = None if models_dir is None else Path(models_dir)
     if folder is not None:
