@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,10 @@ def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
 
 def _canonical_names(names: pd.Series) -> dict[str, str]:
     """Names of known GPUs by the names in a table; unknown ones stay as they are."""
-    canonical = {}
-    for name in names.unique():
-        try:
+    canonical = {name: name for name in names.unique()}
+    for name in canonical:
+        with suppress(InputError):
             canonical[name] = load_gpu(name).name
-        except InputError:
-            canonical[name] = name
     return canonical
 
 

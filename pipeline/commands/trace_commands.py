@@ -19,7 +19,7 @@ from pipeline.simulate.replay import replay as run
 from pipeline.simulate.replay_result import table as replay_table
 from pipeline.simulate.replay_result import verdict
 from pipeline.simulate.timeline_page import KINDS
-from pipeline.terminal import Json, examples, print_json, working
+from pipeline.terminal import Json, Timeline, examples, print_json, working
 from pipeline.trace.event_tables import write_events
 from pipeline.trace.load import load_trace
 
@@ -48,9 +48,7 @@ def replay(
             help="trace of another rank of the same step; all ranks are simulated together"
         ),
     ] = None,
-    timeline: Annotated[
-        Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
-    ] = None,
+    timeline: Timeline = None,
     as_json: Json = False,
 ) -> None:
     """Predict the iterations of a trace from overheads of other iterations, and compare with the measured times."""

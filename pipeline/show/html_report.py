@@ -136,12 +136,9 @@ def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:
     ]
     parts: dict[str, list[Drawn]] = {category: [] for category in CATEGORIES}
     for name, facts in index.items():
-        wide, narrow = (
-            _data_uri(where / f"{name}.svg") for where in (folder, folder / NARROW_FOLDER)
-        )
-        parts[facts["category"]].append(
-            Drawn(name, facts["title"], facts["says"], wide, narrow, caption(name))
-        )
+        drawn = [_data_uri(where / f"{name}.svg") for where in (folder, folder / NARROW_FOLDER)]
+        figure = Drawn(name, facts["title"], facts["says"], *drawn, caption(name))
+        parts[facts["category"]].append(figure)
     return parts
 
 

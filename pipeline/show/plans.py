@@ -13,7 +13,8 @@ from rich.text import Text
 
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.schemas import atomic_path, write_table, write_text
-from pipeline.show.figures.costs import write_plan_front
+from pipeline.show.figures.board import save_as
+from pipeline.show.figures.costs import plan_front
 from pipeline.show.tables import UNFOLDED, Catalogue, console
 
 
@@ -46,7 +47,7 @@ def write_plan(
     write_text(summary, json.dumps(plan.as_dict(), indent=1) + "\n")
     with atomic_path(text) as part, part.open("w", encoding="utf-8") as file:
         show_plan(plan, Console(file=file, width=UNFOLDED, markup=False, emoji=False))
-    write_plan_front(plan, figure)
+    save_as(plan_front(plan), figure)
 
 
 def show_plan(plan: Plan, screen: Console | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +16,8 @@ from pipeline.show.figures.board import (
     WIDE,
     Board,
     Page,
-    check_file,
     plain_ticks,
     rows_height,
-    save_as,
     spread,
 )
 from pipeline.show.sentences import gpus_named
@@ -110,16 +107,6 @@ def _bars(axes: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:
     for row in rows.index.difference(known.index):
         axes.text(0, row, " no price", va="center", fontsize=TEXT, color="#555555")
     axes.set_xlim(0, 1.02 * max(high, default=1.0))
-
-
-def write_plan_front(plan: Plan, path: Path) -> None:
-    """Draw a plan to an SVG or PNG file.
-
-    Raises:
-        InputError: as `check_file`.
-    """
-    check_file(path, "--figure")
-    save_as(plan_front(plan), path)
 
 
 def plan_front(plan: Plan) -> Figure:

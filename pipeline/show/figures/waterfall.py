@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +20,7 @@ from pipeline.show.figures.board import (
     WIDE,
     Board,
     Page,
-    check_file,
     rows_height,
-    save_as,
     spread,
 )
 
@@ -79,16 +76,6 @@ def draw_advice(advice: Advice) -> Figure:
     _waterfall(board, before, after, parts, labels)
     board.note("Whiskers: p10 to p90; those of the gains are from paired draws.")
     return board.figure
-
-
-def write_waterfall(figure: Figure, path: Path) -> None:
-    """Write a figure to an SVG or PNG file.
-
-    Raises:
-        InputError: as `check_file`.
-    """
-    check_file(path, "--plot")
-    save_as(figure, path)
 
 
 def _shown(parts: tuple[Change, ...]) -> list[Change]:
