@@ -149,7 +149,7 @@ def _boxes(spread: pd.DataFrame, by: str, what: str, says: str, page: Page) -> F
 def _draw(axes: Axes, part: pd.DataFrame) -> None:
     values = part[list(QUANTILES)].clip(lower=MIN_DRAWN_US).rename(columns=QUANTILES)
     axes.bxp(
-        values.to_dict("records"),
+        values.to_dict("records"),  # type: ignore[arg-type]
         positions=range(len(part)),
         orientation="horizontal",
         showfliers=False,
