@@ -178,9 +178,10 @@ def predict_command(
     _check_ranks(calls, joined, str(in_path))
     shipped = [pack_models(spec.name)] if spec.name in list_packs() else []
     directories = [*([folder] if folder is not None else []), *shipped]
-    predictor = load_predictor(
-        spec, directories, corrections=_corrections(probes, spec), cluster=joined
-    )
+    corrections: dict[str, Any] = {}
+    if probes is not None:
+        corrections |= calibrate_all(load_models(), read_samples(probes, gpu)[0], spec)
+    predictor = load_predictor(spec, directories, corrections, joined)
     # a `flops` or `bytes_read` column of the user's file is not used
     predicted = predictor.predict(calls[[name for name in CALL_COLUMNS if name in calls.columns]])
     result = table.assign(
@@ -232,12 +233,3 @@ def _check_models(folder: Path, gpu: GpuSpec) -> None:
         fitted = read_description(place).get("gpu", gpu.name)
         if fitted != gpu.name:
             raise InputError(f"{folder}: {name} was fitted on {fitted}, but --gpu is {gpu.name}")
-
-
-def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:
-    """Corrections of transferred families from probes; empty without probes."""
-    if probes is None:
-        return {}
-
-    samples, _ = read_samples(probes, gpu.name)
-    return dict(calibrate_all(load_models(), samples, gpu))

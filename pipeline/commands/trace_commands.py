@@ -59,7 +59,9 @@ def replay(
             )
         if len({path.resolve() for path in (trace, *rank)}) <= len(rank):
             raise InputError("--rank: the same trace is given twice; give one trace of each rank")
-        _replay_ranks([trace, *rank], as_json)
+        with working("replaying all ranks together"):
+            values = rank_facts([trace, *rank], replay_ranks([trace, *rank]))
+        print_json(values) if as_json else console().print(rank_table(values))
         return
 
     check_file(timeline, "--timeline", KINDS)
@@ -75,16 +77,6 @@ def replay(
     if timeline:
         where = "a browser" if timeline.suffix == ".html" else "https://ui.perfetto.dev"
         print(f"predicted timeline -> {timeline} (open it in {where})")
-
-
-def _replay_ranks(paths: list[Path], as_json: bool) -> None:
-    with working("replaying all ranks together"):
-        values = rank_facts(paths, replay_ranks(paths))
-    if as_json:
-        print_json(values)
-        return
-
-    console().print(rank_table(values))
 
 
 @app.command(epilog=examples("trace trace.json.gz --out events.parquet"))

@@ -24,15 +24,17 @@ def plan_table(plan: Plan) -> pd.DataFrame:
     ranks = {choice.question: rank for rank, choice in enumerate(plan.contenders, 1)}
     front = {choice.question for choice in plan.front}
     rows = [
-        _row(choice, plan.limits.samples) | {"rank": ranks.get(key), "on_front": key in front}
+        {
+            **choice.as_dict(plan.limits.samples),
+            "variant": key.variant,
+            "overrides": " ".join(key.overrides),
+            "evidence": json.dumps(choice.prediction.evidence),
+            "rank": ranks.get(key),
+            "on_front": key in front,
+        }
         for key, choice in shown.items()
     ]
     return pd.DataFrame(rows).astype({"rank": "Int64"})
-
-
-def _row(choice: Choice, samples: int | None) -> dict[str, Any]:
-    row = choice.as_dict(samples) | {"variant": choice.question.variant}
-    return row | {"overrides": " ".join(row["overrides"]), "evidence": json.dumps(row["evidence"])}
 
 
 def write_plan(
