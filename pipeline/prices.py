@@ -220,14 +220,15 @@ def price_notes(prices: pd.DataFrame, gpus: Sequence[str]) -> list[str]:
     if prices.empty:
         return []
     notes, offers = [], prices.groupby(OFFER, sort=False)
-    for (provider, region, scope), rows in offers:
+    for _, rows in offers:
+        provider, region, scope = map(str, rows[OFFER].iloc[0])
         where = ", ".join(filter(None, (provider, region)))
         currency = str(rows["currency"].iloc[0])
         alone = ", GPU alone without its machine" if scope == "gpu" else ""
         by_gpu = ", ".join(
-            f"{row.gpu} {row.price_per_hour:.4g}"
-            + (f" (price of {row.priced_as})" if row.priced_as else "")
-            for row in rows.itertuples()
+            f"{row['gpu']} {row['price_per_hour']:.4g}"
+            + (f" (price of {row['priced_as']})" if row["priced_as"] else "")
+            for row in rows.to_dict("records")
         )
         day = " to ".join(sorted({min(rows["date"]), max(rows["date"])}))
         notes.append(f"{currency} per hour{f' ({where})' if where else ''}, {day}{alone}: {by_gpu}")

@@ -134,4 +134,5 @@ def _shown(value: Any) -> str:
 
 def _kind(value: Any) -> str:
     """The kind of values that an option takes, from its default."""
-    return {list: "numbers", dict: "options", str: "a name"}.get(type(value), "a number")
+    kinds: dict[type, str] = {list: "numbers", dict: "options", str: "a name"}
+    return kinds.get(type(value), "a number")

@@ -136,8 +136,10 @@ def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:
     ]
     parts: dict[str, list[Drawn]] = {category: [] for category in CATEGORIES}
     for name, facts in index.items():
-        drawn = [_data_uri(where / f"{name}.svg") for where in (folder, folder / NARROW_FOLDER)]
-        figure = Drawn(name, facts["title"], facts["says"], *drawn, caption(name))
+        wide, narrow = (
+            _data_uri(where / f"{name}.svg") for where in (folder, folder / NARROW_FOLDER)
+        )
+        figure = Drawn(name, facts["title"], facts["says"], wide, narrow, caption(name))
         parts[facts["category"]].append(figure)
     return parts
 
