@@ -247,7 +247,7 @@ def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -
     return advice_for(asked, same_results, predicting)
 
 
-def show_advice(advice: Advice, everything: bool = False) -> None:
+def show_advice(advice: Advice, everything: bool) -> None:
     """Print an advice: a line per change, best first, then how to make each change and the command that shows it.
 
     Args:

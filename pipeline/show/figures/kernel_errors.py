@@ -99,7 +99,7 @@ def _errors_of_gpu(
         axes.annotate(f"{percent:.1f}", (percent, row), (0, 4), color=colour, **above)
 
 
-def error_histograms(histograms: pd.DataFrame, page: Page = WIDE) -> Figure:
+def error_histograms(histograms: pd.DataFrame, page: Page) -> Figure:
     """Distribution of the held-out errors, with a panel per family and a line per GPU.
 
     Args:

@@ -51,7 +51,7 @@ BOX = "#9ECAE9"
 """Colour of boxes and ranges; black lines and marks on it stay visible in grey."""
 
 
-def t1_by_workload(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
+def t1_by_workload(spread: pd.DataFrame, page: Page) -> Figure:
     """T1, the host time between top-level operators, with a box per profiled workload and a panel per host.
 
     Args:
@@ -66,7 +66,7 @@ def t1_by_workload(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     )
 
 
-def t4_by_api(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
+def t4_by_api(spread: pd.DataFrame, page: Page) -> Figure:
     """T4, the host time of a runtime call, with a box per call and a panel per host."""
     return _boxes(spread, "api", "T4: host time of the call (µs)", "a runtime call takes", page)
 
