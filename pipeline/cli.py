@@ -35,6 +35,7 @@ from pipeline.terminal import (
     Csv,
     Json,
     Overrides,
+    Timeline,
     examples,
     printed,
     progress,
@@ -140,9 +141,7 @@ def options(
 )
 def predict(
     overrides: Overrides = None,
-    timeline: Annotated[
-        Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
-    ] = None,
+    timeline: Timeline = None,
     roofline: Annotated[
         Path | None,
         typer.Option(

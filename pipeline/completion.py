@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, MutableMapping, Sequence
-from dataclasses import fields
 
 import typer
 
 from pipeline.errors import InputError
 from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.hosts import USUAL
-from pipeline.question.compose import choices, default_choices
-from pipeline.question.options import GROUPS, NAMED_BY, OPTIONS, SECTION_KINDS, option_of
+from pipeline.question.checks import SECTION_TYPES
+from pipeline.question.compose import NAMES, choices, default_choices
+from pipeline.question.options import GROUPS, NAMED_BY, OPTIONS, option_of
 from pipeline.question.question import LOCAL_GPU
 from pipeline.show.catalogue import option_rows
 from pipeline.workloads.model_names import names_in
@@ -24,8 +24,8 @@ from pipeline.workloads.model_names import names_in
 BATCH_SIZES = tuple(str(2**power) for power in range(4, 14))
 """Batch sizes that are offered: 16 to 8192. Any other whole number is accepted as well."""
 
-FREE_STANDING = {"host": USUAL, "cluster": AUTO}
-"""Options that name a file but are no section, with their default."""
+BESIDE_FILES = {"gpu": (LOCAL_GPU,), "host": (USUAL,), "cluster": (AUTO,)}
+"""Values of options that name a file, beside the names of files."""
 
 COMPLETING, UNFINISHED = "_STEPTIME_COMPLETE", "_STEPTIME_UNFINISHED"
 """Environment variables: the shell that asks (set by typer's script), and the override that is being typed in bash."""
@@ -92,20 +92,15 @@ def keys_of(model: str) -> list[str]:
     """Keys of overrides for a workload."""
     named = [key for library, key in NAMED_BY.items() if library == model]
     options = dict.fromkeys([*named, *(str(row["option"]) for row in option_rows(model))])
-    sections = (*SECTION_KINDS, "edit")
-    settings = [key for key in OPTIONS if key.partition(".")[0] in sections]
-    others = (*FREE_STANDING, "devices", "nodes", "experiment", "results")
+    settings = [key for key in OPTIONS if key.partition(".")[0] in (*SECTION_TYPES, "edit")]
+    others = ("host", "cluster", "devices", "nodes", "experiment", "results")
     return [*GROUPS, *others, *options, *settings]
 
 
 def values(key: str, model: str) -> Sequence[str]:
     """Values to offer for an option; none where any number or name may stand."""
-    if key == "gpu":
-        return [*choices("gpu"), LOCAL_GPU]
-    if key in (*GROUPS, "experiment"):
-        return choices(key)
-    if key in FREE_STANDING:
-        return [*choices(key), FREE_STANDING[key]]
+    if key in NAMES:
+        return [*choices(key), *BESIDE_FILES.get(key, ())]
     if key == "batch_size":
         return BATCH_SIZES
     if option_of(key).values:
@@ -115,9 +110,8 @@ def values(key: str, model: str) -> Sequence[str]:
     section, _, name = key.partition(".")
     if section == "edit":
         return option_of(key).words
-    if section in SECTION_KINDS:
-        kinds = {each.name: each.type for each in fields(SECTION_KINDS[section])}
-        return ("true", "false") if kinds.get(name) == "bool" else ()
+    if section in SECTION_TYPES:
+        return ("true", "false") if SECTION_TYPES[section].get(name) is bool else ()
     offered = {row["option"]: str(row["values"]) for row in option_rows(model)}
     return offered[key].split(" | ") if " | " in offered.get(key, "") else ()
 

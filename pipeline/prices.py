@@ -119,8 +119,7 @@ def prices_of(gpus: Sequence[str], path: str | Path | None = None) -> pd.DataFra
         raise InputError(
             f"{path or price_file()}: {named}: prices of one comparison need one currency"
         )
-    order = {gpu: number for number, gpu in enumerate(wanted)}
-    return prices.sort_values("gpu", key=lambda column: column.map(order), ignore_index=True)
+    return prices.sort_values("gpu", key=lambda column: column.map(wanted.index), ignore_index=True)
 
 
 def offers_in(path: str | Path | None = None) -> pd.DataFrame:
@@ -220,22 +219,20 @@ def price_notes(prices: pd.DataFrame, gpus: Sequence[str]) -> list[str]:
     """
     if prices.empty:
         return []
-    notes = []
-    for _, rows in prices.groupby(OFFER, sort=False):
+    notes, offers = [], prices.groupby(OFFER, sort=False)
+    for _, rows in offers:
         provider, region, scope = map(str, rows[OFFER].iloc[0])
-        where = ", ".join(text for text in (provider, region) if text)
+        where = ", ".join(filter(None, (provider, region)))
         currency = str(rows["currency"].iloc[0])
         alone = ", GPU alone without its machine" if scope == "gpu" else ""
-        days = sorted(set(rows["date"]))
         by_gpu = ", ".join(
-            f"{gpu} {price:.4g}{f' (price of {board})' if board else ''}"
-            for gpu, price, board in zip(
-                rows["gpu"], rows["price_per_hour"], rows["priced_as"], strict=True
-            )
+            f"{row['gpu']} {row['price_per_hour']:.4g}"
+            + (f" (price of {row['priced_as']})" if row["priced_as"] else "")
+            for row in rows.to_dict("records")
         )
-        day = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        day = " to ".join(sorted({min(rows["date"]), max(rows["date"])}))
         notes.append(f"{currency} per hour{f' ({where})' if where else ''}, {day}{alone}: {by_gpu}")
-    if prices[OFFER].drop_duplicates().shape[0] > 1:
+    if len(offers) > 1:
         notes[-1] += "; no single offer covers all of these GPUs"
     missing = [gpu for gpu in dict.fromkeys(gpus) if gpu not in set(prices["gpu"])]
     return notes + ([f"no price of {', '.join(missing)} (docs/prices.md)"] if missing else [])

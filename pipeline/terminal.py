@@ -26,6 +26,12 @@ Item = TypeVar("Item")
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 """The option of every command that has a result."""
 
+Timeline = Annotated[
+    Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
+]
+Plot = Annotated[Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")]
+"""Files that several commands draw."""
+
 Csv = Annotated[bool, typer.Option("--csv", help="print the rows as CSV and nothing else")]
 """The option of commands whose result is a table."""
 
@@ -57,21 +63,7 @@ def examples(*commands: str) -> str:
     return "\n\n".join(("Examples:", *(f"$ steptime {command}" for command in commands)))
 
 
-SIGNS = {
-    "µ": "u",
-    "→": ">",
-    "★": "*",
-    "✗": "x",
-    "█": "#",
-    "−": "-",
-    "–": "-",
-    "×": "x",
-    "≈": "~",
-    "≥": ">=",
-    "’": "'",
-    "…": ".",
-    "·": ".",
-}
+SIGNS = dict(zip("µ→★✗█−–×≈’…·", "u>*x#--x~'..", strict=True)) | {"≥": ">="}
 """Signs of our output, and what stands for each in an encoding that lacks it: one character, so that tables stay aligned."""
 
 PLAIN_SIGNS = "steptime-plain-signs"

@@ -62,11 +62,11 @@ SQUARES = {
 (V100-SXM2 with 16 GB), 185, 120, 108, 95 and 79."""
 
 
-def from_fp32(gpu: str, rows: int = ROWS) -> dict[str, float]:
+def from_fp32(gpu: str) -> dict[str, float]:
     """Errors of the prediction from fp32 samples of other GPUs and the spec file, on randomly drawn sizes."""
     spec = load_gpu(gpu)
     samples = read_products(gpu)
-    samples = samples.sample(min(rows, len(samples)), random_state=0).reset_index(drop=True)
+    samples = samples.sample(min(ROWS, len(samples)), random_state=0).reset_index(drop=True)
     predictor = KernelPredictor(spec, transferred_models(spec, set()), Physics.of(spec))
     found = predictor.predict(samples.drop(columns=["latency_us", "kernel_us"]))
     measured, kernel = samples["kernel_us"].to_numpy(), found["kernel_us"].to_numpy()
@@ -78,12 +78,12 @@ def from_fp32(gpu: str, rows: int = ROWS) -> dict[str, float]:
     }
 
 
-def new_weights(gpu: str, share: float = 0.1, seed: int = 0) -> dict[str, float]:
+def new_weights(gpu: str) -> dict[str, float]:
     """Errors of a fit without any product of the held-out weights."""
     samples = read_products(gpu)
-    pairs = samples[["N", "K"]].drop_duplicates().sample(frac=share, random_state=seed)
+    pairs = samples[["N", "K"]].drop_duplicates().sample(frac=0.1, random_state=0)
     held = pd.MultiIndex.from_frame(samples[["N", "K"]]).isin(pd.MultiIndex.from_frame(pairs))
-    return fit_family(samples, load_gpu(gpu), FAMILY, "mlp", seed, held_out=held).metrics
+    return fit_family(samples, load_gpu(gpu), FAMILY, "mlp", 0, held_out=held).metrics
 
 
 def squares() -> pd.DataFrame:

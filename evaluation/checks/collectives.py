@@ -26,7 +26,7 @@ from evaluation.published.nccl_times import (
 )
 from evaluation.training.collective_fit import fitted_curves, predicted_over_measured
 from pipeline.families.dims import Array
-from pipeline.hardware.clusters import AUTO, load_cluster, usual_cluster
+from pipeline.hardware.clusters import AUTO
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.kernels.collective_bandwidth import (
     FAMILY,
@@ -36,6 +36,7 @@ from pipeline.kernels.collective_bandwidth import (
     MeasuredCurves,
     collective_model,
 )
+from pipeline.question.settings import cluster_of
 
 V100 = "V100-SXM2-32GB"
 DECADES = range(3, 10)
@@ -71,9 +72,7 @@ def model_of(
 ) -> CollectiveModel:
     """The model of a GPU on a cluster, from these curves; from the shipped ones if None."""
     spec = load_gpu(gpu)
-    model = collective_model(
-        spec, usual_cluster(spec) if cluster == AUTO else load_cluster(cluster), curves
-    )
+    model = collective_model(spec, cluster_of(cluster, spec), curves)
     assert model is not None
     return model
 

@@ -188,66 +188,74 @@ def _error(row: pd.Series) -> str:
 
 
 def _share_of(name: str) -> Cell:
-    return lambda row: _percent(row[name])
+    return lambda row: _percent(row.get(name))
+
+
+def _text_of(name: str) -> Cell:
+    return lambda row: str(row[name])
+
+
+def _ms_of(name: str) -> Cell:
+    return lambda row: _ms(row[name])
 
 
 _STEP: Mapping[str, Cell] = {
-    "GPU": lambda r: str(r["gpu"]),
-    "model": lambda r: str(r["model_variant"]),
+    "GPU": _text_of("gpu"),
+    "model": _text_of("model_variant"),
     "batch": lambda r: f"{r['batch_size']:,}",
-    "step (ms)": lambda r: _ms(r["predicted_us"]),
+    "step (ms)": _ms_of("predicted_us"),
     "p10 to p90 (ms)": lambda r: f"{_ms(r['p10_us'])} to {_ms(r['p90_us'])}",
     "active, idle (ms)": lambda r: f"{_ms(r['active_us'])}, {_ms(r['idle_us'])}",
-    "measured (ms)": lambda r: _ms(r["measured_us"]),
+    "measured (ms)": _ms_of("measured_us"),
     "error": _error,
-    "device time rests on": lambda r: str(r["device_evidence"]),
-    "host time rests on": lambda r: str(r["host_evidence"]),
-    "not modelled": lambda r: _percent(r["unmodelled_share"]),
+    "device time rests on": _text_of("device_evidence"),
+    "host time rests on": _text_of("host_evidence"),
+    "not modelled": _share_of("unmodelled_share"),
 }
 
 _PUBLISHED: Mapping[str, Cell] = {
-    "GPU": lambda r: str(r["gpu"]),
-    "model": lambda r: str(r["model"]),
+    "GPU": _text_of("gpu"),
+    "model": _text_of("model"),
     "batch": lambda r: f"{r['batch_size']:,}",
-    "measured (ms)": lambda r: _ms(r["measured_us"]),
-    "predicted (ms)": lambda r: _ms(r["predicted_us"]),
+    "measured (ms)": _ms_of("measured_us"),
+    "predicted (ms)": _ms_of("predicted_us"),
     "p10 to p90 (ms)": lambda r: f"{_ms(r['p10_us'])} to {_ms(r['p90_us'])}",
     "error": _error,
-    **{name: lambda r, name=name: _percent(r.get(name)) for name in NETWORK_METHODS.values()},  # type: ignore[misc]
+    **{name: _share_of(name) for name in NETWORK_METHODS.values()},
 }
 
 _ERROR: Mapping[str, Cell] = {
-    "prediction": lambda r: str(r["method"]),
-    "points": lambda r: str(r["points"]),
-    "geometric mean": lambda r: _percent(r["gmae"]),
-    "mean": lambda r: _percent(r["mape"]),
-    "worst": lambda r: _percent(r["worst"]),
+    "prediction": _text_of("method"),
+    "points": _text_of("points"),
+    "geometric mean": _share_of("gmae"),
+    "mean": _share_of("mape"),
+    "worst": _share_of("worst"),
 }
 
 _PART: Mapping[str, Cell] = {
-    "GPU": lambda r: str(r["gpu"]),
-    "point": lambda r: str(r["workload"]),
-    "part": lambda r: str(r["part"]),
-    "predicted (ms)": lambda r: _ms(r["predicted_us"]),
-    "measured (ms)": lambda r: _ms(r["measured_us"]),
+    "GPU": _text_of("gpu"),
+    "point": _text_of("workload"),
+    "part": _text_of("part"),
+    "predicted (ms)": _ms_of("predicted_us"),
+    "measured (ms)": _ms_of("measured_us"),
     "error": _error,
 }
 
 _KERNEL: Mapping[str, Cell] = {
-    "family": lambda r: str(r["family"]),
-    "GPU": lambda r: str(r["gpu"]),
+    "family": _text_of("family"),
+    "GPU": _text_of("gpu"),
     "model": lambda r: f"{r['variant']} ({r['evidence']})",
     "split": lambda r: str(r["split"] or ""),
-    "GMAE": lambda r: _percent(r["gmae"]),
-    "GMAE above the floor": lambda r: _percent(r["above_floor_gmae"]),
-    "MAPE": lambda r: _percent(r["mape"]),
-    "inside p10 to p90": lambda r: _percent(r["coverage"]),
+    "GMAE": _share_of("gmae"),
+    "GMAE above the floor": _share_of("above_floor_gmae"),
+    "MAPE": _share_of("mape"),
+    "inside p10 to p90": _share_of("coverage"),
     "samples": lambda r: "" if pd.isna(r["samples"]) else f"{int(r['samples']):,}",
 }
 
 _BY_SIZE: Mapping[str, Cell] = {
-    "family": lambda r: str(r["family"]),
-    "GPU": lambda r: str(r["gpu"]),
+    "family": _text_of("family"),
+    "GPU": _text_of("gpu"),
     **{f"to {10 * tenth} %": _share_of(name) for tenth, name in enumerate(DECILES, 1)},
 }
 

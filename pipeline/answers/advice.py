@@ -105,10 +105,6 @@ class Line:
     command: str
     """The command that compares the step of the lines above with this line's; empty for a trace."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Refused:
@@ -137,30 +133,16 @@ class Advice:
 
     def table(self) -> pd.DataFrame:
         """A row per line; gains have columns such as `alone.share` and `on_top.p10`."""
-        return pd.json_normalize([line.as_dict() for line in self.lines], max_level=1)
+        return pd.json_normalize(list(map(asdict, self.lines)), max_level=1)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        kept = {
-            "gpu",
-            "host",
-            "model",
-            "variant",
-            "batch_size",
-            "predicted_us",
-            "p10_us",
-            "p90_us",
-            "memory_bytes",
-            "bound",
-        }
-        steps = {
-            name: {key: value for key, value in step.as_dict().items() if key in kept}
-            for name, step in (("before", self.before), ("after", self.after))
-        }
-        return steps | {
+        steps = {"before": self.before, "after": self.after}
+        return {
+            **{name: {key: getattr(p, key) for key in STEP} for name, p in steps.items()},
             "total": asdict(self.total),
-            "lines": [line.as_dict() for line in self.lines],
-            "not_helping": [asdict(each) for each in self.not_helping],
+            "lines": list(map(asdict, self.lines)),
+            "not_helping": list(map(asdict, self.not_helping)),
             "warnings": list(self.warnings),
         }
 
@@ -218,6 +200,13 @@ class Advice:
         return html_table(
             self.summary, [list(row.values()) for row in rows], list(rows[0]) if rows else []
         )
+
+
+STEP = (
+    "gpu", "model", "variant", "batch_size", "predicted_us", "p10_us", "p90_us", "bound",
+    "memory_bytes", "host",
+)  # fmt: skip
+"""What an advice says of the steps before and after it."""
 
 
 def take_best_first(

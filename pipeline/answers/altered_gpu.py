@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.gap_models import FAMILIES as TENSOR_FAMILIES
+from pipeline.answers.gap_models import Texts
 from pipeline.answers.kernel_predictor import KernelPredictor
 from pipeline.answers.transferred_models import SPREAD, ratio_between, scaled_estimate
 from pipeline.families import FAMILIES
@@ -58,7 +58,7 @@ class AlteredPredictor(KernelPredictor):
             stated=stated,
         )
 
-    def estimate(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
+    def estimate(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, Texts]:
         """Estimate and evidence of each row. Calls that no altered figure affects keep those of the catalogue GPU."""
         estimate, evidence = self.stated.estimate(name, calls)
         if not self._concerns(name):

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.step_errors import StepErrors, host_factors
+from pipeline.answers.step_errors import Ints, StepErrors, host_factors
 from pipeline.families.dims import Array
 from pipeline.simulate.critical_path import BLOCK_VALUES, simulate, step_times
 from pipeline.simulate.program import Program
@@ -65,7 +64,7 @@ class DrawnStep:
 
     errors: StepErrors
     program: Program
-    which: npt.NDArray[np.int64]
+    which: Ints
     calls: pd.DataFrame
     gpu: str
     draws: int

@@ -57,6 +57,8 @@ from pipeline.transfer.shipped_models import (
     time_ratio,
 )
 
+Texts = npt.NDArray[np.object_]
+
 
 @dataclass(frozen=True)
 class FallbackModel(KernelModel):
@@ -70,7 +72,7 @@ class FallbackModel(KernelModel):
         """Evidence of rows that neither model covers: that of `first`."""
         return self.first.evidence
 
-    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+    def evidence_of(self, calls: pd.DataFrame) -> Texts:
         """Evidence of each row, shape (rows,)."""
         first, other = (model.evidence_of(calls) for model in (self.first, self.other))
         return np.where(self._others(calls), other, first).astype(object)
@@ -217,7 +219,7 @@ class TensorCoreGemmModel(KernelModel):
         """The evidence of the model, or `transferred` on a GPU that was not measured itself."""
         return self.base.evidence if self.gpu.name == self.measured.name else "transferred"
 
-    def evidence_of(self, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+    def evidence_of(self, calls: pd.DataFrame) -> Texts:
         """Evidence of each row, shape (rows,). TF32 is `transferred`, because no TF32 product was measured."""
         return np.where(self._half(calls), self.evidence, "transferred").astype(object)
 

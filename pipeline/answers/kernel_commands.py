@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipeline.answers.kernel_predictor import load_predictor
 from pipeline.datasets.neusight import SOURCE, select_gpu
 from pipeline.errors import InputError, SteptimeError, TableError
 from pipeline.families import OP_NAMES, family
-from pipeline.hardware.clusters import AUTO, Cluster, check_fabric, load_cluster, usual_cluster
+from pipeline.hardware.clusters import AUTO, Cluster
 from pipeline.hardware.find_gpu import load_gpu
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.family_model import find_families, read_description
@@ -29,6 +30,7 @@ from pipeline.kernels.samples import (
     with_launches,
 )
 from pipeline.model_files import list_packs, pack_models
+from pipeline.question.settings import cluster_of
 from pipeline.readable import distinct
 from pipeline.schemas import refuse_overwriting, write_parquet
 from pipeline.transfer.probes import calibrate_all
@@ -82,12 +84,10 @@ def read_samples(path: str | Path, gpu: str) -> tuple[pd.DataFrame, GpuSpec]:
 
 def _canonical_names(names: pd.Series) -> dict[str, str]:
     """Names of known GPUs by the names in a table; unknown ones stay as they are."""
-    canonical = {}
-    for name in names.unique():
-        try:
+    canonical = {name: name for name in names.unique()}
+    for name in canonical:
+        with suppress(InputError):
             canonical[name] = load_gpu(name).name
-        except InputError:
-            canonical[name] = name
     return canonical
 
 
@@ -167,8 +167,7 @@ def predict_command(
         ConfigError: the GPU does not fit into the cluster.
     """
     spec = load_gpu(gpu)
-    joined = usual_cluster(spec) if cluster == AUTO else load_cluster(cluster)
-    check_fabric(joined, spec)
+    joined = cluster_of(cluster, spec)
     refuse_overwriting(out_path, in_path, probes)
     folder = None if models_dir is None else Path(models_dir)
     if folder is not None:
@@ -179,9 +178,10 @@ def predict_command(
     _check_ranks(calls, joined, str(in_path))
     shipped = [pack_models(spec.name)] if spec.name in list_packs() else []
     directories = [*([folder] if folder is not None else []), *shipped]
-    predictor = load_predictor(
-        spec, directories, corrections=_corrections(probes, spec), cluster=joined
-    )
+    corrections: dict[str, Any] = {}
+    if probes is not None:
+        corrections |= calibrate_all(load_models(), read_samples(probes, gpu)[0], spec)
+    predictor = load_predictor(spec, directories, corrections, joined)
     # a `flops` or `bytes_read` column of the user's file is not used
     predicted = predictor.predict(calls[[name for name in CALL_COLUMNS if name in calls.columns]])
     result = table.assign(
@@ -233,12 +233,3 @@ def _check_models(folder: Path, gpu: GpuSpec) -> None:
         fitted = read_description(place).get("gpu", gpu.name)
         if fitted != gpu.name:
             raise InputError(f"{folder}: {name} was fitted on {fitted}, but --gpu is {gpu.name}")
-
-
-def _corrections(probes: str | Path | None, gpu: GpuSpec) -> dict[str, Any]:
-    """Corrections of transferred families from probes; empty without probes."""
-    if probes is None:
-        return {}
-
-    samples, _ = read_samples(probes, gpu.name)
-    return dict(calibrate_all(load_models(), samples, gpu))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.answers.gap_models import GAP_FAMILIES, with_fallback, with_gaps_filled
+from pipeline.answers.gap_models import GAP_FAMILIES, Texts, with_fallback, with_gaps_filled
 from pipeline.answers.transferred_models import TransferredModel, transferred_models
 from pipeline.families import FAMILIES
 from pipeline.families.chip import BandwidthCurve
@@ -47,6 +47,8 @@ from pipeline.kernels.rnn_kernels import recurrent_us
 from pipeline.model_files import reading
 from pipeline.schemas import DIMS
 from pipeline.transfer.gpu_features import COVERED_FAMILIES
+
+Ints = npt.NDArray[np.int64]
 
 UNKNOWN_LATENCY_FLOOR = Floor(offset_us=13.5, default_us=32.0, by_op={})
 """Latency floor in µs where no sample of a GPU shows it: medians over the five GPUs of the public samples
@@ -161,7 +163,7 @@ class KernelPredictor:
             "inside": estimate.inside,
         }
 
-    def estimate(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, npt.NDArray[np.object_]]:
+    def estimate(self, name: str, calls: pd.DataFrame) -> tuple[Estimate, Texts]:
         """Estimate and evidence of each row, for calls of one family."""
         models = self.models
         covered = _covered(models.get(name), calls)
@@ -197,7 +199,7 @@ class KernelPredictor:
 
     def _derived(
         self, name: str, calls: pd.DataFrame, models: Mapping[str, KernelModel]
-    ) -> tuple[Estimate | None, npt.NDArray[np.object_]]:
+    ) -> tuple[Estimate | None, Texts]:
         """Estimate from models of related calls, and each row's evidence; None where there is none."""
         if name == "rnn" and self.gpu.limits is not None:
             return recurrent_us(calls, partial(self.estimate, "gemm"), self.physics, self.floor)
@@ -214,7 +216,7 @@ class KernelPredictor:
         latency = self.floor.latency(kernel, Dims(calls).text("op"))
         return Estimate.around(latency, kernel, spread, self.floor.of(Dims(calls).text("op")))
 
-    def physics_evidence(self, name: str, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+    def physics_evidence(self, name: str, calls: pd.DataFrame) -> Texts:
         """Evidence of physics, shape (rows,). Data movement over a fitted bandwidth curve rests on samples of that GPU, all
         else on its file: also what is not known to be data movement, and frames that follow each other (dim T).
         """
@@ -289,7 +291,7 @@ def model_columns(calls: pd.DataFrame) -> pd.DataFrame:
     return plain
 
 
-def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, npt.NDArray[np.int64]]:
+def distinct_calls(calls: pd.DataFrame) -> tuple[pd.DataFrame, Ints]:
     """The distinct calls of a graph, or of several graphs, and the number of the distinct call that each row is.
 
     The calls of a step repeat, in layers of one shape: models see each call once. Distinct calls have the columns that

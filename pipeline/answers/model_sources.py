@@ -111,15 +111,9 @@ class AvailableModels:
         )
         path = Path(folder) / "summary.parquet"
         if not path.is_file():
-            words = [
-                "gpu=local",
-                f"model={question.model}",
-                f"batch_size={question.batch_size}",
-                *question.overrides,
-            ]
-            raise InputError(
-                f"gpu=local must be measured first: run `{run_command(self.results, *words)}`"
-            )
+            point = f"gpu=local model={question.model} batch_size={question.batch_size}".split()
+            command = run_command(self.results, *point, *question.overrides)
+            raise InputError(f"gpu=local must be measured first: run `{command}`")
         return predictions_of(read_table(path, "summary"), path)[0]
 
     def _once(self, key: object, read: Callable[[], Value]) -> Value:

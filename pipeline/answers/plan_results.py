@@ -100,33 +100,20 @@ class Choice:
 
     def as_dict(self, samples: int | None) -> dict[str, Any]:
         """Plain values for JSON and tables."""
-        prediction, question = self.prediction, self.question
-        epoch = None if samples is None else samples * self.us_per_sample / 1e6
-        priced = (
-            None
-            if samples is None or self.cost_per_sample is None
-            else samples * self.cost_per_sample
-        )
+        p, question, cost = self.prediction, self.question, self.cost_per_sample
+        kept = ("p10_us", "p90_us", "memory_bytes", "tight", "bound", "host", "evidence")
         return {
             "gpu": question.gpu.name,
             "model": question.model,
             "batch_size": question.batch_size,
             "overrides": list(question.overrides),
             "accumulated": self.batches,
-            "step_us": prediction.predicted_us,
-            "p10_us": prediction.p10_us,
-            "p90_us": prediction.p90_us,
+            "step_us": p.predicted_us,
+            **{name: getattr(p, name) for name in kept},
             "samples_per_s": 1e6 / self.us_per_sample,
-            "samples_per_dollar": (
-                None if self.cost_per_sample is None else 1 / self.cost_per_sample
-            ),
-            "time_per_epoch_s": epoch,
-            "cost_per_epoch": priced,
-            "memory_bytes": prediction.memory_bytes,
-            "tight": prediction.tight,
-            "bound": prediction.bound,
-            "host": prediction.host,
-            "evidence": prediction.evidence,
+            "samples_per_dollar": None if cost is None else 1 / cost,
+            "time_per_epoch_s": samples and samples * self.us_per_sample / 1e6,
+            "cost_per_epoch": None if samples is None or cost is None else samples * cost,
             "wins": self.wins,
         }
 
@@ -183,7 +170,7 @@ class Plan:
             max(1 / choice.cost_per_sample if choice.cost_per_sample else 0.0 for choice in choices)
         )
         for choice in choices:
-            values = choice.as_dict(self.limits.samples)
+            values, p = choice.as_dict(self.limits.samples), choice.prediction
             row = {
                 "GPU": choice.question.gpu.name,
                 "batch": f"{choice.question.batch_size:,}",
@@ -191,7 +178,7 @@ class Plan:
             }
             row |= {"accumulated": f"{choice.batches} ×"} if self.limits.global_batch else {}
             row |= {
-                "step\nms": choice.prediction.step_ms,
+                "step\nms": p.step_ms,
                 "samples/s": rate(values["samples_per_s"]),
             }
             if self.currency:
@@ -201,16 +188,11 @@ class Plan:
                 )
             if values["time_per_epoch_s"] is not None:
                 row["epoch"] = duration(values["time_per_epoch_s"])
-                cost = values["cost_per_epoch"]
-                row |= (
-                    {f"{self.currency}\nan epoch": "" if cost is None else amount(cost)}
-                    if self.currency
-                    else {}
-                )
-            memory = in_gib(choice.prediction.memory_bytes) + (
-                ", tight" if choice.prediction.tight else ""
-            )
-            row |= {"memory\nGiB": memory, "bound": choice.prediction.bound}
+                if self.currency:
+                    cost = values["cost_per_epoch"]
+                    row[f"{self.currency}\nan epoch"] = "" if cost is None else amount(cost)
+            row["memory\nGiB"] = in_gib(p.memory_bytes) + (", tight" if p.tight else "")
+            row["bound"] = p.bound
             rows.append(row | {"wins": "" if choice.wins is None else f"{choice.wins:.0%}"})
         return rows
 

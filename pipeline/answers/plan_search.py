@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.answers.engine import Engine, in_order
 from pipeline.answers.plan_results import Choice, Limits, Objective
+from pipeline.answers.step_errors import Ints
 from pipeline.answers.ties import Tie, tie_of
 from pipeline.errors import InputError, SteptimeError
 from pipeline.families.dims import Array, Flags
@@ -26,7 +26,6 @@ from pipeline.question.question import Question
 from pipeline.question.settings import FrozenDict
 from pipeline.readable import amount, distinct, duration, gibibytes, rate
 
-Rows = npt.NDArray[np.int64]
 OnProgress = Callable[[str, int], object]
 
 CONTENDERS = 12
@@ -53,7 +52,7 @@ class Space:
     """
 
     questions: Sequence[Question]
-    batches: Rows
+    batches: Ints
     samples: Array
     price: Array
     update_us: Array
@@ -252,7 +251,7 @@ class Search:
         )
 
     def _best(
-        self, space: Space, value: Array, contenders: Rows, front: Rows
+        self, space: Space, value: Array, contenders: Ints, front: Ints
     ) -> tuple[list[Choice], list[Choice], Tie | None]:
         """Contenders with the share of draws in which each is the best, the front, and the tie of the best."""
         rows = distinct([*contenders.tolist(), *front.tolist()])

@@ -12,13 +12,14 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pipeline.answers.arithmetic import model_flops
 from pipeline.answers.drawn_step import DrawnStep
+from pipeline.answers.gap_models import Texts
 from pipeline.answers.kernel_predictor import (
     TIMES,
+    Ints,
     KernelPredictor,
     distinct_calls,
     substitute_spread,
@@ -93,9 +94,6 @@ def lower_bound_notes(unmodelled: Iterable[str]) -> list[str]:
     ]
 
 
-Ints = npt.NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class StepParts:
     """What a prediction needs of a captured step and its device calls.
@@ -121,12 +119,12 @@ class StepParts:
     all_calls: pd.DataFrame
     calls: pd.DataFrame
     which: Ints
-    names: npt.NDArray[np.object_]
+    names: Texts
     asks_tf32: bool
     substitute: Flags
     memory: Memory
     warnings: tuple[str, ...]
-    modules: npt.NDArray[np.object_]
+    modules: Texts
     parameters: Mapping[str, int]
     model_flops: Mapping[str, float]
     computed: Mapping[str, str]
@@ -395,7 +393,7 @@ def kernel_times(
     }
 
 
-def _sums(us: Array, keys: npt.NDArray[np.object_], factor: float = 1.0) -> dict[str, float]:
+def _sums(us: Array, keys: Texts, factor: float = 1.0) -> dict[str, float]:
     """Device time by key, largest first, keys without time left out."""
     codes, names = pd.factorize(keys)
     sums = np.bincount(codes, weights=us, minlength=len(names)) * factor

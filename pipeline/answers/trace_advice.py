@@ -92,10 +92,9 @@ def changes_of(step: ChangeableStep) -> Iterator[TraceChange]:
     names = program.items.name[program.item]
     for name in dict.fromkeys(names[program.kind == Kind.SYNC]):
         waits = (names == name) & (program.kind == Kind.SYNC)
-        change = _changed(partial(_without_waits, waits=waits))
-        yield TraceChange(
-            f"no wait in {name}", f"do not read results of the device in {name}", change
-        )
+        how = f"do not read results of the device in {name}"
+        change = partial(_without_waits, waits=waits)
+        yield TraceChange(f"no wait in {name}", how, _changed(change))
     if program.blocking.any():
         how = "DataLoader(pin_memory=True), .to(device, non_blocking=True)"
         unblocked = np.zeros_like(program.blocking)
@@ -146,13 +145,10 @@ def _predicted(step: ChangeableStep, traced: Prediction, scale: float) -> Predic
     """The prediction of a changed step, with its draws. `scale` is the ratio of the traced to the simulated step."""
     program, kernel_us = step.program, step.kernel_us
     timeline = simulate(program, kernel_us)
-    errors = StepErrors.of_launches(
-        kernel_us, [""] * len(kernel_us), np.zeros(len(kernel_us)), 0.0, HOST_SIGMA["measured"]
-    )
-    which = np.arange(len(kernel_us))
-    drawn_us = (
-        DrawnStep(errors, program, which, pd.DataFrame(), traced.gpu, DRAWS).step_us() * scale
-    )
+    count, host = len(kernel_us), HOST_SIGMA["measured"]
+    errors = StepErrors.of_launches(kernel_us, [""] * count, np.zeros(count), 0.0, host)
+    drawn = DrawnStep(errors, program, np.arange(count), pd.DataFrame(), traced.gpu, DRAWS)
+    drawn_us = drawn.step_us() * scale
     us = float(timeline.step_us[0]) * scale
     low, high = interval(drawn_us, us)
     return replace(

@@ -21,15 +21,16 @@ from pipeline.prediction import Prediction
 from pipeline.question.compose import parse_grid
 from pipeline.question.question import Question, ask, expand
 from pipeline.readable import seconds
-from pipeline.show.figures.board import check_file
-from pipeline.show.figures.costs import write_plan_front
-from pipeline.show.figures.waterfall import draw_advice, draw_difference, write_waterfall
+from pipeline.show.figures.board import check_file, save_as
+from pipeline.show.figures.costs import plan_front
+from pipeline.show.figures.waterfall import draw_advice, draw_difference
 from pipeline.show.plans import show_plan
 from pipeline.show.tables import Catalogue, console
 from pipeline.terminal import (
     Csv,
     Json,
     Overrides,
+    Plot,
     examples,
     printed,
     progress,
@@ -55,9 +56,7 @@ def advise(
         typer.Option("--same-results", help="leave out what changes results by more than rounding"),
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="also list what does not help")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")
-    ] = None,
+    plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -78,7 +77,7 @@ def advise(
     else:
         advice = _of_question(ask(given), same_results, results)
     if plot is not None:
-        write_waterfall(draw_advice(advice), plot)
+        save_as(draw_advice(advice), plot)
     if not printed(as_json, as_csv, advice.as_dict(), advice.table().to_dict("records")):
         show_advice(advice, everything)
 
@@ -127,7 +126,7 @@ def plan(
 
         result = make_plan(objective, points, limits, on_progress, **results)
     if figure is not None:
-        write_plan_front(result, figure)
+        save_as(plan_front(result), figure)
     if not printed(as_json, as_csv, result.as_dict(), result.table().to_dict("records")):
         show_plan(result)
 
@@ -147,9 +146,7 @@ def diff(
             help="step A is that of this PyTorch profiler trace; the overrides are step B"
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="draw the waterfall to this .svg or .png file")
-    ] = None,
+    plot: Plot = None,
     as_json: Json = False,
     as_csv: Csv = False,
 ) -> None:
@@ -164,7 +161,7 @@ def diff(
             steps = [_traced(trace, asked[0]), *steps]
         result = steps[0].diff(steps[1])
     if plot is not None:
-        write_waterfall(draw_difference(result), plot)
+        save_as(draw_difference(result), plot)
     facts = result.as_dict()
     if not printed(as_json, as_csv, facts, [*facts["parts"], facts["step"]]):
         show_difference(result)
@@ -242,18 +239,15 @@ def show_difference(difference: Difference) -> None:
 
 
 def _of_question(asked: Question, same_results: bool, results: dict[str, Any]) -> Advice:
-    rounds, answering = 0, engine(**results)
+    answering = engine(**results)
 
     def predicting(questions: Sequence[Question]) -> Iterable[Answer]:
-        nonlocal rounds
-        rounds += 1
-        said = "predicting" if rounds == 1 else f"predicting changes, round {rounds - 1}"
-        return progress(answering.predict(questions), len(questions), said)
+        return progress(answering.predict(questions), len(questions), "predicting changes")
 
-    return advice_for(asked, same_results, predicting=predicting)
+    return advice_for(asked, same_results, predicting)
 
 
-def show_advice(advice: Advice, everything: bool = False) -> None:
+def show_advice(advice: Advice, everything: bool) -> None:
     """Print an advice: a line per change, best first, then how to make each change and the command that shows it.
 
     Args:

@@ -15,6 +15,8 @@ from pipeline.readable import shares
 from pipeline.terminal import Json, catalogue, examples, print_json, working
 from pipeline.transfer.transfer_command import transfer_command
 
+Predicted = Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")]
+
 app = typer.Typer()
 kernels_app = typer.Typer(
     help="Fit kernel models to samples, and predict kernel latencies.",
@@ -66,7 +68,7 @@ def _percent(share: float | None) -> float | str:
 def kernels_predict(
     gpu: Annotated[str, typer.Option(help="the GPU to predict", autocompletion=complete_gpu)],
     source: Annotated[Path, typer.Option("--in", help="parquet of calls: `op` and its dimensions")],
-    out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
+    out: Predicted,
     models: Annotated[
         Path | None,
         typer.Option(help="folder of models from `kernels fit` (default: the shipped models)"),
@@ -103,7 +105,7 @@ def transfer(
         str, typer.Option("--to", help="GPU to predict", autocompletion=complete_gpu)
     ],
     source: Annotated[Path, typer.Option("--in", help="parquet of rows measured on the origin")],
-    out: Annotated[Path, typer.Option(help="parquet to write: the same rows with predictions")],
+    out: Predicted,
     method: Annotated[str, typer.Option(help="wave or auto")] = "auto",
     probes: Annotated[
         Path | None, typer.Option(help="a few rows measured on the destination, to calibrate")

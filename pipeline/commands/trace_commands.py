@@ -19,7 +19,7 @@ from pipeline.simulate.replay import replay as run
 from pipeline.simulate.replay_result import table as replay_table
 from pipeline.simulate.replay_result import verdict
 from pipeline.simulate.timeline_page import KINDS
-from pipeline.terminal import Json, examples, print_json, working
+from pipeline.terminal import Json, Timeline, examples, print_json, working
 from pipeline.trace.event_tables import write_events
 from pipeline.trace.load import load_trace
 
@@ -48,9 +48,7 @@ def replay(
             help="trace of another rank of the same step; all ranks are simulated together"
         ),
     ] = None,
-    timeline: Annotated[
-        Path | None, typer.Option(help="write the timeline here: .html, or .json.gz for Perfetto")
-    ] = None,
+    timeline: Timeline = None,
     as_json: Json = False,
 ) -> None:
     """Predict the iterations of a trace from overheads of other iterations, and compare with the measured times."""
@@ -61,7 +59,9 @@ def replay(
             )
         if len({path.resolve() for path in (trace, *rank)}) <= len(rank):
             raise InputError("--rank: the same trace is given twice; give one trace of each rank")
-        _replay_ranks([trace, *rank], as_json)
+        with working("replaying all ranks together"):
+            values = rank_facts([trace, *rank], replay_ranks([trace, *rank]))
+        print_json(values) if as_json else console().print(rank_table(values))
         return
 
     check_file(timeline, "--timeline", KINDS)
@@ -77,16 +77,6 @@ def replay(
     if timeline:
         where = "a browser" if timeline.suffix == ".html" else "https://ui.perfetto.dev"
         print(f"predicted timeline -> {timeline} (open it in {where})")
-
-
-def _replay_ranks(paths: list[Path], as_json: bool) -> None:
-    with working("replaying all ranks together"):
-        values = rank_facts(paths, replay_ranks(paths))
-    if as_json:
-        print_json(values)
-        return
-
-    console().print(rank_table(values))
 
 
 @app.command(epilog=examples("trace trace.json.gz --out events.parquet"))

@@ -125,7 +125,8 @@ def refuse_new_keys(config: Mapping[str, Any], base: Mapping[str, Any]) -> None:
 
 def unknown_option(key: str, base: Mapping[str, Any]) -> str:
     """One line that says which options there are; `base` is the configuration of the chosen files."""
-    (section, dot, name), options = key.partition("."), list(flatten(base))
+    section, dot, name = key.partition(".")
+    options = list(flatten(base))
     chosen = f" of {section}={base[section]['name']}" if dot and section in GROUPS else ""
     if section == "gpu" and is_known_key(name):
         return f"{key}: the file{chosen} does not state it: add it with +{key}=..."
@@ -219,7 +220,8 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _check(key: str, value: Any, default: Any) -> None:
     """Check a value against the kind of the file's: true or false, numbers, names, or lists of these."""
-    option, listed = option_of(key), isinstance(default, list)
+    option = option_of(key)
+    listed = isinstance(default, list)
     first = default[0] if listed and default else default
     each = value if isinstance(value, list) else [value]
     # a number may stand where the file has none; image_size may be a list, too
@@ -231,7 +233,8 @@ def _check(key: str, value: Any, default: Any) -> None:
         wanted = " or ".join(("true", "false", *option.words))
     elif isinstance(first, (int, float)):
         fits, wanted = _numbers(key, first)
-        fine, wanted = as_usual and all(map(fits, each)), f"{wanted}{' in brackets' * listed}"
+        fine = as_usual and all(map(fits, each))
+        wanted += " in brackets" * listed
     elif listed or isinstance(first, str):
         fine = (isinstance(value, list) or not listed) and bool(each)
         fine = fine and all(isinstance(name, str) for name in (each if listed else [value]))
@@ -245,7 +248,8 @@ def _check(key: str, value: Any, default: Any) -> None:
 
 def _numbers(key: str, default: float) -> tuple[Callable[[Any], bool], str]:
     """Whether a value is a number that an option takes, and such numbers in words."""
-    option, (section, _, name) = option_of(key), key.partition(".")
+    option = option_of(key)
+    section, _, name = key.partition(".")
     usual_kind = SECTION_TYPES[section][name] if section in SECTION_TYPES else type(default)
     whole = option.whole if option.whole is not None else usual_kind is int and section != "gpu"
     least = option.least

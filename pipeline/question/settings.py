@@ -57,12 +57,7 @@ class Option:
 
 def option(what: str, default: Any = MISSING, **limits: Any) -> Any:
     """A field of a section: its option, and its default if the files may leave it out."""
-    metadata = {"option": Option(what, **limits)}
-    return (
-        field(metadata=metadata)
-        if default is MISSING
-        else field(default=default, metadata=metadata)
-    )
+    return field(default=default, metadata={"option": Option(what, **limits)})
 
 
 @dataclass(frozen=True)
@@ -256,30 +251,20 @@ class Ranks:
                 f"gpu=local devices={devices}: this machine's device is measured alone; name a GPU,"
                 " such as gpu=A100"
             )
-        cluster = (
-            usual_cluster(gpu)
-            if config["cluster"] == AUTO
-            else load_cluster(str(config["cluster"]))
-        )
-        check_fabric(cluster, gpu)
+        cluster = cluster_of(str(config["cluster"]), gpu)
         fewest = -(-devices // cluster.gpus_per_node)
         nodes = fewest if config["nodes"] == AUTO else _count(config["nodes"], "nodes")
+        given = f"devices={devices} nodes={nodes}"
+        room = f"a node of {cluster.name} holds {cluster.gpus_per_node} GPUs"
         if devices % nodes:
             if config["nodes"] == AUTO:
-                several = (
-                    f"devices={devices}: a node of {cluster.name} holds {cluster.gpus_per_node}"
-                    f" GPUs, so {nodes} are needed"
-                )
-            else:
-                several = f"devices={devices} nodes={nodes}"
+                given = f"devices={devices}: {room}, so {nodes} are needed"
             raise ConfigError(
-                f"{several}: each node holds the same number of GPUs; give a multiple of {nodes}"
+                f"{given}: each node holds the same number of GPUs; give a multiple of {nodes}"
             )
         if devices // nodes > cluster.gpus_per_node:
             raise ConfigError(
-                f"devices={devices} nodes={nodes}: a node of {cluster.name} holds"
-                f" {cluster.gpus_per_node} GPUs; take nodes={fewest}, or another cluster (steptime"
-                " clusters)"
+                f"{given}: {room}; take nodes={fewest}, or another cluster (steptime clusters)"
             )
         split = model.get("architecture") in SPLIT_MODELS
         layers = int(model["layers"]) // parallel.parts if split else 0
@@ -307,12 +292,22 @@ class Ranks:
         usual, of = asdict(ParallelSettings()), asdict(self.parallel)
         differing = {key: value for key, value in of.items() if value != usual[key]}
         fewest = -(-self.devices // self.cluster.gpus_per_node)
-        names = [
-            f"devices-{self.devices}",
-            *([f"nodes-{self.nodes}"] if self.nodes != fewest else []),
-        ]
+        names = [f"devices-{self.devices}"]
+        names += [] if self.nodes == fewest else [f"nodes-{self.nodes}"]
         names += [] if self.cluster == usual_cluster(gpu) else [f"cluster-{self.cluster.name}"]
         return names + [f"parallel.{key}-{value}" for key, value in differing.items()]
+
+
+def cluster_of(name: str, gpu: GpuSpec) -> Cluster:
+    """The cluster of a name or file, or the usual one of a GPU (`AUTO`), after a check that the GPU fits into it.
+
+    Raises:
+        UnknownNameError: there is no such cluster.
+        ConfigError: the GPU does not fit into it.
+    """
+    cluster = usual_cluster(gpu) if name == AUTO else load_cluster(name)
+    check_fabric(cluster, gpu)
+    return cluster
 
 
 def unread_alone(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[str, ...]:

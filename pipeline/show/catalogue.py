@@ -128,15 +128,11 @@ def option_rows(model: str) -> list[dict[str, Any]]:
 
 def _shown(value: Any) -> str:
     """A default as a user types it; empty for an option that must be given."""
-    return (
-        str(value).lower() if isinstance(value, bool) else "" if value == "???" else written(value)
-    )
+    text = "" if value == "???" else written(value)
+    return text.lower() if isinstance(value, bool) else text
 
 
 def _kind(value: Any) -> str:
     """The kind of values that an option takes, from its default."""
-    if isinstance(value, list):
-        return "numbers"
-    if isinstance(value, dict):
-        return "options"
-    return "a number" if value is None or isinstance(value, (int, float)) else "a name"
+    kinds: dict[type, str] = {list: "numbers", dict: "options", str: "a name"}
+    return kinds.get(type(value), "a number")

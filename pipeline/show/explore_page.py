@@ -101,7 +101,7 @@ def write_page(
     path: Path,
     points: Sequence[Mapping[str, Any]],
     predictions: Sequence[Prediction],
-    notes: Sequence[str] = (),
+    notes: Sequence[str],
 ) -> None:
     """Write the page of several points.
 

@@ -120,9 +120,8 @@ def grid_steps(flow: Flow) -> tuple[Prediction, ...]:
     by_batch: dict[tuple[str, int], dict[str, Question]] = {}
     for point in flow.points:
         if point.model == flow.points[0].model and point.gpu.name in gpus and not point.local:
-            by_batch.setdefault((point.model_variant, point.batch_size), {}).setdefault(
-                point.gpu.name, point
-            )
+            same = by_batch.setdefault((point.model_variant, point.batch_size), {})
+            same.setdefault(point.gpu.name, point)
     whole = [list(points.values()) for points in by_batch.values() if len(points) == len(gpus)]
     answering, steps = engine(flow.artifacts.root), tuple[Prediction, ...]()
     for points in sorted(whole, key=lambda points: -points[0].batch_size):

@@ -139,9 +139,8 @@ def figures_by_category(folder: Path) -> dict[str, list[Drawn]]:
         wide, narrow = (
             _data_uri(where / f"{name}.svg") for where in (folder, folder / NARROW_FOLDER)
         )
-        parts[facts["category"]].append(
-            Drawn(name, facts["title"], facts["says"], wide, narrow, caption(name))
-        )
+        figure = Drawn(name, facts["title"], facts["says"], wide, narrow, caption(name))
+        parts[facts["category"]].append(figure)
     return parts
 
 

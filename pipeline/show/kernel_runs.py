@@ -72,11 +72,8 @@ def fit_and_track(
         family, gmae = fitted.model.family, fitted.metrics["gmae"]
         label = str(fitted.parameters["variant"])
         if (family, label) not in fits:
-            judged = (
-                "a single sample, error unknown"
-                if math.isnan(gmae)
-                else f"GMAE {gmae:.2%} on unseen shapes"
-            )
+            known = f"GMAE {gmae:.2%} on unseen shapes"
+            judged = "a single sample, error unknown" if math.isnan(gmae) else known
             print(f"  {gpu} {family}: {label}, {judged}", flush=True)
         fits.setdefault((family, label), fitted)
 
@@ -139,25 +136,16 @@ def log_shipped_models(tracking: Path) -> int:
         earlier = known.get(tags["model"], set())
         if any(each == digest or not each.startswith("shipped") for each in earlier):
             continue
-        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        with tempfile.TemporaryDirectory(prefix="steptime_shipped_") as scratch:
-            run = log_run(
-                tracking,
-                f"{about['gpu']} {kind} shipped",
-                params={key: about[key] for key in ("variant", "seed", "samples", "split")},
-                metrics=metrics | _in_percent(metrics),
-                tags={
-                    **tags,
-                    "variant": f"{about['variant']} (shipped)",
-                    "samples": digest,
-                    "champion": "yes",
-                },
-                made_by="packs",
-                data=Data(
-                    f"{about['gpu']} {kind}", digest, ", ".join(about["source"]), about["samples"]
-                ),
-                artifacts={"model": write_pyfunc(folder, Path(scratch) / "model", __name__)},
-            )
+        run = _log(
+            tracking,
+            f"{about['gpu']} {kind} shipped",
+            folder,
+            {key: about[key] for key in ("variant", "seed", "samples", "split")},
+            json.loads((folder / METRICS).read_text(encoding="utf-8")),
+            {**tags, "variant": f"{about['variant']} (shipped)", "champion": "yes"},
+            Data(f"{about['gpu']} {kind}", digest, ", ".join(about["source"]), about["samples"]),
+            "packs",
+        )
         register_model(tracking, tags["model"], run, {key: about[key] for key in ("gpu", "family")})
         choose_champion(tracking, tags["model"], run)
         logged += 1
@@ -199,23 +187,47 @@ def _track(
     """
     family, variant = fitted.model.family, str(fitted.parameters["variant"])
     kind, tags = _kind(gpu, family, fitted.model.scope.dtypes)
-    seed, digest = fitted.parameters["seed"], _fingerprint(samples)
+    seed = fitted.parameters["seed"]
     origin = ", ".join(sorted(samples["source"].astype(str).unique()))
     with tempfile.TemporaryDirectory(prefix="steptime_model_") as scratch:
         folder = Path(scratch) / "fitted"
         fitted.save(folder)
         _keep_errors(fitted, folder, provenance)
-        run = log_run(
+        run = _log(
             tracking,
             f"{gpu} {kind} {variant}" + (f" seed {seed}" if seed else ""),
-            params={**fitted.parameters, "samples": len(samples)},
-            metrics=fitted.metrics | _in_percent(fitted.metrics),
-            tags={**tags, "variant": variant, "samples": digest, "champion": "no"},
-            made_by="workflow/scripts/fit_kernels.py",
-            data=Data(f"{gpu} {kind}", digest, origin, len(samples)),
-            artifacts={"model": write_pyfunc(folder, Path(scratch) / "model", __name__)},
+            folder,
+            {**fitted.parameters, "samples": len(samples)},
+            fitted.metrics,
+            {**tags, "variant": variant, "champion": "no"},
+            Data(f"{gpu} {kind}", _fingerprint(samples), origin, len(samples)),
+            "workflow/scripts/fit_kernels.py",
         )
     return tags["model"], run
+
+
+def _log(
+    tracking: Path,
+    name: str,
+    folder: Path,
+    params: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    tags: Mapping[str, str],
+    data: Data,
+    made_by: str,
+) -> str:
+    """Log the model of a folder, with its errors in percent too; returns the run's id."""
+    with tempfile.TemporaryDirectory(prefix="steptime_run_") as scratch:
+        return log_run(
+            tracking,
+            name,
+            params=params,
+            metrics={**metrics, **_in_percent(metrics)},
+            tags={**tags, "samples": data.digest},
+            made_by=made_by,
+            data=data,
+            model=write_pyfunc(folder, Path(scratch) / "model", __name__),
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.schemas import atomic_path, write_table, write_text
-from pipeline.show.figures.costs import write_plan_front
+from pipeline.show.figures.board import save_as
+from pipeline.show.figures.costs import plan_front
 from pipeline.show.tables import UNFOLDED, Catalogue, console
 
 
@@ -23,15 +24,17 @@ def plan_table(plan: Plan) -> pd.DataFrame:
     ranks = {choice.question: rank for rank, choice in enumerate(plan.contenders, 1)}
     front = {choice.question for choice in plan.front}
     rows = [
-        _row(choice, plan.limits.samples) | {"rank": ranks.get(key), "on_front": key in front}
+        {
+            **choice.as_dict(plan.limits.samples),
+            "variant": key.variant,
+            "overrides": " ".join(key.overrides),
+            "evidence": json.dumps(choice.prediction.evidence),
+            "rank": ranks.get(key),
+            "on_front": key in front,
+        }
         for key, choice in shown.items()
     ]
     return pd.DataFrame(rows).astype({"rank": "Int64"})
-
-
-def _row(choice: Choice, samples: int | None) -> dict[str, Any]:
-    row = choice.as_dict(samples) | {"variant": choice.question.variant}
-    return row | {"overrides": " ".join(row["overrides"]), "evidence": json.dumps(row["evidence"])}
 
 
 def write_plan(
@@ -46,7 +49,7 @@ def write_plan(
     write_text(summary, json.dumps(plan.as_dict(), indent=1) + "\n")
     with atomic_path(text) as part, part.open("w", encoding="utf-8") as file:
         show_plan(plan, Console(file=file, width=UNFOLDED, markup=False, emoji=False))
-    write_plan_front(plan, figure)
+    save_as(plan_front(plan), figure)
 
 
 def show_plan(plan: Plan, screen: Console | None = None) -> None:

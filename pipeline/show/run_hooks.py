@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,10 @@ def show_predictions(flow: Flow, table: str) -> None:
         "accuracy": f"{root}/accuracy/{flow.grid}.md",
         "report": f"{root}/reports/{flow.grid}.html",
     }
-    written = {
-        name: page
-        for name, page in pages.items()
-        if Path(page).exists() and Path(page).stat().st_mtime > since
-    }
+    made_now = (
+        Path(page).exists() and Path(page).stat().st_mtime > since for page in pages.values()
+    )
+    written = dict(compress(pages.items(), made_now))
     show(predictions, {**artifact_paths(predictions, Path(root)), **written})
     with suppress(OSError):
         write_text(Path(table).parent / ORDER, json.dumps([_key(p) for p in predictions]))

@@ -24,16 +24,9 @@ OVERRIDES = ("gpu=", "model=", "batch_size=", "experiment=")
 
 def run_snakemake(target: str, config: Mapping[str, object], *options: str) -> int:
     """Run Snakemake up to a target on all cores and return its exit code; Snakemake itself prints errors."""
-    command = [
-        *_snakemake(f"{key}={value}" for key, value in config.items()),
-        "--cores",
-        "all",
-        "--rerun-incomplete",
-        *options,
-        "--",
-        target,
-    ]
-    return subprocess.run(command, check=False).returncode
+    command = _snakemake(f"{key}={value}" for key, value in config.items())
+    further = ["--cores", "all", "--rerun-incomplete", *options, "--", target]
+    return subprocess.run([*command, *further], check=False).returncode
 
 
 def become_snakemake(words: Sequence[str]) -> None:
@@ -56,12 +49,10 @@ def become_snakemake(words: Sequence[str]) -> None:
         raise InputError(
             f"{late}: overrides come before options of Snakemake: steptime run {late} {options[0]}"
         )
-    command = [
-        *_snakemake([*plain, *([f"overrides={' '.join(dotted)}"] if dotted else [])]),
-        *options,
-    ]
+    others = [f"overrides={' '.join(dotted)}"] if dotted else []
+    last = ["--", *targets] if targets else []
     sys.stdout.flush()
-    os.execv(command[0], [*command, *(["--", *targets] if targets else [])])
+    os.execv(sys.executable, [*_snakemake([*plain, *others]), *options, *last])
 
 
 def _snakemake(config: Iterable[str], snakefile: str = "") -> list[str]:
@@ -96,23 +87,19 @@ def rule_graph(
         f"{key}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
         for key, value in config.items()
     )
-    command = [
-        *_snakemake(values, snakefile),
-        "--nolock",
-        "--rulegraph",
-        "mermaid-js",
-        "--",
-        *targets,
-    ]
+    command = [*_snakemake(values, snakefile), "--nolock", "--rulegraph", "mermaid-js", "--"]
     run = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+        [*command, *targets],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
     _, head, graph = run.stdout.partition("flowchart")
     if run.returncode != 0 or not head:
-        lines = [
-            line.strip() for line in (run.stderr or run.stdout).splitlines() if line.strip()
-        ] or ["no output"]
-        raise SteptimeError(f"rule graph: Snakemake could not draw it: {lines[-1]}")
+        last = ["no output", *(run.stderr or run.stdout).split("\n")]
+        reason = [line.strip() for line in last if line.strip()][-1]
+        raise SteptimeError(f"rule graph: Snakemake could not draw it: {reason}")
     return head + graph
 
 

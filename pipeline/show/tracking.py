@@ -88,7 +88,7 @@ def log_run(
     tags: Mapping[str, str],
     made_by: str = "steptime",
     data: Data | None = None,
-    artifacts: Mapping[str, Path] | None = None,
+    model: Path | None = None,
 ) -> str:
     """Log one finished run, mark earlier runs of the same name as superseded, and return the run's id.
 
@@ -97,7 +97,7 @@ def log_run(
         metrics: numbers; they are rounded to `DIGITS` significant digits, and NaN is left out.
         made_by: what MLflow shows as the run's source.
         data: the table that was fitted.
-        artifacts: folder inside the run -> file or folder to copy there.
+        model: folder to copy into the run.
     """
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
@@ -128,9 +128,8 @@ def log_run(
             client.log_inputs(
                 run_id, [DatasetInput(about, [InputTag("mlflow.data.context", "training")])]
             )
-        for inside, path in (artifacts or {}).items():
-            log = client.log_artifacts if path.is_dir() else client.log_artifact
-            log(run_id, str(path), inside)
+        if model is not None:
+            client.log_artifacts(run_id, str(model), "model")
         client.set_terminated(run_id)
     return str(run_id)
 
@@ -190,19 +189,16 @@ def write_pyfunc(data: Path, folder: Path, loader: str) -> Path:
     return folder
 
 
-def register_model(folder: str | Path, name: str, run_id: str, tags: Mapping[str, str]) -> str:
-    """Register the model that a run logged as a new version of `name`; returns the version."""
+def register_model(folder: str | Path, name: str, run_id: str, tags: Mapping[str, str]) -> None:
+    """Register the model that a run logged as a new version of `name`."""
     from mlflow.exceptions import MlflowException
 
     with _client_alone(folder) as client:
-        with contextlib.suppress(
-            MlflowException
-        ):  # it exists since an earlier fit and gets a new version
+        # it may exist since an earlier fit, and gets a new version
+        with contextlib.suppress(MlflowException):
             client.create_registered_model(name, tags=dict(tags))
         source = f"{client.get_run(run_id).info.artifact_uri}/model"
-        return str(
-            client.create_model_version(name, source, run_id=run_id, tags=dict(tags)).version
-        )
+        client.create_model_version(name, source, run_id=run_id, tags=dict(tags))
 
 
 def current_models(folder: str | Path) -> dict[str, set[str]]:

@@ -59,26 +59,13 @@ def serve(port: int, folder: str | Path, prepare: Callable[[], object] = lambda:
     os.environ.update(QUIET)
     for name in [name for name in os.environ if _SERVER_VARIABLES.fullmatch(name)]:
         del os.environ[name]
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = (
-        "false"  # processes for jobs of language models
-    )
+    # processes for jobs of language models
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     prepare()
     page = f"http://{LOOPBACK}:{port}/{describe_kernel_models(folder)}"
     # one worker: with several, a worker that needs over five seconds to import MLflow (busy machine) is killed repeatedly
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "ui",
-        "--backend-store-uri",
-        database_uri(folder),
-        "--host",
-        LOOPBACK,
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", database_uri(folder)]
+    command += f"--host {LOOPBACK} --port {port} --workers 1".split()
     # uvicorn searches libraries in the current folder first: a file of the user must not be one
     with subprocess.Popen(command, cwd=sys.prefix) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())

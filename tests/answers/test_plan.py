@@ -15,7 +15,8 @@ from pipeline.cli import app
 from pipeline.errors import InputError
 from pipeline.question.question import expand
 from pipeline.readable import seconds
-from pipeline.show.figures.costs import plan_front, write_plan_front
+from pipeline.show.figures.board import check_file, save_as
+from pipeline.show.figures.costs import plan_front
 from tests.show.figure_texts import problems
 
 SPACE = [
@@ -193,16 +194,16 @@ def test_wrong_words_are_refused(monkeypatch):
 def test_the_figure_shows_the_front(predictions, tmp_path, monkeypatch):
     points = list(predictions)
     chosen = make_plan(Objective.samples_per_s, points, Limits())
-    write_plan_front(chosen, tmp_path / "plan.svg")
+    save_as(plan_front(chosen), tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text()
     assert "cost of a million samples (USD)" in text and chosen.best.question.gpu.name in text
     line = next(each for each in plan_front(chosen).axes[0].lines if each.get_label() == "front")
     assert list(line.get_xdata()) == [each.us_per_sample for each in chosen.front]
     assert problems(plan_front(chosen)) == []
     with pytest.raises(InputError, match="ends in"):
-        write_plan_front(chosen, tmp_path / "plan.txt")
+        check_file(tmp_path / "plan.txt", "--figure")
     with pytest.raises(InputError, match="there is no folder"):
-        write_plan_front(chosen, tmp_path / "none" / "plan.svg")
+        check_file(tmp_path / "none" / "plan.svg", "--figure")
     monkeypatch.setenv("STEPTIME_PRICES", "none")
     unpriced = plan_front(make_plan(Objective.samples_per_s, points, Limits()))
     assert unpriced.axes[0].get_ylabel() == "batch size" and problems(unpriced) == []

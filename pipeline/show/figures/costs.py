@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,17 +10,14 @@ import pandas as pd
 from pipeline.answers.plan_results import Choice, Plan
 from pipeline.answers.ties import tied_gpus, why_tied
 from pipeline.palette import ACTIVE, SERIES, series_colours
-from pipeline.readable import distinct
 from pipeline.show.figures.board import (
     MARKERS,
     TEXT,
     WIDE,
     Board,
     Page,
-    check_file,
     plain_ticks,
     rows_height,
-    save_as,
     spread,
 )
 from pipeline.show.sentences import gpus_named
@@ -41,14 +37,17 @@ def value_for_money(table: pd.DataFrame, page: Page = WIDE) -> Figure:
     Args:
         table: from `pipeline.show.figures.figure_data.value_for_money`; at least one GPU has a price.
     """
-    models = distinct(table["model_variant"])
-    parts = [table[table["model_variant"] == model].reset_index(drop=True) for model in models]
+    parts = {
+        str(model): part.reset_index(drop=True)
+        for model, part in table.groupby("model_variant", sort=False)
+    }
     labels = [
-        [f"{row.gpu}, batch {row.batch_size:,}" for row in rows.itertuples()] for rows in parts
+        [f"{row.gpu}, batch {row.batch_size:,}" for row in rows.itertuples()]
+        for rows in parts.values()
     ]
     board = Board([rows_height(names, page) for names in labels for _ in range(2)], page, columns=2)
     currency = table["currency"].dropna().iloc[0]
-    for number, (model, rows, names) in enumerate(zip(models, parts, labels, strict=True)):
+    for number, ((model, rows), names) in enumerate(zip(parts.items(), labels, strict=True)):
         left, right = board.panels[2 * number : 2 * number + 2]
         for axes, column, colour in (
             (left, "samples_per_s", ACTIVE),
@@ -108,16 +107,6 @@ def _bars(axes: Axes, rows: pd.DataFrame, column: str, colour: str) -> None:
     for row in rows.index.difference(known.index):
         axes.text(0, row, " no price", va="center", fontsize=TEXT, color="#555555")
     axes.set_xlim(0, 1.02 * max(high, default=1.0))
-
-
-def write_plan_front(plan: Plan, path: Path) -> None:
-    """Draw a plan to an SVG or PNG file.
-
-    Raises:
-        InputError: as `check_file`.
-    """
-    check_file(path, "--figure")
-    save_as(plan_front(plan), path)
 
 
 def plan_front(plan: Plan) -> Figure:

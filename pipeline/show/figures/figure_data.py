@@ -283,9 +283,3 @@ def _errors_row(gpu: str, facts: Mapping[str, Any], metrics: Mapping[str, Any]) 
         "gpu": gpu,
         "measured_on": ", ".join(measured_on) if isinstance(measured_on, list) else measured_on,
     }
-
-
-def mean_shares(many: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean share per kind of evidence over several points."""
-    kinds = dict.fromkeys(kind for shares in many for kind in shares)
-    return {kind: sum(shares.get(kind, 0.0) for shares in many) / len(many) for kind in kinds}

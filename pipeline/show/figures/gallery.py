@@ -308,7 +308,9 @@ def _evidence(summary: pd.DataFrame) -> str:
         by_gpu.setdefault(prediction.gpu, []).append(prediction)
     lines = []
     for gpu, points in by_gpu.items():
-        device = steps.percentages(tables.mean_shares([p.evidence for p in points]))
-        host = steps.percentages(tables.mean_shares([p.host_evidence for p in points]))
+        device, host = (
+            steps.percentages(pd.DataFrame(shares).fillna(0.0).mean().to_dict())
+            for shares in ([p.evidence for p in points], [p.host_evidence for p in points])
+        )
         lines.append(f"{gpu}: device time {device}; host time {host}.")
     return "Evidence (mean of the points). " + " ".join(lines)

@@ -47,10 +47,9 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     height = rows_height(families, page) * max(1.0, 0.45 * len(gpus))
     board = Board([height, height], page, columns=2)
     left, right = board.panels
+    groups = errors.sort_values("family", key=lambda f: f.map(families.index)).groupby("gpu")
     for number, (gpu, marker) in enumerate(zip(gpus, MARKERS * 4, strict=False)):
-        rows = errors[errors["gpu"] == gpu].sort_values(
-            "family", key=lambda f: f.map(families.index)
-        )
+        rows = groups.get_group(gpu)
         where = rows["family"].map(families.index).to_numpy(float)
         where = where + 0.8 / len(gpus) * (number - (len(gpus) - 1) / 2)
         _errors_of_gpu(left, rows, where, marker, colours[gpu], labelled=len(gpus) == 1)
@@ -65,11 +64,9 @@ def family_errors(errors: pd.DataFrame, page: Page = WIDE) -> Figure:
     board.names(left, "error on shapes not trained on (%)")
     board.names(right, "calls inside p10 to p90 (%)")
     worst = errors.iloc[int(errors["gmae"].to_numpy().argmax())]
-    below = (errors["gmae"] < BOUND_PERCENT / 100).all()
-    errs = f"kernel model errs by less than {BOUND_PERCENT:g} %"
-    least_exact = f"{worst['family']} on {worst['gpu']} is least exact"
-    bounded = f"{'Every' if below else 'Not every'} {errs}"
-    board.headline(f"{bounded}; {least_exact}, {100 * worst['gmae']:.1f} %")
+    every = "Every" if (errors["gmae"] < BOUND_PERCENT / 100).all() else "Not every"
+    least_exact = f"{worst['family']} on {worst['gpu']} is least exact, {100 * worst['gmae']:.1f} %"
+    board.headline(f"{every} kernel model errs by less than {BOUND_PERCENT:g} %; {least_exact}")
     board.title(left, "Error")
     board.title(right, "Coverage, target 80 %")
     hollow = Line2D([], [], color="black", marker="o", linestyle="none", markerfacecolor="white")
@@ -102,7 +99,7 @@ def _errors_of_gpu(
         axes.annotate(f"{percent:.1f}", (percent, row), (0, 4), color=colour, **above)
 
 
-def error_histograms(histograms: pd.DataFrame, page: Page = WIDE) -> Figure:
+def error_histograms(histograms: pd.DataFrame, page: Page) -> Figure:
     """Distribution of the held-out errors, with a panel per family and a line per GPU.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from pipeline.palette import MEASURED
@@ -42,11 +41,17 @@ SHORT_PREFIXES = {
 }
 """Prefixes of operators' names and their short forms in figures, so that the panels have enough space."""
 
+QUANTILES = {
+    "p5_us": "whislo", "p25_us": "q1", "median_us": "med", "mean_us": "mean", "p75_us": "q3",
+    "p95_us": "whishi",
+}  # fmt: skip
+"""Columns of a spread -> matplotlib's names of the parts of a box."""
+
 BOX = "#9ECAE9"
 """Colour of boxes and ranges; black lines and marks on it stay visible in grey."""
 
 
-def t1_by_workload(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
+def t1_by_workload(spread: pd.DataFrame, page: Page) -> Figure:
     """T1, the host time between top-level operators, with a box per profiled workload and a panel per host.
 
     Args:
@@ -61,7 +66,7 @@ def t1_by_workload(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     )
 
 
-def t4_by_api(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
+def t4_by_api(spread: pd.DataFrame, page: Page) -> Figure:
     """T4, the host time of a runtime call, with a box per call and a panel per host."""
     return _boxes(spread, "api", "T4: host time of the call (µs)", "a runtime call takes", page)
 
@@ -75,13 +80,12 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
     from matplotlib.lines import Line2D
 
     types = [name for name in TYPE_NAMES if (spread["type"] == name).any()]
-    steps = distinct(zip(spread["gpu"], spread["model"], strict=True))
-    parts = [spread[(spread["gpu"] == gpu) & (spread["model"] == model)] for gpu, model in steps]
-    labels = [[shorter(name) for name in dict.fromkeys(own["op"])] for own in parts]
+    steps = list(spread.groupby(["gpu", "model"], sort=False))
+    labels = [list(map(shorter, distinct(part["op"]))) for _, part in steps]
     board = Board(
         [rows_height(names, page) for names in labels for _ in types], page, columns=len(types)
     )
-    for row, ((gpu, model), part, names) in enumerate(zip(steps, parts, labels, strict=True)):
+    for row, (((gpu, model), part), names) in enumerate(zip(steps, labels, strict=True)):
         operators = distinct(part["op"])
         step = f"{model}, " if model else ""
         for column, kind in enumerate(types):
@@ -102,7 +106,7 @@ def dominant_operators(spread: pd.DataFrame, page: Page = WIDE) -> Figure:
             )
     largest = [
         f"{f'{model} on ' if model else ''}the host of {gpu}: most in {shorter(part['op'].iloc[0])}"
-        for (gpu, model), part in zip(steps, parts, strict=True)
+        for (gpu, model), part in steps
     ]
     board.headline(f"Host time of {'; '.join(largest)}")
     handles: list[Artist] = [
@@ -124,10 +128,9 @@ def shorter(name: str) -> str:
 
 def _boxes(spread: pd.DataFrame, by: str, what: str, says: str, page: Page) -> Figure:
     """Horizontal boxes from quantiles, on a logarithmic axis because overheads cover several decades."""
-    hosts = distinct(spread["gpu"])
-    parts = [spread[spread["gpu"] == gpu] for gpu in hosts]
-    board = Board([rows_height(list(part[by]), page) for part in parts], page, columns=1)
-    for axes, gpu, part in zip(board.panels, hosts, parts, strict=True):
+    hosts = list(spread.groupby("gpu", sort=False))
+    board = Board([rows_height(list(part[by]), page) for _, part in hosts], page, columns=1)
+    for axes, (gpu, part) in zip(board.panels, hosts, strict=True):
         _draw(axes, part)
         axes.set_xscale("log")
         plain_ticks(axes.xaxis)
@@ -144,20 +147,9 @@ def _boxes(spread: pd.DataFrame, by: str, what: str, says: str, page: Page) -> F
 
 
 def _draw(axes: Axes, part: pd.DataFrame) -> None:
-    names = {
-        "whislo": "p5_us",
-        "q1": "p25_us",
-        "med": "median_us",
-        "mean": "mean_us",
-        "q3": "p75_us",
-        "whishi": "p95_us",
-    }
-    values = {
-        key: np.maximum(part[column].to_numpy(float), MIN_DRAWN_US) for key, column in names.items()
-    }
-    stats = [{key: float(column[i]) for key, column in values.items()} for i in range(len(part))]
+    values = part[list(QUANTILES)].clip(lower=MIN_DRAWN_US).rename(columns=QUANTILES)
     axes.bxp(
-        stats,
+        values.to_dict("records"),  # type: ignore[arg-type]
         positions=range(len(part)),
         orientation="horizontal",
         showfliers=False,
@@ -174,5 +166,5 @@ def _draw(axes: Axes, part: pd.DataFrame) -> None:
             "markeredgecolor": MEASURED,
         },
     )
-    ends = np.maximum(values["whishi"], values["mean"])
+    ends = values[["whishi", "mean"]].max(axis=1)
     value_labels(axes, ends, [f"{count:,}" for count in part["count"]], NOTE)

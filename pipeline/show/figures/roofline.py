@@ -114,7 +114,7 @@ def draw_roofline(prediction: Prediction, page: Page = WIDE) -> Figure:
     kinds = drawn["evidence"].map(_kind)
     for (family, kind), rows in drawn.groupby(["family", kinds], sort=False):
         areas = np.maximum(LARGEST * rows["us"] / table["us"].max(), 4.0)
-        colour = family_colour(family) if family in named else OTHER
+        colour = family_colour(str(family)) if family in named else OTHER
         axes.scatter(rows["intensity"], rows["tflop_per_s"], s=areas, **_fill(colour, str(kind)))
     axes.set(xscale="log", yscale="log")
     _roofs(axes, p, drawn)

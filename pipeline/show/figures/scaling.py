@@ -84,7 +84,7 @@ def draw_scaling(table: pd.DataFrame, page: Page = WIDE) -> Figure:
 def _sentence(table: pd.DataFrame) -> str:
     """Which line keeps most on its largest number of GPUs, and which least."""
     ends = table.drop_duplicates("line", keep="last").set_index("line")
-    best, worst = ends["efficiency"].idxmax(), ends["efficiency"].idxmin()
     shares, counts = ends["efficiency"], ends["devices"]
+    best, worst = str(shares.idxmax()), str(shares.idxmin())
     text = f"{best} keeps {shares[best]:.1%} on {counts[best]:,} GPUs"
     return text if best == worst else f"{text}, {worst} {shares[worst]:.1%} on {counts[worst]:,}"

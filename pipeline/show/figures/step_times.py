@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -83,7 +83,7 @@ COLUMNS = (
 """Columns of `steps` that are attributes of a prediction."""
 
 
-def percentages(kinds: Mapping[str, float]) -> str:
+def percentages(kinds: Mapping[Any, float]) -> str:
     """Shares as text such as `pack 92 %, roofline 8 %`, largest first."""
     ordered = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in ordered if share >= 0.005)
@@ -210,7 +210,7 @@ def _stack(axes: Axes, share: pd.DataFrame, time: pd.DataFrame, letter: float) -
     for family, members in parts.items():
         width, percent = time[members].sum(axis=1).to_numpy(float), share[members].sum(axis=1)
         colour = UNNAMED.get(family) or family_colour(family)
-        style = {"color": colour, "edgecolor": "white", "linewidth": 0.8}
+        style: dict[str, Any] = {"color": colour, "edgecolor": "white", "linewidth": 0.8}
         style = dict(IDLE_STYLE) if family == "idle" else style
         bars = axes.barh(np.arange(len(share)), width, left=left, height=0.7, **style)
         texts = [
@@ -245,11 +245,13 @@ def panel_per_model(
     ordered = table.assign(order=table["gpu"].map(order)).sort_values(
         ["batch_size", "order"], kind="stable"
     )
-    models = distinct(table["model_variant"])
-    parts = [ordered[ordered["model_variant"] == model].reset_index(drop=True) for model in models]
-    labels = [_point_labels(part) for part in parts]
+    of_model = dict(list(ordered.groupby("model_variant", sort=False)))
+    parts = {
+        model: of_model[model].reset_index(drop=True) for model in distinct(table["model_variant"])
+    }
+    labels = [_point_labels(part) for part in parts.values()]
     board = Board([rows_height(names, page) for names in labels], page, columns=1)
-    for axes, model, part, names in zip(board.panels, models, parts, labels, strict=True):
+    for axes, (model, part), names in zip(board.panels, parts.items(), labels, strict=True):
         board.label_rows(axes, names)
         sentence = draw(board, axes, part)
         sizes = part["batch_size"].unique()

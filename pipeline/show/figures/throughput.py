@@ -22,7 +22,6 @@ from pipeline.show.figures.step_times import panel_per_model
 from pipeline.show.sentences import throughput_sentence
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -35,18 +34,23 @@ def throughput(steps: pd.DataFrame, page: Page = WIDE) -> Figure:
 
     A model with one batch size, and a grid of many GPUs, get bars.
     """
+    from matplotlib.lines import Line2D
+
     gpus = distinct(steps["gpu"])
     several = bool((steps.groupby("model_variant")["batch_size"].nunique() > 1).all())
     if several and len(gpus) <= MOST_LINES:
         colours, markers = series_colours(gpus), dict(zip(gpus, MARKERS, strict=False))
-        models = distinct(steps["model_variant"])
-        board = Board([2.0] * len(models), page, columns=2, grid="y")
-        for axes, model in zip(board.panels, models, strict=True):
-            rows = steps[steps["model_variant"] == model]
+        groups = list(steps.groupby("model_variant", sort=False))
+        board = Board([2.0] * len(groups), page, columns=2, grid="y")
+        for axes, (model, rows) in zip(board.panels, groups, strict=True):
             _throughput_lines(axes, rows, colours, markers)
             board.names(axes, "batch size (samples)", "samples/s")
             board.title(axes, f"{model}: {throughput_sentence(rows)}")
-        board.legend(*_lines(colours, markers))
+        handles = [
+            Line2D([], [], color=colour, marker=markers[gpu], linewidth=1.3)
+            for gpu, colour in colours.items()
+        ]
+        board.legend(handles, list(colours))
         if len(gpus) > 1:
             board.note("Marks stand beside each other where GPUs are equally fast.")
     else:
@@ -119,11 +123,3 @@ def _speeds(rows: pd.DataFrame) -> tuple[Array, Array, Array]:
     batch = rows["batch_size"].to_numpy(float)
     low, high = (1e6 * batch / rows[column].to_numpy(float) for column in ("p90_us", "p10_us"))
     return rows["samples_per_s"].to_numpy(float), low, high
-
-
-def _lines(colours: dict[str, str], markers: dict[str, str]) -> tuple[list[Artist], list[str]]:
-    from matplotlib.lines import Line2D
-
-    return [
-        Line2D([], [], color=colours[name], marker=markers[name], linewidth=1.3) for name in colours
-    ], list(colours)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +20,7 @@ from pipeline.show.figures.board import (
     WIDE,
     Board,
     Page,
-    check_file,
     rows_height,
-    save_as,
     spread,
 )
 
@@ -81,26 +78,14 @@ def draw_advice(advice: Advice) -> Figure:
     return board.figure
 
 
-def write_waterfall(figure: Figure, path: Path) -> None:
-    """Write a figure to an SVG or PNG file.
-
-    Raises:
-        InputError: as `check_file`.
-    """
-    check_file(path, "--plot")
-    save_as(figure, path)
-
-
 def _shown(parts: tuple[Change, ...]) -> list[Change]:
     """The parts with the largest changes, and the sum of the others; without those that are nothing."""
     changed = [part for part in parts if abs(part.us) >= 0.5]
     if len(changed) <= MOST_PARTS + 1:
         return changed
     rest = changed[MOST_PARTS:]
-    others = Change(
-        f"{len(rest)} other parts", sum(part.a_us for part in rest), sum(part.b_us for part in rest)
-    )
-    return [*changed[:MOST_PARTS], others]
+    a_us, b_us = sum(part.a_us for part in rest), sum(part.b_us for part in rest)
+    return [*changed[:MOST_PARTS], Change(f"{len(rest)} other parts", a_us, b_us)]
 
 
 def _waterfall(
@@ -150,20 +135,11 @@ def _style(part: Change) -> dict[str, Any]:
     """How the bar of a part is drawn: idle time is hatched, and what takes longer in B is dotted."""
     if part.name == IDLE:
         return dict(IDLE_STYLE)
-    colour = _colour(part.name)
-    return {
-        "color": colour,
-        "edgecolor": "#333333",
-        "linewidth": 0.6,
-        "hatch": "" if part.us < 0 else "...",
-    }
+    hatch = "" if part.us < 0 else "..."
+    return {"color": _colour(part.name), "edgecolor": "#333333", "linewidth": 0.6, "hatch": hatch}
 
 
 def _colour(name: str) -> str:
     """Colour of a part of a step or of a kernel family."""
-    special = {
-        OVERLAP: OTHER,
-        COMMUNICATION: family_colour("collective"),
-        GRADIENT: family_colour(GRADIENTS[0]),
-    }
-    return special.get(name) or family_colour(name)
+    family = {COMMUNICATION: "collective", GRADIENT: GRADIENTS[0]}.get(name, name)
+    return OTHER if name == OVERLAP else family_colour(family)
