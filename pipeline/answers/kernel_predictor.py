@@ -17,9 +17,10 @@ import pandas as pd
 
 from pipeline.answers.gap_models import GAP_FAMILIES, with_fallback, with_gaps_filled
 from pipeline.answers.transferred_models import TransferredModel, transferred_models
+from pipeline.arrays import Array
 from pipeline.families import FAMILIES
 from pipeline.families.chip import BandwidthCurve
-from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.families.dims import Dims, is_one_of
 from pipeline.families.family import Law
 from pipeline.hardware.clusters import Cluster
 from pipeline.hardware.spec import GpuSpec

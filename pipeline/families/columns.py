@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 
 MIN_LOG_ARGUMENT = 1e-9
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.families.dims import Array, Dims, Work, sectors
+from pipeline.arrays import Array
+from pipeline.families.dims import Dims, Work, sectors
 from pipeline.hardware.spec import GpuSpec
 
 RESIDENT_WARPS_PER_SM = 45.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.families.dims import Array, Dims, Work
+from pipeline.arrays import Array
+from pipeline.families.dims import Dims, Work
 from pipeline.families.family import Calls, Family, Law, product_us
 from pipeline.families.gemm import computed_us
 

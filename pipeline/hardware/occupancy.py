@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Array
 from pipeline.hardware.architecture import CPU, Architecture, architecture_row, nvidia_names
-
-Array = npt.NDArray[np.float64]
 
 TYPICAL_REGISTERS = 32.0
 """Registers per thread that are assumed where a table does not state them; element-wise PyTorch kernels take 16 to 40.

@@ -11,11 +11,9 @@ others.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Array
 from pipeline.hardware.spec import GpuSpec
-
-Array = npt.NDArray[np.float64]
 
 THROTTLE_US = 800.0
 """Kernel time in µs at which a repeated kernel is half throttled.

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array, Texts
 from pipeline.hardware.clusters import MESH, PAIRS, PCIE, Cluster
 from pipeline.hardware.spec import GpuSpec
 
@@ -142,7 +141,7 @@ def _joined(inside_us: Array, between_us: Array) -> Array:
     return np.maximum(inside_us, START_US + between_us)
 
 
-def kinds(names: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
+def kinds(names: Texts) -> Texts:
     """The collective of each name of a call; "" where it is none of `OPS`."""
     text = pd.Series(names, dtype=object).str.lower()
     known = np.full(len(text), "", dtype=object)

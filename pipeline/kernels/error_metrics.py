@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.families.dims import Array
+from pipeline.arrays import Array
 
 MIN_RELATIVE_ERROR = 1e-6
 """Lower bound of a relative error, so that one exact prediction does not make the geometric mean zero."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags
 from pipeline.errors import PackError, shown
 from pipeline.families import FAMILIES
 from pipeline.families.chip import BandwidthCurve
-from pipeline.families.dims import Array, Dims
+from pipeline.families.dims import Dims
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels import features
 from pipeline.kernels.estimate import (
@@ -155,14 +155,14 @@ class FittedModel(KernelModel):
         """Formulas with this model's bandwidth curve."""
         return Physics.of(self.gpu).calibrate(self.memory, self.evidence)
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Rows that the scope of the samples covers."""
         return self.scope.covers(calls)
 
     def baseline(self, calls: pd.DataFrame) -> Array:
         """Log latency by physics and floor, shape (rows,); learned members fit the difference from it."""
         kernel = self.prior_scale * self.physics.reference_us(self.family, calls)
-        return np.log(self.floor.latency(kernel, Dims(calls).text("op")))
+        return np.log(self.floor.latency(kernel, Dims(calls).op))
 
     def prior(self, calls: pd.DataFrame) -> Array:
         """Kernel time by physics for kernels that the floor may hide, shape (rows,).
@@ -173,7 +173,7 @@ class FittedModel(KernelModel):
         physics = self.physics
         start = physics.start_us(self.family)
         growing = np.maximum(physics.kernel_us(self.family, calls) - start, 0.0)
-        floor = self.floor.of(Dims(calls).text("op"))
+        floor = self.floor.of(Dims(calls).op)
         visible = np.maximum(BLEND_TO * floor - self.floor.offset_us - start, start)
         share = np.clip(np.log1p(growing / start) / np.log1p(visible / start), 0.0, 1.0)
         return start + self.prior_scale**share * growing
@@ -182,7 +182,7 @@ class FittedModel(KernelModel):
         """Inputs of the members, shape (rows, columns)."""
         if self.inputs == "raw":
             values, _ = features.raw_features(self.family, calls)
-            ops = Dims(calls).text("op")
+            ops = Dims(calls).op
             kinds = (
                 [(ops == op).astype(np.float64) for op in self.scope.ops]
                 if len(self.scope.ops) > 1
@@ -212,7 +212,7 @@ class FittedModel(KernelModel):
         """Multiply the learned part at the floor by `floor_trust`, because differences there are mostly noise."""
         if self.inputs == "raw" or self.floor_trust >= 1.0 or self.floor.default_us <= 0:
             return learned
-        floor = np.log(self.floor.of(Dims(calls).text("op")))
+        floor = np.log(self.floor.of(Dims(calls).op))
         at_floor = (start <= floor + 1e-9) & (np.abs(learned) < AT_FLOOR_LOG_RANGE)
         return np.where(at_floor, self.floor_trust * learned, learned)
 
@@ -228,7 +228,7 @@ class FittedModel(KernelModel):
         """As `predict`, for a block of a table."""
         clamped, octaves = self.scope.clamp(calls, self.gpu.l2_bytes)
         outside = octaves > 0
-        ops = Dims(clamped).text("op")
+        ops = Dims(clamped).op
         log_time = self.without_drift(clamped, table_rows)
         time = np.exp(log_time)
         physics = self.prior(clamped)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags
 from pipeline.families import family
 from pipeline.families.columns import Columns
-from pipeline.families.dims import Array, Dims, is_one_of
+from pipeline.families.dims import Dims, is_one_of
 from pipeline.families.family import IO, Law
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.physics import Physics
@@ -67,7 +67,7 @@ def derived_features(
         columns.log("intensity", (work.flops + 1.0) / np.maximum(work.bytes, 1.0))
     own.family.columns(columns, own)
     if len(ops) > 1:
-        kinds = own.d.text("op")
+        kinds = own.d.op
         for op in ops:
             columns.add(f"op {op}", kinds == op)
     return columns.stack(), columns.names
@@ -120,14 +120,14 @@ class Scope:
         )
         return cls(kinds[0], kinds[1], kinds[2], ranges, found_windows, name)
 
-    def covers(self, calls: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def covers(self, calls: pd.DataFrame) -> Flags:
         """Whether each call has an op, dtype, phase and window of the samples, and all dims of the samples.
 
         A 3D convolution has none of their windows, although its dims are those of an image (`volume` in `attributes`).
         """
         d = Dims(calls)
         covered = d.op_in(self.ops) | (d.op_in(("mm", "addmm", "linear")) & ("linear" in self.ops))
-        covered &= is_one_of(d.text("dtype", "fp32"), self.dtypes)
+        covered &= is_one_of(d.dtype, self.dtypes)
         if not family(self.name).any_phase:
             covered &= is_one_of(d.text("phase", "forward"), self.phases)
         for dim in self.ranges:
@@ -214,7 +214,7 @@ def windows(calls: pd.DataFrame) -> Array:
     return np.column_stack([d(dim, WINDOW_DEFAULTS.get(dim, np.nan)) for dim in WINDOW_DIMS])
 
 
-def _square(d: Dims) -> npt.NDArray[np.bool_]:
+def _square(d: Dims) -> Flags:
     pairs = (("kernel_size", np.nan), ("input_size", np.nan), ("stride", 1.0), ("padding", 0.0))
     square = np.ones(d.rows, dtype=bool)
     for dim, default in pairs:

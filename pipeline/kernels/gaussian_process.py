@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.arrays import Array
 from pipeline.errors import PackError
-from pipeline.families.dims import Array
 from pipeline.kernels.networks import CLIP
 from pipeline.model_files import Shapes, check_shapes
 

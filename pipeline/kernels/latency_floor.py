@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.families import work_of
 from pipeline.families.chip import SMALLEST_KERNEL_US, BandwidthCurve
-from pipeline.families.dims import Array
 from pipeline.hardware.spec import GpuSpec
 from pipeline.kernels.estimate import Floor
 from pipeline.kernels.physics import Physics

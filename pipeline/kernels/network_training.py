@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.arrays import Array
 from pipeline.errors import SteptimeError
-from pipeline.families.dims import Array
 from pipeline.kernels.networks import Float32, Floats, Network, Periodic, standardise
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.arrays import Array
 from pipeline.errors import PackError
-from pipeline.families.dims import Array
 from pipeline.model_files import Shapes, check_shapes, layer_shapes
 
 Float32 = npt.NDArray[np.float32]

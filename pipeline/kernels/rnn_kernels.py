@@ -25,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pipeline.families.dims import Array, Dims
+from pipeline.arrays import Array, Flags, Texts
+from pipeline.families.dims import Dims
 from pipeline.families.embedding_lookups import attributes_of
 from pipeline.kernels.estimate import Estimate, Floor
 from pipeline.kernels.physics import Physics
 
-Products = Callable[[pd.DataFrame], tuple[Estimate, npt.NDArray[np.object_]]]
+Products = Callable[[pd.DataFrame], tuple[Estimate, Texts]]
 """Function from rows of family `gemm` to their estimates and evidence."""
 
 
@@ -49,10 +50,10 @@ class Layers:
     layers: Array
     directions: Array
     gates: Array
-    backward: npt.NDArray[np.bool_]
+    backward: Flags
     bytes: Array
     output: Array
-    projected: npt.NDArray[np.bool_]
+    projected: Flags
 
     @classmethod
     def of(cls, calls: pd.DataFrame) -> Layers:
@@ -126,7 +127,7 @@ SPREAD = 1.25
 
 def recurrent_us(
     calls: pd.DataFrame, products: Products, physics: Physics, floor: Floor = NO_FLOOR
-) -> tuple[Estimate, npt.NDArray[np.object_]]:
+) -> tuple[Estimate, Texts]:
     """Times of recurrent layers.
 
     Args:
@@ -140,7 +141,7 @@ def recurrent_us(
         Estimates (NaN where a size is missing), and the evidence of the products behind them, shape (rows,).
     """
     sizes = Layers.of(calls)
-    table, at, times, chained = _products(sizes, Dims(calls).text("dtype", "fp32"))
+    table, at, times, chained = _products(sizes, Dims(calls).dtype)
     estimates, kinds = products(table)
     cells = _cell_us(sizes, physics)
     total = []
@@ -160,7 +161,7 @@ def recurrent_us(
     evidence[at[longest]] = kinds[longest]  # evidence of the longest product, which is sorted last
     has_sizes = np.isfinite(sizes.batch + sizes.steps + sizes.inputs + sizes.hidden)
     kernel = np.where(has_sizes, kernel, np.nan)
-    latency = floor.latency(kernel, Dims(calls).text("op"))
+    latency = floor.latency(kernel, Dims(calls).op)
     rest = latency - kernel
     inside = np.ones(len(calls), dtype=bool)
     return Estimate(latency, kernel, low, high, inside, rest + low, rest + high).widen(
@@ -169,8 +170,8 @@ def recurrent_us(
 
 
 def _products(
-    sizes: Layers, dtypes: npt.NDArray[np.object_]
-) -> tuple[pd.DataFrame, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_]]:
+    sizes: Layers, dtypes: Texts
+) -> tuple[pd.DataFrame, npt.NDArray[np.intp], Array, Flags]:
     """Matrix products of all calls.
 
     Returns:
@@ -271,19 +272,15 @@ def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics)
     multiplied = 2.0 * sizes.batch * sizes.gates * sizes.hidden**2
     large = sizes.steps * (PERSISTENT_US + multiplied / (PERSISTENT_SHARE * peak))
     without_small = np.where(
-        _uses_large_persistent(sizes, d.text("dtype", "fp32"), physics),
+        _uses_large_persistent(sizes, d.dtype, physics),
         np.minimum(plain, large),
         plain,
     )
     small = sizes.steps * sizes.layers * sizes.directions * _small_persistent_us(sizes, physics)
-    return np.where(
-        _uses_small_persistent(sizes, d.text("dtype", "fp32"), physics), small, without_small
-    )
+    return np.where(_uses_small_persistent(sizes, d.dtype, physics), small, without_small)
 
 
-def _uses_small_persistent(
-    sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics
-) -> npt.NDArray[np.bool_]:
+def _uses_small_persistent(sizes: Layers, dtype: Texts, physics: Physics) -> Flags:
     """Whether layers get the small persistent kernel: `use_rnn_persist_small_h` of ATen/native/cudnn/RNN.cpp."""
     widest = np.where(
         sizes.gates > 1.0,
@@ -307,9 +304,7 @@ def _small_persistent_us(sizes: Layers, physics: Physics) -> Array:
     )
 
 
-def _uses_large_persistent(
-    sizes: Layers, dtype: npt.NDArray[np.object_], physics: Physics
-) -> npt.NDArray[np.bool_]:
+def _uses_large_persistent(sizes: Layers, dtype: Texts, physics: Physics) -> Flags:
     """Whether layers get the large persistent kernel: `use_persist_*_heuristics` of ATen/native/cudnn/RNN.cpp."""
     b, t, capability = sizes.batch, sizes.steps, physics.gpu.compute_capability
     shape = (

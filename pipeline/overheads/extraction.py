@@ -25,18 +25,13 @@ import re
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Flags, Ints, Texts
 from pipeline.overheads.overhead_model import ANY_OP, full_signature, switch_signature
 from pipeline.trace.host_activity import EARLY_NS, Activity, activity
 from pipeline.trace.kineto_fields import API_CATEGORIES, RESOURCE_APIS, SYNC_APIS
 from pipeline.trace.linked_trace import Trace
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Texts = npt.NDArray[np.object_]
 
 WAIT_CAP_US = 10.0
 """Largest cost in µs of a call in which the host waits. The rest of its duration is waiting time, which is
@@ -318,7 +313,7 @@ KEPT_NS = 10_000
 """Time in ns that remains of a call after the cut: a call without one-time work."""
 
 
-def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = None) -> Ints:
+def one_time_calls(act: Activity, iterations: Flags | None = None) -> Ints:
     """Events of the runtime calls of a trace that are one-time costs, in time order.
 
     Waits, copies, and launches into a full queue last long for other reasons.
@@ -353,7 +348,7 @@ def one_time_calls(act: Activity, iterations: npt.NDArray[np.bool_] | None = Non
     return out
 
 
-def without_one_time_costs(act: Activity, iterations: npt.NDArray[np.bool_]) -> Activity:
+def without_one_time_costs(act: Activity, iterations: Flags) -> Activity:
     """The activity without the time of the one-time calls of some iterations (one flag each), for statistics."""
     events = one_time_calls(act, iterations)
     return activity(cut_calls(act.trace, events)) if len(events) else act

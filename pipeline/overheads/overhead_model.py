@@ -17,13 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
-Flags = npt.NDArray[np.bool_]
+from pipeline.arrays import Array, Ints, Texts
 
 LEVELS = ("signature", "op", "global", "absent")
 """How closely a looked-up value matches: the same item, its op, all ops, or no value (0 µs)."""
@@ -45,7 +41,7 @@ class LookedUp:
         row: row of the table that the value comes from, -1 where there is none.
     """
 
-    value_us: Floats
+    value_us: Array
     level: Ints
     row: Ints
 
@@ -156,11 +152,11 @@ class OverheadModel:
         return float(self._medians[rows[int(np.argmax(self.table["count"].to_numpy(float)[rows]))]])
 
     @cached_property
-    def _medians(self) -> Floats:
+    def _medians(self) -> Array:
         return self.table["median_us"].to_numpy(float)
 
     @cached_property
-    def _means(self) -> Floats:
+    def _means(self) -> Array:
         return self.table["mean_us"].to_numpy(float)
 
     @cached_property
@@ -203,7 +199,7 @@ class OverheadModel:
         return {key: row for row, key in enumerate(self._by_plain.index)}
 
     @cached_property
-    def _plain_means(self) -> Floats:
+    def _plain_means(self) -> Array:
         return self._by_plain["mean"].to_numpy(float)
 
     @cached_property

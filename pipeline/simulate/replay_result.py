@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.prediction import Arithmetic, facts_of
 from pipeline.readable import milliseconds
 from pipeline.simulate.program import Program
@@ -70,7 +70,7 @@ class ReplayResult:
         """Mean over the evaluated iterations: `measured`, `predicted`, `active_measured`, `active_predicted`, ..."""
         return float(np.mean(self._each(what)))
 
-    def _each(self, what: str) -> npt.NDArray[np.float64]:
+    def _each(self, what: str) -> Array:
         """A figure of every evaluated iteration in µs, shape (iterations,)."""
         pick: dict[str, Callable[[Replayed], float]] = {
             "measured": lambda r: r.iteration.span_us,

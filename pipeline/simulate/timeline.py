@@ -25,15 +25,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags, Ints
 from pipeline.schemas import SCHEMAS
 from pipeline.simulate.program import BACKLOG, NO_CALL, Program
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
-
-def union_us(start: Floats, end: Floats) -> Floats:
+def union_us(start: Array, end: Array) -> Array:
     """Time covered by at least one interval, per draw. The inputs have shape (calls, draws)."""
     if not len(start):
         return np.zeros(start.shape[1])
@@ -41,7 +38,7 @@ def union_us(start: Floats, end: Floats) -> Floats:
     start, end = np.take_along_axis(start, order, 0), np.take_along_axis(end, order, 0)
     reach = np.maximum.accumulate(end, axis=0)
     covered_from = np.maximum(start[1:], reach[:-1])
-    out: Floats = (end[0] - start[0]) + np.maximum(end[1:] - covered_from, 0.0).sum(axis=0)
+    out: Array = (end[0] - start[0]) + np.maximum(end[1:] - covered_from, 0.0).sum(axis=0)
     return out
 
 
@@ -66,12 +63,12 @@ class Timeline:
     """
 
     program: Program
-    kernel_us: Floats
-    carried_us: Floats
-    row_start: Floats
-    row_end: Floats
-    device_start: Floats
-    device_end: Floats
+    kernel_us: Array
+    carried_us: Array
+    row_start: Array
+    row_end: Array
+    device_start: Array
+    device_end: Array
     launch_cause: Ints
     host_cause: Ints
     device_cause: Ints
@@ -82,36 +79,36 @@ class Timeline:
         return int(self.kernel_us.shape[0])
 
     @cached_property
-    def host_us(self) -> Floats:
+    def host_us(self) -> Array:
         """Time at which the host is done, per draw."""
         return self.row_end.max(axis=0) if len(self.row_end) else np.zeros(self.draws)
 
     @cached_property
-    def step_us(self) -> Floats:
+    def step_us(self) -> Array:
         """Step time: when host and device are done, the device but for what it carries to the next step, per draw."""
         ran = self._ran
         if not ran.any():
             return self.host_us
-        device_us: Floats = self.device_end[ran].max(axis=0) - self.carried_us
+        device_us: Array = self.device_end[ran].max(axis=0) - self.carried_us
         return np.maximum(self.host_us, device_us)
 
     @cached_property
-    def active_us(self) -> Floats:
+    def active_us(self) -> Array:
         """Device active time, in which at least one call runs, per draw."""
         return union_us(self.device_start[self._ran], self.device_end[self._ran])
 
     @property
-    def busiest_us(self) -> Floats:
+    def busiest_us(self) -> Array:
         """Time of the calls of the stream with most of it, per draw."""
         p, busy_us = self.program, np.zeros((len(self.program.streams), self.draws))
         launches = p.call >= 0
         lasted = np.nan_to_num(self.device_end - self.device_start)[p.call[launches]]
         np.add.at(busy_us, p.stream[launches], lasted)
-        busiest: Floats = busy_us.max(axis=0, initial=0.0)
+        busiest: Array = busy_us.max(axis=0, initial=0.0)
         return busiest
 
     @property
-    def idle_us(self) -> Floats:
+    def idle_us(self) -> Array:
         """The rest of the step, per draw."""
         return self.step_us - self.active_us
 
@@ -124,7 +121,7 @@ class Timeline:
         )
         return ran
 
-    def active_of(self, calls: Flags) -> Floats:
+    def active_of(self, calls: Flags) -> Array:
         """Active time of some of the calls (computation, communication), per draw."""
         chosen = calls & self._ran
         return union_us(self.device_start[chosen], self.device_end[chosen])
@@ -156,7 +153,7 @@ class Timeline:
         return critical_path(self)
 
     @property
-    def item_times(self) -> tuple[Floats, Floats]:
+    def item_times(self) -> tuple[Array, Array]:
         """Begin and end of each item on the host in the first draw, µs, shape (items,)."""
         p, count = self.program, len(self.program.items.node)
         begin = np.where(p.previous >= 0, self.row_end[p.previous, 0], 0.0) + p.lead_us

@@ -11,18 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Ints, Texts
 from pipeline.schemas import DIMS
 from pipeline.simulate.program import Kind
 from pipeline.simulate.timeline import Moment, Timeline
 from pipeline.trace.kineto_fields import COLLECTIVE_KERNELS
 
 Event = dict[str, Any]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Texts = npt.NDArray[np.object_]
 
 _THREADS = ("main", "autograd")
 
@@ -219,7 +216,7 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
     return chosen
 
 
-def _bands(phase: Texts, start: Floats, end: Floats) -> Iterator[tuple[str, float, float]]:
+def _bands(phase: Texts, start: Array, end: Array) -> Iterator[tuple[str, float, float]]:
     """Runs of equal phases, from the first begin to the last end of each run, cut where the next run begins."""
     if not len(phase):
         return

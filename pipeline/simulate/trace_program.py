@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.arrays import Array, Flags, Ints, Texts
 from pipeline.hardware.occupancy import limits_of_device, resident_blocks
 from pipeline.overheads.extraction import ItemKeys
 from pipeline.overheads.overhead_model import OverheadModel
@@ -32,10 +33,6 @@ from pipeline.trace.kineto_fields import (
     Category,
 )
 from pipeline.trace.linked_trace import first_after_warm_up
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Iteration:
     calls: Ints
     start_ns: int
     end_ns: int
-    kernel_us: Floats
+    kernel_us: Array
     active_us: float
 
     @property
@@ -374,7 +371,7 @@ def _properties(act: Activity) -> Mapping[str, int] | None:
     return None
 
 
-def _known(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+def _known(values: npt.NDArray[np.generic]) -> Array:
     """Values as floats, NaN where the trace states none."""
     return np.where(values == MISSING, np.nan, values.astype(np.float64))
 
@@ -383,7 +380,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**40
 
 
-def _product(texts: npt.NDArray[np.object_]) -> Ints:
+def _product(texts: Texts) -> Ints:
     """Product of each text `[x,y,z]`; 0 for other text, and for absent text (the last entry)."""
     out = np.zeros(len(texts) + 1, np.int64)
     for i, text in enumerate(texts):

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Flags, Ints
 from pipeline.overheads.extraction import (
     ItemKeys,
     cut_calls,
@@ -27,9 +27,6 @@ from pipeline.simulate.trace_program import Iteration, iterations, shows_queue
 from pipeline.simulate.waits import WaitModel
 from pipeline.trace.host_activity import Activity, activity
 from pipeline.trace.linked_trace import Trace, first_after_warm_up
-
-Flags = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ allocation) are host time.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Flags
 from pipeline.trace import nesting
 from pipeline.trace.kineto_fields import Category
 from pipeline.trace.linked_trace import Trace
-
-Flags = npt.NDArray[np.bool_]
 
 COMPOSITE = frozenset(
     {

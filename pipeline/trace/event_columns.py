@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import astuple
 
+from pipeline.arrays import Texts
 from pipeline.errors import TraceError
 from pipeline.trace.event_records import ATTRIBUTES, NO_ARGUMENTS, NO_TEXT, Event, stamps
 from pipeline.trace.file_scan import Batch
@@ -37,7 +38,6 @@ from pipeline.trace.kineto_fields import (
 
 Ints = npt.NDArray[Any]
 """int64, or int32 for codes of texts."""
-Texts = npt.NDArray[np.object_]
 
 _FLOAT_LIMIT_US = 2.0**42
 """Timestamp in µs above which a float64 no longer resolves nanoseconds."""

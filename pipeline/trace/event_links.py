@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Flags, Ints
 from pipeline.errors import TraceError
 from pipeline.trace import nesting
 from pipeline.trace.event_order import tied_rows
@@ -52,9 +52,6 @@ _PHASE_RULES = (
 enclosing events, the later rule has priority."""
 
 _RULE = re.compile("|".join(f"({pattern})" for _, pattern in _PHASE_RULES))
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 def link(trace: Trace) -> None:

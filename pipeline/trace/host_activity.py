@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Flags, Ints, Texts
 from pipeline.trace.compute_ops import compute_ops
 from pipeline.trace.event_links import refuse_other_devices, thread_numbers
 from pipeline.trace.kineto_fields import (
@@ -29,9 +29,6 @@ from pipeline.trace.kineto_fields import (
     Category,
 )
 from pipeline.trace.linked_trace import Trace
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 STAGED_COPY_BYTES = 64 << 10
 """Largest host-to-device copy from pageable memory, in bytes, that the driver stages without blocking the host."""
@@ -104,7 +101,7 @@ class Activity:
         return self.trace.end_ns[self.action_event]
 
     @property
-    def apis(self) -> npt.NDArray[np.object_]:
+    def apis(self) -> Texts:
         """API name of each action. All kernel launches have one name, because a graph does not show which API a library
         uses.
         """
@@ -114,7 +111,7 @@ class Activity:
         named = np.array(
             [KERNEL_LAUNCH if KERNEL_LAUNCHES.match(name) else name for name in vocabulary], object
         )
-        out: npt.NDArray[np.object_] = named[self.trace.columns["name"][self.action_event]]
+        out: Texts = named[self.trace.columns["name"][self.action_event]]
         return out
 
     @property

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pipeline.arrays import Flags, Ints, Texts
 from pipeline.readable import html_table
 from pipeline.trace.kineto_fields import MISSING
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 LINKS = frozenset({"iteration", "parent", "top", "op", "launch"})
 """Columns of positions, where -1 means none."""
@@ -60,7 +58,7 @@ class Trace:
     opens: Ints
     closes: Ints
     columns: dict[str, Ints]
-    vocabulary: dict[str, npt.NDArray[np.object_]]
+    vocabulary: dict[str, Texts]
     metadata: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     process: int = 0
@@ -111,9 +109,9 @@ class Trace:
         return np.flatnonzero(hits.take(self.columns["name"]))
 
     @cached_property
-    def names(self) -> npt.NDArray[np.object_]:
+    def names(self) -> Texts:
         """Name of every event."""
-        out: npt.NDArray[np.object_] = self.vocabulary["name"][self.columns["name"]]
+        out: Texts = self.vocabulary["name"][self.columns["name"]]
         return out
 
     @cached_property

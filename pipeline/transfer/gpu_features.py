@@ -15,16 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.families import work_of
 from pipeline.families.conv_shape import ConvShape
 from pipeline.families.dims import Dims
 from pipeline.families.family import MAX_WARP_ROW
 from pipeline.hardware.spec import GpuSpec
-
-Array = npt.NDArray[np.float64]
 
 TILES = (
     (128, 128),

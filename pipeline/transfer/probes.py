@@ -27,12 +27,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array
 from pipeline.families import FAMILIES, work_of
 from pipeline.hardware.spec import GpuSpec
 from pipeline.transfer.gpu_features import call_features
 from pipeline.transfer.utilisation import Correction, UtilisationModel
-
-Array = npt.NDArray[np.float64]
 
 CORRECTED_EFFECTS = ("compute", "memory", "floor")
 """Effects for which `Correction` has a factor."""

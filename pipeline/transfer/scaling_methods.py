@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags, Ints
 from pipeline.families import work_of
 from pipeline.families.dims import Dims, values_of
 from pipeline.families.tensor_cores import on_tensor_cores as convolved
@@ -36,8 +36,6 @@ from pipeline.transfer.probes import P90_SIGMAS, Calibration
 from pipeline.transfer.shipped_models import covered, estimate, kernel_us, load_models, tensor_model
 from pipeline.transfer.utilisation import UtilisationModel
 from pipeline.transfer.utilisation_terms import algorithms_of_kernels
-
-Array = npt.NDArray[np.float64]
 
 RESIDUAL_SHARE: dict[str, float] = {
     "gemm": 0.0, "bmm": 0.0, "conv2d_forward": 0.5, "elementwise": 0.0, "softmax": 0.0,
@@ -188,7 +186,7 @@ def on_tensor_cores(
     if tensor is None and not model.family.startswith("conv2d"):
         return None
 
-    def on(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.bool_]]:
+    def on(gpu: GpuSpec) -> tuple[Array, Flags]:
         """Modelled times on a GPU, and which of them are those of its tensor cores."""
         us = np.array(
             model.kernel_and_latency(part, gpu, correction=model.own_correction(gpu.name))[0],
@@ -212,9 +210,7 @@ def on_tensor_cores(
     return np.where(on_origin == on_destination, measured * there / here, there)
 
 
-def _convolutions_on_tensor_cores(
-    part: pd.DataFrame, gpu: GpuSpec
-) -> tuple[npt.NDArray[np.bool_], Array]:
+def _convolutions_on_tensor_cores(part: pd.DataFrame, gpu: GpuSpec) -> tuple[Flags, Array]:
     """Convolutions that tensor cores compute, and their times with channels innermost (NHWC).
 
     In a trace, the kernels that change the layout of images around a convolution are separate calls.
@@ -271,9 +267,9 @@ def by_bound(calls: pd.DataFrame, origin: GpuSpec, destination: GpuSpec) -> pd.D
     """
     origin, destination = _on_equal_terms(origin, destination)
     launches, d = wave.Launches.of(calls), Dims(calls)
-    intensity, dtype = d("intensity"), d.text("dtype", "fp32")
+    intensity, dtype = d("intensity"), d.dtype
 
-    def bound(gpu: GpuSpec) -> tuple[Array, npt.NDArray[np.int64]]:
+    def bound(gpu: GpuSpec) -> tuple[Array, Ints]:
         """Time for each byte, ns, and what bounds it: arithmetic, DRAM or threads; shape (rows,)."""
         peak = values_of(
             dtype, {name: gpu.peak_gflop_per_s(name) for name in DTYPES}, gpu.peak_gflop_per_s()

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Ints
 from pipeline.families import work_of
 from pipeline.families.dims import Dims
 from pipeline.graph.execution_trace import DTYPES
@@ -26,8 +27,6 @@ from pipeline.trace.host_activity import Activity
 from pipeline.trace.kineto_fields import Category
 from pipeline.transfer import scaling_methods as methods
 from pipeline.transfer.shipped_models import load_models
-
-Ints = npt.NDArray[np.int64]
 
 PRODUCT_OPS = {
     "aten::addmm": "gemm", "aten::mm": "gemm", "aten::linear": "gemm", "aten::bmm": "bmm",

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Ints
 from pipeline.hardware.spec import GpuSpec
 from pipeline.model_files import (
     REBUILD,
@@ -46,8 +46,6 @@ from pipeline.model_files import (
     write_arrays,
 )
 from pipeline.transfer.utilisation_terms import Terms, networks_of, terms
-
-Array = npt.NDArray[np.float64]
 
 KIND = "utilisation"
 """Name of these models in the metadata of their files."""
@@ -140,7 +138,7 @@ class UtilisationModel:
         gpu: GpuSpec,
         floors_us: dict[str, float] | None = None,
         correction: Correction | None = None,
-        algorithm: npt.NDArray[np.int64] | None = None,
+        algorithm: Ints | None = None,
     ) -> tuple[Array, Array]:
         """Kernel time and latency in µs, each of shape (rows,), averaged over the networks in log time.
 
@@ -197,7 +195,7 @@ class UtilisationModel:
             if name.startswith(prefix) and name not in shared
         }
 
-    def op_codes(self, calls: pd.DataFrame) -> npt.NDArray[np.int64]:
+    def op_codes(self, calls: pd.DataFrame) -> Ints:
         """Index of each call's op in `ops`; that of the first, the most frequent one, for ops without samples."""
         codes = pd.Index(self.ops).get_indexer(pd.Index(calls["op"].astype(str)))
         return np.asarray(np.maximum(codes, 0), dtype=np.int64)

@@ -19,16 +19,14 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from pipeline.arrays import Array, Flags
 from pipeline.families import work_of
 from pipeline.families.dims import Dims
 from pipeline.hardware.occupancy import resident_blocks
 from pipeline.hardware.spec import GpuSpec
 from pipeline.hardware.sustained import sustained_dram_gb_per_s
-
-Array = npt.NDArray[np.float64]
 
 UNKNOWN_INTENSITY = 0.25
 """FLOP per byte that are assumed for calls of unknown work.
@@ -112,7 +110,7 @@ def scale(
     origin: GpuSpec,
     destination: GpuSpec,
     g: Array | float,
-    exact: npt.NDArray[np.bool_] | bool = False,
+    exact: Flags | bool = False,
 ) -> Array:
     """Times on `destination` of kernels measured on `origin`, µs, shape (rows,).
 
