@@ -249,7 +249,7 @@ def _native_us(name: str, d: Dims, gpu: GpuSpec) -> Array:
     if name == "conv2d_backward_data":
         threads = shape.batch * shape.groups * shape.height * shape.width
         taps = taps * shape.out_channels / shape.groups
-    return np.asarray(
+    return (
         threads * (THREAD_INSTRUCTIONS + TAP_INSTRUCTIONS[name] * taps) / _instructions_per_us(gpu)
     )
 

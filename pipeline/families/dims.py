@@ -28,11 +28,9 @@ SECTOR_BYTES = 32.0
 def values_of(keys: Texts, values: Mapping[str, float], default: float) -> Array:
     """The value of each key, or `default`, shape (rows,). Each distinct key is looked up only once."""
     if _one_text(keys):
-        return np.full(len(keys), values.get(keys[0], default), dtype=np.float64)
+        return np.full(len(keys), values.get(keys[0], default), dtype=float)
     codes, distinct = pd.factorize(keys)
-    return np.array([*(values.get(key, default) for key in distinct), default], dtype=np.float64)[
-        codes
-    ]
+    return np.array([*(values.get(key, default) for key in distinct), default], dtype=float)[codes]
 
 
 def is_one_of(keys: Texts, wanted: Collection[str]) -> Flags:
@@ -61,12 +59,12 @@ class Dims:
     def __call__(self, name: str, default: float | Array = np.nan) -> Array:
         """Column `name` as float64 of length `rows`; `default` where it is missing or null."""
         if name not in self.table.columns:
-            return np.broadcast_to(np.asarray(default, dtype=np.float64), (self.rows,)).copy()
+            return np.broadcast_to(np.asarray(default, dtype=float), (self.rows,)).copy()
         column = self.table[name]
         if column.dtype != np.float64:
             if not pd.api.types.is_numeric_dtype(column):
                 column = pd.to_numeric(column, errors="coerce")
-            column = column.astype(np.float64)
+            column = column.astype(float)
         values = column.to_numpy()
         missing = np.isnan(values)
         return np.where(missing, default, values) if missing.any() else values.copy()

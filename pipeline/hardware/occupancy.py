@@ -54,17 +54,15 @@ def resident_blocks(
     Returns:
         Blocks per SM, shape (rows,). At least 1, because a block of a kernel that ran fits on an SM.
     """
-    threads = np.maximum(np.asarray(threads, dtype=np.float64), 1.0)
+    threads = np.maximum(np.asarray(threads, dtype=float), 1.0)
     stated = (
-        np.full(threads.shape, np.nan)
-        if registers is None
-        else np.asarray(registers, dtype=np.float64)
+        np.full(threads.shape, np.nan) if registers is None else np.asarray(registers, dtype=float)
     )
     per_thread = np.where(np.isnan(stated), TYPICAL_REGISTERS, np.maximum(stated, 1.0))
     shared = (
         np.zeros(threads.shape)
         if shared_bytes is None
-        else np.nan_to_num(np.asarray(shared_bytes, np.float64))
+        else np.nan_to_num(np.asarray(shared_bytes, float))
     )
     warps = np.ceil(threads / limits.warp_size)
     by_threads = np.floor(limits.max_threads_per_sm / (warps * limits.warp_size))

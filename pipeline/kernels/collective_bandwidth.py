@@ -180,7 +180,7 @@ class CollectiveModel(KernelModel):
             rows = nearest == count
             time[rows] = source.curves[int(count)].time_us(moved[rows])
         if self.cluster is not None:
-            longer = hops(op, ranks) - hops(source.op, nearest.astype(np.float64))
+            longer = hops(op, ranks) - hops(source.op, nearest.astype(float))
             time = np.maximum(time + longer * self.cluster.latency_us, self.cluster.latency_us)
         return np.where(ranks > 1.0, time, 0.0)
 

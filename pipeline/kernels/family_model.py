@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,8 +91,11 @@ def write_physics(
     write_json(folder / DESCRIPTION, curve, sealed=True)
 
 
-ARRAYS_FILE = "networks.safetensors"
-"""File of the arrays of all members but trees."""
+ARRAYS_FILE, PREFIX = "networks.safetensors", "member0."
+"""File of the arrays of a network or processes, and what their names begin with."""
+
+TREES_FILE = "trees0.txt"
+"""File of trees."""
 
 REFIT_ADVICE = "refit the family"
 
@@ -118,7 +121,7 @@ class FittedModel(KernelModel):
     """The model of one family on one GPU.
 
     Attributes:
-        members: networks, trees or Gaussian processes, averaged with `weights`; empty: baseline only.
+        member: a network, trees or Gaussian processes; None: baseline only.
         inputs: `derived` (features and baseline of `features.py`), `raw` (log dims, as in the paper), or `constant`
             (all samples were equal: the floor).
         floor: the relation of latencies to kernel times; `prior_scale` corrects physics for kernels under the floor.
@@ -137,8 +140,7 @@ class FittedModel(KernelModel):
     memory: BandwidthCurve
     latency_quantiles: Quantiles
     kernel_quantiles: Quantiles
-    members: tuple[Member, ...] = ()
-    weights: tuple[float, ...] = ()
+    member: Member | None = None
     inputs: str = "derived"
     prior_scale: float = 1.0
     floor_trust: float = 1.0
@@ -183,11 +185,7 @@ class FittedModel(KernelModel):
         if self.inputs == "raw":
             values, _ = features.raw_features(self.family, calls)
             ops = Dims(calls).op
-            kinds = (
-                [(ops == op).astype(np.float64) for op in self.scope.ops]
-                if len(self.scope.ops) > 1
-                else []
-            )
+            kinds = [ops == op for op in self.scope.ops] if len(self.scope.ops) > 1 else []
             return np.column_stack([values, *kinds])
         return features.derived_features(self.family, calls, self.gpu, self.scope.ops)[0]
 
@@ -199,14 +197,10 @@ class FittedModel(KernelModel):
         if self.inputs == "constant":
             return np.full(len(calls), np.log(self.floor.default_us))
         start = np.zeros(len(calls)) if self.inputs == "raw" else self.baseline(calls)
-        if not self.members:
+        if self.member is None:
             return start
-        inputs = self.features(calls)
-        learned = sum(
-            w * m.predict(inputs, table_rows)
-            for w, m in zip(self.weights, self.members, strict=True)
-        )
-        return start + self.damp(calls, start, np.asarray(learned))
+        learned = self.member.predict(self.features(calls), table_rows)
+        return start + self.damp(calls, start, learned)
 
     def damp(self, calls: pd.DataFrame, start: Array, learned: Array) -> Array:
         """Multiply the learned part at the floor by `floor_trust`, because differences there are mostly noise."""
@@ -219,10 +213,8 @@ class FittedModel(KernelModel):
     def predict(self, calls: pd.DataFrame) -> Estimate:
         """Estimate calls; physics scales the nearest size within the samples' range to sizes outside it."""
         rows = len(calls)
-        blocks = [calls.iloc[at : at + ROWS_IN_BLOCK] for at in range(0, rows, ROWS_IN_BLOCK)] or [
-            calls
-        ]
-        return joined([self._predict(block, rows) for block in blocks])
+        starts = range(0, max(rows, 1), ROWS_IN_BLOCK)
+        return joined([self._predict(calls.iloc[at : at + ROWS_IN_BLOCK], rows) for at in starts])
 
     def _predict(self, calls: pd.DataFrame, table_rows: int) -> Estimate:
         """As `predict`, for a block of a table."""
@@ -268,18 +260,14 @@ class FittedModel(KernelModel):
         Raises:
             SteptimeError: a file cannot be written.
         """
-        folder = Path(folder)
-        networks = {i: m for i, m in enumerate(self.members) if not isinstance(m, Trees)}
+        folder, member = Path(folder), self.member
         former = {*folder.glob("trees*.txt"), *folder.glob(ARRAYS_FILE)}
-        for i, member in enumerate(self.members):
-            if isinstance(member, Trees):
-                with atomic_path(folder / f"trees{i}.txt") as part:
-                    part.write_text(member.text(), encoding="utf-8")
-                former.discard(folder / f"trees{i}.txt")
-        if networks:
-            tensors = {
-                key: v for i, m in networks.items() for key, v in m.tensors(f"member{i}.").items()
-            }
+        if isinstance(member, Trees):
+            with atomic_path(folder / TREES_FILE) as part:
+                part.write_text(member.text(), encoding="utf-8")
+            former.discard(folder / TREES_FILE)
+        elif member is not None:
+            tensors = {PREFIX + name: values for name, values in member.tensors().items()}
             write_arrays(folder / ARRAYS_FILE, tensors)
             former.discard(folder / ARRAYS_FILE)
         values = {
@@ -296,8 +284,7 @@ class FittedModel(KernelModel):
             "prior_scale": self.prior_scale,
             "floor_trust": self.floor_trust,
             "extra": self.extra,
-            "members": [MEMBERS[type(member)] for member in self.members],
-            "weights": self.weights,
+            "members": [MEMBERS[type(member)]] if member else [],
             "latency_quantiles": self.latency_quantiles.to_json(),
             "kernel_quantiles": self.kernel_quantiles.to_json(),
         }
@@ -320,7 +307,7 @@ class FittedModel(KernelModel):
             )
         with reading(folder / DESCRIPTION, REFIT_ADVICE):
             kinds = [str(kind) for kind in values["members"]]
-        members = _load_members(folder, kinds)
+        member = _load_member(folder, kinds)
         with reading(folder / DESCRIPTION, REFIT_ADVICE):
             return cls(
                 str(values["family"]),
@@ -331,8 +318,7 @@ class FittedModel(KernelModel):
                 BandwidthCurve.from_json(values["memory"]),
                 Quantiles.from_json(values["latency_quantiles"]),
                 Quantiles.from_json(values["kernel_quantiles"]),
-                members,
-                tuple(map(float, values["weights"])),
+                member,
                 str(values["inputs"]),
                 float(values["prior_scale"]),
                 float(values.get("floor_trust", 1.0)),
@@ -341,27 +327,21 @@ class FittedModel(KernelModel):
             )
 
 
-def _load_members(folder: Path, kinds: list[str]) -> tuple[Member, ...]:
-    tensors: dict[str, Any] = {}
-    readers: dict[str, Callable[..., Member]] = {
-        MEMBERS[Network]: Network.from_tensors,
-        MEMBERS[GaussianProcess]: GaussianProcess.from_tensors,
-    }
-    unknown = set(kinds) - set(MEMBERS.values())
-    if unknown:
+def _load_member(folder: Path, kinds: list[str]) -> Member | None:
+    if not kinds:
+        return None
+    kind, *more = kinds
+    if unknown := {kind, *more} - set(MEMBERS.values()) or more:
         raise PackError(
             f"{folder / DESCRIPTION}: members of kind {shown(min(unknown))} are not of this"
             f" version; {REFIT_ADVICE}"
         )
-    if set(kinds) & set(readers):
-        tensors, _ = read_arrays(folder / ARRAYS_FILE, REFIT_ADVICE)
-    members: list[Member] = []
-    for i, kind in enumerate(kinds):
-        if kind in readers:
-            with reading(folder / ARRAYS_FILE, REFIT_ADVICE):
-                members.append(readers[kind](tensors, f"member{i}."))
-        else:
-            path = folder / f"trees{i}.txt"
-            with reading(path, REFIT_ADVICE):
-                members.append(Trees.from_text(path.read_text(encoding="utf-8")))
-    return tuple(members)
+    if kind == MEMBERS[Trees]:
+        path = folder / TREES_FILE
+        with reading(path, REFIT_ADVICE):
+            return Trees.from_text(path.read_text(encoding="utf-8"))
+    tensors, _ = read_arrays(folder / ARRAYS_FILE, REFIT_ADVICE)
+    own = {name.removeprefix(PREFIX): values for name, values in tensors.items()}
+    with reading(folder / ARRAYS_FILE, REFIT_ADVICE):
+        is_network = kind == MEMBERS[Network]
+        return Network.from_tensors(own) if is_network else GaussianProcess.from_tensors(own)

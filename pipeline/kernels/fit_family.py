@@ -133,7 +133,7 @@ class Fitter:
             if by_physics <= by_member:
                 return self._roofline(baseline, log_measured)
         self.notes |= outcome.notes
-        model = replace(base, members=(outcome.member,), weights=(1.0,))
+        model = replace(base, member=outcome.member)
         return self.calibrate(model, out_of_fold, clean, disturbed), out_of_fold
 
     def without_drift(self, baseline: Array) -> tuple[drift.Drift, Array]:
@@ -214,20 +214,8 @@ class Fitter:
         tables = []
         for row in range(len(self.train)):
             others = self.train.drop(index=row).reset_index(drop=True)
-            fitter = Fitter(
-                others,
-                self.gpu,
-                self.name,
-                self.seed,
-                self.memory,
-                self.offset_us,
-            )
-            tables.append(
-                with_predictions(
-                    fitter.fit(variant)[0],
-                    self.train.iloc[[row]],
-                )
-            )
+            fitter = Fitter(others, self.gpu, self.name, self.seed, self.memory, self.offset_us)
+            tables.append(with_predictions(fitter.fit(variant)[0], self.train.iloc[[row]]))
         return pd.concat(tables, ignore_index=True)
 
 

@@ -73,7 +73,7 @@ class FittedFamily:
         """Error that ranks the variants of a family, smallest first: GMAE, or the mean log error for few samples."""
         if int(self.model.description["samples"]) > fitter.MAX_GAUSSIAN_PROCESS_SAMPLES:
             return self.metrics["gmae"]
-        times = self.test[["predicted_us", "latency_us"]].to_numpy(dtype=np.float64)
+        times = self.test[["predicted_us", "latency_us"]].to_numpy(dtype=float)
         predicted, measured = np.log(times).T
         return typical_error(predicted, measured, few=True)
 

@@ -148,7 +148,7 @@ class Shape:
         queries = d("M")
         mask = np.array(
             [float(attributes.get("mask", 0.0)) for attributes in attributes_of(d)],
-            dtype=np.float64,
+            dtype=float,
         )
         return cls(
             d("B"),
@@ -214,9 +214,8 @@ def attention_us(
     total = total + np.where(
         s.backward, 2.0 * c.start_us + _moving_us(serial, c.dram_share, c, gpu), 0.0
     )
-    return np.asarray(
-        total
-        + np.where(s.cached, c.cache_start_us + _moving_us(s.bytes, c.cache_share, c, gpu), 0.0)
+    return total + np.where(
+        s.cached, c.cache_start_us + _moving_us(s.bytes, c.cache_share, c, gpu), 0.0
     )
 
 

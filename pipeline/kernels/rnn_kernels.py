@@ -64,7 +64,7 @@ class Layers:
         d = Dims(calls)
         attributes = attributes_of(d)
         directions, gates, output = (
-            np.array([float(values.get(key, default)) for values in attributes], dtype=np.float64)
+            np.array([float(values.get(key, default)) for values in attributes], dtype=float)
             for key, default in (("directions", 1.0), ("gates", 4.0), ("projected", 0.0))
         )
         sizes = (d("B"), d("T"), d("I"), d("H"), d("layers", 1.0))
@@ -178,68 +178,49 @@ def _products(
         A table of products of family `gemm`. For each product: the row of its call, the number of times that it occurs
         there, and whether it belongs to the chain of steps.
     """
-    tokens, wide = sizes.batch * sizes.steps, sizes.gates * sizes.hidden
-    upper = sizes.directions * sizes.output
-    projects = np.where(sizes.projected, 1.0, 0.0)
-    deeper, once = sizes.layers - 1.0, np.ones_like(tokens)
-    at_once = np.round(sizes.layers * sizes.directions * sizes.steps / _chain_length(sizes))
-    forward, backward = np.where(sizes.backward, 0.0, 1.0), np.where(sizes.backward, 1.0, 0.0)
-    parts = (  # occurrences, rows, sum, columns
-        (forward * once, tokens, sizes.inputs, wide),
+    tokens, wide, length = (
+        sizes.batch * sizes.steps,
+        sizes.gates * sizes.hidden,
+        _chain_length(sizes),
+    )
+    upper, inputs, output = sizes.directions * sizes.output, sizes.inputs, sizes.output
+    backward, forward = sizes.backward * sizes.directions, ~sizes.backward * sizes.directions
+    deeper = sizes.layers - 1.0
+    at_once = np.round(sizes.layers * sizes.directions * sizes.steps / length)
+    chained = ~sizes.backward * length, sizes.backward * length
+    parts = (  # occurrences, rows, sum, columns; then those of the chain
+        (forward, tokens, inputs, wide),
         (forward * deeper, tokens, upper, wide),
-        (backward * once, tokens, wide, sizes.inputs),
+        (backward, tokens, wide, inputs),
         (backward * deeper, tokens, wide, upper),
-        (backward * once, wide, tokens, sizes.inputs),
+        (backward, wide, tokens, inputs),
         (backward * deeper, wide, tokens, upper),
-        (backward * sizes.layers, wide, tokens, sizes.output),
-        (backward * projects * sizes.layers, sizes.hidden, tokens, sizes.output),
+        (backward * sizes.layers, wide, tokens, output),
+        (backward * sizes.projected * sizes.layers, sizes.hidden, tokens, output),
+        (chained[0], sizes.batch, output, at_once * wide),
+        (chained[1], sizes.batch, wide, at_once * output),
+        (chained[0] * sizes.projected, sizes.batch, sizes.hidden, at_once * output),
+        (chained[1] * sizes.projected, sizes.batch, output, at_once * sizes.hidden),
     )
-    chain = (
-        (forward * _chain_length(sizes), sizes.batch, sizes.output, at_once * wide),
-        (backward * _chain_length(sizes), sizes.batch, wide, at_once * sizes.output),
-        (
-            forward * projects * _chain_length(sizes),
-            sizes.batch,
-            sizes.hidden,
-            at_once * sizes.output,
-        ),
-        (
-            backward * projects * _chain_length(sizes),
-            sizes.batch,
-            sizes.output,
-            at_once * sizes.hidden,
-        ),
+    counts, m, n, k = (np.concatenate(each) for each in zip(*parts, strict=True))
+    in_chain = np.repeat(np.arange(len(parts)) >= len(parts) - 4, len(tokens))
+    kept = (counts > 0) & np.isfinite(m * n * k)
+    phase = np.where(sizes.backward, "backward", "forward")
+    table = pd.DataFrame(
+        {
+            "family": "gemm",
+            "op": "linear",
+            "phase": np.tile(phase, len(parts)),
+            "dtype": np.tile(dtypes, len(parts)),
+            "B": 1.0,
+            "M": m,
+            "N": n,
+            "K": k,
+            "attributes": np.where(in_chain, LOOPED, None),
+        }
     )
-    rows = np.arange(len(tokens))
-    frames, ats, times = [], [], []
-    for number, (count, m, n, k) in enumerate((*parts, *chain)):
-        kept = (count > 0) & np.isfinite(m * n * k)
-        phase = np.where(sizes.backward, "backward", "forward")
-        frames.append(
-            pd.DataFrame(
-                {
-                    "family": "gemm",
-                    "op": "linear",
-                    "phase": phase,
-                    "dtype": dtypes,
-                    "B": 1.0,
-                    "M": m,
-                    "N": n,
-                    "K": k,
-                    "attributes": LOOPED if number >= len(parts) else None,
-                    "chained": number >= len(parts),
-                }
-            )[kept]
-        )
-        ats.append(rows[kept])
-        times.append((count * (sizes.directions if number < len(parts) else 1.0))[kept])
-    table = pd.concat(frames, ignore_index=True)
-    return (
-        table.drop(columns="chained"),
-        np.concatenate(ats),
-        np.concatenate(times),
-        table["chained"].to_numpy(dtype=bool),
-    )
+    rows = np.tile(np.arange(len(tokens)), len(parts))
+    return table[kept].reset_index(drop=True), rows[kept], counts[kept], in_chain[kept]
 
 
 def _chain_length(sizes: Layers) -> Array:
@@ -263,9 +244,7 @@ def _cell_us(sizes: Layers, physics: Physics) -> Array:
 def _chain_us(sizes: Layers, calls: pd.DataFrame, step: Array, physics: Physics) -> Array:
     """Time of all steps in sequence, us: limited by the host's launches or by the GPU, or in a persistent kernel."""
     d, steps = Dims(calls), _chain_length(sizes)
-    kernels = np.where(sizes.backward, BACKWARD_STEP_LAUNCHES, STEP_LAUNCHES) + np.where(
-        sizes.projected, 1.0, 0.0
-    )
+    kernels = np.where(sizes.backward, BACKWARD_STEP_LAUNCHES, STEP_LAUNCHES) + sizes.projected
     launched = sizes.layers * sizes.directions * sizes.steps * kernels * LAUNCH_US
     plain = np.maximum(steps * (step + kernels * GAP_US), launched)
     peak = physics.peak_flop_per_us(d)
@@ -288,7 +267,7 @@ def _uses_small_persistent(sizes: Layers, dtype: Texts, physics: Physics) -> Fla
         np.where(sizes.backward, 256.0, 384.0),
     )
     plain = ~sizes.projected & (dtype != "fp64")
-    return np.asarray((sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain)
+    return (sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain
 
 
 def _small_persistent_us(sizes: Layers, physics: Physics) -> Array:
@@ -316,7 +295,7 @@ def _uses_large_persistent(sizes: Layers, dtype: Texts, physics: Physics) -> Fla
     if 7.0 <= capability < 7.5:
         some = ((np.mod(b, 16) == 0) & (b != 80) & (b != 112)) | (b == 8)
         long = ((t >= 40) & (b <= 128)) | ((t >= 20) & (b <= 96)) | ((t >= 10) & (b <= 32))
-        return np.asarray(shape & aligned & some & long)
+        return shape & aligned & some & long
     if capability >= 8.0 and capability != 8.6 and physics.gpu.sms >= PERSISTENT_SMS:
-        return np.asarray(shape & aligned & (np.mod(b, 8) == 0) & (b <= 128) & (sizes.gates == 4))
+        return shape & aligned & (np.mod(b, 8) == 0) & (b <= 128) & (sizes.gates == 4)
     return np.zeros(len(b), dtype=bool)

@@ -97,13 +97,13 @@ def first_row(marked: Flags) -> int:
 
 def numbers(values: pd.Series) -> Array:
     """Values of a column as numbers, NaN where they are none; shape (rows,)."""
-    return pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    return pd.to_numeric(values, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
 
 
 def plausible_latencies(latency_us: Array) -> Flags:
     """Which latencies can be measurements: positive, and at most `MAX_LATENCY_US`; shape (rows,)."""
     with np.errstate(invalid="ignore"):
-        return np.asarray((latency_us > 0) & (latency_us <= MAX_LATENCY_US))
+        return (latency_us > 0) & (latency_us <= MAX_LATENCY_US)
 
 
 def impossible_sizes(values: pd.Series, name: str) -> Flags:
@@ -309,7 +309,7 @@ def split_by_shape(samples: pd.DataFrame, share: float, seed: int) -> Flags:
     shapes, inverse = np.unique(shape_keys(samples), return_inverse=True)
     held = np.zeros(len(shapes), dtype=bool)
     held[np.random.default_rng(seed).permutation(len(shapes))[: round(share * len(shapes))]] = True
-    return np.asarray(held[inverse])
+    return held[inverse]
 
 
 def families_of(samples: pd.DataFrame, wanted: Sequence[str] | None) -> list[str]:

@@ -214,12 +214,9 @@ def lost_work(act: Activity) -> Ints:
     The public traces have none. Fills do not count, which may be of 0 bytes, nor launches that are recorded into a graph.
     """
     trace, columns = act.trace, act.trace.columns
-    works = [
-        bool(re.search(r"Launch\w*Kernel|GraphLaunch|emcpy(?!Node)", name))
-        for name in trace.vocabulary["name"]
-    ]
+    works = trace.where("name", re.compile(r"Launch\w*Kernel|GraphLaunch|emcpy(?!Node)").search)
     own = trace.is_category(*API_CATEGORIES) & (columns["pid"] == trace.process)
-    launches = np.flatnonzero(np.array(works, bool)[columns["name"]] & own)
+    launches = np.flatnonzero(works & own)
     begun, ended = (
         trace.names_begin_with(f"cudaStream{x}Capture", f"hipStream{x}Capture")
         for x in ("Begin", "End")
@@ -332,20 +329,13 @@ def one_time_calls(act: Activity, iterations: Flags | None = None) -> Ints:
     long = runtime[duration[runtime] >= MIN_ONE_TIME_NS]
     if not len(long):
         return long
-    names = trace.vocabulary["name"]
-    resource = np.array([name.startswith(RESOURCE_APIS) for name in names], bool)
-    waiting = np.array([name in SYNC_APIS or "emcpy" in name for name in names], bool)
+    resource = trace.where("name", lambda name: name.startswith(RESOURCE_APIS))[long]
+    waiting = trace.where("name", lambda name: name in SYNC_APIS or "emcpy" in name)[long]
     code = trace.columns["name"]
-    median = {
-        int(c): float(np.median(duration[runtime[code[runtime] == c]]))
-        for c in np.unique(code[long])
-    }
-    rare = np.array(
-        [duration[e] >= MEDIAN_RATIO * median[int(code[e])] for e in long.tolist()], bool
-    )
+    typical = {c: np.median(duration[runtime[code[runtime] == c]]) for c in set(code[long])}
+    rare = duration[long] >= MEDIAN_RATIO * np.array([typical[c] for c in code[long]])
     blocked = act.action_event[outstanding(act) >= FULL_QUEUE_CALLS]
-    out: Ints = long[(resource[code[long]] | rare) & ~waiting[code[long]] & ~np.isin(long, blocked)]
-    return out
+    return long[(resource | rare) & ~waiting & ~np.isin(long, blocked)]
 
 
 def without_one_time_costs(act: Activity, iterations: Flags) -> Activity:

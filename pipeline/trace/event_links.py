@@ -135,14 +135,14 @@ def _mark_annotations(trace: Trace) -> None:
     """Mark steps, optimizers and loaders as annotations, because PyTorch 1.8 recorded them as operators."""
     columns, vocabulary = trace.columns, trace.vocabulary
     marked = trace.names_begin_with(STEP_MARKER, OPTIMIZER_PREFIX, LOADER_MARKER)
-    marked = marked[vocabulary["category"][columns["category"][marked]] == Category.OP]
+    marked = marked[trace.is_category(Category.OP)[marked]]
     if not len(marked):
         return
-    if Category.ANNOTATION not in vocabulary["category"]:
-        vocabulary["category"] = np.append(vocabulary["category"], str(Category.ANNOTATION)).astype(
-            object
-        )
-    columns["category"][marked] = np.flatnonzero(vocabulary["category"] == Category.ANNOTATION)[0]
+    categories = vocabulary["category"].tolist()
+    if Category.ANNOTATION not in categories:
+        categories.append(str(Category.ANNOTATION))
+        vocabulary["category"] = np.array(categories, object)
+    columns["category"][marked] = categories.index(Category.ANNOTATION)
 
 
 def _find_iterations(
@@ -202,10 +202,10 @@ def _main_process(trace: Trace, launching: Ints) -> int:
 
 def _label_sections(trace: Trace, rows: Ints, parent: Ints, is_op: Flags) -> Flags:
     """Ops that only name a section of code: without namespace (`DistributedDataParallel.forward`), and with ops inside."""
-    plain = np.array([":" not in name for name in trace.vocabulary["name"]], bool)
+    plain = trace.where("name", lambda name: ":" not in name)
     has_child = np.zeros(len(rows), bool)
     has_child[parent[is_op & (parent >= 0)]] = True
-    return plain.take(trace.columns["name"].take(rows)) & has_child & is_op
+    return plain.take(rows) & has_child & is_op
 
 
 def thread_numbers(pid: Ints, tid: Ints) -> Ints:
@@ -378,14 +378,12 @@ def _phases(trace: Trace, rows: Ints, parent: Ints, device: Ints, launch: Ints) 
         device: device events.
         launch: for each of `device` the event that launched it, or -1.
     """
-    name = trace.columns["name"]
     out = np.full(len(trace), -1, np.int64)
     rule = np.array([_rule(text) for text in trace.vocabulary["name"]], np.int8)
     codes = np.array([FORWARD, *(code for code, _ in _PHASE_RULES)])
-    out[rows] = codes.take(nesting.highest(parent, rule.take(name.take(rows))))
+    of_row = rule.take(trace.columns["name"].take(rows))
+    out[rows] = codes.take(nesting.highest(parent, of_row))
     out[device] = np.where(launch >= 0, out[launch], FORWARD)
-    collective = np.array(
-        ["nccl" in text or "rccl" in text for text in trace.vocabulary["name"]], np.bool_
-    )
-    out[device[collective[name[device]]]] = COMMUNICATION
+    collective = trace.where("name", lambda name: "nccl" in name or "rccl" in name)
+    out[device[collective[device]]] = COMMUNICATION
     return out

@@ -107,12 +107,8 @@ class Activity:
         """
         if self.on_cpu:
             return np.full(len(self.action_event), CPU_API, object)
-        vocabulary = self.trace.vocabulary["name"]
-        named = np.array(
-            [KERNEL_LAUNCH if KERNEL_LAUNCHES.match(name) else name for name in vocabulary], object
-        )
-        out: Texts = named[self.trace.columns["name"][self.action_event]]
-        return out
+        launches = self.trace.where("name", KERNEL_LAUNCHES.match)[self.action_event]
+        return np.where(launches, KERNEL_LAUNCH, self.trace.names[self.action_event])
 
     @property
     def call_start(self) -> Ints:
@@ -319,10 +315,7 @@ def _roles(trace: Trace, item: Ints) -> Ints:
     if not len(item):
         return np.empty(0, np.int64)
     code = thread_numbers(trace.columns["pid"][item], trace.columns["tid"][item])
-    prefixed = np.array(
-        [name.startswith(BACKWARD_PREFIX) for name in trace.vocabulary["name"]], bool
-    )
-    backward = prefixed[trace.columns["name"][item]]
+    backward = trace.where("name", lambda name: name.startswith(BACKWARD_PREFIX))[item]
     count = int(code.max()) + 1
     forward_items = np.bincount(code[~backward], minlength=count)
     backward_items = np.bincount(code[backward], minlength=count)
@@ -362,36 +355,20 @@ def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
 
 def _loading(trace: Trace, previous: Ints, start: Ints, end: Ints) -> Flags:
     """Whether a loader annotation begins between the end of the previous item and the start of this one."""
-    loader = np.array(
-        [name.startswith(LOADER_MARKER) for name in trace.vocabulary["name"]] + [False], bool
-    )
-    own = trace.columns["pid"] == trace.process
-    rows = np.flatnonzero(
-        trace.is_category(Category.ANNOTATION) & loader[trace.columns["name"]] & own
-    )
-    if not len(rows):
-        return np.zeros(len(start), bool)
-    stamps = trace.columns["ts_ns"][rows]
+    rows = trace.names_begin_with(LOADER_MARKER)
+    own = trace.is_category(Category.ANNOTATION) & (trace.columns["pid"] == trace.process)
+    stamps = trace.columns["ts_ns"][rows[own[rows]]]
     since = np.where(previous >= 0, end[previous], start)
-    return np.searchsorted(stamps, start, side="right") > np.searchsorted(
-        stamps, since, side="left"
-    )
+    return np.searchsorted(stamps, start, side="right") > np.searchsorted(stamps, since)
 
 
 def _blocking(trace: Trace, call_action: Ints, call_event: Ints, action_event: Ints) -> Flags:
     """Calls for which the host waits: the CPU as device, synchronous copies, copies to or from pageable memory."""
     if trace.device == "cpu":
         return np.ones(len(call_event), bool)
-    vocabulary = trace.vocabulary["name"]
-    api = trace.columns["name"][action_event[call_action]]
-    synchronous = np.array(["emcpy" in text and "Async" not in text for text in vocabulary], bool)[
-        api
-    ]
-    name = trace.columns["name"][call_event]
-    pageable = np.array(["Pageable" in text for text in vocabulary], bool)[name]
-    to_device = np.array(["HtoD" in text for text in vocabulary], bool)[name]
-    staged = to_device & (trace.columns["bytes"][call_event] <= STAGED_COPY_BYTES)
-    out: Flags = trace.is_category(Category.MEMCPY)[call_event] & (
-        synchronous | (pageable & ~staged)
-    )
-    return out
+    copies = trace.where("name", lambda name: "emcpy" in name and "Async" not in name)
+    staged = trace.where("name", lambda name: "HtoD" in name)
+    staged &= trace.columns["bytes"] <= STAGED_COPY_BYTES
+    pageable = trace.where("name", lambda name: "Pageable" in name) & ~staged
+    waits: Flags = copies[action_event[call_action]] | pageable[call_event]
+    return trace.is_category(Category.MEMCPY)[call_event] & waits

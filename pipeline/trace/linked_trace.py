@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -98,15 +99,16 @@ class Trace:
 
     def texts_in(self, column: str, texts: set[str] | frozenset[str]) -> Flags:
         """Which events have one of the texts in a text column."""
-        hits = np.array([text in texts for text in self.vocabulary[column]] + [False], bool)
+        return self.where(column, texts.__contains__)
+
+    def where(self, column: str, holds: Callable[[str], object]) -> Flags:
+        """Which events have a text in a column for which something holds; it is asked once for each distinct text."""
+        hits = np.array([holds(text) for text in self.vocabulary[column]] + [False], bool)
         return hits.take(self.columns[column])
 
     def names_begin_with(self, *prefixes: str) -> Ints:
         """Events whose name begins with one of some prefixes, ascending."""
-        hits = np.array(
-            [name.startswith(prefixes) for name in self.vocabulary["name"]] + [False], bool
-        )
-        return np.flatnonzero(hits.take(self.columns["name"]))
+        return np.flatnonzero(self.where("name", lambda name: name.startswith(prefixes)))
 
     @cached_property
     def names(self) -> Texts:

@@ -93,7 +93,7 @@ class _Convolutions:
 
     def per_l2(self, size: Array) -> Array:
         """Logarithm of bytes over the L2 size."""
-        return np.asarray(np.log(size / self.gpu.l2_bytes))
+        return np.log(size / self.gpu.l2_bytes)
 
 
 def convolution_routes(calls: pd.DataFrame, gpu: GpuSpec) -> dict[str, Algorithm]:

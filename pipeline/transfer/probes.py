@@ -157,7 +157,7 @@ def _groups(
     names = [name for name in FAMILIES[family].required if name in calls.columns]
     features = call_features(family, calls, gpu)
     with np.errstate(divide="ignore", invalid="ignore"):
-        sizes = np.log(calls[names].to_numpy(dtype=np.float64)) / 2.0
+        sizes = np.log(calls[names].to_numpy(dtype=float)) / 2.0
         intensity = np.log(work.flops / work.bytes)
         amount = [
             intensity,
@@ -223,7 +223,7 @@ class ProbePrior:
         """Variance of each call's log error, without the noise; shape (rows,)."""
         from_effects = (a.effects**2) @ np.asarray(self.effects) ** 2
         others = (self.level, self.op, *self.spreads)
-        return np.asarray(from_effects + sum(sigma**2 for sigma in others))
+        return from_effects + sum(sigma**2 for sigma in others)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ProbePrior:
@@ -290,7 +290,7 @@ def calibrate(model: UtilisationModel, probes: pd.DataFrame, gpu: GpuSpec) -> Ca
         probes: rows with `op`, dims and `latency_us`, measured on `gpu`.
         gpu: the GPU of the probes.
     """
-    target = np.log(probes["latency_us"].to_numpy(dtype=np.float64))
+    target = np.log(probes["latency_us"].to_numpy(dtype=float))
     prior, count = ProbePrior.of(model.probe_prior), len(CORRECTED_EFFECTS)
     scale = np.asarray(prior.effects[:count]) ** 2
     correction, trust = Correction(), np.ones(len(probes))

@@ -156,12 +156,12 @@ def half_rows_us(kernel_us: Array, family: str, d: Dims, gpu: GpuSpec) -> Array:
     figures, width = Physics.of(gpu), d("H")
     if family == "layer_norm":
         start = figures.start_us(family) * VECTORISED_NORM_SHARE
-        return np.asarray(np.maximum(HALF_NORM_SHARE * kernel_us, start))
+        return np.maximum(HALF_NORM_SHARE * kernel_us, start)
     narrow_us = (
         np.nan_to_num(d("B", 1.0) * width) / NARROW_SOFTMAX_PER_CLOCK / figures.clocks_per_us()
     )
     elements_us = np.where(width <= MAX_WARP_ROW, narrow_us, unaligned_rows_us(d, figures))
-    return np.asarray(np.maximum(kernel_us, figures.start_us(family) + elements_us))
+    return np.maximum(kernel_us, figures.start_us(family) + elements_us)
 
 
 def tensor_model() -> UtilisationModel | None:

@@ -154,14 +154,14 @@ class UtilisationModel:
         op, code = calls["op"].astype(str), self.op_codes(calls)
         floors = self.floors_us if floors_us is None else floors_us
         usual = float(np.median(list(floors.values())))
-        floor = op.map(floors).fillna(usual).to_numpy(dtype=np.float64)
+        floor = op.map(floors).fillna(usual).to_numpy(dtype=float)
         log_floor = np.log(floor) + correction.floor
         by_network = {
             prefix: self._standardised(prefix, found)
             for prefix, found in terms(self.family, calls, gpu).items()
         }
         kernels, latencies = [], []
-        for network, launch in enumerate(self.parameters["launch"].astype(np.float64)):
+        for network, launch in enumerate(self.parameters["launch"].astype(float)):
             times = np.concatenate(
                 [
                     log_kernel_us(
@@ -190,7 +190,7 @@ class UtilisationModel:
         """Parameters of one network, without those that all networks share."""
         shared = (f"{prefix}mean", f"{prefix}scale")
         return {
-            name.removeprefix(prefix): values[network].astype(np.float64)
+            name.removeprefix(prefix): values[network].astype(float)
             for name, values in self.parameters.items()
             if name.startswith(prefix) and name not in shared
         }
@@ -250,12 +250,10 @@ class UtilisationModel:
 
 def standardised(x: Array, mean: Array, scale: Array) -> Array:
     """Features after centring, scaling and clipping, shape (..., features)."""
-    return np.asarray(
-        np.clip(
-            (x - mean) / scale,
-            -FEATURE_CLIP,
-            FEATURE_CLIP,
-        )
+    return np.clip(
+        (x - mean) / scale,
+        -FEATURE_CLIP,
+        FEATURE_CLIP,
     )
 
 

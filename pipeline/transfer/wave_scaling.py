@@ -80,16 +80,14 @@ def _text_volume(values: pd.Series) -> Array:
         for text in set(values.dropna().astype(str))
     }
     return (
-        values.astype(object)
-        .map(lambda text: sizes.get(str(text), np.nan))
-        .to_numpy(dtype=np.float64)
+        values.astype(object).map(lambda text: sizes.get(str(text), np.nan)).to_numpy(dtype=float)
     )
 
 
 def gamma(intensity: Array, gpu: GpuSpec) -> Array:
     """Degree to which memory limits a call: 1 for pure traffic, near 0 for pure arithmetic, 0.5 at the ridge."""
     ridge = gpu.peak_gflop_per_s() / sustained_dram_gb_per_s(gpu)
-    x = np.asarray(intensity, dtype=np.float64)
+    x = np.asarray(intensity, dtype=float)
     return np.where(x < ridge, 1.0 - x / (2.0 * ridge), ridge / (2.0 * np.maximum(x, 1e-9)))
 
 
@@ -128,4 +126,4 @@ def scale(
     simplified = bandwidth**g * (w_o * clock / w_d) ** (1.0 - g)
     whole = np.ceil(launches.blocks / w_d) / np.ceil(launches.blocks / w_o)
     ratio = whole * (bandwidth * w_d / w_o) ** g * clock ** (1.0 - g)
-    return np.asarray(measured_us * np.where(exact & ~np.isnan(launches.blocks), ratio, simplified))
+    return measured_us * np.where(exact & ~np.isnan(launches.blocks), ratio, simplified)
