@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.arrays import Flags, Texts
 from pipeline.trace.event_columns import Ints, Vocabulary
-from pipeline.trace.kineto_fields import TEXT_ARGS, base_api_name, current_category
+from pipeline.trace.kineto_fields import MISSING, TEXT_ARGS, base_api_name, current_category
 
 _RENAMED: dict[str, Callable[[str], str]] = {"name": base_api_name, "category": current_category}
 """Columns of text of which several spellings mean the same."""
@@ -64,3 +64,21 @@ def tied_rows(same: Flags) -> Ints:
         if len(same)
         else np.empty(0, np.int64)
     )
+
+
+def without_duplicates(columns: dict[str, Ints]) -> tuple[dict[str, Ints], int]:
+    """Sorted columns without duplicate events, and the number of duplicates.
+
+    A file that was joined with itself contains every event twice, and therefore twice the work. With timestamps in
+    whole microseconds, two different short calls may also look equal. Equal events therefore count as duplicates only
+    if there are calls with the same correlation id that are equal in all columns.
+    """
+    start, duration = columns["ts_ns"], columns["dur_ns"]
+    rows = 1 + np.flatnonzero((start[1:] == start[:-1]) & (duration[1:] == duration[:-1]))
+    for values in columns.values():
+        rows = rows[values[rows] == values[rows - 1]]
+    if not (columns["correlation"][rows] != MISSING).any():
+        return columns, 0
+    keep = np.ones(len(start), bool)
+    keep[rows] = False
+    return {name: values[keep] for name, values in columns.items()}, len(rows)

@@ -16,7 +16,7 @@ from pipeline.arrays import Ints
 from pipeline.errors import TraceError
 from pipeline.trace.event_columns import Columns
 from pipeline.trace.event_links import link
-from pipeline.trace.event_order import in_order
+from pipeline.trace.event_order import in_order, without_duplicates
 from pipeline.trace.file_scan import Scanner
 from pipeline.trace.kineto_fields import MISSING, STEP_MARKER
 from pipeline.trace.linked_trace import Trace
@@ -36,6 +36,7 @@ def load_trace(path: str | Path) -> Trace:
     lost_steps = _step_markers(lost["name"], list(events.vocabulary["name"].codes))
     columns["ts_ns"] += _base_ns(path, scanner.metadata)
     columns, vocabulary = in_order(columns, events.vocabulary)
+    columns, duplicates = without_duplicates(columns)
     trace = Trace(
         path=path,
         device="",
@@ -45,7 +46,7 @@ def load_trace(path: str | Path) -> Trace:
         columns=columns,
         vocabulary=vocabulary,
         metadata=scanner.metadata,
-        notes=_notes(events, scanner),
+        notes=_notes(events, scanner, duplicates),
     )
     link(trace)
     if len(lost["name"]):
@@ -107,8 +108,10 @@ def _base_ns(path: Path, metadata: dict[str, Any]) -> int:
     return base
 
 
-def _notes(events: Columns, scanner: Scanner) -> list[str]:
+def _notes(events: Columns, scanner: Scanner, duplicates: int) -> list[str]:
     notes = []
+    if duplicates:
+        notes.append(f"{duplicates} duplicate events were dropped")
     if events.clamped:
         notes.append(f"{events.clamped} events have a negative duration, which was read as 0")
     if events.unlinked:

@@ -99,12 +99,7 @@ class CovarianceInputs:
     def rows(self, at: npt.NDArray[Any]) -> CovarianceInputs:
         """Some of the calls."""
         groups = tuple(group[at] for group in self.groups)
-        return CovarianceInputs(
-            self.log_latency[at],
-            self.effects[at],
-            groups,
-            self.op[at],
-        )
+        return CovarianceInputs(self.log_latency[at], self.effects[at], groups, self.op[at])
 
 
 def covariance_inputs(
@@ -120,26 +115,12 @@ def covariance_inputs(
     """
     around = correction or Correction()
     smaller = float(np.exp(-LOG_STEP))
+    less_l2 = max(int(gpu.l2_bytes * smaller), 1)
     moved = [
-        (
-            gpu,
-            replace(
-                around,
-                **{name: getattr(around, name) + LOG_STEP},
-            ),
-        )
-        for name in CORRECTED_EFFECTS
+        *((gpu, replace(around, **{e: getattr(around, e) + LOG_STEP})) for e in CORRECTED_EFFECTS),
+        (replace(gpu, tdp_w=gpu.tdp_w * smaller), around),
+        (replace(gpu, l2_bytes=less_l2), around),
     ]
-    moved.append((replace(gpu, tdp_w=gpu.tdp_w * smaller), around))
-    moved.append(
-        (
-            replace(
-                gpu,
-                l2_bytes=max(int(gpu.l2_bytes * smaller), 1),
-            ),
-            around,
-        )
-    )
     base, *others = (
         np.log(model.kernel_and_latency(calls, spec, correction=at)[1])
         for spec, at in [(gpu, around), *moved]

@@ -276,6 +276,20 @@ def test_what_another_process_says_of_its_waits_is_not_ours(tmp_path: Path) -> N
     assert len(activity(load_trace(write(tmp_path, [*first, detail]))).sync_details)
 
 
+def test_duplicates_are_dropped_but_not_short_calls_that_look_alike(tmp_path: Path) -> None:
+    alike = [
+        annotation("ProfilerStep#1", 0, 50),
+        op("aten::detach", 5, 5),
+        op("aten::detach", 5, 5),
+    ]
+    assert len(load_trace(write(tmp_path, alike))) == 3
+    events = [op("aten::mm", 0, 20), launch(5, 7, 1), kernel("a", 30, 40, 1)]
+    trace = load_trace(write(tmp_path, events + events))
+    assert len(trace) == 3 and "3 duplicate events were dropped" in trace.notes[0]
+    of_two_grids = [kernel("a", 30, 40, 1, grid=[blocks, 1, 1]) for blocks in (2, 3)]
+    assert len(load_trace(write(tmp_path, [*events[:2], *of_two_grids]))) == 4
+
+
 @pytest.mark.parametrize("encoding, told", [("utf-8-sig", None), ("utf-16", "UTF-16")])
 def test_a_file_that_an_editor_saved_again_is_read_or_named(
     tmp_path: Path, encoding: str, told: str | None
