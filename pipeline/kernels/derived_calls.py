@@ -116,13 +116,10 @@ def _on_fp32_cores(
     if "gemm" in models:
         larger = [_larger(calls, factors) for factors in LARGER]
         product, *bounds = _products(name, [calls, *larger], models["gemm"])
-        estimate, evidence = (
-            product.scale(np.where(product.inside, 1.0, np.nan)),
-            models["gemm"].evidence,
-        )
-        estimate = estimate.scale(
-            np.fmin(1.0, _longest(name, larger, bounds, physics) / estimate.kernel)
-        )
+        evidence = models["gemm"].evidence
+        estimate = product.scale(np.where(product.inside, 1.0, np.nan))
+        longest = _longest(name, larger, bounds, physics)
+        estimate = estimate.scale(np.fmin(1.0, longest / estimate.kernel))
     forward = models.get("conv2d_forward")
     if forward is not None:
         forward_calls = calls.assign(
@@ -213,12 +210,8 @@ def _related_calls(
     """(family, calls) that replace calls of family `name`, row by row; None where no model is related."""
     model = models.get(name)
     if name in ("softmax", "layer_norm", "gemm", "bmm") and model is not None:
-        drop = [
-            column
-            for column in ("flops", "bytes_read", "bytes_written", "inputs", "outputs")
-            if column in calls
-        ]
-        forward = calls.drop(columns=drop).assign(phase="forward")
+        stated = ["flops", "bytes_read", "bytes_written", "inputs", "outputs"]
+        forward = calls.drop(columns=stated, errors="ignore").assign(phase="forward")
         return name, forward if model.covers(forward).all() else forward.assign(dtype="fp32")
     other = {"gemm": "bmm", "bmm": "gemm"}.get(name)
     if other in models:

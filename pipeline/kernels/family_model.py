@@ -237,10 +237,9 @@ class FittedModel(KernelModel):
             latency, kernel, kernel_low, kernel_high, ~outside, latency * low, latency * high
         )
         if outside.any():
-            drop = [
-                name for name in ("flops", "bytes_read", "bytes_written") if name in calls.columns
-            ]
-            factor = np.where(outside, self.prior(calls.drop(columns=drop)) / physics, 1.0)
+            stated = ["flops", "bytes_read", "bytes_written"]
+            by_dims = calls.drop(columns=stated, errors="ignore")
+            factor = np.where(outside, self.prior(by_dims) / physics, 1.0)
             estimate = estimate.scale(factor, self._growth(estimate, octaves))
             error = FAMILIES[self.family].outside_spread * np.minimum(octaves[outside], 1.0)
             estimate = merge(estimate, estimate.rows(outside).widen(np.exp(error)), outside)

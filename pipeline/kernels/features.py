@@ -165,12 +165,8 @@ class Scope:
             octaves = np.maximum(octaves, np.nan_to_num(distance))
             clamped[dim] = inside
         # other columns would change the features; the model was fitted on these dims only
-        keep = [
-            column
-            for column in ("family", "op", "phase", "dtype", "attributes")
-            if column in calls.columns
-        ]
-        return calls[keep].assign(**clamped), octaves
+        kept = calls.filter(["family", "op", "phase", "dtype", "attributes"])
+        return kept.assign(**clamped), octaves
 
     def _folded(self, d: Dims, cache_bytes: float) -> dict[str, Array]:
         """B and H of flat calls, reshaped where clipping both would make the call fit into the cache.
@@ -201,9 +197,9 @@ class Scope:
     def from_json(cls, values: dict[str, Any]) -> Scope:
         """Rebuild from the values of `to_json`."""
         ranges = {
-            str(key): (float(low), float(high)) for key, (low, high) in values["ranges"].items()
+            str(key): (float(ends[0]), float(ends[1])) for key, ends in values["ranges"].items()
         }
-        sampled_windows = tuple(tuple(float(v) for v in window) for window in values["windows"])
+        sampled_windows = tuple(tuple(map(float, window)) for window in values["windows"])
         ops, dtypes, phases = (tuple(map(str, values[key])) for key in ("ops", "dtypes", "phases"))
         return cls(ops, dtypes, phases, ranges, sampled_windows, str(values["name"]))
 

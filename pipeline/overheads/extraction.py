@@ -119,7 +119,12 @@ def extract_overheads(
 
 
 def _rows(
-    kind: str, op: Texts, value_ns: Ints, iteration: Ints, signature: Texts, api: Texts | None
+    kind: str,
+    op: Texts,
+    value_ns: Ints,
+    iteration: Ints,
+    signature: Texts,
+    api: Texts | None = None,
 ) -> pd.DataFrame:
     return pd.DataFrame(
         {
@@ -152,7 +157,7 @@ def _gaps(act: Activity, keys: ItemKeys, use: Flags) -> pd.DataFrame:
     signature = gap_signatures(act, keys)[rows]
     gap = act.start[rows] - act.end[before[rows]]
     kind = np.where(act.loading[rows], "loading", "T1")
-    frame = _rows("T1", keys.name[rows], gap, act.iteration[rows], signature, None)
+    frame = _rows("T1", keys.name[rows], gap, act.iteration[rows], signature)
     return frame.assign(type=kind)
 
 
@@ -172,7 +177,7 @@ def _inside_items(act: Activity, keys: ItemKeys, use: Flags) -> list[pd.DataFram
     )
 
     def rows(kind: str, item: Ints, value: Ints, signature: Texts) -> pd.DataFrame:
-        return _rows(kind, keys.name[item], value, act.iteration[item], signature, None)
+        return _rows(kind, keys.name[item], value, act.iteration[item], signature)
 
     return [
         rows("T2", with_calls, start[first] - act.start[with_calls], keys.signature[with_calls]),
@@ -278,7 +283,6 @@ def _device_constants(act: Activity, use: Flags) -> list[pd.DataFrame]:
             start[queued] - before_end[queued],
             iteration[queued],
             stream_key[queued],
-            None,
         ),
         _rows(
             "sync_return",

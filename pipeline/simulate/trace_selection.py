@@ -76,8 +76,7 @@ class TraceSelection:
         if not len(self.one_time):
             return self
         cut = TraceSelection.of(cut_calls(self.act.trace, self.one_time))
-        numbers = {iteration.number for iteration in self.chosen}
-        return cut.only([iteration for iteration in cut.chosen if iteration.number in numbers])
+        return cut.only([each for each in cut.chosen if self.flags[each.number]])
 
 
 def learn(train: Sequence[TraceSelection], waiting: bool = False) -> tuple[pd.DataFrame, WaitModel]:
