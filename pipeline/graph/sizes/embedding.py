@@ -216,8 +216,8 @@ class Tables:
 
     def only(self, kept: list[bool]) -> Tables:
         """Some of the tables."""
-        heights, lookups = ([*compress(each, kept)] for each in (self.heights, self.lookups))
-        return replace(self, heights=heights, lookups=lookups)
+        heights, lookups = compress(self.heights, kept), compress(self.lookups, kept)
+        return replace(self, heights=[*heights], lookups=[*lookups])
 
     @property
     def row_bytes(self) -> int:
@@ -286,7 +286,7 @@ def _update(tables: Tables, node: Node, op: str) -> Work:
     return replace(work, family="embedding_backward", op=op, attributes=said)
 
 
-def distinct_rows(rows: int, uses: int) -> float:
+def distinct_rows(rows: int, uses: float) -> float:
     """Expected number of distinct rows among `uses` uniform draws."""
     return rows * -math.expm1(uses * math.log1p(-1.0 / rows)) if rows > 1 else 1.0
 
