@@ -169,7 +169,7 @@ def _longest(
     for calls, product in zip(larger, products, strict=True):
         by_physics = PHYSICS_SPREAD[Law.COMPUTE] * physics.kernel_us(name, calls)
         bounds.append(np.where(product.inside, product.widen(SPREAD).p90, by_physics))
-    return OVERLAP * np.min(bounds, axis=0)
+    return np.asarray(OVERLAP * np.min(bounds, axis=0))
 
 
 def _products(name: str, tables: Sequence[pd.DataFrame], model: KernelModel) -> list[Estimate]:

@@ -214,8 +214,9 @@ def attention_us(
     total = total + np.where(
         s.backward, 2.0 * c.start_us + _moving_us(serial, c.dram_share, c, gpu), 0.0
     )
-    return total + np.where(
-        s.cached, c.cache_start_us + _moving_us(s.bytes, c.cache_share, c, gpu), 0.0
+    return np.asarray(
+        total
+        + np.where(s.cached, c.cache_start_us + _moving_us(s.bytes, c.cache_share, c, gpu), 0.0)
     )
 
 

@@ -83,4 +83,4 @@ def raised_to_min_duration(
         return kernel_us
     start = np.full(len(kernel_us), Physics.of(gpu).start_us(family))
     shortest = start if measured_us is None else np.minimum(start, measured_us)
-    return np.maximum(kernel_us, shortest)
+    return np.asarray(np.maximum(kernel_us, shortest))

@@ -216,7 +216,7 @@ def _products(
             "M": m,
             "N": n,
             "K": k,
-            "attributes": np.where(in_chain, LOOPED, None),
+            "attributes": np.array([None, LOOPED], object)[in_chain.astype(int)],
         }
     )
     rows = np.tile(np.arange(len(tokens)), len(parts))
@@ -267,7 +267,7 @@ def _uses_small_persistent(sizes: Layers, dtype: Texts, physics: Physics) -> Fla
         np.where(sizes.backward, 256.0, 384.0),
     )
     plain = ~sizes.projected & (dtype != "fp64")
-    return (sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain
+    return np.asarray((sizes.hidden <= widest) & (physics.gpu.compute_capability >= 6.0) & plain)
 
 
 def _small_persistent_us(sizes: Layers, physics: Physics) -> Array:
@@ -295,7 +295,7 @@ def _uses_large_persistent(sizes: Layers, dtype: Texts, physics: Physics) -> Fla
     if 7.0 <= capability < 7.5:
         some = ((np.mod(b, 16) == 0) & (b != 80) & (b != 112)) | (b == 8)
         long = ((t >= 40) & (b <= 128)) | ((t >= 20) & (b <= 96)) | ((t >= 10) & (b <= 32))
-        return shape & aligned & some & long
+        return np.asarray(shape & aligned & some & long)
     if capability >= 8.0 and capability != 8.6 and physics.gpu.sms >= PERSISTENT_SMS:
-        return shape & aligned & (np.mod(b, 8) == 0) & (b <= 128) & (sizes.gates == 4)
+        return np.asarray(shape & aligned & (np.mod(b, 8) == 0) & (b <= 128) & (sizes.gates == 4))
     return np.zeros(len(b), dtype=bool)

@@ -299,7 +299,7 @@ def _previous_call(act: Activity) -> Ints:
     """The previous call on the stream of each call; -1 for the first."""
     order = np.lexsort((act.call_start, act.call_stream))
     same = act.call_stream[order[1:]] == act.call_stream[order[:-1]]
-    out = np.full(len(order), -1, np.int64)
+    out = np.full(len(order), -1)
     out[order[1:]] = np.where(same, order[:-1], -1)
     return out
 

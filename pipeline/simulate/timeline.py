@@ -114,7 +114,7 @@ class Timeline:
 
     @cached_property
     def _ran(self) -> Flags:
-        return ~np.isnan(self.device_start[:, :1]).all(axis=1)
+        return np.asarray(~np.isnan(self.device_start[:, :1]).all(axis=1))
 
     def active_of(self, calls: Flags) -> Array:
         """Active time of some of the calls (computation, communication), per draw."""
@@ -282,9 +282,12 @@ def critical_path(step: Timeline) -> CriticalPath:
     # the walk visits both ends of a row or call at most once; plain code reads lists faster than arrays
     moments = np.empty(2 * (len(p) + p.call_count), np.int64)
     places = np.empty_like(moments)
-    walk = compiled(_walk_back) if is_loaded() else _walk_back
-    prepare: Callable[[Any], Any] = np.ascontiguousarray if is_loaded() else np.ndarray.tolist
-    read = [tuple(map(prepare, part)) for part in columns]
+    loaded = is_loaded()
+    walk: Any = compiled(_walk_back) if loaded else _walk_back
+    read = [
+        tuple(np.ascontiguousarray(each) if loaded else each.tolist() for each in part)
+        for part in columns
+    ]
     last = _last(step)
     count, host, queued, latency, gap, returned = walk(
         *read, float(p.sync_return_us), *last, moments, places

@@ -132,13 +132,12 @@ class Activity:
         Newer traces name the stream, in an event of category cuda_sync with the same correlation. In older traces, a
         wait for a stream is assumed to be for the stream of its thread's last launch, as in `.item()` and copies.
         """
-        stream = np.full(len(self.action_event), -1, np.int64)
+        stream = np.full(len(self.action_event), -1)
         stream[self.call_action[::-1]] = self.call_stream[::-1]
         columns = self.trace.columns
         syncs = self.sync_details
         syncs = syncs[columns["stream"][syncs] >= 0]
-        awaited = stream_ids(self.trace, syncs).tolist()
-        named = dict(zip(columns["correlation"][syncs].tolist(), awaited, strict=True))
+        named = self.trace.by_correlation(syncs, stream_ids(self.trace, syncs))
         apis, thread = self.trace.names[self.action_event], columns["tid"][self.action_event]
         latest: dict[int, int] = {}
         for row in np.argsort(self.action_start, kind="stable").tolist():
@@ -258,12 +257,12 @@ def activity(trace: Trace) -> Activity:
     orphans = action_event[top[action_event] < 0]
     item = np.concatenate([tops, orphans])
     item = item[np.lexsort((item, columns["ts_ns"][item]))]
-    position = np.full(len(trace), -1, np.int64)
+    position = np.full(len(trace), -1)
     position[item] = np.arange(len(item))
     owner = np.where(top[action_event] >= 0, top[action_event], action_event)
     order = np.lexsort((columns["ts_ns"][action_event], position[owner]))
     action_event, action_sync, owner = action_event[order], action_sync[order], owner[order]
-    action_position = np.full(len(trace), -1, np.int64)
+    action_position = np.full(len(trace), -1)
     action_position[action_event] = np.arange(len(action_event))
     call_action = action_position[
         call_event if trace.device == "cpu" else columns["launch"][call_event]
@@ -344,7 +343,7 @@ def _previous(thread: Ints, start: Ints, end: Ints) -> Ints:
     by_end = np.argsort(end, kind="stable")
     at = np.searchsorted(end[by_end], start, side="right") - 1
     anywhere = np.where(at >= 0, by_end[np.maximum(at, 0)], -1)
-    own = np.full(count, -1, np.int64)
+    own = np.full(count, -1)
     for role in np.unique(thread):
         rows = np.flatnonzero(thread == role)
         own[rows[1:]] = rows[:-1]

@@ -106,6 +106,10 @@ class Trace:
         hits = np.array([holds(text) for text in self.vocabulary[column]] + [False], bool)
         return hits.take(self.columns[column])
 
+    def by_correlation(self, events: Ints, values: Ints) -> dict[int, int]:
+        """A value of each of some events, by their correlation ids."""
+        return dict(zip(self.columns["correlation"][events].tolist(), values.tolist(), strict=True))
+
     def names_begin_with(self, *prefixes: str) -> Ints:
         """Events whose name begins with one of some prefixes, ascending."""
         return np.flatnonzero(self.where("name", lambda name: name.startswith(prefixes)))

@@ -204,7 +204,7 @@ class ProbePrior:
         """Variance of each call's log error, without the noise; shape (rows,)."""
         from_effects = (a.effects**2) @ np.asarray(self.effects) ** 2
         others = (self.level, self.op, *self.spreads)
-        return from_effects + sum(sigma**2 for sigma in others)
+        return np.asarray(from_effects + sum(sigma**2 for sigma in others))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ProbePrior:

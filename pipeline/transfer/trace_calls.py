@@ -117,7 +117,9 @@ def trace_calls(act: Activity, calls: Ints) -> pd.DataFrame:
         """A column of the launching ops; None where a trace lacks the column or a call has no op."""
         if name not in events:
             return np.full(len(row), None, object)
-        return np.where(linked, events[name].astype(object).to_numpy()[row], None)
+        column = events[name].astype(object).to_numpy()[row]
+        column[~linked] = None
+        return column
 
     latency_us = (act.call_end - act.call_start)[calls] / 1000.0
     top = events["top"].fillna(-1).to_numpy(np.int64)[launch]
@@ -166,7 +168,7 @@ def _with_work(frame: pd.DataFrame, inputs: list[tuple[str, Any, Any]]) -> pd.Da
     # input shapes do not show stride and padding: assume the values of most convolutions and of the training samples
     for column in WINDOW_DIMS:
         sizes = frame[column.replace("padding", "kernel_size")].astype(float)
-        usual = np.floor(sizes / 2) if column.startswith("padding") else 1.0
+        usual = sizes // 2 if column.startswith("padding") else 1.0
         frame[column] = frame[column].astype(float).fillna(usual)
     flops = np.array([_flops(*each) for each in inputs])
     # each operand is read, and as much is written or, for the second gradient of a convolution, read again

@@ -128,8 +128,8 @@ def grouped(node: Node, rule: Rule) -> list[Work] | None:
         offsets, Tensor
     ):
         return [Work(dims, flops, float(a.bytes + b.bytes), written, dtype)]
-    shares = (total / groups for total in (flops, a.bytes + b.bytes, written))
-    one = Work({**dims, "B": 1}, *shares, dtype, "gemm", "mm")
+    flops, read, written = flops / groups, (a.bytes + b.bytes) / groups, written / groups
+    one = Work({**dims, "B": 1}, flops, read, written, dtype, "gemm", "mm")
     return [read_by_host(offsets), *[one] * groups]
 
 
