@@ -293,6 +293,11 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
         "base_clock_mhz": (spec.base_clock_mhz, 100, spec.boost_clock_mhz),
         "dram_gb_per_s": (spec.dram_gb_per_s, 20, 30000),
         "tdp_w": (spec.tdp_w, 15, 3000),
+    }
+    if spec.limits is not None:
+        clocked = 2 * spec.sms * spec.limits.fp32_lanes_per_sm * spec.boost_clock_mhz / 1e6
+        ranges["fp32_tflop_per_s"] = (plain, 0.85 * clocked, 1.15 * clocked)
+    ranges |= {
         # boards of one name differ in boost clock by up to about 10 %, so a measured peak may exceed the datasheet a little
         "measured_fp32_gflop_per_s": (spec.measured_fp32_gflop_per_s, 400 * plain, 1150 * plain),
         "measured_dram_gb_per_s": (spec.measured_dram_gb_per_s, 0.4 * dram, 1.15 * dram),
@@ -303,9 +308,6 @@ def check_plausible(spec: GpuSpec, where: str) -> None:
         ),
         "measured_l2_gb_per_s": (spec.measured_l2_gb_per_s, 0.5 * dram, 20 * dram),
     }
-    if spec.limits is not None:
-        clocked = 2 * spec.sms * spec.limits.fp32_lanes_per_sm * spec.boost_clock_mhz / 1e6
-        ranges["fp32_tflop_per_s"] = (plain, 0.85 * clocked, 1.15 * clocked)
     over_plain = {
         **dict.fromkeys(("fp16", "bf16", "tf32"), (0.5, 64.0)),
         "fp64": (1 / 128, 1.15),
